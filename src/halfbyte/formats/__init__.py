@@ -1,0 +1,48 @@
+"""The registry of format families: codec words to `Format`s, and `Format`s to the code that handles them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+from ..errors import FormatError
+from ..spec import Format
+from .base import Family, PartSpec
+from .mx import MX
+
+FAMILIES: dict[str, Family] = {f.name: f for f in (MX(),)}
+"""Families by name, in the order they are listed to users."""
+
+
+def family_of(fmt: Format) -> Family:
+    """The family that encodes and decodes `fmt`."""
+    return FAMILIES[fmt.family]
+
+
+def words() -> list[str]:
+    """Every codec word, in registry order."""
+    return [w for f in FAMILIES.values() for w in f.words]
+
+
+def format_named(text: str | Format, group_size: int | None = None, **options: Any) -> Format:
+    """The `Format` for `codec[:gN]` ("mxfp4", "int4:g128", "uint4:channel"); a Format passes through.
+
+    Raises FormatError naming the nearest words when the codec is unknown.
+    """
+    if isinstance(text, Format):
+        return text
+    word, _, tail = text.partition(":")
+    if tail:
+        match = re.fullmatch(r"g(\d+)|channel|g-1", tail)
+        if not match:
+            raise FormatError(f"[format] {text!r}; a codec is spelled codec[:gN] or codec:channel")
+        group_size = int(match[1]) if match[1] else -1
+    for family in FAMILIES.values():
+        if word in family.words:
+            return family.format(word, group_size, **options)
+    near = difflib.get_close_matches(word, words(), n=3) or words()
+    raise FormatError(f"[format] {word!r} is not a codec; nearest: {', '.join(near)}")
+
+
+__all__ = ["FAMILIES", "Family", "Format", "PartSpec", "family_of", "format_named", "words"]

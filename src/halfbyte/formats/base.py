@@ -1,0 +1,136 @@
+"""What a format family is: the words it answers to, the geometry of its parts, decode and encode.
+
+Adding a format is one entry here: subclass `Family`, give `words`, `format` and `encode`, and register it in `formats/__init__.py`. Decoding follows
+from the `Format` description unless the family overrides it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError, ShapeError
+from ..exact import bfloat16
+from ..spec import Format
+from .decode import Parts, decode_exact
+
+SCALE_DTYPES: dict[str, np.dtype[Any]] = {
+    "e8m0": np.dtype(np.uint8), "e4m3": np.dtype(np.uint8), "ue4m3": np.dtype(np.uint8),
+    "float16": np.dtype(np.float16), "bfloat16": bfloat16, "float32": np.dtype(np.float32),
+    "u4": np.dtype(np.uint8), "u6": np.dtype(np.uint8), "i6": np.dtype(np.int8), "i8": np.dtype(np.int8),
+    "nested": np.dtype(np.uint8),
+}  # fmt: skip
+"""NumPy dtype that holds each kind of scale."""
+
+
+class PartSpec(NamedTuple):
+    """Shape and dtype of one part of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Family(ABC):
+    """One family of formats."""
+
+    name: ClassVar[str]
+    words: ClassVar[tuple[str, ...]]
+    """Codec words, each a `Format.name` of this family."""
+    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Producer name -> keyword arguments of `encode` that reproduce that producer's bytes."""
+    default_policy: ClassVar[str] = ""
+
+    @abstractmethod
+    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
+        """The `Format` for a codec word; FormatError for a group size or option it cannot have."""
+
+    @abstractmethod
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
+        """Round finite x [*lead, n, k] to the format's parts. `policy` names the scale and tie rules."""
+
+    def decode(
+        self, fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: tuple[int, int] | None = None
+    ) -> NDArray[Any]:
+        """Exact values rounded once to `dtype`."""
+        return decode_exact(fmt, shape, parts, dtype, window)
+
+    def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
+        """Required parts of a tensor of logical `shape` (*lead, n, k), with their shapes and dtypes."""
+        *lead_list, n, k = shape
+        lead = tuple(lead_list)
+        specs = {"codes": PartSpec((*lead, n, fmt.row_bytes(k)), np.dtype(np.uint8))}
+        if fmt.scale != "none":
+            scale_shape: tuple[int, ...] = (*lead, n, fmt.groups(k))
+            if fmt.grouping == "flat":
+                scale_shape = (-(-math.prod(shape) // fmt.group_size),)
+            elif fmt.grouping == "strided":
+                scale_shape = (math.prod(shape) // fmt.group_size,)
+            elif fmt.grouping == "block":
+                rows = 1 if fmt.group_rows == -1 else -(-n // fmt.group_rows)
+                scale_shape = (*lead, rows, fmt.groups(k))
+            dtype = SCALE_DTYPES[fmt.scale]
+            specs["scales"] = PartSpec(scale_shape, dtype)
+            if fmt.zero == "int":
+                specs["zeros"] = PartSpec(scale_shape, np.dtype(np.int16))
+            elif fmt.zero == "float":
+                specs["zeros"] = PartSpec(scale_shape, dtype)
+            if fmt.bias:
+                specs["biases"] = PartSpec(scale_shape, dtype)
+        if fmt.minimum:
+            specs["mins"] = PartSpec((*lead, n, fmt.groups(k)), np.dtype(np.uint8))
+        if fmt.super_size:
+            per_super = (*lead, n, k // fmt.super_size)
+            specs["super_scales"] = PartSpec(per_super, np.dtype(np.float16))
+            if fmt.minimum:
+                specs["super_mins"] = PartSpec(per_super, np.dtype(np.float16))
+        if fmt.global_op:
+            specs["global_scale"] = PartSpec(lead, np.dtype(np.float32))
+        return specs
+
+    def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
+        """Parts a tensor may carry besides the required ones."""
+        if fmt.grouping == "row" and fmt.super_size == 0 and not fmt.opaque:
+            return {"group_index": PartSpec((shape[-1],), np.dtype(np.int32))}
+        return {}
+
+
+def check_group(word: str, group_size: int, allowed: Sequence[int] | None = None) -> int:
+    """A positive group size or −1, from `allowed` when given; FormatError otherwise."""
+    if allowed is not None and group_size not in allowed:
+        raise FormatError(f"[format] {word} with group size {group_size}; allowed: {', '.join(map(str, allowed))}")
+    if group_size != -1 and group_size < 1:
+        raise FormatError(f"[format] {word} with group size {group_size}; allowed: 1 or more, or -1 for the whole row")
+    return group_size
+
+
+def finite(x: NDArray[Any], word: str) -> NDArray[Any]:
+    """x as an array of two or more axes of finite floats, or an error that says where it is not."""
+    x = np.asarray(x)
+    if x.ndim < 2:
+        raise ShapeError(f"[quantize] shape {x.shape}; a weight is (n, k) or (experts, n, k)")
+    if x.dtype not in (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), bfloat16):
+        raise ShapeError(f"[quantize] dtype {x.dtype}; allowed: float64, float32, float16, bfloat16")
+    bad = ~np.isfinite(x)
+    if bad.any():
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise FormatError(
+            f"[quantize] {int(bad.sum())} values are NaN or infinite, the first at {first}; {word} holds finite weights only"
+        )
+    return x
+
+
+def grouped(x: NDArray[Any], fmt: Format) -> NDArray[Any]:
+    """[*lead, n, k] -> [*lead, n, G, g], a short last group padded with zeros (they never raise a maximum of magnitudes)."""
+    k = x.shape[-1]
+    size = k if fmt.group_size == -1 else fmt.group_size
+    groups = fmt.groups(k)
+    if groups * size != k:
+        padded = np.zeros((*x.shape[:-1], groups * size), x.dtype)
+        padded[..., :k] = x
+        x = padded
+    return x.reshape(*x.shape[:-1], groups, size)

@@ -1,0 +1,174 @@
+"""Element tables: every code of every small float, by definition, and rounding onto them.
+
+A minifloat of e exponent and m mantissa bits with bias b has value (−1)^s · 2^(max(E,1)−b) · (M/2^m + [E>0]). OCP Microscaling
+Formats 1.0 gives E2M1 (b = 1), E2M3 (1), E3M2 (3), E4M3 (7, S.1111.111 is NaN), E5M2 (15, IEEE infinities and NaNs); E8M0 is the bare exponent
+2^(b−127). UE4M3 is GGUF's reading of an E4M3 scale byte: the sign is ignored, 0x7F is 0 and 0xFF is 480.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import FormatError
+
+F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
+
+TIES = ("even", "away", "zero")
+
+
+@dataclass(frozen=True)
+class Minifloat:
+    """Geometry of a small float: exponent bits, mantissa bits, bias, and what its top codes mean."""
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    specials: str = "none"  # none: every code is a number; fn: the all-ones code is NaN; ieee: top exponent is inf and NaN
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+
+MINIFLOATS: dict[str, Minifloat] = {
+    f.name: f
+    for f in (
+        Minifloat("e2m1", 2, 1, 1),
+        Minifloat("e2m3", 2, 3, 1),
+        Minifloat("e3m2", 3, 2, 3),
+        Minifloat("e4m3", 4, 3, 7, "fn"),
+        Minifloat("e5m2", 5, 2, 15, "ieee"),
+    )
+}
+
+# QLoRA (Dettmers et al. 2023), appendix E: quantiles of a normal distribution with an exact zero, as float32.
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+# ModelOpt keeps the same table to four digits, in bfloat16.
+_NF4_MODELOPT = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
+                 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0)  # fmt: skip
+# bitsandbytes' own "fp4": sign, then 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4 (float32). Not OCP E2M1.
+_BNB_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+# ggml's non-linear 4-bit table, integers.
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def minifloat_values(f: Minifloat) -> F64:
+    """All 2^bits values of `f` in code order, straight from the definition."""
+    codes = np.arange(1 << f.bits)
+    sign = np.where(codes >> (f.bits - 1), -1.0, 1.0)
+    exponent = (codes >> f.mantissa_bits) & ((1 << f.exponent_bits) - 1)
+    mantissa = codes & ((1 << f.mantissa_bits) - 1)
+    fraction = mantissa / (1 << f.mantissa_bits) + (exponent > 0)
+    value = sign * np.ldexp(fraction, np.maximum(exponent, 1) - f.bias)
+    top = (1 << f.exponent_bits) - 1
+    if f.specials == "fn":
+        value[(exponent == top) & (mantissa == (1 << f.mantissa_bits) - 1)] = np.nan
+    elif f.specials == "ieee":
+        value[(exponent == top) & (mantissa == 0)] *= np.inf
+        value[(exponent == top) & (mantissa != 0)] = np.nan
+    return value
+
+
+@cache
+def element_table(element: str, bits: int) -> F64:
+    """Value of every code of `element`, float64 [2^bits], read-only.
+
+    `int` is code − 2^(bits−1), `uint` the code, `mxint` two's complement over 2^(bits−2); the rest are fixed tables.
+    Raises FormatError for an unknown name.
+    """
+    if element in MINIFLOATS:
+        out = minifloat_values(MINIFLOATS[element])
+    elif element == "int":
+        out = np.arange(1 << bits, dtype=np.float64) - (1 << (bits - 1))
+    elif element == "uint":
+        out = np.arange(1 << bits, dtype=np.float64)
+    elif element == "mxint":
+        # OCP MXINT8: two's complement with an implied scale of 2^−6, so 1.0 is code 64.
+        signed = np.arange(1 << bits, dtype=np.float64)
+        signed[1 << (bits - 1) :] -= 1 << bits
+        out = signed / (1 << (bits - 2)) if bits > 1 else signed
+    elif element == "nf4":
+        out = np.array(_NF4, np.float32).astype(np.float64)
+    elif element == "nf4_modelopt":
+        import ml_dtypes
+
+        out = np.array(_NF4_MODELOPT, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+    elif element == "bnb_fp4":
+        half = np.array(_BNB_FP4, np.float32).astype(np.float64)
+        out = np.concatenate([half, -half])
+    elif element == "iq4_nl":
+        out = np.array(_IQ4_NL, np.float64)
+    else:
+        raise FormatError(f"[element] {element!r} is not an element table")
+    out.setflags(write=False)
+    return out
+
+
+@cache
+def scale_table(kind: str) -> F64:
+    """Value of every byte of an 8-bit scale kind (`e8m0`, `e4m3`, `ue4m3`), float64 [256], read-only."""
+    b = np.arange(256)
+    if kind == "e8m0":
+        out = np.ldexp(1.0, b - 127)
+        out[255] = np.nan
+    elif kind == "e4m3":
+        out = minifloat_values(MINIFLOATS["e4m3"])
+    elif kind == "ue4m3":
+        # The sign bit is ignored but for one comparison upstream: 0x7F is caught as NaN and read as 0, 0xFF is not.
+        magnitude = b & 0x7F
+        exponent, mantissa = magnitude >> 3, magnitude & 7
+        out = np.ldexp(mantissa / 8 + (exponent > 0), np.maximum(exponent, 1) - 7)
+        out[0x7F] = 0.0
+    else:
+        raise FormatError(f"[scale] {kind!r} is not an 8-bit scale kind")
+    out.setflags(write=False)
+    return out
+
+
+def e8m0_encode(exponent: NDArray[np.integer]) -> U8:
+    """Unbiased exponents -> E8M0 bytes, clamped to 2^−127 … 2^127 (bytes 0 to 254)."""
+    return np.clip(np.asarray(exponent, np.int64) + 127, 0, 254).astype(np.uint8)
+
+
+@cache
+def _grid(element: str) -> tuple[F64, F64]:
+    """Non-negative finite values of a minifloat in code order, and the midpoints between neighbours."""
+    values = element_table(element, MINIFLOATS[element].bits)
+    half = values[: len(values) // 2]
+    positive = half[np.isfinite(half)]
+    return positive, (positive[:-1] + positive[1:]) / 2
+
+
+def round_to_element(x: NDArray[np.floating], element: str, ties: str = "even") -> U8:
+    """Nearest code of a minifloat, saturating: |x| beyond the largest finite value takes that value.
+
+    x        any float array; the comparison is exact in float64
+    ties     `even` (the even code), `away` (larger magnitude) or `zero` (smaller magnitude)
+    Returns uint8 codes; the sign bit follows x's sign bit, −0.0 included. NaN takes the largest magnitude's code and is the
+    caller's to refuse first.
+    """
+    if ties not in TIES:
+        raise FormatError(f"[ties] {ties!r}; allowed: {', '.join(TIES)}")
+    x = np.asarray(x, np.float64)
+    _, mid = _grid(element)
+    mag = np.abs(x)
+    below = np.searchsorted(mid, mag, side="left")  # a tie lands on the lower code
+    above = np.searchsorted(mid, mag, side="right")  # a tie lands on the upper code
+    if ties == "zero":
+        code = below
+    elif ties == "away":
+        code = above
+    else:
+        code = np.where(below & 1, above, below)
+    sign = np.signbit(x).astype(np.uint8) << np.uint8(MINIFLOATS[element].bits - 1)
+    return code.astype(np.uint8) | sign

@@ -1,0 +1,27 @@
+"""Each producer's own decoder, reproduced bit for bit: one short file a producer.
+
+`decode_as(q, dtype)` is what `dequantize(dtype, arithmetic="producer")` returns. A producer is a function (QTensor block, dtype) -> array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ..errors import FormatError
+
+if TYPE_CHECKING:
+    from ..qtensor import QTensor
+
+Decoder = Callable[["QTensor", Any], "NDArray[Any]"]
+DECODERS: dict[str, Decoder] = {}
+"""origin -> decoder."""
+
+
+def decode_as(q: QTensor, dtype: Any) -> NDArray[Any]:
+    """What the decoder of `q.origin` returns for `q`, in `dtype`."""
+    if q.origin not in DECODERS:
+        raise FormatError(f"[dequantize] no producer arithmetic for {q.origin!r}; known: {', '.join(sorted(DECODERS))}")
+    return DECODERS[q.origin](q, dtype)
