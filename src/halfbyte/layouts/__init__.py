@@ -1,0 +1,21 @@
+"""The registry of layouts: one foreign order of packed weights a file, each a bijection with the canonical order."""
+
+from __future__ import annotations
+
+from ..errors import LayoutError
+from .base import Described, Header, Layout
+
+_ALL: tuple[type[Layout], ...] = ()
+
+LAYOUTS: dict[str, Layout] = {cls.name: cls() for cls in _ALL}
+"""Layouts by name."""
+
+
+def layout_named(name: str) -> Layout:
+    """The layout called `name`. Raises LayoutError naming all of them when there is none."""
+    if name not in LAYOUTS:
+        raise LayoutError(f"[layout] {name!r} is not a layout; known: {', '.join(sorted(LAYOUTS))}")
+    return LAYOUTS[name]
+
+
+__all__ = ["LAYOUTS", "Described", "Header", "Layout", "layout_named"]

@@ -1,0 +1,127 @@
+"""What a layout is: a bijection between the tensors of a foreign file and the parts of a `QTensor`.
+
+    unpack(tensors, config) -> QTensor        pack(q, config) -> tensors        pack(unpack(t)) == t, unpack(pack(q)) == q
+
+Tensors of one module are keyed by what follows the module's path (`qweight`, `weight_scale`); `config` holds that module's own
+parameters in the words of the producer's quantization config, per-layer overrides already applied. What the canonical parts
+have no room for (which writer, which padding, bits nobody reads) is kept in `QTensor.details`, so that nothing is lost on the way back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LayoutError
+from ..qtensor import QTensor
+from ..spec import Format
+
+Array = NDArray[Any]
+Tensors = Mapping[str, Array]
+Config = Mapping[str, Any]
+
+
+class HasHeader(Protocol):
+    """Anything with a shape and a numpy dtype: an array, or a `Header` read from a file without its data."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+class Header(NamedTuple):
+    """Shape and dtype of a tensor whose data was not read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Described(NamedTuple):
+    """What a module's tensors hold, known from their headers."""
+
+    format: Format
+    shape: tuple[int, ...]
+
+
+class Layout(ABC):
+    """One foreign order of packed weights.
+
+    name      registry key, and the layout word of a conversion target
+    required  suffixes that are always there
+    optional  suffixes that belong to the weight when they are there; all others (`bias`) stay tensors of their own
+    peek      suffixes whose data, a few bytes, `describe` reads: pass arrays for these, headers for the rest
+    """
+
+    name: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
+    peek: ClassVar[tuple[str, ...]] = ()
+
+    def matches(self, suffixes: Collection[str]) -> bool:
+        """True when a module with tensors of these suffixes can be of this layout (the config decides between lookalikes)."""
+        return all(s in suffixes for s in self.required)
+
+    def claims(self, suffixes: Collection[str]) -> tuple[str, ...]:
+        """The suffixes among these that make up the weight, required ones first."""
+        return tuple(s for s in (*self.required, *self.optional) if s in suffixes)
+
+    @abstractmethod
+    def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        """Format and logical shape, from headers alone (and the data of `peek`).
+
+        Raises LayoutError, naming the tensor, when shapes, dtypes and config do not fit together.
+        """
+
+    @abstractmethod
+    def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
+        """The canonical tensor. Raises LayoutError as `describe` does, and for values out of range."""
+
+    @abstractmethod
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        """Foreign tensors of `q`. Raises LayoutError when this layout cannot hold `q` exactly; the message says what can."""
+
+    def config(self, q: QTensor) -> dict[str, Any]:
+        """The parameters with which `pack` writes `q`, to be put into the target's quantization config."""
+        return {"bits": q.format.bits, "group_size": q.format.group_size}
+
+
+def join(name: str, suffix: str) -> str:
+    """Full tensor name for a message."""
+    return f"{name}.{suffix}" if name else suffix
+
+
+def want(
+    layout: str,
+    tensors: Mapping[str, HasHeader],
+    suffix: str,
+    name: str,
+    dtypes: Sequence[np.dtype[Any]] = (),
+    shape: tuple[int | None, ...] | None = None,
+    because: str = "",
+) -> tuple[int, ...]:
+    """The shape of tensor `suffix`, after checking that it is there and has one of `dtypes` and `shape` (None: any size).
+
+    because  where the wanted sizes come from, for the message
+    Raises LayoutError otherwise.
+    """
+    if suffix not in tensors:
+        raise LayoutError(f"[{layout}] {join(name, suffix)} is missing; the module has {', '.join(sorted(tensors)) or 'no tensors'}")
+    t = tensors[suffix]
+    got = tuple(t.shape)
+    if dtypes and t.dtype not in dtypes:
+        raise LayoutError(f"[{layout}] {join(name, suffix)} is {t.dtype}; allowed: {', '.join(d.name for d in dtypes)}")
+    if shape is not None and (len(got) != len(shape) or any(w is not None and g != w for g, w in zip(got, shape, strict=True))):
+        sizes = ", ".join("*" if w is None else str(w) for w in shape)
+        raise LayoutError(f"[{layout}] {join(name, suffix)} has shape {list(got)}; wanted [{sizes}]" + (f" {because}" if because else ""))
+    return got
+
+
+def refuse(layout: str, q: QTensor, why: str, instead: str = "") -> LayoutError:
+    """The error for a tensor that a layout cannot hold exactly."""
+    tail = f"; {instead}" if instead else ""
+    return LayoutError(f"[{layout}] {q.format} of shape {q.shape} cannot be written: {why}{tail}")
