@@ -1,7 +1,7 @@
 """Codes to bytes and back: the canonical little-endian bit stream.
 
-Code j of a row occupies bits j·b to j·b + b − 1 of the row's bytes, counting from bit 0 of byte 0; every row starts on a byte. For 4 bits
-that is low nibble first; for 3 bits eight codes lie in three bytes.
+Code j of a row occupies bits j·b to j·b + b − 1 of the row's bytes, counting from bit 0 of byte 0; every row starts on a
+byte. For 4 bits that is low nibble first; for 3 bits eight codes lie in three bytes.
 
 >>> pack(np.array([[1, 2, 3]], np.uint8), 4).tolist()
 [[33, 3]]
@@ -24,9 +24,7 @@ def pack(codes: NDArray[np.integer], bits: int) -> U8:
     """
     codes = np.asarray(codes)
     if codes.size and (int(codes.min()) < 0 or int(codes.max()) >> bits):
-        raise ShapeError(
-            f"[pack] codes run from {codes.min()} to {codes.max()}; a {bits}-bit code is 0 to {(1 << bits) - 1}"
-        )
+        raise ShapeError(f"[pack] codes run from {codes.min()} to {codes.max()}; a {bits}-bit code is 0 to {(1 << bits) - 1}")
     c = np.ascontiguousarray(codes, dtype=np.uint8)
     k = c.shape[-1]
     nbytes = -(-k * bits // 8)

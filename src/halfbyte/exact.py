@@ -2,8 +2,9 @@
 
 A packed weight is a real number: a small integer or table value, times one to three scales, plus or minus another such product,
 perhaps over a stored divisor. Here those reals are held exactly as sums of float64 terms (error-free transformations: Knuth's
-two-sum, Dekker's product by Veltkamp splitting) and rounded once at the end. The device is rounding to odd (Boldo and Melquiond 2008): a value
-truncated to 53 bits with its last bit set when anything was lost can be rounded again, to 51 bits or fewer, as if from the real number.
+two-sum, Dekker's product by Veltkamp splitting) and rounded once at the end. The device is rounding to odd (Boldo and
+Melquiond 2008): a value truncated to 53 bits with its last bit set when anything was lost can be rounded again, to 51 bits or
+fewer, as if from the real number.
 
 The products keep clear of float64's range: scales are at most float32, so magnitudes stay within 2^±500.
 """

@@ -103,7 +103,9 @@ class QTensor:
 
     def __repr__(self) -> str:
         origin = f", origin={self.origin!r}" if self.origin else ""
-        return f"QTensor({self.format}, shape={self.shape}, {self.bits_per_weight:.3g} bits/weight, {self.nbytes:,} bytes{origin})"
+        return (
+            f"QTensor({self.format}, shape={self.shape}, {self.bits_per_weight:.3g} bits/weight, {self.nbytes:,} bytes{origin})"
+        )
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -142,7 +144,9 @@ class QTensor:
         whole: tuple[str, ...] = _SHARED
         if self.format.grouping != "row":
             if self.ndim != 2:
-                raise ShapeError(f"[QTensor] rows of a stack in {self.format.grouping} groups cannot be sliced; take an expert first")
+                raise ShapeError(
+                    f"[QTensor] rows of a stack in {self.format.grouping} groups cannot be sliced; take an expert first"
+                )
             first, total = self.window or (0, n)
             window = (first + start, total)
             whole = (*_SHARED, "scales", "zeros", "biases")
@@ -160,8 +164,8 @@ class QTensor:
     def dequantize(self, dtype: Any = "float32", arithmetic: str = "exact") -> NDArray[Any]:
         """Dense [*shape] array of `dtype` ("float32", "float16", "bfloat16").
 
-        arithmetic  "exact": the real value rounded once to nearest even. "producer": bit for bit what the decoder of `origin` returns.
-        Raises FormatError for an unknown dtype or arithmetic, or "producer" on a tensor that has no origin.
+        arithmetic  "exact": the real value rounded once to nearest even. "producer": bit for bit what the decoder of `origin`
+        returns. Raises FormatError for an unknown dtype or arithmetic, or "producer" on a tensor that has no origin.
         """
         out = np.empty(self.shape, dtype_named(dtype))
         self.dequantize_into(out, arithmetic)

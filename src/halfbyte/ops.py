@@ -1,0 +1,278 @@
+"""The verbs: dequantize, linear, embedding and experts on packed weights, on whatever backend serves the call.
+
+`linear(x, w)` is x · wᵀ with w decoded in place, never as a dense copy. A weight is a `QTensor` or, to keep only one order of
+it in memory, what `prepare(w)` returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+
+from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
+from .backends.arrays import as_matrix, device_of, dtype_of, is_torch, like, to_numpy
+from .errors import BackendError, ShapeError
+from .qtensor import QTensor
+from .spec import Format
+
+Weight = QTensor | Prepared
+
+_lock = threading.Lock()
+_prepared: dict[int, dict[str, Prepared]] = {}
+_told: set[str] = set()
+
+
+def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backend:
+    """The backend that serves `call` on a torch device type, or the one named.
+
+    Raises BackendError with each candidate's own sentence when none does. Passing over a better backend is said once, as a
+    warning.
+    """
+    if backend is not None:
+        chosen = backend_named(backend)
+        why = chosen.reason() or chosen.refuses(call)
+        if why:
+            raise BackendError(f"[{call.op}] backend {backend!r} cannot serve {call.format} in {call.dtype}: {why}")
+        return chosen
+    refused: list[str] = []
+    for candidate in backends_for(device):
+        why = candidate.reason() or candidate.refuses(call)
+        if why is None:
+            if refused:
+                _tell_once(f"[{call.op}] {call.format} runs on the {candidate.name} backend, slowly: {'; '.join(refused)}")
+            return candidate
+        refused.append(f"{candidate.name}: {why}")
+    raise BackendError(
+        f"[{call.op}] no backend serves {call.format} in {call.dtype} with activations={call.activations!r} on {device!r}: "
+        + ("; ".join(refused) or "none computes there")
+    )
+
+
+def _tell_once(message: str) -> None:
+    if message not in _told:
+        _told.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, activations: str = "exact") -> Prepared:
+    """The weight in the chosen backend's own order. Drop `w` afterwards and only that order stays in memory."""
+    call = Call("linear" if w.ndim == 2 else "experts", w.format, activations=activations)
+    return choose(call, device, backend).prepare(w)
+
+
+def _resolve(w: Weight, call: Call, device: str, backend: str | None) -> tuple[Backend, Prepared]:
+    """Backend and prepared weight for a call; a QTensor is prepared once a backend and remembered while it lives."""
+    if isinstance(w, Prepared):
+        if backend not in (None, w.backend):
+            raise BackendError(f"[{call.op}] the weight is prepared for {w.backend!r}, the call asks for {backend!r}")
+        return choose(call, device, w.backend), w
+    chosen = choose(call, device, backend)
+    key = id(w)
+    with _lock:
+        table = _prepared.get(key, {})
+        if chosen.name not in table:
+            prepared = chosen.prepare(w)
+            if prepared.data is w:  # the reference computes on the canonical order itself: nothing to remember
+                return chosen, prepared
+            if key not in _prepared:
+                _prepared[key] = table
+                weakref.finalize(w, _prepared.pop, key, None)
+            table[chosen.name] = prepared
+        return chosen, table[chosen.name]
+
+
+def _check_w(op: str, w: Any, axes: int) -> tuple[int, ...]:
+    """The weight's shape, of the number of axes the verb takes."""
+    if not isinstance(w, (QTensor, Prepared)):
+        raise ShapeError(f"[{op}] the weight is {type(w).__name__}; allowed: QTensor, or what ops.prepare returned")
+    if len(w.shape) != axes:
+        allowed = "(n, k); a stack of experts goes through experts()" if axes == 2 else "(e, n, k)"
+        raise ShapeError(f"[{op}] the weight has shape {w.shape}; allowed: {allowed}")
+    return w.shape
+
+
+def _check_mode(op: str, activations: str, schedule: str | None) -> None:
+    if activations not in ACTIVATIONS:
+        raise BackendError(f"[{op}] activations={activations!r}; allowed: {', '.join(ACTIVATIONS)}")
+    if schedule is not None and schedule not in SCHEDULES:
+        raise BackendError(f"[{op}] schedule={schedule!r}; allowed: {', '.join(SCHEDULES)}")
+
+
+def _check_x(op: str, x: Any) -> Any:
+    if not is_torch(x):
+        x = np.asarray(x)
+    if dtype_of(x) not in X_DTYPES:
+        raise ShapeError(f"[{op}] x is {dtype_of(x)}; allowed: {', '.join(X_DTYPES)}")
+    return x
+
+
+def _check_bias(op: str, bias: Any, n: int) -> None:
+    if tuple(bias.shape) != (n,):
+        raise ShapeError(f"[{op}] bias has shape {tuple(bias.shape)}; the weight has n = {n} outputs, so ({n},) is allowed")
+
+
+def linear(
+    x: Any,
+    w: Weight,
+    bias: Any | None = None,
+    *,
+    activations: str = "exact",
+    backend: str | None = None,
+    schedule: str | None = None,
+) -> Any:
+    """y = x · wᵀ + bias without a dense copy of w.
+
+    x            (..., k) NumPy array or torch tensor: float32, float16 or bfloat16, any strides, any number of tokens including 0
+    w            packed (n, k)
+    bias         (n,) or None
+    activations  "exact": float32 products and sums. "int8": x rounded to 8 bits a group at a time, faster, error near 5e-3
+    backend      None picks by x's device; a name forces one
+    schedule     None picks; a name forces one where the backend has it
+    Returns (..., n) in x's dtype, on x's device. Raises ShapeError when shapes or dtypes do not fit, BackendError with the
+    reason when no backend serves the call. A (k, n) weight is refused where its shape shows it; a square one cannot be told
+    apart.
+    """
+    _check_mode("linear", activations, schedule)
+    x = _check_x("linear", x)
+    n, k = _check_w("linear", w, 2)
+    flat, lead = as_matrix("linear", x, k)
+    if bias is not None:
+        _check_bias("linear", bias, n)
+    device = device_of(x)
+    chosen, prepared = _resolve(w, Call("linear", w.format, dtype_of(x), activations, schedule), device, backend)
+    if chosen.device == "cpu":
+        b = None if bias is None else to_numpy(bias)
+        y = chosen.linear(to_numpy(flat), prepared, b, activations=activations, schedule=schedule)
+        return like(y, x).reshape(*lead, n)
+    return chosen.linear(flat, prepared, bias, activations=activations, schedule=schedule).reshape(*lead, n)
+
+
+def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | None = None) -> Any:
+    """Rows of w by index, decoded exactly.
+
+    ids  integers of any shape, NumPy or torch, each in 0 … n−1
+    Returns (*ids.shape, k) of `dtype`, in ids' framework and on its device. Raises ShapeError for an index out of range.
+    """
+    n, k = _check_w("embedding", w, 2)
+    word = str(dtype).removeprefix("torch.")
+    if not is_torch(ids):
+        ids = np.asarray(ids)
+    chosen, prepared = _resolve(w, Call("embedding", w.format, word), device_of(ids), backend)
+    if chosen.device != "cpu":
+        return chosen.embedding(ids, prepared, word)
+    index = to_numpy(ids)
+    if index.dtype.kind not in "iu":
+        raise ShapeError(f"[embedding] ids are {index.dtype}; integers are allowed")
+    flat = np.ascontiguousarray(index, dtype=np.int64).reshape(-1)
+    if flat.size and (int(flat.min()) < 0 or int(flat.max()) >= n):
+        raise ShapeError(f"[embedding] ids run from {flat.min()} to {flat.max()}; the table has rows 0 to {n - 1}")
+    return like(chosen.embedding(flat, prepared, word), ids).reshape(*index.shape, k)
+
+
+def dequantize(w: Weight, dtype: Any = "float32", *, arithmetic: str = "exact", backend: str | None = None) -> Any:
+    """The dense weight: exact values rounded once to `dtype`, or the producer's own arithmetic (see `QTensor.dequantize`)."""
+    word = str(dtype).removeprefix("torch.")
+    if isinstance(w, QTensor) and (backend in (None, "reference") or arithmetic != "exact"):
+        return w.dequantize(dtype, arithmetic)
+    if arithmetic != "exact":
+        raise BackendError(f"[dequantize] arithmetic={arithmetic!r} needs the QTensor, not a prepared weight")
+    device = backend_named(w.backend if isinstance(w, Prepared) else backend or "reference").device
+    chosen, prepared = _resolve(w, Call("dequantize", w.format, word), device, backend)
+    return chosen.dequantize(prepared, word)
+
+
+ACTIVATION_FUNCTIONS = ("swiglu", "swiglu_clamped", "geglu", "none")
+
+
+def gate(kind: str, h: Any, *, interleaved: bool = False, limit: float = 7.0, alpha: float = 1.702) -> Any:
+    """The gated activation of an expert's first product, float32 (m, 2f) -> (m, f).
+
+    swiglu          silu(gate) · up
+    swiglu_clamped  gpt-oss: gate ≤ limit, |up| ≤ limit; gate · sigmoid(alpha · gate) · (up + 1)
+    geglu           gelu_tanh(gate) · up
+    none            h unchanged
+    interleaved     gate and up are even and odd columns (gpt-oss), else the first and second half
+    """
+    if kind == "none":
+        return h
+    half = h.shape[-1] // 2
+    g, u = (h[..., ::2], h[..., 1::2]) if interleaved else (h[..., :half], h[..., half:])
+    with np.errstate(over="ignore"):
+        if kind == "swiglu":
+            return g / (1 + np.exp(-g)) * u
+        if kind == "swiglu_clamped":
+            g, u = np.minimum(g, np.float32(limit)), np.clip(u, np.float32(-limit), np.float32(limit))
+            return g / (1 + np.exp(-np.float32(alpha) * g)) * (u + 1)
+        if kind == "geglu":
+            c = np.float32(0.7978845608028654)
+            return np.float32(0.5) * g * (1 + np.tanh(c * (g + np.float32(0.044715) * g * g * g))) * u
+    raise ShapeError(f"[experts] activation {kind!r}; allowed: {', '.join(ACTIVATION_FUNCTIONS)}")
+
+
+def experts(
+    x: Any,
+    gate_up: Weight,
+    down: Weight,
+    indices: Any,
+    weights: Any,
+    *,
+    activation: str = "swiglu",
+    interleaved: bool = False,
+    gate_up_bias: Any | None = None,
+    down_bias: Any | None = None,
+    activations: str = "exact",
+    backend: str | None = None,
+) -> Any:
+    """A mixture of experts over packed weights: y[i] = Σ_t weights[i, t] · down_e(act(gate_up_e(x[i]))), e = indices[i, t].
+
+    x        (m, k)            gate_up  packed (e, 2f, k)       down  packed (e, h, f)
+    indices  (m, t) integers   weights  (m, t) floats           biases (e, 2f) and (e, h) or None
+    Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run in float32, in order of t.
+    Returns (m, h) in x's dtype. Raises ShapeError when shapes or indices do not fit.
+    """
+    _check_mode("experts", activations, None)
+    x = _check_x("experts", x)
+    e, two_f, k = _check_w("experts", gate_up, 3)
+    if _check_w("experts", down, 3)[0] != e:
+        raise ShapeError(f"[experts] gate_up {gate_up.shape}, down {down.shape}; both stacks need one number of experts")
+    f = two_f if activation == "none" else two_f // 2
+    if down.shape[2] != f or (activation != "none" and two_f % 2):
+        raise ShapeError(
+            f"[experts] gate_up {gate_up.shape} gives f = {f} after {activation!r}; down {down.shape} wants {down.shape[2]}"
+        )
+    flat, lead = as_matrix("experts", x, k)
+    device = device_of(x)
+    call = Call("experts", gate_up.format, dtype_of(x), activations)
+    chosen, up = _resolve(gate_up, call, device, backend)
+    _, dn = _resolve(down, Call("experts", down.format, dtype_of(x), activations), device, chosen.name)
+    if chosen.device != "cpu":
+        raise BackendError(f"[experts] the {chosen.name} backend has no experts yet")
+    tokens = np.asarray(to_numpy(flat), dtype=np.float32)
+    index, share = to_numpy(indices), np.asarray(to_numpy(weights), dtype=np.float32)
+    if index.shape != share.shape or index.ndim != 2 or index.shape[0] != tokens.shape[0]:
+        raise ShapeError(
+            f"[experts] indices {index.shape}, weights {share.shape} for {tokens.shape[0]} tokens; (m, top_k) twice is allowed"
+        )
+    if index.size and (int(index.min()) < 0 or int(index.max()) >= e):
+        raise ShapeError(f"[experts] indices run from {index.min()} to {index.max()}; there are experts 0 to {e - 1}")
+    h = down.shape[1]
+    routed = np.zeros((index.shape[0], index.shape[1], h), np.float32)
+    for expert in np.unique(index).tolist():
+        rows, slots = np.nonzero(index == expert)
+        ub = None if gate_up_bias is None else to_numpy(gate_up_bias)[expert]
+        db = None if down_bias is None else to_numpy(down_bias)[expert]
+        hidden = chosen.linear(tokens[rows], chosen.expert(up, expert), ub, activations=activations)
+        hidden = np.ascontiguousarray(gate(activation, hidden, interleaved=interleaved), dtype=np.float32)
+        routed[rows, slots] = chosen.linear(hidden, chosen.expert(dn, expert), db, activations=activations)
+    y = np.zeros((index.shape[0], h), np.float32)
+    for t in range(index.shape[1]):
+        y += share[:, t, None] * routed[:, t]
+    with np.errstate(over="ignore"):
+        return like(y.astype(to_numpy(flat).dtype), x).reshape(*lead, h)
+
+
+__all__ = ["Format", "Prepared", "Weight", "choose", "dequantize", "embedding", "experts", "gate", "linear", "prepare"]

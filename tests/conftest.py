@@ -1,0 +1,31 @@
+"""Shared test setup: with HALFBYTE_NO_SKIPS set (continuous integration), a skipped test is a failure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+GOLDEN = Path(__file__).parent / "golden"
+
+settings.register_profile(
+    "halfbyte", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.load_profile("halfbyte")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Folder of the producers' files."""
+    return GOLDEN
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and os.environ.get("HALFBYTE_NO_SKIPS") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
