@@ -9,9 +9,24 @@ from typing import Any
 from ..errors import FormatError
 from ..spec import Format
 from .base import Family, PartSpec
+from .ggml_fp4 import GGMLFP4
+from .ggml_iq4 import GGMLIQ4
+from .ggml_k import GGMLK
+from .ggml_legacy import GGMLLegacy
+from .ggml_rare import GGMLRare
 from .mx import MX
 
-FAMILIES: dict[str, Family] = {f.name: f for f in (MX(),)}
+FAMILIES: dict[str, Family] = {
+    f.name: f
+    for f in (
+        MX(),
+        GGMLLegacy(),
+        GGMLK(),
+        GGMLIQ4(),
+        GGMLFP4(),
+        GGMLRare(),
+    )
+}
 """Families by name, in the order they are listed to users."""
 
 
@@ -39,8 +54,9 @@ def format_named(text: str | Format, group_size: int | None = None, **options: A
             raise FormatError(f"[format] {text!r}; a codec is spelled codec[:gN] or codec:channel")
         group_size = int(match[1]) if match[1] else -1
     for family in FAMILIES.values():
-        if word in family.words:
-            return family.format(word, group_size, **options)
+        for known in family.words:
+            if known.casefold() == word.casefold():  # ggml writes q4_K, people q4_k
+                return family.format(known, group_size, **options)
     near = difflib.get_close_matches(word, words(), n=3) or words()
     raise FormatError(f"[format] {word!r} is not a codec; nearest: {', '.join(near)}")
 
