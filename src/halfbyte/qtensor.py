@@ -215,6 +215,9 @@ class QTensor:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.format, self.shape, dict(self.parts), self.origin, dict(self.details), self.window)
+
     def validate(self, name: str = "") -> None:
         """Check what the shapes cannot show: zero padding bits and a group index within range."""
         if "codes" in self.parts and not padding_is_zero(self.parts["codes"], self.format.bits, self.shape[-1]):
@@ -226,6 +229,13 @@ class QTensor:
                 raise FormatError(
                     f"[QTensor] {name}: group index runs from {index.min()} to {index.max()}; there are {groups} groups"
                 )
+
+
+def _rebuild(
+    fmt: Format, shape: tuple[int, ...], parts: dict[str, Any], origin: str, details: dict[str, Any], window: tuple[int, int] | None
+) -> QTensor:
+    """A QTensor from what `__reduce__` took apart."""
+    return QTensor(fmt, shape, parts, origin=origin, details=details, window=window)
 
 
 def _same_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:

@@ -19,6 +19,8 @@ from .base import Backend, Call, Prepared
 
 
 class ReferenceBackend(Backend):
+    """The NumPy backend; it computes on the canonical order itself."""
+
     name = "reference"
     device = "cpu"
 

@@ -1,0 +1,144 @@
+"""QTensor: checks, slicing as views, equality, bounded decoding."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from halfbyte import QTensor, format_named
+from halfbyte.errors import FormatError, ShapeError
+
+RNG = np.random.default_rng(7)
+
+
+def mxfp4(n=6, k=64, lead=()):
+    fmt = format_named("mxfp4")
+    return QTensor(
+        fmt,
+        (*lead, n, k),
+        {
+            "codes": RNG.integers(0, 256, (*lead, n, k // 2), dtype=np.uint8),
+            "scales": RNG.integers(100, 140, (*lead, n, k // 32), dtype=np.uint8),
+        },
+    )
+
+
+def test_sizes_are_those_of_the_parts():
+    q = mxfp4()
+    assert q.nbytes == 6 * 34
+    assert q.bits_per_weight == 4.25
+    assert "mxfp4:g32" in repr(q)
+    assert "(6, 64)" in repr(q)
+
+
+@pytest.mark.parametrize("bounds", [(0, 6), (2, 5), (5, 6), (3, 3), (6, 6)])
+def test_row_slices_are_views_of_the_same_values(bounds):
+    q = mxfp4()
+    part = q[bounds[0] : bounds[1]]
+    assert part.shape == (bounds[1] - bounds[0], 64)
+    assert all(np.shares_memory(a, q.parts[p]) for p, a in part.parts.items() if a.size)
+    np.testing.assert_array_equal(part.dequantize(), q.dequantize()[bounds[0] : bounds[1]])
+
+
+def test_experts_are_views_of_the_same_values():
+    q = mxfp4(lead=(3,))
+    dense = q.dequantize()
+    for e in (0, 2, -1):
+        assert q[e].shape == (6, 64)
+        assert np.shares_memory(q[e].parts["codes"], q.parts["codes"])
+        np.testing.assert_array_equal(q[e].dequantize(), dense[e])
+    np.testing.assert_array_equal(q[1:3].dequantize(), dense[1:3])
+    np.testing.assert_array_equal(q.rows(2, 5).dequantize(), dense[:, 2:5])
+
+
+def test_case_22_sliced_expert_halves_equal_contiguous_copies():
+    q = mxfp4(n=128, k=256, lead=(8,))
+    for half in (q.rows(0, 64), q.rows(64, 128)):
+        copied = QTensor(half.format, half.shape, {p: a.copy() for p, a in half.parts.items()})
+        np.testing.assert_array_equal(half.dequantize(), copied.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [(0, "w\\[i:i\\+1\\]"), (slice(0, 4, 2), "step 2")],
+)
+def test_slices_that_are_not_views_are_refused(index, message):
+    with pytest.raises(ShapeError, match=message):
+        mxfp4()[index]
+
+
+def test_expert_out_of_range():
+    with pytest.raises(IndexError, match="expert 3 of 3"):
+        mxfp4(lead=(3,))[3]
+
+
+def test_missing_and_unknown_parts_are_named():
+    q = mxfp4()
+    with pytest.raises(FormatError, match=r"missing \['scales'\], unknown \['scale'\]"):
+        QTensor(q.format, q.shape, {"codes": q.parts["codes"], "scale": q.parts["scales"]})
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype"])
+def test_wrong_part_shape_or_dtype_names_both(change):
+    q = mxfp4()
+    scales = q.parts["scales"][:, :1] if change == "shape" else q.parts["scales"].astype(np.float32)
+    with pytest.raises(ShapeError, match=r"layer\.x: part 'scales' is .*; mxfp4:g32 of shape \(6, 64\) wants uint8 \[6, 2\]"):
+        QTensor(q.format, q.shape, {"codes": q.parts["codes"], "scales": scales}, name="layer.x")
+
+
+def test_equality_is_of_bytes_and_format():
+    q = mxfp4()
+    same = QTensor(q.format, q.shape, {p: a.copy() for p, a in q.parts.items()}, origin="mlx")
+    assert q == same
+    changed = {p: a.copy() for p, a in q.parts.items()}
+    changed["codes"][3, 5] ^= 1
+    assert q != QTensor(q.format, q.shape, changed)
+    assert q != mxfp4(n=5)
+    assert q != "a string"
+
+
+def test_dequantize_into_writes_every_element_and_nothing_else():
+    q = mxfp4()
+    guarded = np.full((10, 64), np.nan, np.float32)
+    q.dequantize_into(guarded[2:8])
+    assert np.isfinite(guarded[2:8]).all()
+    assert np.isnan(guarded[:2]).all()
+    assert np.isnan(guarded[8:]).all()
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_zero_rows_and_blocks_smaller_than_the_tensor(n, monkeypatch):
+    monkeypatch.setattr("halfbyte.qtensor.BLOCK_ELEMENTS", 64)
+    q = mxfp4(n=n)
+    assert q.dequantize().shape == (n, 64)
+    whole = np.concatenate([q[i : i + 1].dequantize() for i in range(n)]) if n else np.empty((0, 64))
+    np.testing.assert_array_equal(q.dequantize(), whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "int8"}, "float64, float32, float16, bfloat16"),
+        ({"arithmetic": "fast"}, "exact, producer"),
+        ({"arithmetic": "producer"}, "without a producer"),
+    ],
+)
+def test_unknown_words_list_what_is_allowed(arguments, message):
+    with pytest.raises(FormatError, match=message):
+        mxfp4().dequantize(**arguments)
+
+
+def test_unknown_codec_suggests_the_nearest():
+    with pytest.raises(FormatError, match="mxfp4"):
+        format_named("mxpf4")
+    with pytest.raises(FormatError, match=r"codec\[:gN\]"):
+        format_named("mxfp4:32")
+
+
+def test_pickle_keeps_everything():
+    q = mxfp4()
+    again = pickle.loads(pickle.dumps(q))
+    assert again == q
+    assert again.shape == q.shape
