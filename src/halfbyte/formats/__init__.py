@@ -8,18 +8,32 @@ from typing import Any
 
 from ..errors import FormatError
 from ..spec import Format
+from .affine import Affine
 from .base import Family, PartSpec
+from .fp4 import FP4
+from .fp8 import FP8
 from .ggml_fp4 import GGMLFP4
 from .ggml_iq4 import GGMLIQ4
 from .ggml_k import GGMLK
 from .ggml_legacy import GGMLLegacy
 from .ggml_rare import GGMLRare
+from .hqq import HQQ
+from .integer import Integer
 from .mx import MX
+from .nf4 import NF4
+from .nvfp4 import NVFP4
 
 FAMILIES: dict[str, Family] = {
     f.name: f
     for f in (
         MX(),
+        NVFP4(),
+        FP4(),
+        Integer(),
+        Affine(),
+        FP8(),
+        NF4(),
+        HQQ(),
         GGMLLegacy(),
         GGMLK(),
         GGMLIQ4(),

@@ -1,7 +1,7 @@
 """What a format family is: the words it answers to, the geometry of its parts, decode and encode.
 
-Adding a format is one entry here: subclass `Family`, give `words`, `format` and `encode`, and register it in `formats/__init__.py`. Decoding follows
-from the `Format` description unless the family overrides it.
+Adding a format is one entry here: subclass `Family`, give `words`, `format` and `encode`, and register it in
+`formats/__init__.py`. Decoding follows from the `Format` description unless the family overrides it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ class Family(ABC):
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
     """Producer name -> keyword arguments of `encode` that reproduce that producer's bytes."""
     default_policy: ClassVar[str] = ""
+    format_options: ClassVar[tuple[str, ...]] = ()
+    """Options `format` takes besides the group size; `quantize` hands the others to `encode`."""
+
+    def fit(self, fmt: Format, shape: Sequence[int]) -> Format:
+        """`fmt` as it is spelled for a tensor of this shape (flat blocks that never straddle rows are row groups)."""
+        return fmt
 
     @abstractmethod
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:

@@ -1,0 +1,44 @@
+"""FP8 with float scales: E4M3 or E5M2 elements under a float number a channel, group, tile or tensor.
+
+    value = float8(code) · scale
+
+| scope | group_size | rows |
+|---|---|---|
+| channel (default) | −1 | – |
+| group | g | – |
+| tile of r × g | g | r |
+| tensor | −1 | −1 |
+
+Words: `fp8_e4m3`, `fp8_e5m2`. Format options: `scale_dtype` (float32), `rows` (rows that share a scale, −1 for all of a matrix).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..spec import Format
+from .base import Family, check_group
+from .options import only_options, rows_option, scale_dtype_option
+
+_WORDS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+
+
+class FP8(Family):
+    """E4M3 and E5M2 under float scales of any scope."""
+
+    name = "fp8"
+    words = tuple(_WORDS)
+    format_options = ("scale_dtype", "rows")
+    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(word, options, self.format_options)
+        group = check_group(word, -1 if group_size is None else group_size)
+        scale = scale_dtype_option(word, options, "float32")
+        return Format("fp8", word, 8, _WORDS[word], group, scale, **rows_option(word, options))
+
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
+        raise NotImplementedError

@@ -1,0 +1,50 @@
+"""Format options: the words that refine a codec word (`scale_dtype`, `rows`, `grouping`), checked in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import FormatError
+from ..spec import FLOAT_SCALES, Format
+
+
+def only_options(word: str, options: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """FormatError naming the options `word` does not take."""
+    unknown = sorted(set(options) - set(allowed))
+    if unknown:
+        raise FormatError(f"[format] {word} with option {', '.join(unknown)}; allowed: {', '.join(allowed) or 'none'}")
+
+
+def scale_dtype_option(word: str, options: Mapping[str, Any], default: str) -> str:
+    """The dtype of float group scales, by name."""
+    given = options.get("scale_dtype", default)
+    if given not in FLOAT_SCALES:
+        raise FormatError(f"[format] {word} with scale_dtype {given!r}; allowed: {', '.join(FLOAT_SCALES)}")
+    return str(given)
+
+
+def rows_option(word: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `Format` whose scales cover `rows` rows: {} without the option."""
+    rows = options.get("rows")
+    if rows is None:
+        return {}
+    if not isinstance(rows, int) or (rows != -1 and rows < 1):
+        raise FormatError(f"[format] {word} with rows {rows!r}; allowed: 1 or more, or -1 for all rows of a matrix")
+    return {"grouping": "block", "group_rows": rows}
+
+
+def grouping_option(word: str, options: Mapping[str, Any], allowed: Sequence[str]) -> str:
+    """How groups meet elements, the first of `allowed` unless given."""
+    given = options.get("grouping", allowed[0])
+    if given not in allowed:
+        raise FormatError(f"[format] {word} with grouping {given!r}; allowed: {', '.join(allowed)}")
+    return str(given)
+
+
+def fit_flat(fmt: Format, shape: Sequence[int]) -> Format:
+    """The canonical spelling of groups over a flattened tensor: `row` when k is whole groups, `flat` otherwise."""
+    if fmt.grouping not in ("row", "flat") or fmt.group_size == -1 or math.prod(shape) == 0:
+        return fmt
+    return fmt.with_(grouping="flat" if shape[-1] % fmt.group_size else "row")
