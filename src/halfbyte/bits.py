@@ -5,9 +5,16 @@ byte. For 4 bits that is low nibble first; for 3 bits eight codes lie in three b
 
 >>> pack(np.array([[1, 2, 3]], np.uint8), 4).tolist()
 [[33, 3]]
+
+Eight codes, a byte each, make one 64-bit word. Three steps of shift, mask and or bring their 8·b bits together: bytes join
+into fields of 2b bits, those into fields of 4b, those into 8b. Codes of 4 bits need one step on 16-bit words, of 2 bits two
+on 32-bit words. It is done 64 KiB at a time, so that the words stay in cache.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +23,13 @@ from .errors import ShapeError
 
 U8 = NDArray[np.uint8]
 
+_WHOLE = {1: np.dtype("<u8"), 2: np.dtype("<u4"), 4: np.dtype("<u2")}
+"""Word of just as many codes as fill one packed byte."""
+_EIGHT = np.dtype("<u8")
+"""Word of the other widths: eight codes, which fill `bits` packed bytes."""
+_BLOCK = 1 << 16
+"""Codes worked on at a time: the words and their scratch fit in a 256 KiB cache."""
+
 
 def pack(codes: NDArray[np.integer], bits: int) -> U8:
     """Codes [..., k] of `bits` bits each -> bytes [..., ceil(k·bits/8)], padding bits zero.
@@ -23,28 +37,26 @@ def pack(codes: NDArray[np.integer], bits: int) -> U8:
     Raises ShapeError when a code does not fit in `bits` bits.
     """
     codes = np.asarray(codes)
-    if codes.size and (int(codes.min()) < 0 or int(codes.max()) >> bits):
+    if codes.size and (int(codes.max()) >> bits or int(codes.min()) < 0):
         raise ShapeError(f"[pack] codes run from {codes.min()} to {codes.max()}; a {bits}-bit code is 0 to {(1 << bits) - 1}")
     c = np.ascontiguousarray(codes, dtype=np.uint8)
-    k = c.shape[-1]
-    nbytes = -(-k * bits // 8)
     if bits == 8:
         return c.copy()
-    if bits in (1, 2, 4):
-        per = 8 // bits
-        full = _pad_last(c, nbytes * per).reshape(*c.shape[:-1], nbytes, per)
-        out = full[..., 0].copy()
-        for i in range(1, per):
-            out |= full[..., i] << np.uint8(i * bits)
-        return out
-    # 3, 5, 6, 7: eight codes make `bits` whole bytes; assemble them in one 64-bit word.
-    units = -(-k // 8)
-    word = np.zeros((*c.shape[:-1], units), np.uint64)
-    full = _pad_last(c, units * 8).reshape(*c.shape[:-1], units, 8)
-    for i in range(8):
-        word |= full[..., i].astype(np.uint64) << np.uint64(i * bits)
-    raw = word.astype("<u8").view(np.uint8).reshape(*c.shape[:-1], units, 8)[..., :bits]
-    return np.ascontiguousarray(raw.reshape(*c.shape[:-1], units * bits)[..., :nbytes])
+    k = c.shape[-1]
+    word = _WHOLE.get(bits, _EIGHT)
+    c = _pad_last(c, -(-k // word.itemsize) * word.itemsize)
+    out = np.empty(c.size // 8 * bits if bits not in _WHOLE else c.size // word.itemsize, np.uint8)
+    source, target = c.reshape(-1).view(word), _packed(out, bits)
+    for part, w, spare in _blocks(source.size, word):
+        np.copyto(w, source[part])
+        for shift, low, high in _steps(bits, word):
+            np.right_shift(w, shift, out=spare)
+            np.bitwise_and(spare, high, out=spare)
+            np.bitwise_and(w, low, out=w)
+            np.bitwise_or(w, spare, out=w)
+        np.copyto(target[part], w if bits in _WHOLE else _head(w, bits), casting="unsafe")
+    rows = out.reshape(*c.shape[:-1], c.shape[-1] * bits // 8)
+    return np.ascontiguousarray(rows[..., : -(-k * bits // 8)])
 
 
 def unpack(data: U8, bits: int, k: int) -> U8:
@@ -58,23 +70,24 @@ def unpack(data: U8, bits: int, k: int) -> U8:
         raise ShapeError(f"[unpack] {data.shape[-1]} bytes a row; {k} codes of {bits} bits take {nbytes}")
     if bits == 8:
         return data
-    if bits in (1, 2, 4):
-        per = 8 // bits
-        mask = np.uint8((1 << bits) - 1)
-        out = np.empty((*data.shape[:-1], nbytes, per), np.uint8)
-        for i in range(per):
-            np.bitwise_and(data >> np.uint8(i * bits), mask, out=out[..., i])
-        return out.reshape(*data.shape[:-1], nbytes * per)[..., :k]
-    units = -(-k // 8)
-    full = _pad_last(data, units * bits).reshape(*data.shape[:-1], units, bits)
-    word = np.zeros((*data.shape[:-1], units), np.uint64)
-    for i in range(bits):
-        word |= full[..., i].astype(np.uint64) << np.uint64(8 * i)
-    mask64 = np.uint64((1 << bits) - 1)
-    out = np.empty((*data.shape[:-1], units, 8), np.uint8)
-    for i in range(8):
-        out[..., i] = ((word >> np.uint64(i * bits)) & mask64).astype(np.uint8)
-    return out.reshape(*data.shape[:-1], units * 8)[..., :k]
+    word = _WHOLE.get(bits, _EIGHT)
+    units = -(-k // word.itemsize)
+    d = np.ascontiguousarray(_pad_last(data, units * word.itemsize * bits // 8))
+    out = np.empty((*d.shape[:-1], units * word.itemsize), np.uint8)
+    source, target = _packed(d.reshape(-1), bits), out.reshape(-1).view(word)
+    for part, w, spare in _blocks(target.size, word):
+        if bits in _WHOLE:
+            np.copyto(w, source[part])
+        else:
+            w[...] = 0
+            np.copyto(_head(w, bits), source[part])
+        for shift, low, high in reversed(_steps(bits, word)):
+            np.bitwise_and(w, high, out=spare)
+            np.left_shift(spare, shift, out=spare)
+            np.bitwise_and(w, low, out=w)
+            np.bitwise_or(w, spare, out=w)
+        np.copyto(target[part], w)
+    return out[..., :k]
 
 
 def padding_is_zero(data: U8, bits: int, k: int) -> bool:
@@ -83,6 +96,37 @@ def padding_is_zero(data: U8, bits: int, k: int) -> bool:
     if spare == 0 or data.size == 0:
         return True
     return not bool((data[..., -1] >> np.uint8(8 - spare)).any())
+
+
+@cache
+def _steps(bits: int, word: np.dtype[Any]) -> tuple[tuple[Any, Any, Any], ...]:
+    """Packing steps of a word: (shift, mask of the fields that stay, mask of the fields that come down to join them)."""
+    size, steps, lane, field = word.itemsize * 8, [], 8, bits
+    while lane < size:
+        low = sum(((1 << field) - 1) << at for at in range(0, size, 2 * lane))
+        steps.append((word.type(lane - field), word.type(low), word.type(low << field)))
+        lane, field = 2 * lane, 2 * field
+    return tuple(steps)
+
+
+def _blocks(words: int, word: np.dtype[Any]) -> Any:
+    """(slice, words, scratch) for each block of a flat array of words; the two arrays are reused."""
+    size = min(_BLOCK // word.itemsize, words)
+    w, spare = np.empty(size, word), np.empty(size, word)
+    for start in range(0, words, max(size, 1)):
+        part = slice(start, min(start + size, words))
+        yield part, w[: part.stop - start], spare[: part.stop - start]
+
+
+def _packed(flat: U8, bits: int) -> NDArray[Any]:
+    """Packed bytes, one item a word: a byte, or `bits` bytes moved as a whole."""
+    return flat if bits in _WHOLE else flat.view(f"V{bits}")
+
+
+def _head(words: NDArray[Any], bits: int) -> NDArray[Any]:
+    """The first `bits` bytes of each 64-bit word, as items of that many bytes."""
+    field = np.dtype({"names": ["head"], "formats": [f"V{bits}"], "itemsize": 8})
+    return words.view(field)["head"]
 
 
 def _pad_last(a: U8, size: int) -> U8:
