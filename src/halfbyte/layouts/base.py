@@ -55,12 +55,14 @@ class Layout(ABC):
     required  suffixes that are always there
     optional  suffixes that belong to the weight when they are there; all others (`bias`) stay tensors of their own
     peek      suffixes whose data, a few bytes, `describe` reads: pass arrays for these, headers for the rest
+    joint     what stands between the module's path and a suffix (`.`; gpt-oss writes `gate_up_proj_blocks`, so `_`)
     """
 
     name: ClassVar[str]
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
     peek: ClassVar[tuple[str, ...]] = ()
+    joint: ClassVar[str] = "."
 
     def matches(self, suffixes: Collection[str]) -> bool:
         """True when a module with tensors of these suffixes can be of this layout (the config decides between lookalikes)."""
