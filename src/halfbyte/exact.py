@@ -55,12 +55,13 @@ def two_sum(a: F64, b: F64) -> tuple[F64, F64]:
 
 
 def two_product(a: F64, b: F64) -> tuple[F64, F64]:
-    """p + e == a · b exactly, p the rounded product (Dekker, Veltkamp split at 27 bits)."""
+    """p + e == a · b exactly, p the rounded product (Dekker, Veltkamp split at 27 bits); e is 0 where p is not finite."""
     p = a * b
     ca, cb = a * 134217729.0, b * 134217729.0
     ah, bh = ca - (ca - a), cb - (cb - b)
     al, bl = a - ah, b - bh
-    return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
+    e = ((ah * bh - p) + ah * bl + al * bh) + al * bl
+    return p, np.where(np.isfinite(p), e, 0.0)
 
 
 def to_odd(hi: F64, lo: F64) -> F64:
@@ -96,46 +97,67 @@ def round_odd(x: F64, dtype: Any) -> NDArray[Any]:
         return odd.astype(dt)
 
 
-def round_sum(terms: list[F64], dtype: Any) -> NDArray[Any]:
-    """The exact sum of float64 terms, rounded once to `dtype`.
+def distil(terms: list[F64]) -> list[F64]:
+    """The same real sum in terms that no longer overlap, largest first: every neighbouring pair is its own two-sum.
 
-    One or two terms take one two-sum; more are distilled until no pair overlaps. NaN and infinity follow ordinary addition.
+    Zeros end up last. Elements with NaN or infinite terms come out meaningless; callers replace them.
     """
+    parts = [np.array(t) for t in np.broadcast_arrays(*terms)]
+    changed = True
+    while changed:
+        changed = False
+        for i in range(len(parts) - 1, 0, -1):
+            s, e = two_sum(parts[i - 1], parts[i])
+            finite = np.isfinite(s)
+            if (finite & ((s != parts[i - 1]) | (e != parts[i]))).any():
+                changed = True
+                parts[i - 1], parts[i] = np.where(finite, s, parts[i - 1]), np.where(finite, e, parts[i])
+    return parts
+
+
+def _tail(parts: list[F64]) -> F64:
+    """What follows the leading term of a distilled sum: its first non-zero term, which has the sign of the whole rest."""
+    out = np.zeros_like(parts[0])
+    for t in parts[:0:-1]:
+        out = np.where(t != 0, t, out)
+    return out
+
+
+def round_sum(terms: list[F64], dtype: Any) -> NDArray[Any]:
+    """The exact sum of float64 terms, rounded once to `dtype`. NaN and infinity follow ordinary addition."""
     if len(terms) == 1:
         return round_odd(terms[0], dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        plain = terms[0]
-        for t in terms[1:]:
-            plain = plain + t
-        parts = list(np.broadcast_arrays(*terms))
-        for _ in range(len(parts) - 1):
-            for i in range(len(parts) - 1, 0, -1):
-                s, e = two_sum(parts[i - 1], parts[i])
-                parts[i - 1], parts[i] = s, e
-        hi, lo = parts[0], parts[1]
-        for extra in parts[2:]:
-            # What is left cannot change the rounding except by being there: give it to lo when lo is zero.
-            lo = np.where(lo == 0, extra, lo)
-        out = np.where(np.isfinite(plain), to_odd(hi, lo), plain)
+        plain = sum(terms[1:], terms[0])
+        parts = list(two_sum(*np.broadcast_arrays(*terms))) if len(terms) == 2 else distil(terms)
+        out = np.where(np.isfinite(plain), to_odd(parts[0], _tail(parts)), plain)
     return round_odd(out, dtype)
 
 
-def round_quotient(num: F64, den: F64, dtype: Any) -> NDArray[Any]:
-    """num / den, both exact float64, rounded once to `dtype` (the sign of the remainder decides the odd bit)."""
+def round_quotient(terms: list[F64], den: F64, dtype: Any) -> NDArray[Any]:
+    """The exact sum of float64 terms over `den`, rounded once to `dtype`.
+
+    The quotient is taken twice, the second time of the exact remainder; the sign of the last remainder decides the odd bit.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        num, den = np.broadcast_arrays(np.asarray(num, np.float64), np.asarray(den, np.float64))
-        q = num / den
-        p, e = two_product(q, den)
-        remainder = (num - p) - e
-        lo = np.where(np.isfinite(q) & np.isfinite(den), remainder * np.sign(den), 0.0)
-        return round_odd(to_odd(q, lo), dtype)
+        *terms, den = np.broadcast_arrays(*(np.asarray(t, np.float64) for t in terms), np.asarray(den, np.float64))
+        plain = sum(terms[1:], terms[0]) / den
+        parts = distil(terms) if len(terms) > 1 else terms
+        first = parts[0] / den
+        rest = distil([*parts, *(-t for t in two_product(first, den))])
+        second = rest[0] / den
+        rest = distil([*rest, *(-t for t in two_product(second, den))])
+        hi, lo = two_sum(first, second)
+        sign = np.sign(np.where(rest[0] != 0, rest[0], 0.0)) * np.sign(den)
+        out = np.where(np.isfinite(plain) & np.isfinite(den), to_odd(hi, np.where(lo != 0, lo, sign)), plain)
+    return round_odd(out, dtype)
 
 
 class Exact:
     """A real number an element: a sum of float64 terms, over an optional divisor, not yet rounded.
 
     terms    arrays that broadcast together; their real sum is the numerator
-    divisor  float64 array or None. A quotient has exactly one term.
+    divisor  float64 array or None
     """
 
     __slots__ = ("divisor", "terms")
@@ -148,5 +170,4 @@ class Exact:
         """The value rounded once, to nearest even, to `dtype`."""
         if self.divisor is None:
             return round_sum(self.terms, dtype)
-        (numerator,) = self.terms
-        return round_quotient(numerator, self.divisor, dtype)
+        return round_quotient(self.terms, self.divisor, dtype)

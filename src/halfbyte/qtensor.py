@@ -20,7 +20,14 @@ BLOCK_ELEMENTS = 1 << 20
 """Elements decoded at a time by `dequantize`: intermediates stay near 8 MB per temporary."""
 
 _SHARED = ("group_index", "nested_absmax", "nested_map", "nested_offset")
-"""Parts with no row axis: a row slice keeps them whole."""
+"""Parts with no row axis: a slice keeps them whole."""
+_GROUPED = ("scales", "zeros", "biases")
+"""Parts that a slice keeps whole too when groups do not follow rows."""
+
+
+def _flattened(fmt: Format) -> bool:
+    """True when groups, or nested blocks of groups, are counted over the flattened tensor: a slice must know where it lay."""
+    return fmt.grouping in ("flat", "strided") or fmt.scale == "nested"
 
 
 class QTensor:
@@ -31,7 +38,8 @@ class QTensor:
     parts    name -> array, canonical order, read-only mapping; arrays may be memory-mapped views
     origin   producer whose decoder `arithmetic="producer"` reproduces ("mlx", "gguf", ...), "" when there is none
     details  what that decoder needs to know besides (compute dtype, ...): small strings and numbers
-    window   (first row, rows of the whole) for a row slice of a `flat`, `strided` or `block` format, else None
+    window   (first row, rows of the whole) for a slice of a tensor in `flat`, `strided` or `block` groups or with nested scales,
+             else None; rows of the flattened tensor, for `block` rows of the matrix
 
     Raises ShapeError or FormatError when the parts do not fit the format and shape.
     """
@@ -62,10 +70,11 @@ class QTensor:
         if len(self.shape) < 2 or any(d < 0 for d in self.shape):
             raise ShapeError(f"[QTensor] {where}shape {self.shape}; a weight is (n, k) or (experts, n, k)")
         family = family_of(self.format)
-        whole = self.shape if self.window is None else (*self.shape[:-2], self.window[1], self.shape[-1])
         required = family.geometry(self.format, self.shape)
         if self.window is not None:
-            required |= {p: s for p, s in family.geometry(self.format, whole).items() if p in ("scales", "zeros", "biases")}
+            whole = family.geometry(self.format, (self.window[1], self.shape[-1]))
+            kept = _SHARED if self.format.grouping == "row" else (*_SHARED, *_GROUPED)
+            required |= {p: s for p, s in whole.items() if p in kept}
         optional = family.optional_parts(self.format, self.shape)
         missing = sorted(set(required) - set(self.parts))
         unknown = sorted(set(self.parts) - set(required) - set(optional))
@@ -116,17 +125,23 @@ class QTensor:
             if not isinstance(index, slice):
                 raise ShapeError("[QTensor] an (n, k) weight is sliced by rows, w[a:b]; a single row is w[i:i+1]")
             return self.rows(*self._bounds(index, self.shape[0]))
-        if self.format.grouping in ("flat", "strided"):
-            raise ShapeError(f"[QTensor] {self.format} runs over the flattened stack; its experts cannot be sliced")
+        kept = (*_SHARED, *_GROUPED) if self.format.grouping in ("flat", "strided") else _SHARED
         if isinstance(index, slice):
             start, stop = self._bounds(index, self.shape[0])
-            parts = {p: a if p in _SHARED else a[start:stop] for p, a in self.parts.items()}
-            return self._like((stop - start, *self.shape[1:]), parts)
+            parts = {p: a if p in kept else a[start:stop] for p, a in self.parts.items()}
+            return self._like((stop - start, *self.shape[1:]), parts, self._window(start))
         if not -self.shape[0] <= index < self.shape[0]:
             raise IndexError(f"[QTensor] expert {index} of {self.shape[0]}")
         # `a[i, ...]` keeps a 0-d view where a plain index would copy out a scalar.
-        parts = {p: a if p in _SHARED else a[index, ...] for p, a in self.parts.items()}
-        return self._like(self.shape[1:], parts)
+        parts = {p: a if p in kept else a[index, ...] for p, a in self.parts.items()}
+        return self._like(self.shape[1:], parts, self._window(index % self.shape[0]))
+
+    def _window(self, expert: int) -> tuple[int, int] | None:
+        """Window of a slice that starts at an expert."""
+        if not _flattened(self.format):
+            return None
+        first, total = self.window or (0, math.prod(self.shape[:-1]))
+        return first + expert * math.prod(self.shape[1:-1]), total
 
     @staticmethod
     def _bounds(index: slice, length: int) -> tuple[int, int]:
@@ -142,14 +157,12 @@ class QTensor:
             raise ShapeError(f"[QTensor] rows {start}:{stop} of {n}")
         window = None
         whole: tuple[str, ...] = _SHARED
-        if self.format.grouping != "row":
+        if self.format.grouping != "row" or _flattened(self.format):
             if self.ndim != 2:
-                raise ShapeError(
-                    f"[QTensor] rows of a stack in {self.format.grouping} groups cannot be sliced; take an expert first"
-                )
+                raise ShapeError(f"[QTensor] rows of a stack of {self.format} cannot be sliced at once; take an expert first")
             first, total = self.window or (0, n)
             window = (first + start, total)
-            whole = (*_SHARED, "scales", "zeros", "biases")
+            whole = _SHARED if self.format.grouping == "row" else (*_SHARED, *_GROUPED)
         parts: dict[str, NDArray[Any]] = {}
         for p, a in self.parts.items():
             if p in whole or p == "global_scale":
@@ -179,12 +192,9 @@ class QTensor:
             raise FormatError(f"[dequantize] arithmetic {arithmetic!r}; allowed: exact, producer")
         if arithmetic == "producer" and not self.origin:
             raise FormatError('[dequantize] arithmetic="producer" on a tensor without a producer; use arithmetic="exact"')
-        if self.ndim > 2 and self.format.grouping == "row":
+        if self.ndim > 2:
             for e in range(self.shape[0]):
                 self[e].dequantize_into(out[e], arithmetic)
-            return
-        if self.ndim > 2:
-            self._decode_block(self, out, arithmetic)
             return
         step = max(1, BLOCK_ELEMENTS // max(1, self.shape[1]))
         for start in range(0, self.shape[0], step):

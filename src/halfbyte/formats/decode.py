@@ -2,30 +2,40 @@
 
     value = ((element(code) − zero) · scale · super_scale · global) / divisor + bias − min · super_min
 
-Each factor is a short binary number, so a product of them is exact in float64, and often in float32: an element of E2M1 has 2 significant bits,
-a zero-shifted 4-bit code 5, an E8M0 scale 1, a float16 scale 11. `significant_bits` adds them up; where the sum says float32 holds
-the product, or where a single operation rounds, float32 arithmetic *is* the exact value rounded once, and it is used because it is
-faster. Everything else goes through `Exact`.
+Each factor is a short binary number: an element of E2M1 has 2 significant bits, a zero-shifted 4-bit code 5, an E8M0 scale 1, a
+float16 scale 11. Their product needs the sum of these bits. Where that says float32 holds every intermediate result, or where a
+single operation rounds, float32 arithmetic *is* the exact value rounded once, and it is used because it is faster. Everything else
+goes through `Exact`: float64 while 53 bits hold the product, error terms of `two_product` beyond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import unpack
-from ..exact import Exact, bfloat16, dtype_named, two_product, two_sum
+from ..exact import F64, Exact, dtype_named, two_product, two_sum
 from ..minifloat import element_table, scale_table
 from ..spec import Format
 
 Parts = Mapping[str, NDArray[Any]]
+Window = tuple[int, int]
+"""(first row, rows of the whole): rows of the flattened tensor, or of one matrix for `block` groups."""
+
+Place = Callable[[NDArray[Any]], NDArray[Any]]
+"""Values a group -> values an element."""
+
+NESTED_BLOCK = 256
+"""Blocks that share an entry of `nested_absmax`."""
 
 _ELEMENT_BITS = {"e2m1": 2, "e2m3": 4, "e3m2": 3, "e4m3": 4, "e5m2": 3, "nf4": 24, "nf4_modelopt": 8, "bnb_fp4": 24, "iq4_nl": 7}
 _SCALE_BITS = {"e8m0": 1, "e4m3": 4, "ue4m3": 4, "float16": 11, "bfloat16": 8, "float32": 24,
                "u4": 4, "u6": 6, "i6": 6, "i8": 8, "none": 0}  # fmt: skip
+"""Significant bits of every value of an element table and of a kind of scale."""
 
 
 def element_values(fmt: Format, codes: NDArray[np.uint8], dtype: Any = np.float64) -> NDArray[Any]:
@@ -48,47 +58,49 @@ def scale_values(kind: str, raw: NDArray[Any], dtype: Any = np.float64) -> NDArr
     return raw.astype(dtype)
 
 
-def group_of(fmt: Format, k: int, group_index: NDArray[np.int32] | None = None) -> NDArray[np.integer] | None:
-    """Group of each of k inputs, or None when a plain repeat does it."""
-    if group_index is not None:
-        return group_index
-    return None
+def placement(fmt: Format, shape: tuple[int, ...], window: Window | None, index: NDArray[np.integer] | None) -> Place:
+    """The map from values a group to values an element, [*shape] (or something that broadcasts to it)."""
+    k = shape[-1]
+
+    def along_row(a: NDArray[Any]) -> NDArray[Any]:
+        if index is not None:
+            return a[..., index]
+        if a.shape[-1] == 1:
+            return a
+        return np.repeat(a, fmt.group_size, axis=-1)[..., :k]
+
+    if fmt.grouping in ("flat", "strided"):
+        rows = math.prod(shape[:-1])
+        first, total = window or (0, rows)
+        flat = np.arange(first * k, (first + rows) * k, dtype=np.int64)
+        group = flat // fmt.group_size if fmt.grouping == "flat" else flat % max(1, total * k // fmt.group_size)
+        return lambda a: a.reshape(-1)[group].reshape(shape)
+    if fmt.grouping == "block":
+        first, total = window or (0, shape[-2])
+        size = max(1, total if fmt.group_rows == -1 else fmt.group_rows)
+        tile = (first + np.arange(shape[-2])) // size
+        return lambda a: along_row(a[..., tile, :])
+    return along_row
 
 
-def spread(values: NDArray[Any], fmt: Format, k: int, index: NDArray[np.integer] | None) -> NDArray[Any]:
-    """Per-group values [..., n, G] to per-element [..., n, k]. One group broadcasts; a short last group is cut."""
-    if index is not None:
-        return values[..., index]
-    groups = values.shape[-1]
-    if groups == 1:
-        return np.broadcast_to(values, (*values.shape[:-1], k))
-    return np.repeat(values, fmt.group_size, axis=-1)[..., :k]
+def _super(fmt: Format, a: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Second-level values [..., k/super_size] a super-group to values a group."""
+    return np.repeat(a.astype(dtype), fmt.super_size // fmt.group_size, axis=-1)
 
 
-def scale_index(fmt: Format, shape: tuple[int, ...], window: tuple[int, int] | None) -> NDArray[np.int64]:
-    """Index into the flattened scales for each element of a (rows, k) window of a `flat` or `strided` matrix.
-
-    window   (first row, rows of the whole matrix), None when the tensor is the whole
-    """
-    *_, n, k = shape
-    first, total = window or (0, n)
-    flat = np.arange(first * k, (first + n) * k, dtype=np.int64).reshape(n, k)
-    if fmt.grouping == "flat":
-        return flat // fmt.group_size
-    return flat % (total * k // fmt.group_size)
+def _value_bits(fmt: Format, parts: Parts) -> int:
+    """Significant bits of element − zero, at most: integers up to the largest code or stored zero point."""
+    bits = _ELEMENT_BITS.get(fmt.element, fmt.bits)
+    if fmt.zero == "int":
+        zeros = parts["zeros"]
+        return max(bits, int(np.abs(zeros.astype(np.int32)).max(initial=0)).bit_length()) + 1
+    return bits
 
 
 def significant_bits(fmt: Format, parts: Parts) -> int:
     """An upper bound on the significant bits of (element − zero) · scale · super_scale · global."""
-    element = _ELEMENT_BITS.get(fmt.element, fmt.bits)
-    if fmt.zero == "int":
-        element += 1
-    total = element + _SCALE_BITS[fmt.scale]
-    if fmt.super_size:
-        total += 11
-    if fmt.global_op:
-        total += 24
-    return total
+    total = _value_bits(fmt, parts) + _SCALE_BITS[fmt.scale]
+    return total + (11 if fmt.super_size else 0) + (24 if fmt.global_op else 0)
 
 
 def _rounds_once_in_float32(fmt: Format, parts: Parts, out: np.dtype[Any]) -> bool:
@@ -97,103 +109,129 @@ def _rounds_once_in_float32(fmt: Format, parts: Parts, out: np.dtype[Any]) -> bo
         return False
     bits = significant_bits(fmt, parts)
     additive = fmt.bias or bool(fmt.minimum)
-    if fmt.scale in ("bfloat16", "float32") and fmt.scale != "none":
-        # A product beyond float32 may come back into range by the added term; leave those to Exact.
-        s = parts["scales"]
-        if additive and s.size and not np.abs(s.astype(np.float32)).max(initial=0) < 2.0**100:
-            return False
-    if out == np.float32:
-        if additive:
-            return bits <= 24  # exact products, one rounded addition
-        if fmt.global_op:
-            return bits - 24 <= 24  # exact but for the last factor
-        if fmt.super_size:
-            return bits - _ELEMENT_BITS.get(fmt.element, fmt.bits) <= 24  # d · sc exact, the element rounds once
-        return True  # two exact float32 operands, one multiplication
-    # To a narrower type the float32 value itself must be exact.
-    return bits <= 24 and not additive
+    if out != np.float32:
+        # The float32 value itself must be exact; what leaves its range leaves the narrower ranges too, and the smallest
+        # scale times the smallest element of every format is a multiple of 2^−149.
+        return bits <= 24 and not additive
+    if fmt.global_op:
+        # Element · scale is exact, and of E4M3 stays in range; the global factor rounds.
+        return fmt.scale in ("e4m3", "ue4m3") and not additive and bits - 24 <= 24
+    if additive:
+        # Exact products, one rounded addition. A product beyond float32 might come back into range by the sum.
+        wide = fmt.scale == "bfloat16" and not np.abs(parts["scales"].astype(np.float32)).max(initial=0) < 2.0**100
+        return bits <= 24 and not wide
+    # Two exact float32 operands, one multiplication.
+    return fmt.super_size == 0 or _SCALE_BITS[fmt.scale] + 11 <= 24
 
 
-def _float32(fmt: Format, shape: tuple[int, ...], parts: Parts, index: NDArray[np.integer] | None) -> NDArray[np.float32]:
-    k = shape[-1]
+def _float32(fmt: Format, shape: tuple[int, ...], parts: Parts, place: Place) -> NDArray[np.float32]:
     f32 = np.float32
-    value = element_values(fmt, unpack(parts["codes"], fmt.bits, k), f32)
-    if fmt.zero == "int":
-        value -= spread(parts["zeros"].astype(f32), fmt, k, index)
+    value = element_values(fmt, unpack(parts["codes"], fmt.bits, shape[-1]), f32)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        scale = scale_values(fmt.scale, parts["scales"], f32)
-        if fmt.super_size:
-            per = fmt.super_size // fmt.group_size
-            scale = scale * np.repeat(parts["super_scales"].astype(f32), per, axis=-1)
+        if fmt.zero == "int":
+            value -= place(parts["zeros"].astype(f32))
+        if fmt.scale != "none":
+            scale = scale_values(fmt.scale, parts["scales"], f32)
+            value *= place(scale * _super(fmt, parts["super_scales"], f32) if fmt.super_size else scale)
         if fmt.global_op:
-            value *= spread(scale, fmt, k, index)
             value *= parts["global_scale"].astype(f32)[..., None, None]
-        else:
-            value *= spread(scale, fmt, k, index)
         if fmt.bias:
-            value += spread(parts["biases"].astype(f32), fmt, k, index)
+            value += place(parts["biases"].astype(f32))
         if fmt.minimum:
-            per = fmt.super_size // fmt.group_size
-            low = parts["mins"].astype(f32) * np.repeat(parts["super_mins"].astype(f32), per, axis=-1)
-            value -= spread(low, fmt, k, index)
+            value -= place(parts["mins"].astype(f32) * _super(fmt, parts["super_mins"], f32))
     return value
 
 
-def exact_values(
-    fmt: Format, shape: tuple[int, ...], parts: Parts, window: tuple[int, int] | None = None
-) -> Exact:
+class _Term(NamedTuple):
+    """A float64 array and the significant bits its elements have at most."""
+
+    value: F64
+    bits: int
+
+
+def _times(terms: list[_Term], factor: F64, bits: int) -> list[_Term]:
+    """Every term times a factor of so many bits, exactly: beyond 53 bits the rounding errors become terms."""
+    out = []
+    for term in terms:
+        if term.bits + bits <= 53:
+            out.append(_Term(term.value * factor, term.bits + bits))
+            continue
+        product, error = two_product(term.value, factor)
+        out.append(_Term(product, 53))
+        if error.any():
+            out.append(_Term(error, 53))
+    return out
+
+
+def _shifted(fmt: Format, parts: Parts, codes: NDArray[np.uint8], place: Place) -> list[_Term]:
+    """element(code) − zero as one term, or two where a float zero point does not align with the code in 53 bits."""
+    value = element_values(fmt, codes)
+    if fmt.zero == "int":
+        value = value - place(parts["zeros"].astype(np.float64))
+    if fmt.zero != "float":
+        return [_Term(value, _value_bits(fmt, parts))]
+    hi, lo = two_sum(value, -place(parts["zeros"].astype(np.float64)))
+    # A float16 zero point is a multiple of 2^−24 below 2^16. The lower term is a piece of one operand: 24 bits.
+    terms = [_Term(hi, 41 if fmt.scale == "float16" else 53)]
+    if np.nan_to_num(lo).any():
+        terms.append(_Term(np.nan_to_num(lo), 24))
+    return terms
+
+
+def nested_factors(parts: Parts, shape: tuple[int, ...], window: Window | None) -> tuple[F64, F64]:
+    """nested_map[byte] and nested_absmax of each block, float64 in the shape of `scales`."""
+    scales = parts["scales"]
+    first = window[0] * scales.shape[-1] if window is not None and scales.ndim > 1 else 0
+    block = first + np.arange(scales.size).reshape(scales.shape)
+    mapped = parts["nested_map"].astype(np.float64)[scales]
+    return mapped, parts["nested_absmax"].astype(np.float64)[block // NESTED_BLOCK]
+
+
+def _scaled(
+    fmt: Format, shape: tuple[int, ...], parts: Parts, window: Window | None, terms: list[_Term], place: Place
+) -> tuple[list[_Term], F64 | None]:
+    """Terms times their group scales, and the divisor of scales that divide."""
+    if fmt.scale == "none":
+        return terms, None
+    if fmt.scale != "nested":
+        scale = place(scale_values(fmt.scale, parts["scales"]))
+        return (terms, scale) if fmt.inverse else (_times(terms, scale, _SCALE_BITS[fmt.scale]), None)
+    mapped, absmax = nested_factors(parts, shape, window)
+    offset = np.broadcast_to(parts["nested_offset"].astype(np.float64), mapped.shape)
+    if not fmt.inverse:
+        return _times(terms, place(mapped * absmax), 48) + _times(terms, place(offset), 24), None
+    # (map / absmax + offset) · element over the common divisor absmax.
+    return _times(terms, place(mapped), 24) + _times(terms, place(offset * absmax), 48), place(absmax)
+
+
+def exact_values(fmt: Format, shape: tuple[int, ...], parts: Parts, window: Window | None = None) -> Exact:
     """The exact values of a tensor (or a window of its rows) as `Exact`, float64 [*shape] terms."""
-    k = shape[-1]
-    index = parts.get("group_index")
-    value = element_values(fmt, unpack(parts["codes"], fmt.bits, k))
-
-    def per_element(a: NDArray[Any]) -> NDArray[Any]:
-        if fmt.grouping in ("flat", "strided"):
-            return a.reshape(-1)[scale_index(fmt, shape, window)].reshape(shape)
-        if fmt.grouping == "block":
-            first, total = window or (0, shape[-2])
-            size = total if fmt.group_rows == -1 else fmt.group_rows
-            rows = (first + np.arange(shape[-2])) // max(size, 1)
-            a = a[..., rows, :]
-        return spread(a, fmt, k, index)
-
+    place = placement(fmt, shape, window, parts.get("group_index"))
+    divisors: list[F64] = []
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        scale = per_element(scale_values(fmt.scale, parts["scales"])) if fmt.scale != "none" else np.float64(1)
+        terms = _shifted(fmt, parts, unpack(parts["codes"], fmt.bits, shape[-1]), place)
+        terms, divisor = _scaled(fmt, shape, parts, window, terms, place)
+        divisors += [] if divisor is None else [divisor]
         if fmt.super_size:
-            per = fmt.super_size // fmt.group_size
-            scale = scale * spread(np.repeat(parts["super_scales"].astype(np.float64), per, axis=-1), fmt, k, index)
-        terms: list[NDArray[np.float64]]
-        divisor: Any = None
-        if fmt.zero == "float":
-            hi, lo = two_sum(value, -per_element(parts["zeros"].astype(np.float64)))
-            p, e = two_product(hi, scale)
-            terms = [p, e, lo * scale]
-        else:
-            if fmt.zero == "int":
-                value = value - per_element(parts["zeros"].astype(np.float64))
-            if fmt.inverse:
-                terms, divisor = [value], scale
-            else:
-                terms = [value * scale]
+            terms = _times(terms, place(_super(fmt, parts["super_scales"], np.float64)), 11)
         if fmt.global_op:
-            g = parts["global_scale"].astype(np.float64)[..., None, None]
+            factor = parts["global_scale"].astype(np.float64)[..., None, None]
             if fmt.global_op == "multiply":
-                terms = [t * g for t in terms]
+                terms = _times(terms, factor, 24)
             else:
-                divisor = g if divisor is None else divisor * g
+                divisors.append(factor)
         if fmt.divisor != 1.0:
-            divisor = np.float64(fmt.divisor) if divisor is None else divisor * fmt.divisor
+            divisors.append(np.float64(fmt.divisor))
+        summands = [t.value for t in terms]
         if fmt.bias:
-            terms.append(per_element(parts["biases"].astype(np.float64)))
+            summands.append(place(parts["biases"].astype(np.float64)))
         if fmt.minimum:
-            per = fmt.super_size // fmt.group_size
-            low = parts["mins"].astype(np.float64) * np.repeat(parts["super_mins"].astype(np.float64), per, axis=-1)
-            terms.append(-per_element(low))
-    return Exact(terms, None if divisor is None else np.asarray(divisor, np.float64))
+            summands.append(-place(parts["mins"].astype(np.float64) * _super(fmt, parts["super_mins"], np.float64)))
+    return Exact(summands, math.prod(divisors) if divisors else None)
 
 
 def decode_exact(
-    fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: tuple[int, int] | None = None
+    fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: Window | None = None
 ) -> NDArray[Any]:
     """Exact values rounded once, to nearest even, to `dtype` ("float32", "float16", "bfloat16" or "float64").
 
@@ -201,10 +239,8 @@ def decode_exact(
     the narrower types, get the right answer.
     """
     out = dtype_named(dtype)
-    if fmt.grouping == "row" and out != np.float64 and _rounds_once_in_float32(fmt, parts, out):
-        value = _float32(fmt, shape, parts, parts.get("group_index"))
-        if out == np.float32:
-            return value
+    if out != np.float64 and _rounds_once_in_float32(fmt, parts, out):
+        value = _float32(fmt, shape, parts, placement(fmt, shape, window, parts.get("group_index")))
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            return value.astype(bfloat16 if out == bfloat16 else out)
+            return value.astype(out, copy=False)
     return exact_values(fmt, shape, parts, window).round(out)

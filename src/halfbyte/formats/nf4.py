@@ -14,8 +14,8 @@
 `row` grouping is the canonical one where k is whole blocks (the same blocks, seen by row), `flat` otherwise; `Family.fit` picks.
 ModelOpt's signed scale byte b is held as b + 128.
 
-Words: `nf4` (QLoRA, Dettmers et al. 2023), `bnb_fp4`, `nf4_modelopt` (the NF4 table to four digits in bfloat16). Any block size; 64
-unless given. Format options: `nested` (False), `grouping` (`row`, `flat`), `scale_dtype` (float32; nf4_modelopt bfloat16).
+Words: `nf4` (QLoRA, Dettmers et al. 2023), `bnb_fp4`, `nf4_modelopt` (the NF4 table to four digits in bfloat16). Any block size;
+64 unless given. Format options: `nested` (False), `grouping` (`row`, `flat`), `scale_dtype` (float32; nf4_modelopt bfloat16).
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from numpy.typing import NDArray
 from ..errors import FormatError
 from ..spec import Format
 from .base import Family, PartSpec, check_group
+from .decode import NESTED_BLOCK
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
-
-NESTED_BLOCK = 256
-"""Blocks that share an entry of `nested_absmax`."""
 
 
 class NF4(Family):
