@@ -87,6 +87,10 @@ class Layout(ABC):
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         """Foreign tensors of `q`. Raises LayoutError when this layout cannot hold `q` exactly; the message says what can."""
 
+    def remembered(self, q: QTensor) -> Mapping[str, Any]:
+        """`q.details` when this layout wrote them (it puts its name under `layout`), else nothing: another's mean something else."""
+        return q.details if q.details.get("layout") == self.name else {}
+
     def config(self, q: QTensor) -> dict[str, Any]:
         """The parameters with which `pack` writes `q`, to be put into the target's quantization config."""
         return {"bits": q.format.bits, "group_size": q.format.group_size}

@@ -1,0 +1,134 @@
+"""AWQ gemm: codes along n, eight to an int32, in an interleaved order.
+
+| tensor | dtype | shape |
+|---|---|---|
+| `qweight` | int32 | [k, n·bits/32] |
+| `qzeros` | int32 | [G, n·bits/32], zero points as they are |
+| `scales` | float16 | [G, n] |
+
+Nibble i of a word, counted from the lowest, holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of its eight, so codes 0 … 7 of eight columns make
+0x75316420. Eight-bit files (vLLM reads them) order four columns [0, 2, 1, 3]. Source: AutoAWQ 0.2, by the files it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import bits as stream
+from ..errors import LayoutError
+from ..exact import bfloat16
+from ..formats import format_named
+from ..qtensor import QTensor
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .integers import check_integer, check_zero_range, stored_zeros
+from .words import as_bytes, as_words
+
+I32 = np.dtype(np.int32)
+FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
+ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
+"""Column held by each field of a word, lowest field first."""
+
+
+def awq_bits(layout: str, config: Config, name: str, allowed: tuple[int, ...] = (4,)) -> int:
+    """`bits` (or AutoAWQ's own `w_bit`) of a config, 4 when it says nothing. Raises LayoutError for another width than allowed."""
+    bits = config.get("bits", config.get("w_bit", 4))
+    if bits not in allowed:
+        raise LayoutError(f"[{layout}] {name}: bits {bits!r}; allowed: {', '.join(map(str, allowed))}")
+    return int(bits)
+
+
+def awq_group(layout: str, config: Config, name: str, k: int, groups: int | None) -> int:
+    """`group_size` (or AutoAWQ's own `q_group_size`) of a config, checked against the groups of the scales when known."""
+    size = config.get("group_size", config.get("q_group_size"))
+    if size is None:
+        if not groups or k % groups:
+            raise LayoutError(f"[{layout}] {name}: the config has no group_size, and {k} inputs are not {groups} equal groups")
+        return k // groups
+    expected = 1 if size == -1 and k else -(-k // size)
+    if groups is not None and expected != groups:
+        raise LayoutError(f"[{layout}] {join(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {expected}")
+    return int(size)
+
+
+class AWQ(Layout):
+    """AutoAWQ's gemm checkpoints."""
+
+    name = "awq-gemm"
+    required = ("qweight", "qzeros", "scales")
+
+    def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        bits = awq_bits(self.name, config, name, tuple(ORDER))
+        groups, n = want(self.name, tensors, "scales", name, FLOATS, (None, None))
+        if n * bits % 32:
+            raise LayoutError(f"[awq-gemm] {join(name, 'scales')} has {n} columns; words hold {32 // bits} codes of {bits} bits each")
+        words, why = n * bits // 32, f"for {n} outputs of {bits} bits"
+        k, _ = want(self.name, tensors, "qweight", name, (I32,), (None, words), why)
+        want(self.name, tensors, "qzeros", name, (I32,), (groups, words), f"{why} in {groups} groups")
+        size = awq_group(self.name, config, name, k, groups)
+        return Described(format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name), (n, k))
+
+    def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
+        fmt, shape = self.describe(tensors, config, name)
+        codes = deinterleave(tensors["qweight"], fmt.bits)
+        parts = {
+            "codes": stream.pack(codes.T, fmt.bits),
+            "scales": np.ascontiguousarray(tensors["scales"].T),
+            "zeros": np.ascontiguousarray(deinterleave(tensors["qzeros"], fmt.bits).T.astype(np.int16)),
+        }
+        return QTensor(fmt, shape, parts, origin="autoawq", details={"layout": self.name}, name=name)
+
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        check_integer(self.name, q, tuple(ORDER))
+        bits, (n, k) = q.format.bits, q.shape
+        check_config(self.name, q, config)
+        if n * bits % 32:
+            raise refuse(self.name, q, f"{n} outputs are not whole words of {32 // bits} columns", "write gptq or compressed-tensors")
+        zeros = stored_zeros(q)
+        check_zero_range(self.name, q, zeros, 0, (1 << bits) - 1)
+        return {
+            "qweight": interleave(stream.unpack(q.parts["codes"], bits, k).T, bits),
+            "qzeros": interleave(zeros.T.astype(np.uint8), bits),
+            "scales": np.ascontiguousarray(q.parts["scales"].T),
+        }
+
+    def config(self, q: QTensor) -> dict[str, Any]:
+        return awq_config(q, self.name)
+
+
+def awq_config(q: QTensor, layout: str) -> dict[str, Any]:
+    """A quantization config in transformers' words for one of the AWQ layouts."""
+    return {
+        "quant_method": "awq",
+        "bits": q.format.bits,
+        "group_size": q.format.group_size,
+        "zero_point": layout != "awq-marlin",
+        "version": layout.removeprefix("awq-"),
+    }
+
+
+def check_config(layout: str, q: QTensor, config: Config) -> None:
+    """LayoutError when the config names other bits or groups than q has."""
+    bits = config.get("bits", config.get("w_bit", q.format.bits))
+    size = config.get("group_size", config.get("q_group_size", q.format.group_size))
+    if bits != q.format.bits or size != q.format.group_size:
+        raise refuse(layout, q, f"the config asks for {bits} bits in groups of {size}")
+
+
+def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
+    """Words [r, n·bits/32] in AWQ order -> codes uint8 [r, n]."""
+    order = np.array(ORDER[bits])
+    r, w = words.shape
+    fields = stream.unpack(as_bytes(words), bits, w * order.size).reshape(r, w, order.size)
+    return fields[..., np.argsort(order)].reshape(r, w * order.size)
+
+
+def interleave(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Codes [r, n] -> int32 words [r, n·bits/32] in AWQ order. Inverse of `deinterleave`."""
+    order = np.array(ORDER[bits])
+    r, n = codes.shape
+    fields = codes.reshape(r, n // order.size, order.size)[..., order].reshape(r, n)
+    return as_words(stream.pack(fields, bits))

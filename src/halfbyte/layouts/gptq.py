@@ -1,0 +1,251 @@
+"""GPTQ: codes down k in int32 words, v1 and v2 zero points, act-order, and GPTQModel's planar words.
+
+| tensor | dtype | shape | what |
+|---|---|---|---|
+| `qweight` | int32 | [k·bits/32, n] | column r is the canonical row r: a little-endian bit stream down k, LSB first |
+| `qzeros` | int32 | [G, n·bits/32] | zero points, the same stream along n |
+| `scales` | float16 | [G, n] | |
+| `g_idx` | int32 | [k] | group of each input; optional |
+
+The config's `checkpoint_format` says how zero points are stored:
+
+| word | stored | out of range |
+|---|---|---|
+| `gptq` (v1), AutoGPTQ | z − 1 | read as stored + 1 without a mask, so a stored 2^bits − 1 is 2^bits |
+| `gptq` (v1), GPTQModel | the v2 word minus ones, word by word at 2, 4 and 8 bits: a zero point 0 borrows from its neighbours, and adding the same ones back, wrapping, restores them all; field by field, modulo 2^bits, at 3, 5, 6 and 7 bits | |
+| `gptq_v2` | z | |
+| `gptq_p` | z, and both tensors planar: for each 32 codes the words of the low plane, then of the higher ones | |
+
+`meta.quantizer` names GPTQModel where it wrote the file. 5, 6 and 7 bits are planar under every word. Source: AutoGPTQ 0.7 and GPTQModel 7.7,
+by the files they write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import bits as stream
+from ..errors import LayoutError
+from ..exact import bfloat16
+from ..formats import format_named
+from ..qtensor import QTensor
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .integers import check_index, check_integer, check_zero_range, monotone, stored_zeros
+from .words import as_bytes, as_words, fields_of_words, recall, remember, stream_of_words, word_count, words_of_fields, words_of_stream
+
+I32 = np.dtype(np.int32)
+FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
+BITS = (2, 3, 4, 5, 6, 7, 8)
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
+"""Widths of the bit planes of `gptq_p` words, low plane first."""
+FORMATS = {"gptq": (1, False), "gptq_v2": (2, False), "gptq_p": (2, True)}
+"""checkpoint_format -> (version of the zero points, planar words)."""
+
+
+_NO_ZERO = "v1 stores the zero point minus 1 and has no code for 0: write checkpoint_format gptq_v2"
+
+
+class Variant(NamedTuple):
+    """How one checkpoint writes its words.
+
+    version   1 or 2, of the zero points
+    planar    words hold bit planes
+    writer    "autogptq" or "gptqmodel": they differ in v1 zero points out of range
+    wordwise  v1 zero points came from subtracting ones from whole words
+    """
+
+    version: int
+    planar: bool
+    writer: str
+    wordwise: bool
+
+
+def variant(config: Config, bits: int) -> Variant:
+    """The `Variant` a config names, for codes of `bits` bits. Raises LayoutError for an unknown checkpoint_format."""
+    word = str(config.get("checkpoint_format") or "gptq").lower()
+    if word not in FORMATS:
+        raise LayoutError(f"[gptq] checkpoint_format {word!r}; read: {', '.join(FORMATS)}. Convert it with the tool that wrote it")
+    version, planar = FORMATS[word]
+    meta = config.get("meta")
+    quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    writer = "gptqmodel" if "gptqmodel" in str(quantizer).lower() else "autogptq"
+    wordwise = version == 1 and writer == "gptqmodel" and bits in (2, 4, 8)
+    return Variant(version, planar or bits in (5, 6, 7), writer, wordwise)
+
+
+class GPTQ(Layout):
+    """AutoGPTQ's and GPTQModel's checkpoints."""
+
+    name = "gptq"
+    required = ("qweight", "qzeros", "scales")
+    optional = ("g_idx",)
+
+    def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        groups, n = want(self.name, tensors, "scales", name, FLOATS, (None, None))
+        rows, _ = want(self.name, tensors, "qweight", name, (I32,), (None, n), f"for the {n} columns of {join(name, 'scales')}")
+        _, width = want(self.name, tensors, "qzeros", name, (I32,), (groups, None), f"for the {groups} groups of {join(name, 'scales')}")
+        bits = config.get("bits")
+        if bits is None and n and 32 * width % n == 0:
+            bits = 32 * width // n
+        if bits not in BITS:
+            raise LayoutError(f"[gptq] {name}: bits {bits!r}; allowed: {', '.join(map(str, BITS))}, given in the quantization config")
+        if "g_idx" in tensors:
+            (k,) = want(self.name, tensors, "g_idx", name, (I32,), (None,))
+        elif 32 * rows % bits:
+            raise LayoutError(f"[gptq] {join(name, 'qweight')} has {rows} rows of words; {bits}-bit codes fill a multiple of {bits} rows")
+        else:
+            k = 32 * rows // bits
+        planar = variant(config, bits).planar
+        want(self.name, tensors, "qweight", name, (), (self._words(k, bits, planar, name), n), f"for {k} inputs of {bits} bits")
+        want(self.name, tensors, "qzeros", name, (), (groups, self._words(n, bits, planar, name)), f"for {n} outputs of {bits} bits")
+        size = config.get("group_size")
+        if size is None:
+            size = k // groups if groups and k % groups == 0 else -1
+        fmt = format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name)
+        if groups != fmt.groups(k):
+            raise LayoutError(f"[gptq] {join(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {fmt.groups(k)}")
+        return Described(fmt, (n, k))
+
+    @staticmethod
+    def _words(count: int, bits: int, planar: bool, name: str) -> int:
+        if planar and len(PLANES[bits]) > 1 and count % 32:
+            raise LayoutError(f"[gptq] {name}: {count} codes of {bits} bits in planes; planar words hold whole 32s")
+        return word_count(count, bits)
+
+    def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
+        fmt, (n, k) = self.describe(tensors, config, name)
+        how = variant(config, fmt.bits)
+        details: dict[str, Any] = {"layout": self.name, "zeros": f"v{how.version} {how.writer}"}
+        down = np.ascontiguousarray(tensors["qweight"].T)
+        if how.planar:
+            codes = stream.pack(codes_of_planes(down, fmt.bits), fmt.bits)
+        else:
+            codes, filling = stream_of_words(down, fmt.bits, k)
+            remember(details, "filling.qweight", filling)
+        zeros = self._read_zeros(tensors["qzeros"], fmt.bits, n, how, details)
+        parts: dict[str, Array] = {
+            "codes": codes,
+            "scales": np.ascontiguousarray(tensors["scales"].T),
+            "zeros": np.ascontiguousarray(zeros.T),
+        }
+        index = tensors.get("g_idx")
+        if index is None:
+            details["g_idx"] = "absent"
+        else:
+            check_index(self.name, join(name, "g_idx"), index, fmt.groups(k))
+            if not np.array_equal(index, monotone(k, fmt.group_size)):
+                parts["group_index"] = index
+        return QTensor(fmt, (n, k), parts, origin=how.writer, details=details, name=name)
+
+    @staticmethod
+    def _read_zeros(words: Array, bits: int, n: int, how: Variant, details: dict[str, Any]) -> NDArray[np.int16]:
+        if how.wordwise:
+            words = (words.view(np.uint32) + _ones(bits)).view(np.int32)
+        if how.planar:
+            fields = codes_of_planes(words, bits)
+        else:
+            fields, filling = fields_of_words(words, bits, n)
+            remember(details, "filling.qzeros", filling)
+        zeros = fields.astype(np.int16)
+        if how.version == 2 or how.wordwise:
+            return zeros
+        zeros += 1
+        return zeros if how.writer == "autogptq" else zeros & np.int16((1 << bits) - 1)
+
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        check_integer(self.name, q, BITS, group_index=True)
+        fmt, (n, k) = q.format, q.shape
+        if config.get("group_size", fmt.group_size) != fmt.group_size or config.get("bits", fmt.bits) != fmt.bits:
+            raise refuse(self.name, q, f"the config asks for {config.get('bits')} bits in groups of {config.get('group_size')}")
+        how = variant(config, fmt.bits)
+        own = self.remembered(q)
+        if how.planar and len(PLANES[fmt.bits]) > 1 and (k % 32 or n % 32):
+            raise refuse(self.name, q, "planar words hold whole 32s of inputs and of outputs")
+        if how.planar:
+            down = planes_of_codes(stream.unpack(q.parts["codes"], fmt.bits, k), fmt.bits)
+        else:
+            nbytes = 4 * word_count(k, fmt.bits) - k * fmt.bits // 8
+            down = words_of_stream(q.parts["codes"], fmt.bits, k, recall(own, "filling.qweight", (n, nbytes)))
+        out: dict[str, Array] = {
+            "qweight": np.ascontiguousarray(down.T),
+            "qzeros": self._write_zeros(q, how, own),
+            "scales": np.ascontiguousarray(q.parts["scales"].T),
+        }
+        if "group_index" in q.parts:
+            out["g_idx"] = q.parts["group_index"]
+        elif own.get("g_idx") != "absent":
+            out["g_idx"] = monotone(k, fmt.group_size)
+        return out
+
+    def _write_zeros(self, q: QTensor, how: Variant, own: Mapping[str, Any]) -> NDArray[np.int32]:
+        bits, top = q.format.bits, (1 << q.format.bits) - 1
+        zeros = stored_zeros(q)
+        if how.version == 2:
+            check_zero_range(self.name, q, zeros, 0, top, "write checkpoint_format gptq, whose reader takes the stored value plus 1" if top else "")
+        elif how.writer == "autogptq":
+            check_zero_range(
+                self.name, q, zeros, 1, top + 1, "v1 stores zero − 1 and has no code for 0: write checkpoint_format gptq_v2"
+            )
+        else:
+            # GPTQModel's own v1 files may wrap; only a reader told of GPTQModel undoes that, so nothing else is written so.
+            low = 0 if own.get("zeros") == "v1 gptqmodel" else 1
+            check_zero_range(self.name, q, zeros, low, top, "v1 stores zero − 1 and has no code for 0: write checkpoint_format gptq_v2")
+        fields = np.ascontiguousarray(zeros.T)
+        if how.version == 1 and not how.wordwise:
+            fields = (fields - 1) & np.int16(top)
+        if how.planar:
+            return planes_of_codes(fields.astype(np.uint8), bits)
+        groups, n = fields.shape
+        nbytes = 4 * word_count(n, bits) - n * bits // 8
+        words = words_of_fields(fields, bits, recall(own, "filling.qzeros", (groups, nbytes)))
+        if how.wordwise:
+            words = (words.view(np.uint32) - _ones(bits)).view(np.int32)
+        return words
+
+    def config(self, q: QTensor) -> dict[str, Any]:
+        """v2 zero points where v1 has no code for one of them, else v1, which everything reads."""
+        zeros = stored_zeros(q)
+        middle = 1 << (q.format.bits - 1)
+        v1 = q.format.bits not in (5, 6, 7) and (not zeros.size or int(zeros.min()) > 0)
+        return {
+            "quant_method": "gptq",
+            "bits": q.format.bits,
+            "group_size": q.format.group_size,
+            "sym": bool((zeros == middle).all()),
+            "desc_act": "group_index" in q.parts,
+            "checkpoint_format": "gptq" if v1 else "gptq_v2" if q.format.bits not in (5, 6, 7) else "gptq_p",
+        }
+
+
+def codes_of_planes(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
+    """Planar words [r, 32-code blocks · bits] -> codes uint8 [r, k]: each block has its low plane's words, then the higher planes'."""
+    r = words.shape[0]
+    blocks = words.shape[1] // bits
+    grouped = words.reshape(r, blocks, bits)
+    codes = np.zeros((r, blocks, 32), np.uint8)
+    at = 0
+    for plane in PLANES[bits]:
+        codes |= stream.unpack(as_bytes(grouped[..., at : at + plane]), plane, 32) << np.uint8(at)
+        at += plane
+    return codes.reshape(r, 32 * blocks)
+
+
+def planes_of_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Codes [r, k] -> planar int32 words [r, k·bits/32]. Inverse of `codes_of_planes`."""
+    r, k = codes.shape
+    grouped = codes.reshape(r, k // 32, 32)
+    words, at = [], 0
+    for plane in PLANES[bits]:
+        part = (grouped >> np.uint8(at)) & np.uint8((1 << plane) - 1)
+        words.append(as_words(stream.pack(part, plane)))
+        at += plane
+    return np.ascontiguousarray(np.concatenate(words, axis=-1).reshape(r, k // 32 * bits))
+
+
+def _ones(bits: int) -> np.uint32:
+    """A word with 1 in each `bits`-wide field: 0x11111111 for 4."""
+    return np.uint32(0xFFFFFFFF // ((1 << bits) - 1))
