@@ -2,8 +2,8 @@
 
     value = e2m1(code) · ue4m3(scale_byte) · global
 
-A word of its own, `nvfp4_ue4m3`, because the scale byte is read differently from `nvfp4`'s: the sign bit is ignored, 0x7F is 0 and 0xFF 480.
-Blocks hold 64 values. The factor is a separate `.scale` tensor in a file; with it `global_op` is "multiply".
+A word of its own, `nvfp4_ue4m3`, because the scale byte is read differently from `nvfp4`'s: the sign bit is ignored, 0x7F is
+0 and 0xFF 480. Blocks hold 64 values. The factor is a separate `.scale` tensor in a file; with it `global_op` is "multiply".
 """
 
 from __future__ import annotations

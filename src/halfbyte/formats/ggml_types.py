@@ -1,9 +1,9 @@
-"""The list of ggml tensor types: name, number in a file, elements and bytes of a block, and the codec word that says what a block means.
+"""ggml's tensor types: name, number in a file, elements and bytes of a block, and the codec word for what a block means.
 
     bytes of a row = k / block · nbytes
 
-Numbers and sizes are ggml's own (`ggml.h`, enum ggml_type; the GGUF specification repeats them). They are *tensor* types: the file type in a
-GGUF's metadata counts otherwise (tensor type 12 is Q4_K, file type 12 is not).
+Numbers and sizes are ggml's own (`ggml.h`, enum ggml_type; the GGUF specification repeats them). They are *tensor* types: the
+file type in a GGUF's metadata counts otherwise (tensor type 12 is Q4_K, file type 12 is not).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class GGMLType(NamedTuple):
     def elements(self, row_bytes: int) -> int:
         """k of a row of so many bytes. Raises ShapeError when that is not whole blocks."""
         if row_bytes % self.nbytes:
-            raise ShapeError(f"[gguf] a {self.name} row of {row_bytes} bytes; a block of {self.block} values takes {self.nbytes} bytes")
+            raise ShapeError(
+                f"[gguf] a {self.name} row of {row_bytes} bytes; a block of {self.block} values takes {self.nbytes} bytes"
+            )
         return row_bytes // self.nbytes * self.block
 
 
@@ -109,5 +111,5 @@ def fixed(fmt: Format, group_size: int | None, options: dict[str, Any]) -> Forma
     if options:
         raise FormatError(f"[format] {fmt.name} takes no option {', '.join(options)}")
     if group_size is not None and group_size != fmt.group_size:
-        raise FormatError(f"[format] {fmt.name} with group size {group_size}; its scales are shared by {fmt.group_size} values, always")
+        raise FormatError(f"[format] {fmt.name} with group size {group_size}; allowed: {fmt.group_size}, as ggml's blocks have it")
     return fmt

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from ..errors import LayoutError
+from .awq import AWQ
+from .awq_gemv import AWQGemv
+from .awq_gemv_fast import AWQGemvFast
+from .awq_marlin import AWQMarlin
 from .base import Described, Header, Layout
+from .gguf import GGUF
+from .gptq import GPTQ
 
-_ALL: tuple[type[Layout], ...] = ()
+_ALL: tuple[type[Layout], ...] = (
+    GPTQ,
+    AWQ,
+    AWQGemv,
+    AWQGemvFast,
+    AWQMarlin,
+    GGUF,
+)
 
 LAYOUTS: dict[str, Layout] = {cls.name: cls() for cls in _ALL}
 """Layouts by name."""
