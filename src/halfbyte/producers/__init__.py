@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ..errors import FormatError
+from . import autoawq, autogptq, compressed_tensors, gptqmodel
 
 if TYPE_CHECKING:
     from ..qtensor import QTensor
 
 Decoder = Callable[["QTensor", Any], "NDArray[Any]"]
-DECODERS: dict[str, Decoder] = {}
+DECODERS: dict[str, Decoder] = {
+    "autoawq": autoawq.decode,
+    "autogptq": autogptq.decode,
+    "compressed-tensors": compressed_tensors.decode,
+    "gptqmodel": gptqmodel.decode,
+}
 """origin -> decoder."""
 
 
