@@ -4,9 +4,8 @@
 
 The scale may be negative: MLX ties the end of the range that lies farther from zero to an exact code.
 
-Words: `affine1`, `affine2`, `affine3`, `affine4`, `affine5`, `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself
-has 32, 64 and 128); 64 unless given. Format option: `scale_dtype` (float16), the dtype of scales and biases. Files in which the
-two differ are widened by `one_dtype`, which loses nothing.
+Words: `affine1` … `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself has 32, 64 and 128); 64 unless given. Format option: `scale_dtype` (float16), the dtype of scales and biases. Files in which
+the two differ are widened by `one_dtype`, which loses nothing.
 """
 
 from __future__ import annotations

@@ -72,10 +72,8 @@ class Family(ABC):
         specs = {"codes": PartSpec((*lead, n, fmt.row_bytes(k)), np.dtype(np.uint8))}
         if fmt.scale != "none":
             scale_shape: tuple[int, ...] = (*lead, n, fmt.groups(k))
-            if fmt.grouping == "flat":
+            if fmt.grouping in ("flat", "strided"):
                 scale_shape = (-(-math.prod(shape) // fmt.group_size),)
-            elif fmt.grouping == "strided":
-                scale_shape = (math.prod(shape) // fmt.group_size,)
             elif fmt.grouping == "block":
                 rows = 1 if fmt.group_rows == -1 else -(-n // fmt.group_rows)
                 scale_shape = (*lead, rows, fmt.groups(k))

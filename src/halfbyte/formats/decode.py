@@ -4,14 +4,15 @@
 
 Each factor is a short binary number: an element of E2M1 has 2 significant bits, a zero-shifted 4-bit code 5, an E8M0 scale 1, a
 float16 scale 11. Their product needs the sum of these bits. Where that says float32 holds every intermediate result, or where a
-single operation rounds, float32 arithmetic *is* the exact value rounded once, and it is used because it is faster. Everything else
-goes through `Exact`: float64 while 53 bits hold the product, error terms of `two_product` beyond.
+single operation rounds, float32 arithmetic *is* the exact value rounded once, and it is used because it is faster. All else goes
+through `Exact`: float64 while 53 bits hold the product, error terms of `two_product` beyond.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +56,8 @@ def scale_values(kind: str, raw: NDArray[Any], dtype: Any = np.float64) -> NDArr
     if kind in ("e8m0", "e4m3", "ue4m3"):
         table: NDArray[Any] = scale_table(kind).astype(dtype)
         return table[raw]
-    return raw.astype(dtype)
+    out: NDArray[Any] = raw.astype(dtype)
+    return out
 
 
 def placement(fmt: Format, shape: tuple[int, ...], window: Window | None, index: NDArray[np.integer] | None) -> Place:
@@ -73,7 +75,7 @@ def placement(fmt: Format, shape: tuple[int, ...], window: Window | None, index:
         rows = math.prod(shape[:-1])
         first, total = window or (0, rows)
         flat = np.arange(first * k, (first + rows) * k, dtype=np.int64)
-        group = flat // fmt.group_size if fmt.grouping == "flat" else flat % max(1, total * k // fmt.group_size)
+        group = flat // fmt.group_size if fmt.grouping == "flat" else flat % max(1, -(-total * k // fmt.group_size))
         return lambda a: a.reshape(-1)[group].reshape(shape)
     if fmt.grouping == "block":
         first, total = window or (0, shape[-2])
@@ -221,18 +223,16 @@ def exact_values(fmt: Format, shape: tuple[int, ...], parts: Parts, window: Wind
             else:
                 divisors.append(factor)
         if fmt.divisor != 1.0:
-            divisors.append(np.float64(fmt.divisor))
+            divisors.append(np.asarray(fmt.divisor, np.float64))
         summands = [t.value for t in terms]
         if fmt.bias:
             summands.append(place(parts["biases"].astype(np.float64)))
         if fmt.minimum:
             summands.append(-place(parts["mins"].astype(np.float64) * _super(fmt, parts["super_mins"], np.float64)))
-    return Exact(summands, math.prod(divisors) if divisors else None)
+    return Exact(summands, reduce(np.multiply, divisors) if divisors else None)
 
 
-def decode_exact(
-    fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: Window | None = None
-) -> NDArray[Any]:
+def decode_exact(fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: Window | None = None) -> NDArray[Any]:
     """Exact values rounded once, to nearest even, to `dtype` ("float32", "float16", "bfloat16" or "float64").
 
     float64 results are the exact value where it fits in 53 bits, else rounded to odd there: callers that round again, to any of

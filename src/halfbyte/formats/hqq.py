@@ -4,7 +4,7 @@
 
 HQQ groups the flattened matrix. With axis 1, g consecutive elements share a scale: that is `row` grouping when k is whole
 groups and `flat` otherwise. With axis 0 the matrix is reshaped to (g, n·k/g) and a column shares a scale: element f of the
-flattened matrix is in group f mod (n·k/g), the `strided` grouping.
+flattened matrix is in group f mod (n·k/g), the `strided` grouping (HQQ itself wants whole groups; here the quotient rounds up).
 
 Words: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 unless given. Format options: `axis` (1), `scale_dtype`
 (float16; the zero points have it too), `grouping` (`row` or `flat` for axis 1; `Family.fit` picks from the shape).
@@ -12,16 +12,15 @@ Words: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 un
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError, ShapeError
+from ..errors import FormatError
 from ..spec import Format
-from .base import Family, PartSpec, check_group
+from .base import Family, check_group
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
 
 
@@ -47,13 +46,6 @@ class HQQ(Family):
 
     def fit(self, fmt: Format, shape: Sequence[int]) -> Format:
         return fit_flat(fmt, shape)
-
-    def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
-        if fmt.grouping == "strided" and math.prod(shape) % fmt.group_size:
-            raise ShapeError(
-                f"[{fmt}] shape {tuple(shape)} has {math.prod(shape)} elements; axis-0 groups need a multiple of {fmt.group_size}"
-            )
-        return super().geometry(fmt, shape)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         raise NotImplementedError
