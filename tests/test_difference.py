@@ -1,0 +1,130 @@
+"""The statistics that verify, evaluation and benchmarks judge by; the judge itself is shown to fail on wrong arrays."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfbyte.difference import Difference, difference
+from halfbyte.errors import ShapeError
+
+
+def test_equal_arrays_are_identical():
+    a = np.array([[1.0, -2.0], [0.0, np.nan], [np.inf, -np.inf]])
+    d = difference(a, a.copy())
+    assert (d.identical, d.differing, d.relative_rms, d.cosine, d.worst, d.count) == (True, 0, 0.0, 1.0, None, 6)
+
+
+def test_equality_is_by_value():
+    assert difference(np.array([[-0.0, 0.0]]), np.array([[0.0, -0.0]])).identical
+    a = np.array([[1.5]], np.float32)
+    assert difference(a, a.astype(ml_dtypes.bfloat16)).identical
+
+
+def test_statistics_by_hand():
+    a = np.array([[3.0, 4.0], [0.5, -1.0]])
+    b = np.array([[3.0, 5.0], [0.5, -1.0]])
+    d = difference(a, b)
+    assert d.differing == 1
+    assert d.max_abs_error == 1.0
+    assert d.max_relative_error == 0.25
+    assert d.worst == (0, 1)
+    assert d.relative_rms == math.sqrt(1 / (9 + 16 + 0.25 + 1))
+    assert d.cosine == pytest.approx((9 + 20 + 1.25) / math.sqrt(26.25 * (9 + 25 + 1.25)), abs=1e-15)
+
+
+def test_worst_is_relative_to_its_row():
+    a = np.array([[100.0, 100.0], [0.001, 0.001]])
+    b = np.array([[101.0, 100.0], [0.001, 0.002]])
+    d = difference(a, b)
+    assert d.worst == (1, 1)
+    assert d.max_abs_error == 1.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-30, 1e30])
+def test_case_57_shuffled_weights_fail_at_any_magnitude(scale):
+    """Outputs near 1e-6 with shuffled weights: an absolute bound of 1.0 passes them, the relative measures do not."""
+    rng = np.random.default_rng(57)
+    w = rng.standard_normal((64, 128)) * scale
+    x = rng.standard_normal((8, 128))
+    right = x @ w.T
+    wrong = x @ rng.permuted(w, axis=1).T
+    assert np.allclose(right, wrong, atol=1.0) == (scale < 1e-3), "the vacuous check this guards against"
+    d = difference(right, wrong)
+    assert not d.within(0.5)
+    assert d.relative_rms > 1
+    assert abs(d.cosine) < 0.4
+    assert difference(right, right).within(0.0)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([[1.0, 2.0]], [[1.0, np.nan]]),
+        ([[1.0, np.nan]], [[1.0, 2.0]]),
+        ([[1.0, np.inf]], [[1.0, -np.inf]]),
+        ([[1.0, 2.0]], [[1.0, np.inf]]),
+        ([[0.0, 0.0]], [[0.0, 1e-300]]),
+    ],
+)
+def test_a_non_finite_difference_is_never_within_a_tolerance(a, b):
+    d = difference(np.array(a), np.array(b))
+    assert d.differing == 1
+    assert not d.within(1e9)
+    assert d.relative_rms == math.inf
+
+
+def test_numbers_whose_squares_vanish_still_differ():
+    a = np.full((1, 4), 1e-200)
+    d = difference(a, 2 * a)
+    assert d.differing == 4
+    assert not d.within(0.5)
+
+
+def test_integers_past_float64_still_differ():
+    a = np.array([[2**60]], np.int64)
+    d = difference(a, a + 1)
+    assert (d.differing, d.max_abs_error) == (1, 1.0)
+
+
+def test_one_value_in_a_million():
+    a = np.random.default_rng(0).standard_normal((1000, 1000)).astype(np.float32)
+    b = a.copy()
+    b[617, 3] = np.nextafter(b[617, 3], np.float32(np.inf))
+    d = difference(a, b)
+    assert (d.differing, d.worst) == (1, (617, 3))
+
+
+@given(st.lists(st.integers(0, 5), max_size=5), st.integers(0, 4))
+def test_blocks_add_up(heights, k):
+    rng = np.random.default_rng(1)
+    a = rng.integers(-3, 4, (sum(heights), k)).astype(np.float64)
+    b = rng.integers(-3, 4, a.shape).astype(np.float64)
+    whole, blocks = difference(a, b), Difference()
+    row = 0
+    for h in heights:
+        blocks.add(a[row : row + h], b[row : row + h])
+        row += h
+    assert (whole.count, whole.differing, whole.max_abs_error) == (blocks.count, blocks.differing, blocks.max_abs_error)
+    assert (whole.relative_rms, whole.cosine, whole.max_relative_error) == (
+        blocks.relative_rms,
+        blocks.cosine,
+        blocks.max_relative_error,
+    )
+    assert whole.differing == np.count_nonzero(a != b)
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ShapeError, match=r"\[difference\] shapes \(2, 3\) and \(3, 2\); arrays of one shape are compared"):
+        difference(np.zeros((2, 3)), np.zeros((3, 2)))
+
+
+def test_empty_arrays_are_identical_and_count_nothing():
+    d = difference(np.zeros((0, 4)), np.zeros((0, 4)))
+    assert d.identical
+    assert d.count == 0
