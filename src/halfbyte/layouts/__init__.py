@@ -8,8 +8,10 @@ from .awq_gemv import AWQGemv
 from .awq_gemv_fast import AWQGemvFast
 from .awq_marlin import AWQMarlin
 from .base import Described, Header, Layout
+from .compressed_tensors import CompressedTensors
 from .gguf import GGUF
 from .gptq import GPTQ
+from .metal_marlin import MetalMarlin
 
 _ALL: tuple[type[Layout], ...] = (
     GPTQ,
@@ -17,6 +19,8 @@ _ALL: tuple[type[Layout], ...] = (
     AWQGemv,
     AWQGemvFast,
     AWQMarlin,
+    CompressedTensors,
+    MetalMarlin,
     GGUF,
 )
 

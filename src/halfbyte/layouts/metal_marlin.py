@@ -1,0 +1,105 @@
+"""Metal-Marlin buffers: eight codes of one output a word, words down k, scales and zero points beside them.
+
+| tensor | dtype | shape |
+|---|---|---|
+| `qweight` | uint32 | [*lead, k/8, n], eight consecutive inputs of one output, low nibble first |
+| `scales` | float16 | [*lead, G, n] |
+| `zeros` | as scales | [*lead, G, n], integers; absent for codes that need none |
+
+Codes are `uint4` with zero points, else `int4` (code − 8) or `fp4` (E2M1), as `codec` in the config says (`int4` when it does not). Neighbouring threads
+hold neighbouring outputs, so a row of words is one coalesced read. Source: the kernels of the Metal-Marlin project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError
+from ..exact import bfloat16
+from ..formats import format_named
+from ..qtensor import QTensor
+from .awq import awq_group
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .integers import check_integer
+from .words import as_bytes, as_words, recall, remember
+
+U32 = np.dtype(np.uint32)
+FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
+CODECS = ("int4", "uint4", "fp4")
+
+
+class MetalMarlin(Layout):
+    """Buffers of the fused Metal kernels."""
+
+    name = "metal-marlin"
+    required = ("qweight", "scales")
+    optional = ("zeros",)
+
+    def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        shape = want(self.name, tensors, "qweight", name, (U32,))
+        if len(shape) not in (2, 3):
+            raise LayoutError(f"[metal-marlin] {join(name, 'qweight')} has shape {list(shape)}; wanted [k/8, n] or [experts, k/8, n]")
+        *lead, words, n = shape
+        *_, groups, _ = want(self.name, tensors, "scales", name, FLOATS, (*lead, None, n), f"for {join(name, 'qweight')} {list(shape)}")
+        dtype = tensors["scales"].dtype
+        codec = config.get("codec", "uint4" if "zeros" in tensors else "int4")
+        if codec not in CODECS or ("zeros" in tensors) != (codec == "uint4"):
+            have = "with" if "zeros" in tensors else "without"
+            raise LayoutError(f"[metal-marlin] {name}: codec {codec!r} {have} zeros; allowed: uint4 with zeros, int4 or fp4 without")
+        if "zeros" in tensors:
+            want(self.name, tensors, "zeros", name, (dtype,), (*lead, groups, n), f"as {join(name, 'scales')}")
+        size = awq_group(self.name, config, name, 8 * words, groups)
+        return Described(format_named(codec, size, scale_dtype=dtype.name), (*lead, n, 8 * words))
+
+    def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
+        fmt, shape = self.describe(tensors, config, name)
+        details: dict[str, Any] = {"layout": self.name}
+        parts: dict[str, Array] = {
+            "codes": as_bytes(np.ascontiguousarray(tensors["qweight"].swapaxes(-1, -2))),
+            "scales": np.ascontiguousarray(tensors["scales"].swapaxes(-1, -2)),
+        }
+        if fmt.zero == "int":
+            stored = np.ascontiguousarray(tensors["zeros"].swapaxes(-1, -2))
+            with np.errstate(invalid="ignore"):
+                wide = stored.astype(np.float32)
+                bad = ~((np.rint(wide) == wide) & (np.abs(wide) <= 32767))
+                if bad.any():
+                    at = tuple(int(i) for i in np.argwhere(bad)[0])
+                    raise LayoutError(
+                        f"[metal-marlin] {join(name, 'zeros')} holds {wide[at]} at group {at}; zero points are integers of at most 16 bits"
+                    )
+            parts["zeros"] = wide.astype(np.int16)
+            remember(details, "negative zeros", stored if (np.signbit(wide) & (wide == 0)).any() else None)
+        return QTensor(fmt, shape, parts, details=details, name=name)
+
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        if q.format.name == "fp4" and q.format.family == "fp4":
+            if "group_index" in q.parts or q.format.grouping != "row":
+                raise refuse(self.name, q, "the layout holds groups in order only")
+        else:
+            check_integer(self.name, q, (4,), ndims=(2, 3))
+        k, dtype = q.shape[-1], q.parts["scales"].dtype
+        if k % 8:
+            raise refuse(self.name, q, f"{k} inputs are not whole words of 8")
+        if config.get("codec", q.format.name) != q.format.name or config.get("group_size", q.format.group_size) != q.format.group_size:
+            raise refuse(self.name, q, f"the config asks for {config.get('codec')} in groups of {config.get('group_size')}")
+        out: dict[str, Array] = {
+            "qweight": np.ascontiguousarray(as_words(q.parts["codes"], np.uint32).swapaxes(-1, -2)),
+            "scales": np.ascontiguousarray(q.parts["scales"].swapaxes(-1, -2)),
+        }
+        if q.format.zero == "int":
+            zeros = q.parts["zeros"]
+            stored = zeros.astype(dtype)
+            if not np.array_equal(stored.astype(np.float32), zeros.astype(np.float32)):
+                raise refuse(self.name, q, f"a zero point of up to {int(np.abs(zeros.astype(np.int32)).max())} is no {dtype.name} number")
+            signed = recall(self.remembered(q), "negative zeros", zeros.shape, dtype)
+            if signed is not None:
+                stored = np.where(signed == stored, signed, stored)
+            out["zeros"] = np.ascontiguousarray(stored.swapaxes(-1, -2))
+        return out
+
+    def config(self, q: QTensor) -> dict[str, Any]:
+        return {"quant_method": self.name, "codec": q.format.name, "bits": 4, "group_size": q.format.group_size}
