@@ -6,8 +6,9 @@
 | `qzeros` | int32 | [G, n·bits/32], zero points as they are |
 | `scales` | float16 | [G, n] |
 
-Nibble i of a word, counted from the lowest, holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of its eight, so codes 0 … 7 of eight columns make
-0x75316420. Eight-bit files (vLLM reads them) order four columns [0, 2, 1, 3]. Source: AutoAWQ 0.2, by the files it writes.
+Nibble i of a word, counted from the lowest, holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of its eight, so codes 0 … 7 of eight
+columns make 0x75316420. Eight-bit files (vLLM reads them) order four columns [0, 2, 1, 3]. Source: AutoAWQ 0.2, by the files it
+writes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 
 
 def awq_bits(layout: str, config: Config, name: str, allowed: tuple[int, ...] = (4,)) -> int:
-    """`bits` (or AutoAWQ's own `w_bit`) of a config, 4 when it says nothing. Raises LayoutError for another width than allowed."""
+    """`bits` (or AutoAWQ's own `w_bit`) of a config, 4 when it says nothing. Raises LayoutError for another width than
+    allowed."""
     bits = config.get("bits", config.get("w_bit", 4))
     if bits not in allowed:
         raise LayoutError(f"[{layout}] {name}: bits {bits!r}; allowed: {', '.join(map(str, allowed))}")
@@ -64,7 +66,9 @@ class AWQ(Layout):
         bits = awq_bits(self.name, config, name, tuple(ORDER))
         groups, n = want(self.name, tensors, "scales", name, FLOATS, (None, None))
         if n * bits % 32:
-            raise LayoutError(f"[awq-gemm] {join(name, 'scales')} has {n} columns; words hold {32 // bits} codes of {bits} bits each")
+            raise LayoutError(
+                f"[awq-gemm] {join(name, 'scales')} has {n} columns; words hold {32 // bits} codes of {bits} bits each"
+            )
         words, why = n * bits // 32, f"for {n} outputs of {bits} bits"
         k, _ = want(self.name, tensors, "qweight", name, (I32,), (None, words), why)
         want(self.name, tensors, "qzeros", name, (I32,), (groups, words), f"{why} in {groups} groups")
@@ -86,7 +90,9 @@ class AWQ(Layout):
         bits, (n, k) = q.format.bits, q.shape
         check_config(self.name, q, config)
         if n * bits % 32:
-            raise refuse(self.name, q, f"{n} outputs are not whole words of {32 // bits} columns", "write gptq or compressed-tensors")
+            raise refuse(
+                self.name, q, f"{n} outputs are not whole words of {32 // bits} columns", "write gptq or compressed-tensors"
+            )
         zeros = stored_zeros(q)
         check_zero_range(self.name, q, zeros, 0, (1 << bits) - 1)
         return {

@@ -6,8 +6,8 @@
 | `qzeros` | int32 | [n, W], zero points of consecutive groups, low nibble first |
 | `scales` | float16 | [n, 8·W] |
 
-W = m·ceil(ceil(k/group / 8) / m) words, m = 1, 2, 4 for groups of 128 or more, 64, 32; what lies past the last group is zero and kept if it
-is not. Source: AutoAWQ 0.2, by the files it writes.
+W = m·ceil(ceil(k/group / 8) / m) words, m = 1, 2, 4 for groups of 128 or more, 64, 32; what lies past the last group is zero
+and kept if it is not. Source: AutoAWQ 0.2, by the files it writes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class AWQGemv(Layout):
         _, words = want(self.name, tensors, "qzeros", name, (I32,), (n, None), f"for {n} outputs")
         want(self.name, tensors, "scales", name, FLOATS, (n, 8 * words), f"eight a word of {join(name, 'qzeros')}")
         if 8 * words < fmt.groups(k):
-            raise LayoutError(f"[awq-gemv] {join(name, 'scales')} has room for {8 * words} groups; {k} inputs are {fmt.groups(k)} of {size}")
+            raise LayoutError(
+                f"[awq-gemv] {join(name, 'scales')} has room for {8 * words} groups; {k} inputs are {fmt.groups(k)} of {size}"
+            )
         return Described(fmt, (n, k))
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:

@@ -7,8 +7,8 @@
 | `qzeros` | float16 | [8·W, n], −scale·zero rounded |
 
 Word (i, c), nibble t: with p = 4(c mod 64) + t and j = p mod 64, row 4i + p/64, column 64(c/64) + 32(j/32) + 8(j mod 4) +
-2((j mod 32)/8) + (j mod 8)/4, divisions rounding down. The integer zero point is round(−qzeros/scale); a stored number that is not
-−scale·zero, rounded, of any integer is kept beside it. Source: AutoAWQ 0.2, by the files it writes.
+2((j mod 32)/8) + (j mod 8)/4, divisions rounding down. The integer zero point is round(−qzeros/scale); a stored number that is
+not −scale·zero, rounded, of any integer is kept beside it. Source: AutoAWQ 0.2, by the files it writes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class AWQGemvFast(Layout):
         size = awq_group(self.name, config, name, k, None)
         fmt = format_named("uint4", size)
         if rows < fmt.groups(k):
-            raise LayoutError(f"[awq-gemv_fast] {join(name, 'scales')} has {rows} rows; {k} inputs are {fmt.groups(k)} groups of {size}")
+            raise LayoutError(
+                f"[awq-gemv_fast] {join(name, 'scales')} has {rows} rows; {k} inputs are {fmt.groups(k)} groups of {size}"
+            )
         return Described(fmt, (n, k))
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
@@ -90,7 +92,9 @@ class AWQGemvFast(Layout):
         if not np.array_equal(back, zeros):
             at = tuple(int(i) for i in np.argwhere(back != zeros)[0])
             raise refuse(
-                self.name, q, f"zero point {zeros[at]} at group {at} under scale {scales[at]} is {back[at]} when read back from −scale·zero"
+                self.name,
+                q,
+                f"zero point {zeros[at]} at group {at} under scale {scales[at]} is {back[at]} when read back from −scale·zero",
             )
         groups = scales.shape[1]
         rows = own.get("rows", 8 * zeros_width(k, q.format.group_size))
@@ -125,6 +129,7 @@ def integer_zeros(scales: NDArray[np.float16], offsets: NDArray[np.float16], whe
     if bad.any():
         row, group = (int(i) for i in np.argwhere(bad)[0])
         raise LayoutError(
-            f"[awq-gemv_fast] {where}: {offsets[row, group]} over the scale {scales[row, group]} of output {row}, group {group} is no zero point"
+            f"[awq-gemv_fast] {where}: {offsets[row, group]} over the scale {scales[row, group]} of output {row}, group {group} "
+            "is no zero point"
         )
     return z.astype(np.int16)

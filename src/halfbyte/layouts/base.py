@@ -4,7 +4,8 @@
 
 Tensors of one module are keyed by what follows the module's path (`qweight`, `weight_scale`); `config` holds that module's own
 parameters in the words of the producer's quantization config, per-layer overrides already applied. What the canonical parts
-have no room for (which writer, which padding, bits nobody reads) is kept in `QTensor.details`, so that nothing is lost on the way back.
+have no room for (which writer, which padding, bits nobody reads) is kept in `QTensor.details`, so that nothing is lost on the
+way back.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Layout(ABC):
         """Foreign tensors of `q`. Raises LayoutError when this layout cannot hold `q` exactly; the message says what can."""
 
     def remembered(self, q: QTensor) -> Mapping[str, Any]:
-        """`q.details` when this layout wrote them (it puts its name under `layout`), else nothing: another's mean something else."""
+        """`q.details` when this layout wrote them (it puts its name under `layout`), else nothing: another's mean something
+        else."""
         return q.details if q.details.get("layout") == self.name else {}
 
     def config(self, q: QTensor) -> dict[str, Any]:
@@ -116,14 +118,18 @@ def want(
     Raises LayoutError otherwise.
     """
     if suffix not in tensors:
-        raise LayoutError(f"[{layout}] {join(name, suffix)} is missing; the module has {', '.join(sorted(tensors)) or 'no tensors'}")
+        raise LayoutError(
+            f"[{layout}] {join(name, suffix)} is missing; the module has {', '.join(sorted(tensors)) or 'no tensors'}"
+        )
     t = tensors[suffix]
     got = tuple(t.shape)
     if dtypes and t.dtype not in dtypes:
         raise LayoutError(f"[{layout}] {join(name, suffix)} is {t.dtype}; allowed: {', '.join(d.name for d in dtypes)}")
     if shape is not None and (len(got) != len(shape) or any(w is not None and g != w for g, w in zip(got, shape, strict=True))):
         sizes = ", ".join("*" if w is None else str(w) for w in shape)
-        raise LayoutError(f"[{layout}] {join(name, suffix)} has shape {list(got)}; wanted [{sizes}]" + (f" {because}" if because else ""))
+        raise LayoutError(
+            f"[{layout}] {join(name, suffix)} has shape {list(got)}; wanted [{sizes}]" + (f" {because}" if because else "")
+        )
     return got
 
 

@@ -9,9 +9,10 @@
 | mxfp4-, mxfp6-pack-quantized | `weight_packed` uint8 [n, k·b/8], little-endian stream | E8M0 byte [n, k/32] | q · 2^(s − 127) |
 | mxfp8-quantized | `weight` float8 [n, k] | E8M0 byte | the same |
 
-`weight_scale` is [1] for a tensor, [n, 1] a channel, [n, G] groups, [⌈n/r⌉, ⌈k/c⌉] blocks. `weight_zero_point` of pack-quantized groups and channels is packed
-along n like the weight, [words of n, G], else int8 in the scales' shape, both signed; canonical zero points are z + 2^(b−1). `weight_shape` is the true (n, k),
-`weight_g_idx` (up to 0.17) the group of each input, −1 for "in order". See `compressed_tensors_pack` for the words. Source: the files of versions 0.9 to 0.20.
+`weight_scale` is [1] for a tensor, [n, 1] a channel, [n, G] groups, [⌈n/r⌉, ⌈k/c⌉] blocks. `weight_zero_point` of
+pack-quantized groups and channels is packed along n like the weight, [words of n, G], else int8 in the scales' shape, both
+signed; canonical zero points are z + 2^(b−1). `weight_shape` is the true (n, k), `weight_g_idx` (up to 0.17) the group of each
+input, −1 for "in order". See `compressed_tensors_pack` for the words. Source: the files of versions 0.9 to 0.20.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 
 
 def weight_args(config: Config) -> dict[str, Any]:
-    """The `weights` arguments of a config group and its `format`, flat. `config` is a group, its `weights`, or a whole quantization
-    config with a single group."""
+    """The `weights` arguments of a config group and its `format`, flat. `config` is a group, its `weights`, or a whole
+    quantization config with a single group."""
     groups = config.get("config_groups")
     if isinstance(groups, Mapping) and len(groups) == 1:
         return {"format": config.get("format"), **weight_args(next(iter(groups.values())))}
@@ -62,7 +63,11 @@ class CompressedTensors(Layout):
     peek = ("weight_shape",)
 
     def matches(self, suffixes: Collection[str]) -> bool:
-        return "weight_scale" in suffixes and ("weight_packed" in suffixes or "weight" in suffixes) and "weight_scale_2" not in suffixes
+        return (
+            "weight_scale" in suffixes
+            and ("weight_packed" in suffixes or "weight" in suffixes)
+            and "weight_scale_2" not in suffixes
+        )
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         args = weight_args(config)
@@ -92,8 +97,10 @@ class CompressedTensors(Layout):
         """pack-quantized."""
         *lead, n, width = self._matrix(want(self.name, tensors, "weight_packed", name), "weight_packed", name)
         bits, size = args.get("num_bits"), args.get("group_size")
-        if bits not in range(1, 9):
-            raise LayoutError(f"[{self.name}] {name}: num_bits {bits!r}; packed words hold 1 to 8, given in the quantization config")
+        if not isinstance(bits, int) or not 1 <= bits <= 8:
+            raise LayoutError(
+                f"[{self.name}] {name}: num_bits {bits!r}; packed words hold 1 to 8, given in the quantization config"
+            )
         stated = tensors.get("weight_shape")
         if isinstance(stated, np.ndarray):
             shape = tuple(int(d) for d in stated.reshape(-1))
@@ -123,16 +130,22 @@ class CompressedTensors(Layout):
             if "weight_global_scale" in tensors:
                 count = math.prod(want(self.name, tensors, "weight_global_scale", name, (np.dtype(np.float32),)))
                 if count != math.prod(lead):
-                    raise LayoutError(f"[{self.name}] {join(name, 'weight_global_scale')} has {count} values; wanted {math.prod(lead)}")
+                    raise LayoutError(
+                        f"[{self.name}] {join(name, 'weight_global_scale')} has {count} values; wanted {math.prod(lead)}"
+                    )
         else:
             size = args.get("group_size") or 32
             bits = args.get("num_bits") or (8 * nbytes // (size * groups) if groups else 4)
             if bits not in (4, 6) or 8 * nbytes % bits:
-                raise LayoutError(f"[{self.name}] {join(name, 'weight_packed')} has {nbytes} bytes a row and {groups} scales; MXFP4 or MXFP6 wanted")
+                raise LayoutError(
+                    f"[{self.name}] {join(name, 'weight_packed')} has {nbytes} bytes and {groups} scales a row; "
+                    "MXFP4 or MXFP6 wanted"
+                )
             fmt, k = format_named("mxfp4" if bits == 4 else "mxfp6_e2m3", size), 8 * nbytes // bits
         if groups != fmt.groups(k):
             raise LayoutError(
-                f"[{self.name}] {join(name, 'weight_scale')} has {groups} scales a row; {k} inputs in groups of {fmt.group_size} take {fmt.groups(k)}"
+                f"[{self.name}] {join(name, 'weight_scale')} has {groups} scales a row; "
+                f"{k} inputs in groups of {fmt.group_size} take {fmt.groups(k)}"
             )
         return Described(fmt, (*lead, n, k))
 
@@ -143,7 +156,7 @@ class CompressedTensors(Layout):
 
     def _scoped(self, word: str, tensors: Mapping[str, HasHeader], args: Config, shape: tuple[int, ...], name: str) -> Format:
         """The format of float scales: a tensor, channels, groups or blocks, from the shape of the scales and the config."""
-        *lead, n, k = shape
+        n, k = shape[-2:]
         got = want(self.name, tensors, "weight_scale", name, FLOATS)
         dtype = tensors["weight_scale"].dtype.name
         block, size = args.get("block_structure"), args.get("group_size")
@@ -163,7 +176,7 @@ class CompressedTensors(Layout):
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, shape = self.describe(tensors, config, name)
-        *lead, n, k = shape
+        *lead, _, k = shape
         details: dict[str, Any] = {"layout": self.name}
         parts: dict[str, Array] = {}
         packing = words.DENSE
@@ -201,11 +214,21 @@ class CompressedTensors(Layout):
     def _codes_of_int8(self, weight: NDArray[np.int8], bits: int, name: str) -> NDArray[np.uint8]:
         half = 1 << (bits - 1)
         if bits < 8 and weight.size and (int(weight.min()) < -half or int(weight.max()) >= half):
-            raise LayoutError(f"[{self.name}] {join(name, 'weight')} runs from {weight.min()} to {weight.max()}; {bits} bits hold {-half} to {half - 1}")
+            raise LayoutError(
+                f"[{self.name}] {join(name, 'weight')} runs from {weight.min()} to {weight.max()}; "
+                f"{bits} bits hold {-half} to {half - 1}"
+            )
         return stream.pack((weight.view(np.uint8) + np.uint8(half)), bits)
 
     def _read_zeros(
-        self, zeros: Array, fmt: Format, shape: tuple[int, ...], packing: str, parts: dict[str, Array], details: dict[str, Any], name: str
+        self,
+        zeros: Array,
+        fmt: Format,
+        shape: tuple[int, ...],
+        packing: str,
+        parts: dict[str, Array],
+        details: dict[str, Any],
+        name: str,
     ) -> None:
         *lead, n, _ = shape
         want_shape, half = scales_shape(fmt, shape), 1 << (fmt.bits - 1)
@@ -218,7 +241,10 @@ class CompressedTensors(Layout):
             groups = want_shape[-1]
             wanted = (*lead, words.words_in(n, fmt.bits, packing), groups)
             if zeros.shape != wanted:
-                raise LayoutError(f"[{self.name}] {where} has shape {list(zeros.shape)}; wanted {list(wanted)}, {n} codes of {fmt.bits} bits packed along n")
+                raise LayoutError(
+                    f"[{self.name}] {where} has shape {list(zeros.shape)}; wanted {list(wanted)}, "
+                    f"{n} codes of {fmt.bits} bits packed along n"
+                )
             down = np.ascontiguousarray(zeros.swapaxes(-1, -2))
             codes, unused = words.codes_of_words(down, fmt.bits, n, packing)
             remember(details, "unused.weight_zero_point", unused)
@@ -229,7 +255,10 @@ class CompressedTensors(Layout):
             details["zero_point"] = [zeros.dtype.name, list(zeros.shape)]
             parts["zeros"] = (zeros.astype(np.int16) + np.int16(half)).reshape(want_shape)
         else:
-            raise LayoutError(f"[{self.name}] {where} is {zeros.dtype} {list(zeros.shape)}; wanted one signed integer a scale, {list(want_shape)}")
+            raise LayoutError(
+                f"[{self.name}] {where} is {zeros.dtype} {list(zeros.shape)}; "
+                f"wanted one signed integer a scale, {list(want_shape)}"
+            )
 
     def _read_index(self, index: Array, fmt: Format, k: int, parts: dict[str, Array], details: dict[str, Any], name: str) -> None:
         if (index == -1).any():

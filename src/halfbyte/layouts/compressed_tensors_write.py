@@ -119,11 +119,10 @@ def _global_scale(layout: str, q: QTensor, own: Mapping[str, Any], out: dict[str
 
 def _zeros(layout: str, q: QTensor, word: str, own: Mapping[str, Any]) -> Array:
     """`weight_zero_point`: packed along n, or one signed integer a scale."""
-    fmt, (*lead, n, _) = q.format, q.shape
+    fmt, n = q.format, q.shape[-2]
     kept = own.get("zero_point")
     if fmt.zero != "int":
-        dtype, shape = kept
-        return np.zeros(shape, dtype)
+        return np.zeros(own["zero_point"][1], own["zero_point"][0])
     zeros, half = q.parts["zeros"], 1 << (fmt.bits - 1)
     if word == "pack-quantized" and fmt.grouping == "row" and kept is None:
         packing = own.get("packing", words.DENSE)

@@ -9,15 +9,17 @@
 
 The config's `checkpoint_format` says how zero points are stored:
 
-| word | stored | out of range |
+| word | stored | read |
 |---|---|---|
-| `gptq` (v1), AutoGPTQ | z − 1 | read as stored + 1 without a mask, so a stored 2^bits − 1 is 2^bits |
-| `gptq` (v1), GPTQModel | the v2 word minus ones, word by word at 2, 4 and 8 bits: a zero point 0 borrows from its neighbours, and adding the same ones back, wrapping, restores them all; field by field, modulo 2^bits, at 3, 5, 6 and 7 bits | |
-| `gptq_v2` | z | |
-| `gptq_p` | z, and both tensors planar: for each 32 codes the words of the low plane, then of the higher ones | |
+| `gptq` (v1), AutoGPTQ | z − 1 | stored + 1 without a mask: 2^bits − 1 is read as 2^bits |
+| `gptq` (v1), GPTQModel, 2, 4, 8 bits | the v2 word minus a word of ones | the word plus ones, wrapping |
+| `gptq` (v1), GPTQModel, 3, 5, 6, 7 bits | z − 1 modulo 2^bits | stored + 1 modulo 2^bits |
+| `gptq_v2` | z | stored |
+| `gptq_p` | z, planar | stored; per 32 codes, in both tensors, the words of the low plane come first, then the higher ones |
 
-`meta.quantizer` names GPTQModel where it wrote the file. 5, 6 and 7 bits are planar under every word. Source: AutoGPTQ 0.7 and GPTQModel 7.7,
-by the files they write.
+A zero point 0 in a v1 word of GPTQModel borrows from its neighbours; only adding the same ones back restores them all.
+`meta.quantizer` names GPTQModel where it wrote the file. 5, 6 and 7 bits are planar under every word. Source: AutoGPTQ 0.7 and
+GPTQModel 7.7, by the files they write.
 """
 
 from __future__ import annotations
@@ -35,7 +37,17 @@ from ..formats import format_named
 from ..qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
 from .integers import check_index, check_integer, check_zero_range, monotone, stored_zeros
-from .words import as_bytes, as_words, fields_of_words, recall, remember, stream_of_words, word_count, words_of_fields, words_of_stream
+from .words import (
+    as_bytes,
+    as_words,
+    fields_of_words,
+    recall,
+    remember,
+    stream_of_words,
+    word_count,
+    words_of_fields,
+    words_of_stream,
+)
 
 I32 = np.dtype(np.int32)
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
@@ -68,7 +80,9 @@ def variant(config: Config, bits: int) -> Variant:
     """The `Variant` a config names, for codes of `bits` bits. Raises LayoutError for an unknown checkpoint_format."""
     word = str(config.get("checkpoint_format") or "gptq").lower()
     if word not in FORMATS:
-        raise LayoutError(f"[gptq] checkpoint_format {word!r}; read: {', '.join(FORMATS)}. Convert it with the tool that wrote it")
+        raise LayoutError(
+            f"[gptq] checkpoint_format {word!r}; read: {', '.join(FORMATS)}. Convert it with the tool that wrote it"
+        )
     version, planar = FORMATS[word]
     meta = config.get("meta")
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
@@ -87,27 +101,43 @@ class GPTQ(Layout):
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         groups, n = want(self.name, tensors, "scales", name, FLOATS, (None, None))
         rows, _ = want(self.name, tensors, "qweight", name, (I32,), (None, n), f"for the {n} columns of {join(name, 'scales')}")
-        _, width = want(self.name, tensors, "qzeros", name, (I32,), (groups, None), f"for the {groups} groups of {join(name, 'scales')}")
+        _, width = want(
+            self.name, tensors, "qzeros", name, (I32,), (groups, None), f"for the {groups} groups of {join(name, 'scales')}"
+        )
         bits = config.get("bits")
         if bits is None and n and 32 * width % n == 0:
             bits = 32 * width // n
         if bits not in BITS:
-            raise LayoutError(f"[gptq] {name}: bits {bits!r}; allowed: {', '.join(map(str, BITS))}, given in the quantization config")
+            raise LayoutError(
+                f"[gptq] {name}: bits {bits!r}; allowed: {', '.join(map(str, BITS))}, given in the quantization config"
+            )
         if "g_idx" in tensors:
             (k,) = want(self.name, tensors, "g_idx", name, (I32,), (None,))
         elif 32 * rows % bits:
-            raise LayoutError(f"[gptq] {join(name, 'qweight')} has {rows} rows of words; {bits}-bit codes fill a multiple of {bits} rows")
+            raise LayoutError(
+                f"[gptq] {join(name, 'qweight')} has {rows} rows of words; {bits}-bit codes fill a multiple of {bits} rows"
+            )
         else:
             k = 32 * rows // bits
         planar = variant(config, bits).planar
         want(self.name, tensors, "qweight", name, (), (self._words(k, bits, planar, name), n), f"for {k} inputs of {bits} bits")
-        want(self.name, tensors, "qzeros", name, (), (groups, self._words(n, bits, planar, name)), f"for {n} outputs of {bits} bits")
+        want(
+            self.name,
+            tensors,
+            "qzeros",
+            name,
+            (),
+            (groups, self._words(n, bits, planar, name)),
+            f"for {n} outputs of {bits} bits",
+        )
         size = config.get("group_size")
         if size is None:
             size = k // groups if groups and k % groups == 0 else -1
         fmt = format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name)
         if groups != fmt.groups(k):
-            raise LayoutError(f"[gptq] {join(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {fmt.groups(k)}")
+            raise LayoutError(
+                f"[gptq] {join(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {fmt.groups(k)}"
+            )
         return Described(fmt, (n, k))
 
     @staticmethod
@@ -185,15 +215,14 @@ class GPTQ(Layout):
         bits, top = q.format.bits, (1 << q.format.bits) - 1
         zeros = stored_zeros(q)
         if how.version == 2:
-            check_zero_range(self.name, q, zeros, 0, top, "write checkpoint_format gptq, whose reader takes the stored value plus 1" if top else "")
-        elif how.writer == "autogptq":
             check_zero_range(
-                self.name, q, zeros, 1, top + 1, "v1 stores zero − 1 and has no code for 0: write checkpoint_format gptq_v2"
+                self.name, q, zeros, 0, top, f"v1 (checkpoint_format gptq) as AutoGPTQ reads it holds 1 to {top + 1}"
             )
+        elif how.writer == "autogptq":
+            check_zero_range(self.name, q, zeros, 1, top + 1, _NO_ZERO)
         else:
             # GPTQModel's own v1 files may wrap; only a reader told of GPTQModel undoes that, so nothing else is written so.
-            low = 0 if own.get("zeros") == "v1 gptqmodel" else 1
-            check_zero_range(self.name, q, zeros, low, top, "v1 stores zero − 1 and has no code for 0: write checkpoint_format gptq_v2")
+            check_zero_range(self.name, q, zeros, 0 if own.get("zeros") == "v1 gptqmodel" else 1, top, _NO_ZERO)
         fields = np.ascontiguousarray(zeros.T)
         if how.version == 1 and not how.wordwise:
             fields = (fields - 1) & np.int16(top)
@@ -222,7 +251,8 @@ class GPTQ(Layout):
 
 
 def codes_of_planes(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
-    """Planar words [r, 32-code blocks · bits] -> codes uint8 [r, k]: each block has its low plane's words, then the higher planes'."""
+    """Planar words [r, 32-code blocks · bits] -> codes uint8 [r, k]: each block has its low plane's words, then the higher
+    planes'."""
     r = words.shape[0]
     blocks = words.shape[1] // bits
     grouped = words.reshape(r, blocks, bits)

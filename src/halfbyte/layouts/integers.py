@@ -2,8 +2,8 @@
 
     intN   (code − 2^(N−1)) · scale        uintN  (code − zero) · scale
 
-The two are the same numbers when every zero point is the middle code, so a layout that stores zero points holds both, and one that
-stores none holds a `uintN` whose zero points all are 2^(N−1).
+The two are the same numbers when every zero point is the middle code, so a layout that stores zero points holds both, and one
+that stores none holds a `uintN` whose zero points all are 2^(N−1).
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def check_integer(
     if q.ndim not in ndims:
         raise refuse(layout, q, "the layout holds matrices (n, k)", "write the experts of a stack one by one")
     if "group_index" in q.parts and not group_index:
-        raise refuse(layout, q, "it has an act-order group index, which the layout cannot store", "write gptq, or sort the inputs first")
+        raise refuse(
+            layout, q, "it has an act-order group index, which the layout cannot store", "write gptq, or sort the inputs first"
+        )
 
 
 def stored_zeros(q: QTensor) -> NDArray[np.int16]:
@@ -64,7 +66,9 @@ def check_implicit(layout: str, q: QTensor) -> None:
     if off.any():
         at = tuple(int(i) for i in np.argwhere(off)[0])
         raise refuse(
-            layout, q, f"{int(off.sum())} zero points are not {middle} (the first, at group {at}, is {zeros[at]}) and the layout stores none"
+            layout,
+            q,
+            f"{int(off.sum())} zero points are not {middle} (the first, at group {at}, is {zeros[at]}); the layout stores none",
         )
 
 
@@ -73,7 +77,12 @@ def check_zero_range(layout: str, q: QTensor, zeros: NDArray[Any], low: int, hig
     bad = (zeros < low) | (zeros > high)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise refuse(layout, q, f"{int(bad.sum())} zero points lie outside {low} to {high}, the first, at group {at}, is {zeros[at]}", instead)
+        raise refuse(
+            layout,
+            q,
+            f"{int(bad.sum())} zero points lie outside {low} to {high}, the first, at group {at}, is {zeros[at]}",
+            instead,
+        )
 
 
 def check_index(layout: str, where: str, index: NDArray[Any], groups: int) -> None:
@@ -81,8 +90,8 @@ def check_index(layout: str, where: str, index: NDArray[Any], groups: int) -> No
     if index.size and (int(index.min()) < 0 or int(index.max()) >= groups):
         at = int(np.flatnonzero((index < 0) | (index >= groups))[0])
         raise LayoutError(
-            f"[{layout}] {where} has {index[at]} at input {at}; there are {groups} groups, 0 to {groups - 1}. The file is damaged, or "
-            "group_size in its config is not the one it was written with"
+            f"[{layout}] {where} has {index[at]} at input {at}; there are {groups} groups, 0 to {groups - 1}. "
+            "The file is damaged, or group_size in its config is not the one it was written with"
         )
 
 

@@ -6,8 +6,9 @@
 | `scales` | float16 | [*lead, G, n] |
 | `zeros` | as scales | [*lead, G, n], integers; absent for codes that need none |
 
-Codes are `uint4` with zero points, else `int4` (code − 8) or `fp4` (E2M1), as `codec` in the config says (`int4` when it does not). Neighbouring threads
-hold neighbouring outputs, so a row of words is one coalesced read. Source: the kernels of the Metal-Marlin project.
+Codes are `uint4` with zero points, else `int4` (code − 8) or `fp4` (E2M1), as `codec` in the config says (`int4` when it does
+not). Neighbouring threads hold neighbouring outputs, so a row of words is one coalesced read. Source: the kernels of the
+Metal-Marlin project.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ class MetalMarlin(Layout):
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         shape = want(self.name, tensors, "qweight", name, (U32,))
         if len(shape) not in (2, 3):
-            raise LayoutError(f"[metal-marlin] {join(name, 'qweight')} has shape {list(shape)}; wanted [k/8, n] or [experts, k/8, n]")
+            raise LayoutError(
+                f"[metal-marlin] {join(name, 'qweight')} has shape {list(shape)}; wanted [k/8, n] or [experts, k/8, n]"
+            )
         *lead, words, n = shape
-        *_, groups, _ = want(self.name, tensors, "scales", name, FLOATS, (*lead, None, n), f"for {join(name, 'qweight')} {list(shape)}")
+        *_, groups, _ = want(
+            self.name, tensors, "scales", name, FLOATS, (*lead, None, n), f"for {join(name, 'qweight')} {list(shape)}"
+        )
         dtype = tensors["scales"].dtype
         codec = config.get("codec", "uint4" if "zeros" in tensors else "int4")
         if codec not in CODECS or ("zeros" in tensors) != (codec == "uint4"):
             have = "with" if "zeros" in tensors else "without"
-            raise LayoutError(f"[metal-marlin] {name}: codec {codec!r} {have} zeros; allowed: uint4 with zeros, int4 or fp4 without")
+            raise LayoutError(
+                f"[metal-marlin] {name}: codec {codec!r} {have} zeros; allowed: uint4 with zeros, int4 or fp4 without"
+            )
         if "zeros" in tensors:
             want(self.name, tensors, "zeros", name, (dtype,), (*lead, groups, n), f"as {join(name, 'scales')}")
         size = awq_group(self.name, config, name, 8 * words, groups)
@@ -69,7 +76,8 @@ class MetalMarlin(Layout):
                 if bad.any():
                     at = tuple(int(i) for i in np.argwhere(bad)[0])
                     raise LayoutError(
-                        f"[metal-marlin] {join(name, 'zeros')} holds {wide[at]} at group {at}; zero points are integers of at most 16 bits"
+                        f"[metal-marlin] {join(name, 'zeros')} holds {wide[at]} at group {at}; "
+                        "zero points are integers of at most 16 bits"
                     )
             parts["zeros"] = wide.astype(np.int16)
             remember(details, "negative zeros", stored if (np.signbit(wide) & (wide == 0)).any() else None)
@@ -84,7 +92,10 @@ class MetalMarlin(Layout):
         k, dtype = q.shape[-1], q.parts["scales"].dtype
         if k % 8:
             raise refuse(self.name, q, f"{k} inputs are not whole words of 8")
-        if config.get("codec", q.format.name) != q.format.name or config.get("group_size", q.format.group_size) != q.format.group_size:
+        if (
+            config.get("codec", q.format.name) != q.format.name
+            or config.get("group_size", q.format.group_size) != q.format.group_size
+        ):
             raise refuse(self.name, q, f"the config asks for {config.get('codec')} in groups of {config.get('group_size')}")
         out: dict[str, Array] = {
             "qweight": np.ascontiguousarray(as_words(q.parts["codes"], np.uint32).swapaxes(-1, -2)),
@@ -94,7 +105,9 @@ class MetalMarlin(Layout):
             zeros = q.parts["zeros"]
             stored = zeros.astype(dtype)
             if not np.array_equal(stored.astype(np.float32), zeros.astype(np.float32)):
-                raise refuse(self.name, q, f"a zero point of up to {int(np.abs(zeros.astype(np.int32)).max())} is no {dtype.name} number")
+                raise refuse(
+                    self.name, q, f"a zero point of up to {int(np.abs(zeros.astype(np.int32)).max())} is no {dtype.name} number"
+                )
             signed = recall(self.remembered(q), "negative zeros", zeros.shape, dtype)
             if signed is not None:
                 stored = np.where(signed == stored, signed, stored)

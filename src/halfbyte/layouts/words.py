@@ -1,8 +1,9 @@
 """32-bit words and the canonical stream.
 
-A row of 32-bit words, read as little-endian bytes, is a little-endian bit stream: for codes laid down LSB first, dense, it *is* the canonical
-row, followed by the bits that fill the last word. `stream_of_words` and `words_of_stream` go between them (without a copy when k·bits fills whole
-words). What lies in the filling, zero in every producer's file, is returned apart so that no bit of a foreign file is lost.
+A row of 32-bit words, read as little-endian bytes, is a little-endian bit stream: for codes laid down LSB first, dense, it *is*
+the canonical row, followed by the bits that fill the last word. `stream_of_words` and `words_of_stream` go between them
+(without a copy when k·bits fills whole words). What lies in the filling, zero in every producer's file, is returned apart so
+that no bit of a foreign file is lost.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ def as_bytes(words: NDArray[Any]) -> U8:
 def as_words(raw: U8, dtype: Any = np.int32) -> NDArray[Any]:
     """uint8 [..., b·w] -> integers of b bytes [..., w]. Inverse of `as_bytes`."""
     dt = np.dtype(dtype)
-    flat = np.ascontiguousarray(raw).reshape(-1).view(dt.newbyteorder("<")).astype(dt, copy=False)
+    flat: NDArray[Any] = np.ascontiguousarray(raw).reshape(-1).view(dt.newbyteorder("<")).astype(dt, copy=False)
     return flat.reshape(*raw.shape[:-1], raw.shape[-1] // dt.itemsize)
 
 
 def split_stream(raw: U8, bits: int, k: int) -> tuple[U8, U8 | None]:
-    """Bytes [..., b] that begin with k codes -> (canonical codes [..., ceil(k·bits/8)], the filling after them or None when zero).
+    """Bytes [..., b] that begin with k codes -> (canonical codes [..., ceil(k·bits/8)], the filling after them or None when
+    zero).
 
     The filling is the tail of each row, from the byte the last code ends in, with the code's own bits cleared.
     """

@@ -1,7 +1,7 @@
 """AutoGPTQ 0.7: `scale · (q − z)` in the dtype of the scales, one rounding; asked for another dtype, the scales are cast first.
 
-`qlinear_cuda` takes a stored zero point plus 1 as it is, so 16 at 4 bits; the older `qlinear_cuda_old` masks the sum to `bits` bits, so 0. The
-second is asked for by `details["variant"] == "cuda_old"`.
+`qlinear_cuda` takes a stored zero point plus 1 as it is, so 16 at 4 bits; the older `qlinear_cuda_old` masks the sum to `bits`
+bits, so 0. The second is asked for by `details["variant"] == "cuda_old"`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     w = round_d( round_d(scale) · (code − zero) ),   d the compute dtype
 
-code − zero is an integer of at most 9 bits, exact in float16; in bfloat16 it stays below 256, exact too. The product of two numbers of d is
-exact in float32 where d is float16 or bfloat16, so float32 arithmetic and one cast give d's own product.
+code − zero is an integer of at most 9 bits, exact in float16; in bfloat16 it stays below 256, exact too. The product of two
+numbers of d is exact in float32 where d is float16 or bfloat16, so float32 arithmetic and one cast give d's own product.
 """
 
 from __future__ import annotations
