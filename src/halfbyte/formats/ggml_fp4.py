@@ -1,35 +1,55 @@
-"""ggml's NVFP4: E2M1 codes, an unsigned E4M3 scale for 16 of them, at times one float32 factor for the tensor.
+"""ggml's NVFP4: E2M1 codes, an unsigned E4M3 scale for 16 of them, one float32 factor for the tensor or none.
 
     value = e2m1(code) · ue4m3(scale_byte) · global
 
-A word of its own, `nvfp4_ue4m3`, because the scale byte is read differently from `nvfp4`'s: the sign bit is ignored, 0x7F is
-0 and 0xFF 480. Blocks hold 64 values. The factor is a separate `.scale` tensor in a file; with it `global_op` is "multiply".
+A word of its own, `nvfp4_ue4m3`, because the scale byte is read otherwise than `nvfp4`'s: the sign bit is ignored, 0x7F is
+0 and 0xFF 480. Blocks hold 64 values. Format option: `global_scale`, "multiply" (default; a separate `.scale` tensor in a
+file) or "none".
+
+Encoding: global = largest magnitude of the matrix / 2688 (6 · 448), scale = largest of 16 / 6 / global, codes to nearest.
+
+| rule | scale byte | ties of codes |
+|---|---|---|
+| `nearest` (default) | nearest UE4M3, ties to even; at least 1 for a group that is not zero | even |
+| `ggml` | ggml's own cast: halves away from zero, 248 and more become 448, subnormals stop at 7 | toward zero |
+
+MXFP4, ggml type 39, is `mxfp4` of the `mx` family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bits import pack
+from ..errors import FormatError
+from ..minifloat import round_to_element, scale_table
 from ..spec import Format
 from .base import Family, PartSpec
+from .ggml_search import F32, SMALLEST, in_chunks, safe_divide
 from .ggml_types import check_blocks, fixed
 
-_NVFP4 = Format("ggml_fp4", "nvfp4_ue4m3", 4, "e2m1", 16, "ue4m3")
+_NVFP4 = Format("ggml_fp4", "nvfp4_ue4m3", 4, "e2m1", 16, "ue4m3", global_op="multiply")
+_LARGEST = 2688.0  # 6 · 448
 
 
 class GGMLFP4(Family):
-    """NVFP4 with an unsigned E4M3 scale (ggml type 40). MXFP4, type 39, is `mxfp4` of the `mx` family."""
+    """NVFP4 with an unsigned E4M3 scale (ggml type 40)."""
 
     name = "ggml_fp4"
     words = ("nvfp4_ue4m3",)
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    format_options = ("global_scale",)
+    policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {"scale": "ggml"}}
 
-    def format(self, word: str, group_size: int | None = None, *, global_scale: bool = False, **options: Any) -> Format:
-        return fixed(_NVFP4, group_size, options).with_(global_op="multiply" if global_scale else "")
+    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
+        level = options.pop("global_scale", "multiply")
+        if level not in ("multiply", "none"):
+            raise FormatError(f"[format] {word} with global_scale {level!r}; allowed: multiply, none")
+        return fixed(_NVFP4, group_size, options).with_(global_op="" if level == "none" else level)
 
     def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         check_blocks(fmt.name, shape[-1], 64)
@@ -38,5 +58,54 @@ class GGMLFP4(Family):
     def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         return {}
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "nearest", **policy: Any) -> dict[str, NDArray[Any]]:
+        """Parts of finite x [*lead, n, k]. `scale` is a rule of the module's table."""
+        if policy or scale not in ("nearest", "ggml"):
+            given = ", ".join(f"{p} {v!r}" for p, v in {"scale": scale, **policy}.items())
+            raise FormatError(f"[quantize] {fmt.name} with {given}; its one policy is scale (nearest, ggml)")
+        geometry = self.geometry(fmt, x.shape)
+        if not fmt.global_op:
+            return in_chunks(x, fmt, geometry, partial(_encode, factor=np.float32(1), rule=scale))
+        *lead, n, k = x.shape
+        factors = np.empty(lead, np.float32)
+        pieces = []
+        for index in np.ndindex(*lead):
+            factors[index] = factor = _factor(x[index])
+            one = partial(_encode, factor=factor, rule=scale)
+            pieces.append(in_chunks(x[index], fmt, self.geometry(fmt, (n, k)), one))
+        parts = {p: np.stack([piece[p] for piece in pieces]).reshape(geometry[p].shape) for p in pieces[0]} if pieces else {}
+        return {p: np.zeros(s.shape, s.dtype) for p, s in geometry.items()} | parts | {"global_scale": factors}
+
+
+def _factor(matrix: NDArray[np.floating]) -> np.float32:
+    """The factor of a matrix: a normal float32, 1 for one of zeros."""
+    peak = float(np.abs(matrix.astype(np.float64)).max(initial=0))
+    return np.float32(min(max(peak / _LARGEST, float(SMALLEST)), 1e30)) if 0 < peak < np.inf else np.float32(1)
+
+
+def _encode(x: F32, factor: np.float32, rule: str) -> dict[str, NDArray[Any]]:
+    """Rows [rows, k] and the factor of their matrix -> codes and scale bytes."""
+    groups = x.reshape(len(x), -1, 16)
+    amax = np.abs(groups).max(axis=-1)
+    if rule == "ggml":
+        byte = _ggml_cast(amax / np.float32(6) / factor)
+    else:
+        # Signless, so 0x00 to 0x7E of E4M3: round_to_element saturates at 448. A byte of 0 would lose the whole group.
+        byte = np.maximum(round_to_element(amax.astype(np.float64) / 6 / np.float64(factor), "e4m3"), (amax > 0).astype(np.uint8))
+    step = scale_table("ue4m3")[byte][..., None] * np.float64(factor)
+    codes = round_to_element(safe_divide(groups.astype(np.float64), step), "e2m1", "zero" if rule == "ggml" else "even")
+    codes[codes == 8] = 0  # ggml reads −0 as 0 and writes 0
+    return {"codes": pack(codes.reshape(x.shape), 4), "scales": byte}
+
+
+def _ggml_cast(x: F32) -> NDArray[np.uint8]:
+    """float32 ≥ 0 -> UE4M3 as ggml_fp32_to_ue4m3 has it: three mantissa bits rounded by the fourth, 248 and more are 448."""
+    x = np.clip(x, 0, 448).astype(np.float32)
+    mantissa, exponent = np.frexp(x)  # x = mantissa · 2^exponent, mantissa in [0.5, 1)
+    biased = exponent + 6
+    # 8 to 16 in float64, where adding one half is exact; 16 carries into the exponent by itself.
+    eighths = np.floor(mantissa.astype(np.float64) * 16 + 0.5).astype(np.int32)
+    normal = (biased << 3) + eighths - 8
+    normal = np.where(normal >= 15 << 3, 0x7E, normal)
+    below = np.minimum((x * 512 + np.float32(0.5)).astype(np.int32), 7)
+    return np.where(x <= 0, 0, np.where(biased <= 0, below, normal)).astype(np.uint8)

@@ -2,6 +2,9 @@
 
     iq4_nl   value = table[code] · d                 32 values a block
     iq4_xs   value = table[code] · sc · d            super-blocks of 256
+
+The table runs from −127 to 113 and has no zero: its smallest entry is 1. Encoding: a scale a group by `search` (default) or
+`extreme` of `ggml_search.py`, iq4_xs then as the K-quants do (`ggml_k.py`). llama.cpp's bytes are not reproduced.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bits import pack
 from ..spec import Format
 from .base import Family, PartSpec
+from .ggml_k import encode_super
+from .ggml_search import F32, in_chunks, nearest, safe_divide, scale_extreme, scale_rule, scale_search, to_half
 from .ggml_types import check_blocks, fixed
 
 _WORDS: dict[str, Format] = {
@@ -42,5 +48,17 @@ class GGMLIQ4(Family):
     def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         return {}
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "search", **policy: Any) -> dict[str, NDArray[Any]]:
+        """Parts of finite x [*lead, n, k]. `scale` is "search" or "extreme"."""
+        search = scale_rule(fmt.name, scale, policy) == "search"
+        one = encode_super if fmt.super_size else _encode_nl
+        return in_chunks(x, fmt, self.geometry(fmt, x.shape), lambda rows: one(rows, fmt, search))
+
+
+def _encode_nl(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
+    """Rows [rows, k] -> codes and scales of iq4_nl."""
+    groups = x.reshape(len(x), -1, fmt.group_size)
+    s = scale_search(groups, "iq4_nl", 4) if search else scale_extreme(groups, "iq4_nl", 4)
+    d = to_half(s)
+    codes = nearest(safe_divide(groups.astype(np.float64), d.astype(np.float64)), "iq4_nl", 4)
+    return {"codes": pack(codes.reshape(x.shape), 4), "scales": d.reshape(len(x), -1)}

@@ -2,6 +2,17 @@
 
     q4_0, q5_0, q8_0   value = (code − 2^(bits−1)) · d
     q4_1, q5_1         value = code · d + m
+
+Scale rules, with t the largest code:
+
+| rule | q4_0, q5_0 | q8_0 | q4_1, q5_1 |
+|---|---|---|---|
+| `extreme` (ggml) | largest magnitude is −2^(bits−1) · d | largest magnitude / 127 | m smallest, d = (largest − m) / t |
+| `search` (default) | least squared error of 19 scales (`ggml_search.py`) | the same | the same, with m |
+
+`extreme` gives ggml's reference bytes: codes from the unrounded float32 scale, halves upward (q8_0: away from zero). Two
+cases differ, where ggml writes what nobody can read: a scale beyond float16 is held at 65504 instead of infinity, and a
+group whose reciprocal scale overflows gets codes of zero.
 """
 
 from __future__ import annotations
@@ -12,8 +23,22 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bits import pack
 from ..spec import Format
 from .base import Family, PartSpec
+from .ggml_search import (
+    F32,
+    LARGEST_HALF,
+    ends,
+    extreme,
+    in_chunks,
+    line_search,
+    nearest,
+    safe_divide,
+    scale_rule,
+    scale_search,
+    to_half,
+)
 from .ggml_types import check_blocks, fixed
 
 _WORDS: dict[str, Format] = {
@@ -33,7 +58,7 @@ class GGMLLegacy(Family):
 
     name = "ggml_legacy"
     words = tuple(_WORDS)
-    policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {}}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {"scale": "extreme"}}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         return fixed(_WORDS[word], group_size, options)
@@ -45,5 +70,45 @@ class GGMLLegacy(Family):
     def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         return {}
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "search", **policy: Any) -> dict[str, NDArray[Any]]:
+        """Parts of finite x [*lead, n, k]. `scale` is a rule of the module's table."""
+        search = scale_rule(fmt.name, scale, policy) == "search"
+        one = _with_offset if fmt.bias else _around_zero
+        return in_chunks(x, fmt, self.geometry(fmt, x.shape), lambda rows: one(rows.reshape(len(rows), -1, 32), fmt, search))
+
+
+def _around_zero(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
+    """Groups [rows, G, 32] -> codes and scales of q4_0, q5_0, q8_0."""
+    half = 1 << (fmt.bits - 1)
+    if search:
+        d = to_half(scale_search(x, "int", fmt.bits))
+        codes = nearest(safe_divide(x.astype(np.float64), d.astype(np.float64)), "int", fmt.bits)
+        return _parts(codes, fmt, scales=d)
+    s = np.abs(x).max(axis=-1, keepdims=True) / 127 if fmt.bits == 8 else extreme(x) / -half
+    s = np.clip(s, -LARGEST_HALF, LARGEST_HALF)
+    y = x * safe_divide(np.float32(1), s).astype(np.float32)
+    if fmt.bits == 8:
+        whole = np.floor(np.abs(y))
+        y = np.copysign(whole + (np.abs(y) - whole >= 0.5), y)
+        return _parts(np.clip(y + half, 0, 255), fmt, scales=s.astype(np.float16))
+    return _parts(np.clip(np.trunc(y + np.float32(half + 0.5)), 0, 2 * half - 1), fmt, scales=s.astype(np.float16))
+
+
+def _with_offset(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
+    """Groups [rows, G, 32] -> codes, scales and biases of q4_1, q5_1."""
+    top = (1 << fmt.bits) - 1
+    if search:
+        d, m = map(to_half, line_search(x, top, below_zero=False))
+        codes = nearest(safe_divide(x - m.astype(np.float64), d.astype(np.float64)), "uint", fmt.bits)
+        return _parts(codes, fmt, scales=d, biases=m)
+    low, span = ends(x, below_zero=False)
+    low, s = np.clip(low, -LARGEST_HALF, LARGEST_HALF), np.minimum(span / top, LARGEST_HALF)
+    y = (x - low) * safe_divide(np.float32(1), s).astype(np.float32)
+    codes = np.clip(np.trunc(y + np.float32(0.5)), 0, top)
+    return _parts(codes, fmt, scales=s.astype(np.float16), biases=low.astype(np.float16))
+
+
+def _parts(codes: NDArray[Any], fmt: Format, **scales: NDArray[np.float16]) -> dict[str, NDArray[Any]]:
+    """Packed codes of rows, and what is one a group."""
+    packed = pack(codes.reshape(len(codes), -1).astype(np.uint8), fmt.bits)
+    return {"codes": packed} | {p: a.reshape(len(codes), -1) for p, a in scales.items()}

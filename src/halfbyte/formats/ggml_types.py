@@ -111,5 +111,5 @@ def fixed(fmt: Format, group_size: int | None, options: dict[str, Any]) -> Forma
     if options:
         raise FormatError(f"[format] {fmt.name} takes no option {', '.join(options)}")
     if group_size is not None and group_size != fmt.group_size:
-        raise FormatError(f"[format] {fmt.name} with group size {group_size}; allowed: {fmt.group_size}, as ggml's blocks have it")
+        raise FormatError(f"[format] {fmt.name} with group size {group_size}; allowed: {fmt.group_size}, as in every ggml block")
     return fmt

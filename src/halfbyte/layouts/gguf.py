@@ -50,9 +50,7 @@ class GGUF(Layout):
             k = kind.elements(got[-1])
         except ShapeError as e:
             raise LayoutError(f"{e}; {join(name, 'weight')} is cut short or of another type") from None
-        fmt = format_named(kind.word)
-        if fmt.global_op != ("multiply" if "scale" in tensors else ""):
-            fmt = fmt.with_(global_op="multiply" if "scale" in tensors else "")
+        fmt = format_named(kind.word).with_(global_op="multiply" if "scale" in tensors else "")
         if "scale" in tensors:
             want("gguf", tensors, "scale", name, (np.dtype(np.float32),), got[:-2] or (1,), "(one factor a matrix)")
         return Described(fmt, (*got[:-1], k))
@@ -133,7 +131,7 @@ def _structure(fmt: Format) -> Format:
 
 def split(raw: NDArray[np.uint8], kind: GGMLType, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
     """Block bytes [*lead, n, bytes] -> canonical parts of a weight of `shape`, a chunk of blocks at a time."""
-    order, fmt = ORDERS[kind.name], format_named(kind.word)
+    order, fmt = ORDERS[kind.name], format_named(kind.word).with_(global_op="")
     parts = {p: np.empty(s.shape, s.dtype) for p, s in family_of(fmt).geometry(fmt, shape).items()}
     blocks = np.ascontiguousarray(raw).reshape(-1).view(order.dtype)
     flat = {p: _by_block(a, blocks.size) for p, a in parts.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ..errors import FormatError
-from . import autoawq, autogptq, compressed_tensors, gptqmodel
+from . import autoawq, autogptq, compressed_tensors, gguf, gptqmodel
 
 if TYPE_CHECKING:
     from ..qtensor import QTensor
@@ -22,6 +22,7 @@ DECODERS: dict[str, Decoder] = {
     "autogptq": autogptq.decode,
     "compressed-tensors": compressed_tensors.decode,
     "gptqmodel": gptqmodel.decode,
+    "gguf": gguf.decode,
 }
 """origin -> decoder."""
 

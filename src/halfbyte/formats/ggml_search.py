@@ -1,0 +1,154 @@
+"""The scale of a group with the least squared error, by trying a few.
+
+For codes with values v fixed, the best scale is closed: s = Σxv / Σv², with error Σx² − (Σxv)² / Σv². With an offset too, x
+≈ s·q + o, s and o are the least-squares line through (q, x). Which codes to fix is the search: the group's largest value is
+laid on the end of the table and a little inside and outside of it, 19 places in all; each gives codes, each codes their
+best line, and the least error wins. Bytes thus need not equal llama.cpp's, whose K-quants weigh errors by magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError
+from ..minifloat import element_table
+from ..spec import Format
+from .base import PartSpec, finite
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+_CHUNK = 1 << 18
+_PLACES = np.linspace(-0.9, 0.9, 19, dtype=np.float32)
+"""Where the extreme value may lie, in steps of the table beside its end."""
+SMALLEST = np.float32(2.0**-126)
+"""Below the smallest normal float32 a reciprocal overflows: such a number counts as zero where it would divide."""
+LARGEST_HALF = np.float32(65504)
+"""The largest float16: a scale beyond it is held at it, and the codes saturate."""
+
+
+SCALE_RULES = ("extreme", "search")
+"""extreme: the largest value lies on the end of the range. search: the least squared error of 19 places near it."""
+
+
+def scale_rule(word: str, rule: str, other: Mapping[str, Any]) -> str:
+    """`rule` if it is one and nothing else was asked for. Raises FormatError otherwise."""
+    if other:
+        raise FormatError(f"[quantize] {word} with {', '.join(other)}; its one policy is scale ({', '.join(SCALE_RULES)})")
+    if rule not in SCALE_RULES:
+        raise FormatError(f"[quantize] {word} with scale {rule!r}; allowed: {', '.join(SCALE_RULES)}")
+    return rule
+
+
+def safe_divide(x: Any, by: Any) -> Any:
+    """x / by, and 0 where |by| is zero or too small to divide by."""
+    small = np.abs(by) < SMALLEST
+    return np.where(small, 0, x / np.where(small, 1, by))
+
+
+def to_half(x: NDArray[np.floating]) -> NDArray[np.float16]:
+    """float16, held within its finite range."""
+    half: NDArray[np.float16] = np.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
+    return half
+
+
+def extreme(x: F32) -> F32:
+    """The value of largest magnitude of each group, with its sign: [..., g] -> [..., 1]. The first of equals."""
+    out: F32 = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+    return out
+
+
+def nearest(y: Any, element: str, bits: int) -> U8:
+    """Code of the table value nearest to y, saturating. Integer ties go to the even integer, ties of `iq4_nl` up."""
+    if element == "iq4_nl":
+        # Midpoints of the table are multiples of one half, so twice y, floored, decides.
+        codes: U8 = _iq4_codes()[np.clip(np.floor(y * 2) + 256, 0, 511).astype(np.int16)]
+        return codes
+    zero = 1 << (bits - 1) if element == "int" else 0
+    codes = np.clip(np.rint(y) + zero, 0, (1 << bits) - 1).astype(np.uint8)
+    return codes
+
+
+@cache
+def _iq4_codes() -> U8:
+    """Code for each floor(2·y) from −256 to 255."""
+    values = element_table("iq4_nl", 4)
+    return np.searchsorted(values[:-1] + values[1:], np.arange(-256, 256), side="right").astype(np.uint8)
+
+
+def scale_extreme(x: F32, element: str, bits: int) -> F32:
+    """Scale that lays the value of largest magnitude on the table's first entry, the negative end: [..., g] -> [..., 1]."""
+    out: F32 = extreme(x) / np.float32(element_table(element, bits)[0])
+    return out
+
+
+def scale_search(x: F32, element: str, bits: int) -> F32:
+    """Scale s for x ≈ s · element(code): [..., g] -> [..., 1]. Negative at times: a table's longer end is the negative one."""
+    values = element_table(element, bits).astype(np.float32)
+    peak = extreme(x)
+    best, gain = peak / values[0], np.full(peak.shape, -1, np.float32)
+    # Squares must not overflow or vanish: work on x / peak, put peak back at the end.
+    unit = safe_divide(x, peak).astype(np.float32)
+    for place in _PLACES:
+        end = values[0] + place * (values[1] - values[0])
+        v = values[nearest(unit * end, element, bits)]
+        product, square = (unit * v).sum(-1, keepdims=True), (v * v).sum(-1, keepdims=True)
+        won = product * product > gain * square
+        gain = np.where(won, safe_divide(product * product, square), gain)
+        best = np.where(won, safe_divide(product, square) * peak, best)
+    out: F32 = best.astype(np.float32)
+    return out
+
+
+def line_search(x: F32, levels: int, *, below_zero: bool) -> tuple[F32, F32]:
+    """Slope s ≥ 0 and offset o for x ≈ s·q + o with q = 0 … levels: [..., g] -> two of [..., 1]. `below_zero` keeps o ≤ 0."""
+    low, span = ends(x, below_zero)
+    unit = safe_divide(x - low, span).astype(np.float32)  # 0 … 1, so that squares neither overflow nor vanish
+    highest = safe_divide(-low, span)
+    n, sum_x = x.shape[-1], unit.sum(-1, keepdims=True)
+    slope, offset = np.full_like(low, 1 / levels), np.zeros_like(low)
+    least = np.full_like(low, np.inf)
+    for place in _PLACES:
+        q = np.clip(np.rint(unit * (levels + place)), 0, levels)
+        sum_q, sum_qq, sum_qx = q.sum(-1, keepdims=True), (q * q).sum(-1, keepdims=True), (q * unit).sum(-1, keepdims=True)
+        s = safe_divide(n * sum_qx - sum_q * sum_x, n * sum_qq - sum_q * sum_q)
+        o = (sum_x - s * sum_q) / n
+        if below_zero:
+            s = np.where(o > highest, safe_divide(sum_qx - highest * sum_q, sum_qq), s)
+            o = np.minimum(o, highest)
+        error = np.square(unit - s * q - o).sum(-1, keepdims=True)
+        won = (error < least) & (s > 0)
+        least, slope, offset = np.where(won, error, least), np.where(won, s, slope), np.where(won, o, offset)
+    return (slope * span).astype(np.float32), (offset * span + low).astype(np.float32)
+
+
+def ends(x: F32, below_zero: bool) -> tuple[F32, F32]:
+    """Smallest value of each group (at most 0 with `below_zero`), and how far the largest lies above it: two of [..., 1]."""
+    low = x.min(axis=-1, keepdims=True)
+    if below_zero:
+        low = np.minimum(low, np.float32(0))
+    return low, x.max(axis=-1, keepdims=True) - low
+
+
+def in_chunks(
+    x: NDArray[np.floating], fmt: Format, geometry: Mapping[str, PartSpec], encode: Callable[[F32], dict[str, NDArray[Any]]]
+) -> dict[str, NDArray[Any]]:
+    """`encode` over float32 rows [rows, k] of x [*lead, n, k], a quarter million values at a time; parts [*lead, n, ...].
+
+    geometry  the parts x will have: its making has checked that k is whole blocks, and gives the shapes of an empty x
+    Raises FormatError for values that are not finite.
+    """
+    x = finite(x, fmt.name)
+    *lead, k = x.shape
+    if not x.size:
+        return {p: np.zeros(s.shape, s.dtype) for p, s in geometry.items() if p != "global_scale"}
+    rows, step = x.reshape(-1, k), max(1, _CHUNK // k)
+    # Differences of values within 1e30 are finite in float32, and no format holds as much.
+    chunks = (np.clip(rows[i : i + step].astype(np.float64), -1e30, 1e30) for i in range(0, len(rows), step))
+    pieces = [encode(c.astype(np.float32)) for c in chunks]
+    return {p: np.concatenate([piece[p] for piece in pieces]).reshape(*lead, -1) for p in pieces[0]}
