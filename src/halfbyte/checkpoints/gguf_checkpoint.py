@@ -118,35 +118,31 @@ class GGUFCheckpoint(Checkpoint):
 
     def header_findings(self) -> list[Finding]:
         found: list[Finding] = []
-        for path, header in self.file.shard_headers:
-            for nbytes, where in ((header.gaps, "between tensors"), (header.slack, "after the last tensor")):
-                if nbytes:
-                    found.append(Finding("note", "unclaimed-bytes", path.name, f"{nbytes} bytes {where} belong to no tensor"))
-            if header.order == ">":
-                found.append(
-                    Finding("note", "big-endian", path.name, "the file is big-endian: weights are byte-swapped as they are read")
-                )
-            if "general.architecture" not in header.metadata and len(self.file.paths) == 1:
-                found.append(
-                    Finding(
-                        "warning", "no-architecture", path.name, "general.architecture is missing: no program can tell the model"
-                    )
-                )
+
+        def add(severity: str, code: str, key: str, message: str) -> None:
+            found.append(Finding(severity, code, key, message))
+
+        for path, file in self.file.shard_headers:
+            if file.gaps:
+                add("note", "unclaimed-bytes", path.name, f"{file.gaps} bytes between tensors belong to none")
+            if file.slack:
+                add("note", "unclaimed-bytes", path.name, f"{file.slack} bytes after the last tensor belong to none")
+            if file.order == ">":
+                add("note", "big-endian", path.name, "weights are byte-swapped as they are read")
+        if "general.architecture" not in self.metadata:
+            add("warning", "no-architecture", "", "general.architecture is missing: no program can tell which model it is")
         for key, name in self._names.items():
             header = self.file.headers[name]
             if not header.quantized:
                 continue
             if len(header.shape) == 1:
-                text = f"a vector in {header.type.name}; it is read as one row"
-                found.append(Finding("note", "quantized-vector", key, text))
+                add("note", "quantized-vector", key, f"a vector in {header.type.name}; it is read as one row")
             try:
                 self._describe(key)
             except HalfbyteError as e:
-                found.append(Finding("error", "unread-weight", key, str(e)))
+                add("error", "unread-weight", key, str(e))
         if self._head_is_embedding():
-            found.append(
-                Finding("warning", "tied-head-twice", "output", "output.weight holds the same bytes as token_embd.weight")
-            )
+            add("warning", "tied-head-twice", "output", "output.weight holds the same bytes as token_embd.weight")
         return found
 
     def _head_is_embedding(self) -> bool:
@@ -164,3 +160,6 @@ class GGUFCheckpoint(Checkpoint):
 
     def close(self) -> None:
         self.file.close()
+
+    def __enter__(self) -> GGUFCheckpoint:
+        return self
