@@ -1,8 +1,10 @@
 """Element tables: every code of every small float, by definition, and rounding onto them.
 
-A minifloat of e exponent and m mantissa bits with bias b has value (−1)^s · 2^(max(E,1)−b) · (M/2^m + [E>0]). OCP Microscaling
-Formats 1.0 gives E2M1 (b = 1), E2M3 (1), E3M2 (3), E4M3 (7, S.1111.111 is NaN), E5M2 (15, IEEE infinities and NaNs); E8M0 is the bare exponent
-2^(b−127). UE4M3 is GGUF's reading of an E4M3 scale byte: the sign is ignored, 0x7F is 0 and 0xFF is 480.
+A minifloat of e exponent and m mantissa bits with bias b has value (−1)^s · 2^(max(E,1)−b) · (M/2^m + [E>0]).
+
+OCP Microscaling Formats 1.0 gives E2M1 (b = 1), E2M3 (1), E3M2 (3), E4M3 (7, S.1111.111 is NaN), E5M2 (15, IEEE infinities and
+NaNs); E8M0 is the bare exponent 2^(b−127). UE4M3 is GGUF's reading of an E4M3 scale byte: the sign is ignored, 0x7F is 0 and 0xFF
+is 480. The `fnuz` types (Noune et al. 2022) have one NaN, in the place of −0, and no infinity.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from .errors import FormatError
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
-TIES = ("even", "away", "zero")
+TIES = ("even", "away", "zero", "truncate")
+"""Halfway between two codes: the even one, the larger or the smaller magnitude. `truncate` rounds everything toward zero."""
+ZEROS = ("keep", "value", "drop", "negative")
+"""Sign of a code whose magnitude is 0, for elements that have a −0: see `sign_zeros`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Minifloat:
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    specials: str = "none"  # none: every code is a number; fn: the all-ones code is NaN; ieee: top exponent is inf and NaN
+    specials: str = "none"  # fn: the all-ones code is NaN; ieee: the top exponent is inf and NaN; fnuz: −0 is NaN
 
     @property
     def bits(self) -> int:
@@ -44,6 +49,11 @@ MINIFLOATS: dict[str, Minifloat] = {
         Minifloat("e3m2", 3, 2, 3),
         Minifloat("e4m3", 4, 3, 7, "fn"),
         Minifloat("e5m2", 5, 2, 15, "ieee"),
+        Minifloat("e3m4", 3, 4, 3, "ieee"),
+        Minifloat("e4m3_ieee", 4, 3, 7, "ieee"),
+        Minifloat("e4m3b11fnuz", 4, 3, 11, "fnuz"),
+        Minifloat("e4m3fnuz", 4, 3, 8, "fnuz"),
+        Minifloat("e5m2fnuz", 5, 2, 16, "fnuz"),
     )
 }
 
@@ -76,7 +86,10 @@ def minifloat_values(f: Minifloat) -> F64:
     elif f.specials == "ieee":
         value[(exponent == top) & (mantissa == 0)] *= np.inf
         value[(exponent == top) & (mantissa != 0)] = np.nan
-    return value
+    elif f.specials == "fnuz":
+        value[1 << (f.bits - 1)] = np.nan
+    out: F64 = value
+    return out
 
 
 @cache
@@ -153,22 +166,41 @@ def round_to_element(x: NDArray[np.floating], element: str, ties: str = "even") 
     """Nearest code of a minifloat, saturating: |x| beyond the largest finite value takes that value.
 
     x        any float array; the comparison is exact in float64
-    ties     `even` (the even code), `away` (larger magnitude) or `zero` (smaller magnitude)
+    ties     one of `TIES`
     Returns uint8 codes; the sign bit follows x's sign bit, −0.0 included. NaN takes the largest magnitude's code and is the
     caller's to refuse first.
     """
     if ties not in TIES:
         raise FormatError(f"[ties] {ties!r}; allowed: {', '.join(TIES)}")
     x = np.asarray(x, np.float64)
-    _, mid = _grid(element)
+    values, mid = _grid(element)
     mag = np.abs(x)
-    below = np.searchsorted(mid, mag, side="left")  # a tie lands on the lower code
-    above = np.searchsorted(mid, mag, side="right")  # a tie lands on the upper code
-    if ties == "zero":
-        code = below
-    elif ties == "away":
-        code = above
+    if ties == "truncate":
+        code = np.searchsorted(values, mag, side="right") - 1
     else:
-        code = np.where(below & 1, above, below)
-    sign = np.signbit(x).astype(np.uint8) << np.uint8(MINIFLOATS[element].bits - 1)
-    return code.astype(np.uint8) | sign
+        below = np.searchsorted(mid, mag, side="left")  # a tie lands on the lower code
+        above = np.searchsorted(mid, mag, side="right")  # a tie lands on the upper code
+        code = {"zero": below, "away": above, "even": np.where(below & 1, above, below)}[ties]
+    negative = np.signbit(x)
+    if MINIFLOATS[element].specials == "fnuz":
+        negative = negative & (code > 0)
+    out: U8 = code.astype(np.uint8) | (negative.astype(np.uint8) << np.uint8(MINIFLOATS[element].bits - 1))
+    return out
+
+
+def sign_zeros(codes: U8, x: NDArray[np.floating], element: str, zeros: str) -> U8:
+    """`codes` of `x` with the sign bit of zero magnitudes set by a rule of `ZEROS`.
+
+    keep      x's sign bit: −0.0 and small negatives become −0
+    value     the sign of the number: small negatives become −0, −0.0 becomes +0
+    drop      always +0
+    negative  as `value`, but every exact zero becomes −0 (ModelOpt's MXFP4)
+    """
+    if zeros not in ZEROS:
+        raise FormatError(f"[zeros] {zeros!r}; allowed: {', '.join(ZEROS)}")
+    if zeros == "keep":
+        return codes
+    top = np.uint8(1 << (MINIFLOATS[element].bits - 1))
+    is_zero = (codes & ~top) == 0
+    negative = {"value": x < 0, "drop": np.zeros(x.shape, bool), "negative": x <= 0}[zeros]
+    return np.where(is_zero, np.where(negative, top, np.uint8(0)), codes)

@@ -28,6 +28,9 @@ SCALE_DTYPES: dict[str, np.dtype[Any]] = {
 """NumPy dtype that holds each kind of scale."""
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 class PartSpec(NamedTuple):
     """Shape and dtype of one part of a tensor."""
 
@@ -42,10 +45,17 @@ class Family(ABC):
     words: ClassVar[tuple[str, ...]]
     """Codec words, each a `Format.name` of this family."""
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
-    """Producer name -> keyword arguments of `encode` that reproduce that producer's bytes."""
-    default_policy: ClassVar[str] = ""
+    """Producer name -> format options and keyword arguments of `encode` that reproduce that producer's bytes."""
+    exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
+    """(producer, word) -> what differs from `policies` for that word."""
     format_options: ClassVar[tuple[str, ...]] = ()
     """Options `format` takes besides the group size; `quantize` hands the others to `encode`."""
+
+    def policy(self, word: str, producer: str) -> dict[str, Any]:
+        """Format and encode options of a producer's policy for a word; FormatError naming those there are."""
+        if producer not in self.policies:
+            raise FormatError(f"[quantize] policy {producer!r} for {word}; allowed: {', '.join(self.policies) or 'none'}")
+        return self.policies[producer] | self.exceptions.get((producer, word), {})
 
     def fit(self, fmt: Format, shape: Sequence[int]) -> Format:
         """`fmt` as it is spelled for a tensor of this shape (flat blocks that never straddle rows are row groups)."""
@@ -119,22 +129,12 @@ def finite(x: NDArray[Any], word: str) -> NDArray[Any]:
         raise ShapeError(f"[quantize] shape {x.shape}; a weight is (n, k) or (experts, n, k)")
     if x.dtype not in (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), bfloat16):
         raise ShapeError(f"[quantize] dtype {x.dtype}; allowed: float64, float32, float16, bfloat16")
-    bad = ~np.isfinite(x)
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(x) <= _LARGEST) if x.dtype == np.float64 else ~np.isfinite(x)
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
+        what = "NaN, infinite or beyond float32" if x.dtype == np.float64 else "NaN or infinite"
         raise FormatError(
-            f"[quantize] {int(bad.sum())} values are NaN or infinite, the first at {first}; {word} holds finite weights only"
+            f"[quantize] {int(bad.sum())} values are {what}, the first at {first}: {x[first]}; {word} holds finite weights only"
         )
     return x
-
-
-def grouped(x: NDArray[Any], fmt: Format) -> NDArray[Any]:
-    """[*lead, n, k] -> [*lead, n, G, g], a short last group padded with zeros (they never raise a maximum of magnitudes)."""
-    k = x.shape[-1]
-    size = k if fmt.group_size == -1 else fmt.group_size
-    groups = fmt.groups(k)
-    if groups * size != k:
-        padded = np.zeros((*x.shape[:-1], groups * size), x.dtype)
-        padded[..., :k] = x
-        x = padded
-    return x.reshape(*x.shape[:-1], groups, size)

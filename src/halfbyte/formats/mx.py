@@ -2,50 +2,167 @@
 
     value = element(code) · 2^(scale_byte − 127)
 
-mxfp4 (E2M1), mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2, mxint8, after the OCP Microscaling Formats (MX) specification 1.0. Block 32 is the
-standard; 16 and 64 are non-standard variants, asked for by group size. mxint2 and mxint4 exist in microxcaling only.
+mxfp4 (E2M1), mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2 and mxint8 follow the OCP Microscaling Formats (MX) specification 1.0.
+Block 32 is the standard; 16 and 64 are non-standard variants, asked for by group size. mxint2 and mxint4 exist in microxcaling only.
 
 Scale rules, with amax the block's largest magnitude, emax the element's largest exponent and M its largest value:
 
-| rule | exponent | used by |
+| `scale` | exponent | used by |
 |---|---|---|
 | `floor` | floor(log2 amax) − emax | OCP, ggml, microxcaling, torchao FLOOR |
-| `even` | the same after amax is rounded to the element's mantissa width | compressed-tensors, torchao EVEN |
+| `even` | the same of amax rounded to the element's mantissa width (or `even_bits`), halves up | compressed-tensors, torchao EVEN |
 | `ceil` | ceil(log2(amax / M)) | MLX, ModelOpt, torchao RCEIL |
+| `ceil_log2` | ceil(log2 amax) − emax | torchao CEIL |
+
+Exponents are held to −127 … 127, so no scale byte is ever 255 (NaN). Elements beyond M after scaling saturate.
+
+Words: `mxfp4`, `mxfp6_e2m3`, `mxfp6_e3m2`, `mxfp8_e4m3`, `mxfp8_e5m2`, `mxint8`, `mxint4`, `mxint2`. No format options.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import pack
-from ..errors import FormatError
-from ..minifloat import MINIFLOATS, e8m0_encode, element_table, round_to_element, scale_table
+from ..minifloat import MINIFLOATS, TIES, ZEROS, e8m0_encode, element_table, round_to_element, sign_zeros
 from ..spec import Format
-from .base import Family, check_group, finite, grouped
+from .base import Family, check_group, finite
+from .grouping import grouped, ungrouped
+from .options import only_options
+from .policy import COMPUTE, computing, one_of, policy_from
 
 _WORDS = {
     "mxfp4": ("e2m1", 4), "mxfp6_e2m3": ("e2m3", 6), "mxfp6_e3m2": ("e3m2", 6), "mxfp8_e4m3": ("e4m3", 8),
     "mxfp8_e5m2": ("e5m2", 8), "mxint8": ("mxint", 8), "mxint4": ("mxint", 4), "mxint2": ("mxint", 2),
 }  # fmt: skip
-SCALE_RULES = ("floor", "even", "ceil")
+SCALE_RULES = ("floor", "even", "ceil", "ceil_log2")
+
+
+@dataclass(frozen=True)
+class MXPolicy:
+    """How a block is rounded.
+
+    scale       rule of the exponent, one of `SCALE_RULES`
+    even_bits   mantissa bits to which `even` rounds amax; None for the element's own
+    ties        `minifloat.TIES`, halfway between two elements
+    zeros       `minifloat.ZEROS`, sign of codes whose magnitude is 0
+    zero_byte   scale byte of an all-zero block
+    byte0       what elements of a block with scale byte 0 are divided by (the byte means 2^−127)
+    compute     arithmetic of amax / M, its logarithm and the division by the scale, one of `policy.COMPUTE`
+    """
+
+    scale: str = "even"
+    even_bits: int | None = None
+    ties: str = "even"
+    zeros: str = "keep"
+    zero_byte: int = 0
+    byte0: float = 2.0**-127
+    compute: str = "exact"
+
+    def __post_init__(self) -> None:
+        one_of("scale", self.scale, SCALE_RULES)
+        one_of("ties", self.ties, TIES)
+        one_of("zeros", self.zeros, ZEROS)
+        one_of("compute", self.compute, COMPUTE)
 
 
 class MX(Family):
+    """MXFP4, MXFP6, MXFP8 and MXINT."""
+
     name = "mx"
     words = tuple(_WORDS)
-    default_policy = "even"
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}  # TODO(formats): producers' policies
+    policies: ClassVar[dict[str, dict[str, Any]]] = {
+        "ocp": {"scale": "floor"},
+        "microxcaling": {"scale": "floor", "ties": "away", "zeros": "value"},
+        "microxcaling-even": {"scale": "floor", "zeros": "value"},
+        "microxcaling-floor": {"scale": "floor", "ties": "truncate", "zeros": "value"},
+        "mlx": {"scale": "ceil", "ties": "zero", "zeros": "drop", "zero_byte": 127, "compute": "float32"},
+        "compressed-tensors": {"scale": "even", "even_bits": 1, "zeros": "value", "compute": "input"},
+        "modelopt": {"scale": "ceil", "ties": "zero", "zeros": "negative", "compute": "float32"},
+        "torchao": {"scale": "floor", "byte0": 2.0**-126},
+        "torchao-even": {"scale": "even", "byte0": 2.0**-126},
+        "torchao-ceil": {"scale": "ceil_log2", "byte0": 2.0**-126},
+        "torchao-rceil": {"scale": "ceil", "byte0": 1.0, "compute": "float32"},
+    }
+    exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {
+        ("compressed-tensors", "mxfp6_e2m3"): {"even_bits": 3, "zeros": "keep"},
+        ("modelopt", "mxfp8_e4m3"): {"ties": "even", "zeros": "keep"},
+        ("mlx", "mxfp8_e4m3"): {"ties": "even", "zeros": "keep"},
+    }
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        if options:
-            raise FormatError(f"[format] {word} takes no option {', '.join(options)}")
+        only_options(word, options, ())
         element, bits = _WORDS[word]
         group = check_group(word, 32 if group_size is None else group_size, (16, 32, 64))
         return Format("mx", word, bits, element, group, "e8m0")
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "even", ties: str = "even") -> dict[str, NDArray[Any]]:
-        raise NotImplementedError(MINIFLOATS, pack, e8m0_encode, element_table, round_to_element, scale_table, finite, grouped)
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
+        rule = policy_from(MXPolicy, fmt, policy)
+        blocks = grouped(finite(x, fmt.name), fmt)
+        exponent = block_exponents(np.abs(blocks).max(axis=-1), fmt, rule)
+        scale = np.where(exponent == -127, rule.byte0, np.ldexp(1.0, exponent))[..., None]
+        scaled = computing(blocks, rule.compute) / scale.astype(computing(blocks[:0], rule.compute).dtype)
+        codes = round_elements(scaled, fmt, rule)
+        return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": e8m0_encode(exponent)}
+
+
+def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.int64]:
+    """Unbiased exponents of the block scales, held to −127 … 127, by the rules of the table above."""
+    table = element_table(fmt.element, fmt.bits)
+    largest = float(np.nanmax(np.where(np.isinf(table), np.nan, table)))
+    emax = int(np.frexp(largest)[1]) - 1
+    mantissa, power = np.frexp(amax.astype(np.float64))  # amax = mantissa · 2^power, mantissa in [1/2, 1)
+    if rule.scale == "ceil":
+        exponent = _ceil_log2_ratio(amax, largest, rule.compute)
+    elif rule.scale == "ceil_log2":
+        exponent = power - 1 + (mantissa > 0.5) - emax
+    else:
+        exponent = power - 1 - emax
+        if rule.scale == "even":
+            own = MINIFLOATS[fmt.element].mantissa_bits if fmt.element in MINIFLOATS else fmt.bits - 2
+            bits = own if rule.even_bits is None else rule.even_bits
+            # Rounded to 1 + bits binary digits, halves up, amax reaches the next power of two.
+            exponent = exponent + (mantissa >= 1 - 2.0 ** -(bits + 2))
+    exponent = np.where(amax == 0, rule.zero_byte - 127, exponent)
+    return np.clip(exponent, -127, 127).astype(np.int64)
+
+
+def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> NDArray[Any]:
+    """ceil(log2(amax / largest)); rounded after each step when not computed exactly. Meaningless where the ratio is 0."""
+    if compute == "exact":
+        # Least e with amax ≤ largest · 2^e, by comparison of mantissas.
+        (m, p), (lm, lp) = np.frexp(amax.astype(np.float64)), np.frexp(largest)
+        return p - lp + (m > lm)
+    a = computing(amax, compute)
+    with np.errstate(divide="ignore"):
+        ratio = a / a.dtype.type(largest)
+        out = np.ceil(np.log2(ratio)).astype(np.float64)
+    return np.where(np.isfinite(out), out, -127)
+
+
+def round_elements(scaled: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.uint8]:
+    """Scaled values to codes: a minifloat by `round_to_element`, MXINT symmetrically to ±(2^(bits−1) − 1)."""
+    if fmt.element in MINIFLOATS:
+        return sign_zeros(round_to_element(scaled, fmt.element, rule.ties), scaled, fmt.element, rule.zeros)
+    steps = scaled.astype(np.float64) * (1 << (fmt.bits - 2))
+    top = (1 << (fmt.bits - 1)) - 1
+    whole = np.clip(round_integers(steps, rule.ties), -top, top)
+    codes: NDArray[np.uint8] = (whole.astype(np.int64) & ((1 << fmt.bits) - 1)).astype(np.uint8)
+    return codes
+
+
+def round_integers(x: NDArray[np.float64], ties: str) -> NDArray[np.float64]:
+    """Nearest integers with a rule of `minifloat.TIES`."""
+    magnitude = np.abs(x)
+    whole = {
+        "even": np.rint,
+        "away": lambda m: np.floor(m + 0.5),
+        "zero": lambda m: np.ceil(m - 0.5),
+        "truncate": np.floor,
+    }[ties](magnitude)
+    out: NDArray[np.float64] = np.copysign(whole, x)
+    return out

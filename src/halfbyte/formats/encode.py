@@ -1,0 +1,72 @@
+"""quantize: a dense weight to a packed one, by round-to-nearest under a named policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError
+from ..qtensor import QTensor
+from ..spec import FLOAT_SCALES, Format
+from . import family_of, format_named
+from .base import Family, PartSpec, finite
+
+ORIGINS = ("gguf", "mlx", "compressed-tensors", "modelopt", "bitsandbytes", "hqq", "torchao")
+"""Producers whose decoders `arithmetic="producer"` reproduces: a policy of theirs marks its tensors as theirs."""
+
+
+def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **options: Any) -> QTensor:
+    """`x` rounded to a packed weight: every element to the nearest code under its group's scale.
+
+    x        [*lead, n, k] finite float64, float32, float16 or bfloat16, of any strides
+    codec    `codec[:gN]` ("mxfp4", "int4:g128", "affine4:g64") or a `Format`
+    policy   a producer's name ("mlx", "compressed-tensors", "torchao-rceil", ...), whose bytes are then reproduced; None for the
+             default of the format, the one with the least error (docs/policies.md)
+    options  single rules by name, over the policy's: `scale="floor"`, `ties="even"`, `zeros="keep"`, ... and the format's own
+             options (`scale_dtype`, `global_scale`, `rows`, ...)
+
+    Raises FormatError for a word, option or policy that does not exist, for NaN or infinite values (naming the first), and where a
+    scale does not fit its dtype; ShapeError for an array that is not a weight. An empty tensor has empty parts, and a tensor
+    scale of 1.
+
+    >>> quantize(np.ones((1, 32), np.float32), "mxfp4", scale="floor").parts["scales"].tolist()
+    [[125]]
+    """
+    x = np.asarray(x)
+    family = family_of(format_named(codec))
+    word = codec.name if isinstance(codec, Format) else format_named(codec).name
+    given = {**(family.policy(word, policy) if policy is not None else {}), **options}
+    of_format = {k: given.pop(k) for k in family.format_options if k in given}
+    if of_format.get("scale_dtype") == "input":
+        of_format["scale_dtype"] = x.dtype.name if x.dtype.name in FLOAT_SCALES else "float32"
+    fmt = _resolve(codec, family, of_format)
+    x = finite(x, fmt.name)
+    fmt = family.fit(fmt, x.shape)
+    if x.size == 0:
+        parts = {name: _empty(name, spec) for name, spec in family.geometry(fmt, x.shape).items()}
+    else:
+        parts = family.encode(x, fmt, **given)
+    producer = (policy or "").partition("-")[0] if policy not in ORIGINS else policy
+    origin = producer if producer in ORIGINS else ""
+    return QTensor(fmt, x.shape, parts, origin=origin or "", details={"dtype": x.dtype.name} if origin else None)
+
+
+def _resolve(codec: str | Format, family: Family, options: dict[str, Any]) -> Format:
+    """The Format of a word with its options, or a given Format that does not contradict them."""
+    if not isinstance(codec, Format):
+        return format_named(codec, **options)
+    if options:
+        wanted = family.format(codec.name, codec.group_size, **options)
+        if wanted != codec:
+            raise FormatError(
+                f"[quantize] {codec} with {', '.join(f'{k}={v!r}' for k, v in options.items())} is another format; "
+                "give the codec word instead of a Format"
+            )
+    return codec
+
+
+def _empty(name: str, spec: PartSpec) -> NDArray[Any]:
+    """A part of a tensor without elements; tensor scales, which exist all the same, are 1."""
+    return np.ones(spec.shape, spec.dtype) if name == "global_scale" else np.zeros(spec.shape, spec.dtype)
