@@ -53,7 +53,7 @@ LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "g
 """Packages that are optional or slow to import: only inside functions or under `TYPE_CHECKING`."""
 
 HOMES = ("backends.cuda.", "backends.metal.", "torch.", "transformers.")
-"""Modules inside these packages are written in torch, triton or mlx and import them at the top. Their packages' `__init__` may not: it
+"""Modules inside these packages are written in torch, triton or mlx and import them at the top. Their `__init__` may not: it
 is what says that they are missing."""
 
 SIBLINGS = ("backends.reference", "backends.cpu", "backends.cuda", "backends.metal")

@@ -1,0 +1,5 @@
+"""The `halfbyte` command; see docs/cli.md."""
+
+from .app import main
+
+__all__ = ["main"]

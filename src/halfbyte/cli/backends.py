@@ -1,0 +1,41 @@
+"""halfbyte backends: what can run here, and the reason for what cannot."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import Column, print_json, print_table
+
+
+def backends(
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: one backend a line.")] = False,
+) -> int:
+    """List the backends, best first for each device, and say why one cannot run here."""
+    found = [_record(name) for name in _names()]
+    if json:
+        for record in found:
+            print_json(record)
+        return 0
+    columns = (Column("backend"), Column("device"), Column("runs here"), Column("what it found, or why not"))
+    rows = [[r["backend"], r["device"], "yes" if r["available"] else "no", r["reason"] or r["description"]] for r in found]
+    print_table(columns, rows)
+    return 0
+
+
+def _names() -> tuple[str, ...]:
+    from ..backends import names
+
+    return names()
+
+
+def _record(name: str) -> dict[str, Any]:
+    from ..backends import backend_named
+
+    backend = backend_named(name)
+    reason = backend.reason()
+    return {
+        "record": "backend", "backend": name, "device": backend.device, "available": reason is None, "reason": reason,
+        "description": "" if reason else backend.describe(),
+    }  # fmt: skip

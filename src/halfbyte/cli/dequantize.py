@@ -1,0 +1,52 @@
+"""halfbyte dequantize: a packed checkpoint to dense safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .failures import complain
+from .terminal import human_bytes, print_json, printable, progress
+
+
+def dequantize(
+    path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write, or one file when the name ends in .safetensors.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16, for the packed weights. Without it: the configuration's, else float32."),
+    ] = None,
+    arithmetic: Annotated[
+        str, typer.Option(help="exact: the real value rounded once. producer: bit for bit what the producer's own decoder gives.")
+    ] = "exact",
+    max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON about what was written.")] = False,
+) -> int:
+    """Write every weight dense. Streams: memory stays at one packed tensor and a block of rows.
+
+    Configuration and tokenizer files go along, the former without its quantization. Nothing is left behind on failure.
+    """
+    from ..checkpoints import open as open_checkpoint
+    from ..dequantizing import dequantize_checkpoint, parse_size
+
+    limit = parse_size(max_shard_size)
+    with open_checkpoint(path) as checkpoint, progress("dequantizing", in_bytes=True) as report:
+        written = dequantize_checkpoint(
+            checkpoint, out, dtype=dtype, arithmetic=arithmetic, max_shard_size=limit, overwrite=force, progress=report
+        )
+    for name, count in written.nonfinite.items():
+        complain(f"warning: {name}: {count:,} values are infinite or NaN in {written.dtype}; see halfbyte inspect --data")
+    if json:
+        print_json(written.record())
+    else:
+        files = sum(f.endswith(".safetensors") for f in written.files)
+        print(
+            f"{printable(str(written.path))}: {written.tensors:,} tensors, {written.quantized:,} of them dequantized to "
+            f"{written.dtype}, {human_bytes(written.nbytes)} in {files} file{'s' if files != 1 else ''}"
+        )
+        if written.dropped:
+            print(f"left out, of use to packed modules only: {len(written.dropped)} activation scales")
+    return 0

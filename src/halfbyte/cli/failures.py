@@ -1,0 +1,91 @@
+"""What a command does when something goes wrong: one line on standard error and an exit status, never a traceback.
+
+`HALFBYTE_DEBUG=1` in the environment shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import typer
+
+from ..errors import HalfbyteError
+from .terminal import printable
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+FAULT = 70
+"""A fault of halfbyte itself (EX_SOFTWARE)."""
+
+
+def complain(message: str) -> None:
+    """One line on standard error."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"halfbyte: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A Python warning as one line, without file and line number."""
+    complain(f"warning: {message}")
+
+
+def guarded(name: str, command: Callable[..., int | None]) -> Callable[..., None]:
+    """`command` with every failure turned into a line and an exit status; its return value is the status when nothing fails."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        status = FAULT
+        try:
+            status = command(*args, **kwargs) or 0
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort):
+            raise
+        except BaseException as error:
+            if os.environ.get("HALFBYTE_DEBUG", "0") not in ("", "0"):
+                raise
+            status = _explain(name, error)
+        raise typer.Exit(status)
+
+    return run
+
+
+def _explain(name: str, error: BaseException) -> int:
+    """Say what happened, and return the exit status."""
+    if isinstance(error, HalfbyteError):
+        complain(str(error))
+        return 2
+    if isinstance(error, BrokenPipeError):
+        # Whoever read standard output has gone (`halfbyte inspect x | head`). Python would complain once more at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    if isinstance(error, KeyboardInterrupt):
+        complain("interrupted")
+        return INTERRUPTED
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        complain(f"[{name}] {where}{error.strerror or error}")
+        return 2
+    if isinstance(error, MemoryError):
+        complain(f"[{name}] out of memory{f': {error}' if str(error) else ''}")
+        return 2
+    if isinstance(error, ImportError):
+        complain(f"[{name}] a package is missing: {error}; install it, or the extra that brings it (see README)")
+        return 2
+    if isinstance(error, Exception):
+        what = f"{type(error).__name__}: {error}"
+        complain(f"[{name}] a fault in halfbyte: {what}; HALFBYTE_DEBUG=1 shows the traceback, which is worth reporting")
+        return FAULT
+    raise error

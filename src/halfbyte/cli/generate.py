@@ -1,0 +1,82 @@
+"""halfbyte generate: text from a packed model, streamed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import human_bytes, human_count, print_json, printable
+
+
+def generate(
+    path: Annotated[Path, typer.Argument(help="A .gguf file, or any shard of a split one.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; - reads it from standard input.")],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many new tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws one.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw among the so many likeliest tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the fewest tokens whose probabilities reach this.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    activations: Annotated[str, typer.Option(help="exact, or int8: faster, activations rounded a group at a time.")] = "exact",
+    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: every piece as it comes, then the summary.")] = False,
+) -> int:
+    """Continue a text. The weights stay packed; the text goes to standard output, the summary to standard error."""
+    from ..generation import Generation, Sampling
+    from ..transformers import import_model_code, load_model, model_size
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    import_model_code(path)
+    start = time.perf_counter()
+    model, tokenizer = load_model(path, activations=activations, backend=backend)
+    ready_s = time.perf_counter() - start
+    generation = Generation(model, tokenizer, text, max_tokens=max_tokens, sampling=sampling)
+    for piece in generation:
+        if json:
+            print_json({"event": "piece", "token": piece.token, "text": piece.text})
+        else:
+            print(piece.text, end="")
+        sys.stdout.flush()
+    record = summary(generation, model_size(model), ready_s)
+    if json:
+        print_json({"event": "summary", "path": str(path), "activations": activations, **record})
+    else:
+        print(flush=True)
+        print(printable(sentence(record)), file=sys.stderr)
+    return 0
+
+
+def summary(generation: Any, size: Any, ready_s: float) -> dict[str, Any]:
+    """What a generation cost, in the words of `--json`."""
+    prompt_tokens, new = len(generation.prompt_ids), len(generation.tokens)
+    return {
+        "text": generation.text, "stopped": generation.stopped, "prompt_tokens": prompt_tokens, "tokens": new,
+        "bytes": size.nbytes, "weights": size.weights, "bits_per_weight": round(size.bits_per_weight, 4),
+        "ready_s": round(ready_s, 3), "prompt_s": round(generation.prompt_seconds, 3),
+        "seconds": round(generation.prompt_seconds + generation.decode_seconds, 3),
+        "prompt_tokens_per_s": round(prompt_tokens / generation.prompt_seconds, 2) if generation.prompt_seconds else 0.0,
+        "tokens_per_s": round(generation.tokens_per_s, 2), "peak_memory_bytes": peak_memory(),
+    }  # fmt: skip
+
+
+def sentence(record: dict[str, Any]) -> str:
+    """The summary in one line."""
+    peak = f", peak memory {human_bytes(record['peak_memory_bytes'])}" if record["peak_memory_bytes"] else ""
+    return (
+        f"{human_bytes(record['bytes'])} in memory for {human_count(record['weights'])} weights, {record['bits_per_weight']:.2f} "
+        f"bits/weight; ready in {record['ready_s']:.1f} s; {record['prompt_tokens']} + {record['tokens']} tokens in "
+        f"{record['seconds']:.1f} s, {record['tokens_per_s']:.2f} tokens/s{peak}"
+    )
+
+
+def peak_memory() -> int:
+    """Largest resident memory so far in bytes, mapped files included (VmHWM); 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

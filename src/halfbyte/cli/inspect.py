@@ -1,0 +1,90 @@
+"""halfbyte inspect: what is in a checkpoint, and what looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..checkpoints import Checkpoint, Finding, TensorInfo
+from .terminal import Column, human_bytes, human_count, print_json, print_table, printable, progress, shape_text
+
+_COLUMNS = (
+    Column("tensor"), Column("count", True), Column("layout"), Column("format"), Column("shape", True),
+    Column("bits/weight", True), Column("bytes", True),
+)  # fmt: skip
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="A row for every tensor instead of one for each kind.")] = False,
+    data: Annotated[
+        bool, typer.Option("--data", help="Also read the packed weights: NaN scales, overflow, zeros all alike.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: the checkpoint, every tensor, every finding.")] = False,
+) -> int:
+    """Show layout, format and size of every tensor, and what looks wrong, worst first.
+
+    Exit status: 0 when no error was found (warnings and notes allowed), 1 when one was, 2 when the checkpoint cannot be opened.
+    """
+    from ..checkpoints import open as open_checkpoint
+    from ..inspection import records
+
+    with open_checkpoint(path) as checkpoint:
+        with progress("reading") as report:
+            findings = checkpoint.findings(data=data, progress=report)
+        if json:
+            for record in records(checkpoint, findings):
+                print_json(record)
+        else:
+            _print(checkpoint, findings, tensors)
+    return int(any(f.severity == "error" for f in findings))
+
+
+def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> None:
+    from ..inspection import Group, grouped, totals
+
+    infos = list(checkpoint.infos())
+    sums = totals(infos)
+    files = f"{len(sums.files)} file{'s' if len(sums.files) != 1 else ''}"
+    path = printable(str(checkpoint.path))
+    print(f"{path}: {checkpoint.format}, {len(infos):,} tensors in {files}, {human_bytes(sums.all.nbytes)}\n")
+    groups = [Group(i.key, (i,)) for i in infos] if each else grouped(infos)
+    columns = [c for c in _COLUMNS if not each or c.heading != "count"]
+    print_table(columns, [_row(g, each) for g in groups])
+    print()
+    for word, share in (("packed", sums.packed), ("dense", sums.dense), ("all", sums.all)):
+        if share.tensors and not (word == "all" and not (sums.packed.tensors and sums.dense.tensors)):
+            print(
+                f"{word + ':':<8}{share.tensors:,} tensors, {human_count(share.weights)} weights, "
+                f"{share.bits_per_weight:.4g} bits/weight, {human_bytes(share.nbytes)}"
+            )
+    _print_findings(findings)
+
+
+def _row(group: object, each: bool) -> list[str]:
+    from ..inspection import Group, bits_per_weight, format_word
+
+    assert isinstance(group, Group)
+    first: TensorInfo = group.infos[0]
+    count = [] if each else [f"{len(group.infos):,}"]
+    return [
+        group.pattern, *count, first.layout, format_word(first), shape_text(first.shape), f"{bits_per_weight(first):.4g}",
+        human_bytes(group.nbytes),
+    ]  # fmt: skip
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    from ..inspection import fix_for
+
+    if not findings:
+        print("\nNothing looks wrong.")
+        return
+    print()
+    for f in findings:
+        where = f" {printable(f.key)}" if f.key else ""
+        print(f"{f.severity} [{f.code}]{where}\n  {printable(f.message)}")
+        if fix := fix_for(f.code):
+            print(f"  fix: {fix}")
