@@ -24,7 +24,7 @@ FLOORS: dict[str, int] = {
     # 3 files
     "checkpoints": 3,
     # 4 machines
-    "backends": 4,
+    "backends": 4, "_native": 4,
     # 5 verbs
     "ops": 5, "namemap": 5, "pairing": 5, "rowview": 5, "verify": 5, "inspection": 5, "dequantizing": 5, "convert": 5,
     "quantizers": 5,
@@ -34,6 +34,9 @@ FLOORS: dict[str, int] = {
     "cli": 7, "bench": 7, "selftest": 7, "demo": 7, "__main__": 7,
 }  # fmt: skip
 """Floor of each module or subpackage directly under `halfbyte`."""
+
+EXTENSIONS = {"_native"}
+"""Compiled modules, which are no file here."""
 
 FRONT = "__init__"
 """The package's own `__init__`: the names users import, from any floor up to 6. Inside, only the door may import it."""
@@ -52,7 +55,7 @@ ALLOWED: dict[int, set[str]] = {
 LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime"}
 """Packages that are optional or slow to import: only inside functions or under `TYPE_CHECKING`."""
 
-HOMES = ("backends.cuda.", "backends.metal.", "torch.", "transformers.")
+HOMES = ("backends.cuda.", "backends.metal.", "torch.", "transformers.", "bench.")
 """Modules inside these packages are written in torch, triton or mlx and import them at the top. Their `__init__` may not: it
 is what says that they are missing."""
 
@@ -100,7 +103,7 @@ def inside(name: str) -> str | None:
         return None
     for end in range(len(parts), 1, -1):
         found = ".".join(parts[1:end])
-        if found in MODULES:
+        if found in MODULES or found in EXTENSIONS:
             return found
     return ""
 
