@@ -1,0 +1,138 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#if defined(_MSC_VER)
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#ifndef HWCAP_ASIMDDP
+#define HWCAP_ASIMDDP (1 << 20)
+#endif
+#endif
+#if defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace halfbyte {
+namespace {
+
+struct Entry {
+  const Kernels *table;
+  bool (*runs_here)();
+};
+
+bool always() { return true; }
+
+#if defined(__x86_64__) || defined(_M_X64)
+void cpuid(int leaf, int sub, unsigned r[4]) {
+#if defined(_MSC_VER)
+  __cpuidex((int *)r, leaf, sub);
+#else
+  __cpuid_count(leaf, sub, r[0], r[1], r[2], r[3]);
+#endif
+}
+
+// The processor having an instruction is not enough: the operating system must save the registers (XCR0), and a hypervisor may mask either.
+uint64_t saved_registers() {
+  unsigned r[4];
+  cpuid(1, 0, r);
+  if (!(r[2] >> 27 & 1)) return 0;  // OSXSAVE
+#if defined(_MSC_VER)
+  return _xgetbv(0);
+#else
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t)high << 32 | low;
+#endif
+}
+
+bool has_avx2() {
+  unsigned one[4], seven[4], zero[4];
+  cpuid(0, 0, zero);
+  if (zero[0] < 7) return false;
+  cpuid(1, 0, one);
+  cpuid(7, 0, seven);
+  const bool fma = one[2] >> 12 & 1, f16c = one[2] >> 29 & 1, avx = one[2] >> 28 & 1, avx2 = seven[1] >> 5 & 1;
+  return fma && f16c && avx && avx2 && (saved_registers() & 0x6) == 0x6;
+}
+
+bool has_avx512() {
+  if (!has_avx2()) return false;
+  unsigned seven[4];
+  cpuid(7, 0, seven);
+  const bool f = seven[1] >> 16 & 1, dq = seven[1] >> 17 & 1, bw = seven[1] >> 30 & 1, vl = seven[1] >> 31 & 1, vnni = seven[2] >> 11 & 1;
+  return f && dq && bw && vl && vnni && (saved_registers() & 0xe6) == 0xe6;
+}
+
+const Entry kEntries[] = {{&kernels_avx512, has_avx512}, {&kernels_avx2, has_avx2}, {&kernels_scalar, always}};
+#elif defined(__aarch64__)
+bool has_dotprod() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__APPLE__)
+  int found = 0;
+  size_t size = sizeof found;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &size, nullptr, 0) == 0 && found;
+#else
+  return false;
+#endif
+}
+
+const Entry kEntries[] = {{&kernels_neon, has_dotprod}, {&kernels_scalar, always}};
+#else
+const Entry kEntries[] = {{&kernels_scalar, always}};
+#endif
+
+std::atomic<const Kernels *> current{nullptr};
+
+std::string listed(const std::vector<std::string> &names) {
+  std::string all;
+  for (const auto &name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+const Kernels *named(const std::string &name) {
+  for (const Entry &e : kEntries)
+    if (name == e.table->name) {
+      if (e.runs_here()) return e.table;
+      throw std::invalid_argument("instruction set '" + name + "' is not supported by this machine; supported: " + listed(supported_sets()));
+    }
+  throw std::invalid_argument("instruction set '" + name + "' is unknown; supported here: " + listed(supported_sets()));
+}
+
+}  // namespace
+
+std::vector<std::string> known_sets() {
+  std::vector<std::string> names;
+  for (const Entry &e : kEntries) names.push_back(e.table->name);
+  return names;
+}
+
+std::vector<std::string> supported_sets() {
+  std::vector<std::string> names;
+  for (const Entry &e : kEntries)
+    if (e.runs_here()) names.push_back(e.table->name);
+  return names;
+}
+
+const Kernels &kernels() {
+  const Kernels *table = current.load(std::memory_order_acquire);
+  if (!table) {
+    const char *forced = std::getenv("HALFBYTE_CPU");
+    table = forced && *forced ? named(forced) : named(supported_sets().front());
+    current.store(table, std::memory_order_release);
+  }
+  return *table;
+}
+
+void use_set(const std::string &name) { current.store(named(name), std::memory_order_release); }
+
+}  // namespace halfbyte

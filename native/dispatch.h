@@ -1,0 +1,20 @@
+// Which instruction sets this machine has, and the one in use.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace halfbyte {
+
+// Names this build knows for this architecture, best first, and those this machine and its operating system can run.
+std::vector<std::string> known_sets();
+std::vector<std::string> supported_sets();
+
+// The table in use. The first call picks: HALFBYTE_CPU when set, else the best supported. Throws std::invalid_argument, listing what there is, for an
+// unknown or unsupported name.
+const Kernels &kernels();
+void use_set(const std::string &name);
+
+}  // namespace halfbyte

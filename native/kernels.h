@@ -1,0 +1,69 @@
+// The table of functions an instruction set provides. One constant of this type a translation unit; `dispatch.cpp` picks.
+#pragma once
+
+#include "weight.h"
+
+namespace halfbyte {
+
+// One k-block of the product: `panels` decoded panels against `tokens` rows of activations, added to `total`.
+struct Block {
+  const void *w;            // u8 [k/4][16][4] or f32 [k][16] a panel
+  int64_t w_stride;         // bytes from panel to panel
+  const float *scales, *zeros, *biases;  // [segment][16] a panel; zeros and biases may be null
+  int64_t s_stride;         // floats from panel to panel
+  int segments, seg, panels, tokens;
+  const void *x;            // int8 or f32 [token][..]
+  int64_t x_stride;         // elements from token to token
+  const float *x_scale;     // int8 class: [token][..] one a segment
+  const float *x_sum;       // [token][..] sum of the (rounded) activations of a segment
+  const int32_t *x_start;   // int8 class: minus buffer offset times the sum of the integer activations
+  int64_t x_seg_stride;     // entries from token to token in the three above
+  float *total;             // [token][panels * 16]
+  int64_t total_stride;
+  int widest;               // int8 class: largest stored byte, decides how many products fit in 16 bits
+};
+
+struct Kernels {
+  const char *name;
+  bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
+  bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
+  // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element / unit + buffer offset.
+  void (*decode_u8)(const Weight &, int64_t panel, int64_t k0, int64_t count, uint8_t *out);
+  // The same as float elements [count][16].
+  void (*decode_f32)(const Weight &, int64_t panel, int64_t k0, int64_t count, float *out);
+  // Scales, zero points and added terms of `count` segments from s0, as float [count][16], scales times `unit`.
+  void (*decode_scales)(const Weight &, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b);
+  void (*block_i8)(const Block &);
+  void (*block_f32)(const Block &);
+  // x [count] to int8, one scale; returns the scale and the integer sum.
+  void (*quantize)(const float *x, int64_t count, int8_t *q, float *scale, int32_t *sum);
+  float (*sum)(const float *x, int64_t count);
+  void (*from_f16)(const uint16_t *x, int64_t count, float *out);
+  void (*from_bf16)(const uint16_t *x, int64_t count, float *out);
+  void (*to_f16)(const float *x, int64_t count, uint16_t *out);
+  void (*to_bf16)(const float *x, int64_t count, uint16_t *out);
+};
+
+// Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's operand: non-negative where it is unsigned, or where
+// they then stay small enough to be either.
+static inline int buffer_offset(const Weight &w, bool unsigned_bytes) {
+  if (w.element == Element::integer) return w.bits == 8 && !unsigned_bytes ? w.offset - 128 : w.offset;
+  return unsigned_bytes || w.table_low <= 32 ? w.table_low : 0;
+}
+
+// Largest byte `decode_u8` writes; 255 where bytes are signed.
+static inline int widest_byte(const Weight &w, bool unsigned_bytes) {
+  if (w.element == Element::integer) return w.bits == 8 ? 255 : (1 << w.bits) - 1;
+  return unsigned_bytes || w.table_low > 32 ? 255 : 2 * w.table_low;
+}
+
+extern const Kernels kernels_scalar;
+#if defined(__x86_64__) || defined(_M_X64)
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+#endif
+#if defined(__aarch64__)
+extern const Kernels kernels_neon;
+#endif
+
+}  // namespace halfbyte

@@ -1,0 +1,304 @@
+#include "linear.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "dispatch.h"
+#include "pool.h"
+#include "rows.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace halfbyte {
+namespace {
+
+// Inputs decoded at a time: the block of four panels and its activations stay in the first cache.
+constexpr int64_t kBlockInt8 = 256, kBlockFloat = 128;
+constexpr int kPanelsInt8 = 4, kPanelsFloat = 2, kPanelsFloatFew = 4;
+constexpr int64_t kTokens = 256;  // activations prepared at a time
+
+// Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not while they compute.
+class KeepSubnormals {
+ public:
+#if defined(__x86_64__) || defined(_M_X64)
+  KeepSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~KeepSubnormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  KeepSubnormals() {
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(saved_));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0));
+  }
+  ~KeepSubnormals() { __asm__ __volatile__("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#endif
+};
+
+// A buffer a thread keeps from call to call, aligned to a cache line.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  template <class T>
+  T *take(int64_t count) {
+    const size_t bytes = ((size_t)count * sizeof(T) + 63) / 64 * 64;
+    if (bytes > size_) {
+      std::free(data_);
+      data_ = std::aligned_alloc(64, bytes);
+      size_ = data_ ? bytes : 0;
+      if (!data_) throw std::bad_alloc();
+    }
+    return static_cast<T *>(data_);
+  }
+
+ private:
+  void *data_ = nullptr;
+  size_t size_ = 0;
+};
+
+int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// A multiple of the segment and of 32, near `target`.
+int64_t block_inputs(int64_t seg, int64_t target) {
+  int64_t step = seg;
+  while (step % kChunk) step += seg;
+  return up(target, step);
+}
+
+size_t size_of(Dtype d) { return d == Dtype::f32 ? 4 : 2; }
+
+// One row of activations as float32 in input order.
+void load_row(const Kernels &ks, const Matrix &x, int64_t row, int64_t k, float *out) {
+  const char *base = (const char *)x.data + row * x.row_stride * (int64_t)size_of(x.dtype);
+  if (x.column_stride == 1) {
+    if (x.dtype == Dtype::f32) std::memcpy(out, base, (size_t)k * 4);
+    else if (x.dtype == Dtype::f16) ks.from_f16((const uint16_t *)base, k, out);
+    else ks.from_bf16((const uint16_t *)base, k, out);
+    return;
+  }
+  for (int64_t j = 0; j < k; ++j) {
+    if (x.dtype == Dtype::f32) out[j] = ((const float *)base)[j * x.column_stride];
+    else if (x.dtype == Dtype::f16) ks.from_f16((const uint16_t *)base + j * x.column_stride, 1, out + j);
+    else ks.from_bf16((const uint16_t *)base + j * x.column_stride, 1, out + j);
+  }
+}
+
+// What the loops over panels share: where the prepared activations lie, one block of inputs after another, token after token within it.
+struct Plan {
+  const Kernels *ks;
+  const Weight *w;
+  bool int8;
+  int64_t tokens, inputs, seg, segs, block, blocks;
+  float *xf = nullptr;
+  int8_t *xq = nullptr;
+  float *x_scale = nullptr, *x_sum = nullptr;
+  int32_t *x_start = nullptr;
+};
+
+void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float *scratch) {
+  const Weight &w = *p.w;
+  float *plain = scratch, *ordered = scratch + up(w.k, 16);
+  load_row(*p.ks, x, row, w.k, w.gather ? plain : ordered);
+  if (w.gather)
+    for (int64_t j = 0; j < p.inputs; ++j) ordered[j] = w.gather[j] >= 0 ? plain[w.gather[j]] : 0.0f;
+  else
+    std::memset(ordered + w.k, 0, (size_t)(p.inputs - w.k) * 4);
+  const bool sums = w.zeros || w.biases || w.mins;
+  const int off = p.int8 ? buffer_offset(w, p.ks->unsigned_bytes) : 0;
+  for (int64_t b = 0; b < p.blocks; ++b) {
+    const int64_t k0 = b * p.block, count = p.inputs - k0 < p.block ? p.inputs - k0 : p.block;
+    const int64_t at = k0 * p.tokens + t * count;
+    if (!p.int8) {
+      std::memcpy(p.xf + at, ordered + k0, (size_t)count * 4);
+      if (sums)
+        for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[t * p.segs + k0 / p.seg + s] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
+      continue;
+    }
+    for (int64_t s = 0; s < count / p.seg; ++s) {
+      const int64_t entry = t * p.segs + k0 / p.seg + s;
+      int32_t total;
+      p.ks->quantize(ordered + k0 + s * p.seg, p.seg, p.xq + at + s * p.seg, p.x_scale + entry, &total);
+      p.x_start[entry] = -off * total;
+      p.x_sum[entry] = p.x_scale[entry] * (float)total;
+    }
+  }
+}
+
+// Columns row0 .. row0 + rows of the result for all tokens of the plan.
+void store_results(const Plan &p, const float *total, int64_t stride, int64_t row0, int64_t rows, const float *bias, Dtype dtype, char *out,
+                   float *line) {
+  const Weight &w = *p.w;
+  const double numerator = w.global_op == Global::multiply ? w.global : 1.0;
+  const double denominator = w.divisor * (w.global_op == Global::divide ? w.global : 1.0);
+  const bool factor = w.panel_order && (numerator != 1.0 || denominator != 1.0);
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    const float *from = total + t * stride;
+    if (factor || bias) {
+      for (int64_t i = 0; i < rows; ++i) {
+        float v = factor ? scaled_once(from[i], numerator, denominator) : from[i];
+        line[i] = bias ? v + bias[row0 + i] : v;
+      }
+      from = line;
+    }
+    char *to = out + (t * w.n + row0) * (int64_t)size_of(dtype);
+    if (dtype == Dtype::f32) std::memcpy(to, from, (size_t)rows * 4);
+    else if (dtype == Dtype::f16) p.ks->to_f16(from, rows, (uint16_t *)to);
+    else p.ks->to_bf16(from, rows, (uint16_t *)to);
+  }
+}
+
+thread_local Scratch total_scratch, panel_scratch, scale_scratch, line_scratch;
+
+// Panels first .. first + count against every token.
+void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtype dtype, char *out) {
+  const Weight &w = *p.w;
+  const Kernels &ks = *p.ks;
+  const int64_t width = (int64_t)count * kPanelRows;
+  float *total = total_scratch.take<float>(p.tokens * width);
+  std::memset(total, 0, (size_t)(p.tokens * width) * 4);
+  const int64_t item = p.int8 ? 1 : 4, buffer = up(p.block, kChunk) * kPanelRows * item;
+  char *decoded = panel_scratch.take<char>(buffer * count);
+  const int64_t per = p.block / p.seg * kPanelRows;  // floats of one part of one panel
+  float *parts = scale_scratch.take<float>(3 * per * count);
+  float *scales = parts, *zeros = parts + per * count, *added = zeros + per * count;
+  const float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables) ? (float)w.unit : 1.0f;
+  // Whole bytes that already suit the dot product are read where they lie.
+  const bool direct = p.int8 && w.bits == 8 && ks.unsigned_bytes;
+  for (int64_t b = 0; b < p.blocks; ++b) {
+    const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block, s0 = k0 / p.seg;
+    for (int i = 0; i < count; ++i) {
+      if (p.int8 && !direct) ks.decode_u8(w, first + i, k0, up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
+      if (!p.int8) ks.decode_f32(w, first + i, k0, up(inputs, kChunk), (float *)(decoded + i * buffer));
+      ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
+    }
+    Block block;
+    block.w = direct ? w.plane8 + (first * w.padded_k() + k0) * kPanelRows : (const void *)decoded;
+    block.w_stride = direct ? w.padded_k() * kPanelRows : buffer;
+    block.scales = scales;
+    block.zeros = w.zeros ? zeros : nullptr;
+    block.biases = w.biases || w.mins ? added : nullptr;
+    block.s_stride = per;
+    block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count, block.tokens = (int)p.tokens;
+    block.x = p.int8 ? (const void *)(p.xq + k0 * p.tokens) : (const void *)(p.xf + k0 * p.tokens);
+    block.x_stride = inputs;
+    block.x_scale = p.int8 ? p.x_scale + s0 : nullptr;
+    block.x_sum = p.x_sum ? p.x_sum + s0 : nullptr;
+    block.x_start = p.int8 ? p.x_start + s0 : nullptr;
+    block.x_seg_stride = p.segs;
+    block.total = total, block.total_stride = width;
+    block.widest = p.int8 ? widest_byte(w, ks.unsigned_bytes) : 0;
+    (p.int8 ? ks.block_i8 : ks.block_f32)(block);
+  }
+  const int64_t row0 = first * kPanelRows, rows = w.n - row0 < width ? w.n - row0 : width;
+  store_results(p, total, width, row0, rows, bias, dtype, out, line_scratch.take<float>(width));
+}
+
+// Weights no panel holds (groups that run over the flattened matrix, float zero points, nested scales): decode sixteen rows exactly, then multiply.
+void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char *out) {
+  const Weight &w = *p.w;
+  const int64_t row0 = panel * kPanelRows, rows = w.n - row0 < kPanelRows ? w.n - row0 : kPanelRows;
+  float *total = total_scratch.take<float>(p.tokens * kPanelRows);
+  std::memset(total, 0, (size_t)(p.tokens * kPanelRows) * 4);
+  float *decoded = panel_scratch.take<float>(p.inputs * kPanelRows + w.k);
+  float *row = decoded + p.inputs * kPanelRows;
+  std::memset(decoded, 0, (size_t)(p.inputs * kPanelRows) * 4);
+  RowDecoder decoder(w);
+  for (int64_t r = 0; r < rows; ++r) {
+    decoder.decode(row0 + r, Dtype::f32, row);
+    for (int64_t j = 0; j < w.k; ++j) decoded[j * kPanelRows + r] = row[j];
+  }
+  float *scales = scale_scratch.take<float>(p.block / p.seg * kPanelRows);
+  for (int64_t i = 0; i < p.block / p.seg * kPanelRows; ++i) scales[i] = 1.0f;
+  for (int64_t b = 0; b < p.blocks; ++b) {
+    const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block;
+    Block block{};
+    block.w = decoded + k0 * kPanelRows;
+    block.scales = scales;
+    block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = 1, block.tokens = (int)p.tokens;
+    block.x = p.xf + k0 * p.tokens, block.x_stride = inputs;
+    block.total = total, block.total_stride = kPanelRows;
+    p.ks->block_f32(block);
+  }
+  store_results(p, total, kPanelRows, row0, rows, bias, dtype, out, line_scratch.take<float>(kPanelRows));
+}
+
+}  // namespace
+
+void linear(const Weight &w, const Matrix &x, const float *bias, Activations activations, Dtype out_dtype, void *out) {
+  if (x.rows == 0 || w.n == 0) return;
+  const Kernels &ks = kernels();
+  Plan p;
+  p.ks = &ks, p.w = &w;
+  p.int8 = activations == Activations::int8 && w.panel_order && w.integral;
+  p.inputs = w.panel_order ? w.kernel_k() : up(w.k, kChunk);
+  p.seg = w.panel_order ? w.seg : kChunk;
+  p.segs = p.inputs / p.seg;
+  p.block = block_inputs(p.seg, p.int8 ? kBlockInt8 : kBlockFloat);
+  p.blocks = (p.inputs + p.block - 1) / p.block;
+  for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
+    p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
+    thread_local Scratch x_scratch, segment_scratch;
+    if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
+    else p.xf = x_scratch.take<float>(p.tokens * p.inputs);
+    float *entries = segment_scratch.take<float>(3 * p.tokens * p.segs);
+    p.x_scale = entries, p.x_sum = entries + p.tokens * p.segs, p.x_start = (int32_t *)(p.x_sum + p.tokens * p.segs);
+    char *to = (char *)out + t0 * w.n * (int64_t)size_of(out_dtype);
+    auto token = [&](int64_t t) {
+      KeepSubnormals keep;
+      thread_local Scratch row_scratch;
+      prepare_token(p, x, t0 + t, t, row_scratch.take<float>(up(w.k, 16) + up(p.inputs > w.k ? p.inputs : w.k, 16)));
+    };
+    if (p.tokens >= 8) parallel_for(p.tokens, token);
+    else
+      for (int64_t t = 0; t < p.tokens; ++t) token(t);
+    const int together = !w.panel_order ? 1 : p.int8 ? kPanelsInt8 : p.tokens < 4 ? kPanelsFloatFew : kPanelsFloat;
+    const int64_t panels = w.panels();
+    parallel_for((panels + together - 1) / together, [&](int64_t i) {
+      KeepSubnormals keep;
+      if (!w.panel_order) return run_rows(p, i, bias, out_dtype, to);
+      const int64_t first = i * together, left = panels - first;
+      run_panels(p, first, (int)(left < together ? left : together), bias, out_dtype, to);
+    });
+  }
+}
+
+void embedding(const Weight &w, const int64_t *ids, int64_t count, Dtype dtype, void *out) {
+  const int64_t bytes = w.k * (int64_t)size_of(dtype), share = 64;
+  parallel_for((count + share - 1) / share, [&](int64_t i) {
+    KeepSubnormals keep;
+    RowDecoder decoder(w);
+    for (int64_t j = i * share; j < count && j < (i + 1) * share; ++j) decoder.decode(ids[j], dtype, (char *)out + j * bytes);
+  });
+}
+
+void dequantize(const Weight &w, int64_t first, int64_t last, Dtype dtype, void *out) {
+  const int64_t bytes = w.k * (int64_t)size_of(dtype), share = 16;
+  parallel_for((last - first + share - 1) / share, [&](int64_t i) {
+    KeepSubnormals keep;
+    RowDecoder decoder(w);
+    for (int64_t r = first + i * share; r < last && r < first + (i + 1) * share; ++r)
+      decoder.decode(r, dtype, (char *)out + (r - first) * bytes);
+  });
+}
+
+void pack(const Weight &w, const uint8_t *codes, int64_t row_bytes, uint8_t *const planes[4]) {
+  parallel_for((w.panels() + 7) / 8, [&](int64_t i) {
+    const int64_t last = i * 8 + 8 < w.panels() ? i * 8 + 8 : w.panels();
+    pack_panels(w, codes, row_bytes, planes, i * 8, last);
+  });
+}
+
+void unpack(const Weight &w, uint8_t *out, int64_t row_bytes) {
+  parallel_for((w.n + 127) / 128, [&](int64_t i) {
+    const int64_t first = i * 128, last = first + 128 < w.n ? first + 128 : w.n;
+    unpack_rows(w, first, last, out + first * row_bytes, row_bytes);
+  });
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,93 @@
+// The Python face: numbers and addresses in, nothing copied, the interpreter's lock released while computing. Every array is validated in Python
+// (backends/cpu.py), which also keeps the arrays of a Weight alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "dispatch.h"
+#include "linear.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using halfbyte::Weight;
+
+namespace {
+
+template <class T>
+const T *address(uintptr_t a) {
+  return reinterpret_cast<const T *>(a);
+}
+
+// Fields of a Weight by name, from a dict of numbers: a misspelt name is an error.
+template <class T>
+bool set_number(const char *key, const char *name, T &field, nb::handle value) {
+  if (std::strcmp(key, name) != 0) return false;
+  if constexpr (std::is_pointer_v<T>) field = address<std::remove_const_t<std::remove_pointer_t<T>>>(nb::cast<uintptr_t>(value));
+  else if constexpr (std::is_enum_v<T>) field = static_cast<T>(nb::cast<int>(value));
+  else field = nb::cast<T>(value);
+  return true;
+}
+
+void set_field(Weight &w, const char *key, nb::handle v) {
+#define HB_FIELD(name) set_number(key, #name, w.name, v)
+  const bool known = HB_FIELD(n) || HB_FIELD(k) || HB_FIELD(panel_order) || HB_FIELD(bits) || HB_FIELD(plane8) || HB_FIELD(plane4) ||
+                     HB_FIELD(plane2) || HB_FIELD(plane1) || HB_FIELD(codes) || HB_FIELD(row_bytes) || HB_FIELD(flip) || HB_FIELD(element) ||
+                     HB_FIELD(values) || HB_FIELD(offset) || HB_FIELD(integral) || HB_FIELD(table_low) || HB_FIELD(unit) ||
+                     HB_FIELD(mantissa_bits) || HB_FIELD(exponent_bias) || HB_FIELD(last_finite) || HB_FIELD(groups) || HB_FIELD(group) ||
+                     HB_FIELD(group_size) || HB_FIELD(seg) || HB_FIELD(gather) || HB_FIELD(group_index) || HB_FIELD(scale) ||
+                     HB_FIELD(scales) || HB_FIELD(zeros) || HB_FIELD(float_zeros) || HB_FIELD(biases) || HB_FIELD(mins) ||
+                     HB_FIELD(super_scales) || HB_FIELD(super_mins) || HB_FIELD(groups_per_super) || HB_FIELD(supers) ||
+                     HB_FIELD(global_op) || HB_FIELD(global) || HB_FIELD(divisor) || HB_FIELD(inverse) || HB_FIELD(grouping) ||
+                     HB_FIELD(group_rows) || HB_FIELD(first_row) || HB_FIELD(total_rows) || HB_FIELD(nested_map) ||
+                     HB_FIELD(nested_absmax) || HB_FIELD(nested_offset);
+#undef HB_FIELD
+  if (!known) throw nb::key_error(key);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::class_<Weight>(m, "Weight").def("__init__", [](Weight *self, nb::dict fields) {
+    new (self) Weight();
+    for (auto [key, value] : fields) set_field(*self, nb::cast<std::string>(key).c_str(), value);
+  });
+
+  m.def("known", &halfbyte::known_sets);
+  m.def("supported", &halfbyte::supported_sets);
+  m.def("current", [] { return std::string(halfbyte::kernels().name); });
+  m.def("use", &halfbyte::use_set, "name"_a);
+  m.def("threads", &halfbyte::threads);
+  m.def("usable_threads", &halfbyte::usable_threads);
+  m.def("set_threads", &halfbyte::set_threads, "threads"_a);
+
+  m.def(
+      "linear",
+      [](const Weight &w, uintptr_t x, int dtype, int64_t rows, int64_t row_stride, int64_t column_stride, uintptr_t bias, int activations,
+         int out_dtype, uintptr_t out) {
+        halfbyte::Matrix matrix;
+        matrix.data = address<void>(x), matrix.dtype = static_cast<halfbyte::Dtype>(dtype), matrix.rows = rows;
+        matrix.row_stride = row_stride, matrix.column_stride = column_stride;
+        nb::gil_scoped_release released;
+        halfbyte::linear(w, matrix, address<float>(bias), static_cast<halfbyte::Activations>(activations),
+                         static_cast<halfbyte::Dtype>(out_dtype), reinterpret_cast<void *>(out));
+      });
+  m.def("embedding", [](const Weight &w, uintptr_t ids, int64_t count, int dtype, uintptr_t out) {
+    nb::gil_scoped_release released;
+    halfbyte::embedding(w, address<int64_t>(ids), count, static_cast<halfbyte::Dtype>(dtype), reinterpret_cast<void *>(out));
+  });
+  m.def("dequantize", [](const Weight &w, int64_t first, int64_t last, int dtype, uintptr_t out) {
+    nb::gil_scoped_release released;
+    halfbyte::dequantize(w, first, last, static_cast<halfbyte::Dtype>(dtype), reinterpret_cast<void *>(out));
+  });
+  m.def("pack", [](const Weight &w, uintptr_t codes, int64_t row_bytes, uintptr_t p8, uintptr_t p4, uintptr_t p2, uintptr_t p1) {
+    uint8_t *const planes[4] = {reinterpret_cast<uint8_t *>(p8), reinterpret_cast<uint8_t *>(p4), reinterpret_cast<uint8_t *>(p2),
+                                reinterpret_cast<uint8_t *>(p1)};
+    nb::gil_scoped_release released;
+    halfbyte::pack(w, address<uint8_t>(codes), row_bytes, planes);
+  });
+  m.def("unpack", [](const Weight &w, uintptr_t out, int64_t row_bytes) {
+    nb::gil_scoped_release released;
+    halfbyte::unpack(w, reinterpret_cast<uint8_t *>(out), row_bytes);
+  });
+}
