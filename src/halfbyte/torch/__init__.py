@@ -1,5 +1,8 @@
-"""torch modules over packed weights. Needs torch; halfbyte itself does not."""
+"""torch modules over packed weights. Needs torch; the rest of halfbyte does not."""
 
-from .modules import Packed, QEmbedding, QLinear
+try:
+    from .modules import Packed, QEmbedding, QLinear, packed_modules
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError(f"{e.name}, which halfbyte.torch needs; pip install 'halfbyte[torch]'", name=e.name) from e
 
-__all__ = ["Packed", "QEmbedding", "QLinear"]
+__all__ = ["Packed", "QEmbedding", "QLinear", "packed_modules"]

@@ -1,5 +1,10 @@
 """Models of the transformers library whose weights stay packed. Needs torch, transformers and tokenizers."""
 
-from .load import Size, import_model_code, load_model, model_size
+try:
+    from .load import Size, import_model_code, load_model, model_size
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError(
+        f"{e.name}, which halfbyte.transformers needs; pip install 'halfbyte[transformers]'", name=e.name
+    ) from e
 
 __all__ = ["Size", "import_model_code", "load_model", "model_size"]

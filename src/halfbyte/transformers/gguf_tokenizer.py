@@ -187,7 +187,7 @@ def _byte_level(metadata: Metadata, tokens: list[str]) -> Tokenizer:
 def _add_whole_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int], byte_level: bool) -> None:
     """Control tokens (special) and user-defined ones (not special) are matched whole, before anything is split.
 
-    In a byte-level vocabulary a control token with a character outside the byte alphabet is a converter's mistake: it cannot be text.
+    In a byte-level vocabulary a control token with a character outside the byte alphabet is a converter's mistake and no text.
     """
     alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if byte_level else None
     special, plain = [], []
