@@ -19,6 +19,7 @@ MXFP4, ggml type 39, is `mxfp4` of the `mx` family.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -32,9 +33,20 @@ from ..spec import Format
 from .base import Family, PartSpec
 from .ggml_search import F32, SMALLEST, in_chunks, safe_divide
 from .ggml_types import check_blocks, fixed
+from .policy import one_of, policy_from
 
 _NVFP4 = Format("ggml_fp4", "nvfp4_ue4m3", 4, "e2m1", 16, "ue4m3", global_op="multiply")
 _LARGEST = 2688.0  # 6 · 448
+
+
+@dataclass(frozen=True)
+class NVFP4Policy:
+    """`scale`: a rule of the module's table."""
+
+    scale: str = "nearest"
+
+    def __post_init__(self) -> None:
+        one_of("scale", self.scale, ("nearest", "ggml"))
 
 
 class GGMLFP4(Family):
@@ -43,7 +55,7 @@ class GGMLFP4(Family):
     name = "ggml_fp4"
     words = ("nvfp4_ue4m3",)
     format_options = ("global_scale",)
-    policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {"scale": "ggml"}}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {"global_scale": "none", "scale": "ggml"}}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         level = options.pop("global_scale", "multiply")
@@ -58,29 +70,24 @@ class GGMLFP4(Family):
     def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         return {}
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "nearest", **policy: Any) -> dict[str, NDArray[Any]]:
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         """Parts of finite x [*lead, n, k]. `scale` is a rule of the module's table."""
-        if policy or scale not in ("nearest", "ggml"):
-            given = ", ".join(f"{p} {v!r}" for p, v in {"scale": scale, **policy}.items())
-            raise FormatError(f"[quantize] {fmt.name} with {given}; its one policy is scale (nearest, ggml)")
-        geometry = self.geometry(fmt, x.shape)
+        rule = policy_from(NVFP4Policy, fmt, policy).scale
         if not fmt.global_op:
-            return in_chunks(x, fmt, geometry, partial(_encode, factor=np.float32(1), rule=scale))
-        *lead, n, k = x.shape
-        factors = np.empty(lead, np.float32)
+            return in_chunks(x, fmt, 64, partial(_encode, factor=np.float32(1), rule=rule))
+        factors = np.empty(x.shape[:-2], np.float32)
         pieces = []
-        for index in np.ndindex(*lead):
+        for index in np.ndindex(factors.shape):
             factors[index] = factor = _factor(x[index])
-            one = partial(_encode, factor=factor, rule=scale)
-            pieces.append(in_chunks(x[index], fmt, self.geometry(fmt, (n, k)), one))
-        parts = {p: np.stack([piece[p] for piece in pieces]).reshape(geometry[p].shape) for p in pieces[0]} if pieces else {}
-        return {p: np.zeros(s.shape, s.dtype) for p, s in geometry.items()} | parts | {"global_scale": factors}
+            pieces.append(in_chunks(x[index], fmt, 64, partial(_encode, factor=factor, rule=rule)))
+        parts = {p: np.stack([piece[p] for piece in pieces]).reshape(*x.shape[:-1], -1) for p in pieces[0]}
+        return {**parts, "global_scale": factors}
 
 
 def _factor(matrix: NDArray[np.floating]) -> np.float32:
     """The factor of a matrix: a normal float32, 1 for one of zeros."""
     peak = float(np.abs(matrix.astype(np.float64)).max(initial=0))
-    return np.float32(min(max(peak / _LARGEST, float(SMALLEST)), 1e30)) if 0 < peak < np.inf else np.float32(1)
+    return np.float32(max(peak / _LARGEST, float(SMALLEST))) if peak else np.float32(1)
 
 
 def _encode(x: F32, factor: np.float32, rule: str) -> dict[str, NDArray[Any]]:

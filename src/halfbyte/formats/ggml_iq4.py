@@ -19,7 +19,7 @@ from ..bits import pack
 from ..spec import Format
 from .base import Family, PartSpec
 from .ggml_k import encode_super
-from .ggml_search import F32, in_chunks, nearest, safe_divide, scale_extreme, scale_rule, scale_search, to_half
+from .ggml_search import F32, in_chunks, nearest, safe_divide, scale_extreme, scale_search, searching, to_half
 from .ggml_types import check_blocks, fixed
 
 _WORDS: dict[str, Format] = {
@@ -48,17 +48,16 @@ class GGMLIQ4(Family):
     def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         return {}
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "search", **policy: Any) -> dict[str, NDArray[Any]]:
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         """Parts of finite x [*lead, n, k]. `scale` is "search" or "extreme"."""
-        search = scale_rule(fmt.name, scale, policy) == "search"
-        one = encode_super if fmt.super_size else _encode_nl
-        return in_chunks(x, fmt, self.geometry(fmt, x.shape), lambda rows: one(rows, fmt, search))
+        search, one = searching(fmt, policy), encode_super if fmt.super_size else _encode_nl
+        return in_chunks(x, fmt, fmt.super_size or 32, lambda rows: one(rows, fmt, search))
 
 
 def _encode_nl(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
     """Rows [rows, k] -> codes and scales of iq4_nl."""
     groups = x.reshape(len(x), -1, fmt.group_size)
     s = scale_search(groups, "iq4_nl", 4) if search else scale_extreme(groups, "iq4_nl", 4)
-    d = to_half(s)
+    d = to_half(s, fmt)
     codes = nearest(safe_divide(groups.astype(np.float64), d.astype(np.float64)), "iq4_nl", 4)
     return {"codes": pack(codes.reshape(x.shape), 4), "scales": d.reshape(len(x), -1)}

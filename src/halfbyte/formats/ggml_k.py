@@ -29,8 +29,8 @@ from .ggml_search import (
     nearest,
     safe_divide,
     scale_extreme,
-    scale_rule,
     scale_search,
+    searching,
     to_half,
 )
 from .ggml_types import check_blocks, fixed
@@ -65,11 +65,10 @@ class GGMLK(Family):
         check_blocks(fmt.name, shape[-1], fmt.super_size)
         return super().geometry(fmt, shape)
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "search", **policy: Any) -> dict[str, NDArray[Any]]:
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         """Parts of finite x [*lead, n, k]. `scale` is "search" or "extreme"."""
-        search = scale_rule(fmt.name, scale, policy) == "search"
-        one = _with_minimum if fmt.minimum else encode_super
-        return in_chunks(x, fmt, self.geometry(fmt, x.shape), lambda rows: one(rows, fmt, search))
+        search, one = searching(fmt, policy), _with_minimum if fmt.minimum else encode_super
+        return in_chunks(x, fmt, fmt.super_size, lambda rows: one(rows, fmt, search))
 
 
 def encode_super(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
@@ -100,7 +99,7 @@ def _second_level(s: F32, fmt: Format, kind: str) -> tuple[NDArray[Any], NDArray
     """Group scales s [rows, G, 1] -> small integers [rows, G], float16 [rows, k/256], and their product, float64 [rows, G, 1]."""
     low, high = _RANGE[kind]
     per_super = s.reshape(len(s), -1, fmt.super_size // fmt.group_size)
-    d = to_half(extreme(per_super) / (low or high))
+    d = to_half(extreme(per_super) / (low or high), fmt)
     exact = d.astype(np.float64)
     small = np.clip(np.rint(safe_divide(per_super.astype(np.float64), exact)), low, high)
     held: NDArray[Any] = small.astype(np.int8 if low else np.uint8).reshape(len(s), -1)

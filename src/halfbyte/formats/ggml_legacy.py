@@ -11,8 +11,8 @@ Scale rules, with t the largest code:
 | `search` (default) | least squared error of 19 scales (`ggml_search.py`) | the same | the same, with m |
 
 `extreme` gives ggml's reference bytes: codes from the unrounded float32 scale, halves upward (q8_0: away from zero). Two
-cases differ, where ggml writes what nobody can read: a scale beyond float16 is held at 65504 instead of infinity, and a
-group whose reciprocal scale overflows gets codes of zero.
+cases differ: a scale beyond float16, which ggml writes as infinity, is refused; and a group so small that the reciprocal of
+its scale overflows float32, where ggml's codes are undefined, gets the codes of zero.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from ..spec import Format
 from .base import Family, PartSpec
 from .ggml_search import (
     F32,
-    LARGEST_HALF,
     ends,
     extreme,
     in_chunks,
     line_search,
     nearest,
     safe_divide,
-    scale_rule,
     scale_search,
+    searching,
     to_half,
 )
 from .ggml_types import check_blocks, fixed
@@ -70,42 +69,40 @@ class GGMLLegacy(Family):
     def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         return {}
 
-    def encode(self, x: NDArray[np.floating], fmt: Format, *, scale: str = "search", **policy: Any) -> dict[str, NDArray[Any]]:
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         """Parts of finite x [*lead, n, k]. `scale` is a rule of the module's table."""
-        search = scale_rule(fmt.name, scale, policy) == "search"
-        one = _with_offset if fmt.bias else _around_zero
-        return in_chunks(x, fmt, self.geometry(fmt, x.shape), lambda rows: one(rows.reshape(len(rows), -1, 32), fmt, search))
+        search, one = searching(fmt, policy), _with_offset if fmt.bias else _around_zero
+        return in_chunks(x, fmt, 32, lambda rows: one(rows.reshape(len(rows), -1, 32), fmt, search))
 
 
 def _around_zero(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
     """Groups [rows, G, 32] -> codes and scales of q4_0, q5_0, q8_0."""
     half = 1 << (fmt.bits - 1)
     if search:
-        d = to_half(scale_search(x, "int", fmt.bits))
+        d = to_half(scale_search(x, "int", fmt.bits), fmt)
         codes = nearest(safe_divide(x.astype(np.float64), d.astype(np.float64)), "int", fmt.bits)
         return _parts(codes, fmt, scales=d)
     s = np.abs(x).max(axis=-1, keepdims=True) / 127 if fmt.bits == 8 else extreme(x) / -half
-    s = np.clip(s, -LARGEST_HALF, LARGEST_HALF)
     y = x * safe_divide(np.float32(1), s).astype(np.float32)
     if fmt.bits == 8:
         whole = np.floor(np.abs(y))
         y = np.copysign(whole + (np.abs(y) - whole >= 0.5), y)
-        return _parts(np.clip(y + half, 0, 255), fmt, scales=s.astype(np.float16))
-    return _parts(np.clip(np.trunc(y + np.float32(half + 0.5)), 0, 2 * half - 1), fmt, scales=s.astype(np.float16))
+        return _parts(np.clip(y + half, 0, 255), fmt, scales=to_half(s, fmt))
+    return _parts(np.clip(np.trunc(y + np.float32(half + 0.5)), 0, 2 * half - 1), fmt, scales=to_half(s, fmt))
 
 
 def _with_offset(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
     """Groups [rows, G, 32] -> codes, scales and biases of q4_1, q5_1."""
     top = (1 << fmt.bits) - 1
     if search:
-        d, m = map(to_half, line_search(x, top, below_zero=False))
+        d, m = (to_half(a, fmt) for a in line_search(x, top, below_zero=False))
         codes = nearest(safe_divide(x - m.astype(np.float64), d.astype(np.float64)), "uint", fmt.bits)
         return _parts(codes, fmt, scales=d, biases=m)
     low, span = ends(x, below_zero=False)
-    low, s = np.clip(low, -LARGEST_HALF, LARGEST_HALF), np.minimum(span / top, LARGEST_HALF)
+    s = span / np.float32(top)
     y = (x - low) * safe_divide(np.float32(1), s).astype(np.float32)
     codes = np.clip(np.trunc(y + np.float32(0.5)), 0, top)
-    return _parts(codes, fmt, scales=s.astype(np.float16), biases=low.astype(np.float16))
+    return _parts(codes, fmt, scales=to_half(s, fmt), biases=to_half(low, fmt))
 
 
 def _parts(codes: NDArray[Any], fmt: Format, **scales: NDArray[np.float16]) -> dict[str, NDArray[Any]]:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ..errors import UnsupportedError
 from ..exact import Exact, bfloat16, dtype_named
 from ..spec import Format
-from .base import Family, PartSpec, finite
+from .base import Family, PartSpec
 from .decode import Parts
+from .ggml_search import SMALLEST, to_half
 from .ggml_types import GGML_BY_WORD, check_blocks, fixed
 
 _BITS = {"iq1_s": 1, "iq1_m": 1, "iq2_xxs": 2, "iq2_xs": 2, "iq2_s": 2, "iq3_xxs": 3, "iq3_s": 3, "tq1_0": 1, "tq2_0": 2}
@@ -66,14 +67,13 @@ class GGMLRare(Family):
                 "use q2_K, q3_K, iq4_nl or iq4_xs"
             )
         check_blocks(fmt.name, x.shape[-1], 256)
-        # The scale is the block's largest magnitude in float16: keep it finite, and let what it cannot hold be zero. The
-        # reciprocal of a float32 below 2^−127 is infinite and would make NaN of the zeros beside it.
-        x = np.clip(finite(x, fmt.name), -65504, 65504).astype(np.float32)
-        peak = np.abs(x.reshape(*x.shape[:-1], x.shape[-1] // 256, 256)).max(axis=-1, initial=0)
-        x = np.where(np.repeat(peak < 2.0**-126, 256, axis=-1), np.float32(0), x)
+        x = x.astype(np.float32)
+        peak = np.abs(x.reshape(*x.shape[:-1], -1, 256)).max(axis=-1)
+        to_half(peak, fmt)  # the scale is the block's largest magnitude
+        # The reciprocal of a smaller float32 is infinite and would make NaN of the zeros beside it.
+        x = np.where(np.repeat(peak < SMALLEST, 256, axis=-1), np.float32(0), x)
         quants, kind = _quants(fmt.name)
-        blocks = quants.quantize(x, kind) if x.size else np.zeros((*x.shape[:-1], 0), np.uint8)
-        return {"blocks": blocks.reshape(*x.shape[:-1], -1) if x.size else blocks}
+        return {"blocks": quants.quantize(x, kind)}
 
 
 def dequantize_blocks(word: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ..errors import FormatError
 from ..minifloat import element_table
 from ..spec import Format
-from .base import PartSpec, finite
+from .ggml_types import check_blocks
+from .policy import one_of
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -28,21 +29,20 @@ _PLACES = np.linspace(-0.9, 0.9, 19, dtype=np.float32)
 """Where the extreme value may lie, in steps of the table beside its end."""
 SMALLEST = np.float32(2.0**-126)
 """Below the smallest normal float32 a reciprocal overflows: such a number counts as zero where it would divide."""
-LARGEST_HALF = np.float32(65504)
-"""The largest float16: a scale beyond it is held at it, and the codes saturate."""
 
 
 SCALE_RULES = ("extreme", "search")
 """extreme: the largest value lies on the end of the range. search: the least squared error of 19 places near it."""
 
 
-def scale_rule(word: str, rule: str, other: Mapping[str, Any]) -> str:
-    """`rule` if it is one and nothing else was asked for. Raises FormatError otherwise."""
-    if other:
-        raise FormatError(f"[quantize] {word} with {', '.join(other)}; its one policy is scale ({', '.join(SCALE_RULES)})")
-    if rule not in SCALE_RULES:
-        raise FormatError(f"[quantize] {word} with scale {rule!r}; allowed: {', '.join(SCALE_RULES)}")
-    return rule
+def searching(fmt: Format, options: Mapping[str, Any]) -> bool:
+    """True when the options of `encode` ask for the search (the default). Raises FormatError for others than `scale`."""
+    unknown = sorted(set(options) - {"scale"})
+    if unknown:
+        raise FormatError(f"[quantize] {fmt.name} with option {', '.join(unknown)}; allowed: scale")
+    rule = options.get("scale", "search")
+    one_of("scale", rule, SCALE_RULES)
+    return bool(rule == "search")
 
 
 def safe_divide(x: Any, by: Any) -> Any:
@@ -51,9 +51,16 @@ def safe_divide(x: Any, by: Any) -> Any:
     return np.where(small, 0, x / np.where(small, 1, by))
 
 
-def to_half(x: NDArray[np.floating]) -> NDArray[np.float16]:
-    """float16, held within its finite range."""
-    half: NDArray[np.float16] = np.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
+def to_half(x: Any, fmt: Format) -> NDArray[np.float16]:
+    """Float16 header numbers. Raises FormatError for one beyond 65504: infinity would make NaN of its zeros."""
+    with np.errstate(over="ignore"):
+        half: NDArray[np.float16] = x.astype(np.float16)
+    if not np.isfinite(half).all():
+        worst = np.abs(x).max()
+        raise FormatError(
+            f"[quantize] {fmt.name}: a group needs a float16 scale or minimum of {worst:.4g}; float16 ends at 65504. "
+            "Divide the weight by a power of two first, or use mxfp4, whose scales reach 2^127"
+        )
     return half
 
 
@@ -136,19 +143,15 @@ def ends(x: F32, below_zero: bool) -> tuple[F32, F32]:
 
 
 def in_chunks(
-    x: NDArray[np.floating], fmt: Format, geometry: Mapping[str, PartSpec], encode: Callable[[F32], dict[str, NDArray[Any]]]
+    x: NDArray[np.floating], fmt: Format, block: int, encode: Callable[[F32], dict[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
     """`encode` over float32 rows [rows, k] of x [*lead, n, k], a quarter million values at a time; parts [*lead, n, ...].
 
-    geometry  the parts x will have: its making has checked that k is whole blocks, and gives the shapes of an empty x
-    Raises FormatError for values that are not finite.
+    Raises ShapeError when k is not whole blocks.
     """
-    x = finite(x, fmt.name)
+    check_blocks(fmt.name, x.shape[-1], block)
     *lead, k = x.shape
-    if not x.size:
-        return {p: np.zeros(s.shape, s.dtype) for p, s in geometry.items() if p != "global_scale"}
     rows, step = x.reshape(-1, k), max(1, _CHUNK // k)
-    # Differences of values within 1e30 are finite in float32, and no format holds as much.
-    chunks = (np.clip(rows[i : i + step].astype(np.float64), -1e30, 1e30) for i in range(0, len(rows), step))
-    pieces = [encode(c.astype(np.float32)) for c in chunks]
+    with np.errstate(over="ignore", invalid="ignore"):  # a span beyond float32 is infinite, and `to_half` refuses it
+        pieces = [encode(rows[i : i + step].astype(np.float32)) for i in range(0, len(rows), step)]
     return {p: np.concatenate([piece[p] for piece in pieces]).reshape(*lead, -1) for p in pieces[0]}
