@@ -8,10 +8,18 @@ from .awq_gemv import AWQGemv
 from .awq_gemv_fast import AWQGemvFast
 from .awq_marlin import AWQMarlin
 from .base import Described, Header, Layout
+from .bitsandbytes import BitsAndBytes
 from .compressed_tensors import CompressedTensors
 from .gguf import GGUF
+from .gpt_oss import GptOss
 from .gptq import GPTQ
+from .hqq import HQQ
 from .metal_marlin import MetalMarlin
+from .mlx import MLX
+from .modelopt import ModelOpt
+from .native import Native
+from .onnx import ONNX
+from .torchao import TorchAO
 
 _ALL: tuple[type[Layout], ...] = (
     GPTQ,
@@ -21,7 +29,15 @@ _ALL: tuple[type[Layout], ...] = (
     AWQMarlin,
     CompressedTensors,
     MetalMarlin,
+    ModelOpt,
+    GptOss,
+    MLX,
     GGUF,
+    BitsAndBytes,
+    HQQ,
+    ONNX,
+    TorchAO,
+    Native,
 )
 
 LAYOUTS: dict[str, Layout] = {cls.name: cls() for cls in _ALL}

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ..errors import FormatError
-from . import autoawq, autogptq, compressed_tensors, gguf, gptqmodel
+from . import (
+    autoawq,
+    autogptq,
+    bitsandbytes,
+    compressed_tensors,
+    gguf,
+    gptqmodel,
+    hqq,
+    mlx,
+    modelopt,
+    onnxruntime,
+    torchao,
+    transformers_mxfp4,
+)
 
 if TYPE_CHECKING:
     from ..qtensor import QTensor
@@ -23,6 +36,13 @@ DECODERS: dict[str, Decoder] = {
     "compressed-tensors": compressed_tensors.decode,
     "gptqmodel": gptqmodel.decode,
     "gguf": gguf.decode,
+    "bitsandbytes": bitsandbytes.decode,
+    "hqq": hqq.decode,
+    "mlx": mlx.decode,
+    "modelopt": modelopt.decode,
+    "onnxruntime": onnxruntime.decode,
+    "torchao": torchao.decode,
+    "transformers": transformers_mxfp4.decode,
 }
 """origin -> decoder."""
 

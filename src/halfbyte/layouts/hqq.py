@@ -1,0 +1,253 @@
+"""HQQ: the flattened weight as a matrix of groups, packed in slabs of rows, high bits first.
+
+    W_q    [ceil(R / per), C]   the matrix is (n·k/g, g) with axis 1, (g, n·k/g) with axis 0; slab i of R/per rows lies in bits b·(per−1−i)
+    scale  float [R, 1] or [1, C], zero likewise        value = (code − zero) · scale
+
+| packing | dtype | per word |
+|---|---|---|
+| 8bit_u8 | uint8 | 1 (5, 6 and 7 bits too) |
+| 4bit_u8, 2bit_u8, 1bit_u8 | uint8 | 2, 4, 8 |
+| 3bit_32 | int32 | 10, rows padded to tens; the two top bits are unused |
+
+A saved module also carries its parameters as tensors (`nbits`, `group_size`, `shape`, `axis`, `packing`, ...: numbers, or text as bytes). They are read
+from there, else from the config: `nbits`, `group_size`, `axis`, and `shape`, (n, k), which nothing else tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ..bits import pack, unpack
+from ..errors import LayoutError, UnsupportedError
+from ..formats import family_of, format_named
+from ..qtensor import QTensor
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .eight_bits import FLOATS, U8, dtype_by_name
+from .words import as_bytes, as_words, recall, remember
+
+_PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "2bit_u8": (2, 4), "1bit_u8": (1, 8), "3bit_32": (3, 10)}
+"""packing -> (bits of a slot, slots a word)."""
+_BY_BITS = {8: "8bit_u8", 7: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
+_I32 = np.dtype(np.int32)
+_STATE = (
+    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero", "compute_dtype",
+    "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
+)  # fmt: skip
+"""Parameters that a saved module carries as tensors."""
+
+
+class _Geometry(NamedTuple):
+    """What the tensors of a module mean: logical shape, width, packing, and the matrix that is packed."""
+
+    shape: tuple[int, int]
+    bits: int
+    packing: str
+    axis: int
+    rows: int
+    columns: int
+    group: int
+
+
+class HQQ(Layout):
+    name = "hqq"
+    required = ("W_q", "scale", "zero")
+    optional: ClassVar[tuple[str, ...]] = _STATE
+    peek = _STATE
+
+    def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        geometry = _geometry(tensors, config, name)
+        fmt = format_named(f"hqq{geometry.bits}", geometry.group, axis=geometry.axis, scale_dtype=tensors["scale"].dtype.name)
+        return Described(family_of(fmt).fit(fmt, geometry.shape), geometry.shape)
+
+    def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
+        fmt, shape = self.describe(tensors, config, name)
+        g = _geometry(tensors, config, name)
+        width, per = _PACKINGS[g.packing]
+        stored, details = tensors["W_q"], {"packing": g.packing, "scale_shape": list(tensors["scale"].shape)}
+        words = stored if stored.dtype in (U8, _I32) else _viewed(stored, g)
+        if words is not stored:
+            details["storage"] = stored.dtype.name
+        slabs = _slabs(words, width, per)
+        codes, padding = slabs[: g.rows], slabs[g.rows :]
+        if padding.any():
+            remember(details, "padding", padding)
+        if width == 3 and bool((words >> 30).any()):
+            remember(details, "top_bits", (words.view(np.uint32) >> np.uint32(30)).astype(np.uint8))
+        if codes.size and int(codes.max()) >> g.bits:
+            raise LayoutError(f"[hqq] {join(name, 'W_q')} holds code {codes.max()}; {g.bits} bits reach {(1 << g.bits) - 1}")
+        state = {s: [t.dtype.name, list(t.shape), t.tobytes().hex()] for s, t in tensors.items() if s in _STATE}
+        if state:
+            details["state"] = state
+        compute = _text(tensors.get("compute_dtype"))
+        if compute is not None:
+            details["compute_dtype"] = compute.removeprefix("torch.")
+        spec = family_of(fmt).geometry(fmt, shape)["scales"].shape
+        parts = {
+            "codes": pack(codes.reshape(shape), g.bits),
+            "scales": tensors["scale"].reshape(spec),
+            "zeros": tensors["zero"].reshape(spec),
+        }
+        return QTensor(fmt, shape, parts, origin="hqq", details=details, name=name)
+
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        self._check(q)
+        kept = q.details if q.origin == "hqq" else {}
+        fmt, (n, k) = q.format, q.shape
+        axis = 0 if fmt.grouping == "strided" else 1
+        group = k if fmt.group_size == -1 else fmt.group_size
+        packing = str(kept.get("packing", _BY_BITS[fmt.bits]))
+        width, per = _PACKINGS[packing]
+        scale_shape = tuple(kept.get("scale_shape", ()))
+        if "scale_shape" not in kept or math.prod(scale_shape) != q.parts["scales"].size:
+            scale_shape = (-1, 1) if axis else (1, -1)
+            scale_shape = (q.parts["scales"].size, 1) if axis else (1, q.parts["scales"].size)
+        # One scale for everything packs the weight as it is; otherwise the matrix of groups is packed.
+        columns = (group if scale_shape != () else k) if axis else n * k // group
+        rows = n * k // columns if columns else 0
+        if n * k % group or (rows % per and packing != "3bit_32"):
+            raise refuse(
+                "hqq",
+                q,
+                f"{n * k} elements in groups of {group} make {rows} rows, and {packing} takes whole groups in multiples of {per}",
+            )
+        steps = -(-rows // per)
+        slabs = np.zeros((steps * per, columns), np.uint8)
+        slabs[:rows] = unpack(q.parts["codes"], fmt.bits, k).reshape(rows, columns)
+        padding = recall(kept, "padding", slabs[rows:].shape)
+        if padding is not None:
+            slabs[rows:] = padding
+        words = _words(slabs, width, per)
+        top = recall(kept, "top_bits", words.shape)
+        if top is not None:
+            words = (words.view(np.uint32) | (top.astype(np.uint32) << np.uint32(30))).view(np.int32)
+        storage = kept.get("storage")
+        if storage is not None:
+            words = as_words(as_bytes(words), dtype_by_name(str(storage)))
+        out: dict[str, Array] = {
+            "W_q": words,
+            "scale": q.parts["scales"].reshape(scale_shape),
+            "zero": q.parts["zeros"].reshape(scale_shape),
+        }
+        return {**out, **_state(q, kept, packing, axis, group)}
+
+    @staticmethod
+    def _check(q: QTensor) -> None:
+        if q.format.family != "hqq":
+            raise refuse("hqq", q, "HQQ holds hqq1 to hqq8: unsigned codes with float zero points and scales")
+        if q.ndim != 2:
+            raise refuse("hqq", q, "HQQ holds matrices (n, k)", "write the experts of a stack one by one")
+        if q.window is not None or "group_index" in q.parts:
+            raise refuse("hqq", q, "it is a slice of a weight whose groups run over the whole, or has a group index")
+
+    def config(self, q: QTensor) -> dict[str, Any]:
+        self._check(q)
+        axis = 0 if q.format.grouping == "strided" else 1
+        group = q.shape[-1] if q.format.group_size == -1 else q.format.group_size
+        return {"nbits": q.format.bits, "group_size": group, "axis": axis, "shape": list(q.shape)}
+
+
+def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _Geometry:
+    """Parameters from the state tensors, else the config, checked against the shapes."""
+    for suffix in ("scale", "zero"):
+        want("hqq", tensors, suffix, name, FLOATS)
+    for flag in ("quant_scale", "quant_zero"):
+        if _number(tensors.get(flag)):
+            raise UnsupportedError(
+                f"[hqq] {name}: {flag} is set, its {flag[6:]}s are quantized again; such files are not read. Save without it"
+            )
+    bits = _number(tensors.get("nbits")) or config.get("nbits") or config.get("bits")
+    shape = tensors.get("shape")
+    size = [int(d) for d in shape] if isinstance(shape, np.ndarray) else config.get("shape")
+    if bits is None or size is None or len(size) != 2:
+        raise LayoutError(
+            f"[hqq] {name or 'W_q'}: nbits {bits}, shape {size}; both are needed, as tensors beside W_q or in the config"
+        )
+    n, k = int(size[0]), int(size[1])
+    packing = _text(tensors.get("packing")) or str(config.get("packing") or _BY_BITS.get(math.ceil(bits), ""))
+    if packing not in _PACKINGS:
+        raise LayoutError(f"[hqq] {name or 'W_q'}: nbits {bits}, packing {packing!r}; allowed packings: {', '.join(_PACKINGS)}")
+    width, per = _PACKINGS[packing]
+    scale = tuple(tensors["scale"].shape)
+    if tuple(tensors["zero"].shape) != scale or tensors["zero"].dtype != tensors["scale"].dtype:
+        raise LayoutError(
+            f"[hqq] {join(name, 'zero')} is {tensors['zero'].dtype} {list(tensors['zero'].shape)}, {join(name, 'scale')} "
+            f"{tensors['scale'].dtype} {list(scale)}; they must agree"
+        )
+    count = math.prod(scale)
+    axis = _number(tensors.get("axis"))
+    axis = config.get("axis", 1 if scale in ((), (count, 1)) else 0) if axis is None else axis
+    group = n * k // count if count else int(config.get("group_size") or 64)
+    wanted = {1: (count, 1), 0: (1, count)}.get(int(axis), ())
+    if scale not in (wanted, ()) or group * count != n * k:
+        raise LayoutError(
+            f"[hqq] {join(name, 'scale')} has shape {list(scale)} for a weight of {[n, k]} with axis {axis}; wanted one a group"
+        )
+    columns = (k if scale == () else group) if axis else count
+    rows = n * k // columns if columns else 0
+    stored = tensors["W_q"]
+    dtype = _I32 if packing == "3bit_32" else U8
+    steps = -(-rows // per)
+    spread = dtype.itemsize * columns
+    got = want("hqq", tensors, "W_q", name, (dtype, *FLOATS))
+    if (rows % per and packing != "3bit_32") or len(got) != 2 or got[0] != steps or got[1] * stored.dtype.itemsize != spread:
+        raise LayoutError(
+            f"[hqq] {join(name, 'W_q')} is {stored.dtype} {list(got)}; {rows} × {columns} codes in {packing} are {dtype} {[steps, columns]}"
+        )
+    return _Geometry((n, k), math.ceil(bits), packing, int(axis), rows, columns, group)
+
+
+def _number(t: HasHeader | None) -> int | None:
+    return int(t.reshape(-1)[0]) if isinstance(t, np.ndarray) and t.size else None
+
+
+def _text(t: HasHeader | None) -> str | None:
+    return bytes(t.astype(np.uint8)).decode("ascii", "replace") if isinstance(t, np.ndarray) else None
+
+
+def _viewed(stored: Array, g: _Geometry) -> Array:
+    """`view_as_float` files: the same bytes under a float dtype."""
+    raw = as_bytes(stored)
+    return as_words(raw, np.int32) if g.packing == "3bit_32" else raw
+
+
+def _slabs(words: Array, width: int, per: int) -> Array:
+    """Words [s, C] -> codes uint8 [per·s, C]: slab i lies in bits width·(per−1−i)."""
+    mask = (1 << width) - 1
+    return np.concatenate([((words >> (width * (per - 1 - i))) & mask).astype(np.uint8) for i in range(per)])
+
+
+def _words(slabs: Array, width: int, per: int) -> Array:
+    """Inverse of `_slabs`, the top bits zero."""
+    wide = slabs.astype(np.int32 if width == 3 else np.uint8).reshape(per, -1, slabs.shape[1])
+    out = np.zeros(wide.shape[1:], wide.dtype)
+    for i in range(per):
+        out |= wide[i] << (width * (per - 1 - i))
+    return out
+
+
+def _state(q: QTensor, kept: Mapping[str, Any], packing: str, axis: int, group: int) -> dict[str, Array]:
+    """The file's own parameter tensors while they fit, else the full set when HQQ did not write the weight."""
+    old = kept.get("state")
+    if isinstance(old, Mapping):
+        out = {s: np.frombuffer(bytes.fromhex(h), np.dtype(d)).reshape(shape) for s, (d, shape, h) in old.items()}
+        if "shape" not in out or tuple(out["shape"]) == q.shape:
+            return out
+    elif kept:
+        return {}
+    view = "torch.int32" if packing == "3bit_32" else "torch.uint8"
+    numbers = {"nbits": q.format.bits, "group_size": group, "axis": axis}
+    flags = {
+        "view_as_float": 0, "quant_scale": 0, "quant_zero": 0, "offload_meta": 0, "encoded_state_dict": 1, "stores_quant_config": 1,
+        "channel_wise": 1, "optimize": 1, "round_zero": 0,
+    }  # fmt: skip
+    texts = {"packing": packing, "unpack_view_dtype": view, "compute_dtype": f"torch.{q.parts['scales'].dtype.name}"}
+    return {
+        **{s: np.array(v, np.int32) for s, v in numbers.items()},
+        **{s: np.array(v, np.uint8) for s, v in flags.items()},
+        **{s: np.frombuffer(v.encode(), np.uint8) for s, v in texts.items()},
+        "shape": np.array(q.shape, np.int64),
+    }

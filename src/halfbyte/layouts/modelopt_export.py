@@ -1,0 +1,291 @@
+"""The kinds of weight that ModelOpt's unified export writes: NVFP4, MXFP4, MXFP8, INT4 (AWQ), FP8 and INT8. See `modelopt.py` for the table."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..bits import pack, unpack
+from ..errors import LayoutError
+from ..formats import format_named
+from ..qtensor import QTensor
+from ..spec import Format
+from .base import Array, Config, Described, HasHeader, Tensors, join, refuse, want
+from .eight_bits import E4M3, E8M0, F32, FLOATS, I8, U8, bytes_of, named, signed_codes
+
+Headers = Mapping[str, HasHeader]
+
+
+class Kind(ABC):
+    """One way in which ModelOpt lays down a weight.
+
+    algos  parts of the config's `quant_algo` that name it
+    """
+
+    algos: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def recognises(self, t: Headers) -> bool:
+        """True when these tensors, by suffix and dtype, are of this kind."""
+
+    @abstractmethod
+    def describe(self, t: Headers, config: Config, name: str) -> Described:
+        """Format and logical shape from headers."""
+
+    @abstractmethod
+    def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
+        """The canonical tensor."""
+
+    @abstractmethod
+    def holds(self, fmt: Format) -> bool:
+        """True when this kind is where a tensor of this format goes."""
+
+    @abstractmethod
+    def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
+        """Tensors of `q`; `kept` is its details when ModelOpt wrote it, else empty."""
+
+
+def has(t: Headers, suffix: str, *dtypes: np.dtype[Any]) -> bool:
+    """True when tensor `suffix` is there and of one of these dtypes."""
+    return suffix in t and t[suffix].dtype in dtypes
+
+
+def shape_of(t: Headers, suffix: str, name: str) -> tuple[int, ...]:
+    """Shape of a tensor of two or more axes."""
+    got = want("modelopt", t, suffix, name)
+    if len(got) < 2:
+        raise LayoutError(f"[modelopt] {join(name, suffix)} has shape {list(got)}; wanted two or more axes")
+    return got
+
+
+class BlockScaled(Kind):
+    """E2M1 or E4M3 elements, low nibble even, under one scale byte a block; NVFP4 has a float32 a matrix besides."""
+
+    word: ClassVar[str]
+    group: ClassVar[int]
+    weight: ClassVar[np.dtype[Any]]
+    scale: ClassVar[tuple[np.dtype[Any], ...]]
+
+    def recognises(self, t: Headers) -> bool:
+        return has(t, "weight", self.weight) and has(t, "weight_scale", *self.scale)
+
+    def describe(self, t: Headers, config: Config, name: str) -> Described:
+        *rows, width = shape_of(t, "weight", name)
+        fmt = format_named(self.word, self.group)
+        k = width * 8 // fmt.bits
+        want("modelopt", t, "weight_scale", name, self.scale, (*rows, fmt.groups(k)), f"(one a block of {self.group})")
+        return Described(fmt, (*rows, k))
+
+    def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
+        fmt, shape = self.describe(t, config, name)
+        parts = {"codes": bytes_of(t["weight"]), "scales": bytes_of(t["weight_scale"])}
+        details: dict[str, Any] = {}
+        if t["weight_scale"].dtype != self.scale[0]:
+            details["weight_scale_dtype"] = t["weight_scale"].dtype.name
+        if fmt.global_op:
+            second = t["weight_scale_2"]
+            lead = shape[:-2]
+            parts["global_scale"] = np.broadcast_to(second.reshape(()), lead) if second.size == 1 else second.reshape(lead)
+            if second.shape != lead:
+                details["weight_scale_2_shape"] = list(second.shape)
+        return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
+
+    def holds(self, fmt: Format) -> bool:
+        return fmt == format_named(self.word, self.group)
+
+    def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
+        if q.shape[-1] * q.format.bits % 8:
+            raise refuse("modelopt", q, f"k = {q.shape[-1]} is odd and rows are whole bytes of codes")
+        dtype = kept.get("weight_scale_dtype", self.scale[0])
+        out = {"weight": named(q.parts["codes"], self.weight), "weight_scale": named(q.parts["scales"], dtype)}
+        if q.format.global_op:
+            out["weight_scale_2"] = self._second(q, kept)
+        return out
+
+    @staticmethod
+    def _second(q: QTensor, kept: Mapping[str, Any]) -> Array:
+        factor = q.parts["global_scale"]
+        shape = tuple(kept.get("weight_scale_2_shape", factor.shape))
+        if math.prod(shape) == factor.size:
+            return factor.reshape(shape)
+        one = factor.reshape(-1)[:1]
+        if math.prod(shape) == 1 and one.size and bool((factor.view(np.uint32) == one.view(np.uint32)).all()):
+            return one.reshape(shape)
+        return factor
+
+
+class NVFP4(BlockScaled):
+    algos = ("NVFP4",)
+    word, group, weight, scale = "nvfp4", 16, U8, (E4M3,)
+
+    def describe(self, t: Headers, config: Config, name: str) -> Described:
+        out = super().describe(t, config, name)
+        lead = out.shape[:-2]
+        second = want("modelopt", t, "weight_scale_2", name, (F32,))
+        if math.prod(second) not in (1, math.prod(lead)):
+            raise LayoutError(
+                f"[modelopt] {join(name, 'weight_scale_2')} has shape {list(second)}; wanted one factor, or one for each of {list(lead)}"
+            )
+        return out
+
+
+class MXFP4(BlockScaled):
+    algos = ("MXFP4",)
+    word, group, weight, scale = "mxfp4", 32, U8, (U8, E8M0)
+
+
+class MXFP8(BlockScaled):
+    algos = ("MXFP8",)
+    word, group, weight, scale = "mxfp8_e4m3", 32, E4M3, (U8, E8M0)
+
+
+class INT4Export(Kind):
+    """Pairs of output rows share a byte: low nibble row 2i, high nibble row 2i + 1, two's complement."""
+
+    algos = ("W4A16_AWQ", "INT4_AWQ", "W4A8_AWQ")
+
+    def recognises(self, t: Headers) -> bool:
+        return has(t, "weight", U8) and has(t, "weight_scale", *FLOATS)
+
+    def describe(self, t: Headers, config: Config, name: str) -> Described:
+        *lead, half, k = shape_of(t, "weight", name)
+        *_, groups = want(
+            "modelopt", t, "weight_scale", name, FLOATS, (*lead, 2 * half, None), "(one row for each of the paired rows)"
+        )
+        group = config.get("group_size")
+        if group is None:
+            group = k // groups if groups and k % groups == 0 else 128
+        fmt = format_named("int4", int(group), scale_dtype=t["weight_scale"].dtype.name)
+        if fmt.groups(k) != groups:
+            raise LayoutError(
+                f"[modelopt] {join(name, 'weight_scale')} has {groups} groups a row; {k} inputs in groups of {group} make {fmt.groups(k)}"
+            )
+        if "weight_scale_2" in t:
+            want("modelopt", t, "weight_scale_2", name, (F32,), ())
+        return Described(fmt, (*lead, 2 * half, k))
+
+    def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
+        fmt, shape = self.describe(t, config, name)
+        *lead, n, k = shape
+        nibbles = np.empty((*lead, n // 2, 2, k), np.uint8)
+        np.bitwise_and(t["weight"], 15, out=nibbles[..., 0, :])
+        np.right_shift(t["weight"], 4, out=nibbles[..., 1, :])
+        nibbles ^= 8
+        parts = {"codes": pack(nibbles.reshape(shape), 4), "scales": t["weight_scale"]}
+        # W4A8_AWQ keeps the scale of a later float8 step beside; it does not enter the weight's value.
+        details = {"weight_scale_2": float(t["weight_scale_2"])} if "weight_scale_2" in t else {}
+        return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
+
+    def holds(self, fmt: Format) -> bool:
+        return fmt.name == "int4" and fmt.grouping == "row" and not fmt.inverse
+
+    def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
+        *lead, n, k = q.shape
+        if n % 2:
+            raise refuse("modelopt", q, "the int4 export pairs output rows and n is odd")
+        nibbles = (unpack(q.parts["codes"], 4, k) ^ np.uint8(8)).reshape(*lead, n // 2, 2, k)
+        out: dict[str, Array] = {
+            "weight": nibbles[..., 0, :] | (nibbles[..., 1, :] << np.uint8(4)),
+            "weight_scale": q.parts["scales"],
+        }
+        if "weight_scale_2" in kept:
+            out["weight_scale_2"] = np.array(kept["weight_scale_2"], np.float32)
+        return out
+
+
+class ByteCodes(Kind):
+    """One byte an element under one float scale a tensor, a row, or a tile."""
+
+    weight: ClassVar[np.dtype[Any]]
+    word: ClassVar[str]
+    tiles: ClassVar[bool]
+
+    def recognises(self, t: Headers) -> bool:
+        return has(t, "weight", self.weight) and has(t, "weight_scale", *FLOATS)
+
+    def describe(self, t: Headers, config: Config, name: str) -> Described:
+        shape = shape_of(t, "weight", name)
+        scale = want("modelopt", t, "weight_scale", name, FLOATS)
+        *lead, n, k = shape
+        dtype = t["weight_scale"].dtype.name
+        trimmed = tuple(s for s in scale[len(lead) :] if s != 1) if list(scale[: len(lead)]) == lead else scale
+        size = math.prod(scale)
+        if size == math.prod(lead) * n and (n != 1 or not self.tiles):
+            return Described(format_named(self.word, -1, scale_dtype=dtype), shape)
+        if self.tiles and size == math.prod(lead):
+            return Described(format_named(self.word, -1, scale_dtype=dtype, rows=-1), shape)
+        block = config.get("group_size") or 128
+        if self.tiles and trimmed == tuple(s for s in (-(-n // block), -(-k // block)) if s != 1):
+            return Described(format_named(self.word, int(block), scale_dtype=dtype, rows=int(block)), shape)
+        allowed = f"one a row [{n}]" + (f", one a tensor, or one a tile of {block} × {block}" if self.tiles else "")
+        raise LayoutError(
+            f"[modelopt] {join(name, 'weight_scale')} has shape {list(scale)} for a weight of {list(shape)}; wanted {allowed}"
+        )
+
+    def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
+        fmt, shape = self.describe(t, config, name)
+        scale = t["weight_scale"]
+        *lead, n, k = shape
+        canonical = (*lead, n if fmt.grouping == "row" else 1 if fmt.group_rows == -1 else -(-n // fmt.group_rows), fmt.groups(k))
+        parts = {"codes": self.to_codes(t["weight"]), "scales": scale.reshape(canonical)}
+        details = {} if scale.shape == self._plain(fmt, shape) else {"weight_scale_shape": list(scale.shape)}
+        return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
+
+    @staticmethod
+    def _plain(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape ModelOpt gives the scale: [*lead] a tensor, [*lead, n] a row, [*lead, tiles of n, tiles of k]."""
+        *lead, n, k = shape
+        if fmt.grouping == "row":
+            return (*lead, n)
+        return tuple(lead) if fmt.group_rows == -1 else (*lead, -(-n // fmt.group_rows), fmt.groups(k))
+
+    @staticmethod
+    @abstractmethod
+    def to_codes(weight: Array) -> Array:
+        """Stored bytes -> codes."""
+
+    @abstractmethod
+    def from_codes(self, codes: Array) -> Array:
+        """Codes -> stored bytes."""
+
+    def holds(self, fmt: Format) -> bool:
+        if fmt.name != self.word or fmt.inverse:
+            return False
+        if fmt.grouping == "row":
+            return fmt.group_size == -1
+        return self.tiles and (fmt.group_rows == fmt.group_size)
+
+    def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
+        scale = q.parts["scales"]
+        shape = tuple(kept.get("weight_scale_shape", ()))
+        if "weight_scale_shape" not in kept or math.prod(shape) != scale.size:
+            shape = self._plain(q.format, q.shape)
+        return {"weight": self.from_codes(q.parts["codes"]), "weight_scale": scale.reshape(shape)}
+
+
+class FP8(ByteCodes):
+    algos = ("FP8",)
+    weight, word, tiles = E4M3, "fp8_e4m3", True
+
+    @staticmethod
+    def to_codes(weight: Array) -> Array:
+        return bytes_of(weight)
+
+    def from_codes(self, codes: Array) -> Array:
+        return named(codes, E4M3)
+
+
+class INT8(ByteCodes):
+    algos = ("W8A8", "W8A16", "INT8")
+    weight, word, tiles = I8, "int8", False
+
+    @staticmethod
+    def to_codes(weight: Array) -> Array:
+        return signed_codes(weight)
+
+    def from_codes(self, codes: Array) -> Array:
+        return (codes ^ np.uint8(0x80)).view(np.int8)

@@ -1,0 +1,36 @@
+"""bitsandbytes' dequantize_4bit and int8_vectorwise_dequant (0.50, CPU).
+
+4 bit    table[code] · absmax in float32, then a cast
+nested   absmax = nested_map[byte] · nested_absmax + nested_offset, two float32 roundings
+int8     (code · SCB) · float32(0.007874015718698502): the reciprocal of 127 to sixteen digits, not a division
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..exact import dtype_named
+from .float32 import elements, nested_scales, spread
+
+if TYPE_CHECKING:
+    from ..qtensor import QTensor
+
+_RECIPROCAL = np.float32(7.874015718698502e-3)
+
+
+def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
+    """What bitsandbytes returns, cast to `dtype`."""
+    place = spread(q)
+    with np.errstate(all="ignore"):
+        if q.format.scale == "nested":
+            mapped, absmax = nested_scales(q)
+            scales = mapped * absmax + q.parts["nested_offset"]
+        else:
+            scales = q.parts["scales"]
+        value = elements(q) * place(scales)
+        if q.format.element == "int":
+            value = value * _RECIPROCAL
+        return value.astype(dtype_named(dtype))

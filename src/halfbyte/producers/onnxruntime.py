@@ -1,0 +1,28 @@
+"""onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded to the model's dtype, that of the scales.
+
+A product of −0 leaves the matrix product as +0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..exact import dtype_named
+from .float32 import elements, rounded, spread
+
+if TYPE_CHECKING:
+    from ..qtensor import QTensor
+
+
+def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
+    """Column j of the model's output for the unit vector e_j, cast to `dtype`."""
+    place = spread(q)
+    with np.errstate(all="ignore"):
+        value = elements(q)
+        if q.format.zero != "none":
+            value = value - place(q.parts["zeros"].astype(np.float32))
+        value = rounded(value * place(q.parts["scales"].astype(np.float32)), q.parts["scales"].dtype) + np.float32(0)
+        return value.astype(dtype_named(dtype))
