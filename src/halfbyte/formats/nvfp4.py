@@ -10,25 +10,70 @@
 2688 = 6 · 448, the largest element times the largest scale. Block scales are signed E4M3 (0x7F and 0xFF are NaN); GGUF reads
 the same byte without its sign and is a format of its own.
 
+An encoder takes the block scale, amax / 6 over the tensor scale, to the nearest E4M3 value s between a floor and 448, and the
+elements over the product of the two scales to E2M1. Where its operations are rounded, their order decides:
+
+| `order` | block scale | element | whose |
+|---|---|---|---|
+| `joint` | amax / (6 · g) | x / (s · g) | ModelOpt; the default, computed exactly |
+| `reciprocal` | (amax / 6) / g | x · ((1 / g) / s) | torchao |
+| `inverse` | (amax / 6) · h | x / (s / h) | compressed-tensors, h the stored divisor |
+| `stepwise` | (amax / 6) · h | (x / s) · h | MLX, h = 2688 / amax of the tensor |
+
+No NaN byte is ever written: an all-zero block has the scale `zero_scale`, an all-zero tensor the tensor scale 1.
+
 Words: `nvfp4`. Group 16. Format option: `global_scale`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bits import pack
 from ..errors import FormatError
+from ..minifloat import TIES, ZEROS, element_table, round_to_element, sign_zeros
 from ..spec import Format
-from .base import Family, check_group
+from .base import Family, check_group, finite
+from .grouping import grouped, ungrouped
 from .options import only_options
+from .policy import COMPUTE, computing, one_of, policy_from
 
 LEVELS: dict[str, tuple[str, float]] = {
     "multiply": ("multiply", 1.0), "divide": ("divide", 1.0), "amax": ("multiply", 2688.0), "none": ("", 1.0),
 }  # fmt: skip
 """global_scale word -> (Format.global_op, Format.divisor)."""
+ORDERS = ("joint", "reciprocal", "inverse", "stepwise")
+
+
+@dataclass(frozen=True)
+class NVFP4Policy:
+    """How a tensor is rounded.
+
+    compute      arithmetic: "exact", "float32", or "input", where amax / 6 and the tensor scale are in the weight's dtype and the
+                 rest is float32
+    order        order of the operations, one of `ORDERS`
+    scale_floor  smallest block scale, as an E4M3 value
+    zero_scale   block scale where the rounded amax / 6 is 0
+    ties, zeros  rounding of the elements, see `minifloat`
+    """
+
+    compute: str = "exact"
+    order: str = "joint"
+    scale_floor: float = 2.0**-9
+    zero_scale: float = 0.0
+    ties: str = "even"
+    zeros: str = "keep"
+
+    def __post_init__(self) -> None:
+        one_of("compute", self.compute, COMPUTE)
+        one_of("order", self.order, ORDERS)
+        one_of("ties", self.ties, TIES)
+        one_of("zeros", self.zeros, ZEROS)
 
 
 class NVFP4(Family):
@@ -37,7 +82,25 @@ class NVFP4(Family):
     name = "nvfp4"
     words = ("nvfp4",)
     format_options = ("global_scale",)
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {
+        "modelopt": {"compute": "float32", "zero_scale": 1.0, "zeros": "value"},
+        "compressed-tensors": {
+            "global_scale": "divide", "compute": "input", "order": "inverse", "scale_floor": 0.0, "zero_scale": 0.125,
+            "zeros": "value",
+        },
+        "torchao": {"compute": "float32", "order": "reciprocal", "scale_floor": 2.0**-6, "zero_scale": 2.0**-6},
+        "torchao-one-level": {
+            "global_scale": "none", "compute": "float32", "order": "reciprocal", "scale_floor": 2.0**-6, "zero_scale": 2.0**-6,
+        },
+        "mlx": {
+            "global_scale": "none", "compute": "float32", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
+            "zeros": "drop",
+        },
+        "mlx-global": {
+            "global_scale": "amax", "compute": "float32", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
+            "zeros": "drop",
+        },
+    }  # fmt: skip
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
@@ -49,4 +112,68 @@ class NVFP4(Family):
         return Format("nvfp4", word, 4, "e2m1", group, "e4m3", global_op=op, divisor=divisor)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+        rule = policy_from(NVFP4Policy, fmt, policy)
+        blocks = grouped(finite(x, fmt.name), fmt)
+        amax = np.abs(computing(blocks, rule.compute)).max(axis=-1)
+        stored = tensor_scale(amax.max(axis=(-2, -1)), fmt)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
+            scales, scaled = _scale(blocks, amax, stored.astype(_arithmetic(rule))[..., None, None], fmt, rule)
+        codes = sign_zeros(round_to_element(scaled, "e2m1", rule.ties), blocks, "e2m1", rule.zeros)
+        # A zero scale, which only a policy without a floor writes, takes every element to 0, not to 0 / 0 or an infinity.
+        codes = np.where(scales[..., None] == 0, np.uint8(0), codes)
+        parts = {"codes": pack(ungrouped(codes, fmt, x.shape), 4), "scales": scales}
+        return parts | ({"global_scale": stored} if fmt.global_op else {})
+
+
+def _arithmetic(rule: NVFP4Policy) -> np.dtype[Any]:
+    """dtype of everything after amax / 6."""
+    return np.dtype(np.float64 if rule.compute == "exact" else np.float32)
+
+
+def tensor_scale(amax: NDArray[Any], fmt: Format) -> NDArray[np.float32]:
+    """float32 tensor scales for largest magnitudes [*lead], computed in their dtype; never 0 or infinite.
+
+    1 for a tensor of zeros and for a format of one level.
+    """
+    one = np.float32(1)
+    if not fmt.global_op:
+        return np.ones(amax.shape, np.float32)
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        if fmt.global_op == "divide":
+            tiny = ml_dtypes.finfo(amax.dtype).tiny
+            inverse = (amax.dtype.type(2688) / np.maximum(amax, tiny)).astype(np.float32)
+            return np.where(np.isfinite(inverse), inverse, one)
+        held = amax.astype(np.float32) if fmt.divisor != 1.0 else (amax / amax.dtype.type(2688)).astype(np.float32)
+    return np.where(amax == 0, one, np.maximum(held, np.finfo(np.float32).smallest_subnormal))
+
+
+def _scale(
+    blocks: NDArray[Any], amax: NDArray[Any], g: NDArray[Any], fmt: Format, rule: NVFP4Policy
+) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """E4M3 bytes of the block scales and the elements over both scales. g [*lead, 1, 1] is the stored tensor scale."""
+    dtype = g.dtype
+    x = blocks.astype(dtype)
+    sixth = (amax / amax.dtype.type(6)).astype(dtype)
+    if fmt.divisor != 1.0:
+        g = g / dtype.type(2688) if rule.order == "joint" else dtype.type(2688) / g
+    elif fmt.global_op == "divide" and rule.order == "joint":
+        g = 1 / g
+    raw = {
+        "joint": lambda: amax.astype(dtype) / (dtype.type(6) * g),
+        "reciprocal": lambda: sixth / g,
+        "inverse": lambda: sixth * g,
+        "stepwise": lambda: sixth * g,
+    }[rule.order]()
+    # Nearest E4M3 value; `round_to_element` saturates at 448 as the producers clamp.
+    scales = round_to_element(np.maximum(raw, rule.scale_floor), "e4m3")
+    zero = round_to_element(np.asarray(rule.zero_scale), "e4m3")
+    scales = np.where((raw == 0) | (scales == 0), zero, scales)
+    s = element_table("e4m3", 8).astype(dtype)[scales][..., None]
+    g = g[..., None]
+    scaled = {
+        "joint": lambda: x / (s * g),
+        "reciprocal": lambda: x * ((1 / g) / s),
+        "inverse": lambda: x / (s / g),
+        "stepwise": lambda: x / s * g,
+    }[rule.order]()
+    return scales, scaled
