@@ -77,6 +77,7 @@ class MX(Family):
     words = tuple(_WORDS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "ocp": {"scale": "floor"},
+        "gguf": {"scale": "floor", "ties": "zero", "zeros": "drop", "compute": "float32"},
         "microxcaling": {"scale": "floor", "ties": "away", "zeros": "value"},
         "microxcaling-even": {"scale": "floor", "zeros": "value"},
         "microxcaling-floor": {"scale": "floor", "ties": "truncate", "zeros": "value"},
@@ -120,6 +121,10 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
         exponent = _ceil_log2_ratio(amax, largest, rule.compute)
     elif rule.scale == "ceil_log2":
         exponent = power - 1 + (mantissa > 0.5) - emax
+    elif rule.scale == "floor" and rule.compute == "float32":
+        # The logarithm of a number a few ulp below a power of two rounds up to a whole number, and so does its floor.
+        with np.errstate(divide="ignore"):
+            exponent = np.floor(np.log2(amax.astype(np.float32))).astype(np.float64) - emax
     else:
         exponent = power - 1 - emax
         if rule.scale == "even":
