@@ -118,6 +118,9 @@ class Checkpoint(ABC):
     def close(self) -> None:
         """Let go of the files. Reading after it raises CheckpointError."""
 
+    def release(self, key: str) -> None:
+        """The pages behind `key` stop counting as resident memory; they come back when touched. Arrays of it stay valid."""
+
     def header_findings(self) -> list[Finding]:
         """What looks wrong from headers and configuration alone."""
         return []
@@ -137,6 +140,7 @@ class Checkpoint(ABC):
                 if progress is not None:
                     progress(done, len(packed), key)
                 found += weight_findings(self, key)
+                self.release(key)
             if progress is not None:
                 progress(len(packed), len(packed), "")
         return sorted(found, key=lambda f: SEVERITIES.index(f.severity))

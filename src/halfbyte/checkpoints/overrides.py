@@ -1,0 +1,192 @@
+"""Which entry of a quantization config a module's name falls under.
+
+Names are compared a path segment at a time, never letter by letter: `mlp.gate` is not `mlp.gate_proj`, `layers.1` is not `layers.10`.
+
+| rule | spelled | used by |
+|---|---|---|
+| path | `lm_head`, `mlp.gate`, `model.layers.*.self_attn` | AWQ, gpt-oss, bitsandbytes, torchao, HQQ: a run of whole segments anywhere in the name |
+| glob | `*lm_head*`, `model.layers.0.*` | ModelOpt: the whole name, shell wildcards |
+| `re:` | `re:.*mlp.gate$` | compressed-tensors, torchao: a regular expression matched from the name's start |
+| `+:` `-:` | `+:.*\\.18\\..*gate.*` | GPTQModel `dynamic`: the first that matches decides; `-:` leaves the module dense |
+
+A name is looked up as it stands, then under the prefixes that exporters add or drop, then as the parts it was fused from.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+from ..errors import CheckpointError
+
+T = TypeVar("T")
+Matcher = Callable[[str, str], bool]
+"""(rule, module name) -> whether the rule covers the module."""
+
+PREFIXES = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.",
+    "transformer.",
+    "model.text_model.",
+    "text_model.",
+)
+"""What exporters put before or take from module paths, longest match first."""
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "w13": ("w1", "w3"),
+    "query_key_value": ("q_proj", "k_proj", "v_proj"),
+}
+"""Last segment of a fused module -> the modules it was made of."""
+MAX_PATTERN = 4096
+MAX_REPEATS = 8
+"""Longest pattern taken from a file, and most unbounded repeats in it: matching takes up to length^repeats steps."""
+
+
+def aliases(name: str) -> Iterator[str]:
+    """`name`, then the names the same module may have in a config: prefixes dropped, added or exchanged.
+
+    >>> list(aliases("model.layers.0.mlp"))[:2]
+    ['model.layers.0.mlp', 'layers.0.mlp']
+    """
+    yield name
+    stem = name
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            stem = name[len(prefix) :]
+            yield stem
+            break
+    for prefix in PREFIXES:
+        if prefix + stem != name:
+            yield prefix + stem
+
+
+def fused_from(name: str) -> tuple[str, ...]:
+    """Names of the modules that `name` was fused from; () when it is not a fused module.
+
+    A stack of experts (`mlp.switch_mlp.gate_proj`, `mlp.experts.gate_proj`) was made of `mlp.experts.0.gate_proj` and its siblings.
+    """
+    path, _, last = name.rpartition(".")
+    parts = tuple(f"{path}.{p}" if path else p for p in FUSED.get(last, ()))
+    if parts:
+        return parts
+    for stack in (".switch_mlp", ".experts"):
+        if path.endswith(stack):
+            return (f"{path.removesuffix(stack)}.experts.0.{last}",)
+    return ()
+
+
+def lookup(table: Mapping[str, T], name: str) -> T | None:
+    """The entry of `table` for module `name`, under any of its `aliases`, or agreed on by all modules it was fused from; None without one.
+
+    Raises CheckpointError when the parts of a fused module have different entries.
+    """
+    for alias in aliases(name):
+        if alias in table:
+            return table[alias]
+    parts = fused_from(name)
+    if not parts:
+        return None
+    found = [next((table[a] for a in aliases(p) if a in table), None) for p in parts]
+    if any(f != found[0] for f in found):
+        entries = ", ".join(f"{p.rpartition('.')[2]}: {f}" for p, f in zip(parts, found, strict=True))
+        raise CheckpointError(
+            f"[config] {name} is fused from modules with different entries ({entries}); its own cannot be known"
+        )
+    return found[0]
+
+
+def path_matches(entry: str, name: str) -> bool:
+    """True when `entry` is a run of whole segments of `name`, `*` standing for anything within one segment.
+
+    >>> path_matches("mlp.gate", "model.layers.0.mlp.gate"), path_matches("mlp.gate", "model.layers.0.mlp.gate_proj")
+    (True, False)
+    """
+    wanted, segments = entry.strip(".").split("."), name.split(".")
+    spans = range(len(segments) - len(wanted) + 1)
+    return any(all(map(fnmatch.fnmatchcase, segments[i:], wanted)) for i in spans)
+
+
+def glob_matches(pattern: str, name: str) -> bool:
+    """True when the shell pattern covers `name` or a module above it. Without a wildcard it is compared by whole segments."""
+    if not any(c in pattern for c in "*?["):
+        return path_matches(pattern, name)
+    regex = _glob(pattern)
+    end = len(name)
+    while end > 0:
+        if regex.match(name[:end]):
+            return True
+        end = name.rfind(".", 0, end)
+    return False
+
+
+def regex_matches(pattern: str, name: str) -> bool:
+    """True when the regular expression matches from the start of `name`.
+
+    Raises CheckpointError for a pattern that does not compile, or that could take time without bound.
+    """
+    return _regex(pattern).match(name) is not None
+
+
+def rule_matches(rule: str, name: str, plain: Matcher = path_matches) -> bool:
+    """True when a rule, `re:` and a regular expression or a `plain` entry, covers `name`."""
+    if rule.startswith("re:"):
+        return regex_matches(rule[3:], name)
+    return plain(rule, name)
+
+
+def covered(rules: Iterable[str], name: str, plain: Matcher = path_matches) -> str | None:
+    """The first of `rules` (names, or `re:` patterns) that covers `name`; None without one. See `first_rule`."""
+    return first_rule(rules, name, lambda rule, alias: rule_matches(rule, alias, plain))
+
+
+def first_rule(rules: Iterable[str], name: str, matches: Matcher) -> str | None:
+    """The first of `rules` that matches `name` under one of its aliases; for a fused module, that matches all it was fused from.
+
+    Raises CheckpointError when the modules that `name` was fused from fall under different rules.
+    """
+    rules = tuple(rules)
+
+    def own(module: str) -> str | None:
+        names = tuple(aliases(module))
+        return next((r for r in rules if any(matches(r, alias) for alias in names)), None)
+
+    rule = own(name)
+    parts = fused_from(name) if rule is None and rules else ()
+    found = [own(p) for p in parts]
+    if any(f != found[0] for f in found):
+        entries = ", ".join(f"{p.rpartition('.')[2]}: {f}" for p, f in zip(parts, found, strict=True))
+        raise CheckpointError(f"[config] {name} is fused from modules under different rules ({entries}); its own cannot be known")
+    return found[0] if found else rule
+
+
+@lru_cache(maxsize=4096)
+def _glob(pattern: str) -> re.Pattern[str]:
+    if len(pattern) > MAX_PATTERN or pattern.count("*") > MAX_REPEATS:
+        raise CheckpointError(
+            f"[config] pattern {pattern[:60]!r}; patterns of up to {MAX_PATTERN} characters and {MAX_REPEATS} wildcards are read"
+        )
+    return re.compile(fnmatch.translate(pattern))
+
+
+# A quantified group that holds a quantifier backtracks exponentially on a name that almost matches.
+_NESTED = re.compile(r"[*+}][^()]*\)[*+{]")
+_REPEAT = re.compile(r"(?<!\\)[*+{]")
+
+
+@lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    if len(pattern) > MAX_PATTERN or _NESTED.search(pattern) or len(_REPEAT.findall(pattern)) > MAX_REPEATS:
+        raise CheckpointError(
+            f"[config] pattern {pattern[:60]!r} could take for ever to match; patterns of up to {MAX_PATTERN} characters, {MAX_REPEATS} repeats "
+            f"and no repeated group of repeats are read"
+        )
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise CheckpointError(f"[config] pattern {pattern[:60]!r} is not a regular expression: {error}") from error

@@ -1,0 +1,173 @@
+"""Writing a safetensors file one tensor at a time, beside its place and then renamed into it.
+
+Tensors go to disk as they come, so a file of any size is written in the memory of one tensor. The header stands first and its length depends on all of
+them, so room is kept for it; when that proves too small, or tensors came in an order that leaves one unaligned for its dtype, the data are
+copied once, largest elements first. A writer that is not finished leaves no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CheckpointError
+from .safetensors_file import NUMPY_DTYPES
+from .safetensors_header import MAX_HEADER, MAX_NAME, MAX_TENSORS
+
+WORDS = {dtype: word for word, dtype in NUMPY_DTYPES.items() if not word.startswith(("F4", "F6"))}
+"""NumPy dtype -> dtype word."""
+ALIGNMENT = 64
+"""Bytes to which the data section is aligned."""
+ENTRY_ROOM = 224
+"""Bytes of header kept for each expected tensor: a name of 100 and an entry of 90 leave some over."""
+BUFFER = 1 << 20
+
+
+class Written(NamedTuple):
+    """A tensor on disk: dtype word, shape, first byte in the data, bytes, bytes of an element."""
+
+    word: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+    itemsize: int
+
+
+class SafetensorsWriter:
+    """Writes `path`. A context manager: leaving it normally finishes the file, leaving it by an exception removes what was written.
+
+        with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
+            for name, array in tensors:
+                out.add(name, array)
+
+    metadata  strings for the header
+    expected  tensors that will come, a guess that saves copying the data
+    Raises CheckpointError when a name stands twice, a dtype has no word, or the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None, expected: int = 1024) -> None:
+        self.path = Path(path)
+        self.metadata = dict(metadata or {})
+        if not all(isinstance(k, str) and isinstance(v, str) for k, v in self.metadata.items()):
+            raise CheckpointError(f"[save] {path}: metadata {self.metadata!r:.120}; a safetensors header holds strings only")
+        self._tensors: dict[str, Written] = {}
+        self._end = 0
+        self._room = _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected)
+        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        try:
+            self._file: IO[bytes] = self._temporary.open("wb+")
+            self._file.seek(self._room)
+        except OSError as error:
+            raise CheckpointError(f"[save] {self.path}: cannot be written: {error.strerror or error}") from error
+
+    def add(self, name: str, array: NDArray[Any]) -> None:
+        """Append a tensor."""
+        array = np.asarray(array)
+        word = WORDS.get(array.dtype.newbyteorder("="))
+        if word is None:
+            raise CheckpointError(
+                f"[save] {self.path}: tensor {name!r} is {array.dtype}; a file holds {', '.join(map(str, WORDS))}"
+            )
+        if name in self._tensors:
+            raise CheckpointError(f"[save] {self.path}: tensor {name!r} comes twice")
+        if not name or not name.isprintable() or len(name.encode()) > MAX_NAME or name == "__metadata__":
+            raise CheckpointError(
+                f"[save] {self.path}: tensor name {name!r:.80}; names are printable and of 1 to {MAX_NAME} bytes"
+            )
+        if len(self._tensors) == MAX_TENSORS:
+            raise CheckpointError(f"[save] {self.path}: over {MAX_TENSORS:,} tensors; write several files")
+        flat = np.ascontiguousarray(array).reshape(-1)
+        little = flat.astype(flat.dtype.newbyteorder("<"), copy=False) if flat.dtype.itemsize > 1 else flat
+        try:
+            self._file.write(little.view(np.uint8).data)
+        except OSError as error:
+            raise CheckpointError(f"[save] {self.path}: {error.strerror or error} while {name!r} was written") from error
+        self._tensors[name] = Written(word, array.shape, self._end, array.nbytes, array.dtype.itemsize)
+        self._end += array.nbytes
+
+    def finish(self) -> None:
+        """Write the header and put the file in its place, whole, over any that was there."""
+        try:
+            header = self._header(self._tensors)
+            if len(header) + 8 <= self._room and not any(t.start % t.itemsize for t in self._tensors.values()):
+                self._file.seek(0)
+                self._file.write(_padded(header, self._room))
+            else:
+                self._copy_sorted()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self.path)
+        except OSError as error:
+            raise CheckpointError(f"[save] {self.path}: cannot be written: {error.strerror or error}") from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Remove what was written; nothing to do after `finish`."""
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()
+
+    def _copy_sorted(self) -> None:
+        """Copy the data into a new file behind a header of its own length, largest elements first so that all are aligned."""
+        order = sorted(self._tensors, key=lambda name: -self._tensors[name].itemsize)
+        moved, end = {}, 0
+        for name in order:
+            moved[name] = self._tensors[name]._replace(start=end)
+            end += moved[name].nbytes
+        header = self._header(moved)
+        with self._temporary.open("rb") as source:
+            # The name is free for the new file while the old one stays readable through its handle.
+            self._temporary.unlink()
+            self._file.close()
+            self._file = self._temporary.open("wb")
+            self._file.write(_padded(header, _aligned(len(header) + 8)))
+            for name in order:
+                source.seek(self._room + self._tensors[name].start)
+                _copy(source, self._file, moved[name].nbytes)
+
+    def _header(self, tensors: Mapping[str, Written]) -> bytes:
+        """The JSON of `tensors`."""
+        entries: dict[str, Any] = {"__metadata__": self.metadata} if self.metadata else {}
+        for name, t in tensors.items():
+            entries[name] = {"dtype": t.word, "shape": list(t.shape), "data_offsets": [t.start, t.start + t.nbytes]}
+        header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(header) > MAX_HEADER:
+            raise CheckpointError(f"[save] {self.path}: a header of {len(header):,} bytes; the format allows {MAX_HEADER:,}")
+        return header
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abandon()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _padded(header: bytes, size: int) -> bytes:
+    """Length and header, filled with spaces to `size` bytes."""
+    return (size - 8).to_bytes(8, "little") + header + b" " * (size - 8 - len(header))
+
+
+def _copy(source: IO[bytes], target: IO[bytes], nbytes: int) -> None:
+    while nbytes:
+        piece = source.read(min(nbytes, BUFFER))
+        if not piece:
+            raise OSError("the temporary file ended early")
+        target.write(piece)
+        nbytes -= len(piece)
