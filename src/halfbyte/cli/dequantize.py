@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .failures import complain
-from .terminal import human_bytes, print_json, printable, progress
+from .terminal import human_bytes, plural, print_json, printable, progress
 
 
 def dequantize(
@@ -44,9 +44,9 @@ def dequantize(
     else:
         files = sum(f.endswith(".safetensors") for f in written.files)
         print(
-            f"{printable(str(written.path))}: {written.tensors:,} tensors, {written.quantized:,} of them dequantized to "
-            f"{written.dtype}, {human_bytes(written.nbytes)} in {files} file{'s' if files != 1 else ''}"
+            f"{printable(str(written.path))}: {plural(written.tensors, 'tensor')}, {written.quantized:,} of them dequantized to "
+            f"{written.dtype}, {human_bytes(written.nbytes)} in {plural(files, 'file')}"
         )
         if written.dropped:
-            print(f"left out, of use to packed modules only: {len(written.dropped)} activation scales")
+            print(f"left out, of use to packed modules only: {plural(len(written.dropped), 'activation scale')}")
     return 0

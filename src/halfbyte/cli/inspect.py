@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..checkpoints import Checkpoint, Finding, TensorInfo
-from .terminal import Column, human_bytes, human_count, print_json, print_table, printable, progress, shape_text
+from .terminal import Column, human_bytes, human_count, plural, print_json, print_table, printable, progress, shape_text
 
 _COLUMNS = (
     Column("tensor"), Column("count", True), Column("layout"), Column("format"), Column("shape", True),
@@ -48,9 +48,8 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> N
 
     infos = list(checkpoint.infos())
     sums = totals(infos)
-    files = f"{len(sums.files)} file{'s' if len(sums.files) != 1 else ''}"
-    path = printable(str(checkpoint.path))
-    print(f"{path}: {checkpoint.format}, {len(infos):,} tensors in {files}, {human_bytes(sums.all.nbytes)}\n")
+    what = f"{plural(len(infos), 'tensor')} in {plural(len(sums.files), 'file')}, {human_bytes(sums.all.nbytes)}"
+    print(f"{printable(str(checkpoint.path))}: {checkpoint.format}, {what}\n")
     groups = [Group(i.key, (i,)) for i in infos] if each else grouped(infos)
     columns = [c for c in _COLUMNS if not each or c.heading != "count"]
     print_table(columns, [_row(g, each) for g in groups])
@@ -58,7 +57,7 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> N
     for word, share in (("packed", sums.packed), ("dense", sums.dense), ("all", sums.all)):
         if share.tensors and not (word == "all" and not (sums.packed.tensors and sums.dense.tensors)):
             print(
-                f"{word + ':':<8}{share.tensors:,} tensors, {human_count(share.weights)} weights, "
+                f"{word + ':':<8}{plural(share.tensors, 'tensor')}, {human_count(share.weights)} weights, "
                 f"{share.bits_per_weight:.4g} bits/weight, {human_bytes(share.nbytes)}"
             )
     _print_findings(findings)

@@ -33,7 +33,8 @@ def printable(text: str) -> str:
 
 def print_json(record: Mapping[str, Any]) -> None:
     """One record as a line of JSON. Infinities and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan"."""
-    print(json.dumps(_plain(record), ensure_ascii=False))
+    utf = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+    print(json.dumps(_plain(record), ensure_ascii=not utf))
 
 
 def _plain(value: Any) -> Any:
@@ -79,6 +80,11 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     for row in cells:
         table.add_row(*(Text(c) for c in row))
     console.print(table)
+
+
+def plural(n: int, word: str) -> str:
+    """1 tensor, 1,234 tensors."""
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def human_bytes(n: int) -> str:
