@@ -2,19 +2,20 @@
 
 4 bit (nf4, fp4), suffixes as transformers saves them:
 
-    weight                                   [bytes, 1], high nibble even; uint8, or any `bnb_4bit_quant_storage` dtype over the same bytes
-    weight.absmax                            float32 [ceil(n·k/g)], or uint8 when double quantized
-    weight.quant_map                         float32 [16], the table
-    weight.nested_absmax                     float32 [ceil(blocks/256)], double quantized only
-    weight.nested_quant_map                  float32 [256], double quantized only
-    weight.quant_state.bitsandbytes__nf4     uint8: JSON of quant_type, blocksize, dtype, shape, nested_blocksize, nested_dtype, nested_offset
+    weight                                [bytes, 1], high nibble even; uint8, or another storage dtype over the same bytes
+    weight.absmax                         float32 [ceil(n·k/g)], or uint8 when double quantized
+    weight.quant_map                      float32 [16], the table
+    weight.nested_absmax                  float32 [ceil(blocks/256)], double quantized only
+    weight.nested_quant_map               float32 [256], double quantized only
+    weight.quant_state.bitsandbytes__nf4  uint8: JSON of quant_type, blocksize, dtype, shape and nested_offset
 
 int8:
 
     weight  int8 [n, k]     SCB  float32 [n]     weight_format  uint8 [], 0 ("row") or left out      value = q · SCB / 127
 
-Config: nothing, but for a 4-bit weight without its state, which needs `shape`, `quant_type` and `blocksize` there. The decoder has the table built in, so a
-`quant_map` that is not that table is refused. The state's text is kept in `details` and written back while it still describes the tensor.
+Config: nothing, but for a 4-bit weight without its state, which needs `shape`, `quant_type` and `blocksize` there. The decoder
+has the table built in, so a `quant_map` that is not that table is refused. The state's text is kept in `details` and written
+back while it still describes the tensor.
 """
 
 from __future__ import annotations
@@ -44,10 +45,13 @@ _TABLE_SLACK = 1e-6
 
 
 class BitsAndBytes(Layout):
+    """Codes over the flattened tensor with their state in JSON, and row-wise int8."""
+
     name = "bitsandbytes"
     required = ("weight",)
     optional: ClassVar[tuple[str, ...]] = (
-        "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *_STATES.values(), "SCB", "weight_format",
+        "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *_STATES.values(),
+        "SCB", "weight_format",
     )  # fmt: skip
     peek = (*_STATES.values(), "weight_format")
 
@@ -174,8 +178,8 @@ def _describe_int8(tensors: Mapping[str, HasHeader], name: str) -> Described:
     order = tensors.get("weight_format")
     if isinstance(order, np.ndarray) and order.size and int(order.reshape(-1)[0]) != 0:
         raise UnsupportedError(
-            f"[bitsandbytes] {join(name, 'weight_format')} is {int(order.reshape(-1)[0])}, a column-tiled order of old GPU kernels; read: 0 (rows). "
-            "Save the model again with a current bitsandbytes"
+            f"[bitsandbytes] {join(name, 'weight_format')} is {int(order.reshape(-1)[0])}, a tiled order of old GPU kernels; "
+            "read: 0 (rows). Save the model again with a current bitsandbytes"
         )
     return Described(format_named("bnb_int8"), (n, k))
 
@@ -195,8 +199,8 @@ def _state(tensors: Mapping[str, HasHeader], config: Config, name: str) -> dict[
             raise LayoutError(f"[bitsandbytes] {join(name, key)} is not a quantization state in JSON: {e!r}") from None
         if state.get("quant_type") != kind or group < 1 or any(d < 0 for d in shape):
             raise LayoutError(
-                f"[bitsandbytes] {join(name, key)} says quant_type {state.get('quant_type')!r}, blocksize {group}, shape {shape}; "
-                f"wanted quant_type {kind!r}, a blocksize of 1 or more, sizes of 0 or more"
+                f"[bitsandbytes] {join(name, key)} says quant_type {state.get('quant_type')!r}, blocksize {group}, "
+                f"shape {shape}; wanted quant_type {kind!r}, a blocksize of 1 or more, sizes of 0 or more"
             )
         if "weight.nested_absmax" in tensors and not isinstance(state.get("nested_offset"), (int, float)):
             raise LayoutError(f"[bitsandbytes] {join(name, key)} has no nested_offset, but the scales are double quantized")
@@ -222,8 +226,8 @@ def _check_table(stored: Array, fmt: Format, name: str) -> None:
     if off.any():
         i = int(np.flatnonzero(off)[0])
         raise LayoutError(
-            f"[bitsandbytes] {join(name, 'weight.quant_map')} has {stored[i]} for code {i}; {fmt.name} has {_table(fmt)[i]}, and bitsandbytes "
-            "decodes by its built-in table whatever the file says"
+            f"[bitsandbytes] {join(name, 'weight.quant_map')} has {stored[i]} for code {i}; {fmt.name} has {_table(fmt)[i]}, and "
+            "bitsandbytes decodes by its built-in table whatever the file says"
         )
 
 

@@ -3,8 +3,9 @@
     PROJ_blocks  uint8 [*lead, rows, k/32, 16]    low nibble first: byte j of a block holds elements 2j and 2j + 1
     PROJ_scales  uint8 [*lead, rows, k/32]        E8M0 bytes
 
-The weight is (experts, rows, k). Rows of `gate_up_proj` alternate gate, up, gate, up, …; they are kept so. A GGUF MXFP4 block holds the same nibbles in another
-order (elements 0–15 low, 16–31 high), so the two convert exactly. transformers itself keeps the decoded stack transposed, (experts, k, rows).
+The weight is (experts, rows, k). Rows of `gate_up_proj` alternate gate, up, gate, up, …; they are kept so. A GGUF MXFP4 block
+holds the same nibbles in another order (elements 0–15 low, 16–31 high), so the two convert exactly. transformers itself keeps
+the decoded stack transposed, (experts, k, rows).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from .eight_bits import E8M0, U8, bytes_of, named
 
 
 class GptOss(Layout):
+    """MXFP4 blocks of 16 bytes and their scales."""
+
     name = "gpt-oss"
     required = ("blocks", "scales")
     joint = "_"

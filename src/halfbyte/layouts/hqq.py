@@ -1,6 +1,6 @@
 """HQQ: the flattened weight as a matrix of groups, packed in slabs of rows, high bits first.
 
-    W_q    [ceil(R / per), C]   the matrix is (n·k/g, g) with axis 1, (g, n·k/g) with axis 0; slab i of R/per rows lies in bits b·(per−1−i)
+    W_q    [ceil(R / per), C]   (R, C) is (n·k/g, g) with axis 1, (g, n·k/g) with axis 0; slab i of R/per rows: bits b·(per−1−i)
     scale  float [R, 1] or [1, C], zero likewise        value = (code − zero) · scale
 
 | packing | dtype | per word |
@@ -9,8 +9,9 @@
 | 4bit_u8, 2bit_u8, 1bit_u8 | uint8 | 2, 4, 8 |
 | 3bit_32 | int32 | 10, rows padded to tens; the two top bits are unused |
 
-A saved module also carries its parameters as tensors (`nbits`, `group_size`, `shape`, `axis`, `packing`, ...: numbers, or text as bytes). They are read
-from there, else from the config: `nbits`, `group_size`, `axis`, and `shape`, (n, k), which nothing else tells.
+A saved module also carries its parameters as tensors (`nbits`, `group_size`, `shape`, `axis`, `packing`, ...: numbers, or text
+as bytes). They are read from there, else from the config: `nbits`, `group_size`, `axis`, and `shape`, (n, k), which nothing
+else tells.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "2bit_u8": (2, 4), "1bit_u8":
 _BY_BITS = {8: "8bit_u8", 7: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
 _I32 = np.dtype(np.int32)
 _STATE = (
-    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero", "compute_dtype",
-    "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
+    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero",
+    "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
 )  # fmt: skip
 """Parameters that a saved module carries as tensors."""
 
@@ -53,6 +54,8 @@ class _Geometry(NamedTuple):
 
 
 class HQQ(Layout):
+    """Slabs of rows of the matrix of groups."""
+
     name = "hqq"
     required = ("W_q", "scale", "zero")
     optional: ClassVar[tuple[str, ...]] = _STATE
@@ -67,7 +70,8 @@ class HQQ(Layout):
         fmt, shape = self.describe(tensors, config, name)
         g = _geometry(tensors, config, name)
         width, per = _PACKINGS[g.packing]
-        stored, details = tensors["W_q"], {"packing": g.packing, "scale_shape": list(tensors["scale"].shape)}
+        stored = tensors["W_q"]
+        details: dict[str, Any] = {"packing": g.packing, "scale_shape": list(tensors["scale"].shape)}
         words = stored if stored.dtype in (U8, _I32) else _viewed(stored, g)
         if words is not stored:
             details["storage"] = stored.dtype.name
@@ -170,7 +174,7 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
     packing = _text(tensors.get("packing")) or str(config.get("packing") or _BY_BITS.get(math.ceil(bits), ""))
     if packing not in _PACKINGS:
         raise LayoutError(f"[hqq] {name or 'W_q'}: nbits {bits}, packing {packing!r}; allowed packings: {', '.join(_PACKINGS)}")
-    width, per = _PACKINGS[packing]
+    _, per = _PACKINGS[packing]
     scale = tuple(tensors["scale"].shape)
     if tuple(tensors["zero"].shape) != scale or tensors["zero"].dtype != tensors["scale"].dtype:
         raise LayoutError(
@@ -195,7 +199,8 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
     got = want("hqq", tensors, "W_q", name, (dtype, *FLOATS))
     if (rows % per and packing != "3bit_32") or len(got) != 2 or got[0] != steps or got[1] * stored.dtype.itemsize != spread:
         raise LayoutError(
-            f"[hqq] {join(name, 'W_q')} is {stored.dtype} {list(got)}; {rows} × {columns} codes in {packing} are {dtype} {[steps, columns]}"
+            f"[hqq] {join(name, 'W_q')} is {stored.dtype} {list(got)}; {rows} × {columns} codes in {packing} are {dtype} "
+            f"{[steps, columns]}"
         )
     return _Geometry((n, k), math.ceil(bits), packing, int(axis), rows, columns, group)
 
@@ -241,7 +246,8 @@ def _state(q: QTensor, kept: Mapping[str, Any], packing: str, axis: int, group: 
     view = "torch.int32" if packing == "3bit_32" else "torch.uint8"
     numbers = {"nbits": q.format.bits, "group_size": group, "axis": axis}
     flags = {
-        "view_as_float": 0, "quant_scale": 0, "quant_zero": 0, "offload_meta": 0, "encoded_state_dict": 1, "stores_quant_config": 1,
+        "view_as_float": 0, "quant_scale": 0, "quant_zero": 0, "offload_meta": 0, "encoded_state_dict": 1,
+        "stores_quant_config": 1,
         "channel_wise": 1, "optimize": 1, "round_zero": 0,
     }  # fmt: skip
     texts = {"packing": packing, "unpack_view_dtype": view, "compute_dtype": f"torch.{q.parts['scales'].dtype.name}"}

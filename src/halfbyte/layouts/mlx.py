@@ -11,8 +11,9 @@
 | mxfp4, mxfp8 | 4, 8 | 32 |
 | nvfp4 | 4 | 16 |
 
-Config: `mode` ("affine"), `bits`, `group_size`, as in the `quantization` entry of an MLX config.json. Where one of the affine pair is left out it follows
-from the shapes; both cannot be: 4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes.
+Config: `mode` ("affine"), `bits`, `group_size`, as in the `quantization` entry of an MLX config.json. Where one of the affine
+pair is left out it follows from the shapes; both cannot be: 4 bits in groups of 32 and 2 bits in groups of 64 have the same
+shapes.
 
 When scales and biases differ in dtype both are held as float32, which is exact, and `details` keeps the file's dtypes.
 """
@@ -41,6 +42,8 @@ _U32 = np.dtype(np.uint32)
 
 
 class MLX(Layout):
+    """Words along k, scales and biases a group; the mode is in the config."""
+
     name = "mlx"
     required = ("weight", "scales")
     optional: ClassVar[tuple[str, ...]] = ("biases", "global_scale")
@@ -61,8 +64,9 @@ class MLX(Layout):
         k = words * 32 // bits
         if words * 32 % bits or k != scales[-1] * group:
             raise LayoutError(
-                f"[mlx] {name or 'weight'}: {words} words a row of {bits}-bit codes are {words * 32 / bits:g} inputs, {scales[-1]} scales in "
-                f"groups of {group} are {scales[-1] * group}; the config's bits and group_size do not fit these tensors"
+                f"[mlx] {name or 'weight'}: {words} words a row of {bits}-bit codes are {words * 32 / bits:g} inputs, "
+                f"{scales[-1]} scales in groups of {group} are {scales[-1] * group}; the config's bits and group_size "
+                "do not fit these tensors"
             )
         fmt = self._format(mode, bits, group, tensors, scales, name)
         return Described(fmt, (*lead, k))

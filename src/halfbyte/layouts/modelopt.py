@@ -2,17 +2,19 @@
 
 | kind | weight | scales | value |
 |---|---|---|---|
-| nvfp4 | `weight` uint8 [*lead, n, k/2], low nibble even | `weight_scale` E4M3 [*lead, n, k/16], `weight_scale_2` float32 | e2m1 · s · s2 |
+| nvfp4 | `weight` uint8 [*lead, n, k/2], low nibble even | `weight_scale` E4M3 [.., k/16], `.._scale_2` float32 | e2m1 · s · s2 |
 | mxfp4 | the same | `weight_scale` E8M0 bytes [*lead, n, k/32] | e2m1 · 2^(b − 127) |
 | mxfp8 | `weight` E4M3 [*lead, n, k] | the same | e4m3 · 2^(b − 127) |
-| int4 export | `weight` uint8 [*lead, n/2, k]: low nibble row 2i, high nibble row 2i + 1, two's complement | `weight_scale` float [*lead, n, G] | q · s |
+| int4 export | `weight` uint8 [*lead, n/2, k]: low nibble row 2i, high row 2i + 1 | `weight_scale` float [*lead, n, G] | q · s |
 | fp8 | `weight` E4M3 [*lead, n, k] | `weight_scale` float: one, one a row, or one a tile | e4m3 · s |
 | int8 | `weight` int8 [*lead, n, k] | `weight_scale` float, one a row | q · s |
 | INT4QTensor | `weight` uint8 [n, k/2], high nibble even, q + 8 | `weight_scale_inv` float [n·k/g, 1] | (c − 8) / s |
-| NF4QTensor | `weight` uint8, flat, high nibble even | `weight_scale` int8 [B, 256], `weight_double_scale` [B], `weight_scale_zeros` [] | table · (b / d + z) |
+| NF4QTensor | `weight` uint8, high nibble even, flat | int8 [B, S], `.._double_scale` [B], `.._zeros` [] | table · (b / d + z) |
 
-Config: `group_size` where the shapes leave it open; NF4QTensor needs `shape`, (n, k), which its flat tensor does not tell. A `quant_algo`
-("NVFP4", "MXFP4", "MXFP8", "W4A16_AWQ", "FP8", ...) must agree with what the tensors are.
+The int4 export's codes are two's complement, NF4QTensor's blocks run over the flattened weight.
+
+Config: `group_size` where the shapes leave it open; NF4QTensor needs `shape`, (n, k), which its flat tensor does not tell. A
+`quant_algo` ("NVFP4", "MXFP4", "MXFP8", "W4A16_AWQ", "FP8", ...) must agree with what the tensors are.
 
 An exported `pre_quant_scale` belongs to the activations (x · pre_quant_scale meets this weight) and stays a tensor of its own.
 """
@@ -33,6 +35,8 @@ KINDS: tuple[Kind, ...] = (NVFP4(), MXFP4(), MXFP8(), INT4Export(), FP8(), INT8(
 
 
 class ModelOpt(Layout):
+    """Whichever kind recognises the tensors."""
+
     name = "modelopt"
     required = ("weight",)
     optional: ClassVar[tuple[str, ...]] = (

@@ -1,4 +1,5 @@
-"""The kinds of weight that ModelOpt's unified export writes: NVFP4, MXFP4, MXFP8, INT4 (AWQ), FP8 and INT8. See `modelopt.py` for the table."""
+"""The kinds of weight that ModelOpt's unified export writes: NVFP4, MXFP4, MXFP8, INT4 (AWQ), FP8 and INT8. See `modelopt.py`
+for the table."""
 
 from __future__ import annotations
 
@@ -119,6 +120,8 @@ class BlockScaled(Kind):
 
 
 class NVFP4(BlockScaled):
+    """Two levels: E4M3 a block of 16, float32 a matrix."""
+
     algos = ("NVFP4",)
     word, group, weight, scale = "nvfp4", 16, U8, (E4M3,)
 
@@ -128,17 +131,22 @@ class NVFP4(BlockScaled):
         second = want("modelopt", t, "weight_scale_2", name, (F32,))
         if math.prod(second) not in (1, math.prod(lead)):
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale_2')} has shape {list(second)}; wanted one factor, or one for each of {list(lead)}"
+                f"[modelopt] {join(name, 'weight_scale_2')} has shape {list(second)}; wanted one factor, "
+                f"or one for each of {list(lead)}"
             )
         return out
 
 
 class MXFP4(BlockScaled):
+    """E2M1 under a power of two a block of 32."""
+
     algos = ("MXFP4",)
     word, group, weight, scale = "mxfp4", 32, U8, (U8, E8M0)
 
 
 class MXFP8(BlockScaled):
+    """E4M3 under a power of two a block of 32."""
+
     algos = ("MXFP8",)
     word, group, weight, scale = "mxfp8_e4m3", 32, E4M3, (U8, E8M0)
 
@@ -162,7 +170,8 @@ class INT4Export(Kind):
         fmt = format_named("int4", int(group), scale_dtype=t["weight_scale"].dtype.name)
         if fmt.groups(k) != groups:
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale')} has {groups} groups a row; {k} inputs in groups of {group} make {fmt.groups(k)}"
+                f"[modelopt] {join(name, 'weight_scale')} has {groups} groups a row; {k} inputs in groups of "
+                f"{group} make {fmt.groups(k)}"
             )
         if "weight_scale_2" in t:
             want("modelopt", t, "weight_scale_2", name, (F32,), ())
@@ -268,6 +277,8 @@ class ByteCodes(Kind):
 
 
 class FP8(ByteCodes):
+    """E4M3 under one scale a tensor, row or tile."""
+
     algos = ("FP8",)
     weight, word, tiles = E4M3, "fp8_e4m3", True
 
@@ -280,6 +291,8 @@ class FP8(ByteCodes):
 
 
 class INT8(ByteCodes):
+    """Two's complement bytes under one scale a row."""
+
     algos = ("W8A8", "W8A16", "INT8")
     weight, word, tiles = I8, "int8", False
 

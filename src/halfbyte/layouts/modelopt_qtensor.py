@@ -1,8 +1,8 @@
 """ModelOpt's in-memory 4-bit tensors, saved as they are: INT4QTensor and NF4QTensor. See `modelopt.py` for the table.
 
-Both flatten the weight and put the even element into the high nibble. INT4QTensor keeps the reciprocal scale 7/amax and divides by it. NF4QTensor
-quantizes its scales again: block scale = byte / double_scale + zeros, the double scale covering 256 blocks; codes and scale bytes are padded to whole
-blocks, and what lies in the padding is kept in `details`.
+Both flatten the weight and put the even element into the high nibble. INT4QTensor keeps the reciprocal scale 7/amax and divides
+by it. NF4QTensor quantizes its scales again: block scale = byte / double_scale + zeros, the double scale covering 256 blocks;
+codes and scale bytes are padded to whole blocks, and what lies in the padding is kept in `details`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from .words import recall, remember
 
 
 class INT4QTensor(Kind):
+    """Codes q + 8 and the scale that divides."""
+
     algos = ("INT4", "W4A16", "W4A8")
 
     def recognises(self, t: Headers) -> bool:
@@ -39,8 +41,8 @@ class INT4QTensor(Kind):
         k = 2 * half
         if k % group or blocks * group != size:
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale_inv')} has {blocks} scales for a weight of {[*rows, k]} in groups of {group}; "
-                "wanted one a group, and whole groups a row"
+                f"[modelopt] {join(name, 'weight_scale_inv')} has {blocks} scales for a weight of {[*rows, k]} in groups of "
+                f"{group}; wanted one a group, and whole groups a row"
             )
         return Described(format_named("int4", int(group), scale_dtype=t["weight_scale_inv"].dtype.name, inverse=True), (*rows, k))
 
@@ -65,6 +67,8 @@ class INT4QTensor(Kind):
 
 
 class NF4QTensor(Kind):
+    """NF4 to four digits under scales that are quantized again."""
+
     algos = ("NF4",)
 
     def recognises(self, t: Headers) -> bool:
@@ -75,14 +79,16 @@ class NF4QTensor(Kind):
         shape = config.get("shape")
         if shape is None:
             raise LayoutError(
-                f'[modelopt] {join(name, "weight")} is flat ({nbytes} bytes of NF4 codes); its shape is not in the file, give "shape"'
+                f'[modelopt] {join(name, "weight")} is flat ({nbytes} bytes of NF4 codes); its shape is not in the file, '
+                'give "shape"'
             )
         shape = tuple(int(d) for d in shape)
         group = int(config.get("group_size") or 64)
         blocks = -(-math.prod(shape) // group)
         if blocks * group != 2 * nbytes:
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight')} has {2 * nbytes} codes; a weight of {list(shape)} takes {blocks} blocks of {group}"
+                f"[modelopt] {join(name, 'weight')} has {2 * nbytes} codes; a weight of {list(shape)} takes {blocks} blocks "
+                f"of {group}"
             )
         doubles, per = want("modelopt", t, "weight_scale", name, (I8,), (None, None))
         want("modelopt", t, "weight_double_scale", name, FLOATS, (doubles,), "(one a row of weight_scale)")

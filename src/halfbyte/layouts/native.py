@@ -1,11 +1,12 @@
 """halfbyte's own layout: the canonical parts as they are, the rest of a QTensor as JSON.
 
-Suffixes are the parts' names (`codes`, `scales`, ...); `config(q)` is what a reader needs besides and what a writer keeps in the file's metadata:
+Suffixes are the parts' names (`codes`, `scales`, ...); `config(q)` is what a reader needs besides and what a writer keeps in
+the file's metadata:
 
-    {"format": {"family": "mx", "name": "mxfp4", ...}, "shape": [n, k], "origin": "mlx", "details": {...}, "window": [first, rows]}
+    {"format": {"family": "mx", "name": "mxfp4", ...}, "shape": [n, k], "origin": "mlx", "details": {..}, "window": [i, rows]}
 
-Fields of the format that have their default, an empty origin, empty details and no window are left out. Every QTensor can be written, and comes back
-identical, its origin, details and window included.
+Fields of the format that have their default, an empty origin, empty details and no window are left out. Every QTensor can be
+written, and comes back identical, its origin, details and window included.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PARTS = (
 
 
 class Native(Layout):
+    """The parts as they are."""
+
     name = "halfbyte"
     required = ()
     optional: ClassVar[tuple[str, ...]] = PARTS
@@ -102,7 +105,8 @@ def format_from_json(data: Any) -> Format:
     missing = sorted(n for n, f in known.items() if f.default is MISSING and n not in data)
     if unknown or missing:
         raise FormatError(
-            f"[format] description with unknown {unknown or 'nothing'}, missing {missing or 'nothing'}; written by another version?"
+            f"[format] description with unknown {unknown or 'nothing'}, missing {missing or 'nothing'}; "
+            "written by another version?"
         )
     kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "bool": bool, "float": (int, float)}
     for key, value in data.items():

@@ -29,6 +29,8 @@ _CODES = {"weight_Q2": 2, "weight_Q4": 4, "weight_Q8": 8}
 
 
 class ONNX(Layout):
+    """The initializers of a MatMulNBits node."""
+
     name = "onnx"
     required = ("weight_scales",)
     optional: ClassVar[tuple[str, ...]] = (*_CODES, "weight_zero_points", "weight_g_idx")
@@ -65,7 +67,8 @@ class ONNX(Layout):
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, (n, k) = self.describe(tensors, config, name)
-        blocks, details = fmt.groups(k), {}
+        blocks = fmt.groups(k)
+        details: dict[str, Any] = {}
         stream = tensors[_codes_suffix(tensors, name)].reshape(n, -1)
         codes, filling = split_stream(stream, fmt.bits, k)
         remember(details, "padding", filling)

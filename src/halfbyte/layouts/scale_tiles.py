@@ -1,7 +1,8 @@
 """Block scales in the tiles that tensor-core instructions read: 128 rows by 4 columns become 32 rows by 16.
 
-Scale (r, c) of tile (R, C), r < 128, c < 4, lies at row r mod 32, column 4·(r // 32) + c of that tile; tiles follow one another, C fastest, and the matrix
-is padded to whole tiles. Source: cuBLAS documentation, 1-D block scaling factors layout; torchao calls it swizzled.
+Scale (r, c) of tile (R, C), r < 128, c < 4, lies at row r mod 32, column 4·(r // 32) + c of that tile; tiles follow one
+another, C fastest, and the matrix is padded to whole tiles. Source: cuBLAS documentation, 1-D block scaling factors layout;
+torchao calls it swizzled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def tiled_shape(n: int, groups: int) -> tuple[int, int]:
 
 
 def untile(tiled: U8, n: int, groups: int) -> tuple[U8, U8]:
-    """Tiled bytes -> (scales [n, groups], the padding that followed: rows n and on, then columns `groups` and on of the rest, flat)."""
+    """Tiled bytes -> (scales [n, groups], the padding, flat: rows n and on, then columns `groups` and on of the rest)."""
     R, C = -(-n // 128), -(-groups // 4)
     padded = tiled.reshape(R, C, 32, 4, 4).transpose(0, 3, 2, 1, 4).reshape(128 * R, 4 * C)
     scales = np.ascontiguousarray(padded[:n, :groups])

@@ -1,4 +1,5 @@
-"""torchao tensor subclasses, flattened into a safetensors file: `weight_qdata`, `weight_scale`, ... or, in newer files, `_weight_qdata`, ...
+"""torchao tensor subclasses, flattened into a safetensors file: `weight_qdata`, `weight_scale`, ... or, in newer files,
+`_weight_qdata`, ...
 
 | subclass | qdata | scale | zero_point | value |
 |---|---|---|---|---|
@@ -10,8 +11,9 @@
 | Int8Tensor | int8 [n, k] | float [n, G] | left out | q · s |
 | Float8Tensor | E4M3 or E5M2 [n, k] | float [n, 1], [1, 1] or one a tile | – | element · s |
 
-Dtypes and shapes say which; the config (the subclass's attributes, as torchao's safetensors metadata has them under `_data`) says the rest: `target_dtype` or `bits`
-for codes of fewer than 8 bits, `elem_dtype` for fp6, `block_size`. Scales may lie in tensor-core tiles ("swizzled"); their shape tells.
+Dtypes and shapes say which; the config (the subclass's attributes, as torchao's safetensors metadata has them under `_data`)
+says the rest: `target_dtype` or `bits` for codes of fewer than 8 bits, `elem_dtype` for fp6, `block_size`. Scales may lie in
+tensor-core tiles ("swizzled"); their shape tells.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ _FP8 = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
 class TorchAO(Layout):
+    """The tensors a torchao tensor subclass is flattened into."""
+
     name = "torchao"
     required = ()
     optional: ClassVar[tuple[str, ...]] = tuple(p + s for p in _PREFIXES for s in _NAMES)
@@ -220,12 +224,14 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
     kind = str(config.get("_type") or "")
     if kind.startswith("Int4") and kind.endswith("Tensor"):
         raise UnsupportedError(
-            f"[torchao] {where} is an {kind}, an order of one GPU kernel; read: IntxUnpackedToInt8Tensor, Int8Tensor, MXTensor, ..."
+            f"[torchao] {where} is an {kind}, an order of one GPU kernel; read: IntxUnpackedToInt8Tensor, Int8Tensor, "
+            "Float8Tensor, MXTensor, NVFP4Tensor"
         )
     zero = t.get("zero_point")
     if zero is not None and zero.dtype not in _INTS:
         raise UnsupportedError(
-            f"[torchao] {where}_zero_point is {zero.dtype}: an Int4Tensor, whose zero points are added to the product; read: integer zero points"
+            f"[torchao] {where}_zero_point is {zero.dtype}: an Int4Tensor, whose zero points are added to the product; "
+            "read: integer zero points"
         )
     *lead, n, k = got
     bits = config.get("bits") or _width(config.get("target_dtype")) or 8
@@ -239,7 +245,8 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
         zero is not None and math.prod(zero.shape) != math.prod(scale)
     ):
         raise LayoutError(
-            f"[torchao] {where}_scale has shape {list(scale)} for a weight of {list(got)}; wanted one a group along k, zero points likewise"
+            f"[torchao] {where}_scale has shape {list(scale)} for a weight of {list(got)}; wanted one a group along k, "
+            "zero points likewise"
         )
     return Described(fmt, got)
 
@@ -253,7 +260,7 @@ def _codes_and_zeros(fmt: Format, shape: tuple[int, ...], t: Tensors, details: d
         raise LayoutError(f"[torchao] {where}_qdata is {qdata.dtype} without zero points; wanted int8")
     codes = qdata.view(np.uint8) + np.uint8(shift)
     _check_codes(codes, fmt.bits, where)
-    parts = {"codes": pack(codes, fmt.bits)}
+    parts: dict[str, Array] = {"codes": pack(codes, fmt.bits)}
     if fmt.zero == "int":
         zeros = t["zero_point"]
         details["zero_dtype"] = zeros.dtype.name
@@ -273,7 +280,7 @@ def _stored_integers(q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
     fmt = q.format
     signed = bool(kept.get("signed", 1))
     shift = 1 << (fmt.bits - 1) if signed else 0
-    codes = unpack(q.parts["codes"], fmt.bits, q.shape[-1]) - np.uint8(shift)
+    codes: Array = unpack(q.parts["codes"], fmt.bits, q.shape[-1]) - np.uint8(shift)
     out: dict[str, Array] = {"qdata": codes.view(np.int8) if signed else codes}
     if fmt.zero == "int":
         zeros = q.parts["zeros"].astype(np.int64) - shift

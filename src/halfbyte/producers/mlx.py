@@ -38,10 +38,8 @@ def _affine(q: QTensor) -> NDArray[np.float32]:
 
 def _blocks(q: QTensor, out: np.dtype[Any]) -> NDArray[Any]:
     place = spread(q)
-    if q.format.scale == "e8m0":
-        scales = e8m0_table(np.inf)[q.parts["scales"]]
-    else:
-        scales = e4m3_table()[q.parts["scales"]]
+    table = e8m0_table(np.inf) if q.format.scale == "e8m0" else e4m3_table()
+    scales = table[q.parts["scales"]]
     if q.format.global_op:
         factor = q.parts["global_scale"].astype(np.float32) / np.float32(q.format.divisor)
         return (elements(q) * place(scales * factor[..., None, None])).astype(out)

@@ -1,4 +1,5 @@
-"""onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded to the model's dtype, that of the scales.
+"""onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded to the model's dtype, that
+of the scales.
 
 A product of −0 leaves the matrix product as +0.
 """

@@ -1,7 +1,7 @@
 """transformers' gpt-oss loader (5.24): ldexp(e2m1, byte − 127), rounded once to the output dtype, bfloat16 by default.
 
-Byte 255 is 2^128: 0.5 · 2^128 is a number, 0 stays 0, 1 and more are inf. The loader returns experts transposed, (experts, k, rows); this
-is (experts, rows, k), as stored.
+Byte 255 is 2^128: 0.5 · 2^128 is a number, 0 stays 0, 1 and more are inf. The loader returns experts transposed, (experts, k,
+rows); this is (experts, rows, k), as stored.
 """
 
 from __future__ import annotations
