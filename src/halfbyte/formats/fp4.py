@@ -7,13 +7,14 @@ Words: `fp4`. Any group size, −1 for the whole row; 32 unless given. Format op
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import Format
 from .base import Family, check_group
+from .float_scaled import encode_float_scaled
 from .options import only_options, scale_dtype_option
 
 
@@ -23,7 +24,6 @@ class FP4(Family):
     name = "fp4"
     words = ("fp4",)
     format_options = ("scale_dtype",)
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
@@ -31,4 +31,4 @@ class FP4(Family):
         return Format("fp4", word, 4, "e2m1", group, scale_dtype_option(word, options, "float16"))
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+        return encode_float_scaled(x, fmt, policy)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..spec import Format
 from .base import Family, check_group
+from .float_scaled import encode_float_scaled
 from .options import only_options, rows_option, scale_dtype_option
 
 _WORDS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
@@ -32,7 +33,9 @@ class FP8(Family):
     name = "fp8"
     words = tuple(_WORDS)
     format_options = ("scale_dtype", "rows")
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {
+        "compressed-tensors": {"scale_dtype": "input", "compute": "input", "zero_scale": "eps", "zeros": "value"},
+    }
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
@@ -41,4 +44,4 @@ class FP8(Family):
         return Format("fp8", word, 8, _WORDS[word], group, scale, **rows_option(word, options))
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+        return encode_float_scaled(x, fmt, policy)

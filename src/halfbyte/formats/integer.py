@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import Format
-from .base import Family, check_group
+from .base import Family, check_group, finite
+from .encode_integer import encode_integers
 from .options import only_options, rows_option, scale_dtype_option
 
 _WORDS = {f"int{b}": ("int", b) for b in range(1, 9)} | {f"uint{b}": ("uint", b) for b in range(1, 9)} | {"bnb_int8": ("int", 8)}
@@ -31,7 +32,13 @@ class Integer(Family):
     name = "integer"
     words = tuple(_WORDS)
     format_options = ("scale_dtype", "rows", "inverse")
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {
+        "compressed-tensors": {"scale_dtype": "input", "scale": "half", "compute": "input", "zero_scale": "eps"},
+        "torchao": {"scale_dtype": "input", "scale": "half", "compute": "input", "order": "reciprocal", "zero_scale": "tiny"},
+        "modelopt": {"scale_dtype": "input", "scale": "max", "compute": "input"},
+        "modelopt-int4": {"scale_dtype": "input", "scale": "max", "compute": "input", "inverse": True},
+        "bitsandbytes": {"scale": "max", "compute": "float32", "order": "reciprocal"},
+    }
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         element, bits = _WORDS[word]
@@ -54,4 +61,4 @@ class Integer(Family):
         )
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+        return encode_integers(finite(x, fmt.name), fmt, policy)

@@ -141,7 +141,8 @@ def tensor_scale(amax: NDArray[Any], fmt: Format) -> NDArray[np.float32]:
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         if fmt.global_op == "divide":
             tiny = ml_dtypes.finfo(amax.dtype).tiny
-            inverse = (amax.dtype.type(2688) / np.maximum(amax, tiny)).astype(np.float32)
+            # Two roundings, as PyTorch divides a number by a tensor.
+            inverse = (amax.dtype.type(1) / np.maximum(amax, tiny) * amax.dtype.type(2688)).astype(np.float32)
             return np.where(np.isfinite(inverse), inverse, one)
         held = amax.astype(np.float32) if fmt.divisor != 1.0 else (amax / amax.dtype.type(2688)).astype(np.float32)
     return np.where(amax == 0, one, np.maximum(held, np.finfo(np.float32).smallest_subnormal))
