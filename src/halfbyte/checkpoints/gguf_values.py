@@ -18,6 +18,8 @@ Order = Literal["<", ">"]
 
 MAX_NESTING = 8
 """Arrays within arrays are allowed by the specification and written by nobody; deeper than this is a trap for recursion."""
+MAX_STRINGS = 1 << 23
+"""Strings or arrays in one array, thirty times the largest vocabulary. They are stepped over one by one, half a second for these."""
 
 _SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "B"), 1: ("int8", "b"), 2: ("uint16", "H"), 3: ("int16", "h"), 4: ("uint32", "I"), 5: ("int32", "i"),
@@ -101,7 +103,7 @@ class Cursor:
         try:
             for _ in range(count):
                 position += 8 + unpack(data, position)[0]
-        except struct.error:
+        except (struct.error, OverflowError):  # past the end, or past what an offset can be
             position = self.end + 1
         if position > self.end:
             raise self.error(f"the strings of {what} run past the end of the file at {self.end}; {_DAMAGED}")
@@ -132,7 +134,10 @@ class Cursor:
         inner: int = self.number("I", f"the element type of {what}")
         if inner not in _SMALLEST:
             raise self.error(f"{what} is an array of value type {inner}; the types are 0 to 12")
-        return inner, self.count(_SMALLEST[inner], f"the count of {what}")
+        count = self.count(_SMALLEST[inner], f"the count of {what}")
+        if inner not in _SCALARS and count > MAX_STRINGS:
+            raise self.error(f"{what} is an array of {count} strings or arrays; at most {MAX_STRINGS} are allowed")
+        return inner, count
 
     def value(self, kind: int, what: str) -> Any:
         """A value whose structure `step_value` has checked: int, float, bool, str, NumPy array, or list of strings or arrays."""
