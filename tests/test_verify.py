@@ -156,8 +156,23 @@ def test_shapes_missing_and_extra_are_rows_worst_first():
         ("different", "z.weight"),
         ("identical", "y.weight"),
     ]
-    assert report.counts == dict(zip(STATUSES, (0, 1, 1, 1, 1, 0, 1), strict=True))
+    assert report.counts == dict(zip(STATUSES, (0, 1, 1, 1, 1, 0, 0, 1), strict=True))
     assert report.verdict == "different"
+
+
+def test_activation_scales_and_rotary_tables_need_no_counterpart():
+    w = {"a.weight": np.ones((2, 2))}
+    a = MemoryCheckpoint({**w, "a.input_scale": np.ones(1), "rope_freqs.weight": np.ones(4)})
+    report = verify(a, MemoryCheckpoint(w))
+    assert [(c.status, c.key) for c in report.comparisons] == [
+        ("aside", "a.input_scale"),
+        ("aside", "rope_freqs.weight"),
+        ("identical", "a.weight"),
+    ]
+    assert report.verdict == "identical"
+    b = MemoryCheckpoint({**w, "a.input_scale": np.zeros(1)})
+    assert verify(a, b).verdict == "different", "where both sides have one it is compared"
+    assert verify(MemoryCheckpoint({"a.input_scale": np.ones(1)}), MemoryCheckpoint({})).verdict == "different"
 
 
 def test_worst_difference_comes_first():

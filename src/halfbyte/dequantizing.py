@@ -10,6 +10,7 @@ which transformers keeps as parameters `x` of shape [e, k, n].
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 
 from .checkpoints import Checkpoint, TensorInfo
 from .checkpoints.folder import SIDE_CONFIGS
-from .checkpoints.streaming import SafetensorsStream, nbytes_of
+from .checkpoints.safetensors_file import NUMPY_DTYPES
+from .checkpoints.writer import SafetensorsWriter
 from .errors import CheckpointError, FormatError
 from .exact import dtype_named
 from .qtensor import QTensor
@@ -43,6 +45,9 @@ ACTIVATION_SCALES = ("input_scale", "input_global_scale", "input_zero_point")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
+DTYPES = {d.name: d for d in NUMPY_DTYPES.values()}
+"""Dtypes of safetensors files by NumPy's names."""
+
 Progress = Callable[[int, int, str], None]
 
 
@@ -57,12 +62,8 @@ class Output:
     transposed: bool = False
 
     @property
-    def entry(self) -> tuple[str, str, tuple[int, ...]]:
-        return self.name, self.dtype, self.shape
-
-    @property
     def nbytes(self) -> int:
-        return nbytes_of(self.entry)
+        return DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
 @dataclass
@@ -206,15 +207,19 @@ class _Walk:
         self.done = 0
 
     def file(self, path: Path, tensors: list[Output]) -> None:
-        # Wider dtypes first keeps every tensor aligned without padding, which the format does not have.
-        tensors = sorted(tensors, key=lambda t: -_itemsize(t))
-        with SafetensorsStream(path, [t.entry for t in tensors], {"format": "pt"}) as stream:
-            for t in tensors:
-                for block in self.blocks(t):
-                    stream.write(block)
-                    self.done += block.nbytes
-                    if self.progress is not None:
-                        self.progress(self.done, self.result.nbytes, t.info.key)
+        # Wider elements first keeps every tensor aligned, so that the writer need not move them.
+        with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
+            for t in sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize):
+                out.add_blocks(t.name, DTYPES[t.dtype], t.shape, self.counted(t))
+                self.checkpoint.release(t.info.key)
+
+    def counted(self, t: Output) -> Iterator[NDArray[Any]]:
+        """The blocks of a tensor, each reported as progress when it has been written."""
+        for block in self.blocks(t):
+            yield block
+            self.done += block.nbytes
+            if self.progress is not None:
+                self.progress(self.done, self.result.nbytes, t.info.key)
 
     def blocks(self, t: Output) -> Iterator[NDArray[Any]]:
         weight = self.checkpoint[t.info.key]
@@ -240,10 +245,6 @@ class _Walk:
         if bad:
             self.result.nonfinite[t.name] = self.result.nonfinite.get(t.name, 0) + bad
         return block
-
-
-def _itemsize(t: Output) -> int:
-    return nbytes_of((t.name, t.dtype, (1,)))
 
 
 def _fill_folder(checkpoint: Checkpoint, folder: Path, walk: _Walk, parts: list[list[Output]], dtype: str) -> None:

@@ -18,6 +18,7 @@ of themselves, count as equal.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +32,14 @@ from .pairing import Match, Piece, Side, pair
 from .qtensor import QTensor
 from .rowview import RowView, Source
 
-STATUSES = ("unpaired", "missing", "extra", "shape", "different", "close", "identical")
+STATUSES = ("unpaired", "missing", "extra", "shape", "different", "close", "aside", "identical")
 """Worst first. unpaired: related tensors that could not be laid side by side. missing: in A only. extra: in B only. shape: the
-sizes differ. close: not equal, but within the tolerance that was asked for."""
+sizes differ. close: not equal, but within the tolerance that was asked for. aside: on one side only, and no weight (`ASIDE`)."""
+
+ASIDE = re.compile(
+    r"(.*\.)?(input_scale|input_global_scale|input_zero_point|rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_\w+\.weight)"
+)
+"""Tensors that need no counterpart: scales of activations, and rotary frequencies, which follow from the configuration."""
 
 _ROUNDED = ("float16", "bfloat16", "float32")
 
@@ -105,7 +111,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """identical, close (all within the tolerance) or different. Nothing compared is different: it proves nothing."""
-        found = {c.status for c in self.comparisons}
+        found = {c.status for c in self.comparisons} - {"aside"}
         if found == {"identical"}:
             return "identical"
         return "close" if found and found <= {"identical", "close"} else "different"
@@ -164,6 +170,8 @@ def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str
         "other_keys": match.right_keys, "other_format": _format(b, match.right_keys), "other_shape": _shape(b, match.right_keys),
     }  # fmt: skip
     if not match.left or not match.right:
+        if all(ASIDE.fullmatch(key) for key in (*match.left_keys, *match.right_keys)):
+            return Comparison("aside", **facts)
         return Comparison("missing" if match.left else "extra", **facts)
     if not match.aligned:
         return Comparison("unpaired", **facts)
@@ -179,6 +187,9 @@ def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str
     difference = Difference()
     for start, stop in x.blocks():
         difference.add(x.read(start, stop, as_dtype, arithmetic), y.read(start, stop, as_dtype, arithmetic))
+    for checkpoint, keys in ((a, match.left_keys), (b, match.right_keys)):
+        for key in keys:
+            checkpoint.release(key)
     status = "identical" if difference.identical else "close" if difference.within(rtol) else "different"
     return Comparison(status, **facts, compared_as=as_dtype, difference=difference)
 

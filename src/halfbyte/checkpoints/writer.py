@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
@@ -22,7 +23,7 @@ from ..errors import CheckpointError
 from .safetensors_file import NUMPY_DTYPES
 from .safetensors_header import MAX_HEADER, MAX_NAME, MAX_TENSORS
 
-WORDS = {dtype: word for word, dtype in NUMPY_DTYPES.items() if not word.startswith(("F4", "F6"))}
+WORDS = {dtype: word for word, dtype in NUMPY_DTYPES.items() if word not in ("F4", "F6_E2M3", "F6_E3M2")}
 """NumPy dtype -> dtype word."""
 ALIGNMENT = 64
 """Bytes to which the data section is aligned."""
@@ -71,11 +72,13 @@ class SafetensorsWriter:
     def add(self, name: str, array: NDArray[Any]) -> None:
         """Append a tensor."""
         array = np.asarray(array)
-        word = WORDS.get(array.dtype.newbyteorder("="))
+        self.add_blocks(name, array.dtype, array.shape, [array])
+
+    def add_blocks(self, name: str, dtype: np.dtype[Any], shape: Sequence[int], blocks: Iterable[NDArray[Any]]) -> None:
+        """Append a tensor that comes a block of `dtype` at a time, in C order: a dense matrix need never be whole in memory."""
+        word = WORDS.get(dtype.newbyteorder("="))
         if word is None:
-            raise CheckpointError(
-                f"[save] {self.path}: tensor {name!r} is {array.dtype}; a file holds {', '.join(map(str, WORDS))}"
-            )
+            raise CheckpointError(f"[save] {self.path}: tensor {name!r} is {dtype}; a file holds {', '.join(map(str, WORDS))}")
         if name in self._tensors:
             raise CheckpointError(f"[save] {self.path}: tensor {name!r} comes twice")
         if not name or not name.isprintable() or len(name.encode()) > MAX_NAME or name == "__metadata__":
@@ -84,14 +87,22 @@ class SafetensorsWriter:
             )
         if len(self._tensors) == MAX_TENSORS:
             raise CheckpointError(f"[save] {self.path}: over {MAX_TENSORS:,} tensors; write several files")
-        flat = np.ascontiguousarray(array).reshape(-1)
-        little = flat.astype(flat.dtype.newbyteorder("<"), copy=False) if flat.dtype.itemsize > 1 else flat
-        try:
-            self._file.write(little.view(np.uint8).data)
-        except OSError as error:
-            raise CheckpointError(f"[save] {self.path}: {error.strerror or error} while {name!r} was written") from error
-        self._tensors[name] = Written(word, array.shape, self._end, array.nbytes, array.dtype.itemsize)
-        self._end += array.nbytes
+        nbytes = dtype.itemsize * math.prod(shape)
+        left = nbytes
+        for block in blocks:
+            left -= block.nbytes if block.dtype == dtype else nbytes + 1
+            if left < 0:
+                break
+            flat = np.ascontiguousarray(block).reshape(-1)
+            little = flat.astype(dtype.newbyteorder("<"), copy=False) if dtype.itemsize > 1 else flat
+            try:
+                self._file.write(little.view(np.uint8).data)
+            except OSError as error:
+                raise CheckpointError(f"[save] {self.path}: {error.strerror or error} while {name!r} was written") from error
+        if left:
+            raise CheckpointError(f"[save] {self.path}: the blocks of {name!r} do not make up {dtype} {list(shape)}")
+        self._tensors[name] = Written(word, tuple(shape), self._end, nbytes, dtype.itemsize)
+        self._end += nbytes
 
     def finish(self) -> None:
         """Write the header and put the file in its place, whole, over any that was there."""

@@ -60,7 +60,7 @@ def verify(
 
 
 def _print(result: Report, every: bool) -> None:
-    shown = [c for c in result.comparisons if every or c.status != "identical"]
+    shown = [c for c in result.comparisons if every or c.status not in ("identical", "aside")]
     if shown:
         print_table(_COLUMNS, [_row(c) for c in shown])
         print()
