@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import halfbyte.checkpoints
 from halfbyte.checkpoints import Finding
+from halfbyte.checkpoints.checkpoint import SEVERITIES
 from halfbyte.cli import main
-from halfbyte.inspection import bits_per_weight, format_word, grouped, pattern_of, records, totals
+from halfbyte.inspection import FIXES, bits_per_weight, format_word, grouped, pattern_of, records, totals
 from memory_checkpoint import MemoryCheckpoint, packed
 
 
@@ -97,7 +102,39 @@ def test_the_command_prints_one_row_a_kind_and_findings_worst_first(monkeypatch,
     assert "dense:  2 tensors, 192 weights" in out
     errors = [line.split()[0] for line in out.splitlines() if line.startswith(("error [", "warning [", "note ["))]
     assert errors == ["error", "warning", "note"]
-    assert "error [nan-scale] model.layers.0.mlp.up_proj\n  3 scales are NaN\n" in out
+    assert "\nerror [nan-scale] fix: quantize again" in out
+    assert "\n  model.layers.0.mlp.up_proj: 3 scales are NaN\n" in out
+
+
+def test_many_findings_of_one_kind_are_shortened(monkeypatch, capsys):
+    many = tuple(Finding("note", "equal-zeros", f"layers.{i}", "all the same") for i in range(10))
+    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path: MemoryCheckpoint({"a": np.ones(2)}, findings=many))
+    assert main(["inspect", "x"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("all the same") == 4
+    assert "  and 6 more; --tensors and --json list all\n" in out
+    assert main(["inspect", "x", "--tensors"]) == 0
+    assert capsys.readouterr().out.count("all the same") == 10
+
+
+def codes_in(package: Path) -> set[str]:
+    """Every finding code in the package: the string after a severity, in a call or a tuple."""
+    found = set()
+    for path in package.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            items = node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []
+            for a, b in pairwise(items):
+                words = [n.value for n in (a, b) if isinstance(n, ast.Constant)]
+                named = isinstance(a, ast.Name) and a.id == "severity" and isinstance(b, ast.Constant)
+                if (len(words) == 2 and words[0] in SEVERITIES and words[1] not in SEVERITIES) or named:
+                    found.add(words[-1])
+    return found
+
+
+def test_every_code_says_what_would_fix_it():
+    found = codes_in(Path(halfbyte.checkpoints.__file__).parent)
+    assert {"nan-scale", "unreadable", "unlisted-tensor", "numbers-inferred"} <= found
+    assert found == set(FIXES)
 
 
 def test_every_tensor_on_request(monkeypatch, capsys):

@@ -133,8 +133,39 @@ def records(checkpoint: Checkpoint, findings: Iterable[Finding]) -> Iterator[dic
     yield from map(finding_record, findings)
 
 
-FIXES: dict[str, str] = {}
-"""Finding code -> what would fix it."""
+FIXES: dict[str, str] = {
+    "activation-tensors": "",
+    "bias-shape": "the bias belongs to another layer, or the weight was read with wrong sizes: compare with config.json",
+    "big-endian": "",
+    "config-without-weights": "remove quantization_config from config.json, or fetch the packed weights that it describes",
+    "configs-disagree": "keep one quantization config; delete or correct the other file",
+    "dense-but-listed": "name the module in the config's list of modules left dense, or quantize it",
+    "equal-scales": "",
+    "equal-zeros": "",
+    "float16-overflow": "compute in bfloat16 or float32: --dtype bfloat16",
+    "gptq-label": "compare the output of both readings; open with config= and the other checkpoint_format, or correct the label",
+    "layout-disagrees": "correct quant_method (or version) in the quantization config to what the tensors are",
+    "no-architecture": "write general.architecture into the header (gguf's gguf_set_metadata or gguf_new_metadata)",
+    "no-config": "",
+    "non-finite-scale": "fetch the file again and compare its checksum; else quantize again from finite weights",
+    "nan-scale": "quantize again with a scale that saturates; --arithmetic producer reads these bytes as their producer does",
+    "numbers-inferred": "write bits and group_size of this module into the quantization config",
+    "one-shard": "",
+    "packed-but-skipped": "take the module out of the config's list of modules left dense",
+    "padded-words": "",
+    "quantized-vector": "",
+    "tied-head-twice": "delete one of the two tensors, or set tie_word_embeddings to what the model was trained with",
+    "unclaimed": "fetch the tensors that belong to it, or delete it; a checkpoint of an unknown layout is worth reporting",
+    "unclaimed-bytes": "",
+    "unexpected-width": "correct bits and group_size of this module in the quantization config, or the sizes in config.json",
+    "unlisted-tensor": "delete the file if it is left over from another checkpoint, else write the tensor into the index",
+    "unread-weight": "convert the tensor to a type that is read; the message says which it is",
+    "unreadable": "fetch the file again and compare its checksum; else correct what the message names",
+    "unreferenced-file": "delete the file if it is left over from another checkpoint, else repair the index",
+    "v1-zero-wraps": "name the writer in the config's meta.quantizer, or convert to gptq_v2, which stores every zero point",
+    "zero-scale": "quantize again if these weights should not be constant: a scale underflowed",
+}
+"""Finding code -> what would fix it, "" where nothing needs fixing."""
 
 
 def fix_for(code: str) -> str:

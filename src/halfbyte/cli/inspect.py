@@ -11,6 +11,9 @@ import typer
 from ..checkpoints import Checkpoint, Finding, TensorInfo
 from .terminal import Column, human_bytes, human_count, plural, print_json, print_table, printable, progress, shape_text
 
+SHOWN = 4
+"""Findings of one code that are printed when not every tensor is."""
+
 _COLUMNS = (
     Column("tensor"), Column("count", True), Column("layout"), Column("format"), Column("shape", True),
     Column("bits/weight", True), Column("bytes", True),
@@ -60,7 +63,7 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> N
                 f"{word + ':':<8}{plural(share.tensors, 'tensor')}, {human_count(share.weights)} weights, "
                 f"{share.bits_per_weight:.4g} bits/weight, {human_bytes(share.nbytes)}"
             )
-    _print_findings(findings)
+    _print_findings(findings, each)
 
 
 def _row(group: object, each: bool) -> list[str]:
@@ -75,15 +78,20 @@ def _row(group: object, each: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _print_findings(findings: Sequence[Finding]) -> None:
+def _print_findings(findings: Sequence[Finding], each: bool) -> None:
+    """Findings worst first; of one code no more than `SHOWN` unless `each` is asked for."""
     from ..inspection import fix_for
 
     if not findings:
         print("\nNothing looks wrong.")
         return
-    print()
+    kinds: dict[tuple[str, str], list[Finding]] = {}
     for f in findings:
-        where = f" {printable(f.key)}" if f.key else ""
-        print(f"{f.severity} [{f.code}]{where}\n  {printable(f.message)}")
-        if fix := fix_for(f.code):
-            print(f"  fix: {fix}")
+        kinds.setdefault((f.severity, f.code), []).append(f)
+    for (severity, code), same in kinds.items():
+        fix = fix_for(code)
+        print(f"\n{severity} [{code}]" + (f" fix: {fix}" if fix else ""))
+        for f in same if each else same[:SHOWN]:
+            print(f"  {printable(f'{f.key}: {f.message}' if f.key else f.message)}")
+        if not each and len(same) > SHOWN:
+            print(f"  and {len(same) - SHOWN:,} more; --tensors and --json list all")
