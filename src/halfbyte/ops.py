@@ -27,7 +27,7 @@ _told: set[str] = set()
 
 
 def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backend:
-    """The backend that serves `call` on a torch device type, or the one named.
+    """The backend that serves `call` on a torch device ("cpu", "cuda:1"), or the one named.
 
     Raises BackendError with each candidate's own sentence when none does. Passing over a better backend is said once, as a
     warning.
@@ -39,7 +39,7 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
             raise BackendError(f"[{call.op}] backend {backend!r} cannot serve {call.format} in {call.dtype}: {why}")
         return chosen
     refused: list[str] = []
-    for candidate in backends_for(device):
+    for candidate in backends_for(device.partition(":")[0]):
         why = candidate.reason() or candidate.refuses(call)
         if why is None:
             if refused:
@@ -61,7 +61,7 @@ def _tell_once(message: str) -> None:
 def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, activations: str = "exact") -> Prepared:
     """The weight in the chosen backend's own order. Drop `w` afterwards and only that order stays in memory."""
     call = Call("linear" if w.ndim == 2 else "experts", w.format, activations=activations)
-    return choose(call, device, backend).prepare(w)
+    return choose(call, device, backend).prepare_on(w, device)
 
 
 def _resolve(w: Weight, call: Call, device: str, backend: str | None) -> tuple[Backend, Prepared]:
@@ -74,15 +74,16 @@ def _resolve(w: Weight, call: Call, device: str, backend: str | None) -> tuple[B
     key = id(w)
     with _lock:
         table = _prepared.get(key, {})
-        if chosen.name not in table:
-            prepared = chosen.prepare(w)
+        place = f"{chosen.name} {device}"
+        if place not in table:
+            prepared = chosen.prepare_on(w, device)
             if prepared.data is w:  # the reference computes on the canonical order itself: nothing to remember
                 return chosen, prepared
             if key not in _prepared:
                 _prepared[key] = table
                 weakref.finalize(w, _prepared.pop, key, None)
-            table[chosen.name] = prepared
-        return chosen, table[chosen.name]
+            table[place] = prepared
+        return chosen, table[place]
 
 
 def _check_w(op: str, w: Any, axes: int) -> tuple[int, ...]:

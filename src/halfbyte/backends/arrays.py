@@ -22,8 +22,8 @@ def is_torch(x: Any) -> bool:
 
 
 def device_of(x: Any) -> str:
-    """torch's device type of an array; NumPy is "cpu"."""
-    return str(x.device.type) if is_torch(x) else "cpu"
+    """torch's name of an array's device ("cuda:1"); NumPy is "cpu"."""
+    return str(x.device) if is_torch(x) else "cpu"
 
 
 def dtype_of(x: Any) -> str:

@@ -78,6 +78,10 @@ class Backend(ABC):
     def prepare(self, w: QTensor) -> Prepared:
         """The weight in this backend's order. The QTensor may be dropped afterwards."""
 
+    def prepare_on(self, w: QTensor, device: str) -> Prepared:
+        """`prepare` for one device of several ("cuda:1"); backends with one device ignore the name."""
+        return self.prepare(w)
+
     @abstractmethod
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         """x (m, k) · wᵀ (k, n) + bias -> (m, n) in x's dtype. w is one (n, k) matrix."""

@@ -1,0 +1,111 @@
+"""NVIDIA GPUs through Triton: codes decoded in registers, weights read once (docs/cuda.md).
+
+The module imports without torch and Triton; `reason()` says what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from ...errors import BackendError, ShapeError
+from ...qtensor import QTensor
+from ..base import Backend, Call, Prepared
+from .weight import elements_of, nbytes, refusal, to_device
+
+SMALL_M = 64
+"""Tokens up to which the weight stays packed; above, it is decoded once and cuBLAS multiplies."""
+SCHEDULES = (None, "single-stage", "dequantize_then_gemm")
+
+
+class CUDABackend(Backend):
+    """Triton kernels on the GPU that holds x."""
+
+    name = "cuda"
+    device = "cuda"
+
+    def reason(self) -> str | None:
+        for module in ("torch", "triton"):
+            if importlib.util.find_spec(module) is None:
+                return f"{module} is not installed: pip install 'halfbyte[cuda]'"
+        import torch
+
+        if not torch.cuda.is_available():
+            return "torch finds no NVIDIA GPU (torch.cuda.is_available() is False)"
+        major, minor = torch.cuda.get_device_capability()
+        if major < 8:
+            return f"the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more"
+        return None
+
+    def refuses(self, call: Call) -> str | None:
+        if call.activations != "exact":
+            return f"the CUDA backend computes exact activations only, not {call.activations!r}"
+        if call.schedule not in SCHEDULES:
+            return f"schedule {call.schedule!r} has no CUDA kernel yet; there is single-stage and dequantize_then_gemm"
+        return refusal(call.format)
+
+    def prepare(self, w: QTensor) -> Prepared:
+        return self.prepare_on(w, "cuda")
+
+    def prepare_on(self, w: QTensor, device: str) -> Prepared:
+        why = refusal(w.format)
+        if why:
+            raise BackendError(f"[cuda] {why}")
+        held = to_device(w, device)
+        return Prepared(self.name, w.format, w.shape, held, nbytes(held))
+
+    def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
+        from . import launch
+
+        held = w.data
+        self._same_device("linear", x, held)
+        m = x.shape[0]
+        if m == 0 or elements_of(w.shape) == 0:
+            y = x.new_zeros((m, w.shape[0]))
+            return y if bias is None else y + bias.to(y.dtype)
+        if schedule == "dequantize_then_gemm" or (schedule is None and m > (8 if x.element_size() == 4 else SMALL_M)):
+            return launch.dense_matmul(x, held, bias)
+        wide = x.element_size() == 4 or (str(x.dtype) == "torch.float16" and w.format.scale == "e8m0" and not held.exact_half)
+        if m == 1 or wide:
+            return launch.matvec(x, held, bias)
+        return launch.matmul(x, held, bias)
+
+    def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
+        from . import launch
+
+        self._same_device("embedding", ids, w.data)
+        flat = ids.reshape(-1).long().contiguous()
+        if flat.numel() and not (flat.is_cuda and _capturing()) and (int(flat.min()) < 0 or int(flat.max()) >= w.shape[0]):
+            raise ShapeError(f"[embedding] ids run from {int(flat.min())} to {int(flat.max())}; rows are 0 to {w.shape[0] - 1}")
+        return launch.dequantize(w.data, launch.TORCH_DTYPES[dtype], flat).reshape(*ids.shape, w.shape[1])
+
+    def dequantize(self, w: Prepared, dtype: str) -> Any:
+        import torch
+
+        from . import launch
+
+        if len(w.shape) == 2:
+            return launch.dequantize(w.data, launch.TORCH_DTYPES[dtype])
+        return torch.stack([launch.dequantize(w.data.expert(e), launch.TORCH_DTYPES[dtype]) for e in range(w.shape[0])])
+
+    def expert(self, w: Prepared, index: int) -> Prepared:
+        held = w.data.expert(index)
+        return Prepared(self.name, w.format, w.shape[1:], held, nbytes(held))
+
+    def describe(self) -> str:
+        import torch
+        import triton
+
+        return f"{torch.cuda.get_device_name()}, Triton {triton.__version__}"
+
+    @staticmethod
+    def _same_device(op: str, x: Any, held: Any) -> None:
+        if x.device != held.device:
+            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {held.device}; move one of them")
+
+
+def _capturing() -> bool:
+    """True while a CUDA graph is recorded, when the host may not wait for the device."""
+    import torch
+
+    return bool(torch.cuda.is_current_stream_capturing())

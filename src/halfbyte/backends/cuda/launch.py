@@ -1,0 +1,123 @@
+"""Host side of the CUDA kernels: arguments, grids, and which schedule serves which m."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+
+from .decode import ELEMENTS, SCALES
+from .dequantize import dequantize_kernel
+from .matmul import matmul_kernel
+from .matvec import matvec_kernel
+from .tune import Tile, matmul_tile, matvec_tile
+from .weight import CudaWeight, group_elements, super_per
+
+TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_counters: dict[Any, Any] = {}
+
+
+def _on(device: torch.device) -> Any:
+    """Device guard; nothing to guard for the interpreter's CPU tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
+    """The compile-time description of a weight."""
+    f = w.format
+    add = 1 if f.zero == "int" else 2 if f.bias else 3 if f.minimum else 0
+    return {
+        "WORDS": w.words, "GROUP": group_elements(w), "KIND": ELEMENTS[f.element], "BITS": f.bits, "SCALE": SCALES[f.scale],
+        "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed,
+    }  # fmt: skip
+
+
+def _pointers(w: CudaWeight) -> list[Any]:
+    """Planes, scales, super scales, addend, super minimums, global scale, table; what is absent points at the scales and is never read."""
+    s = w.scales
+    return [*(w.planes.get(b, s) for b in (8, 4, 2, 1)), s, *(s if t is None else t
+            for t in (w.super_scales, w.addend, w.super_mins, w.global_scale, w.table))]  # fmt: skip
+
+
+def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = None, packed: bool = True) -> torch.Tensor:
+    """Dense (n, k), or the rows `ids` of it, on the weight's device. Two-dimensional weights only."""
+    n, k = w.shape
+    rows = n if ids is None else ids.numel()
+    out = torch.empty((rows, k), dtype=dtype, device=w.device)
+    if rows and k:
+        bw = min(64, triton.next_power_of_2(w.words))
+        bn = max(1, min(8, 512 // bw))
+        with _on(w.device):
+            dequantize_kernel[(triton.cdiv(rows, bn), triton.cdiv(w.words, bw))](
+                out, w.scales if ids is None else ids, *_pointers(w), rows, k, w.scales.shape[-1], float(w.format.divisor),
+                **_constants(w, packed), GATHER=ids is not None, BN=bn, BW=bw, num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
+    if w.order is not None:
+        back = torch.empty_like(out)
+        back[:, w.order] = out
+        return back
+    return out
+
+
+def _inputs(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
+    """x in the weight's input order, inner stride 1, padded with zeros to whole words of eight."""
+    if w.order is not None:
+        x = x.index_select(1, w.order)
+    if w.words * 8 != x.shape[1]:
+        x = torch.nn.functional.pad(x, (0, w.words * 8 - x.shape[1]))
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def matvec(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True) -> torch.Tensor:
+    """The m = 1 … 8 schedule: the weight is read once a token, float32 products and sums for any dtype of x."""
+    m, n = x.shape[0], w.shape[0]
+    x = _inputs(x, w)
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    tile = tile or matvec_tile(w.words, n, m)
+    with _on(w.device):
+        matvec_kernel[(triton.cdiv(n, tile.rows), m)](
+            y, x, w.scales if bias is None else bias, *_pointers(w), n, x.stride(0), w.scales.shape[-1], float(w.format.divisor),
+            **_constants(w, packed), HAS_BIAS=bias is not None, BN=tile.rows, BC=tile.words, num_warps=tile.warps,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return y
+
+
+def matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True) -> torch.Tensor:
+    """The small-m schedule on the matrix unit; x float16 or bfloat16 (float32 runs through IEEE products, slowly)."""
+    m, n = x.shape[0], w.shape[0]
+    x = _inputs(x, w)
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    tile = tile or matmul_tile(w.words, n, m)
+    grid = (triton.cdiv(n, tile.rows), triton.cdiv(m, tile.tokens), tile.split)
+    partial, count = y, y
+    if tile.split > 1:
+        partial = torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
+        count = _counter(x.device, grid[0] * grid[1])
+    with _on(w.device):
+        matmul_kernel[grid](
+            y, x, w.scales if bias is None else bias, *_pointers(w), partial, count, m, n, x.stride(0), w.scales.shape[-1],
+            float(w.format.divisor), **_constants(w, packed), HAS_BIAS=bias is not None, SPLIT=tile.split, BM=tile.tokens,
+            BN=tile.rows, BW=tile.words, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+        )  # fmt: skip
+    return y
+
+
+def _counter(device: torch.device, tiles: int) -> torch.Tensor:
+    """Arrival counters, zero between launches (the last program of a tile resets its own). One set a device and stream."""
+    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+    held = _counters.get(key)
+    if held is None or held.numel() < tiles:
+        held = _counters[key] = torch.zeros(max(4096, tiles), dtype=torch.int32, device=device)
+    return held
+
+
+def dense_matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """dequantize_then_gemm: the weight decoded once to x's dtype, then cuBLAS."""
+    wide = x.dtype == torch.float16 and w.format.scale == "e8m0" and not w.exact_half
+    dtype = torch.float32 if wide else x.dtype
+    dense = dequantize(w, dtype)
+    y = torch.nn.functional.linear(x.to(dtype), dense, None if bias is None else bias.to(dtype))
+    return y.to(x.dtype)

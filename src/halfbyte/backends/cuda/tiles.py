@@ -1,0 +1,120 @@
+"""Loading and decoding a tile of a packed weight: rows r by words c of eight elements, to finished float32 values.
+
+    value = (element − zero) · scale      or      element · scale + addend
+
+with scale = group scale (· super scale) and addend = bias or −min · super_min. Each line below is exact but for one rounding at the end
+(docs/layering.md, and the argument in formats/decode.py), so the result is the exact value rounded once to float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .decode import (
+    E2M1,
+    INT,
+    SMALL,
+    UINT,
+    code,
+    e2m1_raw_f32,
+    element,
+    scale_f32,
+    u4_f32,
+    u4b8_f32,
+)
+
+# What is added to or taken from element · scale.
+NONE = tl.constexpr(0)
+ZERO = tl.constexpr(1)  # integer zero points, int16
+BIAS = tl.constexpr(2)  # float biases
+MIN = tl.constexpr(3)  # small-integer minimum times a super minimum
+
+
+@triton.jit
+def load_planes(P8, P4, P2, P1, row, c, mask, BITS: tl.constexpr):
+    """The plane words of tile (row · words + c): (low four bytes, high four bytes) for 8 bits, (nibbles, pairs, bits) below."""
+    at = row + c
+    zero = tl.zeros(at.shape, tl.int32)
+    lo = zero
+    hi = zero
+    p4 = zero
+    p2 = zero
+    p1 = zero
+    if BITS == 8:
+        lo = tl.load(P8 + 2 * at, mask=mask, other=0)
+        hi = tl.load(P8 + 2 * at + 1, mask=mask, other=0)
+    if (BITS >= 4) and (BITS < 8):
+        p4 = tl.load(P4 + at, mask=mask, other=0)
+    if ((BITS == 7) or (BITS == 6)) or ((BITS == 3) or (BITS == 2)):
+        p2 = tl.load(P2 + at, mask=mask, other=0).to(tl.int32)
+    if ((BITS == 7) or (BITS == 5)) or ((BITS == 3) or (BITS == 1)):
+        p1 = tl.load(P1 + at, mask=mask, other=0).to(tl.int32)
+    return lo, hi, p4, p2, p1
+
+
+@triton.jit
+def elements(lo, hi, p4, p2, p1, table, KIND: tl.constexpr, BITS: tl.constexpr, PACKED: tl.constexpr):
+    """Eight float32 element values, and the power of two that still multiplies them (1 unless the raw E2M1 form is used)."""
+    if PACKED and ((BITS == 4) and (KIND == UINT)):
+        v0, v1, v2, v3, v4, v5, v6, v7 = u4_f32(p4)
+    elif PACKED and ((BITS == 4) and (KIND == INT)):
+        v0, v1, v2, v3, v4, v5, v6, v7 = u4b8_f32(p4)
+    elif PACKED and ((BITS == 4) and (KIND == E2M1)):
+        v0, v1, v2, v3, v4, v5, v6, v7 = e2m1_raw_f32(p4)
+    elif BITS == 8:
+        v0 = element(lo & 255, table, KIND, BITS)
+        v1 = element((lo >> 8) & 255, table, KIND, BITS)
+        v2 = element((lo >> 16) & 255, table, KIND, BITS)
+        v3 = element((lo >> 24) & 255, table, KIND, BITS)
+        v4 = element(hi & 255, table, KIND, BITS)
+        v5 = element((hi >> 8) & 255, table, KIND, BITS)
+        v6 = element((hi >> 16) & 255, table, KIND, BITS)
+        v7 = element((hi >> 24) & 255, table, KIND, BITS)
+    else:
+        v0 = element(code(0, lo, p4, p2, p1, BITS), table, KIND, BITS)
+        v1 = element(code(1, lo, p4, p2, p1, BITS), table, KIND, BITS)
+        v2 = element(code(2, lo, p4, p2, p1, BITS), table, KIND, BITS)
+        v3 = element(code(3, lo, p4, p2, p1, BITS), table, KIND, BITS)
+        v4 = element(code(4, lo, p4, p2, p1, BITS), table, KIND, BITS)
+        v5 = element(code(5, lo, p4, p2, p1, BITS), table, KIND, BITS)
+        v6 = element(code(6, lo, p4, p2, p1, BITS), table, KIND, BITS)
+        v7 = element(code(7, lo, p4, p2, p1, BITS), table, KIND, BITS)
+    return v0, v1, v2, v3, v4, v5, v6, v7
+
+
+@triton.jit
+def group_terms(S, SUPER, A, SMIN, r, g, G, mask, SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr):
+    """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. PER groups share a super scale."""
+    s = scale_f32(tl.load(S + r * G + g, mask=mask, other=0), SCALE)
+    a = tl.zeros(s.shape, tl.float32)
+    if SCALE == SMALL:
+        s = s * tl.load(SUPER + r * (G // PER) + g // PER, mask=mask, other=0).to(tl.float32)
+    if (ADD == ZERO) or (ADD == BIAS):
+        a = tl.load(A + r * G + g, mask=mask, other=0).to(tl.float32)
+    if ADD == MIN:
+        low = tl.load(A + r * G + g, mask=mask, other=0).to(tl.float32)
+        a = -low * tl.load(SMIN + r * (G // PER) + g // PER, mask=mask, other=0).to(tl.float32)
+    return s, a
+
+
+@triton.jit
+def finish(v, s, a, RAW: tl.constexpr, ADD: tl.constexpr):
+    """One element to its value: float32, one rounding."""
+    if RAW:
+        v = v * 16384.0
+    if ADD == ZERO:
+        return (v - a) * s
+    elif ADD == NONE:
+        return v * s
+    else:
+        return tl.math.fma(v, s, a)
+
+
+@triton.jit
+def interleave8(v0, v1, v2, v3, v4, v5, v6, v7, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """Eight [ROWS, WORDS] tensors to one [ROWS, 8 · WORDS], element j of word c at 8 c + j."""
+    a = tl.join(tl.join(v0, v4), tl.join(v2, v6))  # last axes: (4s bit, 2s bit)
+    b = tl.join(tl.join(v1, v5), tl.join(v3, v7))
+    # [ROWS, WORDS, 4s, 2s, 1s]: read row-major it is the element index.
+    return tl.reshape(tl.join(a, b), (ROWS, 8 * WORDS))

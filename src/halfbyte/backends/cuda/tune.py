@@ -1,0 +1,38 @@
+"""Tiles by shape, as data. Found on an NVIDIA H100; see docs/cuda.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows of the weight and words of eight inputs a step; tokens a program; warps; pipeline stages; programs that share the inputs."""
+
+    rows: int
+    words: int
+    warps: int
+    tokens: int = 1
+    stages: int = 3
+    split: int = 1
+
+
+def _power_of_2(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def matvec_tile(words: int, n: int, m: int) -> Tile:
+    """Tile of the matrix-vector kernel."""
+    columns = min(512, _power_of_2(words))
+    return Tile(rows=8 if n >= 2048 else 4, words=columns, warps=4)
+
+
+def matmul_tile(words: int, n: int, m: int) -> Tile:
+    """Tile of the small-m kernel."""
+    tokens = 16 if m <= 16 else 32
+    columns = min(16, _power_of_2(words))
+    rows = 32
+    split = 1
+    while split < 8 and (n // rows) * split < 264 and words // columns >= 4 * split:
+        split *= 2
+    return Tile(rows=rows, words=columns, warps=4, tokens=tokens, stages=3, split=split)

@@ -1,0 +1,165 @@
+"""A packed weight on a GPU: bit planes, scales and addends as torch tensors, and the constants its kernels are compiled for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...bits import pack, unpack
+from ...exact import bfloat16
+from ...minifloat import element_table, scale_table
+from ...qtensor import QTensor
+from ...spec import Format
+from .order import split
+
+TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
+HALF_MAX, HALF_STEP = 65504.0, 2.0**-24
+
+
+def refusal(fmt: Format) -> str | None:
+    """The sentence why this format has no CUDA kernel, or None."""
+    if fmt.opaque:
+        return f"{fmt.name} is kept as raw ggml blocks and has no CUDA kernel; dequantize it on the CPU"
+    if fmt.zero == "float":
+        return f"{fmt.name} has float zero points, which have no CUDA kernel yet"
+    if fmt.scale == "nested":
+        return f"{fmt.name} has doubly quantized scales, which have no CUDA kernel yet"
+    if fmt.grouping != "row":
+        return f"{fmt.name} has {fmt.grouping} groups; CUDA kernels take groups along a row"
+    if fmt.inverse:
+        return f"{fmt.name} stores reciprocal scales, which have no CUDA kernel yet"
+    if fmt.divisor != 1.0 and not fmt.global_op:
+        return f"{fmt.name} divides every value by {fmt.divisor:g}, which has no CUDA kernel yet"
+    if fmt.group_size != -1 and fmt.group_size % 8:
+        return f"{fmt.name} has groups of {fmt.group_size}; CUDA kernels take multiples of 8"
+    return None
+
+
+@dataclass
+class CudaWeight:
+    """Tensors and compile-time constants of one weight (or a stack: a leading expert axis on every tensor).
+
+    planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)]
+    exact_half  every decoded value is exact in float16 (checked on the data for MX scales)
+    order       permutation of the inputs that makes act-order groups contiguous, or None
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    planes: dict[int, Any]
+    scales: Any
+    addend: Any
+    super_scales: Any
+    super_mins: Any
+    global_scale: Any
+    table: Any
+    order: Any
+    exact_half: bool
+
+    @property
+    def words(self) -> int:
+        """Words of eight elements in a row."""
+        return -(-self.shape[-1] // 8)
+
+    @property
+    def device(self) -> Any:
+        return next(iter(self.planes.values())).device
+
+    def tensors(self) -> list[Any]:
+        """Every tensor held."""
+        rest = [self.scales, self.addend, self.super_scales, self.super_mins, self.global_scale, self.table, self.order]
+        return [*self.planes.values(), *(t for t in rest if t is not None)]
+
+    def expert(self, index: int) -> CudaWeight:
+        """One matrix of a stack, as views."""
+        take = lambda t: None if t is None else t[index]  # noqa: E731
+        return CudaWeight(
+            self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
+            take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,
+        )  # fmt: skip
+
+
+def _tensor(array: NDArray[Any], device: Any) -> Any:
+    """A NumPy array on the device; bfloat16 crosses as raw words."""
+    import torch
+
+    array = np.ascontiguousarray(array)
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).to(device).view(torch.bfloat16)
+    if not array.flags.writeable:
+        array = array.copy()  # torch warns about read-only (memory-mapped) arrays
+    return torch.from_numpy(array).to(device)
+
+
+def _sorted_groups(q: QTensor) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
+    """Codes with act-order undone: inputs sorted by group, and the order they were taken in."""
+    index = q.parts.get("group_index")
+    if index is None:
+        return q.parts["codes"], None
+    k = q.shape[-1]
+    order = np.argsort(index, kind="stable")
+    counts = np.bincount(index, minlength=q.format.groups(k))
+    size = k if q.format.group_size == -1 else q.format.group_size
+    if (counts[:-1] != size).any():
+        from ...errors import BackendError
+
+        raise BackendError(f"[cuda] act-order groups hold {counts.min()} to {counts.max()} inputs; kernels take {size} each")
+    codes = unpack(q.parts["codes"], q.format.bits, k)[..., order]
+    return pack(codes, q.format.bits), order
+
+
+def _exact_half(q: QTensor) -> bool:
+    """True when every element · scale is a float16 number, judged from the range of the scale bytes (8-bit scales only)."""
+    if q.format.scale not in ("e8m0", "e4m3", "ue4m3") or not q.parts["scales"].size:
+        return q.format.scale not in ("e8m0",)
+    used = scale_table(q.format.scale)[np.unique(q.parts["scales"])]
+    used = np.abs(used[np.isfinite(used) & (used != 0)])
+    elements = np.abs(element_table(q.format.element, q.format.bits))
+    elements = elements[np.isfinite(elements) & (elements != 0)]
+    if not used.size:
+        return True
+    return bool(used.max() * elements.max() <= HALF_MAX and used.min() * elements.min() >= HALF_STEP * 8)
+
+
+def to_device(q: QTensor, device: Any) -> CudaWeight:
+    """The weight in GPU order on `device`. One part at a time: host memory never holds a second copy of the whole weight."""
+    fmt, k = q.format, q.shape[-1]
+    codes, order = _sorted_groups(q)
+    dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
+    planes = {
+        width: _tensor(np.ascontiguousarray(plane).view(dtypes[width]), device) for width, plane in split(codes, fmt.bits, k).items()
+    }
+    addend = None
+    for part in ("zeros", "biases", "mins"):
+        if part in q.parts:
+            addend = _tensor(q.parts[part], device)
+    optional = {p: _tensor(q.parts[p], device) if p in q.parts else None for p in ("super_scales", "super_mins", "global_scale")}
+    table = _tensor(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
+    return CudaWeight(
+        fmt, q.shape, planes, _tensor(q.parts["scales"], device), addend, optional["super_scales"], optional["super_mins"],
+        optional["global_scale"], table, None if order is None else _tensor(order, device), _exact_half(q),
+    )  # fmt: skip
+
+
+def nbytes(w: CudaWeight) -> int:
+    """Bytes held on the device."""
+    return sum(t.numel() * t.element_size() for t in w.tensors())
+
+
+def group_elements(w: CudaWeight) -> int:
+    """Elements that share a scale, as kernels count them: a whole padded row for one group."""
+    return 8 * w.words if w.format.group_size == -1 or w.format.groups(w.shape[-1]) == 1 else w.format.group_size
+
+
+def super_per(w: CudaWeight) -> int:
+    """Groups that share a super scale (1 without a second level)."""
+    return w.format.super_size // w.format.group_size if w.format.super_size else 1
+
+
+def elements_of(shape: tuple[int, ...]) -> int:
+    """Product of a shape."""
+    return math.prod(shape)

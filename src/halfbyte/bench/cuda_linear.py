@@ -1,0 +1,179 @@
+"""linear and dequantize on an NVIDIA GPU beside cuBLAS and torch's tinygemm, in one run.
+
+    python -m halfbyte.bench.cuda_linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4
+
+Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that the last-level cache never holds the next
+one; all calls are captured in one CUDA graph; the median of nine replays counts. The limit is the best of several read kernels in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from ..backends.cuda import launch
+from ..backends.cuda.tune import Tile
+from ..backends.cuda.weight import CudaWeight, nbytes, to_device
+from ..formats import family_of, format_named
+from ..qtensor import QTensor
+
+ROTATE_BYTES = 256e6
+
+
+@triton.jit
+def _read(X, Y, BLOCK: tl.constexpr):
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    s = tl.sum(tl.load(X + o), 0)
+    if s == 123456789:
+        tl.store(Y, s)
+
+
+def graph_time_us(calls: list[Callable[[], Any]], replays: int = 9) -> float:
+    """Median microseconds a call over replays of one CUDA graph that holds all calls."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for c in calls[:2]:
+            c()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for c in calls:
+            c()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        graph.replay()
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b) * 1e3 / len(calls))
+    del graph
+    return statistics.median(times)
+
+
+def limits() -> dict[str, float]:
+    """Measured read and copy bandwidth, GB/s."""
+    n = 1 << 29
+    x = torch.randint(0, 1 << 30, (n,), device="cuda", dtype=torch.int32)
+    y = torch.zeros(4, device="cuda", dtype=torch.int32)
+    read = max(
+        4 * n / graph_time_us([lambda b=b, w=w: _read[(n // b,)](x, y, BLOCK=b, num_warps=w)] * 2) / 1e3
+        for b in (2048, 4096, 8192)
+        for w in (4, 8)
+    )
+    z = torch.empty_like(x)
+    copy = 8 * n / graph_time_us([lambda: z.copy_(x)] * 2) / 1e3
+    return {"read_gbps": read, "copy_gbps": copy}
+
+
+def random_weight(codec: str, n: int, k: int, seed: int) -> QTensor:
+    """A weight of random bits with scales of ordinary size."""
+    rng = np.random.default_rng(seed)
+    fmt = format_named(codec)
+    parts: dict[str, Any] = {}
+    for name, (shape, dtype) in family_of(fmt).geometry(fmt, (n, k)).items():
+        if name == "codes":
+            parts[name] = rng.integers(0, 256, shape, dtype=np.uint8)
+        elif name == "zeros":
+            parts[name] = rng.integers(0, 1 << fmt.bits, shape).astype(dtype)
+        elif dtype == np.uint8 and fmt.scale == "e8m0" and name == "scales":
+            parts[name] = rng.integers(115, 122, shape, dtype=np.uint8)
+        elif dtype == np.uint8 and fmt.scale in ("e4m3", "ue4m3") and name == "scales":
+            parts[name] = rng.integers(0x28, 0x50, shape, dtype=np.uint8)
+        elif np.dtype(dtype).kind in "iu":
+            parts[name] = rng.integers(1, 16, shape).astype(dtype)
+        else:
+            parts[name] = (rng.standard_normal(shape) * 0.01 + 0.02).astype(dtype)
+    return QTensor(fmt, (n, k), parts)
+
+
+def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
+    """`count` weights with other bits: planes are rolled, so every byte lies at another address."""
+    out = [w]
+    for i in range(1, count):
+        planes = {b: torch.roll(p, 17 * i) for b, p in w.planes.items()}
+        clone = lambda t: None if t is None else t.clone()  # noqa: E731
+        out.append(
+            CudaWeight(w.format, w.shape, planes, w.scales.clone(), clone(w.addend), clone(w.super_scales), clone(w.super_mins),
+                       clone(w.global_scale), w.table, w.order, w.exact_half)
+        )  # fmt: skip
+    return out
+
+
+def candidates(kind: str, words: int, m: int) -> list[Tile]:
+    """Tiles worth trying for `--tune`."""
+    if kind == "matvec":
+        widths = sorted({min(b, 1 << max(5, (words - 1).bit_length())) for b in (128, 256, 512, 1024)})
+        return [Tile(r, c, w) for r in (2, 4, 8, 16) for c in widths for w in (1, 2, 4, 8) if 1024 <= r * c * 32 // w // 32 * 32 <= 65536]
+    tokens = 16 if m <= 16 else 32
+    return [Tile(r, c, w, tokens, st, sp) for r in (16, 32, 64, 128) for c in (8, 16, 32) for w in (4, 8) for st in (2, 3, 4)
+            for sp in (1, 2, 4, 8) if r * c <= 2048 and sp <= max(1, words // c // 2)]  # fmt: skip
+
+
+def report(**row: Any) -> None:
+    """One JSON line."""
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--shape", default="14336,4096;4096,4096")
+    p.add_argument("--m", default="1,4,16,64")
+    p.add_argument("--format", default="int4:g128,uint4:g128,mxfp4,nvfp4,affine4:g64")
+    p.add_argument("--tune", action="store_true")
+    p.add_argument("--dequantize", action="store_true")
+    args = p.parse_args()
+    limit = limits()
+    report(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__, **limit)
+    for shape in args.shape.split(";"):
+        n, k = map(int, shape.split(","))
+        dense = [torch.randn(n, k, device="cuda", dtype=torch.float16) for _ in range(max(2, int(ROTATE_BYTES // (2 * n * k)) + 1))]
+        ms = [int(v) for v in args.m.split(",")]
+        xs = {m: torch.randn(m, k, device="cuda", dtype=torch.float16) for m in ms}
+        base = {}
+        for m in ms:
+            base[m] = graph_time_us([lambda w=w, m=m: torch.nn.functional.linear(xs[m], w) for w in dense])
+            report(peer="cublas-fp16", n=n, k=k, m=m, time_us=base[m])
+        for codec in args.format.split(","):
+            one = to_device(random_weight(codec, n, k, 0), "cuda")
+            size = nbytes(one)
+            ws = copies(one, max(4, min(64, int(ROTATE_BYTES // size) + 1)))
+            if args.dequantize:
+                for dtype in (torch.float16, torch.bfloat16):
+                    us = graph_time_us([lambda w=w, dtype=dtype: launch.dequantize(w, dtype) for w in ws[:8]])
+                    gbps = (size + 2 * n * k) / us / 1e3
+                    report(op="dequantize", format=codec, n=n, k=k, dtype=str(dtype), time_us=us, gbps=gbps, fraction=gbps / limit["copy_gbps"])
+            for m in ms:
+                kinds = (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
+                for kind in kinds:
+                    run = getattr(launch, kind)
+                    results = []
+                    for tile in candidates(kind, one.words, m) if args.tune else [None]:
+                        try:
+                            us = graph_time_us([lambda w=w, tile=tile, run=run, m=m: run(xs[m], w, None, tile) for w in ws], 5)
+                        except Exception as error:  # noqa: BLE001  a tile that does not fit the card is not a result
+                            results.append((1e9, tile, repr(error)[:120]))
+                            continue
+                        results.append((us, tile, ""))
+                    results.sort(key=lambda r: r[0])
+                    for us, tile, note in results[: 3 if args.tune else 1]:
+                        report(op="linear", schedule=kind, format=codec, n=n, k=k, m=m, time_us=us, gbps=size / us / 1e3,
+                               fraction=size / us / 1e3 / limit["read_gbps"], ratio=us / base[m], tile=str(tile), note=note)  # fmt: skip
+                    if results[-1][0] >= 1e9:
+                        report(failed=sum(r[0] >= 1e9 for r in results), of=len(results), example=results[-1][2], tile=str(results[-1][1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Run by test_cuda_interpreter.py in a process of its own with TRITON_INTERPRET=1: every served format through the portable kernels."""
+
+import sys
+
+import numpy as np
+import torch
+from test_gpu_values import make, served
+
+from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda.tune import Tile
+from halfbyte.backends.cuda.weight import to_device
+
+
+def check(word):
+    q = make(word, 5, 2, np.random.default_rng(1))
+    w = to_device(q, "cpu")
+    np.testing.assert_array_equal(launch.dequantize(w, torch.float32, packed=False).numpy(), q.dequantize())
+    half = launch.dequantize(w, torch.float16, packed=False).numpy()
+    np.testing.assert_array_equal(half, q.dequantize().astype(np.float16))
+    k = q.shape[1]
+    x = torch.zeros(2, k)
+    x[0, 3] = 1
+    x[1, k - 1] = 1
+    want = q.dequantize().T[[3, k - 1]]
+    np.testing.assert_array_equal(launch.matvec(x, w, None, Tile(2, 32, 4), packed=False).numpy(), want)
+    for split in (1, 2):
+        y = launch.matmul(x, w, torch.ones(5), Tile(16, 4, 4, 16, 1, split), packed=False).numpy()
+        np.testing.assert_array_equal(y, want + np.float32(1))
+
+
+for word in served() if len(sys.argv) < 2 else sys.argv[1:]:
+    check(word)
+    print(word, "ok", flush=True)
