@@ -64,7 +64,11 @@ class ModelOpt(Layout):
 
     def config(self, q: QTensor) -> dict[str, Any]:
         kind = self._holder(q)
-        algo = {"W8A8": "W8A8_SQ_PER_CHANNEL", "INT4": "INT4"}.get(kind.algos[0], kind.algos[0])
+        algo = kind.algos[0]
+        if algo == "W8A8" or (algo == "FP8" and q.format.grouping == "row"):
+            algo = "W8A8_SQ_PER_CHANNEL" if algo == "W8A8" else "FP8_PER_CHANNEL_PER_TOKEN"
+        elif algo == "FP8" and q.format.group_rows != -1:
+            algo = "FP8_PB_WO"
         out: dict[str, Any] = {"quant_algo": algo, "group_size": q.format.group_size}
         return {**out, "shape": list(q.shape)} if isinstance(kind, NF4QTensor) else out
 

@@ -17,6 +17,7 @@ from ..qtensor import QTensor
 from ..spec import Format
 from .base import Array, Config, Described, HasHeader, Tensors, join, refuse, want
 from .eight_bits import E4M3, E8M0, F32, FLOATS, I8, U8, bytes_of, named, signed_codes
+from .words import recall, remember
 
 Headers = Mapping[str, HasHeader]
 
@@ -219,38 +220,50 @@ class ByteCodes(Kind):
     def describe(self, t: Headers, config: Config, name: str) -> Described:
         shape = shape_of(t, "weight", name)
         scale = want("modelopt", t, "weight_scale", name, FLOATS)
+        given = config.get("group_size") or 128
+        block = int(given) if given > 0 else 128
+        scopes = [s for s, shapes in self._scale_shapes(shape, block).items() if scale in shapes]
+        algo = str(config.get("quant_algo") or "").upper()
+        named_one = "tile" if "_PB" in algo else "row" if "CHANNEL" in algo or "_PC_" in algo else "tensor" if algo == "FP8" else ""
+        if not scopes:
+            allowed = " or ".join(f"{list(v[0])} ({s})" for s, v in self._scale_shapes(shape, block).items())
+            raise LayoutError(
+                f"[modelopt] {join(name, 'weight_scale')} has shape {list(scale)} for a weight of {list(shape)}; wanted {allowed}"
+            )
+        scope = named_one if named_one in scopes else scopes[0]
+        group, options = {"row": (-1, {}), "tensor": (-1, {"rows": -1}), "tile": (block, {"rows": block})}[scope]
+        return Described(format_named(self.word, group, scale_dtype=t["weight_scale"].dtype.name, **options), shape)
+
+    def _scale_shapes(self, shape: tuple[int, ...], block: int) -> dict[str, list[tuple[int, ...]]]:
+        """Shapes in which ModelOpt writes the scales, its first choice first; one row and one tensor look alike, so order matters."""
         *lead, n, k = shape
-        dtype = t["weight_scale"].dtype.name
-        trimmed = tuple(s for s in scale[len(lead) :] if s != 1) if list(scale[: len(lead)]) == lead else scale
-        size = math.prod(scale)
-        if size == math.prod(lead) * n and (n != 1 or not self.tiles):
-            return Described(format_named(self.word, -1, scale_dtype=dtype), shape)
-        if self.tiles and size == math.prod(lead):
-            return Described(format_named(self.word, -1, scale_dtype=dtype, rows=-1), shape)
-        block = config.get("group_size") or 128
-        if self.tiles and trimmed == tuple(s for s in (-(-n // block), -(-k // block)) if s != 1):
-            return Described(format_named(self.word, int(block), scale_dtype=dtype, rows=int(block)), shape)
-        allowed = f"one a row [{n}]" + (f", one a tensor, or one a tile of {block} × {block}" if self.tiles else "")
-        raise LayoutError(
-            f"[modelopt] {join(name, 'weight_scale')} has shape {list(scale)} for a weight of {list(shape)}; wanted {allowed}"
-        )
+        row = [(*lead, n), (*lead, n, 1)]
+        if not self.tiles:
+            return {"row": row}
+        tiles = -(-n // block), -(-k // block)
+        tile = [(*lead, *tiles), (*lead, tiles[0], 1, tiles[1], 1)]
+        tensor = [tuple(lead), (*lead, 1), (*lead, 1, 1)]
+        return {"tensor": tensor, "row": row, "tile": tile}
 
     def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
         fmt, shape = self.describe(t, config, name)
         scale = t["weight_scale"]
         *lead, n, k = shape
-        canonical = (*lead, n if fmt.grouping == "row" else 1 if fmt.group_rows == -1 else -(-n // fmt.group_rows), fmt.groups(k))
+        rows = n if fmt.grouping == "row" else 1 if fmt.group_rows == -1 else -(-n // fmt.group_rows)
+        canonical = (*lead, rows, fmt.groups(k))
+        details: dict[str, Any] = {}
+        if scale.shape != self._plain(fmt, shape):
+            details["weight_scale_shape"] = list(scale.shape)
+        if k == 0:  # no group is left to hold them
+            remember(details, "unused_scales", scale)
+            scale = scale.reshape(-1)[:0]
         parts = {"codes": self.to_codes(t["weight"]), "scales": scale.reshape(canonical)}
-        details = {} if scale.shape == self._plain(fmt, shape) else {"weight_scale_shape": list(scale.shape)}
         return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
 
-    @staticmethod
-    def _plain(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _plain(self, fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape ModelOpt gives the scale: [*lead] a tensor, [*lead, n] a row, [*lead, tiles of n, tiles of k]."""
-        *lead, n, k = shape
-        if fmt.grouping == "row":
-            return (*lead, n)
-        return tuple(lead) if fmt.group_rows == -1 else (*lead, -(-n // fmt.group_rows), fmt.groups(k))
+        scope = "row" if fmt.grouping == "row" else "tensor" if fmt.group_rows == -1 else "tile"
+        return self._scale_shapes(shape, fmt.group_rows if scope == "tile" else 128)[scope][0]
 
     @staticmethod
     @abstractmethod
@@ -270,10 +283,12 @@ class ByteCodes(Kind):
 
     def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
         scale = q.parts["scales"]
-        shape = tuple(kept.get("weight_scale_shape", ()))
-        if "weight_scale_shape" not in kept or math.prod(shape) != scale.size:
-            shape = self._plain(q.format, q.shape)
-        return {"weight": self.from_codes(q.parts["codes"]), "weight_scale": scale.reshape(shape)}
+        plain = self._plain(q.format, q.shape)
+        shape = tuple(kept.get("weight_scale_shape", plain))
+        if q.shape[-1] == 0:
+            unused = recall(kept, "unused_scales", shape, scale.dtype)
+            scale = np.zeros(shape, scale.dtype) if unused is None else unused
+        return {"weight": self.from_codes(q.parts["codes"]), "weight_scale": scale.reshape(shape if math.prod(shape) == scale.size else plain)}
 
 
 class FP8(ByteCodes):
