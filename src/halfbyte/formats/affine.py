@@ -2,26 +2,60 @@
 
     value = code · scale + bias
 
-The scale may be negative: MLX ties the end of the range that lies farther from zero to an exact code.
+Scale rules, over a group's least and greatest element and N bits:
 
-Words: `affine1` … `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself has 32, 64 and 128); 64 unless given. Format option: `scale_dtype` (float16), the dtype of scales and biases. Files in which
-the two differ are widened by `one_dtype`, which loses nothing.
+| `scale` | scale, bias | whose |
+|---|---|---|
+| `minmax` | (max − min) / (2^N − 1), min | the default |
+| `edge` | the end farther from zero is the bias; the scale, negative for a positive end, makes 0 a code | MLX, from 2 bits on |
+
+Codes are round((x − bias) / scale), half to even, clipped, with the stored scale and bias; MLX rounds before it stores them.
+
+Words: `affine1` … `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself has 32, 64 and 128); 64 unless given.
+Format option: `scale_dtype` (float16), the dtype of scales and biases. Files in which the two differ are widened by `one_dtype`,
+which loses nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bits import pack
 from ..errors import FormatError
 from ..exact import bfloat16
 from ..spec import Format
-from .base import Family, check_group
+from .base import Family, check_group, finite
+from .grouping import grouped, ungrouped
 from .options import only_options, scale_dtype_option
+from .policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio
 
 _BITS = (1, 2, 3, 4, 5, 6, 8)
+SCALE_RULES = ("minmax", "edge")
+
+
+@dataclass(frozen=True)
+class AffinePolicy:
+    """How a group is rounded.
+
+    scale        "minmax" or "edge"
+    compute      arithmetic, "exact" or "float32"
+    scale_floor  smallest magnitude of a scale
+    codes        "stored": from the scale and bias as they are stored; "unrounded": from those before rounding to their dtype
+    """
+
+    scale: str = "minmax"
+    compute: str = "exact"
+    scale_floor: float = 0.0
+    codes: str = "stored"
+
+    def __post_init__(self) -> None:
+        one_of("scale", self.scale, SCALE_RULES)
+        one_of("compute", self.compute, COMPUTE[:2])
+        one_of("codes", self.codes, ("stored", "unrounded"))
 
 
 class Affine(Family):
@@ -30,7 +64,10 @@ class Affine(Family):
     name = "affine"
     words = tuple(f"affine{b}" for b in _BITS)
     format_options = ("scale_dtype",)
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {
+        "mlx": {"scale_dtype": "input", "scale": "edge", "compute": "float32", "scale_floor": 1e-7, "codes": "unrounded"},
+    }
+    exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {("mlx", "affine1"): {"scale": "minmax"}}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
@@ -38,7 +75,30 @@ class Affine(Family):
         return Format("affine", word, int(word[6:]), "uint", group, scale_dtype_option(word, options, "float16"), bias=True)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+        rule = policy_from(AffinePolicy, fmt, policy)
+        values = computing(grouped(finite(x, fmt.name), fmt), rule.compute)
+        steps = (1 << fmt.bits) - 1
+        scale, bias = scale_and_bias(values, steps, rule)
+        stored, biases = in_scale_dtype(scale, fmt), in_scale_dtype(bias, fmt, "bias")
+        if rule.codes == "stored":
+            scale, bias = stored.astype(values.dtype), biases.astype(values.dtype)
+        whole = np.clip(np.rint(ratio(values - bias[..., None], scale[..., None])), 0, steps)
+        codes = whole.astype(np.uint8)
+        return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": stored, "biases": biases}
+
+
+def scale_and_bias(values: NDArray[Any], steps: int, rule: AffinePolicy) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Scale and bias of groups [*groups, g], unrounded, in the dtype of the values."""
+    of = values.dtype.type
+    low, high = values.min(axis=-1), values.max(axis=-1)
+    scale = np.maximum((high - low) / of(steps), of(rule.scale_floor))
+    if rule.scale == "minmax":
+        return scale, low
+    below = np.abs(low) > np.abs(high)
+    scale, edge = np.where(below, scale, -scale), np.where(below, low, high)
+    count = np.rint(ratio(edge, scale))
+    fits = count != 0
+    return np.where(fits, edge / np.where(fits, count, of(1)), scale), np.where(fits, edge, of(0))
 
 
 def one_dtype(scales: NDArray[Any], biases: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
