@@ -8,14 +8,15 @@ namespace {
 
 struct V {
   static constexpr int W = 8;
-  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = true;
+  static constexpr bool unsigned_bytes = false, integer_tables = true, float_tables = false, sums_in_16_bits = true;
   // Sixteen registers: tokens x vectors of sums, with the vectors and one activation beside them.
-  static constexpr int tokens_i8 = 4, vectors_i8 = 1, vectors_i8_two = 2, vectors_i8_one = 4;
-  static constexpr int tokens_f32 = 6, vectors_f32 = 2, vectors_f32_two = 4, vectors_f32_one = 8;
+  static constexpr int tokens_i8 = 4, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 2, vectors_i8_one = 4;
+  static constexpr int tokens_f32 = 6, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 8;
   using F = __m256;
   using I = __m256i;
   using B = __m256i;
   using P = __m256i;
+  using T = __m256i;
 
   static F fzero() { return _mm256_setzero_ps(); }
   static F fset(float x) { return _mm256_set1_ps(x); }

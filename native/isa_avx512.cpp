@@ -8,13 +8,14 @@ namespace {
 
 struct V {
   static constexpr int W = 16;
-  static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false;
-  static constexpr int tokens_i8 = 8, vectors_i8 = 2, vectors_i8_two = 4, vectors_i8_one = 4;
-  static constexpr int tokens_f32 = 8, vectors_f32 = 2, vectors_f32_two = 4, vectors_f32_one = 4;
+  static constexpr bool unsigned_bytes = true, integer_tables = false, float_tables = true, sums_in_16_bits = false;
+  static constexpr int tokens_i8 = 8, vectors_i8 = 2, vectors_i8_four = 4, vectors_i8_two = 4, vectors_i8_one = 4;
+  static constexpr int tokens_f32 = 8, vectors_f32 = 2, vectors_f32_four = 4, vectors_f32_two = 4, vectors_f32_one = 4;
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
   using P = __m512i;
+  using T = __m512i;
 
   static F fzero() { return _mm512_setzero_ps(); }
   static F fset(float x) { return _mm512_set1_ps(x); }
@@ -35,7 +36,7 @@ struct V {
   static I castf(F v) { return _mm512_castps_si512(v); }
   static I as_i(B v) { return v; }
   template <int N> static I sll(I v) { return _mm512_slli_epi32(v, N); }
-  template <int N> static I srl(I v) { return _mm512_srli_epi32(v, N); }
+  template <int N> static I srl(I v) { return N ? _mm512_srli_epi32(v, N) : v; }
   template <int N> static I sra(I v) { return _mm512_srai_epi32(v, N); }
   static I sll_by(I v, int n) { return _mm512_sll_epi32(v, _mm_cvtsi32_si128(n)); }
   static I iand(I a, I b) { return _mm512_and_si512(a, b); }

@@ -5,15 +5,19 @@
 
 namespace halfbyte {
 
-// One k-block of the product: `panels` decoded panels against `tokens` rows of activations, added to `total`.
+// One k-block of the product: `panels` panels from `panel` on against `tokens` rows of activations, added to `total`.
+//
+// Activations lie in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or [k][token] floats, so that the inner loops walk one address.
 struct Block {
-  const void *w;            // u8 [k/4][16][4] or f32 [k][16] a panel
+  const Weight *weight;
+  int64_t panel, k0;        // inputs k0 .. k0 + segments * seg of kernel order
+  const void *w;            // decoded: u8 [k/4][16][4] or f32 [k][16] a panel; null: decode from the planes on the way
   int64_t w_stride;         // bytes from panel to panel
   const float *scales, *zeros, *biases;  // [segment][16] a panel; zeros and biases may be null
   int64_t s_stride;         // floats from panel to panel
   int segments, seg, panels, tokens;
-  const void *x;            // int8 or f32 [token][..]
-  int64_t x_stride;         // elements from token to token
+  const void *x;            // int8 or f32, tile after tile
+  int64_t x_stride;         // elements a token takes
   const float *x_scale;     // int8 class: [token][..] one a segment
   const float *x_sum;       // [token][..] sum of the (rounded) activations of a segment
   const int32_t *x_start;   // int8 class: minus buffer offset times the sum of the integer activations
@@ -23,10 +27,17 @@ struct Block {
   int widest;               // int8 class: largest stored byte, decides how many products fit in 16 bits
 };
 
+// Tokens of the next tile when `left` are to be done: the largest tile, then 4, 2, 1.
+static inline int tile_tokens(int64_t left, int largest) {
+  if (left >= largest) return largest;
+  return left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
 struct Kernels {
   const char *name;
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
   bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
+  int tokens_i8, tokens_f32;  // largest tiles
   // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element / unit + buffer offset.
   void (*decode_u8)(const Weight &, int64_t panel, int64_t k0, int64_t count, uint8_t *out);
   // The same as float elements [count][16].
@@ -35,6 +46,9 @@ struct Kernels {
   void (*decode_scales)(const Weight &, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b);
   void (*block_i8)(const Block &);
   void (*block_f32)(const Block &);
+  // Whether the two above can decode a weight from its planes on the way (then `w` may be null), and pay to up to so many tokens.
+  bool (*fuses_i8)(const Weight &);
+  bool (*fuses_f32)(const Weight &);
   // x [count] to int8, one scale; returns the scale and the integer sum.
   void (*quantize)(const float *x, int64_t count, int8_t *q, float *scale, int32_t *sum);
   float (*sum)(const float *x, int64_t count);

@@ -8,52 +8,65 @@ struct Constant {
   static constexpr int value = N;
 };
 
-template <class Body>
-inline void eight_times(Body &&body) {
-  body(Constant<0>()), body(Constant<1>()), body(Constant<2>()), body(Constant<3>());
-  body(Constant<4>()), body(Constant<5>()), body(Constant<6>()), body(Constant<7>());
+template <int I, int COUNT, class Body>
+inline void repeat(Body &&body) {
+  if constexpr (I < COUNT) {
+    body(Constant<I>());
+    repeat<I + 1, COUNT>(body);
+  }
 }
 
 // ---------------------------------------------------------------------------------------------------------------- codes to bytes
 
+// Where a panel's planes are, at some input: addresses as numbers, since those of planes a width lacks are never followed.
+struct Planes {
+  uintptr_t p8, p4, p2, p1;
+
+  static Planes at(const Weight &w, int64_t panel, int64_t k) {
+    const int64_t first = panel * w.padded_k() + k;
+    return {(uintptr_t)w.plane8 + first * 16, (uintptr_t)w.plane4 + first * 8, (uintptr_t)w.plane2 + first * 4,
+            (uintptr_t)w.plane1 + first * 2};
+  }
+  void advance(int64_t inputs) { p8 += inputs * 16, p4 += inputs * 8, p2 += inputs * 4, p1 += inputs * 2; }
+  static const uint8_t *unit(uintptr_t plane, int64_t index, int at) { return (const uint8_t *)plane + index * kUnitBytes + at; }
+};
+
+// The codes of inputs 4i to 4i + 3 from a place that is whole units of every plane of the width, W rows from byte `at` of a unit.
+template <class V, int BITS, int i>
+inline typename V::B code_at(const Planes &p, int at) {
+  using B = typename V::B;
+  if constexpr (BITS == 8) {
+    return V::bload(Planes::unit(p.p8, i, at));
+  } else {
+    B code;
+    if constexpr ((BITS & 4) != 0) code = V::template field<4 * (i % 2), 0x0f>(V::bload(Planes::unit(p.p4, i / 2, at)));
+    if constexpr ((BITS & 2) != 0) {
+      constexpr int up = BITS & 4;
+      const B two = V::template field<2 * (i % 4) - up, (0x03 << up)>(V::bload(Planes::unit(p.p2, i / 4, at)));
+      if constexpr (up != 0) code = V::bor(code, two);
+      else code = two;
+    }
+    if constexpr ((BITS & 1) != 0) {
+      constexpr int up = BITS & 6;
+      const B one = V::template field<i % 8 - up, (0x01 << up)>(V::bload(Planes::unit(p.p1, i / 8, at)));
+      if constexpr (up != 0) code = V::bor(code, one);
+      else code = one;
+    }
+    return code;
+  }
+}
+
+// Inputs in which a width has whole units of all its planes.
+constexpr int unit_inputs(int bits) { return bits == 8 ? 4 : bits & 1 ? 32 : bits & 2 ? 16 : 8; }
+
 // Calls emit(step, half, codes) for each vector of four consecutive inputs; step counts fours from k0.
 template <class V, int BITS, class Emit>
 inline void each_codes(const Weight &w, int64_t panel, int64_t k0, int64_t count, Emit &&emit) {
-  using B = typename V::B;
   constexpr int H = kPanelRows / V::W;
-  const int64_t padded = w.padded_k();
-  const uint8_t *p8 = w.plane8 + (panel * padded + k0) * kPanelRows;
-  const uint8_t *p4 = w.plane4 + (panel * padded + k0) * kPanelRows / 2;
-  const uint8_t *p2 = w.plane2 + (panel * padded + k0) * kPanelRows / 4;
-  const uint8_t *p1 = w.plane1 + (panel * padded + k0) * kPanelRows / 8;
-  for (int64_t c = 0; c < count / kChunk; ++c) {
-    for (int h = 0; h < H; ++h) {
-      const int at = h * V::W * 4;
-      eight_times([&](auto index) {
-        constexpr int i = decltype(index)::value;
-        const int64_t step = c * 8 + i;
-        if constexpr (BITS == 8) {
-          emit(step, h, V::bload(p8 + step * kUnitBytes + at));
-        } else {
-          B code;
-          if constexpr ((BITS & 4) != 0) code = V::template field<4 * (i % 2), 0x0f>(V::bload(p4 + (c * 4 + i / 2) * kUnitBytes + at));
-          if constexpr ((BITS & 2) != 0) {
-            constexpr int up = BITS & 4;
-            B two = V::template field<2 * (i % 4) - up, (0x03 << up)>(V::bload(p2 + (c * 2 + i / 4) * kUnitBytes + at));
-            if constexpr (up != 0) code = V::bor(code, two);
-            else code = two;
-          }
-          if constexpr ((BITS & 1) != 0) {
-            constexpr int up = BITS & 6;
-            B one = V::template field<i - up, (0x01 << up)>(V::bload(p1 + c * kUnitBytes + at));
-            if constexpr (up != 0) code = V::bor(code, one);
-            else code = one;
-          }
-          emit(step, h, code);
-        }
-      });
-    }
-  }
+  Planes planes = Planes::at(w, panel, k0);
+  for (int64_t c = 0; c < count / kChunk; ++c, planes.advance(kChunk))
+    for (int h = 0; h < H; ++h)
+      repeat<0, 8>([&](auto i) { emit(c * 8 + i.value, h, code_at<V, BITS, decltype(i)::value>(planes, h * V::W * 4)); });
 }
 
 template <class V, int BITS>
@@ -116,8 +129,7 @@ struct Minifloat {
   float factor;
   Minifloat(int bits, int mantissa, int bias, int last_finite)
       : shift(23 - mantissa), sign_shift(32 - bits), last(last_finite), magnitude((1 << (bits - 1)) - 1) {
-    factor = 1.0f;
-    for (int i = 0; i < 127 - bias; ++i) factor *= 2.0f;
+    factor = 0x1p127f / (float)(1 << bias);
   }
   typename V::F operator()(typename V::I code) const {
     typename V::I mag = V::iand(code, V::iset(magnitude));
@@ -205,203 +217,345 @@ inline typename V::F e8m0(typename V::I b) {
 }
 
 // W entries of a part with one entry a group, as floats.
-template <class V>
-inline typename V::F scale_lanes(Scale kind, const void *base, int64_t at) {
-  switch (kind) {
-    case Scale::e8m0: return e8m0<V>(V::load_u8((const uint8_t *)base + at));
-    case Scale::e4m3: return Minifloat<V>(8, 3, 7, 0x7e)(V::load_u8((const uint8_t *)base + at));
-    case Scale::ue4m3: {
-      // The sign bit is ignored, but only 0x7f without it reads as 0.
-      typename V::I b = V::load_u8((const uint8_t *)base + at);
-      typename V::I keep = V::ixor(V::equal(b, 0x7f), V::iset(-1));
-      return V::cast(V::iand(V::castf(Minifloat<V>(8, 3, 7, 0)(V::iand(b, V::iset(0x7f)))), keep));
+template <class V, Scale kind>
+inline typename V::F scale_lanes(const void *base, int64_t at) {
+  if constexpr (kind == Scale::e8m0) return e8m0<V>(V::load_u8((const uint8_t *)base + at));
+  if constexpr (kind == Scale::e4m3) return Minifloat<V>(8, 3, 7, 0x7e)(V::load_u8((const uint8_t *)base + at));
+  if constexpr (kind == Scale::ue4m3) {
+    // The sign bit is ignored, but only 0x7f without it reads as 0.
+    const typename V::I b = V::load_u8((const uint8_t *)base + at);
+    const typename V::I keep = V::ixor(V::equal(b, 0x7f), V::iset(-1));
+    return V::cast(V::iand(V::castf(Minifloat<V>(8, 3, 7, 0)(V::iand(b, V::iset(0x7f)))), keep));
+  }
+  if constexpr (kind == Scale::f16) return V::load_f16((const uint16_t *)base + at);
+  if constexpr (kind == Scale::bf16) return V::cast(V::template sll<16>(V::load_u16((const uint16_t *)base + at)));
+  if constexpr (kind == Scale::f32) return V::fload((const float *)base + at);
+  if constexpr (kind == Scale::u8) return V::cvt(V::load_u8((const uint8_t *)base + at));
+  if constexpr (kind == Scale::i8) return V::cvt(V::load_i8((const int8_t *)base + at));
+  return V::fset(1.0f);
+}
+
+template <class V, Scale kind>
+void decode_scales_of(const Weight &w, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b) {
+  const int64_t per_group = w.group / w.seg;
+  const typename V::F one = V::fset(unit);
+  int64_t g = s0 / per_group, left = per_group - s0 % per_group;  // segments left of group g
+  int64_t super = w.supers ? g / w.groups_per_super : 0, super_left = w.supers ? w.groups_per_super - g % w.groups_per_super : 0;
+  for (int64_t i = 0; i < count;) {
+    const int64_t again = left < count - i ? left : count - i;
+    for (int lane = 0; lane < kPanelRows; lane += V::W) {
+      const int64_t at = (panel * w.groups + g) * kPanelRows + lane, super_at = (panel * w.supers + super) * kPanelRows + lane;
+      typename V::F scale = scale_lanes<V, kind>(w.scales, at);
+      if (w.super_scales) scale = V::fmul(scale, V::load_f16(w.super_scales + super_at));
+      scale = V::fmul(scale, one);
+      typename V::F zero = V::fzero(), added = V::fzero();
+      if (w.zeros) zero = V::cvt(V::load_i16(w.zeros + at));
+      if (w.biases) added = scale_lanes<V, kind>(w.biases, at);
+      if (w.mins) added = V::fsub(added, V::fmul(V::cvt(V::load_u8(w.mins + at)), V::load_f16(w.super_mins + super_at)));
+      for (int64_t r = i; r < i + again; ++r) {
+        V::fstore(s + r * kPanelRows + lane, scale);
+        if (w.zeros) V::fstore(z + r * kPanelRows + lane, zero);
+        if (w.biases || w.mins) V::fstore(b + r * kPanelRows + lane, added);
+      }
     }
-    case Scale::f16: return V::load_f16((const uint16_t *)base + at);
-    case Scale::bf16: return V::cast(V::template sll<16>(V::load_u16((const uint16_t *)base + at)));
-    case Scale::f32: return V::fload((const float *)base + at);
-    case Scale::u8: return V::cvt(V::load_u8((const uint8_t *)base + at));
-    case Scale::i8: return V::cvt(V::load_i8((const int8_t *)base + at));
-    default: return V::fset(1.0f);
+    i += again, ++g, left = per_group;
+    if (w.supers && --super_left == 0) ++super, super_left = w.groups_per_super;
   }
 }
 
 template <class V>
 void decode_scales(const Weight &w, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b) {
-  const int64_t per_group = w.group / w.seg;
-  const typename V::F one = V::fset(unit);
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t g = (s0 + i) / per_group;
-    const bool again = i > 0 && (s0 + i) % per_group != 0;  // a further segment of the same group
-    for (int lane = 0; lane < kPanelRows; lane += V::W) {
-      const int64_t to = i * kPanelRows + lane, at = (panel * w.groups + g) * kPanelRows + lane;
-      if (again) {
-        V::fstore(s + to, V::fload(s + to - kPanelRows));
-        if (w.zeros) V::fstore(z + to, V::fload(z + to - kPanelRows));
-        if (w.biases || w.mins) V::fstore(b + to, V::fload(b + to - kPanelRows));
-        continue;
-      }
-      typename V::F scale = scale_lanes<V>(w.scale, w.scales, at);
-      const int64_t super = w.supers ? (panel * w.supers + g / w.groups_per_super) * kPanelRows + lane : 0;
-      if (w.super_scales) scale = V::fmul(scale, V::load_f16(w.super_scales + super));
-      V::fstore(s + to, V::fmul(scale, one));
-      if (w.zeros) V::fstore(z + to, V::cvt(V::load_i16(w.zeros + at)));
-      if (w.biases) V::fstore(b + to, scale_lanes<V>(w.scale, w.biases, at));
-      if (w.mins) {
-        typename V::F low = V::fmul(V::cvt(V::load_u8(w.mins + at)), V::load_f16(w.super_mins + super));
-        V::fstore(b + to, V::fsub(V::fzero(), low));
-      }
-    }
+  switch (w.scale) {
+    case Scale::e8m0: return decode_scales_of<V, Scale::e8m0>(w, panel, s0, count, unit, s, z, b);
+    case Scale::e4m3: return decode_scales_of<V, Scale::e4m3>(w, panel, s0, count, unit, s, z, b);
+    case Scale::ue4m3: return decode_scales_of<V, Scale::ue4m3>(w, panel, s0, count, unit, s, z, b);
+    case Scale::f16: return decode_scales_of<V, Scale::f16>(w, panel, s0, count, unit, s, z, b);
+    case Scale::bf16: return decode_scales_of<V, Scale::bf16>(w, panel, s0, count, unit, s, z, b);
+    case Scale::f32: return decode_scales_of<V, Scale::f32>(w, panel, s0, count, unit, s, z, b);
+    case Scale::u8: return decode_scales_of<V, Scale::u8>(w, panel, s0, count, unit, s, z, b);
+    case Scale::i8: return decode_scales_of<V, Scale::i8>(w, panel, s0, count, unit, s, z, b);
+    default: return decode_scales_of<V, Scale::none>(w, panel, s0, count, unit, s, z, b);
   }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- products
 
-// total += (sum - zero * x_sum) * scale + bias * x_sum, where `sum` is a segment's sum of products. A single non-zero activation of 1 so gives the
-// weight's exact value rounded once: the difference is exact, and the last step is one product or one fused product and sum.
-template <class V>
-inline void settle(const Block &b, typename V::F sum, float x_sum, int64_t s_at, float *total) {
-  const typename V::F scale = V::fload(b.scales + s_at);
-  if (b.zeros) sum = V::fnma(V::fload(b.zeros + s_at), V::fset(x_sum), sum);
-  if (b.biases) {
-    const typename V::F added = V::fmul(V::fload(b.biases + s_at), V::fset(x_sum));
-    V::fstore(total, V::fadd(V::fload(total), V::fma(sum, scale, added)));
-  } else {
-    V::fstore(total, V::fma(sum, scale, V::fload(total)));
+// total += (sum - zero * x_sum) * scale + bias * x_sum for MT sums of one vector of rows, where `sum` is a segment's sum of products. A single non-zero
+// activation of 1 so gives the weight's exact value rounded once: the difference is exact, and the last step is one product or one fused product and sum.
+template <class V, int MT, int NV>
+inline void settle(const Block &b, typename V::F (&sum)[MT][NV], const int64_t (&s_at)[NV], int s, int t0, int v0) {
+  for (int j = 0; j < NV; ++j) {
+    const int64_t at = s_at[j] + s * kPanelRows;
+    const typename V::F scale = V::fload(b.scales + at);
+    for (int t = 0; t < MT; ++t) {
+      float *total = b.total + (t0 + t) * b.total_stride + (v0 + j) * V::W;
+      if (b.zeros || b.biases) {
+        const typename V::F x_sum = V::fset(b.x_sum[(t0 + t) * b.x_seg_stride + s]);
+        if (b.zeros) sum[t][j] = V::fnma(V::fload(b.zeros + at), x_sum, sum[t][j]);
+        if (b.biases) {
+          V::fstore(total, V::fadd(V::fload(total), V::fma(sum[t][j], scale, V::fmul(V::fload(b.biases + at), x_sum))));
+          continue;
+        }
+      }
+      V::fstore(total, V::fma(sum[t][j], scale, V::fload(total)));
+    }
   }
+}
+
+// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not.
+template <int BITS, bool TABLE = false>
+struct FromPlanes {
+  static constexpr int bits = BITS;
+  static constexpr bool table = TABLE, fused = true;
+};
+struct FromBuffer {
+  static constexpr int bits = 0;
+  static constexpr bool table = false, fused = false;
+};
+
+template <class V>
+inline typename V::T byte_table(const Weight &w, int offset) {
+  alignas(64) int8_t entries[16] = {};
+  if (w.element == Element::table && w.integral)
+    for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(w.values[c] / w.unit + offset);
+  return V::tload(entries);
 }
 
 // MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products are 16-bit); 0: signed bytes,
 // or sets that sum in 32 bits at once.
-template <class V, int MT, int NV, int F>
+template <class V, int MT, int NV, int F, class Source>
 void tile_i8(const Block &b, int t0, int v0) {
-  constexpr int H = kPanelRows / V::W;
+  using B = typename V::B;
+  constexpr int H = kPanelRows / V::W, bits = Source::bits;
+  constexpr int unit = Source::fused ? unit_inputs(bits) : 8;
+  constexpr int inputs = unit < 4 * F ? 4 * F : unit < 8 ? 8 : unit;  // a turn of the inner loop
   const uint8_t *w[NV];
+  Planes planes[NV];
   int64_t s_at[NV];
   for (int j = 0; j < NV; ++j) {
-    w[j] = (const uint8_t *)b.w + (v0 + j) / H * b.w_stride + (v0 + j) % H * V::W * 4;
-    s_at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
+    const int panel = (v0 + j) / H;
+    if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
+    else w[j] = (const uint8_t *)b.w + panel * b.w_stride + (v0 + j) % H * V::W * 4;
+    s_at[j] = panel * b.s_stride + (v0 + j) % H * V::W;
   }
-  const int8_t *x[MT];
-  for (int t = 0; t < MT; ++t) x[t] = (const int8_t *)b.x + (t0 + t) * b.x_stride;
-  const int steps = b.seg / 4;
+  const auto table = byte_table<V>(*b.weight, Source::table ? buffer_offset(*b.weight, V::unsigned_bytes) : 0);
+  const B sign = V::bset(bits == 8 && !V::unsigned_bytes ? 0x80 : 0);
+  const int8_t *x = (const int8_t *)b.x + t0 * b.x_stride;
   for (int s = 0; s < b.segments; ++s) {
     typename V::I acc[MT][NV];
+    typename V::P part[MT][NV];
     for (int t = 0; t < MT; ++t)
       for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(b.x_start[(t0 + t) * b.x_seg_stride + s]);
-    if constexpr (F == 0) {
-      for (int i = 0; i < steps; ++i) {
-        typename V::B rows[NV];
-        for (int j = 0; j < NV; ++j) rows[j] = V::bload(w[j] + i * kUnitBytes);
-        for (int t = 0; t < MT; ++t) {
-          const auto four = V::broadcast4(x[t] + i * 4);
-          for (int j = 0; j < NV; ++j) acc[t][j] = V::dot(acc[t][j], rows[j], four);
-        }
-      }
-    } else {
-      for (int i = 0; i < steps; i += F) {
-        typename V::P part[MT][NV];
-        for (int f = 0; f < F; ++f) {
-          typename V::B rows[NV];
-          for (int j = 0; j < NV; ++j) rows[j] = V::bload(w[j] + (i + f) * kUnitBytes);
-          for (int t = 0; t < MT; ++t) {
-            const auto four = V::broadcast4(x[t] + (i + f) * 4);
-            for (int j = 0; j < NV; ++j) part[t][j] = f == 0 ? V::products(rows[j], four) : V::more(part[t][j], rows[j], four);
+    for (int k = 0; k < b.seg; k += inputs) {
+      repeat<0, inputs / 4>([&](auto index) {
+        constexpr int i = decltype(index)::value;
+        B rows[NV];
+        for (int j = 0; j < NV; ++j) {
+          if constexpr (Source::fused) {
+            rows[j] = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
+            if constexpr (Source::table) rows[j] = V::lookup(table, rows[j]);
+            if constexpr (bits == 8 && !V::unsigned_bytes) rows[j] = V::bxor(rows[j], sign);
+          } else {
+            rows[j] = V::bload(w[j] + i * kUnitBytes);
           }
         }
-        for (int t = 0; t < MT; ++t)
-          for (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], part[t][j]);
+        for (int t = 0; t < MT; ++t) {
+          const auto four = V::broadcast4(x + (i * MT + t) * 4);
+          for (int j = 0; j < NV; ++j) {
+            if constexpr (F == 0) acc[t][j] = V::dot(acc[t][j], rows[j], four);
+            else if constexpr (i % (F ? F : 1) == 0) part[t][j] = V::products(rows[j], four);
+            else part[t][j] = V::more(part[t][j], rows[j], four);
+          }
+        }
+        if constexpr (F != 0 && (i + 1) % (F ? F : 1) == 0)
+          for (int t = 0; t < MT; ++t)
+            for (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], part[t][j]);
+      });
+      for (int j = 0; j < NV; ++j) {
+        if constexpr (Source::fused) planes[j].advance(inputs);
+        else w[j] += inputs / 4 * kUnitBytes;
       }
+      x += MT * inputs;
     }
+    typename V::F sum[MT][NV];
     for (int t = 0; t < MT; ++t) {
-      const int64_t at = (t0 + t) * b.x_seg_stride + s;
-      const typename V::F x_scale = V::fset(b.x_scale[at]);
-      for (int j = 0; j < NV; ++j)
-        settle<V>(b, V::fmul(V::cvt(acc[t][j]), x_scale), b.x_sum[at], s_at[j] + s * kPanelRows,
-                  b.total + (t0 + t) * b.total_stride + (v0 + j) * V::W);
+      const typename V::F x_scale = V::fset(b.x_scale[(t0 + t) * b.x_seg_stride + s]);
+      for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), x_scale);
     }
-    for (int j = 0; j < NV; ++j) w[j] += steps * kUnitBytes;
-    for (int t = 0; t < MT; ++t) x[t] += b.seg;
+    settle<V, MT, NV>(b, sum, s_at, s, t0, v0);
   }
 }
 
-template <class V, int MT, int NV>
+template <class V, int MT, int NV, class Source>
 void tile_f32(const Block &b, int t0, int v0) {
-  constexpr int H = kPanelRows / V::W;
+  using F = typename V::F;
+  constexpr int H = kPanelRows / V::W, bits = Source::bits;
+  constexpr int inputs = !Source::fused ? 4 : unit_inputs(bits) < 8 ? 8 : unit_inputs(bits);
   const float *w[NV];
+  Planes planes[NV];
   int64_t s_at[NV];
   for (int j = 0; j < NV; ++j) {
-    w[j] = (const float *)((const char *)b.w + (v0 + j) / H * b.w_stride) + (v0 + j) % H * V::W;
-    s_at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
+    const int panel = (v0 + j) / H;
+    if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
+    else w[j] = (const float *)((const char *)b.w + panel * b.w_stride) + (v0 + j) % H * V::W;
+    s_at[j] = panel * b.s_stride + (v0 + j) % H * V::W;
   }
-  const float *x[MT];
-  for (int t = 0; t < MT; ++t) x[t] = (const float *)b.x + (t0 + t) * b.x_stride;
+  // Sixteen elements as floats, or whole numbers through signed bytes (codes of 8 bits less 128, the rest added back).
+  alignas(64) float entries[16] = {};
+  if constexpr (bits == 4)
+    for (int c = 0; c < 16; ++c) entries[c] = (float)(b.weight->values[c ^ b.weight->flip] / (b.weight->element == Element::integer ? b.weight->unit : 1.0));
+  const auto floats = V::ftload(entries);
+  const auto table = byte_table<V>(*b.weight, 0);
+  const typename V::B low = V::bset(bits == 8 ? 128 : b.weight->offset);
+  const F back = V::fset(bits == 8 ? (float)(128 - b.weight->offset) : 0.0f);
+  const float *x = (const float *)b.x + t0 * b.x_stride;
   for (int s = 0; s < b.segments; ++s) {
-    typename V::F acc[MT][NV];
+    F acc[MT][NV];
     for (int t = 0; t < MT; ++t)
       for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
-    for (int i = 0; i < b.seg; ++i) {
-      typename V::F rows[NV];
-      for (int j = 0; j < NV; ++j) rows[j] = V::fload(w[j] + i * kPanelRows);
-      for (int t = 0; t < MT; ++t) {
-        const typename V::F one = V::fset(x[t][i]);
-        for (int j = 0; j < NV; ++j) acc[t][j] = V::fma(rows[j], one, acc[t][j]);
+    for (int k = 0; k < b.seg; k += inputs) {
+      repeat<0, inputs / 4>([&](auto index) {
+        constexpr int i = decltype(index)::value;
+        typename V::I lanes[NV];
+        if constexpr (Source::fused)
+          for (int j = 0; j < NV; ++j) {
+            if constexpr (bits == 4 && (Source::table || V::float_tables) && !V::integer_tables) {
+              // The look-up reads four bits of a lane: no need to cut the nibbles out.
+              lanes[j] = V::as_i(V::bload(Planes::unit(planes[j].p4, i / 2, (v0 + j) % H * V::W * 4)));
+            } else {
+              typename V::B code = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
+              if constexpr (Source::table) code = V::lookup(table, code);
+              else code = V::bsub(code, low);
+              lanes[j] = V::as_i(code);
+            }
+          }
+        repeat<0, 4>([&](auto byte) {
+          constexpr int q = decltype(byte)::value;
+          F rows[NV];
+          for (int j = 0; j < NV; ++j) {
+            if constexpr (!Source::fused) {
+              rows[j] = V::fload(w[j] + (i * 4 + q) * kPanelRows);
+            } else if constexpr (bits == 4 && (Source::table || V::float_tables) && !V::integer_tables) {
+              rows[j] = V::flookup(floats, V::template srl<8 * q + 4 * (i % 2)>(lanes[j]));
+            } else {
+              rows[j] = V::cvt(signed_byte<V, q>(lanes[j]));
+              if constexpr (bits == 8) rows[j] = V::fadd(rows[j], back);
+            }
+          }
+          for (int t = 0; t < MT; ++t) {
+            const F one = V::fset(x[(i * 4 + q) * MT + t]);
+            for (int j = 0; j < NV; ++j) acc[t][j] = V::fma(rows[j], one, acc[t][j]);
+          }
+        });
+      });
+      for (int j = 0; j < NV; ++j) {
+        if constexpr (Source::fused) planes[j].advance(inputs);
+        else w[j] += inputs * kPanelRows;
       }
+      x += MT * inputs;
     }
-    for (int t = 0; t < MT; ++t) {
-      const float x_sum = b.x_sum ? b.x_sum[(t0 + t) * b.x_seg_stride + s] : 0.0f;
-      for (int j = 0; j < NV; ++j)
-        settle<V>(b, acc[t][j], x_sum, s_at[j] + s * kPanelRows, b.total + (t0 + t) * b.total_stride + (v0 + j) * V::W);
-    }
-    for (int j = 0; j < NV; ++j) w[j] += b.seg * kPanelRows;
-    for (int t = 0; t < MT; ++t) x[t] += b.seg;
+    settle<V, MT, NV>(b, acc, s_at, s, t0, v0);
   }
 }
 
-template <class V, int MT, int NV, int F>
-inline void row_of_tiles_i8(const Block &b, int t0) {
+template <class V, int MT, int NV, int F, class Source>
+inline void tiles_i8(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
   int v = 0;
-  for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F>(b, t0, v);
-  for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F>(b, t0, v);
+  for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F, Source>(b, t0, v);
+  if constexpr (NV > 1)
+    for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source>(b, t0, v);
 }
 
-template <class V, int F>
+template <class V, int F, class Source>
 void blocks_i8(const Block &b) {
   int t = 0;
-  for (; t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) row_of_tiles_i8<V, V::tokens_i8, V::vectors_i8, F>(b, t);
-  if constexpr (V::tokens_i8 > 4)
-    for (; t + 4 <= b.tokens; t += 4) row_of_tiles_i8<V, 4, V::vectors_i8, F>(b, t);
-  for (; t + 2 <= b.tokens; t += 2) row_of_tiles_i8<V, 2, V::vectors_i8_two, F>(b, t);
-  for (; t < b.tokens; ++t) row_of_tiles_i8<V, 1, V::vectors_i8_one, F>(b, t);
+  if constexpr (!Source::fused)
+    for (; t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
+  if constexpr (Source::fused || V::tokens_i8 > 4)
+    for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, V::vectors_i8_four, F, Source>(b, t);
+  for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, V::vectors_i8_two, F, Source>(b, t);
+  for (; t < b.tokens; ++t) tiles_i8<V, 1, V::vectors_i8_one, F, Source>(b, t);
+}
+
+// The widths that are decoded on the way; the rest go through the buffer.
+template <class V>
+bool fuses_i8(const Weight &w) {
+  if (w.element == Element::table) return w.bits == 4 && w.integral && w.seg % 16 == 0;
+  if (w.element == Element::integer) return w.bits != 1 && w.bits != 7 && w.seg % 16 == 0 && w.seg % unit_inputs(w.bits) == 0;
+  return false;
+}
+
+template <class V, int F, bool SMALL>
+void sources_i8(const Block &b) {
+  if (b.w) return blocks_i8<V, F, FromBuffer>(b);
+  if constexpr (SMALL) {
+    if (b.weight->element == Element::table) return blocks_i8<V, F, FromPlanes<4, true>>(b);
+    switch (b.weight->bits) {
+      case 2: return blocks_i8<V, F, FromPlanes<2>>(b);
+      case 3: return blocks_i8<V, F, FromPlanes<3>>(b);
+      case 4: return blocks_i8<V, F, FromPlanes<4>>(b);
+      default: return blocks_i8<V, F, FromPlanes<5>>(b);
+    }
+  }
 }
 
 template <class V>
 void block_i8(const Block &b) {
   if constexpr (V::sums_in_16_bits) {
     // Pairs of products of bytes: |w| * 127 * 2 a step must stay below 2^15 over F steps.
-    if (b.widest <= 32 && b.seg % 16 == 0) return blocks_i8<V, 4>(b);
-    if (b.widest <= 64) return blocks_i8<V, 2>(b);
-    if (b.widest <= 127) return blocks_i8<V, 1>(b);
+    if (b.widest <= 32 && b.seg % 16 == 0) return sources_i8<V, 4, true>(b);
+    if (b.widest <= 64) return b.w ? blocks_i8<V, 2, FromBuffer>(b) : blocks_i8<V, 2, FromPlanes<6>>(b);
+    if (b.widest <= 127) return blocks_i8<V, 1, FromBuffer>(b);
+    if (b.w) return blocks_i8<V, 0, FromBuffer>(b);
+    if (b.weight->element == Element::table) return blocks_i8<V, 0, FromPlanes<4, true>>(b);
+    return blocks_i8<V, 0, FromPlanes<8>>(b);
+  } else {
+    if (!b.w && b.weight->bits == 6) return blocks_i8<V, 0, FromPlanes<6>>(b);
+    if (!b.w && b.weight->bits == 8) return blocks_i8<V, 0, FromPlanes<8>>(b);
+    sources_i8<V, 0, true>(b);
   }
-  blocks_i8<V, 0>(b);
 }
 
-template <class V, int MT, int NV>
-inline void row_of_tiles_f32(const Block &b, int t0) {
+template <class V, int MT, int NV, class Source>
+inline void tiles_f32(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
   int v = 0;
-  for (; v + NV <= b.panels * H; v += NV) tile_f32<V, MT, NV>(b, t0, v);
-  for (; v < b.panels * H; ++v) tile_f32<V, MT, 1>(b, t0, v);
+  for (; v + NV <= b.panels * H; v += NV) tile_f32<V, MT, NV, Source>(b, t0, v);
+  if constexpr (NV > 1)
+    for (; v < b.panels * H; ++v) tile_f32<V, MT, 1, Source>(b, t0, v);
+}
+
+template <class V, class Source>
+void blocks_f32(const Block &b) {
+  int t = 0;
+  if constexpr (!Source::fused) {
+    for (; t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
+    if constexpr (V::tokens_f32 > 4)
+      for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
+  }
+  for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::vectors_f32_two, Source>(b, t);
+  for (; t < b.tokens; ++t) tiles_f32<V, 1, V::vectors_f32_one, Source>(b, t);
+}
+
+template <class V>
+bool fuses_f32(const Weight &w) {
+  if (w.element == Element::table) return w.bits == 4 && (w.integral || !V::integer_tables);
+  return w.element == Element::integer && w.bits != 1 && w.bits != 7 && w.seg % unit_inputs(w.bits) == 0;
 }
 
 template <class V>
 void block_f32(const Block &b) {
-  int t = 0;
-  for (; t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) row_of_tiles_f32<V, V::tokens_f32, V::vectors_f32>(b, t);
-  if constexpr (V::tokens_f32 > 4)
-    for (; t + 4 <= b.tokens; t += 4) row_of_tiles_f32<V, 4, V::vectors_f32>(b, t);
-  for (; t + 2 <= b.tokens; t += 2) row_of_tiles_f32<V, 2, V::vectors_f32_two>(b, t);
-  for (; t < b.tokens; ++t) row_of_tiles_f32<V, 1, V::vectors_f32_one>(b, t);
+  if (b.w) return blocks_f32<V, FromBuffer>(b);
+  if (b.weight->element == Element::table) return blocks_f32<V, FromPlanes<4, true>>(b);
+  switch (b.weight->bits) {
+    case 2: return blocks_f32<V, FromPlanes<2>>(b);
+    case 3: return blocks_f32<V, FromPlanes<3>>(b);
+    case 4: return blocks_f32<V, FromPlanes<4>>(b);
+    case 5: return blocks_f32<V, FromPlanes<5>>(b);
+    case 6: return blocks_f32<V, FromPlanes<6>>(b);
+    default: return blocks_f32<V, FromPlanes<8>>(b);
+  }
 }
 
 // ------------------------------------------------------------------------------------------------------------------- activations
@@ -531,11 +685,15 @@ constexpr Kernels table_of(const char *name) {
   return {name,
           V::unsigned_bytes,
           V::integer_tables,
+          V::tokens_i8,
+          V::tokens_f32,
           decode_u8<V>,
           decode_f32<V>,
           decode_scales<V>,
           block_i8<V>,
           block_f32<V>,
+          fuses_i8<V>,
+          fuses_f32<V>,
           quantize<V>,
           sum_of<V>,
           from_f16<V>,

@@ -19,6 +19,9 @@ namespace {
 constexpr int64_t kBlockInt8 = 256, kBlockFloat = 128;
 constexpr int kPanelsInt8 = 4, kPanelsFloat = 2, kPanelsFloatFew = 4;
 constexpr int64_t kTokens = 256;  // activations prepared at a time
+constexpr int64_t kLongestSegment = 128;
+// Up to so many tokens decoding on the way is faster than through a buffer.
+constexpr int64_t kFewInt8 = 4, kFewFloat = 2;
 
 // Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not while they compute.
 class KeepSubnormals {
@@ -94,9 +97,11 @@ struct Plan {
   const Kernels *ks;
   const Weight *w;
   bool int8;
+  int largest;  // tokens of the largest tile
   int64_t tokens, inputs, seg, segs, block, blocks;
   float *xf = nullptr;
   int8_t *xq = nullptr;
+  bool fused = false;  // decode on the way, not into a buffer first
   float *x_scale = nullptr, *x_sum = nullptr;
   int32_t *x_start = nullptr;
 };
@@ -110,12 +115,16 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
   else
     std::memset(ordered + w.k, 0, (size_t)(p.inputs - w.k) * 4);
   const bool sums = w.zeros || w.biases || w.mins;
+  int64_t t0 = 0;
+  int together = tile_tokens(p.tokens, p.largest);
+  while (t >= t0 + together) t0 += together, together = tile_tokens(p.tokens - t0, p.largest);
   const int off = p.int8 ? buffer_offset(w, p.ks->unsigned_bytes) : 0;
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int64_t k0 = b * p.block, count = p.inputs - k0 < p.block ? p.inputs - k0 : p.block;
-    const int64_t at = k0 * p.tokens + t * count;
+    const int64_t at = k0 * p.tokens + t0 * count;  // of the tile
     if (!p.int8) {
-      std::memcpy(p.xf + at, ordered + k0, (size_t)count * 4);
+      float *tile = p.xf + at + (t - t0);
+      for (int64_t j = 0; j < count; ++j) tile[j * together] = ordered[k0 + j];
       if (sums)
         for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[t * p.segs + k0 / p.seg + s] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
       continue;
@@ -123,7 +132,10 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
     for (int64_t s = 0; s < count / p.seg; ++s) {
       const int64_t entry = t * p.segs + k0 / p.seg + s;
       int32_t total;
-      p.ks->quantize(ordered + k0 + s * p.seg, p.seg, p.xq + at + s * p.seg, p.x_scale + entry, &total);
+      int8_t bytes[kLongestSegment];
+      p.ks->quantize(ordered + k0 + s * p.seg, p.seg, bytes, p.x_scale + entry, &total);
+      int8_t *tile = p.xq + at + s * p.seg * together + (t - t0) * 4;
+      for (int64_t j = 0; j < p.seg; j += 4) std::memcpy(tile + j * together, bytes + j, 4);
       p.x_start[entry] = -off * total;
       p.x_sum[entry] = p.x_scale[entry] * (float)total;
     }
@@ -163,22 +175,24 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
   float *total = total_scratch.take<float>(p.tokens * width);
   std::memset(total, 0, (size_t)(p.tokens * width) * 4);
   const int64_t item = p.int8 ? 1 : 4, buffer = up(p.block, kChunk) * kPanelRows * item;
-  char *decoded = panel_scratch.take<char>(buffer * count);
+  char *decoded = p.fused ? nullptr : panel_scratch.take<char>(buffer * count);
   const int64_t per = p.block / p.seg * kPanelRows;  // floats of one part of one panel
   float *parts = scale_scratch.take<float>(3 * per * count);
   float *scales = parts, *zeros = parts + per * count, *added = zeros + per * count;
   const float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables) ? (float)w.unit : 1.0f;
   // Whole bytes that already suit the dot product are read where they lie.
   const bool direct = p.int8 && w.bits == 8 && ks.unsigned_bytes;
+  const bool decode = !p.fused && !direct;
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block, s0 = k0 / p.seg;
     for (int i = 0; i < count; ++i) {
-      if (p.int8 && !direct) ks.decode_u8(w, first + i, k0, up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
-      if (!p.int8) ks.decode_f32(w, first + i, k0, up(inputs, kChunk), (float *)(decoded + i * buffer));
+      if (decode && p.int8) ks.decode_u8(w, first + i, k0, up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
+      if (decode && !p.int8) ks.decode_f32(w, first + i, k0, up(inputs, kChunk), (float *)(decoded + i * buffer));
       ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
     }
-    Block block;
-    block.w = direct ? w.plane8 + (first * w.padded_k() + k0) * kPanelRows : (const void *)decoded;
+    Block block{};
+    block.weight = &w, block.panel = first, block.k0 = k0;
+    block.w = p.fused ? nullptr : direct ? w.plane8 + (first * w.padded_k() + k0) * kPanelRows : (const void *)decoded;
     block.w_stride = direct ? w.padded_k() * kPanelRows : buffer;
     block.scales = scales;
     block.zeros = w.zeros ? zeros : nullptr;
@@ -218,6 +232,7 @@ void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block;
     Block block{};
+    block.weight = &w;
     block.w = decoded + k0 * kPanelRows;
     block.scales = scales;
     block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = 1, block.tokens = (int)p.tokens;
@@ -239,10 +254,12 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
   p.inputs = w.panel_order ? w.kernel_k() : up(w.k, kChunk);
   p.seg = w.panel_order ? w.seg : kChunk;
   p.segs = p.inputs / p.seg;
+  p.largest = p.int8 ? ks.tokens_i8 : ks.tokens_f32;
   p.block = block_inputs(p.seg, p.int8 ? kBlockInt8 : kBlockFloat);
   p.blocks = (p.inputs + p.block - 1) / p.block;
   for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
     p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
+    if (w.panel_order) p.fused = p.int8 ? p.tokens <= kFewInt8 && ks.fuses_i8(w) : p.tokens <= kFewFloat && ks.fuses_f32(w);
     thread_local Scratch x_scratch, segment_scratch;
     if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
     else p.xf = x_scratch.take<float>(p.tokens * p.inputs);
@@ -257,13 +274,13 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     if (p.tokens >= 8) parallel_for(p.tokens, token);
     else
       for (int64_t t = 0; t < p.tokens; ++t) token(t);
-    const int together = !w.panel_order ? 1 : p.int8 ? kPanelsInt8 : p.tokens < 4 ? kPanelsFloatFew : kPanelsFloat;
+    const int panels_together = !w.panel_order ? 1 : p.int8 ? kPanelsInt8 : p.tokens < 4 ? kPanelsFloatFew : kPanelsFloat;
     const int64_t panels = w.panels();
-    parallel_for((panels + together - 1) / together, [&](int64_t i) {
+    parallel_for((panels + panels_together - 1) / panels_together, [&](int64_t i) {
       KeepSubnormals keep;
       if (!w.panel_order) return run_rows(p, i, bias, out_dtype, to);
-      const int64_t first = i * together, left = panels - first;
-      run_panels(p, first, (int)(left < together ? left : together), bias, out_dtype, to);
+      const int64_t first = i * panels_together, left = panels - first;
+      run_panels(p, first, (int)(left < panels_together ? left : panels_together), bias, out_dtype, to);
     });
   }
 }
