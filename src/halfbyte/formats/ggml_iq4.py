@@ -19,7 +19,7 @@ from ..bits import pack
 from ..spec import Format
 from .base import Family, PartSpec
 from .ggml_k import encode_super
-from .ggml_search import F32, in_chunks, nearest, safe_divide, scale_extreme, scale_search, searching, to_half
+from .ggml_search import F32, extreme, in_chunks, nearest, reaching_half, safe_divide, scale_extreme, scale_search, searching
 from .ggml_types import check_blocks, fixed
 
 _WORDS: dict[str, Format] = {
@@ -58,6 +58,6 @@ def _encode_nl(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
     """Rows [rows, k] -> codes and scales of iq4_nl."""
     groups = x.reshape(len(x), -1, fmt.group_size)
     s = scale_search(groups, "iq4_nl", 4) if search else scale_extreme(groups, "iq4_nl", 4)
-    d = to_half(s, fmt)
+    d = reaching_half(s, extreme(groups), 127, fmt)
     codes = nearest(safe_divide(groups.astype(np.float64), d.astype(np.float64)), "iq4_nl", 4)
     return {"codes": pack(codes.reshape(x.shape), 4), "scales": d.reshape(len(x), -1)}

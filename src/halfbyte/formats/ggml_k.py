@@ -27,11 +27,11 @@ from .ggml_search import (
     in_chunks,
     line_search,
     nearest,
+    reaching_half,
     safe_divide,
     scale_extreme,
     scale_search,
     searching,
-    to_half,
 )
 from .ggml_types import check_blocks, fixed
 
@@ -89,6 +89,8 @@ def _with_minimum(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
         low, span = ends(groups, below_zero=True)
         s = span / np.float32(top)
     sc, d, step = _second_level(s, fmt, fmt.scale)
+    # Without a scale the minimum is all there is: the mean, where that is not positive.
+    low = np.where(step == 0, np.minimum(groups.mean(axis=-1, keepdims=True), 0), low)
     mn, dmin, floor = _second_level(-low, fmt, fmt.minimum)
     codes = nearest(safe_divide(groups + floor, step), fmt.element, fmt.bits)
     packed = pack(codes.reshape(x.shape), fmt.bits)
@@ -99,7 +101,8 @@ def _second_level(s: F32, fmt: Format, kind: str) -> tuple[NDArray[Any], NDArray
     """Group scales s [rows, G, 1] -> small integers [rows, G], float16 [rows, k/256], and their product, float64 [rows, G, 1]."""
     low, high = _RANGE[kind]
     per_super = s.reshape(len(s), -1, fmt.super_size // fmt.group_size)
-    d = to_half(extreme(per_super) / (low or high), fmt)
+    largest = extreme(per_super)
+    d = reaching_half(largest / (low or high), largest, abs(low or high), fmt)
     exact = d.astype(np.float64)
     small = np.clip(np.rint(safe_divide(per_super.astype(np.float64), exact)), low, high)
     held: NDArray[Any] = small.astype(np.int8 if low else np.uint8).reshape(len(s), -1)

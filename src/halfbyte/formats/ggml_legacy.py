@@ -33,6 +33,7 @@ from .ggml_search import (
     in_chunks,
     line_search,
     nearest,
+    reaching_half,
     safe_divide,
     scale_search,
     searching,
@@ -79,7 +80,7 @@ def _around_zero(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
     """Groups [rows, G, 32] -> codes and scales of q4_0, q5_0, q8_0."""
     half = 1 << (fmt.bits - 1)
     if search:
-        d = to_half(scale_search(x, "int", fmt.bits), fmt)
+        d = reaching_half(scale_search(x, "int", fmt.bits), extreme(x), half, fmt)
         codes = nearest(safe_divide(x.astype(np.float64), d.astype(np.float64)), "int", fmt.bits)
         return _parts(codes, fmt, scales=d)
     s = np.abs(x).max(axis=-1, keepdims=True) / 127 if fmt.bits == 8 else extreme(x) / -half
@@ -95,7 +96,9 @@ def _with_offset(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
     """Groups [rows, G, 32] -> codes, scales and biases of q4_1, q5_1."""
     top = (1 << fmt.bits) - 1
     if search:
-        d, m = (to_half(a, fmt) for a in line_search(x, top, below_zero=False))
+        s, low = line_search(x, top, below_zero=False)
+        d = reaching_half(s, ends(x, below_zero=False)[1], top, fmt)
+        m = to_half(np.where(d == 0, x.mean(axis=-1, keepdims=True), low), fmt)
         codes = nearest(safe_divide(x - m.astype(np.float64), d.astype(np.float64)), "uint", fmt.bits)
         return _parts(codes, fmt, scales=d, biases=m)
     low, span = ends(x, below_zero=False)

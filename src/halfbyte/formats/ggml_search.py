@@ -64,6 +64,18 @@ def to_half(x: Any, fmt: Format) -> NDArray[np.float16]:
     return half
 
 
+def reaching_half(s: Any, peak: Any, steps: float, fmt: Format) -> NDArray[np.float16]:
+    """Float16 nearest to the scale s, or the next one out where `steps` of the nearest fall short of |peak| by over half a step.
+
+    That happens among subnormal halves, which are coarse: weights near 1e-7 would be cut off, or all be zero. A peak smaller than
+    one step of the next one out stays zero.
+    """
+    half = to_half(s, fmt)
+    wider = np.nextafter(half, np.copysign(np.float16(np.inf), s.astype(np.float16)))
+    short = np.abs(peak) > np.abs(half.astype(np.float32)) * np.float32(steps + 0.5)
+    return np.where(short & (np.abs(peak) >= np.abs(wider.astype(np.float32))), wider, half)
+
+
 def extreme(x: F32) -> F32:
     """The value of largest magnitude of each group, with its sign: [..., g] -> [..., 1]. The first of equals."""
     out: F32 = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
@@ -153,5 +165,5 @@ def in_chunks(
     *lead, k = x.shape
     rows, step = x.reshape(-1, k), max(1, _CHUNK // k)
     with np.errstate(over="ignore", invalid="ignore"):  # a span beyond float32 is infinite, and `to_half` refuses it
-        pieces = [encode(rows[i : i + step].astype(np.float32)) for i in range(0, len(rows), step)]
+        pieces = [encode(rows[i : i + step].astype(np.float32, order="C")) for i in range(0, len(rows), step)]
     return {p: np.concatenate([piece[p] for piece in pieces]).reshape(*lead, -1) for p in pieces[0]}

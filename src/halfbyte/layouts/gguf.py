@@ -1,7 +1,7 @@
 """GGUF: rows of ggml blocks, the scales between the codes.
 
     weight   uint8 [*lead, n, k / block · bytes]      blocks as the file has them
-    scale    float32 [1] or [e], optional             one factor a matrix (NVFP4 writes it; any type may have it)
+    scale    float32 [1] or [e], optional             one factor a matrix (NVFP4 has it; types without a minimum may)
 
 `config` is {"type": "Q4_K"}, the ggml type name or its number. The split of a block into canonical parts is a bijection on all
 bytes, those no quantizer would write included, so any file survives the way there and back. Rare types keep their blocks
@@ -51,7 +51,12 @@ class GGUF(Layout):
         except ShapeError as e:
             raise LayoutError(f"{e}; {join(name, 'weight')} is cut short or of another type") from None
         fmt = format_named(kind.word).with_(global_op="multiply" if "scale" in tensors else "")
-        if "scale" in tensors:
+        if fmt.global_op and (fmt.bias or fmt.minimum):
+            raise UnsupportedError(
+                f"[gguf] {name or 'weight'} is {kind.name} with a factor, {join(name, 'scale')}, over its minimum too; "
+                "a factor is read beside types without one (NVFP4, MXFP4, Q8_0, Q6_K, ...)"
+            )
+        if fmt.global_op:
             want("gguf", tensors, "scale", name, (np.dtype(np.float32),), got[:-2] or (1,), "(one factor a matrix)")
         return Described(fmt, (*got[:-1], k))
 
