@@ -66,7 +66,7 @@ _NF4 = (
 # ModelOpt keeps the same table to four digits, in bfloat16.
 _NF4_MODELOPT = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
                  0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0)  # fmt: skip
-# bitsandbytes' own "fp4": sign, then 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4 (float32). Not OCP E2M1.
+# bitsandbytes' own "fp4": sign, then 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4 (float32); code 8 is +0. Not OCP E2M1.
 _BNB_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 # ggml's non-linear 4-bit table, integers.
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -118,7 +118,7 @@ def element_table(element: str, bits: int) -> F64:
         out = np.array(_NF4_MODELOPT, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
     elif element == "bnb_fp4":
         half = np.array(_BNB_FP4, np.float32).astype(np.float64)
-        out = np.concatenate([half, -half])
+        out = np.concatenate([half, 0.0 - half])
     elif element == "iq4_nl":
         out = np.array(_IQ4_NL, np.float64)
     else:

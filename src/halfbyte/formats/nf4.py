@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..spec import Format
-from .base import Family, PartSpec, check_group
+from .base import Family, PartSpec, check_group, finite
 from .decode import NESTED_BLOCK
+from .encode_table import encode_table
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
 
 
@@ -40,7 +41,12 @@ class NF4(Family):
     name = "nf4"
     words = ("nf4", "bnb_fp4", "nf4_modelopt")
     format_options = ("nested", "grouping", "scale_dtype")
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {
+        "bitsandbytes": {
+            "compute": "float32", "order": "reciprocal", "nearest": "sorted", "absmax": "unrounded", "nested_codes": "grid",
+        },
+        "modelopt": {"compute": "input", "nearest": "difference", "absmax": "unrounded"},
+    }  # fmt: skip
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
@@ -69,4 +75,4 @@ class NF4(Family):
         return specs
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+        return encode_table(finite(x, fmt.name), fmt, policy)

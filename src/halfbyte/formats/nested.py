@@ -1,0 +1,97 @@
+"""Quantizing absolute maxima once more: bitsandbytes' double quantization and ModelOpt's.
+
+    bitsandbytes: absmax = map[byte] · absmax2 + offset, map the signed dynamic map, offset the mean
+    ModelOpt:     absmax = (byte − 128) / scale2 + offset, scale2 = 127 / (largest |absmax − offset|)
+
+The dynamic map (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization") has 2^i evenly spaced fractions in the
+decade 10^(i−7) … 10^(i−6), i = 0 … 6, of either sign, and 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from .decode import NESTED_BLOCK
+
+Parts = Mapping[str, NDArray[Any]]
+GRIDS = ("exact", "grid")
+"""How a byte is found: as the nearest entry of the map, or as the nearest to x rounded to one of 65536 even steps of −1 … 1
+(bitsandbytes on a CPU)."""
+_F32 = np.float32
+
+
+@cache
+def dynamic_map() -> NDArray[np.float32]:
+    """The 256 entries in ascending order, float32, read-only; every float32 step as PyTorch takes it."""
+    entries: list[float] = [0.0, 1.0]
+    for i in range(7):
+        n = 1 << i
+        step = np.float64(_F32(_F32(1) - _F32(0.1)) / _F32(n))
+        j = np.arange(n + 1)
+        # Each boundary is one fused multiply-add from the nearer end.
+        ends = np.where(j < (n + 1) // 2, np.float64(_F32(0.1)) + step * j, 1.0 - step * (n - j)).astype(_F32)
+        fractions = (ends[:-1] + ends[1:]) / _F32(2) * _F32(10.0 ** (i - 6))
+        entries += [*fractions.tolist(), *(-fractions).tolist()]
+    out: NDArray[np.float32] = np.sort(np.array(entries, _F32))
+    out.setflags(write=False)
+    return out
+
+
+def _by_256(values: NDArray[Any]) -> NDArray[Any]:
+    """Flattened values [blocks] -> [ceil(blocks/256), 256], filled with zeros."""
+    out = np.zeros(-(-values.size // NESTED_BLOCK) * NESTED_BLOCK, values.dtype)
+    out[: values.size] = values.reshape(-1)
+    return out.reshape(-1, NESTED_BLOCK)
+
+
+def nest(absmax: NDArray[Any], codes: str) -> dict[str, NDArray[Any]]:
+    """Parts of bitsandbytes' double quantization of absolute maxima (of any shape, row-major), in float32."""
+    table = dynamic_map()
+    held = absmax.astype(_F32)
+    offset = held.mean(dtype=_F32)
+    blocks = _by_256(held - offset)
+    largest = np.abs(blocks).max(axis=-1)
+    scaled = blocks * (_F32(1) / np.where(largest == 0, _F32(1), largest))[:, None]
+    if codes == "grid":
+        scaled = np.floor((scaled + _F32(1)) * _F32(32767.5) + _F32(0.5)).astype(np.float64) / 65535 * 2 - 1
+    exact = table.astype(np.float64)
+    found = np.searchsorted((exact[1:] + exact[:-1]) / 2, scaled.astype(np.float64)).astype(np.uint8)
+    return {
+        "scales": found.reshape(-1)[: absmax.size].reshape(absmax.shape),
+        "nested_map": table,
+        "nested_absmax": largest,
+        "nested_offset": np.asarray(offset),
+    }
+
+
+def nest_modelopt(absmax: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Parts of ModelOpt's double quantization, computed in bfloat16 as its scales are; the last 256 count with zeros."""
+    bf16 = ml_dtypes.bfloat16
+    blocks = _by_256(absmax.astype(bf16))
+    offset = blocks.astype(_F32).mean(dtype=_F32).astype(bf16)
+    blocks = blocks - offset
+    largest = np.abs(blocks).max(axis=-1)
+    one = bf16(1)
+    scale2 = np.where(largest == 0, one, one / np.where(largest == 0, one, largest) * bf16(127))
+    signed = np.clip(np.rint((blocks * scale2[:, None]).astype(_F32)), -127, 127)
+    return {
+        "scales": (signed + 128).astype(np.uint8).reshape(-1)[: absmax.size].reshape(absmax.shape),
+        "nested_map": np.arange(-128, 128).astype(_F32),
+        "nested_absmax": scale2.astype(_F32),
+        "nested_offset": np.asarray(offset).astype(_F32),
+    }
+
+
+def nested_values(parts: Parts, *, inverse: bool) -> NDArray[np.float64]:
+    """Absolute maxima as the parts decode, float64, in the shape of `scales`."""
+    scales = parts["scales"]
+    second = parts["nested_absmax"].astype(np.float64)[np.arange(scales.size).reshape(scales.shape) // NESTED_BLOCK]
+    mapped = parts["nested_map"].astype(np.float64)[scales]
+    out: NDArray[np.float64] = (mapped / second if inverse else mapped * second) + float(parts["nested_offset"])
+    return out
