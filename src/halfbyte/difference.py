@@ -82,10 +82,17 @@ class Difference:
         if not a.size:
             return
         # Integers beyond 2^53 must not be rounded before they are compared.
-        unequal = (a != b) & ~(_nan(a) & _nan(b))
-        x, y = a.astype(np.float64), b.astype(np.float64)
+        unequal = a != b
+        x = a.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            self._sum(x, y, unequal, first)
+            if not unequal.any():
+                # The common case, at a third of the cost: every sum is that of the squares.
+                squares = float(np.vdot(x, x))
+                if math.isfinite(squares):
+                    self._aa, self._bb, self._ab = self._aa + squares, self._bb + squares, self._ab + squares
+                    return
+            unequal &= ~(_nan(a) & _nan(b))
+            self._sum(x, b.astype(np.float64), unequal, first)
 
     def _sum(self, x: NDArray[np.float64], y: NDArray[np.float64], unequal: NDArray[np.bool_], first: int) -> None:
         finite = np.isfinite(x) & np.isfinite(y)

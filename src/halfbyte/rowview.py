@@ -98,7 +98,7 @@ def _values(matrix: Tensor, start: int, stop: int, dtype: str | None, arithmetic
         block = matrix if (start, stop) == (0, matrix.shape[0]) else matrix.rows(start, stop)
         return block.dequantize(dtype or "float64", arithmetic)
     rows = np.asarray(matrix[start:stop])
-    if dtype is None or rows.dtype.kind in "biu":
+    if dtype in (None, rows.dtype.name) or rows.dtype.kind in "biu":
         return rows
     return round_odd(rows.astype(np.float64), dtype)
 

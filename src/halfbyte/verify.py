@@ -41,6 +41,9 @@ ASIDE = re.compile(
 )
 """Tensors that need no counterpart: scales of activations, and rotary frequencies, which follow from the configuration."""
 
+RELEASE_EVERY = 16
+"""Blocks of values after which mapped pages are let go: 64 MB of a float32 tensor."""
+
 _ROUNDED = ("float16", "bfloat16", "float32")
 
 Progress = Callable[[int, int, str], None]
@@ -185,13 +188,20 @@ def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str
         return Comparison("shape", **facts)
     as_dtype = dtype or _common_dtype(x, y, arithmetic)
     difference = Difference()
-    for start, stop in x.blocks():
+    for number, (start, stop) in enumerate(x.blocks(), 1):
         difference.add(x.read(start, stop, as_dtype, arithmetic), y.read(start, stop, as_dtype, arithmetic))
+        if number % RELEASE_EVERY == 0:
+            _release(a, b, match)
+    _release(a, b, match)
+    status = "identical" if difference.identical else "close" if difference.within(rtol) else "different"
+    return Comparison(status, **facts, compared_as=as_dtype, difference=difference)
+
+
+def _release(a: Checkpoint, b: Checkpoint, match: Match) -> None:
+    """Let go of the pages read so far: a dense tensor larger than memory is walked through, not gathered."""
     for checkpoint, keys in ((a, match.left_keys), (b, match.right_keys)):
         for key in keys:
             checkpoint.release(key)
-    status = "identical" if difference.identical else "close" if difference.within(rtol) else "different"
-    return Comparison(status, **facts, compared_as=as_dtype, difference=difference)
 
 
 def _view(checkpoint: Checkpoint, pieces: Sequence[Piece], several: bool) -> RowView:
