@@ -304,7 +304,7 @@ def broken(changes: dict) -> tuple[dict[str, np.ndarray], dict]:
     }
     config = {"num_bits": 4, "strategy": "group", "group_size": 32}
     for key, value in changes.items():
-        (config if key in ("num_bits", "strategy", "group_size", "block_structure") else tensors)[key] = value
+        (config if key in ("num_bits", "strategy", "group_size", "block_structure", "format") else tensors)[key] = value
     return {s: t for s, t in tensors.items() if t is not None}, config
 
 
@@ -316,6 +316,7 @@ def broken(changes: dict) -> tuple[dict[str, np.ndarray], dict]:
         ({"weight_packed": np.zeros(16, np.int32)}, r"down\.weight_packed has shape \[16\]; a weight has 2 or 3 axes"),
         ({"weight_packed": np.zeros((16, 15), np.int32)}, r"down\.weight_packed has 15 words a row; 128 codes of 4 bits take 16"),
         ({"num_bits": 3}, r"has 16 words a row; 128 codes of 3 bits take 12 \(13 before version 0\.19\)"),
+        ({"format": "marlin-24"}, r"down: format 'marlin-24'; read: mixed-precision, pack-quantized, int-quantized"),
         ({"num_bits": None}, r"down: num_bits None; packed words hold 1 to 8"),
         ({"weight_shape": np.array([15, 128])}, r"down\.weight_shape is \[15, 128\]; weight_packed has 16 rows"),
         ({"weight_shape": np.array([128])}, r"down\.weight_shape is \[128\]"),
@@ -358,7 +359,7 @@ def test_tensors_that_do_not_fit_are_named_with_their_sizes(changes: dict, messa
             {"format": "nvfp4-pack-quantized"},
             "this weight is written as pack-quantized or int-quantized",
         ),
-        (integer_tensor(4, (8, 64), 32), {"num_bits": 8}, "the config asks for 8 bits"),
+        (integer_tensor(4, (8, 64), 32), {"num_bits": 8}, "the config asks for num_bits 8; this weight has 4"),
     ],
 )
 def test_what_the_layout_cannot_hold_is_refused(q: QTensor, config: dict, message: str) -> None:

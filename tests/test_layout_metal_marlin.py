@@ -99,7 +99,7 @@ def test_tensors_that_do_not_fit_are_named_with_their_sizes(changes: dict, messa
         (integer_tensor(8, (8, 64), 32), {}, "holds 4 bits, not 8"),
         (integer_tensor(4, (8, 60), 32), {}, "60 inputs are not whole words of 8"),
         (integer_tensor(4, (8, 64), 32, act_order=True), {}, "act-order group index"),
-        (integer_tensor(4, (8, 64), 32), {"codec": "fp4"}, "the config asks for fp4"),
+        (integer_tensor(4, (8, 64), 32), {"codec": "fp4"}, "the config asks for codec 'fp4'; this weight has 'int4'"),
         (integer_tensor(4, (8, 64), 32, zeros=(2049, 2049)), {}, "a zero point of up to 2049 is no float16 number"),
     ],
 )

@@ -24,7 +24,7 @@ from ..errors import LayoutError
 from ..exact import bfloat16
 from ..formats import format_named
 from ..qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want, whole
 from .integers import check_integer, check_zero_range, stored_zeros
 from .words import as_bytes, as_words
 
@@ -34,26 +34,35 @@ ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 """Column held by each field of a word, lowest field first."""
 
 
+def word(config: Config, transformers: str, autoawq: str) -> str:
+    """The key a config uses: transformers' word, unless only AutoAWQ's own is there."""
+    return autoawq if config.get(transformers) is None and autoawq in config else transformers
+
+
 def awq_bits(layout: str, config: Config, name: str, allowed: tuple[int, ...] = (4,)) -> int:
     """`bits` (or AutoAWQ's own `w_bit`) of a config, 4 when it says nothing. Raises LayoutError for another width than
     allowed."""
-    bits = config.get("bits", config.get("w_bit", 4))
+    bits = whole(layout, config, word(config, "bits", "w_bit"), name)
+    bits = 4 if bits is None else bits
     if bits not in allowed:
         raise LayoutError(f"[{layout}] {name}: bits {bits!r}; allowed: {', '.join(map(str, allowed))}")
-    return int(bits)
+    return bits
 
 
 def awq_group(layout: str, config: Config, name: str, k: int, groups: int | None) -> int:
     """`group_size` (or AutoAWQ's own `q_group_size`) of a config, checked against the groups of the scales when known."""
-    size = config.get("group_size", config.get("q_group_size"))
+    size = whole(layout, config, word(config, "group_size", "q_group_size"), name)
     if size is None:
         if not groups or k % groups:
-            raise LayoutError(f"[{layout}] {name}: the config has no group_size, and {k} inputs are not {groups} equal groups")
+            shapes = f"{k} inputs are not {groups} equal groups" if groups else "the padded scales do not tell it"
+            raise LayoutError(f"[{layout}] {name}: the config has no group_size, and {shapes}")
         return k // groups
-    expected = 1 if size == -1 and k else -(-k // size)
+    if size != -1 and size < 1:
+        raise LayoutError(f"[{layout}] {name}: group_size {size}; allowed: 1 or more, or -1 for the whole row")
+    expected = min(k, 1) if size == -1 else -(-k // size)
     if groups is not None and expected != groups:
         raise LayoutError(f"[{layout}] {join(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {expected}")
-    return int(size)
+    return size
 
 
 class AWQ(Layout):
@@ -118,10 +127,8 @@ def awq_config(q: QTensor, layout: str) -> dict[str, Any]:
 
 def check_config(layout: str, q: QTensor, config: Config) -> None:
     """LayoutError when the config names other bits or groups than q has."""
-    bits = config.get("bits", config.get("w_bit", q.format.bits))
-    size = config.get("group_size", config.get("q_group_size", q.format.group_size))
-    if bits != q.format.bits or size != q.format.group_size:
-        raise refuse(layout, q, f"the config asks for {bits} bits in groups of {size}")
+    bits, size = word(config, "bits", "w_bit"), word(config, "group_size", "q_group_size")
+    check_asked(layout, q, config, {bits: q.format.bits, size: q.format.group_size})
 
 
 def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:

@@ -133,6 +133,21 @@ def want(
     return got
 
 
+def whole(layout: str, config: Config, key: str, name: str) -> int | None:
+    """The whole number `config` gives for `key`, None when it gives none. Raises LayoutError for anything else."""
+    value = config.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise LayoutError(f"[{layout}] {name}: {key} is {value!r} in the quantization config; a whole number is wanted")
+    return value
+
+
+def check_asked(layout: str, q: QTensor, config: Config, expected: Mapping[str, Any]) -> None:
+    """LayoutError when `config` asks for another value of a parameter than q has; what it leaves out is fine."""
+    for key, value in expected.items():
+        if config.get(key) not in (None, value):
+            raise refuse(layout, q, f"the config asks for {key} {config[key]!r}; this weight has {value!r}")
+
+
 def refuse(layout: str, q: QTensor, why: str, instead: str = "") -> LayoutError:
     """The error for a tensor that a layout cannot hold exactly."""
     tail = f"; {instead}" if instead else ""

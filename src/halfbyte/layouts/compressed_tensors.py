@@ -32,14 +32,18 @@ from ..formats import format_named
 from ..qtensor import QTensor
 from ..spec import Format
 from . import compressed_tensors_pack as words
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, want
-from .compressed_tensors_write import group_config, scales_shape, write
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, want, whole
+from .compressed_tensors_write import INTEGER, WORDS, group_config, scales_shape, write
 from .integers import check_index, monotone
 from .words import remember
 
 I8, U8, I32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
 E4M3, E5M2, E8M0 = (np.dtype(t) for t in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu))
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
+
+
+READ = (None, "mixed-precision", *INTEGER, *dict.fromkeys(WORDS.values()))
+"""`format` words of a config whose weights are read. Which one a module has, its dtypes say."""
 
 
 def weight_args(config: Config) -> dict[str, Any]:
@@ -71,6 +75,9 @@ class CompressedTensors(Layout):
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         args = weight_args(config)
+        if args.get("format") not in READ:
+            known = ", ".join(str(f) for f in READ if f)
+            raise LayoutError(f"[{self.name}] {name}: format {args['format']!r}; read: {known}")
         want(self.name, tensors, "weight_scale", name, (*FLOATS, E4M3, E8M0, U8))
         scale = tensors["weight_scale"]
         if "weight_packed" in tensors:
@@ -84,10 +91,10 @@ class CompressedTensors(Layout):
             word = {E4M3: "mxfp8_e4m3", E5M2: "mxfp8_e5m2"}.get(dtype)
             if word is None:
                 raise LayoutError(f"[{self.name}] {join(name, 'weight')} is {dtype} under power-of-two scales; read: float8")
-            fmt = format_named(word, args.get("group_size") or 32)
+            fmt = format_named(word, whole(self.name, args, "group_size", name) or 32)
             want(self.name, tensors, "weight_scale", name, (), (*lead, n, fmt.groups(k)), f"for {k} inputs")
         elif dtype == I8:
-            bits = args.get("num_bits", 8)
+            bits = whole(self.name, args, "num_bits", name) or 8
             fmt = self._scoped(f"{'u' if 'weight_zero_point' in tensors else ''}int{bits}", tensors, args, (*lead, n, k), name)
         else:
             fmt = self._scoped("fp8_e4m3" if dtype == E4M3 else "fp8_e5m2", tensors, args, (*lead, n, k), name)
@@ -96,8 +103,8 @@ class CompressedTensors(Layout):
     def _describe_words(self, tensors: Mapping[str, HasHeader], args: Config, name: str) -> Described:
         """pack-quantized."""
         *lead, n, width = self._matrix(want(self.name, tensors, "weight_packed", name), "weight_packed", name)
-        bits, size = args.get("num_bits"), args.get("group_size")
-        if not isinstance(bits, int) or not 1 <= bits <= 8:
+        bits, size = whole(self.name, args, "num_bits", name), whole(self.name, args, "group_size", name)
+        if bits is None or not 1 <= bits <= 8:
             raise LayoutError(
                 f"[{self.name}] {name}: num_bits {bits!r}; packed words hold 1 to 8, given in the quantization config"
             )
@@ -107,8 +114,8 @@ class CompressedTensors(Layout):
             if len(shape) != len(lead) + 2 or shape[:-1] != (*lead, n) or shape[-1] < 0:
                 raise LayoutError(f"[{self.name}] {join(name, 'weight_shape')} is {list(shape)}; weight_packed has {n} rows")
             k = shape[-1]
-        elif args.get("strategy") == "group" and isinstance(size, int) and size > 0:
-            k = want(self.name, tensors, "weight_scale", name)[-1] * size
+        elif args.get("strategy") == "group" and size is not None and size > 0:
+            k = math.prod(tensors["weight_scale"].shape[-1:]) * size
         else:
             k = 32 * width // bits
         if not words.packings(width, k, bits):
@@ -134,8 +141,8 @@ class CompressedTensors(Layout):
                         f"[{self.name}] {join(name, 'weight_global_scale')} has {count} values; wanted {math.prod(lead)}"
                     )
         else:
-            size = args.get("group_size") or 32
-            bits = args.get("num_bits") or (8 * nbytes // (size * groups) if groups else 4)
+            size = whole(self.name, args, "group_size", name) or 32
+            bits = whole(self.name, args, "num_bits", name) or (8 * nbytes // (size * groups) if groups else 4)
             if bits not in (4, 6) or 8 * nbytes % bits:
                 raise LayoutError(
                     f"[{self.name}] {join(name, 'weight_packed')} has {nbytes} bytes and {groups} scales a row; "
@@ -156,21 +163,24 @@ class CompressedTensors(Layout):
 
     def _scoped(self, word: str, tensors: Mapping[str, HasHeader], args: Config, shape: tuple[int, ...], name: str) -> Format:
         """The format of float scales: a tensor, channels, groups or blocks, from the shape of the scales and the config."""
-        n, k = shape[-2:]
-        got = want(self.name, tensors, "weight_scale", name, FLOATS)
+        *lead, n, k = shape
+        got, strategy = want(self.name, tensors, "weight_scale", name, FLOATS), args.get("strategy")
         dtype = tensors["weight_scale"].dtype.name
-        block, size = args.get("block_structure"), args.get("group_size")
-        if args.get("strategy") == "block" and block:
-            fmt = format_named(word, int(block[1]), scale_dtype=dtype, rows=int(block[0]))
-        elif math.prod(got) == 1 and (args.get("strategy") in (None, "tensor") or len(got) < 2):
+        block, size = args.get("block_structure"), whole(self.name, args, "group_size", name)
+        one = math.prod(got) == math.prod(lead) and (strategy == "tensor" or len(got) < 2 or (strategy is None and not lead))
+        if strategy == "block":
+            if not isinstance(block, (list, tuple)) or len(block) != 2 or not all(isinstance(b, int) and b > 0 for b in block):
+                raise LayoutError(f"[{self.name}] {name}: block_structure {block!r}; wanted two positive sizes, rows and columns")
+            fmt = format_named(word, block[1], scale_dtype=dtype, rows=block[0])
+        elif one and k:
             return format_named(word, -1, scale_dtype=dtype, rows=-1)
-        elif got[-1:] == (1,) and args.get("strategy") != "group":
+        elif strategy == "channel" or (got[-1:] == (1,) and strategy != "group"):
             fmt = format_named(word, -1, scale_dtype=dtype)
         else:
-            if not size or size < 0:
-                size = -(-k // got[-1]) if got[-1] else 1
+            if size is None or size < 1:
+                size = -(-k // got[-1]) if got and got[-1] and k else 1
             fmt = format_named(word, size, scale_dtype=dtype, **({"rows": -1} if got[:-1] == (1,) and n != 1 else {}))
-        why = f"for a weight of {n} by {k} and {args.get('strategy')} scales"
+        why = f"for a weight of {n} by {k} and {strategy} scales"
         want(self.name, tensors, "weight_scale", name, (), scales_shape(fmt, shape), why)
         return fmt
 

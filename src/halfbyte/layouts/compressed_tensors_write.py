@@ -15,7 +15,7 @@ from ..formats import family_of
 from ..qtensor import QTensor
 from ..spec import Format
 from . import compressed_tensors_pack as words
-from .base import Array, Config, refuse
+from .base import Array, Config, check_asked, refuse
 from .integers import check_integer, check_zero_range, monotone
 from .words import recall
 
@@ -26,7 +26,7 @@ WORDS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp
          "fp8_e4m3": "float-quantized", "fp8_e5m2": "float-quantized"}  # fmt: skip
 """Codec -> `format` word of the config. Integers are pack-quantized or int-quantized."""
 PLAIN = ("int-quantized", "naive-quantized")
-INTEGER = (*PLAIN, "pack-quantized")
+INTEGER = ("pack-quantized", *PLAIN)
 
 
 def scales_shape(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -54,8 +54,7 @@ def write(layout: str, q: QTensor, args: Config, own: Mapping[str, Any]) -> dict
     """The tensors of `q`. Raises LayoutError when the layout cannot hold it."""
     fmt, (*lead, n, k) = q.format, q.shape
     word = word_of(layout, q, args, own)
-    if args.get("num_bits", fmt.bits) != fmt.bits:
-        raise refuse(layout, q, f"the config asks for {args['num_bits']} bits")
+    check_asked(layout, q, args, {"num_bits": fmt.bits})
     if fmt.family == "integer":
         check_integer(layout, q, range(1, 9), groupings=("row", "block"), ndims=(2, 3), group_index=True)
     elif "group_index" in q.parts:

@@ -35,7 +35,7 @@ from ..errors import LayoutError
 from ..exact import bfloat16
 from ..formats import format_named
 from ..qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want, whole
 from .integers import check_index, check_integer, check_zero_range, monotone, stored_zeros
 from .words import (
     as_bytes,
@@ -104,7 +104,7 @@ class GPTQ(Layout):
         _, width = want(
             self.name, tensors, "qzeros", name, (I32,), (groups, None), f"for the {groups} groups of {join(name, 'scales')}"
         )
-        bits = config.get("bits")
+        bits = whole(self.name, config, "bits", name)
         if bits is None and n and 32 * width % n == 0:
             bits = 32 * width // n
         if bits not in BITS:
@@ -130,7 +130,7 @@ class GPTQ(Layout):
             (groups, self._words(n, bits, planar, name)),
             f"for {n} outputs of {bits} bits",
         )
-        size = config.get("group_size")
+        size = whole(self.name, config, "group_size", name)
         if size is None:
             size = k // groups if groups and k % groups == 0 else -1
         fmt = format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name)
@@ -189,8 +189,7 @@ class GPTQ(Layout):
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         check_integer(self.name, q, BITS, group_index=True)
         fmt, (n, k) = q.format, q.shape
-        if config.get("group_size", fmt.group_size) != fmt.group_size or config.get("bits", fmt.bits) != fmt.bits:
-            raise refuse(self.name, q, f"the config asks for {config.get('bits')} bits in groups of {config.get('group_size')}")
+        check_asked(self.name, q, config, {"bits": fmt.bits, "group_size": fmt.group_size})
         how = variant(config, fmt.bits)
         own = self.remembered(q)
         if how.planar and len(PLANES[fmt.bits]) > 1 and (k % 32 or n % 32):

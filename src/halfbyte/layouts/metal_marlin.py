@@ -23,7 +23,7 @@ from ..exact import bfloat16
 from ..formats import format_named
 from ..qtensor import QTensor
 from .awq import awq_group
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want
 from .integers import check_integer
 from .words import as_bytes, as_words, recall, remember
 
@@ -50,7 +50,9 @@ class MetalMarlin(Layout):
             self.name, tensors, "scales", name, FLOATS, (*lead, None, n), f"for {join(name, 'qweight')} {list(shape)}"
         )
         dtype = tensors["scales"].dtype
-        codec = config.get("codec", "uint4" if "zeros" in tensors else "int4")
+        codec = config.get("codec")
+        if codec is None:
+            codec = "uint4" if "zeros" in tensors else "int4"
         if codec not in CODECS or ("zeros" in tensors) != (codec == "uint4"):
             have = "with" if "zeros" in tensors else "without"
             raise LayoutError(
@@ -92,11 +94,7 @@ class MetalMarlin(Layout):
         k, dtype = q.shape[-1], q.parts["scales"].dtype
         if k % 8:
             raise refuse(self.name, q, f"{k} inputs are not whole words of 8")
-        if (
-            config.get("codec", q.format.name) != q.format.name
-            or config.get("group_size", q.format.group_size) != q.format.group_size
-        ):
-            raise refuse(self.name, q, f"the config asks for {config.get('codec')} in groups of {config.get('group_size')}")
+        check_asked(self.name, q, config, {"codec": q.format.name, "group_size": q.format.group_size})
         out: dict[str, Array] = {
             "qweight": np.ascontiguousarray(as_words(q.parts["codes"], np.uint32).swapaxes(-1, -2)),
             "scales": np.ascontiguousarray(q.parts["scales"].swapaxes(-1, -2)),
