@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from golden_case import GOLDEN, read_case, same_tensors
+from golden_case import same_tensors
 from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.gptq import PLANES
-from halfbyte.layouts.gptq_label import suspicions
 from halfbyte.layouts.integers import monotone
 from halfbyte.qtensor import QTensor
 from layout_tensors import field, halves, headers, integer_tensor, words
@@ -264,34 +263,3 @@ def test_other_codecs_are_refused() -> None:
     q = QTensor(fmt, (32, 64), {"codes": np.zeros((32, 32), np.uint8), "scales": np.zeros((32, 2), np.uint8)})
     with pytest.raises(LayoutError, match=r"\[gptq\] mxfp4:g32 of shape \(32, 64\) cannot be written: the layout holds integers"):
         GPTQ.pack(q, V1)
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
-def test_case_02_a_label_that_lies_is_suspected(bits: int) -> None:
-    q = integer_tensor(bits, (32, 64), 32)
-    v1, v2 = {**V1, "sym": True}, {**V2, "sym": True}
-    stored = {"v1": GPTQ.pack(q, v1)["qzeros"], "v2": GPTQ.pack(q, v2)["qzeros"]}
-    assert suspicions(stored["v1"], 32, bits, v1) == []
-    assert suspicions(stored["v2"], 32, bits, v2) == []
-    for zeros, config in ((stored["v2"], v1), (stored["v1"], v2)):
-        (found,) = suspicions(zeros, 32, bits, config)
-        assert found.code == "gptq-label"
-        assert "every weight is one step off" in found.message
-    assert suspicions(stored["v2"], 32, bits, {**V1, "sym": False}) == []
-
-
-def test_case_02_a_v1_word_that_holds_the_top_code_is_flagged() -> None:
-    for path, flagged in (("b4_g32_asym_zero_points", True), ("b4_g128_sym", False), ("b2_g64_asym", True)):
-        case = read_case(GOLDEN / "autogptq" / f"{path}.safetensors")
-        found = suspicions(case.tensors["qzeros"], 32, case.config["bits"], case.config)
-        assert bool(found) == flagged, path
-        assert all(f.code == "gptq-zero-point" for f in found)
-    wrapped = read_case(GOLDEN / "gptqmodel" / "v1_b4_g32_asym_zero_points.safetensors")
-    assert suspicions(wrapped.tensors["qzeros"], 32, 4, wrapped.config) == []  # its reader undoes the wrapping, nothing is lost
-    mixed = integer_tensor(4, (32, 64), 32, zeros=(1, 9))
-    (found,) = suspicions(GPTQ.pack(mixed, V1)["qzeros"], 32, 4, {**V1, "sym": True})
-    assert found.code == "gptq-symmetric"
-
-
-def test_no_zero_points_are_not_suspected() -> None:
-    assert suspicions(np.zeros((0, 4), np.int32), 32, 4, {**V1, "sym": True}) == []
