@@ -6,6 +6,11 @@ HQQ groups the flattened matrix. With axis 1, g consecutive elements share a sca
 groups and `flat` otherwise. With axis 0 the matrix is reshaped to (g, n·k/g) and a column shares a scale: element f of the
 flattened matrix is in group f mod (n·k/g), the `strided` grouping (HQQ itself wants whole groups; here the quotient rounds up).
 
+An encoder takes the range of a group over 2^N − 1 steps for its scale, and −min / scale for its zero point. By default a scale is
+no smaller than keeps the zero point's units digit in its dtype, so that a nearly constant group far from 0 stays right, and codes
+are found with the stored scale and zero point. HQQ's own rule multiplies by the reciprocal in float32, before either is stored;
+its optimizer of zero points is not round-to-nearest and not here.
+
 Words: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 unless given. Format options: `axis` (1), `scale_dtype`
 (float16; the zero points have it too), `grouping` (`row` or `flat` for axis 1; `Family.fit` picks from the shape).
 """
@@ -13,15 +18,30 @@ Words: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 un
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bits import pack
 from ..errors import FormatError
 from ..spec import Format
-from .base import Family, check_group
+from .base import SCALE_DTYPES, Family, check_group, finite
+from .grouping import grouped, ungrouped
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
+from .policy import computing, in_scale_dtype, one_of, policy_from, ratio
+
+
+@dataclass(frozen=True)
+class HQQPolicy:
+    """How a group is rounded: `rule` "range", or "hqq" for HQQ's own arithmetic."""
+
+    rule: str = "range"
+
+    def __post_init__(self) -> None:
+        one_of("rule", self.rule, ("range", "hqq"))
 
 
 class HQQ(Family):
@@ -30,7 +50,7 @@ class HQQ(Family):
     name = "hqq"
     words = tuple(f"hqq{b}" for b in range(1, 9))
     format_options = ("axis", "scale_dtype", "grouping")
-    policies: ClassVar[dict[str, dict[str, Any]]] = {}
+    policies: ClassVar[dict[str, dict[str, Any]]] = {"hqq": {"scale_dtype": "input", "rule": "hqq"}}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
@@ -48,4 +68,32 @@ class HQQ(Family):
         return fit_flat(fmt, shape)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
+        rule = policy_from(HQQPolicy, fmt, policy).rule
+        values = computing(grouped(finite(x, fmt.name), fmt), "float32" if rule == "hqq" else "exact")
+        steps = values.dtype.type((1 << fmt.bits) - 1)
+        scale, zero, whole = (_hqq if rule == "hqq" else _range)(values, steps, fmt)
+        codes = np.clip(np.rint(whole), 0, steps).astype(np.uint8)
+        return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": scale, "zeros": zero}
+
+
+Rounded = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+"""Stored scale, stored zero point, codes before rounding."""
+
+
+def _range(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
+    low, high = values.min(axis=-1), values.max(axis=-1)
+    digits = 2.0 ** (ml_dtypes.finfo(SCALE_DTYPES[fmt.scale]).nmant + 1)
+    scale = in_scale_dtype(np.maximum((high - low) / steps, np.maximum(np.abs(low), np.abs(high)) / digits), fmt)
+    held = scale.astype(values.dtype)
+    zero = in_scale_dtype(-ratio(low, held), fmt, "zero point")
+    return scale, zero, ratio(values, held[..., None]) + zero.astype(values.dtype)[..., None]
+
+
+def _hqq(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
+    of = values.dtype.type
+    low, span = values.min(axis=-1), values.max(axis=-1) - values.min(axis=-1)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(span <= of(1e-4), of(1), np.minimum(of(1) / span * steps, of(2e4)))
+    zero = -low * inverse
+    whole = values * inverse[..., None] + zero[..., None]
+    return in_scale_dtype(of(1) / inverse, fmt), in_scale_dtype(zero, fmt, "zero point"), whole
