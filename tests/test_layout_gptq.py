@@ -263,3 +263,5 @@ def test_other_codecs_are_refused() -> None:
     q = QTensor(fmt, (32, 64), {"codes": np.zeros((32, 32), np.uint8), "scales": np.zeros((32, 2), np.uint8)})
     with pytest.raises(LayoutError, match=r"\[gptq\] mxfp4:g32 of shape \(32, 64\) cannot be written: the layout holds integers"):
         GPTQ.pack(q, V1)
+    with pytest.raises(LayoutError, match="the layout holds integers"):
+        GPTQ.config(q)

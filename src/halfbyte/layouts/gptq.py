@@ -236,6 +236,7 @@ class GPTQ(Layout):
 
     def config(self, q: QTensor) -> dict[str, Any]:
         """v2 zero points where v1 has no code for one of them, else v1, which everything reads."""
+        check_integer(self.name, q, BITS, group_index=True)
         zeros = stored_zeros(q)
         middle = 1 << (q.format.bits - 1)
         v1 = q.format.bits not in (5, 6, 7) and (not zeros.size or int(zeros.min()) > 0)
