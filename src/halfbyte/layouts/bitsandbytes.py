@@ -86,7 +86,9 @@ class BitsAndBytes(Layout):
         fmt, shape = self.describe(tensors, config, name)
         if fmt.element == "int":
             parts: dict[str, Array] = {"codes": signed_codes(tensors["weight"]), "scales": tensors["SCB"].reshape(shape[0], 1)}
-            details: dict[str, Any] = {"weight_format": 0} if "weight_format" in tensors else {}
+            details: dict[str, Any] = {}
+            if "weight_format" in tensors:
+                details["weight_format_shape"] = list(tensors["weight_format"].shape)
             return QTensor(fmt, shape, parts, origin="bitsandbytes", details=details, name=name)
         state, weight = _state(tensors, config, name), tensors["weight"]
         details = {"dtype": str(state.get("dtype", "float32")), "weight_shape": list(weight.shape), "storage": weight.dtype.name}
@@ -124,7 +126,9 @@ class BitsAndBytes(Layout):
                 "weight": (q.parts["codes"] ^ np.uint8(0x80)).view(np.int8),
                 "SCB": q.parts["scales"].reshape(-1),
             }
-            return {**out, "weight_format": np.zeros((), np.uint8)} if "weight_format" in kept else out
+            if "weight_format_shape" in kept:
+                out["weight_format"] = np.zeros(kept["weight_format_shape"], np.uint8)
+            return out
         kind = self._kind(q)
         size = q.size
         codes = np.zeros(size + size % 2, np.uint8)

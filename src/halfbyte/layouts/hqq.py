@@ -107,7 +107,6 @@ class HQQ(Layout):
         width, per = _PACKINGS[packing]
         scale_shape = tuple(kept.get("scale_shape", ()))
         if "scale_shape" not in kept or math.prod(scale_shape) != q.parts["scales"].size:
-            scale_shape = (-1, 1) if axis else (1, -1)
             scale_shape = (q.parts["scales"].size, 1) if axis else (1, q.parts["scales"].size)
         # One scale for everything packs the weight as it is; otherwise the matrix of groups is packed.
         columns = (group if scale_shape != () else k) if axis else n * k // group
@@ -184,7 +183,7 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
     count = math.prod(scale)
     axis = _number(tensors.get("axis"))
     axis = config.get("axis", 1 if scale in ((), (count, 1)) else 0) if axis is None else axis
-    group = n * k // count if count else int(config.get("group_size") or 64)
+    group = n * k // count if count else int(_number(tensors.get("group_size")) or config.get("group_size") or 64)
     wanted = {1: (count, 1), 0: (1, count)}.get(int(axis), ())
     if scale not in (wanted, ()) or group * count != n * k:
         raise LayoutError(
@@ -227,7 +226,7 @@ def _slabs(words: Array, width: int, per: int) -> Array:
 
 def _words(slabs: Array, width: int, per: int) -> Array:
     """Inverse of `_slabs`, the top bits zero."""
-    wide = slabs.astype(np.int32 if width == 3 else np.uint8).reshape(per, -1, slabs.shape[1])
+    wide = slabs.astype(np.int32 if width == 3 else np.uint8).reshape(per, slabs.shape[0] // per, slabs.shape[1])
     out = np.zeros(wide.shape[1:], wide.dtype)
     for i in range(per):
         out |= wide[i] << (width * (per - 1 - i))
