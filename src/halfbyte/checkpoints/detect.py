@@ -87,17 +87,18 @@ class Detector:
         """The reading of `module`. CheckpointError naming its file and tensors when there is none, or more than one."""
         meant, others = self.pool(tensors)
         params = self.parameters(module)
-        first = meant or others
-        readings, problem = self._try(first, params, module, tensors)
-        if meant and not readings:
+        if self.scheme is not None and not meant:
+            # Not all of its tensors are there; its own complaint says which.
+            meant = [layout for layout in self.layouts if self.scheme.prefers(layout.name)][:1]
+        readings, problem = self._try(meant or others, params, module, tensors)
+        if self.scheme is not None and not readings:
             readings, _ = self._try(others, params, module, tensors)
             if readings:
-                assert self.scheme is not None  # it names `meant`
                 text = f"the config says {self.scheme.method}, its tensors are {readings[0].layout.name}; read as that"
                 odd = Finding("warning", "layout-disagrees", module, text)
                 readings = [Reading(r.layout, r.params, r.described, odd) for r in readings]
         if not readings:
-            return self._infer(first, params, module, tensors, problem)
+            return self._infer(meant or others, params, module, tensors, problem)
         if any(r.described != readings[0].described for r in readings):
             names = ", ".join(f"{r.layout.name} ({r.described.format}, {r.described.shape})" for r in readings)
             raise self._refusal(tensors, f"{module} can be read as {names}; say which with config={{'quant_method': ...}}")

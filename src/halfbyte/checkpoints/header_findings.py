@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -63,19 +64,20 @@ def _config(c: SafetensorsCheckpoint) -> Iterator[Finding]:
 
 
 def _unclaimed(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    beside: Counter[str] = Counter()
     for key in c.dense_keys():
         last = key.rpartition(".")[2]
+        header = c.shards.header(key)
         if last in BENIGN:
-            yield Finding("note", "activation-tensor", key, "belongs to activations; kept as a tensor, no weight uses it")
-        elif c.suffix_like(key) and last not in ("weight", "bias"):
-            yield Finding(
-                "warning", "unclaimed", key, "named like a part of a packed weight, but no packed weight stands beside it"
-            )
-        elif c.shards.header(key).dtype.name in PACKED_DTYPES and len(c.shards.header(key).shape) >= 2:
-            dtype = c.shards.header(key).dtype.name
-            yield Finding(
-                "warning", "unclaimed", key, f"{dtype} codes without scales beside them: read as a plain array of {dtype}"
-            )
+            beside[last] += 1
+        elif c.suffix_like(key):
+            yield Finding("warning", "unclaimed", key, "named like a part of a packed weight, but no packed weight stands beside it")
+        elif header.dtype.name in PACKED_DTYPES and len(header.shape) >= 2:
+            dtype = header.dtype.name
+            yield Finding("warning", "unclaimed", key, f"{dtype} codes without scales beside them: read as a plain array of {dtype}")
+    for last, count in beside.items():
+        text = f"{count:,} tensors of this name belong to activations or caches; they are kept as arrays, no weight uses them"
+        yield Finding("note", "activation-tensors", last, text)
 
 
 def _tied(c: SafetensorsCheckpoint) -> Iterator[Finding]:

@@ -133,6 +133,17 @@ def regex_matches(pattern: str, name: str) -> bool:
     return _regex(pattern).match(name) is not None
 
 
+def check_rule(rule: str, where: str) -> str:
+    """`rule`, after its pattern has been compiled; CheckpointError naming `where` when it cannot be."""
+    pattern = re.sub(r"^(?:re:|[+-]:)", "", rule)
+    try:
+        if pattern != rule:
+            _regex(pattern)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace("[config] ", f"[config] {where}: ", 1)) from error
+    return rule
+
+
 def rule_matches(rule: str, name: str, plain: Matcher = path_matches) -> bool:
     """True when a rule, `re:` and a regular expression or a `plain` entry, covers `name`."""
     if rule.startswith("re:"):

@@ -18,7 +18,7 @@ from .bounded_json import parse_object
 from .checkpoint import Checkpoint, Finding, TensorInfo
 from .detect import DAMAGE, FOREIGN, Detector, Reading
 from .folder import Sources
-from .modules import ANCHORS, group, own_suffixes, suffixes_of
+from .modules import ANCHORS, SUSPECT, group, own_suffixes, suffixes_of
 from .overflow import warn_of_overflow
 from .own_layout import OwnLayout
 from .schemes import Scheme, scheme_of
@@ -122,7 +122,7 @@ class SafetensorsCheckpoint(Checkpoint):
                 )
             for suffix, tensor in tensors.items():
                 if tensor not in claimed:
-                    if suffix:
+                    if suffix in SUSPECT:
                         self._suffixed.add(tensor)
                     if tensor in self._keys:
                         raise CheckpointError(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..errors import CheckpointError
 from ..layouts.recognised import refuse_recognised
 from .checkpoint import Finding
-from .overrides import covered, first_rule, glob_matches, lookup, path_matches, regex_matches
+from .overrides import check_rule, covered, first_rule, glob_matches, lookup, path_matches, regex_matches
 
 WIDTHS = ("bits", "num_bits", "nbits", "w_bit")
 GROUPS = ("group_size", "q_group_size", "block_size")
@@ -74,7 +74,7 @@ class Scheme(ABC):
                 value = [value]
             if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
                 raise CheckpointError(f"[config] {self.where}: {key} is {value!r:.80}; wanted a list of module names")
-            return tuple(value)
+            return tuple(check_rule(v, self.where) for v in value)
         return ()
 
     def _object(self, key: str) -> Mapping[str, Any]:
@@ -99,6 +99,7 @@ class GPTQScheme(Scheme):
         for rule, entry in self._dynamic.items():
             if entry is not None and not isinstance(entry, dict):
                 raise CheckpointError(f"[config] {where}: dynamic rule {rule!r} is {entry!r:.80}; wanted an object")
+            check_rule(rule if rule[:2] in ("+:", "-:") else f"+:{rule}", where)
 
     def parameters(self, module: str) -> dict[str, Any] | None:
         rule = first_rule(self._dynamic, module, lambda r, name: regex_matches(r.removeprefix("+:").removeprefix("-:"), name))
@@ -144,7 +145,7 @@ class CompressedTensorsScheme(Scheme):
             if weights is not None and not isinstance(weights, dict):
                 raise CheckpointError(f"[config] {where}: config_groups {label!r} has weights {weights!r:.80}; wanted an object")
             params = None if weights is None else {**weights, "format": group.get("format") or raw.get("format")}
-            for target in targets:
+            for target in (check_rule(t, where) for t in targets):
                 is_class = target[:1].isupper() and "." not in target
                 (self._classes if is_class else self._named).setdefault(target, params)
 
