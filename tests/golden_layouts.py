@@ -1,4 +1,5 @@
-"""What every golden test of a layout asks: the producer's own numbers, the same bytes back, headers that suffice, exact values against fractions."""
+"""What every golden test of a layout asks: the producer's own numbers, the same bytes back, headers that suffice, exact values
+against fractions."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+
 from fractions_reference import NUMPY, rounded, value_at
 from golden_case import GOLDEN, Case, read_case, read_tensors, same_numbers, same_tensors
-from layout_tensors import headers
-
 from halfbyte import QTensor
 from halfbyte.layouts import Layout
+from layout_tensors import headers
 
 WORDS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -75,7 +76,7 @@ def check_exact(q: QTensor) -> None:
 
 
 def modules(folder: str, layout: Layout) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """(module, its tensors, references of the file) of every quantized module of a checkpoint folder, then the dense tensors as ("", ...)."""
+    """(module, its tensors, the file's references) of every quantized module of a folder, then the dense tensors as ("", ...)."""
     _, tensors = read_tensors(GOLDEN / folder / "model.safetensors")
     _, references = read_tensors(GOLDEN / folder / "reference.safetensors")
     names = sorted({n.partition(".weight")[0] if ".weight" in n else n.rpartition(".")[0] for n in tensors})

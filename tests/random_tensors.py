@@ -1,4 +1,5 @@
-"""Random canonical tensors of any format, and random foreign bytes: every bit pattern a file can hold, NaN and negative scales among them."""
+"""Random canonical tensors of any format, and random foreign bytes: every bit pattern a file can hold, NaN and negative scales
+among them."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import math
 
 import ml_dtypes
 import numpy as np
-from golden_case import same_tensors
-from layout_tensors import headers
 
+from golden_case import same_tensors
 from halfbyte.bits import pack
 from halfbyte.formats import Format, family_of
 from halfbyte.layouts import Layout
 from halfbyte.qtensor import QTensor
+from layout_tensors import headers
 
 
 def random_array(rng: np.random.Generator, dtype, *shape: int) -> np.ndarray:

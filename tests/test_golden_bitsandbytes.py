@@ -1,9 +1,11 @@
-"""Files written by bitsandbytes: dequantize_4bit and int8_vectorwise_dequant bit for bit, the same bytes back, the JSON state included."""
+"""Files written by bitsandbytes: dequantize_4bit and int8_vectorwise_dequant bit for bit, the same bytes back, the JSON state
+included."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from golden_layouts import (
     case_of,
     cases_of,
@@ -17,7 +19,6 @@ from golden_layouts import (
     single,
     variants,
 )
-
 from halfbyte import QTensor
 from halfbyte.layouts import LAYOUTS
 
@@ -29,7 +30,11 @@ def unpacked(file: str) -> tuple[QTensor, dict[str, np.ndarray], dict, object]:
     case = case_of(file)
     config = dict(case.config)
     if "codes" in file:  # decoded from its parts: there is no state in the file
-        config = {"shape": [16, 32], "quant_type": "nf4" if "nf4" in file else "fp4", "blocksize": int(case.metadata["group_size"])}
+        config = {
+            "shape": [16, 32],
+            "quant_type": "nf4" if "nf4" in file else "fp4",
+            "blocksize": int(case.metadata["group_size"]),
+        }
     return BNB.unpack(case.tensors, config, "m"), case.tensors, config, case
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from golden_case import same_numbers
 from golden_layouts import case_of, cases_of, check_bytes, check_exact, ids, single
-
 from halfbyte import QTensor
 from halfbyte.layouts import LAYOUTS
 

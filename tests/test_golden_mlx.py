@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from golden_layouts import (
     case_of,
     cases_of,
@@ -17,7 +18,6 @@ from golden_layouts import (
     single,
     variants,
 )
-
 from halfbyte import QTensor
 from halfbyte.layouts import LAYOUTS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from golden_case import same_numbers
 from golden_layouts import (
     case_of,
@@ -18,7 +19,6 @@ from golden_layouts import (
     single,
     variants,
 )
-
 from halfbyte import QTensor
 from halfbyte.layouts import LAYOUTS
 

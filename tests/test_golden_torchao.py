@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from golden_layouts import case_of, cases_of, check_bytes, check_exact, check_reference, ids, single, variants
 
+from golden_layouts import case_of, cases_of, check_bytes, check_exact, check_reference, ids, single, variants
 from halfbyte import QTensor
 from halfbyte.layouts import LAYOUTS
 

@@ -7,18 +7,18 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from golden_case import same_tensors
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_tensors import headers
-from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 
+from golden_case import same_tensors
 from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError, UnsupportedError
 from halfbyte.formats import format_named
 from halfbyte.formats.encode import quantize
 from halfbyte.layouts import LAYOUTS
 from halfbyte.minifloat import element_table
+from layout_tensors import headers
+from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 
 BNB = LAYOUTS["bitsandbytes"]
 KINDS = {"nf4": "nf4", "fp4": "bnb_fp4"}
@@ -63,12 +63,16 @@ def test_random_bytes_come_back(kind: str, shape: tuple[int, ...], nested: bool)
         assert q.format.scale == ("nested" if nested else "float32")
 
 
-@pytest.mark.parametrize("storage", [np.uint8, np.int8, np.float16, ml_dtypes.bfloat16, np.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "storage", [np.uint8, np.int8, np.float16, ml_dtypes.bfloat16, np.float32], ids=lambda d: np.dtype(d).name
+)
 def test_any_storage_dtype_over_the_same_bytes(storage) -> None:
     for shape in ((8, 64), (3, 5)):
         tensors = foreign(np.random.default_rng(1), "nf4", shape, 64, storage=storage)
         q = check_round_trip(BNB, tensors, {})
-        plain = BNB.unpack({**tensors, "weight": tensors["weight"].reshape(-1).view(np.uint8)[: (np.prod(shape) + 1) // 2, None]}, {})
+        plain = BNB.unpack(
+            {**tensors, "weight": tensors["weight"].reshape(-1).view(np.uint8)[: (np.prod(shape) + 1) // 2, None]}, {}
+        )
         assert q == plain
 
 
@@ -191,7 +195,9 @@ def test_a_table_that_the_decoder_would_not_use_is_refused_and_rounding_of_it_ke
     tensors = foreign(np.random.default_rng(0), "fp4", (8, 64), 64)
     near = tensors["weight.quant_map"].copy()
     near[1] = np.nextafter(near[1], np.float32(1))
-    assert same_tensors(BNB.pack(check_round_trip(BNB, {**tensors, "weight.quant_map": near}, {}), {}), {**tensors, "weight.quant_map": near})
+    assert same_tensors(
+        BNB.pack(check_round_trip(BNB, {**tensors, "weight.quant_map": near}, {}), {}), {**tensors, "weight.quant_map": near}
+    )
     for other in (table("nf4"), np.full(16, np.nan, np.float32)):
         with pytest.raises(LayoutError, match=r"m\.weight\.quant_map has .* for code 0; bnb_fp4 has 0\.0"):
             BNB.unpack({**tensors, "weight.quant_map": other}, {}, "m")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from golden_case import same_tensors
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_tensors import headers
-from random_tensors import check_return, check_round_trip, random_array, random_tensor
 
+from golden_case import same_tensors
 from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError, UnsupportedError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
+from layout_tensors import headers
+from random_tensors import check_return, check_round_trip, random_array, random_tensor
 
 HQQ = LAYOUTS["hqq"]
 SLOTS = {8: (np.uint8, 1), 4: (np.uint8, 2), 3: (np.int32, 10), 2: (np.uint8, 4), 1: (np.uint8, 8)}
@@ -71,11 +71,13 @@ def test_axis_0_groups_run_down_columns() -> None:
 
 
 @given(
-    bits=st.integers(1, 8), axis=st.sampled_from([0, 1]), n=st.integers(0, 6), k=st.integers(0, 6), group=st.sampled_from([8, 16, 40]),
-    dtype=st.sampled_from(sorted(FLOATS)), seed=st.integers(0, 1 << 16),
+    bits=st.integers(1, 8), axis=st.sampled_from([0, 1]), n=st.integers(0, 6), k=st.integers(0, 6),
+    group=st.sampled_from([8, 16, 40]), dtype=st.sampled_from(sorted(FLOATS)), seed=st.integers(0, 1 << 16),
 )  # fmt: skip
 def test_drawn_tensors_come_back(bits, axis, n, k, group, dtype, seed) -> None:
-    q = random_tensor(format_named(f"hqq{bits}", group, axis=axis, scale_dtype=dtype), (8 * n, group * k if axis else 40 * k), seed)
+    q = random_tensor(
+        format_named(f"hqq{bits}", group, axis=axis, scale_dtype=dtype), (8 * n, group * k if axis else 40 * k), seed
+    )
     tensors = check_return(HQQ, q)
     assert tensors["shape"].tolist() == list(q.shape)
     assert HQQ.unpack(tensors, {}) == q  # the parameters it writes beside are enough
@@ -92,7 +94,8 @@ def test_a_saved_module_describes_itself() -> None:
     text = lambda s: np.frombuffer(s.encode(), np.uint8)  # noqa: E731
     module = {
         **tensors, "nbits": np.array(4, np.int32), "group_size": np.array(64, np.int32), "shape": np.array([16, 128], np.int64),
-        "axis": np.array(1, np.int32), "packing": text("4bit_u8"), "unpack_view_dtype": text("torch.uint8"), "view_as_float": np.array(0, np.uint8),
+        "axis": np.array(1, np.int32), "packing": text("4bit_u8"), "unpack_view_dtype": text("torch.uint8"),
+        "view_as_float": np.array(0, np.uint8),
         "quant_scale": np.array(0, np.uint8), "quant_zero": np.array(0, np.uint8), "compute_dtype": text("torch.float16"),
         "encoded_state_dict": np.array(1, np.uint8), "round_zero": np.array(1, np.uint8),
     }  # fmt: skip

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from golden_case import same_numbers
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_tensors import headers
-from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 
+from golden_case import same_numbers
 from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
 from halfbyte.exact import bfloat16
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
+from layout_tensors import headers
+from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 
 MLX = LAYOUTS["mlx"]
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_tensors import headers
-from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 
 from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
@@ -17,6 +15,8 @@ from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.modelopt import KINDS
 from halfbyte.qtensor import QTensor
+from layout_tensors import headers
+from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 
 MODELOPT = LAYOUTS["modelopt"]
 E4M3, E8M0, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu, ml_dtypes.bfloat16
@@ -234,7 +234,7 @@ def test_case_09_an_odd_k_is_refused_not_run_together() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     tensors, _ = foreign("nvfp4", np.random.default_rng(0))
-    with pytest.raises(LayoutError, match="quant_algo FP8, but the tensors .* are NVFP4"):
+    with pytest.raises(LayoutError, match=r"quant_algo FP8, but the tensors .* are NVFP4"):
         MODELOPT.describe(tensors, {"quant_algo": "FP8"}, "m")
     with pytest.raises(LayoutError, match=r"m\.weight_scale_2 is missing"):
         MODELOPT.describe({s: t for s, t in tensors.items() if s != "weight_scale_2"}, {}, "m")

@@ -224,7 +224,9 @@ class ByteCodes(Kind):
         block = int(given) if given > 0 else 128
         scopes = [s for s, shapes in self._scale_shapes(shape, block).items() if scale in shapes]
         algo = str(config.get("quant_algo") or "").upper()
-        named_one = "tile" if "_PB" in algo else "row" if "CHANNEL" in algo or "_PC_" in algo else "tensor" if algo == "FP8" else ""
+        named_one = (
+            "tile" if "_PB" in algo else "row" if "CHANNEL" in algo or "_PC_" in algo else "tensor" if algo == "FP8" else ""
+        )
         if not scopes:
             allowed = " or ".join(f"{list(v[0])} ({s})" for s, v in self._scale_shapes(shape, block).items())
             raise LayoutError(
@@ -235,7 +237,7 @@ class ByteCodes(Kind):
         return Described(format_named(self.word, group, scale_dtype=t["weight_scale"].dtype.name, **options), shape)
 
     def _scale_shapes(self, shape: tuple[int, ...], block: int) -> dict[str, list[tuple[int, ...]]]:
-        """Shapes in which ModelOpt writes the scales, its first choice first; one row and one tensor look alike, so order matters."""
+        """Shapes in which ModelOpt writes the scales, its first choice first. One row and one tensor look alike: order matters."""
         *lead, n, k = shape
         row = [(*lead, n), (*lead, n, 1)]
         if not self.tiles:
@@ -288,7 +290,10 @@ class ByteCodes(Kind):
         if q.shape[-1] == 0:
             unused = recall(kept, "unused_scales", shape, scale.dtype)
             scale = np.zeros(shape, scale.dtype) if unused is None else unused
-        return {"weight": self.from_codes(q.parts["codes"]), "weight_scale": scale.reshape(shape if math.prod(shape) == scale.size else plain)}
+        return {
+            "weight": self.from_codes(q.parts["codes"]),
+            "weight_scale": scale.reshape(shape if math.prod(shape) == scale.size else plain),
+        }
 
 
 class FP8(ByteCodes):

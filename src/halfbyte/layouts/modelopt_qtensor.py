@@ -79,7 +79,7 @@ class NF4QTensor(Kind):
         shape = config.get("shape")
         if shape is None:
             raise LayoutError(
-                f'[modelopt] {join(name, "weight")} is flat ({nbytes} bytes of NF4 codes); its shape is not in the file, '
+                f"[modelopt] {join(name, 'weight')} is flat ({nbytes} bytes of NF4 codes); its shape is not in the file, "
                 'give "shape"'
             )
         shape = tuple(int(d) for d in shape)

@@ -69,7 +69,7 @@ class ONNX(Layout):
         fmt, (n, k) = self.describe(tensors, config, name)
         blocks = fmt.groups(k)
         details: dict[str, Any] = {}
-        stream = tensors[_codes_suffix(tensors, name)].reshape(n, -1)
+        stream = tensors[_codes_suffix(tensors, name)].reshape(n, blocks * fmt.group_size * fmt.bits // 8)
         codes, filling = split_stream(stream, fmt.bits, k)
         remember(details, "padding", filling)
         parts: dict[str, Array] = {"codes": codes, "scales": tensors["weight_scales"].reshape(n, blocks)}
@@ -82,7 +82,7 @@ class ONNX(Layout):
             if fmt.zero == "float":
                 parts["zeros"] = stored.reshape(n, blocks)
             else:
-                stored = stored.reshape(n, -1)
+                stored = stored.reshape(n, -(-blocks * fmt.bits // 8))
                 fields = unpack(stored, fmt.bits, stored.shape[1] * 8 // fmt.bits)
                 parts["zeros"] = fields[:, :blocks].astype(np.int16)
                 if bool((fields[:, blocks:] != 1 << (fmt.bits - 1)).any()):

@@ -1,6 +1,7 @@
 """Each producer's own decoder, reproduced bit for bit: one short file a producer.
 
-`decode_as(q, dtype)` is what `dequantize(dtype, arithmetic="producer")` returns. A producer is a function (QTensor block, dtype) -> array.
+`decode_as(q, dtype)` is what `dequantize(dtype, arithmetic="producer")` returns. A producer is a function
+(QTensor block, dtype) -> array.
 """
 
 from __future__ import annotations
