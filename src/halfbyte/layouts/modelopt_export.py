@@ -237,7 +237,7 @@ class ByteCodes(Kind):
         return Described(format_named(self.word, group, scale_dtype=t["weight_scale"].dtype.name, **options), shape)
 
     def _scale_shapes(self, shape: tuple[int, ...], block: int) -> dict[str, list[tuple[int, ...]]]:
-        """Shapes in which ModelOpt writes the scales, its first choice first. One row and one tensor look alike: order matters."""
+        """Shapes in which ModelOpt writes the scales, its first choice first. One row and one tensor look alike."""
         *lead, n, k = shape
         row = [(*lead, n), (*lead, n, 1)]
         if not self.tiles:

@@ -2,6 +2,7 @@
 
 4 bit    table[code] · absmax in float32, then a cast
 nested   absmax = nested_map[byte] · nested_absmax + nested_offset, two float32 roundings
+fp4      code 8, +0 in the table, is −0 where rows are even: that kernel negates by the sign bit, the fallback looks it up
 int8     (code · SCB) · float32(0.007874015718698502): the reciprocal of 127 to sixteen digits, not a division
 """
 
@@ -13,12 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..exact import dtype_named
-from .float32 import elements, nested_scales, spread
+from .float32 import F32, codes, elements, nested_scales, spread
 
 if TYPE_CHECKING:
     from ..qtensor import QTensor
 
 _RECIPROCAL = np.float32(7.874015718698502e-3)
+
+
+def _elements(q: QTensor) -> F32:
+    value = elements(q)
+    if q.format.element == "bnb_fp4" and q.shape[-1] % 2 == 0:
+        value[codes(q) == 8] = -0.0
+    return value
 
 
 def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
@@ -30,7 +38,7 @@ def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
             scales = mapped * absmax + q.parts["nested_offset"]
         else:
             scales = q.parts["scales"]
-        value = elements(q) * place(scales)
+        value = _elements(q) * place(scales)
         if q.format.element == "int":
             value = value * _RECIPROCAL
         return value.astype(dtype_named(dtype))
