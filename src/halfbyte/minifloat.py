@@ -9,9 +9,12 @@ is 480. The `fnuz` types (Noune et al. 2022) have one NaN, in the place of −0,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -92,13 +95,17 @@ def minifloat_values(f: Minifloat) -> F64:
     return out
 
 
-@cache
 def element_table(element: str, bits: int) -> F64:
     """Value of every code of `element`, float64 [2^bits], read-only.
 
-    `int` is code − 2^(bits−1), `uint` the code, `mxint` two's complement over 2^(bits−2); the rest are fixed tables.
+    `int` is code − 2^(bits−1), `uint` the code, `mxint` two's complement over 2^(bits−2); the rest are minifloats and `TABLES`.
     Raises FormatError for an unknown name.
     """
+    return TABLES[element] if element in TABLES else _computed_table(element, bits)
+
+
+@cache
+def _computed_table(element: str, bits: int) -> F64:
     if element in MINIFLOATS:
         out = minifloat_values(MINIFLOATS[element])
     elif element == "int":
@@ -110,21 +117,57 @@ def element_table(element: str, bits: int) -> F64:
         signed = np.arange(1 << bits, dtype=np.float64)
         signed[1 << (bits - 1) :] -= 1 << bits
         out = signed / (1 << (bits - 2)) if bits > 1 else signed
-    elif element == "nf4":
-        out = np.array(_NF4, np.float32).astype(np.float64)
-    elif element == "nf4_modelopt":
-        import ml_dtypes
-
-        out = np.array(_NF4_MODELOPT, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
-    elif element == "bnb_fp4":
-        half = np.array(_BNB_FP4, np.float32).astype(np.float64)
-        out = np.concatenate([half, 0.0 - half])
-    elif element == "iq4_nl":
-        out = np.array(_IQ4_NL, np.float64)
     else:
         raise FormatError(f"[element] {element!r} is not an element table")
     out.setflags(write=False)
     return out
+
+
+def _table(values: Sequence[float], dtype: Any = np.float32) -> F64:
+    """Values as `dtype` holds them, read-only."""
+    out: F64 = np.array(values, np.float32).astype(dtype).astype(np.float64)
+    out.setflags(write=False)
+    return out
+
+
+TABLES: dict[str, F64] = {
+    "nf4": _table(_NF4),
+    "nf4_modelopt": _table(_NF4_MODELOPT, ml_dtypes.bfloat16),
+    "bnb_fp4": _table([*_BNB_FP4, *(0.0 - v for v in _BNB_FP4)]),
+    "iq4_nl": _table(_IQ4_NL),
+}
+"""Element tables by name: the value of every code. A format with elements of its own adds them by `add_table`."""
+
+
+def add_table(name: str, values: Sequence[float]) -> None:
+    """Register an element table of 2^bits values, each a float32 number.
+
+    Raises FormatError when the name is taken, or when values are not as many as some width has codes, or not float32 numbers.
+    """
+    if name in TABLES or name in MINIFLOATS or name in ("int", "uint", "mxint"):
+        raise FormatError(f"[element] {name!r} is taken; give the table a name of its own")
+    if len(values) not in (2, 4, 8, 16, 32, 64, 128, 256):
+        raise FormatError(f"[element] {name!r} has {len(values)} values; allowed: 2^bits for 1 to 8 bits")
+    table = _table(values)
+    if not np.array_equal(table, np.asarray(values, np.float64), equal_nan=True):
+        raise FormatError(f"[element] {name!r} has values that float32 does not hold; round them first")
+    TABLES[name] = table
+
+
+def element_significant_bits(element: str, bits: int) -> int:
+    """Significant bits of every value of an element, at most; at least 24 for a table of values that are no multiples of 2^−16.
+
+    Whoever sees 24 bits or fewer of element and scale together may compute in float32: the smallest scale times the smallest
+    element is then a multiple of 2^−149, float32's own last place.
+    """
+    if element in ("int", "uint", "mxint"):
+        return bits
+    values = element_table(element, bits)
+    mantissa, exponent = np.frexp(values[np.isfinite(values) & (values != 0)])
+    whole = np.abs(np.ldexp(mantissa, 53)).astype(np.int64)
+    zeros = np.log2((whole & -whole).astype(np.float64)).astype(int)
+    fine = element not in MINIFLOATS and (exponent + zeros - 53).min(initial=0) < -16
+    return int((53 - zeros).max(initial=24 if fine else 1))
 
 
 @cache

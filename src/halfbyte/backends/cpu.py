@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import BackendError, ShapeError
 from ..exact import DTYPES
+from ..minifloat import MINIFLOATS
 from ..qtensor import QTensor
 from .base import Backend, Call, Prepared
 from .cpu_weight import PackedWeight, address, pack_weight
@@ -101,6 +102,8 @@ class CPUBackend(Backend):
         fmt = call.format
         if fmt.opaque:
             return f"{fmt.name} is kept as ggml blocks, which the native core does not decode"
+        if fmt.bits != 4 and fmt.element not in ("int", "uint", "mxint", *MINIFLOATS):
+            return f"{fmt.name} has {fmt.bits}-bit elements {fmt.element!r}; the native core decodes tables of 4 bits only"
         if fmt.scale == "nested" and fmt.inverse:
             return f"{fmt.name} divides by a nested scale, which the native core does not decode"
         if call.dtype not in _DTYPE:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..exact import bfloat16
-from ..minifloat import MINIFLOATS, element_table
+from ..minifloat import MINIFLOATS, element_significant_bits, element_table
 from ..qtensor import QTensor
 from ..spec import Format
 
@@ -32,7 +32,6 @@ _GLOBAL = {"": 0, "multiply": 1, "divide": 2}
 _INTEGRAL_TABLES = {"e2m1": (0.5, 12), "iq4_nl": (1.0, 127)}
 """Tables of small whole numbers: their unit, and minus the smallest entry in units."""
 _LAST_FINITE = {"e4m3": 0x7E, "e5m2": 0x7B}
-_SIGNIFICANT = {"e2m1": 2, "e2m3": 4, "e3m2": 3, "e4m3": 4, "e5m2": 3, "nf4": 24, "nf4_modelopt": 8, "bnb_fp4": 24, "iq4_nl": 7}
 _SCALE_BITS = {"e8m0": 1, "e4m3": 4, "ue4m3": 4, "float16": 11, "bfloat16": 8, "float32": 24}
 _ENTRIES = ("scales", "zeros", "biases", "mins", "super_scales", "super_mins")
 
@@ -90,7 +89,7 @@ def holds_panels(fmt: Format) -> bool:
     if fmt.group_size != -1 and fmt.group_size < SHORTEST_GROUP:
         return False
     if fmt.global_op or fmt.divisor != 1.0:
-        bits = _SIGNIFICANT.get(fmt.element, fmt.bits) + (fmt.zero == "int") + _SCALE_BITS.get(fmt.scale, 24)
+        bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + _SCALE_BITS.get(fmt.scale, 24)
         return bits <= 24 and not fmt.super_size and not fmt.bias
     return True
 

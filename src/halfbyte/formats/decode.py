@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..bits import unpack
 from ..exact import F64, Exact, dtype_named, two_product, two_sum
-from ..minifloat import element_table, scale_table
+from ..minifloat import element_significant_bits, element_table, scale_table
 from ..spec import Format
 
 Parts = Mapping[str, NDArray[Any]]
@@ -33,10 +33,9 @@ Place = Callable[[NDArray[Any]], NDArray[Any]]
 NESTED_BLOCK = 256
 """Blocks that share an entry of `nested_absmax`."""
 
-_ELEMENT_BITS = {"e2m1": 2, "e2m3": 4, "e3m2": 3, "e4m3": 4, "e5m2": 3, "nf4": 24, "nf4_modelopt": 8, "bnb_fp4": 24, "iq4_nl": 7}
 _SCALE_BITS = {"e8m0": 1, "e4m3": 4, "ue4m3": 4, "float16": 11, "bfloat16": 8, "float32": 24,
                "u4": 4, "u6": 6, "i6": 6, "i8": 8, "none": 0}  # fmt: skip
-"""Significant bits of every value of an element table and of a kind of scale."""
+"""Significant bits of every value of a kind of scale."""
 
 
 def element_values(fmt: Format, codes: NDArray[np.uint8], dtype: Any = np.float64) -> NDArray[Any]:
@@ -92,7 +91,7 @@ def _super(fmt: Format, a: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 def _value_bits(fmt: Format, parts: Parts) -> int:
     """Significant bits of element − zero, at most: integers up to the largest code or stored zero point."""
-    bits = _ELEMENT_BITS.get(fmt.element, fmt.bits)
+    bits = element_significant_bits(fmt.element, fmt.bits)
     if fmt.zero == "int":
         zeros = parts["zeros"]
         return max(bits, int(np.abs(zeros.astype(np.int32)).max(initial=0)).bit_length()) + 1
