@@ -13,7 +13,7 @@ from halfbyte.formats import family_of, format_named
 from halfbyte.formats.encode import quantize
 from halfbyte.formats.ggml_types import GGML_BY_WORD, GGML_TYPES, ggml_type
 from halfbyte.layouts import LAYOUTS, Header
-from halfbyte.layouts.gguf import GGUF, dense, dense_rows
+from halfbyte.layouts.gguf import _CHUNK, GGUF, dense, dense_rows
 from halfbyte.layouts.gguf_blocks import ORDERS
 from halfbyte.qtensor import QTensor
 
@@ -140,7 +140,7 @@ def test_split_and_join_are_inverse_on_random_bytes(kind, lead, blocks, seed):
 @pytest.mark.parametrize(**NAMES)
 def test_chunks_do_not_show(kind):
     """More blocks than one chunk of the split holds, and a last chunk that is short."""
-    raw = random_rows(kind, (3,), (1 << 17) // kind.block // 2 + 5)
+    raw = random_rows(kind, (3,), _CHUNK // kind.block // 2 + 5)
     q = GGUF().unpack({"weight": raw}, {"type": kind.name})
     assert np.array_equal(GGUF().pack(q, {})["weight"], raw)
     one = GGUF().unpack({"weight": raw[2:]}, {"type": kind.name})

@@ -26,8 +26,8 @@ from ..spec import Format
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
 from .gguf_blocks import ORDERS, join_codes, split_codes
 
-_CHUNK = 1 << 17
-"""Elements split at a time: their codes, a byte each, and two scratch arrays stay in cache."""
+_CHUNK = 1 << 18
+"""Elements split at a time: enough to hide the calls, few enough for their codes, a byte each, to stay in the last cache."""
 _ACTIVATIONS = {"Q8_1", "Q8_K"}
 """Types ggml makes from activations while it multiplies; no file holds weights in them."""
 
