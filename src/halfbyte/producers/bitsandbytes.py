@@ -2,7 +2,8 @@
 
 4 bit    table[code] · absmax in float32, then a cast
 nested   absmax = nested_map[byte] · nested_absmax + nested_offset, two float32 roundings
-fp4      code 8, +0 in the table, is −0 where rows are even: that kernel negates by the sign bit, the fallback looks it up
+fp4      code 8, +0 in the table, is −0: the AVX-512 kernel negates by the sign bit; odd rows and blocks of 2048 or more
+         do not go through it
 int8     (code · SCB) · float32(0.007874015718698502): the reciprocal of 127 to sixteen digits, not a division
 """
 
@@ -24,7 +25,7 @@ _RECIPROCAL = np.float32(7.874015718698502e-3)
 
 def _elements(q: QTensor) -> F32:
     value = elements(q)
-    if q.format.element == "bnb_fp4" and q.shape[-1] % 2 == 0:
+    if q.format.element == "bnb_fp4" and q.shape[-1] % 2 == 0 and q.format.group_size < 2048:
         value[codes(q) == 8] = -0.0
     return value
 

@@ -1,7 +1,7 @@
 """onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded to the model's dtype, that
 of the scales.
 
-A product of −0 leaves the matrix product as +0.
+Float zero points are multiplied on their own: code · scale + (−zero · scale). A product of −0 leaves the matrix product as +0.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
     """Column j of the model's output for the unit vector e_j, cast to `dtype`."""
     place = spread(q)
+    held = q.parts["scales"].dtype
+    scales = q.parts["scales"].astype(np.float32)
     with np.errstate(all="ignore"):
         value = elements(q)
-        if q.format.zero != "none":
-            value = value - place(q.parts["zeros"].astype(np.float32))
-        value = rounded(value * place(q.parts["scales"].astype(np.float32)), q.parts["scales"].dtype) + np.float32(0)
-        return value.astype(dtype_named(dtype))
+        if q.format.zero == "float":
+            value = value * place(scales) + place(-q.parts["zeros"].astype(np.float32) * scales)
+        elif q.format.zero == "int":
+            value = (value - place(q.parts["zeros"].astype(np.float32))) * place(scales)
+        else:
+            value = value * place(scales)
+        return (rounded(value, held) + np.float32(0)).astype(dtype_named(dtype))
