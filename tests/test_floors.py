@@ -140,6 +140,14 @@ def test_no_upward_edge(module):
     assert upward_edges(module, MODULES[module]) == []
 
 
+def test_the_page_names_every_module_on_its_floor():
+    page = (Path(__file__).parents[1] / "docs" / "layering.md").read_text(encoding="utf-8")
+    rows = {int(row[2]): row for row in page.splitlines() if row.startswith("| ") and row[2].isdigit()}
+    assert sorted(rows) == list(range(8))
+    missing = [name for name, floor in FLOORS.items() if f"`{name}`" not in rows[floor] and f"`{name}/`" not in rows[floor]]
+    assert missing == []
+
+
 def test_the_front_stays_below_the_door():
     targets = {inside(name) for name, _, _ in imports(MODULES[FRONT])} - {None, ""}
     assert {t for t in targets if FLOORS[unit(str(t))] > 6} == set()
