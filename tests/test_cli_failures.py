@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import halfbyte
+from gguf_writer import F32, GGUF, Tensor
 from halfbyte.cli import main
 from halfbyte.cli.app import COMMANDS
 from memory_checkpoint import MemoryCheckpoint, packed
@@ -25,6 +26,7 @@ READERS = {
     "dequantize": ("{}", "{out}"),
     "verify A": ("{}", "{good}"),
     "verify B": ("{good}", "{}"),
+    "generate": ("{}", "-p", "x"),
 }
 """Every way a command is given a checkpoint."""
 
@@ -94,6 +96,21 @@ def test_bad_input_is_one_line_and_status_2(how, kind, good, tmp_path, capsys):
     assert "bad.safetensors" in one_line(err)
     assert out == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_case_41_a_missing_part_of_a_split_gguf_is_named(how, good, tmp_path, capsys):
+    first = tmp_path / "m-00001-of-00002.gguf"
+    values = np.ones(4, "<f4").tobytes()
+    pairs = [("general.architecture", "string", "llama"), ("split.count", "uint16", 2), ("split.no", "uint16", 0)]
+    first.write_bytes(GGUF(pairs=pairs, tensors=[Tensor("a", (4,), F32, values)]).bytes())
+    assert main(arguments(how, first, good, tmp_path)) == 2
+    assert "m-00002-of-00002.gguf" in one_line(capsys.readouterr().err)
+
+
+def test_generate_says_what_it_reads(good, capsys):
+    assert main(["generate", str(good), "-p", "x"]) == 2
+    assert "is a dense checkpoint; text is generated from GGUF files" in one_line(capsys.readouterr().err)
 
 
 def test_case_40_a_shard_outside_the_folder_is_refused(good, tmp_path, capsys):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import UnsupportedError
 from .terminal import human_bytes, human_count, print_json, printable
 
 
@@ -25,6 +26,16 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every piece as it comes, then the summary.")] = False,
 ) -> int:
     """Continue a text. The weights stay packed; the text goes to standard output, the summary to standard error."""
+    from ..checkpoints import open as open_checkpoint
+
+    # A damaged or incomplete file is reported at once, before torch and transformers are imported.
+    with open_checkpoint(path) as checkpoint:
+        if checkpoint.format != "gguf":
+            raise UnsupportedError(
+                f"[generate] {path} is a {checkpoint.format} checkpoint; text is generated from GGUF files. "
+                "Others can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
+            )
+        path = checkpoint.path
     from ..generation import Generation, Sampling
     from ..transformers import import_model_code, load_model, model_size
 
