@@ -6,8 +6,8 @@ Scale rules, over a group's least and greatest element and N bits:
 
 | `scale` | scale, bias | whose |
 |---|---|---|
-| `minmax` | (max − min) / (2^N − 1), min | the default |
-| `edge` | the end farther from zero is the bias; the scale, negative for a positive end, makes 0 a code | MLX, from 2 bits on |
+| `minmax` | (max − min) / (2^N − 1), min | the default from 4 bits on; MLX with 1 bit |
+| `edge` | the end farther from zero is the bias; the scale, negative for a positive end, makes 0 a code | the default to 3 bits; MLX from 2 bits on |
 
 Codes are round((x − bias) / scale), half to even, clipped, with the stored scale and bias; MLX rounds before it stores them.
 
@@ -75,7 +75,7 @@ class Affine(Family):
         return Format("affine", word, int(word[6:]), "uint", group, scale_dtype_option(word, options, "float16"), bias=True)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        rule = policy_from(AffinePolicy, fmt, policy)
+        rule = policy_from(AffinePolicy, fmt, {"scale": "edge" if fmt.bits <= 3 else "minmax"} | policy)
         values = computing(grouped(finite(x, fmt.name), fmt), rule.compute)
         steps = (1 << fmt.bits) - 1
         scale, bias = scale_and_bias(values, steps, rule)

@@ -40,13 +40,15 @@ _WORDS = {
     "mxfp8_e5m2": ("e5m2", 8), "mxint8": ("mxint", 8), "mxint4": ("mxint", 4), "mxint2": ("mxint", 2),
 }  # fmt: skip
 SCALE_RULES = ("floor", "even", "ceil", "ceil_log2")
+LEAST_ERROR = {w: "floor" if e == "mxint" else "ceil" if w == "mxfp8_e4m3" else "even" for w, (e, _) in _WORDS.items()}
+"""Default rule of each word: the one of least squared error on real weights, docs/policies.md."""
 
 
 @dataclass(frozen=True)
 class MXPolicy:
     """How a block is rounded.
 
-    scale       rule of the exponent, one of `SCALE_RULES`
+    scale       rule of the exponent, one of `SCALE_RULES`; `LEAST_ERROR` unless given
     even_bits   mantissa bits to which `even` rounds amax; None for the element's own
     ties        `minifloat.TIES`, halfway between two elements
     zeros       `minifloat.ZEROS`, sign of codes whose magnitude is 0
@@ -81,7 +83,7 @@ class MX(Family):
         "microxcaling": {"scale": "floor", "ties": "away", "zeros": "value"},
         "microxcaling-even": {"scale": "floor", "zeros": "value"},
         "microxcaling-floor": {"scale": "floor", "ties": "truncate", "zeros": "value"},
-        "mlx": {"scale": "ceil", "ties": "zero", "zeros": "drop", "zero_byte": 127, "compute": "float32"},
+        "mlx": {"scale": "ceil", "ties": "zero", "zeros": "drop", "zero_byte": 127, "compute": "input"},
         "compressed-tensors": {"scale": "even", "even_bits": 1, "zeros": "value", "compute": "input"},
         "modelopt": {"scale": "ceil", "ties": "zero", "zeros": "negative", "compute": "float32"},
         "torchao": {"scale": "floor", "byte0": 2.0**-126},
@@ -102,12 +104,14 @@ class MX(Family):
         return Format("mx", word, bits, element, group, "e8m0")
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        rule = policy_from(MXPolicy, fmt, policy)
-        blocks = grouped(finite(x, fmt.name), fmt)
+        rule = policy_from(MXPolicy, fmt, {"scale": LEAST_ERROR[fmt.name]} | policy)
+        blocks = computing(grouped(finite(x, fmt.name), fmt), rule.compute)
         exponent = block_exponents(np.abs(blocks).max(axis=-1), fmt, rule)
-        scale = np.where(exponent == -127, rule.byte0, np.ldexp(1.0, exponent))[..., None]
-        scaled = computing(blocks, rule.compute) / scale.astype(computing(blocks[:0], rule.compute).dtype)
-        codes = round_elements(scaled, fmt, rule)
+        with np.errstate(under="ignore"):
+            scale = np.where(exponent == -127, rule.byte0, np.ldexp(1.0, exponent)).astype(blocks.dtype)
+        # A power of two below float16, where that is what a producer computes in: the scale is 0 there, and 1 is stored.
+        exponent, scale = np.where(scale == 0, 0, exponent), np.where(scale == 0, blocks.dtype.type(1), scale)
+        codes = round_elements(blocks / scale[..., None], fmt, rule)
         return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": e8m0_encode(exponent)}
 
 
@@ -117,8 +121,9 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
     largest = float(np.nanmax(np.where(np.isinf(table), np.nan, table)))
     emax = int(np.frexp(largest)[1]) - 1
     mantissa, power = np.frexp(amax.astype(np.float64))  # amax = mantissa · 2^power, mantissa in [1/2, 1)
+    empty = amax == 0
     if rule.scale == "ceil":
-        exponent = _ceil_log2_ratio(amax, largest, rule.compute)
+        exponent, empty = _ceil_log2_ratio(amax, largest, rule.compute)
     elif rule.scale == "ceil_log2":
         exponent = power - 1 + (mantissa > 0.5) - emax
     elif rule.scale == "floor" and rule.compute == "float32":
@@ -132,21 +137,20 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
             bits = own if rule.even_bits is None else rule.even_bits
             # Rounded to 1 + bits binary digits, halves up, amax reaches the next power of two.
             exponent = exponent + (mantissa >= 1 - 2.0 ** -(bits + 2))
-    exponent = np.where(amax == 0, rule.zero_byte - 127, exponent)
+    exponent = np.where(empty, rule.zero_byte - 127, exponent)
     return np.clip(exponent, -127, 127).astype(np.int64)
 
 
-def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> NDArray[Any]:
-    """ceil(log2(amax / largest)); rounded after each step when not computed exactly. Meaningless where the ratio is 0."""
+def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """ceil(log2(amax / largest)) and where the ratio is 0; not exact: the ratio in the dtype asked for, its logarithm in float32."""
     if compute == "exact":
         # Least e with amax ≤ largest · 2^e, by comparison of mantissas.
         (m, p), (lm, lp) = np.frexp(amax.astype(np.float64)), np.frexp(largest)
-        return p - lp + (m > lm)
+        return p - lp + (m > lm), amax == 0
     a = computing(amax, compute)
+    ratio = a / a.dtype.type(largest)
     with np.errstate(divide="ignore"):
-        ratio = a / a.dtype.type(largest)
-        out = np.ceil(np.log2(ratio)).astype(np.float64)
-    return np.where(np.isfinite(out), out, -127)
+        return np.ceil(np.log2(ratio.astype(np.float32))).astype(np.float64), ratio == 0
 
 
 def round_elements(scaled: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.uint8]:

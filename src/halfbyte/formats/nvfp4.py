@@ -54,8 +54,8 @@ ORDERS = ("joint", "reciprocal", "inverse", "stepwise")
 class NVFP4Policy:
     """How a tensor is rounded.
 
-    compute      arithmetic: "exact", "float32", or "input", where amax / 6 and the tensor scale are in the weight's dtype and the
-                 rest is float32
+    compute      arithmetic: "exact", "float32", or "input", where amax / 6, the tensor scale and the first step of "stepwise" are
+                 in the weight's dtype and the rest is float32
     order        order of the operations, one of `ORDERS`
     scale_floor  smallest block scale, as an E4M3 value
     zero_scale   block scale where the rounded amax / 6 is 0
@@ -93,11 +93,11 @@ class NVFP4(Family):
             "global_scale": "none", "compute": "float32", "order": "reciprocal", "scale_floor": 2.0**-6, "zero_scale": 2.0**-6,
         },
         "mlx": {
-            "global_scale": "none", "compute": "float32", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
+            "global_scale": "none", "compute": "input", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
             "zeros": "drop",
         },
         "mlx-global": {
-            "global_scale": "amax", "compute": "float32", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
+            "global_scale": "amax", "compute": "input", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
             "zeros": "drop",
         },
     }  # fmt: skip
@@ -171,10 +171,11 @@ def _scale(
     scales = np.where((raw == 0) | (scales == 0), zero, scales)
     s = element_table("e4m3", 8).astype(dtype)[scales][..., None]
     g = g[..., None]
+    first = blocks / s.astype(blocks.dtype) if rule.compute == "input" else x / s
     scaled = {
         "joint": lambda: x / (s * g),
         "reciprocal": lambda: x * ((1 / g) / s),
         "inverse": lambda: x / (s / g),
-        "stepwise": lambda: x / s * g,
+        "stepwise": lambda: first.astype(dtype) * g,
     }[rule.order]()
     return scales, scaled
