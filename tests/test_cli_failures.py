@@ -239,6 +239,29 @@ def test_case_55_any_locale(locale, tmp_path):
             assert [r["key"] for r in records if r["record"] == "tensor"] == ["слой.weight"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals are Unix's")
+def test_a_bar_is_drawn_on_a_terminal_only(tmp_path):
+    import pty
+
+    from halfbyte.checkpoints import save
+
+    source = tmp_path / "w.safetensors"
+    save(source, {"[bold]layer": packed("mxfp4", (64, 64))})
+    quiet = run("dequantize", str(source), str(tmp_path / "a.safetensors"))
+    assert (quiet.returncode, quiet.stderr) == (0, b"")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "halfbyte", "dequantize", str(source), str(tmp_path / "b.safetensors")]
+    env = {**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, env=env, timeout=120, check=False)
+    os.close(slave)
+    drawn = os.read(master, 1 << 16)
+    os.close(master)
+    assert done.returncode == 0
+    assert b"dequantizing" in drawn
+    assert b"[bold]layer" in drawn
+    assert done.stdout.startswith(str(tmp_path / "b.safetensors").encode())
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     """`halfbyte inspect x --json | head -1`"""
     save_file({f"layers.{i}.weight": np.ones(1, np.float32) for i in range(3000)}, tmp_path / "model.safetensors")

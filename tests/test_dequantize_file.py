@@ -235,23 +235,24 @@ def test_the_source_is_never_replaced(force, tmp_path, capsys):
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [CheckpointError("[open] layers.2: damaged"), KeyboardInterrupt()], ids=["damage", "interrupt"])
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_a_failure_leaves_nothing(name, error, tmp_path, monkeypatch):
     calls = 0
 
     def fail_late(self, dtype="float32", arithmetic="exact"):
         nonlocal calls
         calls += 1
         if calls == 3:
-            raise CheckpointError("[open] layers.2: damaged")
+            raise error
         return np.zeros(self.shape, dtype)
 
     folder = model(tmp_path)
-    (tmp_path / "out").mkdir()
     monkeypatch.setattr(QTensor, "dequantize", fail_late)
-    with open_checkpoint(folder) as ckpt, pytest.raises(CheckpointError, match=r"layers\.2: damaged"):
-        dequantize_checkpoint(ckpt, tmp_path / "out")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "out"]
-    assert list((tmp_path / "out").iterdir()) == []
+    with open_checkpoint(folder) as ckpt, pytest.raises(type(error)):
+        dequantize_checkpoint(ckpt, tmp_path / name)
+    assert calls == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_full_disk_is_foreseen(tmp_path, monkeypatch):
