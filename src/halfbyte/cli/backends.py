@@ -33,9 +33,12 @@ def _names() -> tuple[str, ...]:
 def _record(name: str) -> dict[str, Any]:
     from ..backends import backend_named
 
-    backend = backend_named(name)
-    reason = backend.reason()
-    return {
-        "record": "backend", "backend": name, "device": backend.device, "available": reason is None, "reason": reason,
-        "description": "" if reason else backend.describe(),
-    }  # fmt: skip
+    record: dict[str, Any] = {"record": "backend", "backend": name, "device": "", "available": False, "reason": "", "description": ""}
+    try:
+        backend = backend_named(name)
+        reason = backend.reason()
+        record |= {"device": backend.device, "available": reason is None, "reason": reason}
+        record["description"] = "" if reason else backend.describe()
+    except Exception as error:  # a broken driver or runtime may raise anything; the others are still worth listing
+        record |= {"available": False, "reason": f"it could not be loaded: {type(error).__name__}: {error}"}
+    return record

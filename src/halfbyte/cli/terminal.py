@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,10 +70,10 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     rest = sum(widths[1:]) + 3 * len(columns)
     if console.width < rest + min(widths[0], 24):
         for row in cells:
+            facts = ", ".join(f"{c.heading} {cell}" for c, cell in zip(columns[1:], row[1:], strict=True) if cell)
             print(row[0])
-            for column, cell in zip(columns[1:], row[1:], strict=True):
-                if cell:
-                    print(f"  {column.heading}: {cell}")
+            for line in textwrap.wrap(facts, max(console.width - 2, 20)):
+                print(f"  {line}")
         return
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for i, column in enumerate(columns):
