@@ -1,6 +1,6 @@
 """Run as a script: open each path given, each in a fresh process, and print what it cost as JSON lines.
 
-    python opening_cost.py PATH...  ->  {"path", "error", "seconds", "peak_mb"} a line
+python opening_cost.py PATH...  ->  {"path", "error", "seconds", "peak_mb"} a line
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def main() -> None:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
-            print(json.dumps({"path": path, "error": f"the process ended with {status}", "seconds": 1e9, "peak_mb": 1e9}), flush=True)
+            print(
+                json.dumps({"path": path, "error": f"the process ended with {status}", "seconds": 1e9, "peak_mb": 1e9}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

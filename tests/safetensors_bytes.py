@@ -11,6 +11,10 @@ import numpy as np
 
 from halfbyte.checkpoints.writer import WORDS
 
+MLX = {"quantization": {"group_size": 32, "bits": 4}}
+A, B = "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
 
 def raw_file(path: Path, header: str | bytes, data: bytes = b"", length: int | None = None) -> Path:
     """A file with this header text, its length told truly or as `length`."""
@@ -45,7 +49,9 @@ def mlx_weight(n: int = 8, k: int = 64, bits: int = 4, group: int = 32, seed: in
     }
 
 
-def gptq_weight(n: int = 16, k: int = 64, bits: int = 4, group: int = 32, stored_zero: int = 7, seed: int = 0) -> dict[str, np.ndarray]:
+def gptq_weight(
+    n: int = 16, k: int = 64, bits: int = 4, group: int = 32, stored_zero: int = 7, seed: int = 0
+) -> dict[str, np.ndarray]:
     """Random tensors of a GPTQ weight, every stored zero point alike, by suffix."""
     rng = np.random.default_rng(seed)
     word = sum(stored_zero << (bits * i) for i in range(32 // bits))
@@ -72,5 +78,14 @@ def folder(path: Path, shards: Mapping[str, Mapping[str, np.ndarray]], config: A
         (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if index is not None:
         weight_map = {t: s for s, tensors in shards.items() for t in tensors} if index is True else index
-        (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+        (path / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8"
+        )
     return path
+
+
+def two_shards(path: Path, index: object = True) -> Path:
+    """Two modules in two shards; the second module's biases lie in the first shard."""
+    first, second = under(A, mlx_weight(seed=1)), under(B, mlx_weight(seed=2))
+    first[f"{B}.biases"] = second.pop(f"{B}.biases")
+    return folder(path, dict(zip(SHARDS, (first, second), strict=True)), MLX, index)

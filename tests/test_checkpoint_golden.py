@@ -18,12 +18,14 @@ GOLDEN = Path(__file__).parent / "golden"
 CASES = json.loads((GOLDEN / "MANIFEST.json").read_text())["cases"]
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "none": "float32"}
 FORMAT = {
-    "autogptq": "gptq", "gptqmodel": "gptq", "autoawq": "awq", "compressed-tensors-old": "compressed-tensors", "onnxruntime": "onnx",
+    "autogptq": "gptq", "gptqmodel": "gptq", "autoawq": "awq", "compressed-tensors-old": "compressed-tensors",
+     "onnxruntime": "onnx",
     "transformers-mxfp4": "gpt-oss",
 }  # fmt: skip
 """Producer's folder -> `Checkpoint.format` where they differ."""
 LAYOUT = {
-    "awq-gemm": "awq-gemm", "awq-gemv": "awq-gemv", "awq-gemv_fast": "awq-gemv_fast", "awq-marlin": "awq-marlin", "onnx-matmulnbits": "onnx",
+    "awq-gemm": "awq-gemm", "awq-gemv": "awq-gemv", "awq-gemv_fast": "awq-gemv_fast", "awq-marlin": "awq-marlin",
+     "onnx-matmulnbits": "onnx",
     "gpt-oss-mxfp4": "gpt-oss",
 }  # fmt: skip
 """Format of a case in the manifest -> layout, where it is not the checkpoint's format."""
@@ -45,7 +47,9 @@ NOT_WEIGHTS = ("gguf", "microxcaling", "ml_dtypes")
 
 def single_files() -> list[str]:
     return [
-        c["file"] for c in CASES if c["file"].endswith(".safetensors") and c["producer"] not in NOT_WEIGHTS and "/ckpt_" not in c["file"]
+        c["file"]
+        for c in CASES
+        if c["file"].endswith(".safetensors") and c["producer"] not in NOT_WEIGHTS and "/ckpt_" not in c["file"]
     ]
 
 
@@ -67,7 +71,11 @@ def open_golden(file: str) -> hb.Checkpoint:
     with safetensors.safe_open(GOLDEN / file, "numpy") as f:
         metadata = f.metadata()
     config = config_of(file, metadata)
-    assert config is not None or "quantization_config" in metadata or not file.startswith(("autogptq", "gptqmodel", "autoawq", "mlx", "hqq"))
+    assert (
+        config is not None
+        or "quantization_config" in metadata
+        or not file.startswith(("autogptq", "gptqmodel", "autoawq", "mlx", "hqq"))
+    )
     return hb.open(GOLDEN / file, config=config)
 
 
@@ -101,7 +109,10 @@ def test_single_file_opens_and_decodes_to_the_producers_values(file: str):
     if case["bits"] is not None:
         assert q.format.bits == case["bits"]
     assert info.nbytes == sum(
-        int(np.prod(t["shape"])) * np.dtype(t["dtype"].replace("bfloat16", "int16").replace("float8_e4m3fn", "int8").replace("float8_e5m2", "int8")).itemsize
+        int(np.prod(t["shape"]))
+        * np.dtype(
+            t["dtype"].replace("bfloat16", "int16").replace("float8_e4m3fn", "int8").replace("float8_e5m2", "int8")
+        ).itemsize
         for name, t in case["tensors"].items()
         if name.startswith(key) and name != f"{key}.bias"
     )
@@ -112,7 +123,7 @@ def test_single_file_opens_and_decodes_to_the_producers_values(file: str):
         return
     dtype = checkpoint.metadata["ref_dtype"]
     got, want = q.dequantize(DTYPES.get(dtype, dtype), arithmetic="producer"), refs.array(name)
-    if producer in ("transformers-mxfp4", "onnxruntime") and got.shape != want.shape or producer == "transformers-mxfp4":
+    if (producer in ("transformers-mxfp4", "onnxruntime") and got.shape != want.shape) or producer == "transformers-mxfp4":
         want = np.swapaxes(want, -1, -2)  # both hand out the transpose
     assert same_values(got, want)
 

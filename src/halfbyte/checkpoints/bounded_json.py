@@ -1,7 +1,7 @@
 """JSON that came with a checkpoint, read under limits: size, number of values, depth, UTF-8 whatever the locale, no key twice.
 
-A limit on bytes alone does not bound memory: `[],[],[]` costs 24 times its length as Python lists. Commas and brackets count values
-before anything is built.
+A limit on bytes alone does not bound memory: `[],[],[]` costs 24 times its length as Python lists. Commas and brackets count
+values before anything is built.
 """
 
 from __future__ import annotations

@@ -62,7 +62,13 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that looks wrong: severity (`SEVERITIES`), a stable code word, the key or file it concerns ("" for all), a sentence."""
+    """Something that looks wrong.
+
+    severity  one of `SEVERITIES`
+    code      a stable word; docs/checkpoints.md lists them
+    key       the key or file it concerns, "" for all
+    message   a sentence
+    """
 
     severity: str
     code: str
@@ -85,8 +91,8 @@ class Checkpoint(ABC):
     """An opened checkpoint. A context manager; arrays already taken stay valid after `close`.
 
     path    file or folder it was opened from
-    format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf", "bitsandbytes", "hqq", "torchao", "onnxruntime", "halfbyte"
-            or "dense"
+    format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf", "bitsandbytes", "hqq", "torchao", "onnx",
+            "metal-marlin", "halfbyte" or "dense"
     config  the model's configuration ({} when there is none)
     """
 
@@ -109,7 +115,8 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
-        """The weight: a QTensor when packed, an array when dense. MissingKeyError; CheckpointError or LayoutError when it is damaged."""
+        """The weight: a QTensor when packed, an array when dense. MissingKeyError; CheckpointError or LayoutError when it is
+        damaged."""
 
     @abstractmethod
     def __contains__(self, key: object) -> bool: ...
@@ -118,7 +125,7 @@ class Checkpoint(ABC):
     def close(self) -> None:
         """Let go of the files. Reading after it raises CheckpointError."""
 
-    def release(self, key: str) -> None:
+    def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
         """The pages behind `key` stop counting as resident memory; they come back when touched. Arrays of it stay valid."""
 
     def header_findings(self) -> list[Finding]:

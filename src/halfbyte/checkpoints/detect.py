@@ -1,8 +1,9 @@
 """Which layout a module's tensors follow and with which numbers, from the quantization config and from the tensors themselves.
 
-The config names a producer and each module's parameters; the tensors, by suffix, dtype and shape, say which layouts are possible. Where
-they agree that is the reading. Where they do not, the tensors are right if they leave one reading only, and a finding tells; if they leave several
-(4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes) the module is refused with a sentence that lists them.
+The config names a producer and each module's parameters; the tensors, by suffix, dtype and shape, say which layouts are
+possible. Where they agree that is the reading. Where they do not, the tensors are right if they leave one reading only, and a
+finding tells; if they leave several (4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes) the module is
+refused with a sentence that lists them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Detector:
         return meant, [c for c in possible if c not in meant]
 
     def parameters(self, module: str) -> dict[str, Any]:
-        """What `module`'s layout is given. A module that the config leaves dense but is packed gets the parameters of all others."""
+        """What `module`'s layout is given. A module that the config leaves dense but is packed gets the parameters of all
+        others."""
         params = dict(self.extra)
         if self.scheme is not None:
             own = self.scheme.parameters(module)
@@ -92,7 +94,8 @@ class Detector:
             meant = [layout for layout in self.layouts if self.scheme.prefers(layout.name)][:1]
         readings, problem = self._try(meant or others, params, module, tensors)
         if self.scheme is not None and not readings:
-            readings, _ = self._try(others, params, module, tensors)
+            # Another producer's numbers may share a name with this one's and not its meaning: without them, then.
+            readings = self._try(others, params, module, tensors)[0] or self._try(others, self.extra, module, tensors)[0]
             if readings:
                 text = f"the config says {self.scheme.method}, its tensors are {readings[0].layout.name}; read as that"
                 odd = Finding("warning", "layout-disagrees", module, text)
@@ -136,7 +139,8 @@ class Detector:
         tensors: Mapping[str, str],
         problem: HalfbyteError | None,
     ) -> Reading:
-        """The one reading with other numbers that fits the shapes and the model's sizes; else `problem` is raised, naming the file."""
+        """The one reading with other numbers that fits the shapes and the model's sizes; else `problem` is raised, naming the
+        file."""
         assert problem is not None  # nothing fitted
         k = expected_shape(self.config, module)[1]
         found = [(layout, p, d) for layout in layouts for p, d in self._numbers(layout, params, module, tensors)]

@@ -68,7 +68,7 @@ def _zero_scales(q: QTensor) -> Iterator[tuple[str, str, str]]:
             zero = int(np.count_nonzero(array & 0x7F == 0))
         else:
             zero = int(np.count_nonzero(array == 0))
-        if zero == array.size and array.size or part == "global_scale" and zero:
+        if zero and (zero == array.size or part == "global_scale"):
             yield "warning", "zero-scale", f"all {array.size:,} {part} are 0: every weight decodes to its offset"
         elif zero:
             yield "note", "zero-scale", f"{zero:,} of {array.size:,} {part} are 0: their groups are constant"
@@ -90,8 +90,8 @@ def _zeros(q: QTensor) -> Iterator[tuple[str, str, str]]:
             "warning",
             "gptq-label",
             (
-                f"labelled v1, which stores the zero point minus 1, but all stored values are {middle}, as v2 writes a symmetric weight; "
-                f"if the label lies, checkpoint_format gptq_v2 is right"
+                f"labelled v1, which stores the zero point minus 1, but all stored values are {middle}, as v2 writes a "
+                f"symmetric weight; if the label lies, checkpoint_format gptq_v2 is right"
             ),
         )
     if label.startswith("v2") and same and first == middle - 1:
@@ -105,13 +105,22 @@ def _zeros(q: QTensor) -> Iterator[tuple[str, str, str]]:
         )
     if label.startswith("v1"):
         wrapped = int(np.count_nonzero((zeros < 1) | (zeros > top)))
-        if wrapped:
+        if wrapped and "gptqmodel" in label:
             yield (
                 "warning",
                 "v1-zero-wraps",
                 (
-                    f"{wrapped:,} of {zeros.size:,} stored zero points are {top}, v1's only spelling of 0 and what a damaged neighbour leaves; "
-                    f"read as {'zero' if 'gptqmodel' in label else top + 1}, as the writer's own reader does"
+                    f"{wrapped:,} of {zeros.size:,} zero points are 0, which v1 stores as {top} and takes from its neighbours; "
+                    f"read as GPTQModel reads them, other readers may not"
+                ),
+            )
+        elif wrapped:
+            yield (
+                "warning",
+                "v1-zero-wraps",
+                (
+                    f"{wrapped:,} of {zeros.size:,} stored zero points are {top}: what v1 makes of 0, and what it leaves in "
+                    f"damaged neighbours; read as {top + 1}, as AutoGPTQ reads them"
                 ),
             )
 

@@ -5,8 +5,8 @@
     name-00001-of-000NN.safetensors            else, all NN of them
     the .safetensors files there are           else
 
-A shard's name comes from a file that may lie, so it must stay below the folder: no absolute path, no "..", no backslash, no symlink that
-leads out. The one exception is the store of the Hugging Face hub, whose snapshots are links to ../../blobs/<hash>.
+A shard's name comes from a file that may lie, so it must stay below the folder: no absolute path, no "..", no backslash, no
+symlink that leads out. The one exception is the store of the Hugging Face hub, whose snapshots are links to ../../blobs/<hash>.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def inside(folder: Path, name: str, source: str) -> Path:
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     if not name or "\0" in name or "\\" in name or posix.is_absolute() or windows.drive or windows.root or ".." in posix.parts:
         raise CheckpointError(
-            f"[open] {source}: shard name {name!r}; a name relative to the folder with neither '..', backslash nor drive is allowed. "
-            f"It would read a file outside the checkpoint: do not trust this folder"
+            f"[open] {source}: shard name {name!r}; a name relative to the folder is allowed, with neither '..', backslash nor "
+            f"drive. It would read a file outside the checkpoint: do not trust this folder"
         )
     path = folder / name
     home, real = folder.resolve(), path.resolve()
@@ -150,7 +150,8 @@ def _without_index(folder: Path, present: list[str]) -> list[str]:
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(
-            f"[open] {folder}: {pickles[0]} is a pickle, which runs code when it is read; convert the checkpoint to safetensors first"
+            f"[open] {folder}: {pickles[0]} is a pickle, which runs code when it is read; "
+            f"convert the checkpoint to safetensors first"
         )
     raise CheckpointError(f"[open] {folder}: no .safetensors or .gguf file here")
 

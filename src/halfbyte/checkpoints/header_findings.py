@@ -15,8 +15,10 @@ from .overrides import path_matches
 if TYPE_CHECKING:
     from .safetensors_checkpoint import SafetensorsCheckpoint
 
-BENIGN = ("input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale", "input_zero_point", "pre_quant_scale",
-          "inv_freq", "weight_format", "e_score_correction_bias")  # fmt: skip
+BENIGN = (
+    "input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale", "input_zero_point",
+    "pre_quant_scale", "inv_freq", "weight_format", "e_score_correction_bias",
+)  # fmt: skip
 """Tensors that belong to activations, caches or routing, not to a weight."""
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 PACKED_DTYPES = ("uint8", "int8", "int32", "uint32", "int16", "uint16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
@@ -71,10 +73,14 @@ def _unclaimed(c: SafetensorsCheckpoint) -> Iterator[Finding]:
         if last in BENIGN:
             beside[last] += 1
         elif c.suffix_like(key):
-            yield Finding("warning", "unclaimed", key, "named like a part of a packed weight, but no packed weight stands beside it")
+            yield Finding(
+                "warning", "unclaimed", key, "named like a part of a packed weight, but no packed weight stands beside it"
+            )
         elif header.dtype.name in PACKED_DTYPES and len(header.shape) >= 2:
             dtype = header.dtype.name
-            yield Finding("warning", "unclaimed", key, f"{dtype} codes without scales beside them: read as a plain array of {dtype}")
+            yield Finding(
+                "warning", "unclaimed", key, f"{dtype} codes without scales beside them: read as a plain array of {dtype}"
+            )
     for last, count in beside.items():
         text = f"{count:,} tensors of this name belong to activations or caches; they are kept as arrays, no weight uses them"
         yield Finding("note", "activation-tensors", last, text)
@@ -82,8 +88,8 @@ def _unclaimed(c: SafetensorsCheckpoint) -> Iterator[Finding]:
 
 def _tied(c: SafetensorsCheckpoint) -> Iterator[Finding]:
     """A head stored although it is the embedding."""
-    head = next((k for k in c.keys() if path_matches("lm_head", k.removesuffix(".weight"))), None)
-    embedding = next((k for k in c.keys() if k.removesuffix(".weight").endswith("embed_tokens")), None)
+    head = next((k for k in c if path_matches("lm_head", k.removesuffix(".weight"))), None)
+    embedding = next((k for k in c if k.removesuffix(".weight").endswith("embed_tokens")), None)
     if head is None or embedding is None:
         return
     text = c.config.get("text_config")
@@ -109,7 +115,10 @@ def _shapes(c: SafetensorsCheckpoint) -> Iterator[Finding]:
         shape = reading.described.shape
         k = c.expected_inputs(key)
         if k is not None and k != shape[-1]:
-            text = f"has {shape[-1]} inputs as {reading.described.format}; the model's config makes it {k}. Are bits and group size right?"
+            text = (
+                f"has {shape[-1]} inputs as {reading.described.format}; the model's config makes it {k}. "
+                f"Are bits and group size right?"
+            )
             yield Finding("warning", "unexpected-width", key, text)
         bias = f"{key}.bias"
         if bias in c and c.info(bias).shape[-1:] != (int(np.int64(shape[-2])),):

@@ -15,8 +15,11 @@ from ..layouts import Layout
 ANCHORS = (".qweight", ".weight_packed", ".W_q", ".weight_qdata", ".weight.absmax")
 """Suffixes that packed weights alone have: a module with one of them and no layout is incomplete, not dense."""
 
-SUSPECT = (*ANCHORS, ".qzeros", ".scales", ".biases", ".g_idx", ".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".weight_zero_point",
-           ".weight_global_scale", ".weight_shape", ".weight_g_idx", ".weight.quant_map", ".weight.nested_absmax", ".SCB", ".weight_scales")  # fmt: skip
+SUSPECT = (
+    *ANCHORS, ".qzeros", ".scales", ".biases", ".g_idx", ".weight_scale", ".weight_scale_2", ".weight_scale_inv",
+    ".weight_zero_point", ".weight_global_scale", ".weight_shape", ".weight_g_idx", ".weight.quant_map",
+    ".weight.nested_absmax", ".SCB", ".weight_scales",
+)  # fmt: skip
 """Suffixes that only parts of packed weights have; others (`.scale`, `.shape`) are ordinary names too."""
 
 

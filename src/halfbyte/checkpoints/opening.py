@@ -27,15 +27,16 @@ _KNOWN = {
 """First bytes -> what the file is, when it is not read."""
 
 
-def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Checkpoint:  # noqa: A001
+def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Checkpoint:
     """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when asked for.
 
-    path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a shard index, or a .gguf file (any part of a
+    path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a shard index, or a .gguf file
+    (any part of a
             split one)
     config  the dictionary that would stand under `quantization_config` in a config.json; it goes before what the files say
 
-    Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown, UnsupportedError for kinds that are
-    recognised and not read.
+    Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown, UnsupportedError for kinds that
+    are recognised and not read.
     """
     path = Path(path)
     if config is not None and not isinstance(config, Mapping):

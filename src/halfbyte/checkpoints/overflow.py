@@ -1,6 +1,7 @@
 """The largest magnitude a packed weight can hold, from its scales alone.
 
-    max over e in {smallest element, largest element} of |(e − zero) · scale · super_scale · global / divisor + bias − min · super_min|
+    max over e in {smallest element, largest element} of |(e − zero) · scale · super_scale · global / divisor + bias − min ·
+    super_min|
 
 The value is linear in the element, so the two ends bound every code, and are reached if the code is there. A float16 result is
 infinite where the exact magnitude is 65520 or more.
@@ -68,7 +69,9 @@ def _coarse(q: QTensor) -> float:
     elif fmt.scale == "none":
         scale = 1.0
     elif fmt.scale in ("e8m0", "e4m3", "ue4m3"):
-        used = np.flatnonzero(np.bincount(parts["scales"].reshape(-1), minlength=256)) if parts["scales"].size else []
+        used, flat = np.zeros(256, np.bool_), parts["scales"].reshape(-1)
+        for i in range(0, flat.size, CHUNK):
+            used[flat[i : i + CHUNK]] = True
         scale = float(np.abs(scale_table(fmt.scale)[used]).max(initial=0.0))
     else:
         scale = peak(parts["scales"])

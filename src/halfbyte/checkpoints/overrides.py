@@ -1,10 +1,11 @@
 """Which entry of a quantization config a module's name falls under.
 
-Names are compared a path segment at a time, never letter by letter: `mlp.gate` is not `mlp.gate_proj`, `layers.1` is not `layers.10`.
+Names are compared a path segment at a time, never letter by letter: `mlp.gate` is not `mlp.gate_proj`, `layers.1` is not
+`layers.10`.
 
 | rule | spelled | used by |
 |---|---|---|
-| path | `lm_head`, `mlp.gate`, `model.layers.*.self_attn` | AWQ, gpt-oss, bitsandbytes, torchao, HQQ: a run of whole segments anywhere in the name |
+| path | `lm_head`, `mlp.gate`, `model.layers.*.self_attn` | AWQ, gpt-oss, bitsandbytes, HQQ: whole segments anywhere in a name |
 | glob | `*lm_head*`, `model.layers.0.*` | ModelOpt: the whole name, shell wildcards |
 | `re:` | `re:.*mlp.gate$` | compressed-tensors, torchao: a regular expression matched from the name's start |
 | `+:` `-:` | `+:.*\\.18\\..*gate.*` | GPTQModel `dynamic`: the first that matches decides; `-:` leaves the module dense |
@@ -69,7 +70,8 @@ def aliases(name: str) -> Iterator[str]:
 def fused_from(name: str) -> tuple[str, ...]:
     """Names of the modules that `name` was fused from; () when it is not a fused module.
 
-    A stack of experts (`mlp.switch_mlp.gate_proj`, `mlp.experts.gate_proj`) was made of `mlp.experts.0.gate_proj` and its siblings.
+    A stack of experts (`mlp.switch_mlp.gate_proj`, `mlp.experts.gate_proj`) was made of `mlp.experts.0.gate_proj` and its
+    siblings.
     """
     path, _, last = name.rpartition(".")
     parts = tuple(f"{path}.{p}" if path else p for p in FUSED.get(last, ()))
@@ -82,23 +84,44 @@ def fused_from(name: str) -> tuple[str, ...]:
 
 
 def lookup(table: Mapping[str, T], name: str) -> T | None:
-    """The entry of `table` for module `name`, under any of its `aliases`, or agreed on by all modules it was fused from; None without one.
+    """The entry of `table` under the name of module `name`; None without one. Aliases and fused modules as for `first_entry`."""
+    return _agreed(name, lambda module: next((table[a] for a in aliases(module) if a in table), None))
 
-    Raises CheckpointError when the parts of a fused module have different entries.
+
+def first_entry(table: Mapping[str, T], name: str, matches: Matcher) -> T | None:
+    """The entry of the first rule of `table` that matches `name`; None without one.
+
+    A rule is tried on the name and its aliases. Where none matches a fused module, the entry is the one that all modules it was
+    fused from have. Raises CheckpointError when those differ.
     """
-    for alias in aliases(name):
-        if alias in table:
-            return table[alias]
+
+    def own(module: str) -> T | None:
+        names = tuple(aliases(module))
+        return next((entry for rule, entry in table.items() if any(matches(rule, alias) for alias in names)), None)
+
+    return _agreed(name, own) if table else None
+
+
+def covered(rules: Iterable[str], name: str, plain: Matcher | None = None) -> bool:
+    """True when one of `rules`, `re:` patterns or `plain` entries (`path_matches`), covers `name`, or covers each module it was
+    fused from."""
+    table = dict.fromkeys(rules, True)
+    return bool(first_entry(table, name, lambda rule, alias: rule_matches(rule, alias, plain or path_matches)))
+
+
+def _agreed(name: str, own: Callable[[str], T | None]) -> T | None:
+    """own(name), or what own() is for all modules that `name` was fused from."""
+    entry = own(name)
+    if entry is not None:
+        return entry
     parts = fused_from(name)
-    if not parts:
-        return None
-    found = [next((table[a] for a in aliases(p) if a in table), None) for p in parts]
+    found = [own(p) for p in parts]
     if any(f != found[0] for f in found):
         entries = ", ".join(f"{p.rpartition('.')[2]}: {f}" for p, f in zip(parts, found, strict=True))
         raise CheckpointError(
             f"[config] {name} is fused from modules with different entries ({entries}); its own cannot be known"
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def path_matches(entry: str, name: str) -> bool:
@@ -151,31 +174,6 @@ def rule_matches(rule: str, name: str, plain: Matcher = path_matches) -> bool:
     return plain(rule, name)
 
 
-def covered(rules: Iterable[str], name: str, plain: Matcher = path_matches) -> str | None:
-    """The first of `rules` (names, or `re:` patterns) that covers `name`; None without one. See `first_rule`."""
-    return first_rule(rules, name, lambda rule, alias: rule_matches(rule, alias, plain))
-
-
-def first_rule(rules: Iterable[str], name: str, matches: Matcher) -> str | None:
-    """The first of `rules` that matches `name` under one of its aliases; for a fused module, that matches all it was fused from.
-
-    Raises CheckpointError when the modules that `name` was fused from fall under different rules.
-    """
-    rules = tuple(rules)
-
-    def own(module: str) -> str | None:
-        names = tuple(aliases(module))
-        return next((r for r in rules if any(matches(r, alias) for alias in names)), None)
-
-    rule = own(name)
-    parts = fused_from(name) if rule is None and rules else ()
-    found = [own(p) for p in parts]
-    if any(f != found[0] for f in found):
-        entries = ", ".join(f"{p.rpartition('.')[2]}: {f}" for p, f in zip(parts, found, strict=True))
-        raise CheckpointError(f"[config] {name} is fused from modules under different rules ({entries}); its own cannot be known")
-    return found[0] if found else rule
-
-
 @lru_cache(maxsize=4096)
 def _glob(pattern: str) -> re.Pattern[str]:
     if len(pattern) > MAX_PATTERN or pattern.count("*") > MAX_REPEATS:
@@ -194,8 +192,8 @@ _REPEAT = re.compile(r"(?<!\\)[*+{]")
 def _regex(pattern: str) -> re.Pattern[str]:
     if len(pattern) > MAX_PATTERN or _NESTED.search(pattern) or len(_REPEAT.findall(pattern)) > MAX_REPEATS:
         raise CheckpointError(
-            f"[config] pattern {pattern[:60]!r} could take for ever to match; patterns of up to {MAX_PATTERN} characters, {MAX_REPEATS} repeats "
-            f"and no repeated group of repeats are read"
+            f"[config] pattern {pattern[:60]!r} could take for ever to match; patterns of up to {MAX_PATTERN} characters, "
+            f"{MAX_REPEATS} repeats and no repeated group of repeats are read"
         )
     try:
         return re.compile(pattern)

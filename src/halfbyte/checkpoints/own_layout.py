@@ -4,13 +4,15 @@
     NAME.halfbyte                  uint8: JSON of format, shape, origin, details, window
     NAME                           a dense tensor
 
-The file's metadata has format = "halfbyte". Nothing is packed or permuted, so a weight is read without a copy. The description lies beside its weight
-and not in the metadata so that a header of many weights stays small and one weight's description is read alone.
+The file's metadata has format = "halfbyte". Nothing is packed or permuted, so a weight is read without a copy. The description
+lies beside its weight and not in the metadata so that a header of many weights stays small and one weight's description is read
+alone.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -26,7 +28,8 @@ from ..spec import GROUPINGS, SCALE_KINDS, ZERO_KINDS, Format
 from .bounded_json import parse_object
 
 _WORDS: dict[str, tuple[str, ...]] = {
-    "scale": SCALE_KINDS, "zero": ZERO_KINDS, "grouping": GROUPINGS, "minimum": ("", *SCALE_KINDS), "global_op": ("", "multiply", "divide"),
+    "scale": SCALE_KINDS, "zero": ZERO_KINDS, "grouping": GROUPINGS, "minimum": ("", *SCALE_KINDS),
+    "global_op": ("", "multiply", "divide"),
 }  # fmt: skip
 """Fields of a Format that take one of a few words."""
 
@@ -34,7 +37,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 class OwnLayout(Native):
     """`Native` with the description read from, and written to, a tensor."""
 
-    required = ("halfbyte",)
+    required: ClassVar[tuple[str, ...]] = ("halfbyte",)
     optional: ClassVar[tuple[str, ...]] = PARTS
     peek = ("halfbyte",)
 
@@ -43,20 +46,21 @@ class OwnLayout(Native):
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         parts = {p: t for p, t in tensors.items() if p != "halfbyte"}
-        described = super().describe(parts, _description(tensors, name), name)
+        description = _description(tensors, name)
+        described = super().describe(parts, description, name)
         _check(described.format, name)
+        _window(description, described, name)
         return described
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         description = _description(tensors, name)
         described = self.describe(tensors, config, name)
-        window = description.get("window")
         q = QTensor(
             *described,
             {p: tensors[p] for p in PARTS if p in tensors},
             origin=str(description.get("origin") or ""),
             details=description.get("details") or {},
-            window=(int(window[0]), int(window[1])) if window else None,
+            window=_window(description, described, name),
             name=name,
         )
         q.validate(name)
@@ -84,6 +88,21 @@ def _description(tensors: Mapping[str, HasHeader], name: str) -> dict[str, Any]:
     if not isinstance(details, dict):
         raise LayoutError(f"[halfbyte] {name}.halfbyte: details {details!r:.80}; wanted an object")
     return description
+
+
+def _window(description: Mapping[str, Any], described: Described, name: str) -> tuple[int, int] | None:
+    """(first row, rows of the whole) of a slice, None for a whole tensor."""
+    window = description.get("window")
+    if window is None:
+        return None
+    rows = described.shape[-2] if described.format.grouping == "block" else math.prod(described.shape[:-1])
+    if isinstance(window, list) and len(window) == 2 and all(type(v) is int for v in window):
+        first, total = window
+        if 0 <= first <= first + rows <= total < 1 << 48:
+            return first, total
+    raise LayoutError(
+        f"[halfbyte] {name}.halfbyte: window {window!r:.80}; wanted the first of {rows} rows and the rows of the whole"
+    )
 
 
 def _check(fmt: Format, name: str) -> None:

@@ -1,4 +1,5 @@
-"""A checkpoint in safetensors files, one or sharded, of any producer: tensors grouped into modules, each read through its layout."""
+"""A checkpoint in safetensors files, one or sharded, of any producer: tensors grouped into modules, each read through its
+layout."""
 
 from __future__ import annotations
 
@@ -159,7 +160,7 @@ class SafetensorsCheckpoint(Checkpoint):
             raise self.missing(key)
         if key not in self._modules:
             header = self.shards.header(key)
-            files = (self.shards.shard_of(key),)
+            files: tuple[str, ...] = (self.shards.shard_of(key),)
             return TensorInfo(key, "dense", "", None, header.shape, header.dtype.name, self.shards.nbytes(key), files)
         reading = self.reading_or_error(key)
         tensors = list(self._modules[key].values())

@@ -15,13 +15,15 @@ from ..errors import CheckpointError
 from .safetensors_header import DTYPE_BITS, Entry, header_length, parse_header
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_), "U8": np.dtype(np.uint8), "I8": np.dtype(np.int8), "I16": np.dtype(np.int16), "U16": np.dtype(np.uint16),
-    "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16), "I32": np.dtype(np.int32), "U32": np.dtype(np.uint32),
-    "F32": np.dtype(np.float32), "I64": np.dtype(np.int64), "U64": np.dtype(np.uint64), "F64": np.dtype(np.float64), "C64": np.dtype(np.complex64),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz), "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
-    # Several elements share bytes: the bytes themselves, the last axis counted in them.
-    "F4": np.dtype(np.uint8), "F6_E2M3": np.dtype(np.uint8), "F6_E3M2": np.dtype(np.uint8),
+    word: np.dtype(dtype)
+    for word, dtype in {
+        "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "I16": np.int16, "U16": np.uint16, "I32": np.int32, "U32": np.uint32,
+        "I64": np.int64, "U64": np.uint64, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64,
+        "C64": np.complex64, "F8_E5M2": ml_dtypes.float8_e5m2, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E8M0": ml_dtypes.float8_e8m0fnu, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+        # Several elements share bytes: the bytes themselves, the last axis counted in them.
+        "F4": np.uint8, "F6_E2M3": np.uint8, "F6_E3M2": np.uint8,
+    }.items()
 }  # fmt: skip
 """NumPy dtype of each dtype word of the format."""
 
@@ -66,7 +68,8 @@ class SafetensorsFile:
             return entry.shape, dtype
         if not entry.shape or entry.shape[-1] * bits % 8:
             raise CheckpointError(
-                f"[open] {self.path}: tensor {name!r}: rows of {list(entry.shape)} {entry.dtype} elements are not whole bytes; not read"
+                f"[open] {self.path}: tensor {name!r}: rows of {list(entry.shape)} {entry.dtype} elements are not whole bytes; "
+                f"not read"
             )
         return (*entry.shape[:-1], entry.shape[-1] * bits // 8), dtype
 

@@ -2,9 +2,9 @@
 
     8 bytes n (little-endian) | n bytes of JSON {name: {dtype, shape, data_offsets}, "__metadata__": {str: str}} | data
 
-The tensors, sorted by offset, must follow each other without hole or overlap to the end of the file. Entries are scanned one at a time
-instead of building the JSON tree, so a header at the size limit costs memory for its tensors only; no pattern here can backtrack
-over more than one entry.
+The tensors, sorted by offset, must follow each other without hole or overlap to the end of the file. Entries are scanned one at
+a time instead of building the JSON tree, so a header at the size limit costs memory for its tensors only; no pattern here can
+backtrack over more than one entry.
 
 Source: the format description of the safetensors project, https://github.com/huggingface/safetensors.
 """
@@ -32,7 +32,8 @@ MAX_PAIRS = 1 << 16
 MAX_RANK = 32
 
 DTYPE_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
 """Bits of an element of each dtype word."""
@@ -91,7 +92,8 @@ def header_length(first: bytes, file_size: int, where: str) -> int:
 
 
 def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
-    """Entries of the JSON header `data`, checked against `data_size` bytes of tensor data; `where` is the file's name for messages.
+    """Entries of the JSON header `data`, checked against `data_size` bytes of tensor data; `where` is the file's name for
+    messages.
 
     Raises CheckpointError naming file and tensor when anything does not fit.
     """
@@ -218,8 +220,8 @@ def _check_cover(entries: dict[str, Entry], data_size: int, where: str) -> None:
     if past is not None:
         e = entries[past]
         raise CheckpointError(
-            f"[open] {where}: tensor {past!r} lies at bytes {e.start:,} to {e.stop:,} of the data, but the file holds {data_size:,}; "
-            f"the file is cut short or damaged"
+            f"[open] {where}: tensor {past!r} lies at bytes {e.start:,} to {e.stop:,} of the data, "
+            f"but the file holds {data_size:,}; the file is cut short or damaged"
         )
     end, before = 0, ""
     for name in order:
@@ -227,13 +229,15 @@ def _check_cover(entries: dict[str, Entry], data_size: int, where: str) -> None:
         if start != end:
             kind = "overlaps" if start < end else f"leaves {start - end:,} bytes unused after"
             raise CheckpointError(
-                f"[open] {where}: tensor {name!r} begins at byte {start:,} and {kind} {before or 'the header'!r}, which ends at {end:,}; "
+                f"[open] {where}: tensor {name!r} begins at byte {start:,} and {kind} {before or 'the header'!r}, "
+                f"which ends at {end:,}; "
                 f"tensors must follow each other"
             )
         end, before = entries[name].stop, name
     if end != data_size:
         raise CheckpointError(
-            f"[open] {where}: the tensors end at byte {end:,} of the data (the last is {before!r}), but the file holds {data_size:,}"
+            f"[open] {where}: the tensors end at byte {end:,} of the data (the last is {before!r}), "
+            f"but the file holds {data_size:,}"
         )
 
 

@@ -1,8 +1,8 @@
 """Quantization configs: which producer wrote one, and what it says of each module.
 
-`scheme_of(config)` recognises the dictionary that stands under `quantization_config` in a config.json (or in the file that a producer puts
-beside it) and returns a `Scheme`. `scheme.parameters(module)` is what a layout is given for that module, per-module rules applied; None where
-the config leaves the module dense.
+`scheme_of(config)` recognises the dictionary that stands under `quantization_config` in a config.json (or in the file that a
+producer puts beside it) and returns a `Scheme`. `scheme.parameters(module)` is what a layout is given for that module,
+per-module rules applied; None where the config leaves the module dense.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..errors import CheckpointError
 from ..layouts.recognised import refuse_recognised
 from .checkpoint import Finding
-from .overrides import check_rule, covered, first_rule, glob_matches, lookup, path_matches, regex_matches
+from .overrides import check_rule, covered, first_entry, glob_matches, lookup, path_matches, regex_matches, rule_matches
 
 WIDTHS = ("bits", "num_bits", "nbits", "w_bit")
 GROUPS = ("group_size", "q_group_size", "block_size")
@@ -49,7 +49,8 @@ class Scheme(ABC):
         return any(layout == word or layout.startswith(word + "-") for word in self.layouts)
 
     def complete(self, other: Scheme) -> list[Finding]:
-        """Take from another file's config of the same method what this one leaves out; findings where the two contradict each other."""
+        """Take from another file's config of the same method what this one leaves out; findings where the two contradict each
+        other."""
         mine, theirs = self.raw, other.raw
         odd = [
             Finding(
@@ -95,17 +96,18 @@ class GPTQScheme(Scheme):
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
         self._base = {k: v for k, v in raw.items() if k != "dynamic"}
-        self._dynamic = self._object("dynamic")
-        for rule, entry in self._dynamic.items():
+        self._dynamic: dict[str, dict[str, Any] | bool] = {}
+        for rule, entry in self._object("dynamic").items():
             if entry is not None and not isinstance(entry, dict):
                 raise CheckpointError(f"[config] {where}: dynamic rule {rule!r} is {entry!r:.80}; wanted an object")
             check_rule(rule if rule[:2] in ("+:", "-:") else f"+:{rule}", where)
+            self._dynamic[rule] = False if rule.startswith("-:") else {**self._base, **(entry or {})}
 
     def parameters(self, module: str) -> dict[str, Any] | None:
-        rule = first_rule(self._dynamic, module, lambda r, name: regex_matches(r.removeprefix("+:").removeprefix("-:"), name))
-        if rule is None:
+        entry = first_entry(self._dynamic, module, _dynamic_rule)
+        if entry is None:
             return dict(self._base)
-        return None if rule.startswith("-:") else {**self._base, **(self._dynamic[rule] or {})}
+        return dict(entry) if isinstance(entry, dict) else None
 
 
 class AWQScheme(Scheme):
@@ -126,15 +128,16 @@ class AWQScheme(Scheme):
 
 
 class CompressedTensorsScheme(Scheme):
-    """compressed-tensors: `config_groups`, each with `targets` (a module's name, `re:` and a pattern, or a class) and `weights`; `ignore`."""
+    """compressed-tensors: `config_groups`, each with `targets` (a module's name, `re:` and a pattern, or a class) and
+    `weights`; `ignore`."""
 
     method = "compressed-tensors"
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
         self._ignore = self._names("ignore")
-        self._named: dict[str, dict[str, Any] | None] = {}
-        self._classes: dict[str, dict[str, Any] | None] = {}
+        self._named: dict[str, dict[str, Any] | bool] = {}
+        self._classes: dict[str, dict[str, Any] | bool] = {}
         for label, group in self._object("config_groups").items():
             targets = group.get("targets") if isinstance(group, dict) else None
             weights = group.get("weights") if isinstance(group, dict) else None
@@ -144,7 +147,9 @@ class CompressedTensorsScheme(Scheme):
                 )
             if weights is not None and not isinstance(weights, dict):
                 raise CheckpointError(f"[config] {where}: config_groups {label!r} has weights {weights!r:.80}; wanted an object")
-            params = None if weights is None else {**weights, "format": group.get("format") or raw.get("format")}
+            params: dict[str, Any] | bool = (
+                False if weights is None else {**weights, "format": group.get("format") or raw.get("format")}
+            )
             for target in (check_rule(t, where) for t in targets):
                 is_class = target[:1].isupper() and "." not in target
                 (self._classes if is_class else self._named).setdefault(target, params)
@@ -154,18 +159,18 @@ class CompressedTensorsScheme(Scheme):
             return None
         params = lookup(self._named, module)
         if params is None:
-            rule = covered(self._named, module)
-            params = self._named[rule] if rule is not None else None
+            params = first_entry(self._named, module, rule_matches)
         if params is None:
             # A file does not say what class a module had: embeddings by their name, everything else is a Linear.
             embedding = module.rpartition(".")[2] in ("embed_tokens", "wte", "word_embeddings")
             order = ("Embedding", "Linear") if embedding else ("Linear", *self._classes)
             params = next((self._classes[c] for c in order if c in self._classes), None)
-        return None if params is None else dict(params)
+        return dict(params) if isinstance(params, dict) else None
 
 
 class ModelOptScheme(Scheme):
-    """ModelOpt: config.json's own words or hf_quant_config.json, `exclude_modules` as shell patterns, `quantized_layers` when mixed."""
+    """ModelOpt: config.json's own words or hf_quant_config.json, `exclude_modules` as shell patterns, `quantized_layers` when
+    mixed."""
 
     method = "modelopt"
 
@@ -191,7 +196,8 @@ class ModelOptScheme(Scheme):
 
 
 class MLXScheme(Scheme):
-    """MLX: `group_size`, `bits`, `mode`, and a module's own path with an object of its own or false. What an object leaves out is MLX's default."""
+    """MLX: `group_size`, `bits`, `mode`, and a module's own path with an object of its own or false. What an object leaves out
+    is MLX's default."""
 
     method = "mlx"
     DEFAULTS: ClassVar[dict[str, Any]] = {"mode": "affine", "bits": 4, "group_size": 64}
@@ -224,11 +230,15 @@ class SkipListScheme(Scheme):
 
 
 class GptOssScheme(SkipListScheme):
+    """gpt-oss as transformers writes it: `modules_to_not_convert`; the layout has no parameters."""
+
     method = "gpt-oss"
     skip_keys = ("modules_to_not_convert",)
 
 
 class BitsAndBytesScheme(SkipListScheme):
+    """bitsandbytes: `llm_int8_skip_modules`; each 4-bit weight carries its own state."""
+
     method = "bitsandbytes"
     skip_keys = ("llm_int8_skip_modules",)
 
@@ -250,9 +260,10 @@ class TorchAOScheme(SkipListScheme):
         data = kind.get("_data") if isinstance(kind, dict) else None
         table = next((v for v in (data or {}).values() if isinstance(v, dict) and "_default" in v), None) if data else None
         if table is not None:
-            rule = first_rule({k: v for k, v in table.items() if k != "_default"}, module, _torchao_rule)
-            kind = table[rule] if rule is not None else table["_default"]
-            if kind is None:
+            own = {k: v or False for k, v in table.items() if k != "_default"}
+            kind = first_entry(own, module, rule_matches)
+            kind = table["_default"] if kind is None else kind
+            if not kind:
                 return None
             data = kind.get("_data") if isinstance(kind, dict) else None
         return {**params, **(data or {}), "_type": kind.get("_type") if isinstance(kind, dict) else None}
@@ -276,10 +287,9 @@ class HQQScheme(Scheme):
             return None
         entry: Any = self._quant
         if "weight_quant_params" not in entry and entry:
-            rule = covered(entry, module)
-            if rule is None:
+            entry = first_entry({k: v or {} for k, v in entry.items()}, module, path_matches)
+            if entry is None:
                 return None
-            entry = entry[rule] or {}
         own = entry.get("weight_quant_params", entry)
         return {**{k: v for k, v in self.raw.items() if k != "quant_config"}, **(own or {})}
 
@@ -292,17 +302,21 @@ class PlainScheme(Scheme):
 
 
 class ONNXScheme(PlainScheme):
+    """Attributes of a MatMulNBits node."""
+
     method = "onnx"
 
 
 class MetalMarlinScheme(PlainScheme):
+    """Buffers of the fused Metal kernels: `codec`, `group_size`."""
+
     method = "metal-marlin"
 
 
 SCHEMES: dict[str, type[Scheme]] = {
     "gptq": GPTQScheme, "gptqmodel": GPTQScheme, "awq": AWQScheme, "compressed-tensors": CompressedTensorsScheme,
-    "modelopt": ModelOptScheme, "modelopt_fp4": ModelOptScheme, "modelopt_mixed": ModelOptScheme, "mlx": MLXScheme, "mxfp4": GptOssScheme,
-    "bitsandbytes": BitsAndBytesScheme, "torchao": TorchAOScheme, "hqq": HQQScheme, "onnx": ONNXScheme,
+    "modelopt": ModelOptScheme, "modelopt_fp4": ModelOptScheme, "modelopt_mixed": ModelOptScheme, "mlx": MLXScheme,
+    "mxfp4": GptOssScheme, "bitsandbytes": BitsAndBytesScheme, "torchao": TorchAOScheme, "hqq": HQQScheme, "onnx": ONNXScheme,
     "metal-marlin": MetalMarlinScheme,
 }  # fmt: skip
 """`quant_method` -> scheme."""
@@ -353,7 +367,7 @@ def check_numbers(raw: Mapping[str, Any], where: str) -> None:
     """Widths are whole numbers from 1 to 32, group sizes −1 or at least 1, or null; CheckpointError naming the key otherwise."""
     for path, value in _leaves(raw, ""):
         key = path.rpartition(".")[2]
-        if key not in WIDTHS and key not in GROUPS or value is None:
+        if value is None or key not in (*WIDTHS, *GROUPS):
             continue
         whole = type(value) is int
         if key in WIDTHS and not (whole and 1 <= value <= 32):
@@ -374,5 +388,5 @@ def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _torchao_rule(rule: str, name: str) -> bool:
-    return regex_matches(rule[3:], name) if rule.startswith("re:") else path_matches(rule, name)
+def _dynamic_rule(rule: str, name: str) -> bool:
+    return regex_matches(rule.removeprefix("+:").removeprefix("-:"), name)

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _READS_HIDDEN = {
-    "q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "lm_head", "embed_tokens", "gate", "router",
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "lm_head", "embed_tokens",
+    "gate", "router",
 }  # fmt: skip
 
 
@@ -39,7 +40,8 @@ def expected_shape(config: Mapping[str, Any], module: str) -> tuple[int | None, 
         inner = None  # dense and expert layers differ, and which this one is the name does not say
     q_rows, kv_rows = (heads * head if heads and head else None), (kv * head if kv and head else None)
     n = {
-        "q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows, "o_proj": hidden, "gate_proj": inner, "up_proj": inner, "w1": inner, "w3": inner,
+        "q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows, "o_proj": hidden, "gate_proj": inner, "up_proj": inner,
+        "w1": inner, "w3": inner,
         "down_proj": hidden, "w2": hidden, "lm_head": size("vocab_size"), "embed_tokens": size("vocab_size"),
     }.get(last)  # fmt: skip
     if last in _READS_HIDDEN:

@@ -1,8 +1,8 @@
 """Writing a safetensors file one tensor at a time, beside its place and then renamed into it.
 
-Tensors go to disk as they come, so a file of any size is written in the memory of one tensor. The header stands first and its length depends on all of
-them, so room is kept for it; when that proves too small, or tensors came in an order that leaves one unaligned for its dtype, the data are
-copied once, largest elements first. A writer that is not finished leaves no file.
+Tensors go to disk as they come, so a file of any size is written in the memory of one tensor. The header stands first and its
+length depends on all of them, so room is kept for it; when that proves too small, or tensors came in an order that leaves one
+unaligned for its dtype, the data are copied once, largest elements first. A writer that is not finished leaves no file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Written(NamedTuple):
 
 
 class SafetensorsWriter:
-    """Writes `path`. A context manager: leaving it normally finishes the file, leaving it by an exception removes what was written.
+    """Writes `path`. A context manager: leaving it normally finishes the file, leaving it by an exception removes what was
+    written.
 
         with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
             for name, array in tensors:

@@ -31,7 +31,7 @@ class Native(Layout):
     """The parts as they are."""
 
     name = "halfbyte"
-    required = ()
+    required: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = PARTS
 
     def matches(self, suffixes: Collection[str]) -> bool:
