@@ -33,12 +33,13 @@ def _names() -> tuple[str, ...]:
 def _record(name: str) -> dict[str, Any]:
     from ..backends import backend_named
 
-    record: dict[str, Any] = {"record": "backend", "backend": name, "device": "", "available": False, "reason": "", "description": ""}
+    record: dict[str, Any] = {"record": "backend", "backend": name, "device": "", "available": False, "reason": ""}
     try:
         backend = backend_named(name)
         reason = backend.reason()
         record |= {"device": backend.device, "available": reason is None, "reason": reason}
-        record["description"] = "" if reason else backend.describe()
+        description = "" if reason else backend.describe()
     except Exception as error:  # a broken driver or runtime may raise anything; the others are still worth listing
         record |= {"available": False, "reason": f"it could not be loaded: {type(error).__name__}: {error}"}
-    return record
+        description = ""
+    return {**record, "description": description}

@@ -80,7 +80,10 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
         table.add_column(column.heading, justify="right" if column.right else "left", overflow="fold", no_wrap=i > 0)
     for row in cells:
         table.add_row(*(Text(c) for c in row))
-    console.print(table)
+    with console.capture() as drawn:
+        console.print(table)
+    for line in drawn.get().splitlines():
+        print(line.rstrip())
 
 
 def plural(n: int, word: str) -> str:
