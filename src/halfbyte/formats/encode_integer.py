@@ -69,7 +69,7 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
         scale = np.maximum(scale, ml_dtypes.finfo(scale.dtype).smallest_normal)
     else:
         scale = replace_zero(scale, rule.zero_scale)
-    stored = in_scale_dtype(scale * scale.dtype.type(fmt.divisor), fmt)
+    stored = in_scale_dtype(scale, fmt)
     # What the codes divide by: the stored scale, which is rounded already when the producer computes in its dtype.
     of = values.dtype.type
     held, divisor, low, high = stored.astype(values.dtype)[..., None], of(fmt.divisor), -half, half - 1
@@ -91,7 +91,7 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
 
 
 def symmetric_scale(values: NDArray[Any], fmt: Format, rule: str) -> NDArray[Any]:
-    """Scales of groups [*groups, g] by a rule of `SCALE_RULES`, in the dtype of the values."""
+    """Scales of groups [*groups, g] by a rule of `SCALE_RULES`, times the format's divisor, in the dtype of the values."""
     half = 1 << (fmt.bits - 1)
     of = values.dtype.type
     largest, lowest = values.max(axis=-1), values.min(axis=-1)
@@ -99,12 +99,13 @@ def symmetric_scale(values: NDArray[Any], fmt: Format, rule: str) -> NDArray[Any
     if half == 1 and rule in ("max", "no_clip"):
         raise FormatError(f"[quantize] {fmt.name} has no positive code, so scale={rule!r} has no steps; allowed: 'edge', 'half'")
     if rule == "max":
-        return amax / of(half - 1)
+        return amax / of((half - 1) / fmt.divisor)
     if rule == "half":
-        return amax / of(half - 0.5)
+        return amax / of((half - 0.5) / fmt.divisor)
     if rule == "no_clip":
-        return np.maximum(np.maximum(-lowest, of(0)) / of(half), np.maximum(largest, of(0)) / of(half - 1))
-    return np.where(largest > -lowest, largest, lowest) / of(-half)
+        below, above = np.maximum(-lowest, of(0)), np.maximum(largest, of(0))
+        return np.maximum(below / of(half / fmt.divisor), above / of((half - 1) / fmt.divisor))
+    return np.where(largest > -lowest, largest, lowest) / of(-half / fmt.divisor)
 
 
 def asymmetric_scale(values: NDArray[Any], high: int) -> NDArray[Any]:

@@ -2,15 +2,16 @@
 
     value = element(code) · 2^(scale_byte − 127)
 
-mxfp4 (E2M1), mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2 and mxint8 follow the OCP Microscaling Formats (MX) specification 1.0.
-Block 32 is the standard; 16 and 64 are non-standard variants, asked for by group size. mxint2 and mxint4 exist in microxcaling only.
+mxfp4 (E2M1), mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2 and mxint8 follow the OCP Microscaling Formats (MX) specification
+1.0. Block 32 is the standard; 16 and 64 are non-standard variants, asked for by group size. mxint2 and mxint4 exist in
+microxcaling only.
 
 Scale rules, with amax the block's largest magnitude, emax the element's largest exponent and M its largest value:
 
 | `scale` | exponent | used by |
 |---|---|---|
 | `floor` | floor(log2 amax) − emax | OCP, ggml, microxcaling, torchao FLOOR |
-| `even` | the same of amax rounded to the element's mantissa width (or `even_bits`), halves up | compressed-tensors, torchao EVEN |
+| `even` | the same of amax rounded to the element's mantissa width, halves up | compressed-tensors, torchao EVEN |
 | `ceil` | ceil(log2(amax / M)) | MLX, ModelOpt, torchao RCEIL |
 | `ceil_log2` | ceil(log2 amax) − emax | torchao CEIL |
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -137,12 +139,18 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
             bits = own if rule.even_bits is None else rule.even_bits
             # Rounded to 1 + bits binary digits, halves up, amax reaches the next power of two.
             exponent = exponent + (mantissa >= 1 - 2.0 ** -(bits + 2))
+            if rule.compute == "input":
+                # Done on the bits of a number, the rounding takes a subnormal to the smallest normal number or to 0.
+                tiny = float(ml_dtypes.finfo(amax.dtype).smallest_normal)
+                up = amax >= tiny * (1 - 2.0 ** -(bits + 1))
+                exponent = np.where((amax < tiny) & up, np.log2(tiny) - emax, exponent)
+                empty = (amax < tiny) & ~up
     exponent = np.where(empty, rule.zero_byte - 127, exponent)
     return np.clip(exponent, -127, 127).astype(np.int64)
 
 
 def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """ceil(log2(amax / largest)) and where the ratio is 0; not exact: the ratio in the dtype asked for, its logarithm in float32."""
+    """ceil(log2(amax / largest)) and where the ratio is 0. Not exact: the ratio in the dtype asked for, its log in float32."""
     if compute == "exact":
         # Least e with amax ≤ largest · 2^e, by comparison of mantissas.
         (m, p), (lm, lp) = np.frexp(amax.astype(np.float64)), np.frexp(largest)
