@@ -77,7 +77,8 @@ def test_the_default_has_the_least_error_of_its_rules(word):
 BOUNDS = {
     # relative squared error of normal weights, measured, with 3 % to spare
     "q4_0": 0.00675, "q4_1": 0.005, "q5_0": 0.00166, "q5_1": 0.00118, "q8_0": 2.53e-5, "q2_K": 0.0746, "q3_K": 0.021,
-    "q4_K": 0.0052, "q5_K": 0.00132, "q6_K": 3.09e-4, "iq4_nl": 0.00566, "iq4_xs": 0.00578, "nvfp4_ue4m3": 0.0094, "tq1_0": 0.672, "tq2_0": 0.672,
+    "q4_K": 0.0052, "q5_K": 0.00132, "q6_K": 3.09e-4, "iq4_nl": 0.00566, "iq4_xs": 0.00578, "nvfp4_ue4m3": 0.0094,
+    "tq1_0": 0.672, "tq2_0": 0.672,
 }  # fmt: skip
 
 

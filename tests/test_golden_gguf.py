@@ -10,16 +10,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import halfbyte
 from fractions_reference import dequantized, rounded
 from golden_case import GOLDEN, label, read_tensors, same_numbers
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import family_of
 from halfbyte.formats.encode import quantize
 from halfbyte.layouts.gguf import GGUF, dense, dense_rows
+from halfbyte.qtensor import QTensor
 
 FILES = sorted(p for p in (GOLDEN / "gguf").glob("*.safetensors") if not p.stem.endswith("_gguf_ref"))
 PLAIN = [p for p in FILES if p.stem.startswith("bf16")]
 BLOCKS = [p for p in FILES if p not in PLAIN]
+WHOLE = sorted((GOLDEN / "gguf").glob("*.gguf"))
+CASES = [str(p.relative_to(GOLDEN)) for p in (*FILES, *WHOLE, *(p.with_name(f"{p.stem}_gguf_ref.safetensors") for p in WHOLE))]
+"""What this file covers, for the test that no golden case is left out."""
 
 
 def case(path: Path):
@@ -122,6 +127,18 @@ def test_gguf_policy_writes_the_producers_bytes(path):
     q = quantize(original, kind.lower(), policy="gguf")
     assert q.origin == "gguf"
     assert np.array_equal(GGUF().pack(q, {"type": kind})["weight"], raw)
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=label)
+def test_whole_files_decode_to_their_references(path):
+    _, references = read_tensors(path.with_name(f"{path.stem}_gguf_ref.safetensors"))
+    with halfbyte.open(path) as ckpt:
+        assert len(ckpt) == len(references) > 0
+        for key in ckpt:
+            weight = ckpt[key]
+            packed = isinstance(weight, QTensor)
+            dense = weight.dequantize("float32", "producer") if packed else weight.astype(np.float32)
+            assert same_numbers(dense, references[f"ref::{key}.weight" if packed else f"ref::{key}"]), key
 
 
 @pytest.mark.parametrize("path", PLAIN, ids=label)
