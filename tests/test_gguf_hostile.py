@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_writer import BF16, F16, F32, GGUF, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0, Tensor, blocks, f32
+from gguf_writer import BF16, F16, F32, GGUF, MXFP4, NVFP4, Q4_0, Q4_K, Q6_K, Q8_0, Tensor, blocks, f32
 from golden_case import GOLDEN
 from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
@@ -339,7 +339,8 @@ def test_flipped_bytes_give_an_error_of_ours_or_a_file(tmp_path, seed):
     rng = np.random.default_rng(seed)
     tensors = [
         f32("blk.0.attn_norm.weight", np.ones(32)), blocks("blk.0.attn_q.weight", (4, 64), Q8_0, rng),
-        blocks("blk.0.ffn_up_exps.weight", (2, 3, 256), Q4_K, rng), blocks("w.weight", (2, 64), 40, rng), f32("w.scale", np.ones(1)),
+        blocks("blk.0.ffn_up_exps.weight", (2, 3, 256), Q4_K, rng), blocks("w.weight", (2, 64), NVFP4, rng),
+        f32("w.scale", np.ones(1)),
     ]  # fmt: skip
     pairs = [
         ("general.architecture", "string", "llama"), ("general.alignment", "uint32", 32), ("a", "array[string]", ["x", "yy", ""]),

@@ -166,8 +166,8 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     for source in (getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id):
         if source is not None:
             ids |= set(source) if isinstance(source, list | tuple) else {source}
-    vocabulary = tokenizer.get_vocab()
-    return ids | {vocabulary[t] for t in ("<end_of_turn>", "<|eot_id|>", "<|im_end|>") if t in vocabulary}
+    turns = (tokenizer.backend_tokenizer.token_to_id(t) for t in ("<end_of_turn>", "<|eot_id|>", "<|im_end|>"))
+    return ids | {t for t in turns if t is not None}
 
 
 def generate(

@@ -19,7 +19,7 @@ Order = Literal["<", ">"]
 MAX_NESTING = 8
 """Arrays within arrays are allowed by the specification and written by nobody; deeper than this is a trap for recursion."""
 MAX_STRINGS = 1 << 23
-"""Strings or arrays in one array, thirty times the largest vocabulary. They are stepped over one by one, half a second for these."""
+"""Strings or arrays in one array, thirty times the largest vocabulary: stepping over so many takes half a second."""
 
 _SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "B"), 1: ("int8", "b"), 2: ("uint16", "H"), 3: ("int16", "h"), 4: ("uint32", "I"), 5: ("int32", "i"),
