@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import CheckpointError, HalfbyteError, LayoutError, UnsupportedError
 from ..layouts import LAYOUTS, Described, Layout
 from .checkpoint import Finding
-from .modules import candidates, own_suffixes
+from .modules import Kind, kind_of, own_suffixes
 from .schemes import Scheme
 from .shards import Shards
 from .widths import expected_shape
@@ -62,16 +62,16 @@ class Detector:
         self.config = config
         self.extra = extra
         self.layouts = layouts
+        self._meant = () if scheme is None else scheme.order(layout.name for layout in layouts)
+        self._kinds: dict[tuple[str, ...], Kind] = {}
         self._fits: dict[Any, list[tuple[Mapping[str, Any], Described]]] = {}
 
-    def pool(self, tensors: Mapping[str, str]) -> tuple[list[Layout], list[Layout]]:
-        """(layouts the config can mean, other layouts) that a module with these tensors can be of."""
-        possible = candidates(self.layouts, tensors)
-        if self.scheme is None:
-            return [], possible
-        rank = {word: i for i, word in enumerate(self.scheme.layouts)}
-        meant = sorted((c for c in possible if self.scheme.prefers(c.name)), key=lambda c: rank.get(c.name, len(rank)))
-        return meant, [c for c in possible if c not in meant]
+    def kind(self, tensors: Mapping[str, str]) -> Kind:
+        """What a module with these tensors, by suffix, can be."""
+        suffixes = tuple(tensors)
+        if suffixes not in self._kinds:
+            self._kinds[suffixes] = kind_of(self.layouts, suffixes, self._meant)
+        return self._kinds[suffixes]
 
     def parameters(self, module: str) -> dict[str, Any]:
         """What `module`'s layout is given. A module that the config leaves dense but is packed gets the parameters of all
@@ -87,11 +87,11 @@ class Detector:
 
     def read(self, module: str, tensors: Mapping[str, str]) -> Reading:
         """The reading of `module`. CheckpointError naming its file and tensors when there is none, or more than one."""
-        meant, others = self.pool(tensors)
+        meant, others, *_ = self.kind(tensors)
         params = self.parameters(module)
-        if self.scheme is not None and not meant:
+        if self._meant and not meant:
             # Not all of its tensors are there; its own complaint says which.
-            meant = [layout for layout in self.layouts if self.scheme.prefers(layout.name)][:1]
+            meant = tuple(layout for layout in self.layouts if layout.name == self._meant[0])
         readings, problem = self._try(meant or others, params, module, tensors)
         if self.scheme is not None and not readings:
             # Another producer's numbers may share a name with this one's and not its meaning: without them, then.

@@ -40,11 +40,10 @@ def _nan_scales(q: QTensor) -> Iterator[tuple[str, str, str]]:
     count = sum(int(np.count_nonzero(q.parts["scales"] == b)) for b in bad)
     if count:
         shown = " or ".join(f"0x{b:02X}" for b in bad)
-        yield (
-            "error",
-            "nan-scale",
-            f"{count:,} of {q.parts['scales'].size:,} scale bytes are {shown}, not a number; producers decode it differently",
-        )
+        # ggml gives its unsigned E4M3 a number for these (0 and 480); elsewhere it is NaN, infinity or 2^128, by producer.
+        severity = "warning" if q.format.scale == "ue4m3" else "error"
+        text = f"{count:,} of {q.parts['scales'].size:,} scale bytes are {shown}, not a number; producers decode it differently"
+        yield severity, "nan-scale", text
 
 
 def _float_scales(q: QTensor) -> Iterator[tuple[str, str, str]]:

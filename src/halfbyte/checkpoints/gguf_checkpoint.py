@@ -22,6 +22,7 @@ from ..qtensor import QTensor
 from .checkpoint import Checkpoint, Finding, TensorInfo
 from .gguf_file import GGUFFile
 from .gguf_values import Metadata
+from .overflow import warn_of_overflow
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -110,6 +111,7 @@ class GGUFCheckpoint(Checkpoint):
         weight = layout_named("gguf").unpack(tensors, {"type": header.type.name}, key)
         if not weight.format.opaque:
             self.file.release(name)  # every bit has been copied into the parts
+        warn_of_overflow(weight, key)
         return weight
 
     def release(self, key: str) -> None:

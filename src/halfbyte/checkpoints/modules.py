@@ -9,8 +9,10 @@ The longest known suffix wins, so `x.weight.absmax` belongs to `x` and not to `x
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ..layouts import Layout
+from ..layouts.recognised import Recognised, recognise
 
 ANCHORS = (".qweight", ".weight_packed", ".W_q", ".weight_qdata", ".weight.absmax")
 """Suffixes that packed weights alone have: a module with one of them and no layout is incomplete, not dense."""
@@ -42,12 +44,45 @@ def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[st
     return modules
 
 
+def without_joint(layout: Layout, suffixes: Iterable[str]) -> dict[str, str]:
+    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the layout's joint."""
+    return {s[len(layout.joint) :]: s for s in suffixes if s.startswith(layout.joint)}
+
+
 def own_suffixes(layout: Layout, tensors: Mapping[str, str]) -> dict[str, str]:
-    """{suffix without its joint: tensor} of those in `tensors` that begin with the layout's joint."""
-    joint = layout.joint
-    return {s[len(joint) :]: t for s, t in tensors.items() if s.startswith(joint)}
+    """{suffix as the layout calls it: tensor} of those in `tensors` that the layout can have."""
+    return {own: tensors[s] for own, s in without_joint(layout, tensors).items()}
 
 
-def candidates(layouts: Sequence[Layout], tensors: Mapping[str, str]) -> list[Layout]:
-    """The layouts that a module with these tensors can be of, by its suffixes."""
-    return [layout for layout in layouts if layout.matches(own_suffixes(layout, tensors))]
+class Kind(NamedTuple):
+    """What modules with the same suffixes can be.
+
+    meant    layouts that the quantization config can mean, most likely first
+    others   other layouts that the suffixes allow
+    claimed  suffixes that one of these takes for the weight
+    refused  the entry of `recognised` that they are, if any
+    """
+
+    meant: tuple[Layout, ...]
+    others: tuple[Layout, ...]
+    claimed: frozenset[str]
+    refused: Recognised | None
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return (*self.meant, *self.others)
+
+
+def kind_of(layouts: Sequence[Layout], suffixes: tuple[str, ...], prefers: Sequence[str]) -> Kind:
+    """The `Kind` of modules with these suffixes. `prefers` names the layouts that the config can mean, most likely first."""
+    possible = {layout.name: layout for layout in layouts if layout.matches(without_joint(layout, suffixes))}
+    meant = tuple(possible[name] for name in prefers if name in possible)
+    others = tuple(layout for layout in possible.values() if layout not in meant)
+    claimed: set[str] = set()
+    for layout in possible.values():
+        own = without_joint(layout, suffixes)
+        claimed.update(own[s] for s in layout.claims(own))
+    found = recognise({}, [s[1:] for s in suffixes])
+    # One suffix alone may be another's too: it tells only where nothing that is read matches.
+    refused = found if found and (len(found.suffixes) > 1 or not possible) else None
+    return Kind(meant, others, frozenset(claimed), refused)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError, HalfbyteError
-from ..layouts.recognised import RECOGNISED, recognise, refuse_recognised
+from ..layouts.recognised import RECOGNISED, refuse_recognised
 from ..qtensor import QTensor
 from .bounded_json import parse_object
 from .checkpoint import Checkpoint, Finding, TensorInfo
@@ -103,18 +103,12 @@ class SafetensorsCheckpoint(Checkpoint):
         known = suffixes_of(self._detector.layouts) | {f".{s}" for entry in RECOGNISED for s in entry.suffixes}
         grouped = group(self.shards, known)
         for module, tensors in grouped.items():
-            meant, others = self._detector.pool(tensors)
-            claimed: set[str] = set()
-            for layout in (*meant, *others):
-                own = own_suffixes(layout, tensors)
-                claimed.update(own[s] for s in layout.claims(own))
-            found = recognise({}, [s[1:] for s in tensors])
-            # One suffix alone may be another's too: it tells only where nothing that is read matches.
-            if found and (len(found.suffixes) > 1 or not (meant or others)):
+            kind = self._detector.kind(tensors)
+            if kind.refused is not None:
                 path = self.shards.path_of(next(iter(tensors.values())))
-                refuse_recognised({}, [s[1:] for s in tensors], f"{path}: {module}")
-            if claimed:
-                self._modules[module] = {s: t for s, t in tensors.items() if t in claimed}
+                refuse_recognised({}, kind.refused.suffixes, f"{path}: {module}")
+            if kind.claimed:
+                self._modules[module] = {s: t for s, t in tensors.items() if s in kind.claimed}
                 self._keys[module] = ""
             elif anchor := next((tensors[a] for a in ANCHORS if a in tensors), None):
                 raise CheckpointError(
@@ -122,7 +116,7 @@ class SafetensorsCheckpoint(Checkpoint):
                     f"{', '.join(s.lstrip('._') for s in tensors)}; its scales or zeros are missing"
                 )
             for suffix, tensor in tensors.items():
-                if tensor not in claimed:
+                if suffix not in kind.claimed:
                     if suffix in SUSPECT:
                         self._suffixed.add(tensor)
                     if tensor in self._keys:
@@ -139,9 +133,8 @@ class SafetensorsCheckpoint(Checkpoint):
         layouts: Counter[str] = Counter()
         for module in list(self._modules)[:8]:
             reading = self.reading_or_error(module)
-            layouts[
-                reading.layout.name if isinstance(reading, Reading) else (self._detector.pool(self._modules[module])[1][0].name)
-            ] += 1
+            possible = self._detector.kind(self._modules[module]).layouts
+            layouts[reading.layout.name if isinstance(reading, Reading) else possible[0].name] += 1
         name = layouts.most_common(1)[0][0]
         return "awq" if name.startswith("awq-") else name
 
@@ -180,13 +173,17 @@ class SafetensorsCheckpoint(Checkpoint):
             raise self.missing(key)
         if key not in self._modules:
             return self.shards.array(key)
-        reading = self.reading(key)
+        reading, raw = self.reading(key), self.raw(key)
         try:
-            q = reading.layout.unpack(self.raw(key), reading.params, key)
+            q = reading.layout.unpack(raw, reading.params, key)
         except HalfbyteError as error:
             raise self._damaged(key, str(error)) from error
         except DAMAGE as error:
             raise self._damaged(key, f"{key}: its tensors are damaged ({type(error).__name__}: {error})") from error
+        for suffix, array in raw.items():
+            if not any(np.may_share_memory(array, part) for part in q.parts.values()):
+                # Every bit has been copied: the file's pages need not stay resident beside the copy.
+                self.shards.release(own_suffixes(reading.layout, self._modules[key])[suffix])
         warn_of_overflow(q, key)
         return q
 

@@ -8,7 +8,7 @@ per-module rules applied; None where the config leaves the module dense.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from ..errors import CheckpointError
@@ -44,9 +44,11 @@ class Scheme(ABC):
     def parameters(self, module: str) -> dict[str, Any] | None:
         """What the config says of `module`, in the producer's words; None when it leaves the module dense."""
 
-    def prefers(self, layout: str) -> bool:
-        """True when the config can mean the layout of that name."""
-        return any(layout == word or layout.startswith(word + "-") for word in self.layouts)
+    def order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The names, of layouts, that the config can mean, most likely first."""
+        names = tuple(names)
+        ranked = [n for word in self.layouts for n in names if n == word or n.startswith(word + "-")]
+        return tuple(dict.fromkeys(ranked))
 
     def complete(self, other: Scheme) -> list[Finding]:
         """Take from another file's config of the same method what this one leaves out; findings where the two contradict each
