@@ -7,8 +7,8 @@ namespace halfbyte {
 namespace {
 
 struct V {
-  static constexpr int W = 8;
-  static constexpr bool unsigned_bytes = false, integer_tables = true, float_tables = false, sums_in_16_bits = true;
+  static constexpr int W = 8, registers = 16;
+  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = true, fuses = true;
   // Sixteen registers: tokens x vectors of sums, with the vectors and one activation beside them.
   static constexpr int tokens_i8 = 4, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 2, vectors_i8_one = 4;
   static constexpr int tokens_f32 = 6, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 8;

@@ -7,8 +7,8 @@ namespace halfbyte {
 namespace {
 
 struct V {
-  static constexpr int W = 16;
-  static constexpr bool unsigned_bytes = true, integer_tables = false, float_tables = true, sums_in_16_bits = false;
+  static constexpr int W = 16, registers = 32;
+  static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false, fuses = true;
   static constexpr int tokens_i8 = 8, vectors_i8 = 2, vectors_i8_four = 4, vectors_i8_two = 4, vectors_i8_one = 4;
   static constexpr int tokens_f32 = 8, vectors_f32 = 2, vectors_f32_four = 4, vectors_f32_two = 4, vectors_f32_one = 4;
   using F = __m512;

@@ -3,13 +3,24 @@
 //
 // V has W lanes of 32 bits (W divides 16), H = 16 / W vectors cover a panel. Types: F floats, I int32, B the same register as bytes.
 
+// Loops over the sums of a tile must vanish, or the sums live in memory; compilers stop short of that by themselves.
+#if defined(_MSC_VER) && !defined(__clang__)
+#define HB_UNROLL
+#define HB_INLINE __forceinline
+#define HB_INLINE_LAMBDA
+#else
+#define HB_UNROLL _Pragma("GCC unroll 16")
+#define HB_INLINE inline __attribute__((always_inline))
+#define HB_INLINE_LAMBDA __attribute__((always_inline))
+#endif
+
 template <int N>
 struct Constant {
   static constexpr int value = N;
 };
 
 template <int I, int COUNT, class Body>
-inline void repeat(Body &&body) {
+HB_INLINE void repeat(Body &&body) {
   if constexpr (I < COUNT) {
     body(Constant<I>());
     repeat<I + 1, COUNT>(body);
@@ -33,7 +44,7 @@ struct Planes {
 
 // The codes of inputs 4i to 4i + 3 from a place that is whole units of every plane of the width, W rows from byte `at` of a unit.
 template <class V, int BITS, int i>
-inline typename V::B code_at(const Planes &p, int at) {
+HB_INLINE typename V::B code_at(const Planes &p, int at) {
   using B = typename V::B;
   if constexpr (BITS == 8) {
     return V::bload(Planes::unit(p.p8, i, at));
@@ -280,36 +291,74 @@ void decode_scales(const Weight &w, int64_t panel, int64_t s0, int64_t count, fl
 
 // ---------------------------------------------------------------------------------------------------------------------- products
 
-// total += (sum - zero * x_sum) * scale + bias * x_sum for MT sums of one vector of rows, where `sum` is a segment's sum of products. A single non-zero
-// activation of 1 so gives the weight's exact value rounded once: the difference is exact, and the last step is one product or one fused product and sum.
+// The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are copied out of the Block, which the compiler must
+// otherwise read again after every store.
 template <class V, int MT, int NV>
-inline void settle(const Block &b, typename V::F (&sum)[MT][NV], const int64_t (&s_at)[NV], int s, int t0, int v0) {
-  for (int j = 0; j < NV; ++j) {
-    const int64_t at = s_at[j] + s * kPanelRows;
-    const typename V::F scale = V::fload(b.scales + at);
+struct Tile {
+  using F = typename V::F;
+  // Few sums stay in registers from segment to segment, many in memory.
+  static constexpr bool held = MT * NV <= V::registers / 4;
+  const float *scales, *zeros, *biases, *x_sum[MT];
+  float *total[MT];
+  int64_t s_at[NV];
+  F sums[held ? MT : 1][held ? NV : 1];
+
+  HB_INLINE Tile(const Block &b, int t0, int v0) : scales(b.scales), zeros(b.zeros), biases(b.biases) {
+    constexpr int H = kPanelRows / V::W;
+    HB_UNROLL
+    for (int j = 0; j < NV; ++j) s_at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
+    HB_UNROLL
     for (int t = 0; t < MT; ++t) {
-      float *total = b.total + (t0 + t) * b.total_stride + (v0 + j) * V::W;
-      if (b.zeros || b.biases) {
-        const typename V::F x_sum = V::fset(b.x_sum[(t0 + t) * b.x_seg_stride + s]);
-        if (b.zeros) sum[t][j] = V::fnma(V::fload(b.zeros + at), x_sum, sum[t][j]);
-        if (b.biases) {
-          V::fstore(total, V::fadd(V::fload(total), V::fma(sum[t][j], scale, V::fmul(V::fload(b.biases + at), x_sum))));
-          continue;
-        }
+      total[t] = b.total + (t0 + t) * b.total_stride + v0 * V::W;
+      x_sum[t] = b.x_sum ? b.x_sum + (t0 + t) * b.x_seg_stride : nullptr;
+    }
+    if constexpr (held)
+      HB_UNROLL
+      for (int t = 0; t < MT; ++t)
+        HB_UNROLL
+        for (int j = 0; j < NV; ++j) sums[t][j] = V::fload(total[t] + j * V::W);
+  }
+
+  // total += (sum - zero * x_sum) * scale + bias * x_sum, where `sum` is segment s's sum of products. A single non-zero activation of 1 so gives the
+  // weight's exact value rounded once: the difference is exact, and the last step is one product or one fused product and sum.
+  HB_INLINE void settle(F (&sum)[MT][NV], int s) {
+    HB_UNROLL
+    for (int j = 0; j < NV; ++j) {
+      const int64_t at = s_at[j] + s * kPanelRows;
+      const F scale = V::fload(scales + at);
+      HB_UNROLL
+      for (int t = 0; t < MT; ++t) {
+        if (zeros) sum[t][j] = V::fnma(V::fload(zeros + at), V::fset(x_sum[t][s]), sum[t][j]);
+        F now;
+        if constexpr (held) now = sums[t][j];
+        else now = V::fload(total[t] + j * V::W);
+        if (biases) now = V::fadd(now, V::fma(sum[t][j], scale, V::fmul(V::fload(biases + at), V::fset(x_sum[t][s]))));
+        else now = V::fma(sum[t][j], scale, now);
+        if constexpr (held) sums[t][j] = now;
+        else V::fstore(total[t] + j * V::W, now);
       }
-      V::fstore(total, V::fma(sum[t][j], scale, V::fload(total)));
     }
   }
-}
 
-// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not.
-template <int BITS, bool TABLE = false>
+  HB_INLINE void finish() {
+    if constexpr (held)
+      HB_UNROLL
+      for (int t = 0; t < MT; ++t)
+        HB_UNROLL
+        for (int j = 0; j < NV; ++j) V::fstore(total[t] + j * V::W, sums[t][j]);
+  }
+};
+
+// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. TURN inputs are unrolled; segments are
+// whole turns.
+template <int TURN, int BITS, bool TABLE = false>
 struct FromPlanes {
-  static constexpr int bits = BITS;
+  static constexpr int turn = TURN, bits = BITS;
   static constexpr bool table = TABLE, fused = true;
 };
+template <int TURN>
 struct FromBuffer {
-  static constexpr int bits = 0;
+  static constexpr int turn = TURN, bits = 0;
   static constexpr bool table = false, fused = false;
 };
 
@@ -327,29 +376,37 @@ template <class V, int MT, int NV, int F, class Source>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
-  constexpr int unit = Source::fused ? unit_inputs(bits) : 8;
-  constexpr int inputs = unit < 4 * F ? 4 * F : unit < 8 ? 8 : unit;  // a turn of the inner loop
+  constexpr int inputs = Source::turn;
+  static_assert(inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0), "a turn is whole units");
   const uint8_t *w[NV];
   Planes planes[NV];
-  int64_t s_at[NV];
+  HB_UNROLL
   for (int j = 0; j < NV; ++j) {
     const int panel = (v0 + j) / H;
     if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
     else w[j] = (const uint8_t *)b.w + panel * b.w_stride + (v0 + j) % H * V::W * 4;
-    s_at[j] = panel * b.s_stride + (v0 + j) % H * V::W;
   }
   const auto table = byte_table<V>(*b.weight, Source::table ? buffer_offset(*b.weight, V::unsigned_bytes) : 0);
   const B sign = V::bset(bits == 8 && !V::unsigned_bytes ? 0x80 : 0);
   const int8_t *x = (const int8_t *)b.x + t0 * b.x_stride;
-  for (int s = 0; s < b.segments; ++s) {
+  const int32_t *x_start[MT];
+  const float *x_scale[MT];
+  HB_UNROLL
+  for (int t = 0; t < MT; ++t) x_start[t] = b.x_start + (t0 + t) * b.x_seg_stride, x_scale[t] = b.x_scale + (t0 + t) * b.x_seg_stride;
+  Tile<V, MT, NV> tile(b, t0, v0);
+  const int segments = b.segments, turns = b.seg / inputs;
+  for (int s = 0; s < segments; ++s) {
     typename V::I acc[MT][NV];
     typename V::P part[MT][NV];
+    HB_UNROLL
     for (int t = 0; t < MT; ++t)
-      for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(b.x_start[(t0 + t) * b.x_seg_stride + s]);
-    for (int k = 0; k < b.seg; k += inputs) {
-      repeat<0, inputs / 4>([&](auto index) {
+      HB_UNROLL
+      for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[t][s]);
+    for (int turn = 0; turn < turns; ++turn) {
+      repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         B rows[NV];
+        HB_UNROLL
         for (int j = 0; j < NV; ++j) {
           if constexpr (Source::fused) {
             rows[j] = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
@@ -359,8 +416,10 @@ void tile_i8(const Block &b, int t0, int v0) {
             rows[j] = V::bload(w[j] + i * kUnitBytes);
           }
         }
+        HB_UNROLL
         for (int t = 0; t < MT; ++t) {
           const auto four = V::broadcast4(x + (i * MT + t) * 4);
+          HB_UNROLL
           for (int j = 0; j < NV; ++j) {
             if constexpr (F == 0) acc[t][j] = V::dot(acc[t][j], rows[j], four);
             else if constexpr (i % (F ? F : 1) == 0) part[t][j] = V::products(rows[j], four);
@@ -368,9 +427,12 @@ void tile_i8(const Block &b, int t0, int v0) {
           }
         }
         if constexpr (F != 0 && (i + 1) % (F ? F : 1) == 0)
+          HB_UNROLL
           for (int t = 0; t < MT; ++t)
+            HB_UNROLL
             for (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], part[t][j]);
       });
+      HB_UNROLL
       for (int j = 0; j < NV; ++j) {
         if constexpr (Source::fused) planes[j].advance(inputs);
         else w[j] += inputs / 4 * kUnitBytes;
@@ -378,48 +440,56 @@ void tile_i8(const Block &b, int t0, int v0) {
       x += MT * inputs;
     }
     typename V::F sum[MT][NV];
+    HB_UNROLL
     for (int t = 0; t < MT; ++t) {
-      const typename V::F x_scale = V::fset(b.x_scale[(t0 + t) * b.x_seg_stride + s]);
-      for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), x_scale);
+      const typename V::F by = V::fset(x_scale[t][s]);
+      HB_UNROLL
+      for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
     }
-    settle<V, MT, NV>(b, sum, s_at, s, t0, v0);
+    tile.settle(sum, s);
   }
+  tile.finish();
 }
 
 template <class V, int MT, int NV, class Source>
 void tile_f32(const Block &b, int t0, int v0) {
   using F = typename V::F;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
-  constexpr int inputs = !Source::fused ? 4 : unit_inputs(bits) < 8 ? 8 : unit_inputs(bits);
+  constexpr int inputs = Source::turn;
   const float *w[NV];
   Planes planes[NV];
-  int64_t s_at[NV];
+  HB_UNROLL
   for (int j = 0; j < NV; ++j) {
     const int panel = (v0 + j) / H;
     if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
     else w[j] = (const float *)((const char *)b.w + panel * b.w_stride) + (v0 + j) % H * V::W;
-    s_at[j] = panel * b.s_stride + (v0 + j) % H * V::W;
   }
   // Sixteen elements as floats, or whole numbers through signed bytes (codes of 8 bits less 128, the rest added back).
   alignas(64) float entries[16] = {};
   if constexpr (bits == 4)
-    for (int c = 0; c < 16; ++c) entries[c] = (float)(b.weight->values[c ^ b.weight->flip] / (b.weight->element == Element::integer ? b.weight->unit : 1.0));
+    for (int c = 0; c < 16; ++c)
+      entries[c] = Source::table ? (float)b.weight->values[c] : (float)(c - b.weight->offset);
   const auto floats = V::ftload(entries);
   const auto table = byte_table<V>(*b.weight, 0);
   const typename V::B low = V::bset(bits == 8 ? 128 : b.weight->offset);
   const F back = V::fset(bits == 8 ? (float)(128 - b.weight->offset) : 0.0f);
   const float *x = (const float *)b.x + t0 * b.x_stride;
-  for (int s = 0; s < b.segments; ++s) {
+  Tile<V, MT, NV> tile(b, t0, v0);
+  const int segments = b.segments, turns = b.seg / inputs;
+  for (int s = 0; s < segments; ++s) {
     F acc[MT][NV];
+    HB_UNROLL
     for (int t = 0; t < MT; ++t)
+      HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
-    for (int k = 0; k < b.seg; k += inputs) {
-      repeat<0, inputs / 4>([&](auto index) {
+    for (int turn = 0; turn < turns; ++turn) {
+      repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[NV];
         if constexpr (Source::fused)
+          HB_UNROLL
           for (int j = 0; j < NV; ++j) {
-            if constexpr (bits == 4 && (Source::table || V::float_tables) && !V::integer_tables) {
+            if constexpr (bits == 4 && !V::integer_tables) {
               // The look-up reads four bits of a lane: no need to cut the nibbles out.
               lanes[j] = V::as_i(V::bload(Planes::unit(planes[j].p4, i / 2, (v0 + j) % H * V::W * 4)));
             } else {
@@ -429,33 +499,38 @@ void tile_f32(const Block &b, int t0, int v0) {
               lanes[j] = V::as_i(code);
             }
           }
-        repeat<0, 4>([&](auto byte) {
+        repeat<0, 4>([&](auto byte) HB_INLINE_LAMBDA {
           constexpr int q = decltype(byte)::value;
           F rows[NV];
+          HB_UNROLL
           for (int j = 0; j < NV; ++j) {
             if constexpr (!Source::fused) {
               rows[j] = V::fload(w[j] + (i * 4 + q) * kPanelRows);
-            } else if constexpr (bits == 4 && (Source::table || V::float_tables) && !V::integer_tables) {
+            } else if constexpr (bits == 4 && !V::integer_tables) {
               rows[j] = V::flookup(floats, V::template srl<8 * q + 4 * (i % 2)>(lanes[j]));
             } else {
               rows[j] = V::cvt(signed_byte<V, q>(lanes[j]));
               if constexpr (bits == 8) rows[j] = V::fadd(rows[j], back);
             }
           }
+          HB_UNROLL
           for (int t = 0; t < MT; ++t) {
             const F one = V::fset(x[(i * 4 + q) * MT + t]);
+            HB_UNROLL
             for (int j = 0; j < NV; ++j) acc[t][j] = V::fma(rows[j], one, acc[t][j]);
           }
         });
       });
+      HB_UNROLL
       for (int j = 0; j < NV; ++j) {
         if constexpr (Source::fused) planes[j].advance(inputs);
         else w[j] += inputs * kPanelRows;
       }
       x += MT * inputs;
     }
-    settle<V, MT, NV>(b, acc, s_at, s, t0, v0);
+    tile.settle(acc, s);
   }
+  tile.finish();
 }
 
 template <class V, int MT, int NV, int F, class Source>
@@ -463,7 +538,7 @@ inline void tiles_i8(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
   int v = 0;
   for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F, Source>(b, t0, v);
-  if constexpr (NV > 1)
+  if constexpr (NV > 1 && !Source::fused)  // a call that decodes on the way has all of its panels
     for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source>(b, t0, v);
 }
 
@@ -481,40 +556,50 @@ void blocks_i8(const Block &b) {
 // The widths that are decoded on the way; the rest go through the buffer.
 template <class V>
 bool fuses_i8(const Weight &w) {
+  if (!V::fuses) return false;
   if (w.element == Element::table) return w.bits == 4 && w.integral && w.seg % 16 == 0;
-  if (w.element == Element::integer) return w.bits != 1 && w.bits != 7 && w.seg % 16 == 0 && w.seg % unit_inputs(w.bits) == 0;
-  return false;
+  const bool has = w.bits != 1 && w.bits != 7, halves = w.bits == 2 || w.bits == 6;
+  return w.element == Element::integer && has && w.seg % (halves ? 16 : 32) == 0;
 }
 
-template <class V, int F, bool SMALL>
-void sources_i8(const Block &b) {
-  if (b.w) return blocks_i8<V, F, FromBuffer>(b);
-  if constexpr (SMALL) {
-    if (b.weight->element == Element::table) return blocks_i8<V, F, FromPlanes<4, true>>(b);
-    switch (b.weight->bits) {
-      case 2: return blocks_i8<V, F, FromPlanes<2>>(b);
-      case 3: return blocks_i8<V, F, FromPlanes<3>>(b);
-      case 4: return blocks_i8<V, F, FromPlanes<4>>(b);
-      default: return blocks_i8<V, F, FromPlanes<5>>(b);
-    }
+template <class V, int F>
+void buffered_i8(const Block &b) {
+  if (b.seg % 16 == 0) return blocks_i8<V, F, FromBuffer<16>>(b);
+  if constexpr (F <= 2) blocks_i8<V, F, FromBuffer<8>>(b);
+}
+
+// Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps. Signed bytes have their own way (0).
+template <class V>
+constexpr int steps(int most) {
+  return V::sums_in_16_bits ? most : 0;
+}
+
+template <class V>
+void planes_i8(const Block &b) {
+  constexpr int F2 = steps<V>(2), F4 = steps<V>(4);
+  if (b.weight->element == Element::table) {
+    if (b.widest > 32) return blocks_i8<V, 0, FromPlanes<16, 4, true>>(b);
+    if (b.seg % 32 == 0) return blocks_i8<V, F4, FromPlanes<32, 4, true>>(b);
+    return blocks_i8<V, F4, FromPlanes<16, 4, true>>(b);
+  }
+  switch (b.weight->bits) {
+    case 2: return blocks_i8<V, F4, FromPlanes<16, 2>>(b);
+    case 3: return blocks_i8<V, F4, FromPlanes<32, 3>>(b);
+    case 4: return blocks_i8<V, F4, FromPlanes<32, 4>>(b);
+    case 5: return blocks_i8<V, F4, FromPlanes<32, 5>>(b);
+    case 6: return blocks_i8<V, F2, FromPlanes<16, 6>>(b);
+    default: return blocks_i8<V, 0, FromPlanes<32, 8>>(b);
   }
 }
 
 template <class V>
 void block_i8(const Block &b) {
-  if constexpr (V::sums_in_16_bits) {
-    // Pairs of products of bytes: |w| * 127 * 2 a step must stay below 2^15 over F steps.
-    if (b.widest <= 32 && b.seg % 16 == 0) return sources_i8<V, 4, true>(b);
-    if (b.widest <= 64) return b.w ? blocks_i8<V, 2, FromBuffer>(b) : blocks_i8<V, 2, FromPlanes<6>>(b);
-    if (b.widest <= 127) return blocks_i8<V, 1, FromBuffer>(b);
-    if (b.w) return blocks_i8<V, 0, FromBuffer>(b);
-    if (b.weight->element == Element::table) return blocks_i8<V, 0, FromPlanes<4, true>>(b);
-    return blocks_i8<V, 0, FromPlanes<8>>(b);
-  } else {
-    if (!b.w && b.weight->bits == 6) return blocks_i8<V, 0, FromPlanes<6>>(b);
-    if (!b.w && b.weight->bits == 8) return blocks_i8<V, 0, FromPlanes<8>>(b);
-    sources_i8<V, 0, true>(b);
-  }
+  if constexpr (V::fuses)
+    if (!b.w) return planes_i8<V>(b);
+  if (b.widest <= 32 && b.seg % 16 == 0) return buffered_i8<V, steps<V>(4)>(b);
+  if (b.widest <= 64) return buffered_i8<V, steps<V>(2)>(b);
+  if (b.widest <= 127) return buffered_i8<V, steps<V>(1)>(b);
+  buffered_i8<V, 0>(b);
 }
 
 template <class V, int MT, int NV, class Source>
@@ -522,40 +607,47 @@ inline void tiles_f32(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
   int v = 0;
   for (; v + NV <= b.panels * H; v += NV) tile_f32<V, MT, NV, Source>(b, t0, v);
-  if constexpr (NV > 1)
+  if constexpr (NV > 1 && !Source::fused)
     for (; v < b.panels * H; ++v) tile_f32<V, MT, 1, Source>(b, t0, v);
 }
 
 template <class V, class Source>
 void blocks_f32(const Block &b) {
   int t = 0;
-  if constexpr (!Source::fused) {
+  if constexpr (!Source::fused)
     for (; t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
-    if constexpr (V::tokens_f32 > 4)
-      for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
-  }
+  if constexpr (Source::fused || V::tokens_f32 > 4)
+    for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::vectors_f32_two, Source>(b, t);
   for (; t < b.tokens; ++t) tiles_f32<V, 1, V::vectors_f32_one, Source>(b, t);
 }
 
 template <class V>
 bool fuses_f32(const Weight &w) {
-  if (w.element == Element::table) return w.bits == 4 && (w.integral || !V::integer_tables);
-  return w.element == Element::integer && w.bits != 1 && w.bits != 7 && w.seg % unit_inputs(w.bits) == 0;
+  if (!V::fuses) return false;
+  if (w.element == Element::table) return w.bits == 4 && (w.integral || !V::integer_tables) && w.seg % 16 == 0;
+  const bool has = w.bits != 1 && w.bits != 7, odd = w.bits & 1;
+  return w.element == Element::integer && has && w.seg % (odd ? 32 : 16) == 0;
+}
+
+template <class V>
+void planes_f32(const Block &b) {
+  if (b.weight->element == Element::table) return blocks_f32<V, FromPlanes<16, 4, true>>(b);
+  switch (b.weight->bits) {
+    case 2: return blocks_f32<V, FromPlanes<16, 2>>(b);
+    case 3: return blocks_f32<V, FromPlanes<32, 3>>(b);
+    case 4: return blocks_f32<V, FromPlanes<16, 4>>(b);
+    case 5: return blocks_f32<V, FromPlanes<32, 5>>(b);
+    case 6: return blocks_f32<V, FromPlanes<16, 6>>(b);
+    default: return blocks_f32<V, FromPlanes<16, 8>>(b);
+  }
 }
 
 template <class V>
 void block_f32(const Block &b) {
-  if (b.w) return blocks_f32<V, FromBuffer>(b);
-  if (b.weight->element == Element::table) return blocks_f32<V, FromPlanes<4, true>>(b);
-  switch (b.weight->bits) {
-    case 2: return blocks_f32<V, FromPlanes<2>>(b);
-    case 3: return blocks_f32<V, FromPlanes<3>>(b);
-    case 4: return blocks_f32<V, FromPlanes<4>>(b);
-    case 5: return blocks_f32<V, FromPlanes<5>>(b);
-    case 6: return blocks_f32<V, FromPlanes<6>>(b);
-    default: return blocks_f32<V, FromPlanes<8>>(b);
-  }
+  if constexpr (V::fuses)
+    if (!b.w) return planes_f32<V>(b);
+  blocks_f32<V, FromBuffer<4>>(b);
 }
 
 // ------------------------------------------------------------------------------------------------------------------- activations

@@ -17,11 +17,11 @@ namespace {
 
 // Inputs decoded at a time: the block of four panels and its activations stay in the first cache.
 constexpr int64_t kBlockInt8 = 256, kBlockFloat = 128;
-constexpr int kPanelsInt8 = 4, kPanelsFloat = 2, kPanelsFloatFew = 4;
+constexpr int kPanelsFew = 4, kPanelsInt8 = 4, kPanelsFloat = 2;
 constexpr int64_t kTokens = 256;  // activations prepared at a time
 constexpr int64_t kLongestSegment = 128;
 // Up to so many tokens decoding on the way is faster than through a buffer.
-constexpr int64_t kFewInt8 = 4, kFewFloat = 2;
+constexpr int64_t kFewInt8 = 4, kFewFloat = 4;
 
 // Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not while they compute.
 class KeepSubnormals {
@@ -175,14 +175,16 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
   float *total = total_scratch.take<float>(p.tokens * width);
   std::memset(total, 0, (size_t)(p.tokens * width) * 4);
   const int64_t item = p.int8 ? 1 : 4, buffer = up(p.block, kChunk) * kPanelRows * item;
-  char *decoded = p.fused ? nullptr : panel_scratch.take<char>(buffer * count);
+  // Decoding on the way is compiled for a full set of panels only; the last few go through the buffer, with the same sums.
+  const bool fused = p.fused && count == kPanelsFew;
+  char *decoded = fused ? nullptr : panel_scratch.take<char>(buffer * count);
   const int64_t per = p.block / p.seg * kPanelRows;  // floats of one part of one panel
   float *parts = scale_scratch.take<float>(3 * per * count);
   float *scales = parts, *zeros = parts + per * count, *added = zeros + per * count;
   const float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables) ? (float)w.unit : 1.0f;
   // Whole bytes that already suit the dot product are read where they lie.
   const bool direct = p.int8 && w.bits == 8 && ks.unsigned_bytes;
-  const bool decode = !p.fused && !direct;
+  const bool decode = !fused && !direct;
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block, s0 = k0 / p.seg;
     for (int i = 0; i < count; ++i) {
@@ -192,7 +194,7 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     }
     Block block{};
     block.weight = &w, block.panel = first, block.k0 = k0;
-    block.w = p.fused ? nullptr : direct ? w.plane8 + (first * w.padded_k() + k0) * kPanelRows : (const void *)decoded;
+    block.w = fused ? nullptr : direct ? w.plane8 + (first * w.padded_k() + k0) * kPanelRows : (const void *)decoded;
     block.w_stride = direct ? w.padded_k() * kPanelRows : buffer;
     block.scales = scales;
     block.zeros = w.zeros ? zeros : nullptr;
@@ -274,7 +276,7 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     if (p.tokens >= 8) parallel_for(p.tokens, token);
     else
       for (int64_t t = 0; t < p.tokens; ++t) token(t);
-    const int panels_together = !w.panel_order ? 1 : p.int8 ? kPanelsInt8 : p.tokens < 4 ? kPanelsFloatFew : kPanelsFloat;
+    const int panels_together = !w.panel_order ? 1 : p.int8 ? kPanelsInt8 : p.tokens <= kFewFloat ? kPanelsFew : kPanelsFloat;
     const int64_t panels = w.panels();
     parallel_for((panels + panels_together - 1) / panels_together, [&](int64_t i) {
       KeepSubnormals keep;
