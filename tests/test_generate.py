@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from golden_case import GOLDEN
 from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
 from halfbyte.demo import model_path
 from halfbyte.generation import Generation, GenerationError, Sampling, choose, generate
@@ -199,7 +200,7 @@ def test_command_line_says_what_is_wrong_in_one_line(tmp_path):
     damaged.write_bytes(b"GGUF\x03")
     [line] = lines(str(damaged), "-p", "x")
     assert line.startswith(f"halfbyte: [gguf] {damaged}: the version wants 4 bytes at byte 4, the file ends at 5")
-    [line] = lines(str(damaged), "-p", "x", "--temperature", "-1")
+    [line] = lines(str(GOLDEN / "gguf" / "tiny_mixed.gguf"), "-p", "x", "--temperature", "-1")
     assert line == "halfbyte: [generate] temperature=-1.0; 0 (greedy) or more is allowed"
 
 
@@ -256,7 +257,8 @@ def test_where_it_stops(gemma):
     prompt = tokenizer("x")["input_ids"]
     for script, options, stopped, count in (
         ([5, 6, 7], {"max_tokens": 2}, "length", 2), ([5, 1, 7], {"max_tokens": 9}, "eos", 2),
-        ([5, 106], {"max_tokens": 9}, "eos", 2), ([5, 6], {"max_tokens": 9, "stop_ids": {6}}, "eos", 2), ([], {"max_tokens": 0}, "length", 0),
+        ([5, 106], {"max_tokens": 9}, "eos", 2),
+        ([5, 6], {"max_tokens": 9, "stop_ids": {6}}, "eos", 2), ([], {"max_tokens": 0}, "length", 0),
     ):  # fmt: skip
         generation = Generation(Scripted(script), tokenizer, "x", **options)
         list(generation)

@@ -61,12 +61,12 @@ def one(name: str = "w.weight", dims: tuple[int, ...] = (8,), kind: int = F32, n
 
 @pytest.mark.parametrize("name", ["tiny_align64", "tiny_fp4_moe", "tiny_mixed"])
 def test_case_38_cut_anywhere_in_the_header(tmp_path, name):
-    """Every length up to the tensor data; the header alone already shows what is missing."""
+    """Every length up to the tensor data (every third of the longest); the header alone already shows what is missing."""
     whole = (GOLDEN / "gguf" / f"{name}.gguf").read_bytes()
     with GGUFCheckpoint(GOLDEN / "gguf" / f"{name}.gguf") as ckpt:
         data_start = min(h.offset for h in ckpt.file.headers.values())
     path = tmp_path / "cut.gguf"
-    for length in range(data_start):
+    for length in range(0, data_start, 3 if name == "tiny_mixed" else 1):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"^\[gguf\] .*cut\.gguf: "):
             GGUFCheckpoint(path)
