@@ -115,9 +115,12 @@ def test_one_hot_activations_return_the_weight(word, name):
         "matvec": torch.cat([launch.matvec(eye[r : r + 1], p.data, None) for r in rows]),
         "matvec8": launch.matvec(eye[rows].contiguous(), p.data, None),
         "matmul": launch.matmul(eye[: min(k, 64)].contiguous(), p.data, None),
+        "fragments": launch.fragments(eye[: min(k, 64)].contiguous(), p.data, None) if p.data.units and name != "float32" else None,
         "dense": launch.dense_matmul(eye, p.data, None),
         "linear": ops.linear(eye, p),
     }.items():
+        if y is None:
+            continue
         assert torch.isfinite(y).all(), schedule
         index = rows if schedule.startswith("matvec") else slice(0, y.shape[0])
         same(y, want.T[index])

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ..backends.cuda import launch
-from ..backends.cuda.tune import Tile
+from ..backends.cuda.tune import FragmentTile, Tile
 from ..backends.cuda.weight import CudaWeight, nbytes, to_device
 from ..formats import family_of, format_named
 from ..qtensor import QTensor
@@ -111,8 +111,14 @@ def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
     return out
 
 
-def candidates(kind: str, words: int, m: int) -> list[Tile]:
+def candidates(kind: str, words: int, m: int) -> list[Any]:
     """Tiles worth trying for `--tune`."""
+    if kind == "fragments":
+        if m <= 8:
+            return [FragmentTile(r, 1, wk, wn, u) for r in (1, 2) for wk, wn in ((4, 1), (8, 1), (16, 1), (4, 2)) for u in (1, 2, 4)]
+        if m <= 16:
+            return [FragmentTile(r, 2, wk, wn, u) for r in (1, 2) for wk, wn in ((8, 1), (4, 2), (2, 4)) for u in (1, 2)]
+        return [FragmentTile(r, t, wk, wn, 1) for t in (4, 8) for r in (1, 2) for wk, wn in ((4, 2), (2, 4), (1, 8))]
     if kind == "matvec":
         widths = sorted({min(b, 1 << max(5, (words - 1).bit_length())) for b in (128, 256, 512, 1024)})
         return [Tile(r, c, w) for r in (2, 4, 8, 16) for c in widths for w in (1, 2, 4, 8) if 1024 <= r * c * 32 // w // 32 * 32 <= 65536]
@@ -156,7 +162,7 @@ def main() -> None:
                     gbps = (size + 2 * n * k) / us / 1e3
                     report(op="dequantize", format=codec, n=n, k=k, dtype=str(dtype), time_us=us, gbps=gbps, fraction=gbps / limit["copy_gbps"])
             for m in ms:
-                kinds = (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
+                kinds = ["fragments"] if one.units else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
                 for kind in kinds:
                     run = getattr(launch, kind)
                     results = []
@@ -168,7 +174,7 @@ def main() -> None:
                             continue
                         results.append((us, tile, ""))
                     results.sort(key=lambda r: r[0])
-                    for us, tile, note in results[: 3 if args.tune else 1]:
+                    for us, tile, note in results[:1]:
                         report(op="linear", schedule=kind, format=codec, n=n, k=k, m=m, time_us=us, gbps=size / us / 1e3,
                                fraction=size / us / 1e3 / limit["read_gbps"], ratio=us / base[m], tile=str(tile), note=note)  # fmt: skip
                     if results[-1][0] >= 1e9:

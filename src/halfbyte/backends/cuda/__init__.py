@@ -65,6 +65,8 @@ class CUDABackend(Backend):
             return y if bias is None else y + bias.to(y.dtype)
         if schedule == "dequantize_then_gemm" or (schedule is None and m > (8 if x.element_size() == 4 else SMALL_M)):
             return launch.dense_matmul(x, held, bias)
+        if held.units and x.element_size() == 2:
+            return launch.fragments(x, held, bias)
         wide = x.element_size() == 4 or (str(x.dtype) == "torch.float16" and w.format.scale == "e8m0" and not held.exact_half)
         if m == 1 or wide:
             return launch.matvec(x, held, bias)

@@ -14,7 +14,7 @@ def dequantize_kernel(
     OUT, IDS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR,
     n, k, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, GATHER: tl.constexpr, PACKED: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, GATHER: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
     BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """OUT[i, :] = w[row i, :] (or w[IDS[i], :]). WORDS is ceil(k / 8); GROUP elements share a scale. n, the rows written."""
@@ -24,9 +24,9 @@ def dequantize_kernel(
     if GATHER:
         r = tl.load(IDS + i, mask=i < n, other=0)
     mask = (i[:, None] < n) & (c[None, :] < WORDS)
-    lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None] * WORDS, c[None, :], mask, BITS)
+    lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, BITS, UNITS, GROUP)
     v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE_PTR, KIND, BITS, PACKED)
-    s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER)
+    s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
     RAW: tl.constexpr = PACKED and ((BITS == 4) and (KIND == E2M1))
     v0 = finish(v0, s, a, RAW, ADD)
     v1 = finish(v1, s, a, RAW, ADD)

@@ -10,10 +10,11 @@ import triton
 
 from .decode import ELEMENTS, SCALES
 from .dequantize import dequantize_kernel
+from .fragments import fragment_kernel
 from .matmul import matmul_kernel
 from .matvec import matvec_kernel
-from .tune import Tile, matmul_tile, matvec_tile
-from .weight import CudaWeight, group_elements, super_per
+from .tune import FragmentTile, Tile, fragment_tile, matmul_tile, matvec_tile
+from .weight import CudaWeight, group_elements, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _counters: dict[Any, Any] = {}
@@ -30,7 +31,7 @@ def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
     add = 1 if f.zero == "int" else 2 if f.bias else 3 if f.minimum else 0
     return {
         "WORDS": w.words, "GROUP": group_elements(w), "KIND": ELEMENTS[f.element], "BITS": f.bits, "SCALE": SCALES[f.scale],
-        "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed,
+        "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed, "UNITS": w.units,
     }  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = Non
         bn = max(1, min(8, 512 // bw))
         with _on(w.device):
             dequantize_kernel[(triton.cdiv(rows, bn), triton.cdiv(w.words, bw))](
-                out, w.scales if ids is None else ids, *_pointers(w), rows, k, w.scales.shape[-1], float(w.format.divisor),
+                out, w.scales if ids is None else ids, *_pointers(w), rows, k, scale_groups(w), float(w.format.divisor),
                 **_constants(w, packed), GATHER=ids is not None, BN=bn, BW=bw, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
     if w.order is not None:
@@ -61,12 +62,12 @@ def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = Non
     return out
 
 
-def _inputs(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
-    """x in the weight's input order, inner stride 1, padded with zeros to whole words of eight."""
+def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
+    """x in the weight's input order, inner stride 1, padded with zeros to a multiple of `whole` inputs."""
     if w.order is not None:
         x = x.index_select(1, w.order)
-    if w.words * 8 != x.shape[1]:
-        x = torch.nn.functional.pad(x, (0, w.words * 8 - x.shape[1]))
+    if x.shape[1] % whole:
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % whole))
     return x if x.stride(1) == 1 else x.contiguous()
 
 
@@ -78,7 +79,7 @@ def matvec(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile
     tile = tile or matvec_tile(w.words, n, m)
     with _on(w.device):
         matvec_kernel[(triton.cdiv(n, tile.rows), m)](
-            y, x, w.scales if bias is None else bias, *_pointers(w), n, x.stride(0), w.scales.shape[-1], float(w.format.divisor),
+            y, x, w.scales if bias is None else bias, *_pointers(w), n, x.stride(0), scale_groups(w), float(w.format.divisor),
             **_constants(w, packed), HAS_BIAS=bias is not None, BN=tile.rows, BC=tile.words, num_warps=tile.warps,
             enable_fp_fusion=False,
         )  # fmt: skip
@@ -98,9 +99,32 @@ def matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile
         count = _counter(x.device, grid[0] * grid[1])
     with _on(w.device):
         matmul_kernel[grid](
-            y, x, w.scales if bias is None else bias, *_pointers(w), partial, count, m, n, x.stride(0), w.scales.shape[-1],
+            y, x, w.scales if bias is None else bias, *_pointers(w), partial, count, m, n, x.stride(0), scale_groups(w),
             float(w.format.divisor), **_constants(w, packed), HAS_BIAS=bias is not None, SPLIT=tile.split, BM=tile.tokens,
             BN=tile.rows, BW=tile.words, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+        )  # fmt: skip
+    return y
+
+
+def fragments(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FragmentTile | None = None) -> torch.Tensor:
+    """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m."""
+    m, n = x.shape[0], w.shape[0]
+    x = _inputs(x, w, 64)
+    if x.stride(0) % 8 or x.data_ptr() % 16:
+        x = x.contiguous()  # rows of x are read 16 bytes at a time
+    pairs = x.view(torch.int32)
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    tile = tile or fragment_tile(w.units, n, m)
+    s, c = w.scales, _constants(w, True)
+    absent = [s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale)]
+    tiles = triton.cdiv(n, 16)
+    with _on(w.device):
+        fragment_kernel[(triton.cdiv(tiles, tile.rows * tile.row_warps), triton.cdiv(m, 8 * tile.tokens))](
+            y, pairs, s if bias is None else bias, w.planes[4], s, *absent, m, n, pairs.stride(0), float(w.format.divisor), tiles,
+            UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=c["SCALE"], ADD=c["ADD"],
+            PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=w.format.divisor != 1.0, HAS_BIAS=bias is not None,
+            HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.tokens, WK=tile.input_warps, WN=tile.row_warps, UNROLL=tile.unroll,
+            num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y
 

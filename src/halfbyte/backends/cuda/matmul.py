@@ -20,7 +20,7 @@ def matmul_kernel(
     Y, X, BIAS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR, PARTIAL, COUNT,
     m, n, ldx, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr, SPLIT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """y (m, n). Grid (n / BN, m / BM, SPLIT). X rows hold 8 · WORDS values, the tail zero."""
@@ -38,8 +38,8 @@ def matmul_kernel(
         j = step * BW * 8 + tl.arange(0, BW * 8)
         mask = live[:, None] & (c < WORDS)[None, :]
         x = tl.load(X + t[:, None] * ldx + j[None, :], mask=(t < m)[:, None] & (j < WORDS * 8)[None, :], other=0)
-        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None] * WORDS, c[None, :], mask, BITS)
-        s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER)
+        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, BITS, UNITS, GROUP)
+        s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
         v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE_PTR, KIND, BITS, PACKED)
         d: tl.constexpr = X.dtype.element_ty
         w = interleave8(

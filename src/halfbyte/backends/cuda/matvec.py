@@ -45,7 +45,7 @@ def matvec_kernel(
     Y, X, BIAS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR,
     n, ldx, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold 8 · WORDS values, the tail zero."""
@@ -58,8 +58,8 @@ def matvec_kernel(
         c = c0 + tl.arange(0, BC)
         inside = c < WORDS
         mask = live[:, None] & inside[None, :]
-        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None] * WORDS, c[None, :], mask, BITS)
-        s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER)
+        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, BITS, UNITS, GROUP)
+        s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
         v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE_PTR, KIND, BITS, PACKED)
         d, xs = _dot8(X, token * ldx, c, inside, v0, v1, v2, v3, v4, v5, v6, v7, ADD != NONE)
         if RAW:

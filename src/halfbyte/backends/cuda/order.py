@@ -8,9 +8,20 @@
 | 7 = 4 + 2 + 1, 6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1 | low bits in the widest plane |
 
 Rows are padded with zero codes to whole words of eight. `split` and `join` are inverses on every code.
+
+4-bit integers and E2M1 lie in *fragment order* instead: int32 [tiles of 16 rows, units of 64 inputs, 32 lanes, 4 words], one word being what a lane
+holds of the A operand of one mma.m16n8k16. Within a tile, row = 8 h + g. Within a unit, half s and
+
+    input = 32 s + 8 t + 4 b + 2 i + p        (groups of 32 and more: a lane's inputs are 16 contiguous bytes of x)
+    input = 32 s + 16 b + 4 t + 2 i + p       (groups of 16: no word mixes two groups)
+
+Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h. Rows are padded to 16, inputs to 64, with code 0. Scales follow:
+[tiles, groups, 16 rows].
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,3 +67,46 @@ def join(planes: dict[int, U8], bits: int, k: int) -> U8:
         shift += width
     assert q is not None
     return pack(q[..., :k], bits)
+
+
+TILE_ROWS = 16
+
+
+# Axes of one tile's codes as (h, g, unit, s, inner four axes of 32 inputs) and where they go: (unit, g, t, s, b, p, i, h).
+_INNER = {False: (4, 2, 2, 2), True: (2, 4, 2, 2)}  # t b i p, or b t i p for groups of 16
+_FORWARD = {False: (0, 3, 2, 5, 4, 6, 8, 7, 1), True: (0, 3, 2, 6, 4, 5, 8, 7, 1)}
+
+
+def to_fragments(codes: U8, k: int, by_16: bool = False) -> NDArray[np.int32]:
+    """Canonical 4-bit codes [n, ceil(k/2)] -> int32 [ceil(n/16), ceil(k/64), 32, 4], some tiles at a time so that memory stays flat."""
+    n = codes.shape[0]
+    tiles, units = -(-n // 16), -(-k // 64)
+    out = np.empty((tiles, units, 32, 4), np.int32)
+    step = max(1, (1 << 22) // (16 * max(1, k)))
+    for first in range(0, tiles, step):
+        last = min(first + step, tiles)
+        q = np.zeros(((last - first) * 16, units * 64), np.uint8)
+        rows = codes[first * 16 : last * 16]
+        q[: len(rows), :k] = unpack(rows, 4, k)
+        q = q.reshape(last - first, 2, 8, units, 2, *_INNER[by_16]).transpose(_FORWARD[by_16])
+        words = pack(q.reshape(last - first, units, 32, 4, 8), 4)
+        out[first:last] = np.ascontiguousarray(words).view("<i4")[..., 0]
+    return out
+
+
+def from_fragments(words: NDArray[np.int32], n: int, k: int, by_16: bool = False) -> U8:
+    """Inverse of `to_fragments`."""
+    tiles, units = words.shape[:2]
+    raw = np.ascontiguousarray(words, dtype="<i4").view(np.uint8).reshape(tiles, units, 32, 4, 4)
+    sizes = [(tiles, 2, 8, units, 2, *_INNER[by_16])[a] for a in _FORWARD[by_16]]
+    q = unpack(raw, 4, 8).reshape(sizes).transpose(np.argsort(_FORWARD[by_16]))
+    return pack(q.reshape(tiles * 16, units * 64)[:n, :k], 4)
+
+
+def by_tiles(scales: NDArray[Any]) -> NDArray[Any]:
+    """Per-group values [n, G] -> [ceil(n/16), G, 16], padding rows zero."""
+    n, groups = scales.shape
+    tiles = -(-n // TILE_ROWS)
+    padded = np.zeros((tiles * TILE_ROWS, groups), scales.dtype)
+    padded[:n] = scales
+    return np.ascontiguousarray(padded.reshape(tiles, TILE_ROWS, groups).transpose(0, 2, 1))

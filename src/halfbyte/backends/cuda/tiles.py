@@ -32,9 +32,12 @@ MIN = tl.constexpr(3)  # small-integer minimum times a super minimum
 
 
 @triton.jit
-def load_planes(P8, P4, P2, P1, row, c, mask, BITS: tl.constexpr):
-    """The plane words of tile (row · words + c): (low four bytes, high four bytes) for 8 bits, (nibbles, pairs, bits) below."""
-    at = row + c
+def load_planes(P8, P4, P2, P1, r, c, mask, WORDS: tl.constexpr, BITS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr):
+    """The plane words of rows r by words c: (low four bytes, high four bytes) for 8 bits, (nibbles, pairs, bits) below.
+
+    UNITS is 0 in plane order; in fragment order it counts units of 64 inputs, and the word is put together from two words of four codes.
+    """
+    at = r * WORDS + c
     zero = tl.zeros(at.shape, tl.int32)
     lo = zero
     hi = zero
@@ -44,7 +47,17 @@ def load_planes(P8, P4, P2, P1, row, c, mask, BITS: tl.constexpr):
     if BITS == 8:
         lo = tl.load(P8 + 2 * at, mask=mask, other=0)
         hi = tl.load(P8 + 2 * at + 1, mask=mask, other=0)
-    if (BITS >= 4) and (BITS < 8):
+    if UNITS > 0:
+        line = (((r // 16) * UNITS + c // 8) * 32 + (r % 8) * 4) * 4 + 2 * ((c // 4) % 2)
+        shift = (4 * ((r % 16) // 8)).to(tl.int32)
+        for s in tl.static_range(2):
+            if GROUP == 16:
+                word_at = line + (2 * (c % 2) + s) * 4 + (c % 4) // 2
+            else:
+                word_at = line + (c % 4) * 4 + s
+            v = (tl.load(P4 + word_at, mask=mask, other=0) >> shift) & 0x0F0F0F0F
+            p4 |= ((v | (v >> 12)) & 0xFFFF) << (16 * s)
+    elif (BITS >= 4) and (BITS < 8):
         p4 = tl.load(P4 + at, mask=mask, other=0)
     if ((BITS == 7) or (BITS == 6)) or ((BITS == 3) or (BITS == 2)):
         p2 = tl.load(P2 + at, mask=mask, other=0).to(tl.int32)
@@ -84,17 +97,25 @@ def elements(lo, hi, p4, p2, p1, table, KIND: tl.constexpr, BITS: tl.constexpr, 
 
 
 @triton.jit
-def group_terms(S, SUPER, A, SMIN, r, g, G, mask, SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr):
+def group_terms(
+    S, SUPER, A, SMIN, r, g, G, mask, SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr, UNITS: tl.constexpr
+):
     """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. PER groups share a super scale."""
-    s = scale_f32(tl.load(S + r * G + g, mask=mask, other=0), SCALE)
+    if UNITS > 0:
+        at = ((r // 16) * G + g) * 16 + r % 16
+        up = ((r // 16) * (G // PER) + g // PER) * 16 + r % 16
+    else:
+        at = r * G + g
+        up = r * (G // PER) + g // PER
+    s = scale_f32(tl.load(S + at, mask=mask, other=0), SCALE)
     a = tl.zeros(s.shape, tl.float32)
     if SCALE == SMALL:
-        s = s * tl.load(SUPER + r * (G // PER) + g // PER, mask=mask, other=0).to(tl.float32)
+        s = s * tl.load(SUPER + up, mask=mask, other=0).to(tl.float32)
     if (ADD == ZERO) or (ADD == BIAS):
-        a = tl.load(A + r * G + g, mask=mask, other=0).to(tl.float32)
+        a = tl.load(A + at, mask=mask, other=0).to(tl.float32)
     if ADD == MIN:
-        low = tl.load(A + r * G + g, mask=mask, other=0).to(tl.float32)
-        a = -low * tl.load(SMIN + r * (G // PER) + g // PER, mask=mask, other=0).to(tl.float32)
+        low = tl.load(A + at, mask=mask, other=0).to(tl.float32)
+        a = -low * tl.load(SMIN + up, mask=mask, other=0).to(tl.float32)
     return s, a
 
 

@@ -36,3 +36,23 @@ def matmul_tile(words: int, n: int, m: int) -> Tile:
     while split < 8 and (n // rows) * split < 264 and words // columns >= 4 * split:
         split *= 2
     return Tile(rows=rows, words=columns, warps=4, tokens=tokens, stages=3, split=split)
+
+
+@dataclass(frozen=True)
+class FragmentTile:
+    """Tiles of 16 rows a warp, blocks of 8 tokens a warp, warps along the inputs, warps along the rows, units in flight."""
+
+    rows: int
+    tokens: int
+    input_warps: int
+    row_warps: int
+    unroll: int = 2
+
+
+def fragment_tile(units: int, n: int, m: int) -> FragmentTile:
+    """Tile of the fragment kernel."""
+    if m <= 8:
+        return FragmentTile(1, 1, 8, 1)
+    if m <= 16:
+        return FragmentTile(2, 2, 4, 2)
+    return FragmentTile(2, 4, 4, 2)

@@ -14,9 +14,11 @@ from ...exact import bfloat16
 from ...minifloat import element_table, scale_table
 from ...qtensor import QTensor
 from ...spec import Format
-from .order import split
+from .order import by_tiles, split, to_fragments
 
 TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
+KERNEL_ELEMENTS = ("uint", "int", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint", *TABLES)
+"""Elements that decode.py knows, by name; kept here so that a refusal needs no Triton."""
 HALF_MAX, HALF_STEP = 65504.0, 2.0**-24
 
 
@@ -24,6 +26,8 @@ def refusal(fmt: Format) -> str | None:
     """The sentence why this format has no CUDA kernel, or None."""
     if fmt.opaque:
         return f"{fmt.name} is kept as raw ggml blocks and has no CUDA kernel; dequantize it on the CPU"
+    if fmt.element not in KERNEL_ELEMENTS:
+        return f"{fmt.name} has the element table {fmt.element!r}, which no CUDA kernel decodes"
     if fmt.zero == "float":
         return f"{fmt.name} has float zero points, which have no CUDA kernel yet"
     if fmt.scale == "nested":
@@ -39,11 +43,19 @@ def refusal(fmt: Format) -> str | None:
     return None
 
 
+def in_fragments(fmt: Format, k: int) -> bool:
+    """True for weights kept in fragment order: 4-bit integers and E2M1 in groups of 16, 32, whole units of 64, or one a row."""
+    if fmt.bits != 4 or fmt.element not in ("uint", "int", "e2m1"):
+        return False
+    return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
+
+
 @dataclass
 class CudaWeight:
     """Tensors and compile-time constants of one weight (or a stack: a leading expert axis on every tensor).
 
-    planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)]
+    planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in fragment order
+                {4: int32 [*lead, tiles, units, 32, 4]} with scales and addends [*lead, tiles, groups, 16]
     exact_half  every decoded value is exact in float16 (checked on the data for MX scales)
     order       permutation of the inputs that makes act-order groups contiguous, or None
     """
@@ -64,6 +76,11 @@ class CudaWeight:
     def words(self) -> int:
         """Words of eight elements in a row."""
         return -(-self.shape[-1] // 8)
+
+    @property
+    def units(self) -> int:
+        """Units of 64 inputs in a row in fragment order, 0 in plane order."""
+        return -(-self.shape[-1] // 64) if in_fragments(self.format, self.shape[-1]) else 0
 
     @property
     def device(self) -> Any:
@@ -129,19 +146,37 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     """The weight in GPU order on `device`. One part at a time: host memory never holds a second copy of the whole weight."""
     fmt, k = q.format, q.shape[-1]
     codes, order = _sorted_groups(q)
-    dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
-    planes = {
-        width: _tensor(np.ascontiguousarray(plane).view(dtypes[width]), device) for width, plane in split(codes, fmt.bits, k).items()
-    }
+    fragments = in_fragments(fmt, k)
+
+    def spread(part: NDArray[Any]) -> Any:
+        """Per-group values in the order of the codes."""
+        if not fragments:
+            return _tensor(part, device)
+        flat = part.reshape(-1, *part.shape[-2:])
+        tiled = [by_tiles(one) for one in flat] or [by_tiles(np.zeros(part.shape[-2:], part.dtype))][:0]
+        stack = np.stack(tiled) if tiled else np.zeros((0, 1, part.shape[-1], 16), part.dtype)
+        return _tensor(stack.reshape(*part.shape[:-2], *stack.shape[1:]), device)
+
+    if fragments:
+        matrices = codes.reshape(-1, *codes.shape[-2:])
+        words = np.stack([to_fragments(one, k, by_16(fmt, k)) for one in matrices]) if len(matrices) else np.zeros((0, 1, 1, 32, 4), np.int32)
+        planes = {4: _tensor(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
+    else:
+        dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
+        planes = {
+            width: _tensor(np.ascontiguousarray(plane).view(dtypes[width]), device)
+            for width, plane in split(codes, fmt.bits, k).items()
+        }
     addend = None
     for part in ("zeros", "biases", "mins"):
         if part in q.parts:
-            addend = _tensor(q.parts[part], device)
-    optional = {p: _tensor(q.parts[p], device) if p in q.parts else None for p in ("super_scales", "super_mins", "global_scale")}
+            addend = spread(q.parts[part])
+    supers = {p: spread(q.parts[p]) if p in q.parts else None for p in ("super_scales", "super_mins")}
+    whole = _tensor(q.parts["global_scale"], device) if "global_scale" in q.parts else None
     table = _tensor(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
     return CudaWeight(
-        fmt, q.shape, planes, _tensor(q.parts["scales"], device), addend, optional["super_scales"], optional["super_mins"],
-        optional["global_scale"], table, None if order is None else _tensor(order, device), _exact_half(q),
+        fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
+        None if order is None else _tensor(order, device), _exact_half(q),
     )  # fmt: skip
 
 
@@ -150,9 +185,16 @@ def nbytes(w: CudaWeight) -> int:
     return sum(t.numel() * t.element_size() for t in w.tensors())
 
 
+def by_16(fmt: Format, k: int) -> bool:
+    """True for fragment order of groups of 16."""
+    return fmt.group_size == 16 and fmt.groups(k) > 1
+
+
 def group_elements(w: CudaWeight) -> int:
     """Elements that share a scale, as kernels count them: a whole padded row for one group."""
-    return 8 * w.words if w.format.group_size == -1 or w.format.groups(w.shape[-1]) == 1 else w.format.group_size
+    if w.format.group_size == -1 or w.format.groups(w.shape[-1]) == 1:
+        return 64 * w.units if w.units else 8 * w.words
+    return w.format.group_size
 
 
 def super_per(w: CudaWeight) -> int:
@@ -163,3 +205,8 @@ def super_per(w: CudaWeight) -> int:
 def elements_of(shape: tuple[int, ...]) -> int:
     """Product of a shape."""
     return math.prod(shape)
+
+
+def scale_groups(w: CudaWeight) -> int:
+    """Groups along a row as stored."""
+    return max(1, w.format.groups(w.shape[-1]))
