@@ -7,7 +7,9 @@ Scale rules, over a group's least and greatest element and N bits:
 | `scale` | scale, bias | whose |
 |---|---|---|
 | `minmax` | (max − min) / (2^N − 1), min | the default from 4 bits on; MLX with 1 bit |
-| `edge` | the end farther from zero is the bias; the scale, negative for a positive end, makes 0 a code | the default to 3 bits; MLX from 2 bits on |
+| `edge` | the end farther from zero is the bias; the scale, negative for a positive end, makes 0 a code | see below |
+
+`edge` is the default to 3 bits, and MLX's rule from 2 bits on.
 
 Codes are round((x − bias) / scale), half to even, clipped, with the stored scale and bias; MLX rounds before it stores them.
 
@@ -32,6 +34,7 @@ from .base import Family, check_group, finite
 from .grouping import grouped, ungrouped
 from .options import only_options, scale_dtype_option
 from .policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio
+from .ranges import edge_scale
 
 _BITS = (1, 2, 3, 4, 5, 6, 8)
 SCALE_RULES = ("minmax", "edge")
@@ -89,16 +92,11 @@ class Affine(Family):
 
 def scale_and_bias(values: NDArray[Any], steps: int, rule: AffinePolicy) -> tuple[NDArray[Any], NDArray[Any]]:
     """Scale and bias of groups [*groups, g], unrounded, in the dtype of the values."""
-    of = values.dtype.type
     low, high = values.min(axis=-1), values.max(axis=-1)
-    scale = np.maximum((high - low) / of(steps), of(rule.scale_floor))
     if rule.scale == "minmax":
-        return scale, low
-    below = np.abs(low) > np.abs(high)
-    scale, edge = np.where(below, scale, -scale), np.where(below, low, high)
-    count = np.rint(ratio(edge, scale))
-    fits = count != 0
-    return np.where(fits, edge / np.where(fits, count, of(1)), scale), np.where(fits, edge, of(0))
+        return np.maximum((high - low) / low.dtype.type(steps), low.dtype.type(rule.scale_floor)), low
+    scale, edge, _ = edge_scale(low, high, steps, rule.scale_floor)
+    return scale, edge
 
 
 def one_dtype(scales: NDArray[Any], biases: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

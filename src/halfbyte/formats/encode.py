@@ -27,8 +27,8 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     options  single rules by name, over the policy's: `scale="floor"`, `ties="even"`, `zeros="keep"`, ... and the format's own
              options (`scale_dtype`, `global_scale`, `rows`, ...)
 
-    Raises FormatError for a word, option or policy that does not exist, for NaN or infinite values (naming the first), and where a
-    scale does not fit its dtype; ShapeError for an array that is not a weight. An empty tensor has empty parts, and a tensor
+    Raises FormatError for a word, option or policy that does not exist, for NaN or infinite values (naming the first), and where
+    a scale does not fit its dtype; ShapeError for an array that is not a weight. An empty tensor has empty parts, and a tensor
     scale of 1.
 
     >>> quantize(np.ones((1, 32), np.float32), "mxfp4", scale="floor").parts["scales"].tolist()

@@ -9,7 +9,12 @@ Symmetric (`intN`), a the largest magnitude of a group and h = 2^(N−1):
 | `edge` | (the element of largest magnitude) / −h, so negative for a positive one | −h … h − 1, a exact |
 | `no_clip` | max(−min / h, max / (h − 1)) | −h … h − 1, nothing clipped |
 
-Asymmetric (`uintN`): the range, extended to hold 0, over 2^N − 1 steps; the zero point is the nearest code of 0.
+Asymmetric (`uintN`), over the group's range extended to hold 0 and n = 2^N − 1 steps:
+
+| `zero` | scale | zero point |
+|---|---|---|
+| `range` | (max − min) / n | nearest code of 0 |
+| `edge` | such that the end farther from 0 and 0 are codes; negative for a positive end | exact code of 0 |
 
 Codes are round(x / scale) + zero, half to even, clipped. `order` says how a producer's rounded arithmetic does it.
 """
@@ -28,8 +33,10 @@ from ..errors import FormatError
 from ..spec import Format
 from .grouping import grouped, ungrouped
 from .policy import COMPUTE, computing, held_between, in_scale_dtype, one_of, policy_from, ratio, replace_zero
+from .ranges import edge_scale
 
 SCALE_RULES = ("max", "half", "edge", "no_clip")
+ZERO_RULES = ("range", "edge")
 ORDERS = ("divide", "reciprocal")
 
 
@@ -38,6 +45,7 @@ class IntegerPolicy:
     """How a group of integers is rounded.
 
     scale       rule of the symmetric scale, one of `SCALE_RULES`
+    zero        rule of scale and zero point of `uintN`, one of `ZERO_RULES`; "edge" to 3 bits and "range" beyond unless given
     compute     arithmetic, one of `policy.COMPUTE`
     order       "divide": round(x / s + zero), zero = round(low − min / s). "reciprocal": round(x · (1 / s)) + zero,
                 zero = low − round(min / s). low is the lowest signed code, −2^(N−1)
@@ -46,24 +54,26 @@ class IntegerPolicy:
     """
 
     scale: str = "edge"
+    zero: str = "range"
     compute: str = "exact"
     order: str = "divide"
     zero_scale: float | str = 0.0
 
     def __post_init__(self) -> None:
         one_of("scale", self.scale, SCALE_RULES)
+        one_of("zero", self.zero, ZERO_RULES)
         one_of("compute", self.compute, COMPUTE)
         one_of("order", self.order, ORDERS)
 
 
 def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
     """Codes, scales and, for `uintN`, zero points of an integer format."""
-    rule = policy_from(IntegerPolicy, fmt, options)
+    rule = policy_from(IntegerPolicy, fmt, {"zero": "edge" if fmt.bits <= 3 else "range"} | options)
     values = computing(grouped(x, fmt), rule.compute)
     half = 1 << (fmt.bits - 1)
     if fmt.inverse:
         return _inverse(values, fmt, x.shape, half)
-    scale = asymmetric_scale(values, 2 * half - 1) if fmt.zero == "int" else symmetric_scale(values, fmt, rule.scale)
+    scale = asymmetric_scale(values, 2 * half - 1, rule.zero) if fmt.zero == "int" else symmetric_scale(values, fmt, rule.scale)
     empty = (scale == 0) & (rule.zero_scale != "tiny")
     if rule.zero_scale == "tiny":
         scale = np.maximum(scale, ml_dtypes.finfo(scale.dtype).smallest_normal)
@@ -76,7 +86,9 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
     # Signed codes, −half … half − 1, as the producers have them: rounding a half depends on it.
     zero = np.zeros(stored.shape, values.dtype)
     if fmt.zero == "int":
-        steps = ratio(np.minimum(values.min(axis=-1), of(0)), held[..., 0])
+        # Steps from the lowest code to 0: from the low end of the range, or with a negative scale from the high one.
+        start = np.where(held[..., 0] < 0, np.maximum(values.max(axis=-1), of(0)), np.minimum(values.min(axis=-1), of(0)))
+        steps = ratio(start, held[..., 0])
         steps = steps if rule.order == "divide" else np.rint(steps)
         # A group of zeros has no steps to count: its zero point is the middle code, unless a floor under the scales gave it one.
         zero = np.where(empty, of(0), np.rint(held_between(of(low) - steps, low, high)))
@@ -108,11 +120,11 @@ def symmetric_scale(values: NDArray[Any], fmt: Format, rule: str) -> NDArray[Any
     return np.where(largest > -lowest, largest, lowest) / of(-half / fmt.divisor)
 
 
-def asymmetric_scale(values: NDArray[Any], high: int) -> NDArray[Any]:
-    """(max − min) / high with 0 inside the range, in the dtype of the values."""
+def asymmetric_scale(values: NDArray[Any], steps: int, rule: str) -> NDArray[Any]:
+    """Scales of groups [*groups, g] by a rule of `ZERO_RULES`, the range extended to hold 0, in the dtype of the values."""
     zero = values.dtype.type(0)
-    span = np.maximum(values.max(axis=-1), zero) - np.minimum(values.min(axis=-1), zero)
-    return span / values.dtype.type(high)
+    high, low = np.maximum(values.max(axis=-1), zero), np.minimum(values.min(axis=-1), zero)
+    return edge_scale(low, high, steps)[0] if rule == "edge" else (high - low) / values.dtype.type(steps)
 
 
 def _inverse(values: NDArray[Any], fmt: Format, shape: tuple[int, ...], half: int) -> dict[str, NDArray[Any]]:

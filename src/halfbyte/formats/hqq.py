@@ -6,10 +6,11 @@ HQQ groups the flattened matrix. With axis 1, g consecutive elements share a sca
 groups and `flat` otherwise. With axis 0 the matrix is reshaped to (g, n·k/g) and a column shares a scale: element f of the
 flattened matrix is in group f mod (n·k/g), the `strided` grouping (HQQ itself wants whole groups; here the quotient rounds up).
 
-An encoder takes the range of a group over 2^N − 1 steps for its scale, and −min / scale for its zero point. By default a scale is
-no smaller than keeps the zero point's units digit in its dtype, so that a nearly constant group far from 0 stays right, and codes
-are found with the stored scale and zero point. HQQ's own rule multiplies by the reciprocal in float32, before either is stored;
-its optimizer of zero points is not round-to-nearest and not here.
+The `range` rule takes the range of a group over 2^N − 1 steps for its scale, and −min / scale for its zero point; the scale is no
+smaller than keeps the zero point's units digit in its dtype, so that a nearly constant group far from 0 stays right. The `edge`
+rule ties the end farther from zero, and zero, to codes, as MLX does. Codes are found with the stored scale and zero point. HQQ's
+own rule multiplies by the reciprocal in float32, before either is stored; its optimizer of zero points is not round-to-nearest
+and not here.
 
 Words: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 unless given. Format options: `axis` (1), `scale_dtype`
 (float16; the zero points have it too), `grouping` (`row` or `flat` for axis 1; `Family.fit` picks from the shape).
@@ -32,16 +33,17 @@ from .base import SCALE_DTYPES, Family, check_group, finite
 from .grouping import grouped, ungrouped
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
 from .policy import computing, in_scale_dtype, one_of, policy_from, ratio
+from .ranges import edge_scale
 
 
 @dataclass(frozen=True)
 class HQQPolicy:
-    """How a group is rounded: `rule` "range", or "hqq" for HQQ's own arithmetic."""
+    """How a group is rounded: `rule` "range", "edge" (the default to 3 bits), or "hqq" for HQQ's own arithmetic."""
 
     rule: str = "range"
 
     def __post_init__(self) -> None:
-        one_of("rule", self.rule, ("range", "hqq"))
+        one_of("rule", self.rule, ("range", "edge", "hqq"))
 
 
 class HQQ(Family):
@@ -68,10 +70,10 @@ class HQQ(Family):
         return fit_flat(fmt, shape)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        rule = policy_from(HQQPolicy, fmt, policy).rule
+        rule = policy_from(HQQPolicy, fmt, {"rule": "edge" if fmt.bits <= 3 else "range"} | policy).rule
         values = computing(grouped(finite(x, fmt.name), fmt), "float32" if rule == "hqq" else "exact")
         steps = values.dtype.type((1 << fmt.bits) - 1)
-        scale, zero, whole = (_hqq if rule == "hqq" else _range)(values, steps, fmt)
+        scale, zero, whole = {"range": _range, "edge": _edge, "hqq": _hqq}[rule](values, steps, fmt)
         codes = np.clip(np.rint(whole), 0, steps).astype(np.uint8)
         return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": scale, "zeros": zero}
 
@@ -87,6 +89,15 @@ def _range(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
     held = scale.astype(values.dtype)
     zero = in_scale_dtype(-ratio(low, held), fmt, "zero point")
     return scale, zero, ratio(values, held[..., None]) + zero.astype(values.dtype)[..., None]
+
+
+def _edge(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
+    scale, edge, count = edge_scale(values.min(axis=-1), values.max(axis=-1), int(steps))
+    # A constant group: one step from 0 to it.
+    flat = scale == 0
+    scale, count = in_scale_dtype(np.where(flat, edge, scale), fmt), np.where(flat, (edge != 0).astype(values.dtype), count)
+    zero = in_scale_dtype(-count, fmt, "zero point")
+    return scale, zero, ratio(values, scale.astype(values.dtype)[..., None]) + zero.astype(values.dtype)[..., None]
 
 
 def _hqq(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:

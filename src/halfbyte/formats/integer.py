@@ -33,12 +33,17 @@ class Integer(Family):
     words = tuple(_WORDS)
     format_options = ("scale_dtype", "rows", "inverse")
     policies: ClassVar[dict[str, dict[str, Any]]] = {
-        "compressed-tensors": {"scale_dtype": "input", "scale": "half", "compute": "input", "zero_scale": "eps"},
-        "torchao": {"scale_dtype": "input", "scale": "half", "compute": "input", "order": "reciprocal", "zero_scale": "tiny"},
+        "compressed-tensors": {
+            "scale_dtype": "input", "scale": "half", "zero": "range", "compute": "input", "zero_scale": "eps",
+        },
+        "torchao": {
+            "scale_dtype": "input", "scale": "half", "zero": "range", "compute": "input", "order": "reciprocal",
+            "zero_scale": "tiny",
+        },
         "modelopt": {"scale_dtype": "input", "scale": "max", "compute": "input"},
         "modelopt-int4": {"scale_dtype": "input", "scale": "max", "compute": "input", "inverse": True},
         "bitsandbytes": {"scale": "max", "compute": "float32", "order": "reciprocal"},
-    }
+    }  # fmt: skip
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         element, bits = _WORDS[word]
