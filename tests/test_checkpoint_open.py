@@ -77,6 +77,21 @@ def test_a_lone_file_carries_its_configuration_in_its_metadata(tmp_path: Path):
         hb.open(path)
 
 
+def test_a_lone_file_that_carries_no_configuration_takes_the_one_beside_it(tmp_path: Path):
+    path = folder(tmp_path, {"model.safetensors": under(A, mlx_weight())}, MLX) / "model.safetensors"
+    assert hb.open(path)[A].format.bits == 4
+    assert hb.open(path).config == MLX
+    two = {"group_size": 64, "bits": 2}
+    assert hb.open(path, config=two)[A].format.bits == 2
+    write(path, under(A, mlx_weight()), {"quantization_config": json.dumps(two)})
+    assert hb.open(path)[A].format.bits == 2
+    (tmp_path / "config.json").write_text("{")
+    assert hb.open(path)[A].format.bits == 2
+    write(path, under(A, mlx_weight()))
+    with pytest.raises(CheckpointError, match=r"config\.json: not JSON"):
+        hb.open(path)
+
+
 @pytest.mark.parametrize("name", ["quantize_config.json", "hf_quant_config.json", "quant_config.json"])
 def test_configs_beside_config_json_are_read(name: str, tmp_path: Path):
     tensors = {"model.safetensors": under(A, gptq_weight())}
@@ -197,6 +212,9 @@ def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle, which runs code"):
         hb.open(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="neither a folder nor a regular file"):
+        hb.open(tmp_path / "pipe")
     (tmp_path / "model.txt").write_text("hello, this is no model at all")
     with pytest.raises(CheckpointError, match=r"model\.txt: header length .* Is it a safetensors file\?"):
         hb.open(tmp_path / "model.txt")

@@ -37,6 +37,7 @@ class Sources:
     index       name of the index file, "" without one
     config      config.json ({} without one), and `side`: the other configuration files by name
     findings    files left out
+    lone        one file was named, not a folder: configuration beside it is read when it carries none itself
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Sources:
     config: dict[str, Any] = field(default_factory=dict)
     side: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    lone: bool = False
 
 
 def sources_of(folder: Path, index: Path | None = None) -> Sources:

@@ -31,9 +31,9 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
     """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when asked for.
 
     path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a shard index, or a .gguf file
-    (any part of a
-            split one)
-    config  the dictionary that would stand under `quantization_config` in a config.json; it goes before what the files say
+            (any part of a split one)
+    config  the dictionary that would stand under `quantization_config` in a config.json; it goes before what the files say. A
+            .safetensors file opened without it takes the one in its metadata, else the configuration files beside it
 
     Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown, UnsupportedError for kinds that
     are recognised and not read.
@@ -47,6 +47,8 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
         return _open_folder(path, config)
     if not path.exists():
         raise CheckpointError(f"[open] {path}: there is no such file or folder")
+    if not path.is_file():
+        raise CheckpointError(f"[open] {path}: neither a folder nor a regular file")
     if path.name.endswith(".index.json"):
         return SafetensorsCheckpoint(path, sources_of(path.parent, path), config)
     try:
@@ -59,7 +61,7 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
     known = next((text for magic, text in _KNOWN.items() if first.startswith(magic) and first[8:9] != b"{"), None)
     if known is not None:
         raise CheckpointError(f"[open] {path} is {known}")
-    sources = Sources(path.parent, {path.name: path})
+    sources = Sources(path.parent, {path.name: path}, lone=True)
     if match := _SHARD.fullmatch(path.name):
         text = f"one of {int(match[1])} shards; open the folder for all of them"
         sources.findings.append(Finding("note", "one-shard", path.name, text))

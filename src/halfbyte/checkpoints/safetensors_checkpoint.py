@@ -18,7 +18,7 @@ from ..qtensor import QTensor
 from .bounded_json import parse_object
 from .checkpoint import Checkpoint, Finding, TensorInfo
 from .detect import DAMAGE, FOREIGN, Detector, Reading
-from .folder import Sources
+from .folder import Sources, read_configs
 from .modules import ANCHORS, SUSPECT, group, own_suffixes, suffixes_of
 from .overflow import warn_of_overflow
 from .own_layout import OwnLayout
@@ -29,6 +29,9 @@ from .widths import expected_shape
 METADATA_KEYS = ("shape", "axis", "packing", "quant_state")
 """Parameters that a lone file may carry in its metadata beside `quantization_config`, each a JSON value or a word."""
 
+INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Parts of a multimodal model's config.json that may hold the quantization config of its language model."""
+
 
 class SafetensorsCheckpoint(Checkpoint):
     """An opened set of safetensors files.
@@ -38,14 +41,17 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def __init__(self, path: Path, sources: Sources, quantization: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        self.config = sources.config
         self._sources = sources
         self.shards = Shards(sources.shards, sources.weight_map, sources.index)
         self._metadata = {k: v for file in reversed(self.shards.files.values()) for k, v in file.metadata.items()}
+        self._own = self._metadata.get("format") == "halfbyte"
+        if sources.lone and quantization is None and not self._own and "quantization_config" not in self._metadata:
+            read_configs(sources.folder, sources)
+        self.config = sources.config
         self._odd: list[Finding] = []
         self.scheme: Scheme | None = None
         layouts = FOREIGN
-        if self._metadata.get("format") == "halfbyte":
+        if self._own:
             layouts = (OwnLayout(),)
         else:
             self.scheme = self._find_scheme(quantization)
@@ -62,7 +68,7 @@ class SafetensorsCheckpoint(Checkpoint):
         where = str(self._sources.folder / "config.json")
         if quantization is not None:
             found.append(("config=", quantization))
-        for holder in (self.config, *(v for k, v in self.config.items() if k.endswith("_config") and isinstance(v, dict))):
+        for holder in (self.config, *(v for k, v in self.config.items() if k in INNER_CONFIGS and isinstance(v, dict))):
             for key in ("quantization_config", "quantization"):
                 raw = holder.get(key)
                 if raw is not None and not isinstance(raw, dict):
