@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 
@@ -305,3 +306,18 @@ def test_findings_are_json_ready(code: str, tmp_path: Path):
     checkpoint = mlx_file(tmp_path, intermediate_size=128)
     (finding,) = checkpoint.findings()
     assert json.loads(json.dumps(finding.__dict__))["code"] == "unexpected-width"
+
+
+def test_every_code_is_in_the_documentation():
+    """docs/checkpoints.md has a row for each code that the sources raise."""
+    from halfbyte.inspection import FIXES
+
+    root = Path(__file__).parents[1]
+    docs = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    sources = "".join(p.read_text(encoding="utf-8") for p in sorted((root / "src" / "halfbyte" / "checkpoints").glob("*.py")))
+    severities = "|".join(SEVERITIES)
+    raised = set(re.findall(rf'"(?:{severities})"(?: if [^"]*else "(?:{severities})")?,\s*"([a-z0-9-]+)"', sources))
+    assert {"unreadable", "zero-scale", "v1-zero-wraps", "unreferenced-file", "one-shard"} <= raised
+    assert raised - set(SEVERITIES) <= set(FIXES)
+    for code in FIXES:
+        assert f"`{code}`" in docs, code
