@@ -40,7 +40,8 @@ void cpuid(int leaf, int sub, unsigned r[4]) {
 #endif
 }
 
-// The processor having an instruction is not enough: the operating system must save the registers (XCR0), and a hypervisor may mask either.
+// The processor having an instruction is not enough: the operating system must save the registers (XCR0), and a
+// hypervisor may mask either.
 uint64_t saved_registers() {
   unsigned r[4];
   cpuid(1, 0, r);

@@ -12,8 +12,8 @@ namespace halfbyte {
 std::vector<std::string> known_sets();
 std::vector<std::string> supported_sets();
 
-// The table in use. The first call picks: HALFBYTE_CPU when set, else the best supported. Throws std::invalid_argument, listing what there is, for an
-// unknown or unsupported name.
+// The table in use. The first call picks: HALFBYTE_CPU when set, else the best supported. Throws std::invalid_argument,
+// listing what there is, for an unknown or unsupported name.
 const Kernels &kernels();
 void use_set(const std::string &name);
 

@@ -1,4 +1,5 @@
-// Plain C++: sixteen lanes as arrays, fused products by definition (fma), for every machine and as a check on the others.
+// Plain C++: sixteen lanes as arrays, fused products by definition (fma), for every machine and as a check on the
+// others.
 #include "kernels.h"
 
 namespace halfbyte {
@@ -53,8 +54,8 @@ struct V {
   static F fadd(const F &a, const F &b) { return each<F>([&](int i) { return a.v[i] + b.v[i]; }); }
   static F fsub(const F &a, const F &b) { return each<F>([&](int i) { return a.v[i] - b.v[i]; }); }
   static F fmul(const F &a, const F &b) { return each<F>([&](int i) { return a.v[i] * b.v[i]; }); }
-  // In double the product of two floats is exact, and one addition rounds; the cast rounds again, which differs from a fused operation only in ties of
-  // the 29 dropped bits: rounding the sum to odd first removes those.
+  // In double the product of two floats is exact, and one addition rounds; the cast rounds again, which differs from a
+  // fused operation only in ties of the 29 dropped bits: rounding the sum to odd first removes those.
   static float fused(float a, float b, float c) {
     const double p = (double)a * b, s = p + c, t = s - p;
     const double e = (p - (s - t)) + (c - t);

@@ -1,4 +1,5 @@
-// The table of functions an instruction set provides. One constant of this type a translation unit; `dispatch.cpp` picks.
+// The table of functions an instruction set provides. One constant of this type a translation unit; `dispatch.cpp`
+// picks.
 #pragma once
 
 #include "weight.h"
@@ -7,7 +8,8 @@ namespace halfbyte {
 
 // One k-block of the product: `panels` panels from `panel` on against `tokens` rows of activations, added to `total`.
 //
-// Activations lie in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or [k][token] floats, so that the inner loops walk one address.
+// Activations lie in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or [k][token] floats, so that the
+// inner loops walk one address.
 struct Block {
   const Weight *weight;
   int64_t panel, k0;        // inputs k0 .. k0 + segments * seg of kernel order
@@ -38,7 +40,8 @@ struct Kernels {
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
   bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
   int tokens_i8, tokens_f32;  // largest tiles
-  // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element / unit + buffer offset.
+  // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element /
+  // unit + buffer offset.
   void (*decode_u8)(const Weight &, int64_t panel, int64_t k0, int64_t count, uint8_t *out);
   // The same as float elements [count][16].
   void (*decode_f32)(const Weight &, int64_t panel, int64_t k0, int64_t count, float *out);
@@ -46,7 +49,8 @@ struct Kernels {
   void (*decode_scales)(const Weight &, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b);
   void (*block_i8)(const Block &);
   void (*block_f32)(const Block &);
-  // Whether the two above can decode a weight from its planes on the way (then `w` may be null), and pay to up to so many tokens.
+  // Whether the two above can decode a weight from its planes on the way (then `w` may be null), and pay to up to so
+  // many tokens.
   bool (*fuses_i8)(const Weight &);
   bool (*fuses_f32)(const Weight &);
   // x [count] to int8, one scale; returns the scale and the integer sum.
@@ -58,8 +62,8 @@ struct Kernels {
   void (*to_bf16)(const float *x, int64_t count, uint16_t *out);
 };
 
-// Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's operand: non-negative where it is unsigned, or where
-// they then stay small enough to be either.
+// Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's operand: non-negative
+// where it is unsigned, or where they then stay small enough to be either.
 static inline int buffer_offset(const Weight &w, bool unsigned_bytes) {
   if (w.element == Element::integer) return w.bits == 8 && !unsigned_bytes ? w.offset - 128 : w.offset;
   return unsigned_bytes || w.table_low <= 32 ? w.table_low : 0;

@@ -1,7 +1,9 @@
-// The loops, written once over a vector type V. Included by one translation unit an instruction set, inside an unnamed namespace, so that
-// no function compiled for one set can be linked into another. Nothing of the standard library is instantiated here for that reason.
+// The loops, written once over a vector type V. Included by one translation unit an instruction set, inside an unnamed
+// namespace, so that no function compiled for one set can be linked into another. Nothing of the standard library is
+// instantiated here for that reason.
 //
-// V has W lanes of 32 bits (W divides 16), H = 16 / W vectors cover a panel. Types: F floats, I int32, B the same register as bytes.
+// V has W lanes of 32 bits (W divides 16), H = 16 / W vectors cover a panel. Types: F floats, I int32, B the same
+// register as bytes.
 
 // Loops over the sums of a tile must vanish, or the sums live in memory; compilers stop short of that by themselves.
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -29,7 +31,8 @@ HB_INLINE void repeat(Body &&body) {
 
 // ---------------------------------------------------------------------------------------------------------------- codes to bytes
 
-// Where a panel's planes are, at some input: addresses as numbers, since those of planes a width lacks are never followed.
+// Where a panel's planes are, at some input: addresses as numbers, since those of planes a width lacks are never
+// followed.
 struct Planes {
   uintptr_t p8, p4, p2, p1;
 
@@ -42,7 +45,8 @@ struct Planes {
   static const uint8_t *unit(uintptr_t plane, int64_t index, int at) { return (const uint8_t *)plane + index * kUnitBytes + at; }
 };
 
-// The codes of inputs 4i to 4i + 3 from a place that is whole units of every plane of the width, W rows from byte `at` of a unit.
+// The codes of inputs 4i to 4i + 3 from a place that is whole units of every plane of the width, W rows from byte `at`
+// of a unit.
 template <class V, int BITS, int i>
 HB_INLINE typename V::B code_at(const Planes &p, int at) {
   using B = typename V::B;
@@ -131,8 +135,9 @@ inline typename V::I plain_byte(typename V::I lanes) {
   else return V::iand(V::template srl<8 * b>(lanes), V::iset(0xff));
 }
 
-// A minifloat code, exponent above mantissa, sign bit on top: shift it onto float32's fields and let one product set the bias right; this gets the
-// subnormal codes right too. Codes past `last` are infinity or NaN: forcing the exponent to ones makes them so, by their own mantissa.
+// A minifloat code, exponent above mantissa, sign bit on top: shift it onto float32's fields and let one product set
+// the bias right; this gets the subnormal codes right too. Codes past `last` are infinity or NaN: forcing the exponent
+// to ones makes them so, by their own mantissa.
 template <class V>
 struct Minifloat {
   int shift, sign_shift, last;
@@ -291,8 +296,8 @@ void decode_scales(const Weight &w, int64_t panel, int64_t s0, int64_t count, fl
 
 // ---------------------------------------------------------------------------------------------------------------------- products
 
-// The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are copied out of the Block, which the compiler must
-// otherwise read again after every store.
+// The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are copied out of the
+// Block, which the compiler must otherwise read again after every store.
 template <class V, int MT, int NV>
 struct Tile {
   using F = typename V::F;
@@ -319,8 +324,9 @@ struct Tile {
         for (int j = 0; j < NV; ++j) sums[t][j] = V::fload(total[t] + j * V::W);
   }
 
-  // total += (sum - zero * x_sum) * scale + bias * x_sum, where `sum` is segment s's sum of products. A single non-zero activation of 1 so gives the
-  // weight's exact value rounded once: the difference is exact, and the last step is one product or one fused product and sum.
+  // total += (sum - zero * x_sum) * scale + bias * x_sum, where `sum` is segment s's sum of products. A single non-zero
+  // activation of 1 so gives the weight's exact value rounded once: the difference is exact, and the last step is one
+  // product or one fused product and sum.
   HB_INLINE void settle(F (&sum)[MT][NV], int s) {
     HB_UNROLL
     for (int j = 0; j < NV; ++j) {
@@ -349,8 +355,8 @@ struct Tile {
   }
 };
 
-// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. TURN inputs are unrolled; segments are
-// whole turns.
+// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. TURN inputs
+// are unrolled; segments are whole turns.
 template <int TURN, int BITS, bool TABLE = false>
 struct FromPlanes {
   static constexpr int turn = TURN, bits = BITS;
@@ -370,8 +376,8 @@ inline typename V::T byte_table(const Weight &w, int offset) {
   return V::tload(entries);
 }
 
-// MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products are 16-bit); 0: signed bytes,
-// or sets that sum in 32 bits at once.
+// MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products
+// are 16-bit); 0: signed bytes, or sets that sum in 32 bits at once.
 template <class V, int MT, int NV, int F, class Source>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
@@ -568,7 +574,8 @@ void buffered_i8(const Block &b) {
   if constexpr (F <= 2) blocks_i8<V, F, FromBuffer<8>>(b);
 }
 
-// Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps. Signed bytes have their own way (0).
+// Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps. Signed bytes have their
+// own way (0).
 template <class V>
 constexpr int steps(int most) {
   return V::sums_in_16_bits ? most : 0;
@@ -652,8 +659,8 @@ void block_f32(const Block &b) {
 
 // ------------------------------------------------------------------------------------------------------------------- activations
 
-// q = round(x / d), d = max |x| / 127. A maximum so small that 127 / max is not a float is scaled up first; NaN or infinity make the scale NaN, and so
-// every result of that row.
+// q = round(x / d), d = max |x| / 127. A maximum so small that 127 / max is not a float is scaled up first; NaN or
+// infinity make the scale NaN, and so every result of that row.
 template <class V>
 void quantize(const float *x, int64_t count, int8_t *q, float *scale, int32_t *sum) {
   typename V::F most = V::fzero();

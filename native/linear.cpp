@@ -23,7 +23,8 @@ constexpr int64_t kLongestSegment = 128;
 // Up to so many tokens decoding on the way is faster than through a buffer.
 constexpr int64_t kFewInt8 = 4, kFewFloat = 4;
 
-// Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not while they compute.
+// Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not
+// while they compute.
 class KeepSubnormals {
  public:
 #if defined(__x86_64__) || defined(_M_X64)
@@ -92,7 +93,8 @@ void load_row(const Kernels &ks, const Matrix &x, int64_t row, int64_t k, float 
   }
 }
 
-// What the loops over panels share: where the prepared activations lie, one block of inputs after another, token after token within it.
+// What the loops over panels share: where the prepared activations lie, one block of inputs after another, token after
+// token within it.
 struct Plan {
   const Kernels *ks;
   const Weight *w;
@@ -175,7 +177,8 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
   float *total = total_scratch.take<float>(p.tokens * width);
   std::memset(total, 0, (size_t)(p.tokens * width) * 4);
   const int64_t item = p.int8 ? 1 : 4, buffer = up(p.block, kChunk) * kPanelRows * item;
-  // Decoding on the way is compiled for a full set of panels only; the last few go through the buffer, with the same sums.
+  // Decoding on the way is compiled for a full set of panels only; the last few go through the buffer, with the same
+  // sums.
   const bool fused = p.fused && count == kPanelsFew;
   char *decoded = fused ? nullptr : panel_scratch.take<char>(buffer * count);
   const int64_t per = p.block / p.seg * kPanelRows;  // floats of one part of one panel
@@ -215,7 +218,8 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
   store_results(p, total, width, row0, rows, bias, dtype, out, line_scratch.take<float>(width));
 }
 
-// Weights no panel holds (groups that run over the flattened matrix, float zero points, nested scales): decode sixteen rows exactly, then multiply.
+// Weights no panel holds (groups that run over the flattened matrix, float zero points, nested scales): decode sixteen
+// rows exactly, then multiply.
 void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char *out) {
   const Weight &w = *p.w;
   const int64_t row0 = panel * kPanelRows, rows = w.n - row0 < kPanelRows ? w.n - row0 : kPanelRows;

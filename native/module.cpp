@@ -1,5 +1,5 @@
-// The Python face: numbers and addresses in, nothing copied, the interpreter's lock released while computing. Every array is validated in Python
-// (backends/cpu.py), which also keeps the arrays of a Weight alive.
+// The Python face: numbers and addresses in, nothing copied, the interpreter's lock released while computing. Every
+// array is validated in Python (backends/cpu.py), which also keeps the arrays of a Weight alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

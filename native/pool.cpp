@@ -29,8 +29,8 @@ inline void relax() {
 #endif
 }
 
-// A waiting worker looks this often before it sleeps: about 20 microseconds, so that the products of one token find it awake while an idle pool costs
-// nothing.
+// A waiting worker looks this often before it sleeps: about 20 microseconds, so that the products of one token find it
+// awake while an idle pool costs nothing.
 constexpr int kLooks = 1000;
 
 class Pool {
@@ -113,7 +113,8 @@ class Pool {
 
 int wanted = 0;
 
-// The pool and the lock that says who uses it. A fork copies neither the threads nor a sane lock: the child forgets both (and leaks a few bytes).
+// The pool and the lock that says who uses it. A fork copies neither the threads nor a sane lock: the child forgets
+// both (and leaks a few bytes).
 struct Owner {
   std::mutex busy;
   Pool *pool = nullptr;

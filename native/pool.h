@@ -14,8 +14,9 @@ int threads();
 
 using Task = void (*)(const void *context, int64_t index);
 
-// Runs task(context, 0 .. count - 1), each index once, on the pool and the calling thread. A call that finds the pool busy (another Python thread) runs
-// its indices alone: the result does not depend on who computed which index. An exception of a task is rethrown here once all have ended.
+// Runs task(context, 0 .. count - 1), each index once, on the pool and the calling thread. A call that finds the pool
+// busy (another Python thread) runs its indices alone: the result does not depend on who computed which index. An
+// exception of a task is rethrown here once all have ended.
 void parallel(int64_t count, Task task, const void *context);
 
 template <class Body>

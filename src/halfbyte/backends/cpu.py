@@ -1,9 +1,10 @@
 """The native CPU backend: C++ kernels for the instruction set of this machine (native/), on a pool of threads.
 
-Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a segment (one group, at most 128 inputs) in
-float32 and applies the group's scale to the sum. `int8` rounds activations to 8 bits a segment at a time (scale max|x| / 127), sums integers exactly, and
-applies both scales; its error is that rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. Elements that are no small whole numbers
-(NF4, FP8, FP6, and weights no panel holds) are multiplied exactly in either mode.
+Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a segment (one group, at most
+128 inputs) in float32 and applies the group's scale to the sum. `int8` rounds activations to 8 bits a segment at a time
+(scale max|x| / 127), sums integers exactly and applies both scales; its error is that rounding's alone, 5e-3 to 7e-3 of the
+result on Gaussian data. Elements that are no small whole numbers (NF4, FP8, FP6, and weights no panel holds) are multiplied
+exactly in either mode.
 
 Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, neon); HALFBYTE_THREADS bounds the threads of a call.
 """
@@ -33,7 +34,7 @@ _SCHEDULES = (None, "fused")
 def _native() -> ModuleType | str:
     """The extension module, or the sentence that says why it is not there."""
     try:
-        from .. import _native as module  # type: ignore[attr-defined]
+        from .. import _native as module
     except ImportError as problem:
         if "nanobind" in str(problem):
             return f"the native core could not start ({problem}); install the nanobind-backend package"
@@ -50,7 +51,7 @@ def _native() -> ModuleType | str:
         module.current()
     except ValueError as problem:
         raise BackendError(f"[cpu] HALFBYTE_CPU={os.environ.get('HALFBYTE_CPU')!r}: {problem}") from None
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 def native() -> ModuleType:
@@ -117,7 +118,9 @@ class CPUBackend(Backend):
             packed: Any = pack_weight(w)
             nbytes = packed.nbytes
         elif w.format.grouping in ("flat", "strided"):
-            raise BackendError(f"[cpu] {w.format} of shape {w.shape}: groups run over the flattened stack; take one expert's own tensor")
+            raise BackendError(
+                f"[cpu] {w.format} of shape {w.shape}: groups run over the flattened stack; take one expert's own tensor"
+            )
         else:
             packed = tuple(pack_weight(w[e]) for e in range(w.shape[0]))
             nbytes = sum(p.nbytes for p in packed)

@@ -1,8 +1,9 @@
 """From a canonical QTensor to the order the CPU kernels read, and back.
 
-Panel order takes rows sixteen at a time, codes in bit planes, group entries as [panel, group, 16]; native/weight.h has the picture. It holds the
-same bits in the same number of bytes (rows padded to sixteen, groups to eight inputs), so it is a bijection, and `canonical` is its inverse. Weights whose scales no
-panel can hold (groups over the flattened matrix, float zero points, nested scales) stay in canonical order and are decoded row by row.
+Panel order takes rows sixteen at a time, codes in bit planes, group entries as [panel, group, 16]; native/weight.h has the
+picture. It holds the same bits in the same number of bytes (rows padded to sixteen, groups to eight inputs), so it is a
+bijection, and `canonical` is its inverse. Weights whose scales no panel can hold (groups over the flattened matrix, float
+zero points, nested scales) stay in canonical order and are decoded row by row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SHORTEST_GROUP = 8  # shorter groups would be mostly padding
 
 _ELEMENT = {"integer": 0, "table": 1, "minifloat": 2}
 _SCALE = {
-    "none": 0, "e8m0": 1, "e4m3": 2, "ue4m3": 3, "float16": 4, "bfloat16": 5, "float32": 6, "u4": 7, "u6": 7, "i6": 8, "i8": 8, "nested": 9,
+    "none": 0, "e8m0": 1, "e4m3": 2, "ue4m3": 3, "float16": 4, "bfloat16": 5, "float32": 6,
+    "u4": 7, "u6": 7, "i6": 8, "i8": 8, "nested": 9,
 }  # fmt: skip
 _GROUPING = {"row": 0, "flat": 1, "strided": 2, "block": 3}
 _GLOBAL = {"": 0, "multiply": 1, "divide": 2}
@@ -46,7 +48,7 @@ class PackedWeight:
     __slots__ = ("arrays", "fields", "native", "nbytes")
 
     def __init__(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        from .. import _native  # type: ignore[attr-defined]
+        from .. import _native
 
         self.fields = dict(fields)
         self.arrays = {name: _aligned(a) for name, a in arrays.items()}
@@ -82,7 +84,8 @@ def aligned_empty(nbytes: int) -> NDArray[np.uint8]:
 def holds_panels(fmt: Format) -> bool:
     """True when panel order can hold the format, False when its rows are decoded one by one.
 
-    A factor applied after the sums (global scale, divisor) must meet an exact product of element and group scale, or a value would be rounded twice.
+    A factor applied after the sums (global scale, divisor) must meet an exact product of element and group scale, or a value
+    would be rounded twice.
     """
     if fmt.grouping not in ("row", "block") or fmt.zero == "float" or fmt.inverse or fmt.scale == "nested":
         return False
@@ -117,7 +120,7 @@ def element_fields(fmt: Format) -> dict[str, Any]:
 
 
 def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[int, int, int, NDArray[np.int32] | None]:
-    """Groups, padded group size, segment, and the input each place of the kernels' order holds (None: the same order and a tail)."""
+    """Groups, padded group size, segment, and the input each place of the kernels' order holds (None: input order, then a tail)."""
     groups = max(fmt.groups(k), 1)
     size = k if fmt.group_size == -1 else min(fmt.group_size, max(k, 1))
     longest = size
@@ -215,8 +218,8 @@ def _canonical_weight(w: QTensor, fields: dict[str, Any], arrays: dict[str, NDAr
     first, total = w.window or (0, n)
     codes = np.ascontiguousarray(w.parts["codes"])
     fields |= {
-        "panel_order": False, "row_bytes": codes.shape[1], "grouping": _GROUPING[fmt.grouping], "groups": fmt.groups(k), "integral": False,
-        "group_rows": max(total if fmt.group_rows == -1 else fmt.group_rows, 1), "first_row": first, "total_rows": total,
+        "panel_order": False, "row_bytes": codes.shape[1], "grouping": _GROUPING[fmt.grouping], "groups": fmt.groups(k),
+        "integral": False,        "group_rows": max(total if fmt.group_rows == -1 else fmt.group_rows, 1), "first_row": first, "total_rows": total,
     }  # fmt: skip
     if fmt.super_size:
         fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
