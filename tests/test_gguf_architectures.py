@@ -147,7 +147,7 @@ def q8_0(x: np.ndarray) -> tuple[bytes, np.ndarray]:
     return raw.tobytes(), (codes * d.astype(np.float32)).reshape(x.shape)
 
 
-def write(path: Path, name: str, model: Any, packed: bool) -> Path:
+def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> Path:
     """The model as llama.cpp's converter writes it. With `packed`, matrices become Q8_0 (some F16, BF16), here and in `model`."""
     arch, _, _, keys = MODELS[name]
     gemma = arch.startswith("gemma")
@@ -197,6 +197,10 @@ def write(path: Path, name: str, model: Any, packed: bool) -> Path:
     if name == "llama-3":
         tensors.append(Tensor("rope_freqs.weight", (HEAD // 2,), F32, rotation_factors(config).tobytes()))
     path.write_bytes(GGUF(pairs=pairs, tensors=tensors).bytes())
+    for i in range(shards if shards > 1 else 0):
+        split = [("split.no", "uint16", i), ("split.count", "uint16", shards), ("split.tensors.count", "int32", len(tensors))]
+        part = GGUF(pairs=[*(pairs if i == 0 else []), *split], tensors=tensors[i::shards])
+        path.with_name(f"{path.stem}-{i + 1:05d}-of-{shards:05d}.gguf").write_bytes(part.bytes())
     return path
 
 
@@ -279,6 +283,24 @@ def test_case_50_tied_heads_share_one_weight(tmp_path):
     assert model_size(untied).weights == sum(p.numel() for p in dense_model("qwen3").parameters())
     assert model_size(tied).weights == model_size(dense).weights
     assert model_size(tied).nbytes < model_size(dense).nbytes - 2 * n
+
+
+def test_a_split_file_and_a_folder_are_the_model_too(tmp_path):
+    model = dense_model("qwen3")
+    path = write(tmp_path / "whole.gguf", "qwen3", model, packed=True)
+    want = logits(load_model(path)[0])
+    write(path, "qwen3", dense_model("qwen3"), packed=True, shards=3)
+    path.unlink()
+    assert torch.equal(logits(load_model(tmp_path / "whole-00002-of-00003.gguf")[0]), want)
+    assert torch.equal(logits(load_model(tmp_path)[0]), want)
+
+
+def test_other_checkpoints_are_refused_by_name(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedError, match="is a dense checkpoint; models are built from GGUF files"):
+        load_model(tmp_path)
 
 
 def test_cached_steps_equal_one_pass(tmp_path):

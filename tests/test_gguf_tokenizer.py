@@ -163,6 +163,21 @@ def test_chat_template_and_ends(tmp_path):
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
 
 
+def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
+    from transformers import AutoTokenizer
+
+    words, scores, types = sentencepiece_words()
+    pairs = [
+        ("model", "string", "llama"), ("tokens", "array[string]", words), ("scores", "array[float32]", scores),
+        ("token_type", "array[int32]", types), ("bos_token_id", "uint32", 1), ("eos_token_id", "uint32", 2),
+    ]  # fmt: skip
+    tokenizer = tokenizer_of(checkpoint(tmp_path, pairs))
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in CORPUS:
+        assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
 @pytest.mark.parametrize(
     ("pairs", "error", "message"),
     [

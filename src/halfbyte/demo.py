@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 from .errors import HalfbyteError, UnsupportedError
@@ -44,11 +45,13 @@ def model_path(cache: str | Path | None = None) -> Path:
 
 def main() -> int:
     """Find the model, print what is in it, then a text with its cost."""
+    from .cli.failures import warn
     from .cli.generate import sentence, summary
     from .cli.inspect import inspect
     from .generation import Generation
     from .transformers import import_model_code, load_model, model_size
 
+    warnings.showwarning = warn
     path = model_path()
     inspect(path)
     import_model_code(path)

@@ -48,13 +48,13 @@ def generate(
     generation = Generation(model, tokenizer, text, max_tokens=max_tokens, sampling=sampling)
     for piece in generation:
         if json:
-            print_json({"event": "piece", "token": piece.token, "text": piece.text})
+            print_json({"record": "piece", "token": piece.token, "text": piece.text})
         else:
             print(piece.text, end="")
         sys.stdout.flush()
     record = summary(generation, model_size(model), ready_s)
     if json:
-        print_json({"event": "summary", "path": str(path), "activations": activations, **record})
+        print_json({"record": "summary", "path": str(path), "activations": activations, **record})
     else:
         print(flush=True)
         print(printable(sentence(record)), file=sys.stderr)

@@ -14,7 +14,6 @@ gpt2   byte-level BPE: merges are in the file, `tokenizer.ggml.pre` names the ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -40,19 +39,8 @@ SPLITS: dict[str, str] = {
 """tokenizer.ggml.pre -> the expression that splits text before merging; "" is GPT-2's own."""
 
 
-class GGUFTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
-    """transformers' tokenizer over a backend that is already built (the base class would copy it, hundreds of megabytes)."""
-
-    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 - the base class's own declaration
-
-    def __init__(self, *args: Any, backend: Tokenizer | None = None, **kwargs: Any) -> None:
-        if backend is not None:
-            self._tokenizer = backend
-        super().__init__(*args, **kwargs)
-
-
-def tokenizer_of(checkpoint: GGUFCheckpoint) -> GGUFTokenizer:
-    """The tokenizer of a GGUF file, with its special tokens and chat template.
+def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
+    """transformers' tokenizer of a GGUF file, with its special tokens and chat template.
 
     Raises UnsupportedError, naming what is read, for another kind of vocabulary; CheckpointError for missing or mistyped keys.
     """
@@ -63,8 +51,9 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> GGUFTokenizer:
         index = metadata.typed(f"tokenizer.ggml.{key}_token_id", "integer")
         if index is not None:
             named[f"{word}_token"] = _token(backend, index, f"tokenizer.ggml.{key}_token_id")
-    return GGUFTokenizer(
-        backend=backend,
+    tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
+    tokenizer._tokenizer = backend  # given as an argument, it would be copied: hundreds of megabytes for a large vocabulary
+    tokenizer.__init__(
         add_bos_token=adds_bos(metadata),
         add_eos_token=metadata.typed("tokenizer.ggml.add_eos_token", "bool", False),
         chat_template=metadata.typed("tokenizer.chat_template", "string"),
@@ -72,6 +61,7 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> GGUFTokenizer:
         padding_side="left",
         **named,
     )
+    return tokenizer
 
 
 def adds_bos(metadata: Metadata) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
 from ..torch.modules import packed_modules
@@ -41,7 +42,7 @@ def load_model(
 ) -> tuple[Any, Any]:
     """(model, tokenizer) of a GGUF file, the model ready to run on the CPU.
 
-    path         a .gguf file, or any shard of a split one
+    path         a .gguf file, any shard of a split one, or a folder that holds one model
     activations  "exact" or "int8", for every packed matrix
     backend      None picks the best one that serves
     dtype        what activations and dense parameters are computed in
@@ -49,7 +50,7 @@ def load_model(
     Raises UnsupportedError for an architecture or variant that transformers cannot build from the file, CheckpointError for a
     file that is damaged or lacks a tensor.
     """
-    with GGUFCheckpoint(path) as checkpoint:
+    with _gguf(path) as checkpoint:
         config = config_of(checkpoint)
         tokenizer = tokenizer_of(checkpoint)
         checkpoint.file.release_header()  # the vocabulary's pages
@@ -62,8 +63,19 @@ def import_model_code(path: str | Path) -> None:
     """Imports what `load_model` will need for this file, so that its time can be told from the model's."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    with GGUFCheckpoint(path) as checkpoint:
+    with _gguf(path) as checkpoint:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(config_of(checkpoint))]
+
+
+def _gguf(path: str | Path) -> GGUFCheckpoint:
+    checkpoint = open_checkpoint(path)
+    if not isinstance(checkpoint, GGUFCheckpoint):
+        checkpoint.close()
+        raise UnsupportedError(
+            f"[load_model] {path} is a {checkpoint.format} checkpoint; models are built from GGUF files. "
+            "Its weights can be opened, converted and multiplied one by one"
+        )
+    return checkpoint
 
 
 def model_size(model: nn.Module) -> Size:
