@@ -46,15 +46,22 @@ class Family(ABC):
     """Codec words, each a `Format.name` of this family."""
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
     """Producer name -> format options and keyword arguments of `encode` that reproduce that producer's bytes."""
+    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Producer name -> the words it has, where these are not all of the family's."""
     exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
     """(producer, word) -> what differs from `policies` for that word."""
     format_options: ClassVar[tuple[str, ...]] = ()
     """Options `format` takes besides the group size; `quantize` hands the others to `encode`."""
 
+    def policies_of(self, word: str) -> tuple[str, ...]:
+        """Producers whose bytes `encode` reproduces for a word."""
+        return tuple(p for p in self.policies if word in self.policy_words.get(p, self.words))
+
     def policy(self, word: str, producer: str) -> dict[str, Any]:
         """Format and encode options of a producer's policy for a word; FormatError naming those there are."""
-        if producer not in self.policies:
-            raise FormatError(f"[quantize] policy {producer!r} for {word}; allowed: {', '.join(self.policies) or 'none'}")
+        known = self.policies_of(word)
+        if producer not in known:
+            raise FormatError(f"[quantize] policy {producer!r} for {word}; allowed: {', '.join(known) or 'none'}")
         return self.policies[producer] | self.exceptions.get((producer, word), {})
 
     def fit(self, fmt: Format, shape: Sequence[int]) -> Format:

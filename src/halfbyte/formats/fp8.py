@@ -37,6 +37,8 @@ class FP8(Family):
         "compressed-tensors": {"scale_dtype": "input", "compute": "input", "zero_scale": "eps", "zeros": "value"},
     }
 
+    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {"compressed-tensors": ("fp8_e4m3",)}
+
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
         group = check_group(word, -1 if group_size is None else group_size)

@@ -7,8 +7,8 @@
 
 Words: `int1` … `int8`, `uint1` … `uint8`, `bnb_int8`. Any group size, −1 for the whole row; 128 unless given (bnb_int8: −1 only).
 Format options: `scale_dtype` (float16; bnb_int8: float32), `rows` (rows that share a scale: tiles of rows × group_size, −1 for
-all), `inverse`. A signed producer code q of N bits is held as q + 2^(N−1); its signed zero point z, if any, as z + 2^(N−1) in
-`uintN`.
+all), `inverse` (`intN` only). A signed producer code q of N bits is held as q + 2^(N−1); its signed zero point z, if any, as
+z + 2^(N−1) in `uintN`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FormatError
 from ..spec import Format
 from .base import Family, check_group, finite
 from .encode_integer import encode_integers
@@ -44,6 +45,13 @@ class Integer(Family):
         "modelopt-int4": {"scale_dtype": "input", "scale": "max", "compute": "input", "inverse": True},
         "bitsandbytes": {"scale": "max", "compute": "float32", "order": "reciprocal"},
     }  # fmt: skip
+    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {
+        "compressed-tensors": tuple(f"{s}{b}" for s in ("int", "uint") for b in range(2, 9)),
+        "torchao": tuple(f"{s}{b}" for s in ("int", "uint") for b in range(1, 9)),
+        "modelopt": ("int4",),
+        "modelopt-int4": ("int4",),
+        "bitsandbytes": ("bnb_int8",),
+    }
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         element, bits = _WORDS[word]
@@ -52,6 +60,8 @@ class Integer(Family):
             check_group(word, -1 if group_size is None else group_size, (-1,))
             return Format("integer", word, bits, element, -1, "float32", divisor=127.0)
         only_options(word, options, self.format_options)
+        if options.get("inverse") and element != "int":
+            raise FormatError(f"[format] {word} with inverse; allowed for int1 to int8, which have no stored zero point")
         group = check_group(word, 128 if group_size is None else group_size)
         return Format(
             "integer",

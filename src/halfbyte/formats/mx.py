@@ -55,6 +55,7 @@ class MXPolicy:
     ties        `minifloat.TIES`, halfway between two elements
     zeros       `minifloat.ZEROS`, sign of codes whose magnitude is 0
     zero_byte   scale byte of an all-zero block
+    symmetric   MXINT saturates at ±(2^(bits−1) − 1), leaving its lowest code unused
     byte0       what elements of a block with scale byte 0 are divided by (the byte means 2^−127)
     compute     arithmetic of amax / M, its logarithm and the division by the scale, one of `policy.COMPUTE`
     """
@@ -64,6 +65,7 @@ class MXPolicy:
     ties: str = "even"
     zeros: str = "keep"
     zero_byte: int = 0
+    symmetric: bool = False
     byte0: float = 2.0**-127
     compute: str = "exact"
 
@@ -82,9 +84,9 @@ class MX(Family):
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "ocp": {"scale": "floor"},
         "gguf": {"scale": "floor", "ties": "zero", "zeros": "drop", "compute": "float32"},
-        "microxcaling": {"scale": "floor", "ties": "away", "zeros": "value"},
-        "microxcaling-even": {"scale": "floor", "zeros": "value"},
-        "microxcaling-floor": {"scale": "floor", "ties": "truncate", "zeros": "value"},
+        "microxcaling": {"scale": "floor", "ties": "away", "zeros": "value", "symmetric": True},
+        "microxcaling-even": {"scale": "floor", "zeros": "value", "symmetric": True},
+        "microxcaling-floor": {"scale": "floor", "ties": "truncate", "zeros": "value", "symmetric": True},
         "mlx": {"scale": "ceil", "ties": "zero", "zeros": "drop", "zero_byte": 127, "compute": "input"},
         "compressed-tensors": {"scale": "even", "even_bits": 1, "zeros": "value", "compute": "input"},
         "modelopt": {"scale": "ceil", "ties": "zero", "zeros": "negative", "compute": "float32"},
@@ -92,6 +94,13 @@ class MX(Family):
         "torchao-even": {"scale": "even", "byte0": 2.0**-126},
         "torchao-ceil": {"scale": "ceil_log2", "byte0": 2.0**-126},
         "torchao-rceil": {"scale": "ceil", "byte0": 1.0, "compute": "float32"},
+    }
+    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {
+        "mlx": ("mxfp4", "mxfp8_e4m3"),
+        "compressed-tensors": ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"),
+        "modelopt": ("mxfp4", "mxfp8_e4m3"),
+    } | {
+        p: tuple(w for w in _WORDS if w.startswith("mxfp")) for p in ("torchao", "torchao-even", "torchao-ceil", "torchao-rceil")
     }
     exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {
         ("compressed-tensors", "mxfp6_e2m3"): {"even_bits": 3, "zeros": "keep"},
@@ -162,12 +171,12 @@ def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[
 
 
 def round_elements(scaled: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.uint8]:
-    """Scaled values to codes: a minifloat by `round_to_element`, MXINT symmetrically to ±(2^(bits−1) − 1)."""
+    """Scaled values to codes: a minifloat by `round_to_element`, MXINT by `round_integers`, both saturating."""
     if fmt.element in MINIFLOATS:
         return sign_zeros(round_to_element(scaled, fmt.element, rule.ties), scaled, fmt.element, rule.zeros)
     steps = scaled.astype(np.float64) * (1 << (fmt.bits - 2))
     top = (1 << (fmt.bits - 1)) - 1
-    whole = np.clip(round_integers(steps, rule.ties), -top, top)
+    whole = np.clip(round_integers(steps, rule.ties), -top if rule.symmetric else -top - 1, top)
     codes: NDArray[np.uint8] = (whole.astype(np.int64) & ((1 << fmt.bits) - 1)).astype(np.uint8)
     return codes
 

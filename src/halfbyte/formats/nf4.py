@@ -47,6 +47,7 @@ class NF4(Family):
         },
         "modelopt": {"compute": "input", "nearest": "difference", "absmax": "unrounded"},
     }  # fmt: skip
+    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {"bitsandbytes": ("nf4", "bnb_fp4"), "modelopt": ("nf4_modelopt",)}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
