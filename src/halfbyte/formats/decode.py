@@ -40,11 +40,10 @@ _SCALE_BITS = {"e8m0": 1, "e4m3": 4, "ue4m3": 4, "float16": 11, "bfloat16": 8, "
 
 def element_values(fmt: Format, codes: NDArray[np.uint8], dtype: Any = np.float64) -> NDArray[Any]:
     """element(code) for unpacked codes. int and uint are computed, tables are looked up."""
-    if fmt.element == "uint":
-        return codes.astype(dtype)
-    if fmt.element == "int":
-        out = codes.astype(dtype)
-        out -= 1 << (fmt.bits - 1)
+    if fmt.element in ("uint", "int"):
+        out: NDArray[Any] = codes.astype(dtype)
+        if fmt.element == "int":
+            out -= 1 << (fmt.bits - 1)
         return out
     table: NDArray[Any] = element_table(fmt.element, fmt.bits).astype(dtype)
     return table[codes]
@@ -53,8 +52,7 @@ def element_values(fmt: Format, codes: NDArray[np.uint8], dtype: Any = np.float6
 def scale_values(kind: str, raw: NDArray[Any], dtype: Any = np.float64) -> NDArray[Any]:
     """Stored scales as numbers: a table for the 8-bit floats, a cast for the rest. Exact in either dtype."""
     if kind in ("e8m0", "e4m3", "ue4m3"):
-        table: NDArray[Any] = scale_table(kind).astype(dtype)
-        return table[raw]
+        raw = scale_table(kind)[raw]
     out: NDArray[Any] = raw.astype(dtype)
     return out
 

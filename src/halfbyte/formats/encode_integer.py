@@ -24,7 +24,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +31,7 @@ from ..bits import pack
 from ..errors import FormatError
 from ..spec import Format
 from .grouping import grouped, ungrouped
-from .policy import COMPUTE, computing, held_between, in_scale_dtype, one_of, policy_from, ratio, replace_zero
+from .policy import COMPUTE, computing, float_info, held_between, in_scale_dtype, one_of, policy_from, ratio, replace_zero
 from .ranges import edge_scale
 
 SCALE_RULES = ("max", "half", "edge", "no_clip")
@@ -76,7 +75,7 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
     scale = asymmetric_scale(values, 2 * half - 1, rule.zero) if fmt.zero == "int" else symmetric_scale(values, fmt, rule.scale)
     empty = (scale == 0) & (rule.zero_scale != "tiny")
     if rule.zero_scale == "tiny":
-        scale = np.maximum(scale, ml_dtypes.finfo(scale.dtype).smallest_normal)
+        scale = np.maximum(scale, float_info(scale.dtype).smallest_normal)
     else:
         scale = replace_zero(scale, rule.zero_scale)
     stored = in_scale_dtype(scale, fmt)
@@ -110,14 +109,17 @@ def symmetric_scale(values: NDArray[Any], fmt: Format, rule: str) -> NDArray[Any
     amax = np.maximum(np.abs(largest), np.abs(lowest))
     if half == 1 and rule in ("max", "no_clip"):
         raise FormatError(f"[quantize] {fmt.name} has no positive code, so scale={rule!r} has no steps; allowed: 'edge', 'half'")
+    out: NDArray[Any]
     if rule == "max":
-        return amax / of((half - 1) / fmt.divisor)
-    if rule == "half":
-        return amax / of((half - 0.5) / fmt.divisor)
-    if rule == "no_clip":
+        out = amax / of((half - 1) / fmt.divisor)
+    elif rule == "half":
+        out = amax / of((half - 0.5) / fmt.divisor)
+    elif rule == "edge":
+        out = np.where(largest > -lowest, largest, lowest) / of(-half / fmt.divisor)
+    else:
         below, above = np.maximum(-lowest, of(0)), np.maximum(largest, of(0))
-        return np.maximum(below / of(half / fmt.divisor), above / of((half - 1) / fmt.divisor))
-    return np.where(largest > -lowest, largest, lowest) / of(-half / fmt.divisor)
+        out = np.maximum(below / of(half / fmt.divisor), above / of((half - 1) / fmt.divisor))
+    return out
 
 
 def asymmetric_scale(values: NDArray[Any], steps: int, rule: str) -> NDArray[Any]:

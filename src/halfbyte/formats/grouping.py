@@ -7,7 +7,7 @@
 | `flat` | [ceil(size/g)] | g neighbours of the flattened tensor |
 | `strided` | [ceil(size/g)] | every (size/g)-th element of the flattened tensor |
 
-A short last group (row, tile or flat end) is filled with copies of its last element, which change neither a minimum nor a maximum.
+A short last group (row, tile or flat end) is filled with copies of its last element: minimum and maximum stay.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +31,7 @@ from ..spec import Format
 from .base import SCALE_DTYPES, Family, check_group, finite
 from .grouping import grouped, ungrouped
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
-from .policy import computing, in_scale_dtype, one_of, policy_from, ratio
+from .policy import computing, float_info, in_scale_dtype, one_of, policy_from, ratio
 from .ranges import edge_scale
 
 
@@ -84,7 +83,7 @@ Rounded = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 def _range(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
     low, high = values.min(axis=-1), values.max(axis=-1)
-    digits = 2.0 ** (ml_dtypes.finfo(SCALE_DTYPES[fmt.scale]).nmant + 1)
+    digits = 2.0 ** (float_info(SCALE_DTYPES[fmt.scale]).nmant + 1)
     scale = in_scale_dtype(np.maximum((high - low) / steps, np.maximum(np.abs(low), np.abs(high)) / digits), fmt)
     held = scale.astype(values.dtype)
     zero = in_scale_dtype(-ratio(low, held), fmt, "zero point")

@@ -25,7 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,7 +34,7 @@ from ..spec import Format
 from .base import Family, check_group, finite
 from .grouping import grouped, ungrouped
 from .options import only_options
-from .policy import COMPUTE, computing, one_of, policy_from
+from .policy import COMPUTE, computing, float_info, one_of, policy_from
 
 _WORDS = {
     "mxfp4": ("e2m1", 4), "mxfp6_e2m3": ("e2m3", 6), "mxfp6_e3m2": ("e3m2", 6), "mxfp8_e4m3": ("e4m3", 8),
@@ -150,12 +149,12 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
             exponent = exponent + (mantissa >= 1 - 2.0 ** -(bits + 2))
             if rule.compute == "input":
                 # Done on the bits of a number, the rounding takes a subnormal to the smallest normal number or to 0.
-                tiny = float(ml_dtypes.finfo(amax.dtype).smallest_normal)
+                tiny = float(float_info(amax.dtype).smallest_normal)
                 up = amax >= tiny * (1 - 2.0 ** -(bits + 1))
                 exponent = np.where((amax < tiny) & up, np.log2(tiny) - emax, exponent)
                 empty = (amax < tiny) & ~up
-    exponent = np.where(empty, rule.zero_byte - 127, exponent)
-    return np.clip(exponent, -127, 127).astype(np.int64)
+    held: NDArray[np.int64] = np.clip(np.where(empty, rule.zero_byte - 127, exponent), -127, 127).astype(np.int64)
+    return held
 
 
 def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -184,11 +183,11 @@ def round_elements(scaled: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray
 def round_integers(x: NDArray[np.float64], ties: str) -> NDArray[np.float64]:
     """Nearest integers with a rule of `minifloat.TIES`."""
     magnitude = np.abs(x)
-    whole = {
-        "even": np.rint,
-        "away": lambda m: np.floor(m + 0.5),
-        "zero": lambda m: np.ceil(m - 0.5),
-        "truncate": np.floor,
-    }[ties](magnitude)
+    if ties == "away":
+        whole = np.floor(magnitude + 0.5)
+    elif ties == "zero":
+        whole = np.ceil(magnitude - 0.5)
+    else:
+        whole = np.rint(magnitude) if ties == "even" else np.floor(magnitude)
     out: NDArray[np.float64] = np.copysign(whole, x)
     return out

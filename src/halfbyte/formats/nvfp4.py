@@ -30,7 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,7 +40,7 @@ from ..spec import Format
 from .base import Family, check_group, finite
 from .grouping import grouped, ungrouped
 from .options import only_options
-from .policy import COMPUTE, computing, one_of, policy_from
+from .policy import COMPUTE, computing, float_info, one_of, policy_from
 
 LEVELS: dict[str, tuple[str, float]] = {
     "multiply": ("multiply", 1.0), "divide": ("divide", 1.0), "amax": ("multiply", 2688.0), "none": ("", 1.0),
@@ -140,7 +139,7 @@ def tensor_scale(amax: NDArray[Any], fmt: Format) -> NDArray[np.float32]:
         return np.ones(amax.shape, np.float32)
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         if fmt.global_op == "divide":
-            tiny = ml_dtypes.finfo(amax.dtype).tiny
+            tiny = float_info(amax.dtype).tiny
             # Two roundings, as PyTorch divides a number by a tensor.
             inverse = (amax.dtype.type(1) / np.maximum(amax, tiny) * amax.dtype.type(2688)).astype(np.float32)
             return np.where(np.isfinite(inverse), inverse, one)

@@ -20,6 +20,11 @@ COMPUTE = ("exact", "float32", "input")
 """Arithmetic of an encoder: exact (float64), float32, or the dtype of the weight, rounding after every operation."""
 
 
+def float_info(dtype: Any) -> Any:
+    """Limits of a float dtype, bfloat16 included."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
 def policy_from(cls: type[P], fmt: Format, options: Mapping[str, Any]) -> P:
     """`cls(**options)`; FormatError naming the options there are when one is unknown."""
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
@@ -58,16 +63,18 @@ def in_scale_dtype(values: NDArray[Any], fmt: Format, what: str = "scale") -> ND
 def ratio(x: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
     """x / scale in their common dtype, 0 where the scale is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-        return np.where(scale == 0, np.zeros((), x.dtype), x / scale)
+        out: NDArray[Any] = np.where(scale == 0, np.zeros((), x.dtype), x / scale)
+    return out
 
 
 def replace_zero(scales: NDArray[Any], by: float | str) -> NDArray[Any]:
     """Scales with their zeros replaced by a number, or by the machine epsilon of their dtype for "eps"."""
-    value = ml_dtypes.finfo(scales.dtype).eps if by == "eps" else by
+    value = float_info(scales.dtype).eps if by == "eps" else by
     return np.where(scales == 0, np.asarray(value).astype(scales.dtype), scales)
 
 
 def held_between(x: NDArray[Any], low: float, high: float) -> NDArray[Any]:
     """x clipped, in its own dtype (np.clip turns bfloat16 into float32)."""
     of = x.dtype.type
-    return np.minimum(np.maximum(x, of(low)), of(high))
+    out: NDArray[Any] = np.minimum(np.maximum(x, of(low)), of(high))
+    return out
