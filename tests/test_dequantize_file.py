@@ -17,7 +17,7 @@ from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
 from halfbyte.dequantizing import dense_config, dense_dtype, dequantize_checkpoint, parse_size, shards
 from halfbyte.errors import CheckpointError, FormatError
-from halfbyte.verify import verify
+from halfbyte.verification import verify
 from memory_checkpoint import MemoryCheckpoint, packed
 
 CHECKPOINTS = [

@@ -17,7 +17,7 @@ from halfbyte.bits import pack, unpack
 from halfbyte.errors import FormatError
 from halfbyte.namemap import read_rules
 from halfbyte.rowview import RowView, Source
-from halfbyte.verify import STATUSES, Report, verify
+from halfbyte.verification import STATUSES, Report, verify
 from memory_checkpoint import MemoryCheckpoint, packed
 
 KEY = "model.layers.0.mlp.down_proj"

@@ -1,10 +1,40 @@
-"""halfbyte: low-bit quantized weights, decoded exactly."""
+"""halfbyte: low-bit quantized weights, decoded exactly, moved without loss, multiplied packed.
+
+    import halfbyte as hb
+
+    ckpt = hb.open("model-dir, model.safetensors or model.gguf")
+    w = ckpt["model.layers.0.mlp.down_proj"]      # a QTensor (packed) or a dense array
+    w.dequantize("float32")                       # the exact value, rounded once
+    y = hb.linear(x, w)                           # never a dense copy of w
+
+Importing it loads NumPy and little else; torch and transformers are imported by what needs them, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from .checkpoints import Checkpoint, load, open, save
 from .errors import HalfbyteError
 from .formats import format_named
+from .formats.encode import quantize
+from .ops import dequantize, embedding, experts, linear, prepare
 from .qtensor import QTensor
 from .spec import Format
 
 __version__ = "0.1.0"
-__all__ = ["Checkpoint", "Format", "HalfbyteError", "QTensor", "format_named", "load", "open", "save"]
+
+_LATE = {"verify": "verification"}
+"""Names whose modules are imported on first use."""
+
+__all__ = [
+    "Checkpoint", "Format", "HalfbyteError", "QTensor", "dequantize", "embedding", "experts", "format_named", "linear", "load",
+    "open", "prepare", "quantize", "save", "verify",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ from ..errors import FormatError
 from .terminal import Column, human_count, print_json, print_table, printable, progress, shape_text
 
 if TYPE_CHECKING:
-    from ..verify import Comparison, Report
+    from ..verification import Comparison, Report
 
 _COLUMNS = (
     Column("tensor"), Column("status"), Column("A"), Column("B"), Column("compared as"), Column("differing", True),
@@ -41,7 +41,7 @@ def verify(
     """
     from ..checkpoints import open as open_checkpoint
     from ..namemap import read_rules
-    from ..verify import verify as compare
+    from ..verification import verify as compare
 
     if not 0 <= rtol < float("inf"):
         raise FormatError(f"[verify] --rtol {rtol}; allowed: 0 or a positive number")
