@@ -9,6 +9,7 @@ transformers cannot express is refused, never read nearly right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +17,11 @@ from typing import Any
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..errors import CheckpointError, UnsupportedError
 
-_FIELDS: dict[str, tuple[str, str]] = {
-    "context_length": ("integer", "max_position_embeddings"),
-    "embedding_length": ("integer", "hidden_size"),
-    "block_count": ("integer", "num_hidden_layers"),
-    "feed_forward_length": ("integer", "intermediate_size"),
-    "attention.head_count": ("integer", "num_attention_heads"),
-    "attention.layer_norm_rms_epsilon": ("float", "rms_norm_eps"),
-}
-"""Key after `ARCH.` -> (type, configuration field): what every family here needs."""
+_SIZES = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+}  # fmt: skip
+"""Key after `ARCH.` -> configuration field: the counts every family here needs."""
 
 
 class Keys:
@@ -41,8 +38,25 @@ class Keys:
     def need(self, key: str, kind: str) -> Any:
         value = self.get(key, kind)
         if value is None:
-            raise CheckpointError(f"[load_model] {self.checkpoint.path}: key '{self.arch}.{key}' is missing; the model needs it")
+            raise self.error(f"key '{self.arch}.{key}' is missing; the model needs it")
         return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A count of 1 or more."""
+        value: int = self.need(key, "integer") if default is None else self.get(key, "integer", default)
+        if value < 1:
+            raise self.error(f"key '{self.arch}.{key}' is {value}; 1 or more is allowed")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value: float = self.need(key, "float") if default is None else self.get(key, "float", default)
+        if not 0 < value < math.inf:
+            raise self.error(f"key '{self.arch}.{key}' is {value}; a finite number above 0 is allowed")
+        return value
+
+    def error(self, message: str) -> CheckpointError:
+        return CheckpointError(f"[load_model] {self.checkpoint.path}: {message}")
 
     def refuse(self, why: str) -> UnsupportedError:
         return UnsupportedError(f"[load_model] {self.checkpoint.path}: a {self.arch} model {why}")
@@ -69,19 +83,18 @@ class Architecture:
 def config_of(checkpoint: GGUFCheckpoint) -> Any:
     """The transformers configuration of a GGUF file.
 
-    Raises UnsupportedError, listing what is read, for another architecture or variant; CheckpointError for missing or mistyped
-    keys.
+    Raises UnsupportedError, listing what is read, for another architecture or variant; CheckpointError for keys that are missing,
+    mistyped or do not fit the tensors.
     """
     from transformers import AutoConfig
 
     keys = Keys(checkpoint)
     architecture = architecture_of(checkpoint)
-    config = {field: keys.need(key, kind) for key, (kind, field) in _FIELDS.items()}
+    config: dict[str, Any] = {field: keys.size(key) for key, field in _SIZES.items()}
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    if min(config[f] for f in ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")) < 1:
-        raise CheckpointError(f"[load_model] {checkpoint.path}: a size is 0: {config}")
-    config["num_key_value_heads"] = keys.get("attention.head_count_kv", "integer", heads)
-    config["head_dim"] = keys.get("attention.key_length", "integer", hidden // heads)
+    config["rms_norm_eps"] = keys.positive("attention.layer_norm_rms_epsilon")
+    config["num_key_value_heads"] = keys.size("attention.head_count_kv", heads)
+    config["head_dim"] = keys.size("attention.key_length", hidden // heads)
     if keys.get("attention.value_length", "integer", config["head_dim"]) != config["head_dim"]:
         raise keys.refuse("whose keys and values differ in length")
     if keys.get("rope.dimension_count", "integer", config["head_dim"]) != config["head_dim"]:
@@ -89,13 +102,37 @@ def config_of(checkpoint: GGUFCheckpoint) -> Any:
     if keys.get("expert_count", "integer", 0):
         raise keys.refuse("with experts")
     config["rope_parameters"] = _rope(keys)
-    config["vocab_size"] = checkpoint.info(embedding_key(checkpoint)).shape[0]
+    config["vocab_size"] = _check_sizes(keys, config)
     config["tie_word_embeddings"] = not any(k in checkpoint for k in ("output", "output.weight"))
     for name in ("bos", "eos", "unknown", "padding"):
         field = {"unknown": "unk", "padding": "pad"}.get(name, name)
-        config[f"{field}_token_id"] = keys.metadata.typed(f"tokenizer.ggml.{name}_token_id", "integer")
+        index = config[f"{field}_token_id"] = keys.metadata.typed(f"tokenizer.ggml.{name}_token_id", "integer")
+        if index is not None and not 0 <= index < config["vocab_size"]:
+            raise keys.error(f"tokenizer.ggml.{name}_token_id is {index}; the embedding has {config['vocab_size']} rows")
     config |= architecture.extra(keys, config)
     return AutoConfig.for_model(architecture.model_type, **config)
+
+
+def _check_sizes(keys: Keys, config: dict[str, Any]) -> int:
+    """Compares the sizes that decide what is allocated with the tensors. Returns the vocabulary's size, the embedding's rows."""
+    checkpoint = keys.checkpoint
+    embedding = checkpoint.info(embedding_key(checkpoint)).shape
+    if len(embedding) != 2 or embedding[1] != config["hidden_size"]:
+        raise keys.error(f"'token_embd.weight' is {list(embedding)}; '{keys.arch}.embedding_length' is {config['hidden_size']}")
+    layers = {name.split(".")[1] for name in checkpoint.file.headers if name.startswith("blk.")}
+    if config["num_hidden_layers"] > len(layers):
+        raise keys.error(f"'{keys.arch}.block_count' is {config['num_hidden_layers']}; there are tensors of {len(layers)} layers")
+    heads, kv, head = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    if heads % kv or head % 2 or config["hidden_size"] % heads:
+        raise keys.error(f"{heads} heads of {head}, {kv} for keys, in {config['hidden_size']} inputs: these do not divide")
+    for name, rows in (("blk.0.attn_q", heads * head), ("blk.0.attn_k", kv * head)):
+        for key in (name, f"{name}.weight"):
+            if key in checkpoint and checkpoint.info(key).shape[0] != rows:
+                raise keys.error(f"{name}.weight has {checkpoint.info(key).shape[0]} rows; the heads of {head} make {rows}")
+    tokens = checkpoint.metadata.length("tokenizer.ggml.tokens") if "tokenizer.ggml.tokens" in checkpoint.metadata else 0
+    if tokens > embedding[0]:
+        raise keys.error(f"the vocabulary has {tokens} tokens; the embedding has {embedding[0]} rows")
+    return int(embedding[0])
 
 
 def architecture_of(checkpoint: GGUFCheckpoint) -> Architecture:
@@ -119,15 +156,15 @@ def embedding_key(checkpoint: GGUFCheckpoint) -> str:
 
 def _rope(keys: Keys) -> dict[str, Any]:
     """Rotation parameters: base frequency and context extension."""
-    out: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", "float", 10000.0)}
+    out: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base", 10000.0)}
     kind = keys.get("rope.scaling.type", "string", "none")
     factor = keys.get("rope.scaling.factor", "float", 1.0)
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return out
     if kind == "linear":
-        return out | {"rope_type": "linear", "factor": factor}
+        return out | {"rope_type": "linear", "factor": keys.positive("rope.scaling.factor")}
     if kind == "yarn":
-        original = keys.need("rope.scaling.original_context_length", "integer")
+        original, factor = keys.size("rope.scaling.original_context_length"), keys.positive("rope.scaling.factor")
         return out | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise keys.refuse(f"with rope scaling {kind!r}; none, linear and yarn are read")
 
@@ -146,20 +183,20 @@ def _gemma_query(keys: Keys, config: dict[str, Any], largest: int) -> int:
 def _gemma2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": _gemma_query(keys, config, 46),
-        "sliding_window": keys.get("attention.sliding_window", "integer", 4096),
-        "attn_logit_softcapping": keys.get("attn_logit_softcapping", "float", 50.0),
-        "final_logit_softcapping": keys.get("final_logit_softcapping", "float", 30.0),
+        "sliding_window": keys.size("attention.sliding_window", 4096),
+        "attn_logit_softcapping": keys.positive("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.positive("final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Five local layers, then a global one. Local layers rotate with base 10000 and are never stretched."""
-    pattern = keys.get("attention.sliding_window_pattern", "integer", 6)
+    pattern = keys.size("attention.sliding_window_pattern", 6)
     layers = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(config["num_hidden_layers"])]
-    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", "float", 10000.0)}
+    local = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base_swa", 10000.0)}
     return {
         "query_pre_attn_scalar": _gemma_query(keys, config, 62),
-        "sliding_window": keys.need("attention.sliding_window", "integer"),
+        "sliding_window": keys.size("attention.sliding_window"),
         "layer_types": layers,
         "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
         "final_logit_softcapping": keys.get("final_logit_softcapping", "float"),
