@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from gguf_models import HEAD, HEADS, HIDDEN, MODELS, VOCABULARY, dense_model, write
-from halfbyte.errors import UnsupportedError
+from halfbyte.errors import FormatError, UnsupportedError
 from halfbyte.torch import QEmbedding, QLinear, packed_modules
 from halfbyte.transformers import load_model, model_size
 
@@ -51,6 +52,27 @@ def test_packed_weights_give_the_logits_of_the_decoded_ones(tmp_path, name):
     assert error.pow(2).mean().sqrt() <= bound * size
     assert error.abs().max() <= 8 * bound * size
     assert torch.equal(have.argmax(-1), want.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_half_precision_is_transformers_half_precision(tmp_path, name, dtype):
+    model = dense_model(name)
+    half = AutoModelForCausalLM.from_config(model.config, dtype=getattr(torch, dtype)).eval()
+    path = write(tmp_path / "m.gguf", name, model, packed=False)
+    half.load_state_dict(model.state_dict())
+    assert torch.equal(logits(load_model(path, dtype=dtype)[0]), logits(half))
+    packed, _ = load_model(write(path, name, model, packed=True), dtype=dtype)
+    half.load_state_dict(model.state_dict())
+    assert packed.dtype == logits(packed).dtype == getattr(torch, dtype)
+    spread = 2**-8 if dtype == "bfloat16" else 2**-11
+    error, size = (logits(packed) - logits(half)).double(), logits(half).double().pow(2).mean().sqrt()
+    assert error.pow(2).mean().sqrt() <= 4 * spread * math.sqrt(model.config.num_hidden_layers) * size
+
+
+def test_other_dtypes_are_refused(tmp_path):
+    with pytest.raises(FormatError, match="dtype='float64'; allowed: float32, float16, bfloat16"):
+        load_model(tmp_path / "any.gguf", dtype="float64")
 
 
 def test_the_check_sees_one_wrong_norm(tmp_path):

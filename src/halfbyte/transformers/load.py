@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..backends import X_DTYPES
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
-from ..errors import UnsupportedError
+from ..errors import FormatError, UnsupportedError
 from ..torch.modules import packed_modules
 from .gguf_config import architecture_of, config_of
 from .gguf_fill import fill
@@ -45,11 +46,13 @@ def load_model(
     path         a .gguf file, any shard of a split one, or a folder that holds one model
     activations  "exact" or "int8", for every packed matrix
     backend      None picks the best one that serves
-    dtype        what activations and dense parameters are computed in
+    dtype        what activations and dense parameters are in: float32, bfloat16 or float16
 
     Raises UnsupportedError for an architecture or variant that transformers cannot build from the file, CheckpointError for a
     file that is damaged or lacks a tensor.
     """
+    if dtype not in X_DTYPES:
+        raise FormatError(f"[load_model] dtype={dtype!r}; allowed: {', '.join(X_DTYPES)}")
     with _gguf(path) as checkpoint:
         config = config_of(checkpoint)
         tokenizer = tokenizer_of(checkpoint)
