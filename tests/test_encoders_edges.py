@@ -421,3 +421,25 @@ def test_parts_fit_their_geometry_and_have_zero_padding(word):
     q.validate()
     geometry = family_of(q.format).geometry(q.format, q.shape)
     assert {n: (a.shape, a.dtype) for n, a in q.parts.items()} == {n: (s.shape, s.dtype) for n, s in geometry.items()}
+
+
+@pytest.mark.parametrize("word", OWN)
+@pytest.mark.parametrize("rows", [None, 3])
+def test_blocks_of_rows_do_not_show(word, rows, monkeypatch):
+    """A large weight is taken some rows at a time; small blocks here give the same bytes as one."""
+    options = {} if rows is None else {"rows": rows}
+    if rows is not None and "rows" not in family_of(format_named(word)).format_options:
+        return
+    x = gaussian((40, 256), seed=8)
+    whole = quantize(x, word, **({} if word == "bnb_int8" else options))
+    monkeypatch.setattr("halfbyte.formats.encode.BLOCK_ELEMENTS", 2000)
+    monkeypatch.setattr("halfbyte.formats.grouping.BLOCK_ELEMENTS", 2000)
+    assert quantize(x, word, **({} if word == "bnb_int8" else options)) == whole
+
+
+def test_a_refusal_in_a_later_block_of_rows_says_where_it_counts_from(monkeypatch):
+    monkeypatch.setattr("halfbyte.formats.encode.BLOCK_ELEMENTS", 512)
+    x = gaussian((8, 256))
+    x[5] *= 1e9
+    with pytest.raises(FormatError, match=r"the scale of group \(1, 0\) is .* \(rows counted from 4\)"):
+        quantize(x, "int4")

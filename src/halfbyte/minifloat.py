@@ -221,9 +221,10 @@ def round_to_element(x: NDArray[np.floating], element: str, ties: str = "even") 
     if ties == "truncate":
         code = np.searchsorted(values, mag, side="right") - 1
     else:
-        below = np.searchsorted(mid, mag, side="left")  # a tie lands on the lower code
-        above = np.searchsorted(mid, mag, side="right")  # a tie lands on the upper code
-        code = {"zero": below, "away": above, "even": np.where(below & 1, above, below)}[ties]
+        code = np.searchsorted(mid, mag)  # a tie lands on the lower code
+        if ties != "zero":
+            up = np.append(mid, np.nan)[code] == mag
+            code = code + (up if ties == "away" else up & (code & 1 == 1))
     negative = np.signbit(x)
     if MINIFLOATS[element].specials == "fnuz":
         negative = negative & (code > 0)

@@ -12,6 +12,7 @@ from ..qtensor import QTensor
 from ..spec import FLOAT_SCALES, Format
 from . import family_of, format_named
 from .base import Family, PartSpec, finite
+from .grouping import BLOCK_ELEMENTS
 
 ORIGINS = ("gguf", "mlx", "compressed-tensors", "modelopt", "bitsandbytes", "hqq", "torchao")
 """Producers whose decoders `arithmetic="producer"` reproduces: a policy of theirs marks its tensors as theirs."""
@@ -47,10 +48,30 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     if x.size == 0:
         parts = {name: _empty(name, spec) for name, spec in family.geometry(fmt, x.shape).items()}
     else:
-        parts = family.encode(x, fmt, **given)
+        parts = _encode(family, x, fmt, given)
     producer = (policy or "").partition("-")[0] if policy not in ORIGINS else policy
     origin = producer if producer in ORIGINS else ""
     return QTensor(fmt, x.shape, parts, origin=origin or "", details={"dtype": x.dtype.name} if origin else None)
+
+
+def _encode(family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """Parts of `x`, some rows at a time where rows, or rows of tiles, do not depend on others: temporaries stay near 50 MB."""
+    if fmt.grouping in ("flat", "strided") or fmt.scale == "nested":
+        return family.encode(x, fmt, **options)
+    if x.ndim > 2:
+        experts = [_encode(family, e, fmt, options) for e in x]
+        return {name: np.stack([e[name] for e in experts]) for name in experts[0]}
+    tile = fmt.group_rows if fmt.grouping == "block" else 1
+    step = max(1, BLOCK_ELEMENTS // (max(tile, 1) * x.shape[1])) * tile
+    if fmt.global_op or tile == -1 or step >= len(x):
+        return family.encode(x, fmt, **options)
+    pieces = []
+    for start in range(0, len(x), step):
+        try:
+            pieces.append(family.encode(x[start : start + step], fmt, **options))
+        except FormatError as error:
+            raise FormatError(f"{error} (rows counted from {start})") from error
+    return {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
 
 
 def _resolve(codec: str | Format, family: Family, options: dict[str, Any]) -> Format:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..bits import pack
 from ..minifloat import element_table
 from ..spec import Format
-from .grouping import grouped, ungrouped
+from .grouping import grouped, row_blocks, ungrouped
 from .nested import GRIDS, nest, nest_modelopt, nested_values
 from .policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio
 
@@ -51,8 +51,8 @@ class TablePolicy:
 def encode_table(x: NDArray[np.floating], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
     """Codes and absolute maxima, plain or nested, of a table format."""
     rule = policy_from(TablePolicy, fmt, options)
-    values = computing(grouped(x, fmt), rule.compute)
-    absmax = np.abs(values).max(axis=-1)
+    groups = grouped(x, fmt)
+    absmax = computing(np.abs(groups).max(axis=-1), rule.compute)
     short = rule.order == "reciprocal" and fmt.grouping == "flat" and x.size % fmt.group_size != 0
     if short:
         absmax[-1] = np.maximum(absmax[-1], absmax.dtype.type(1e-38))
@@ -62,18 +62,24 @@ def encode_table(x: NDArray[np.floating], fmt: Format, options: dict[str, Any]) 
     else:
         parts = nest_modelopt(absmax) if fmt.inverse else nest(absmax, rule.nested_codes)
         held = nested_values(parts, inverse=fmt.inverse)
-    divisor = (held if rule.absmax == "stored" else absmax).astype(values.dtype)[..., None]
-    scaled = ratio(values, divisor)
-    if rule.order == "reciprocal":
-        one = values.dtype.type(1)
-        body = slice(None, -1) if short else slice(None)
-        scaled[body] = np.clip(values[body] * (one / np.maximum(divisor[body], values.dtype.type(1e-38))), -1, 1)
-    table = element_table(fmt.element, fmt.bits)
-    if rule.nearest == "difference":
-        codes = nearest_difference(scaled, table)
-    else:
-        codes = nearest_midpoint(scaled, table, split_equal=rule.nearest == "sorted")
+    divisor = (held if rule.absmax == "stored" else absmax).astype(absmax.dtype)
+    codes = np.empty(groups.shape, np.uint8)
+    for rows in row_blocks(len(groups), groups[0].size):
+        values, by = computing(groups[rows], rule.compute), divisor[rows, ..., None]
+        scaled = ratio(values, by)
+        if rule.order == "reciprocal":
+            one, floor = values.dtype.type(1), values.dtype.type(1e-38)
+            multiplied = np.clip(values * (one / np.maximum(by, floor)), -one, one)
+            scaled = np.concatenate([multiplied[:-1], scaled[-1:]]) if short and rows.stop >= len(groups) else multiplied
+        codes[rows] = _nearest(scaled, element_table(fmt.element, fmt.bits), rule.nearest)
     return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits)} | parts
+
+
+def _nearest(scaled: NDArray[Any], table: NDArray[np.float64], rule: str) -> NDArray[np.uint8]:
+    """Codes by a rule of `NEAREST`."""
+    if rule == "difference":
+        return nearest_difference(scaled, table)
+    return nearest_midpoint(scaled, table, split_equal=rule == "sorted")
 
 
 def nearest_midpoint(scaled: NDArray[Any], table: NDArray[np.float64], split_equal: bool = False) -> NDArray[np.uint8]:

@@ -13,12 +13,16 @@ A short last group (row, tile or flat end) is filled with copies of its last ele
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import Format
+
+BLOCK_ELEMENTS = 1 << 20
+"""Elements encoded at a time where rows do not depend on others."""
 
 
 def group_length(fmt: Format, k: int) -> int:
@@ -30,6 +34,12 @@ def _fill(x: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
     """`x` lengthened to `size` along an axis by copies of its last slice."""
     missing = size - x.shape[axis]
     return x if missing == 0 else np.concatenate([x, np.repeat(np.take(x, [-1], axis), missing, axis)], axis)
+
+
+def row_blocks(n: int, k: int) -> Iterator[slice]:
+    """Slices of n rows of k elements, `BLOCK_ELEMENTS` or one row each."""
+    step = max(1, BLOCK_ELEMENTS // max(1, k))
+    return (slice(i, i + step) for i in range(0, n, step))
 
 
 def grouped(x: NDArray[Any], fmt: Format) -> NDArray[Any]:

@@ -38,7 +38,7 @@ from ..errors import FormatError
 from ..minifloat import TIES, ZEROS, element_table, round_to_element, sign_zeros
 from ..spec import Format
 from .base import Family, check_group, finite
-from .grouping import grouped, ungrouped
+from .grouping import grouped, row_blocks, ungrouped
 from .options import only_options
 from .policy import COMPUTE, computing, float_info, one_of, policy_from
 
@@ -113,13 +113,17 @@ class NVFP4(Family):
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(NVFP4Policy, fmt, policy)
         blocks = grouped(finite(x, fmt.name), fmt)
-        amax = np.abs(computing(blocks, rule.compute)).max(axis=-1)
+        amax = computing(np.abs(blocks).max(axis=-1), rule.compute)
         stored = tensor_scale(amax.max(axis=(-2, -1)), fmt)
+        g = stored.astype(_arithmetic(rule))[..., None, None]
+        codes, scales = np.empty(blocks.shape, np.uint8), np.empty(amax.shape, np.uint8)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-            scales, scaled = _scale(blocks, amax, stored.astype(_arithmetic(rule))[..., None, None], fmt, rule)
-        codes = sign_zeros(round_to_element(scaled, "e2m1", rule.ties), blocks, "e2m1", rule.zeros)
-        # A zero scale, which only a policy without a floor writes, takes every element to 0, not to 0 / 0 or an infinity.
-        codes = np.where(scales[..., None] == 0, np.uint8(0), codes)
+            for rows in row_blocks(*x.shape[-2:]):
+                part = blocks[..., rows, :, :]
+                scales[..., rows, :], scaled = _scale(part, amax[..., rows, :], g, fmt, rule)
+                nearest = sign_zeros(round_to_element(scaled, "e2m1", rule.ties), part, "e2m1", rule.zeros)
+                # A zero scale, which only a policy without a floor writes, takes every element to 0, not to 0 / 0 or infinity.
+                codes[..., rows, :, :] = np.where(scales[..., rows, :, None] == 0, np.uint8(0), nearest)
         parts = {"codes": pack(ungrouped(codes, fmt, x.shape), 4), "scales": scales}
         return parts | ({"global_scale": stored} if fmt.global_op else {})
 

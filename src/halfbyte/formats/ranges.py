@@ -20,8 +20,8 @@ def edge_scale(
     floor       smallest magnitude of the scale before it is tied to the edge
 
     edge is the end farther from zero, count the nearest whole number of steps from 0 to it, and scale = edge / count; the scale
-    of a positive edge is negative, so that codes count from the edge. MLX's affine rule. A constant group has scale and count 0; a
-    group whose edge is less than half a step from 0 keeps its plain scale and has edge 0.
+    of a positive edge is negative, so that codes count from the edge. MLX's affine rule. A constant group has scale and count 0;
+    a group whose edge is less than half a step from 0 keeps its plain scale and has edge 0.
     """
     of = low.dtype.type
     scale = np.maximum((high - low) / of(steps), of(floor))
