@@ -91,6 +91,7 @@ def test_case_38_cut_in_the_data_names_the_tensor(tmp_path, name):
 def test_empty_missing_and_other_files(tmp_path):
     assert "the file is empty" in refused(write(tmp_path, b""))
     assert r"starts with b'GGML'; a GGUF file starts with b'GGUF'" in refused(write(tmp_path, GGUF(magic=b"GGML")))
+    assert "swapped the bytes of the magic" in refused(write(tmp_path, GGUF(magic=b"FUGG")), UnsupportedError)
     with pytest.raises(CheckpointError, match=r"absent\.gguf: cannot be read: No such file"):
         GGUFCheckpoint(tmp_path / "absent.gguf")
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):

@@ -54,15 +54,16 @@ def choose(logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.ran
         )
     if sampling.temperature == 0:
         return int(np.argmax(logits))
-    order = np.argsort(-logits, kind="stable")
-    if sampling.top_k:
-        order = order[: sampling.top_k]
-    scaled = logits[order].astype(np.float64) / sampling.temperature
-    weights = np.exp(scaled - scaled[0])
-    running = np.cumsum(weights)
-    kept = int(np.searchsorted(running, sampling.top_p * running[-1])) + 1
-    running = running[: min(kept, len(running))]
-    return int(order[np.searchsorted(running, random.random() * running[-1], side="right")])
+    kept = np.arange(len(logits))
+    if 0 < sampling.top_k < len(logits):
+        kept = np.argpartition(-logits, sampling.top_k - 1)[: sampling.top_k]
+    if sampling.top_p < 1:
+        kept = kept[np.argsort(-logits[kept], kind="stable")]
+    scaled = logits[kept].astype(np.float64) / sampling.temperature
+    running = np.cumsum(np.exp(scaled - scaled.max()))
+    if sampling.top_p < 1:
+        running = running[: int(np.searchsorted(running, sampling.top_p * running[-1])) + 1]
+    return int(kept[np.searchsorted(running, random.random() * running[-1], side="right")])
 
 
 @dataclass(frozen=True)

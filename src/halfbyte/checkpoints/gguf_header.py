@@ -88,6 +88,10 @@ def read_header(data: Any, path: str) -> Header:
     version or tensor type that is known and not read.
     """
     cursor = Cursor(data, path)
+    if bytes(data[:4]) == MAGIC[::-1]:
+        raise UnsupportedError(
+            f"[gguf] {path}: starts with {MAGIC[::-1]!r}: a writer has swapped the bytes of the magic itself; make it again"
+        )
     if bytes(data[:4]) != MAGIC:
         raise cursor.error(f"starts with {bytes(data[:4])!r}; a GGUF file starts with {MAGIC!r}")
     cursor.step(4, "the magic")
