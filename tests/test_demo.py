@@ -1,0 +1,45 @@
+"""Where the demo's model comes from."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from halfbyte import demo
+from halfbyte.errors import UnsupportedError
+
+
+def test_the_model_is_assembled_once_and_whole(tmp_path, monkeypatch):
+    calls = []
+
+    def assemble(path, overwrite):
+        calls.append(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"model")
+
+    monkeypatch.setitem(sys.modules, demo.PACKAGE, SimpleNamespace(MODEL_NAME="m.gguf", assemble=assemble))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert demo.model_path() == demo.model_path() == tmp_path / "halfbyte" / "m.gguf"
+    assert demo.model_path().read_bytes() == b"model"
+    assert len(calls) == 1
+    assert calls[0] != demo.model_path(), "written under another name until it is whole"
+
+
+def test_a_failed_assembly_leaves_nothing(tmp_path, monkeypatch):
+    def assemble(path, overwrite):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+        raise ValueError("Assembled file sha256 did not match expected value")
+
+    monkeypatch.setitem(sys.modules, demo.PACKAGE, SimpleNamespace(MODEL_NAME="m.gguf", assemble=assemble))
+    with pytest.raises(ValueError, match="sha256"):
+        demo.model_path(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(demo, "PACKAGE", "no_such_model")
+    with pytest.raises(UnsupportedError, match=r"the package no-such-model is not installed; pip install no-such-model \(240 MB\)"):
+        demo.model_path()
