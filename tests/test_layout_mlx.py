@@ -134,6 +134,13 @@ def test_case_30_mixed_scale_and_bias_dtypes_are_widened_and_written_back(scales
     assert np.isfinite(total).all()
 
 
+@pytest.mark.parametrize(("scales", "biases"), [("float16", "float32"), ("bfloat16", "float16"), ("float32", "bfloat16")])
+def test_mixed_dtypes_come_back_whatever_their_bits(scales: str, biases: str) -> None:
+    for seed in range(20):
+        tensors = affine(np.random.default_rng(seed), 4, 32, 8, 128, dtype=FLOATS[scales], biases=FLOATS[biases])
+        check_round_trip(MLX, tensors, {"bits": 4, "group_size": 32})
+
+
 def test_float32_biases_under_nan_bits_stay_nan() -> None:
     tensors = affine(np.random.default_rng(2), 4, 32, 4, 64, dtype=np.float32)
     tensors["biases"][0, 0] = np.nan
@@ -163,7 +170,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         MLX.unpack(good, {"bits": 7, "group_size": 64}, "m")
     with pytest.raises(LayoutError, match=r"m\.weight is int32; allowed: uint32"):
         MLX.unpack({**good, "weight": good["weight"].view(np.int32)}, config, "m")
-    with pytest.raises(LayoutError, match=r"m\.biases is there, but mode mxfp4 has none"):
+    with pytest.raises(LayoutError, match=r"m\.biases is there, but mode mxfp4 has weight, scales and nothing else"):
         MLX.unpack({**blocks(rng, "mxfp4", 2, 128), "biases": good["biases"]}, {"mode": "mxfp4"}, "m")
     with pytest.raises(LayoutError, match="mode 'quartic'; allowed: affine, mxfp4, mxfp8, nvfp4"):
         MLX.unpack(good, {"mode": "quartic"}, "m")

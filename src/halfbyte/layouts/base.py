@@ -133,12 +133,26 @@ def want(
     return got
 
 
+def only(layout: str, tensors: Mapping[str, Any], wanted: Collection[str], name: str, what: str) -> None:
+    """LayoutError when there is a tensor that this kind of weight has no place for, and that would be lost."""
+    extra = sorted(set(tensors) - set(wanted))
+    if extra:
+        raise LayoutError(f"[{layout}] {join(name, extra[0])} is there, but {what} has {', '.join(wanted)} and nothing else")
+
+
 def whole(layout: str, config: Config, key: str, name: str) -> int | None:
     """The whole number `config` gives for `key`, None when it gives none. Raises LayoutError for anything else."""
     value = config.get(key)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise LayoutError(f"[{layout}] {name}: {key} is {value!r} in the quantization config; a whole number is wanted")
     return value
+
+
+def sizes(layout: str, value: Any, key: str, name: str) -> tuple[int, ...]:
+    """A list of sizes, whole numbers of at least 0. Raises LayoutError for anything else."""
+    if not isinstance(value, Sequence) or any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in value):
+        raise LayoutError(f"[{layout}] {name}: {key} is {value!r:.80} in the quantization config; a list of sizes is wanted")
+    return tuple(value)
 
 
 def check_asked(layout: str, q: QTensor, config: Config, expected: Mapping[str, Any]) -> None:

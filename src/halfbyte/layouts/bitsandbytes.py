@@ -34,7 +34,7 @@ from ..formats.decode import NESTED_BLOCK
 from ..minifloat import element_table
 from ..qtensor import QTensor
 from ..spec import Format
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, only, refuse, want
 from .eight_bits import F32, I8, U8, signed_codes, swap_nibbles
 from .words import as_bytes, as_words, recall, remember
 
@@ -60,11 +60,16 @@ class BitsAndBytes(Layout):
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         if "SCB" in tensors:
+            only("bitsandbytes", tensors, ("weight", "SCB", "weight_format"), name, "int8")
             return _describe_int8(tensors, name)
         state = _state(tensors, config, name)
         kind = state["quant_type"]
+        nested = "weight.nested_absmax" in tensors
+        extra = ("weight.nested_absmax", "weight.nested_quant_map") if nested else ()
+        only("bitsandbytes", tensors, ("weight", "weight.absmax", "weight.quant_map", _STATES[kind], *extra), name, kind)
         shape = tuple(int(d) for d in state["shape"])
-        size, group, nested = math.prod(shape), int(state["blocksize"]), "weight.nested_absmax" in tensors
+        size, group = math.prod(shape), int(state["blocksize"])
+        want("bitsandbytes", tensors, "weight", name)
         weight = tensors["weight"]
         nbytes = math.prod(weight.shape) * weight.dtype.itemsize
         if len(shape) < 2 or nbytes != -(-(size + size % 2) // 2 // weight.dtype.itemsize) * weight.dtype.itemsize:
@@ -179,6 +184,8 @@ class BitsAndBytes(Layout):
 def _describe_int8(tensors: Mapping[str, HasHeader], name: str) -> Described:
     n, k = want("bitsandbytes", tensors, "weight", name, (I8,), (None, None))
     want("bitsandbytes", tensors, "SCB", name, (F32,), (n,), "(one a row)")
+    if "weight_format" in tensors:
+        want("bitsandbytes", tensors, "weight_format", name, (U8,))
     order = tensors.get("weight_format")
     if isinstance(order, np.ndarray) and order.size and int(order.reshape(-1)[0]) != 0:
         raise UnsupportedError(

@@ -52,11 +52,13 @@ def swap_nibbles(a: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return (a << np.uint8(4)) | (a >> np.uint8(4))
 
 
+def cast(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """`values` in another float dtype, without NumPy's remarks on NaN and overflow."""
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return values.astype(dtype)
+
+
 def held_exactly(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """`values` in `dtype`, or None when that changes one of them (NaN stays NaN)."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        out = values.astype(dtype)
-    same = (out.astype(np.float64) == values.astype(np.float64)) | (
-        np.isnan(out.astype(np.float64)) & np.isnan(values.astype(np.float64))
-    )
-    return out if bool(same.all()) else None
+    """`values` in `dtype`, or None when that changes one of them. NaN is NaN whatever its bits: a cast may set others."""
+    out = cast(values, dtype)
+    return out if np.array_equal(cast(out, np.float64), cast(values, np.float64), equal_nan=True) else None

@@ -26,7 +26,7 @@ from ..bits import pack, unpack
 from ..errors import LayoutError, UnsupportedError
 from ..formats import family_of, format_named
 from ..qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, sizes, want, whole
 from .eight_bits import FLOATS, U8, dtype_by_name
 from .words import as_bytes, as_words, recall, remember
 
@@ -155,6 +155,7 @@ class HQQ(Layout):
 
 def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _Geometry:
     """Parameters from the state tensors, else the config, checked against the shapes."""
+    want("hqq", tensors, "W_q", name)
     for suffix in ("scale", "zero"):
         want("hqq", tensors, suffix, name, FLOATS)
     for flag in ("quant_scale", "quant_zero"):
@@ -162,15 +163,15 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
             raise UnsupportedError(
                 f"[hqq] {name}: {flag} is set, its {flag[6:]}s are quantized again; such files are not read. Save without it"
             )
-    bits = _number(tensors.get("nbits")) or config.get("nbits") or config.get("bits")
+    bits = _number(tensors.get("nbits")) or whole("hqq", config, "nbits", name) or whole("hqq", config, "bits", name)
     shape = tensors.get("shape")
-    size = [int(d) for d in shape] if isinstance(shape, np.ndarray) else config.get("shape")
-    if bits is None or size is None or len(size) != 2:
+    size = shape.reshape(-1).tolist() if isinstance(shape, np.ndarray) else config.get("shape")
+    if bits is None or size is None or len(sizes("hqq", size, "shape", name)) != 2:
         raise LayoutError(
             f"[hqq] {name or 'W_q'}: nbits {bits}, shape {size}; both are needed, as tensors beside W_q or in the config"
         )
-    n, k = int(size[0]), int(size[1])
-    packing = _text(tensors.get("packing")) or str(config.get("packing") or _BY_BITS.get(math.ceil(bits), ""))
+    n, k = size
+    packing = _text(tensors.get("packing")) or str(config.get("packing") or _BY_BITS.get(bits, ""))
     if packing not in _PACKINGS:
         raise LayoutError(f"[hqq] {name or 'W_q'}: nbits {bits}, packing {packing!r}; allowed packings: {', '.join(_PACKINGS)}")
     _, per = _PACKINGS[packing]
@@ -182,9 +183,10 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
         )
     count = math.prod(scale)
     axis = _number(tensors.get("axis"))
-    axis = config.get("axis", 1 if scale in ((), (count, 1)) else 0) if axis is None else axis
-    group = n * k // count if count else int(_number(tensors.get("group_size")) or config.get("group_size") or 64)
-    wanted = {1: (count, 1), 0: (1, count)}.get(int(axis), ())
+    axis = whole("hqq", config, "axis", name) if axis is None else axis
+    axis = int(scale in ((), (count, 1))) if axis is None else axis
+    group = n * k // count if count else _number(tensors.get("group_size")) or whole("hqq", config, "group_size", name) or 64
+    wanted = {1: (count, 1), 0: (1, count)}.get(axis, ())
     if scale not in (wanted, ()) or group * count != n * k:
         raise LayoutError(
             f"[hqq] {join(name, 'scale')} has shape {list(scale)} for a weight of {[n, k]} with axis {axis}; wanted one a group"
@@ -201,15 +203,17 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
             f"[hqq] {join(name, 'W_q')} is {stored.dtype} {list(got)}; {rows} × {columns} codes in {packing} are {dtype} "
             f"{[steps, columns]}"
         )
-    return _Geometry((n, k), math.ceil(bits), packing, int(axis), rows, columns, group)
+    return _Geometry((n, k), bits, packing, axis, rows, columns, group)
 
 
 def _number(t: HasHeader | None) -> int | None:
-    return int(t.reshape(-1)[0]) if isinstance(t, np.ndarray) and t.size else None
+    """A parameter stored as an integer tensor; None for what is no such tensor."""
+    return int(t.reshape(-1)[0]) if isinstance(t, np.ndarray) and t.size and t.dtype.kind in "iub" else None
 
 
 def _text(t: HasHeader | None) -> str | None:
-    return bytes(t.astype(np.uint8)).decode("ascii", "replace") if isinstance(t, np.ndarray) else None
+    """A parameter stored as the bytes of its text."""
+    return t.tobytes().decode("ascii", "replace") if isinstance(t, np.ndarray) and t.dtype == U8 else None
 
 
 def _viewed(stored: Array, g: _Geometry) -> Array:

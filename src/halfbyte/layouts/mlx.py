@@ -30,9 +30,9 @@ from ..formats import format_named
 from ..formats.affine import one_dtype
 from ..qtensor import QTensor
 from ..spec import Format
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
-from .eight_bits import E4M3, E8M0, F32, FLOATS, U8, bytes_of, dtype_by_name, named
-from .words import as_bytes, as_words
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, only, refuse, want, whole
+from .eight_bits import E4M3, E8M0, F32, FLOATS, U8, bytes_of, cast, dtype_by_name, held_exactly, named
+from .words import as_bytes, as_words, remember_lost, restored
 
 _AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
@@ -73,7 +73,7 @@ class MLX(Layout):
 
     @staticmethod
     def _parameters(mode: str, config: Config, words: int, groups: int, name: str) -> tuple[int, int]:
-        bits, group = config.get("bits"), config.get("group_size")
+        bits, group = whole("mlx", config, "bits", name), whole("mlx", config, "group_size", name)
         if mode != "affine":
             _, own_bits, own_group, _ = _BLOCK_MODES[mode]
             if bits not in (None, own_bits) or group not in (None, own_group):
@@ -84,28 +84,29 @@ class MLX(Layout):
         if bits is None and group is None:
             raise LayoutError(f"[mlx] {name}: neither bits nor group_size is given, and the shapes leave both open; pass config")
         if bits is None:
-            inputs = groups * int(group or 0)
+            inputs = groups * (group or 0)
             bits = words * 32 // inputs if inputs else 4
         if group is None:
-            group = words * 32 // int(bits) // groups if groups and bits else 64
+            group = words * 32 // bits // groups if groups and bits else 64
         if bits not in _AFFINE_BITS or group not in _AFFINE_GROUPS:
             raise LayoutError(
                 f"[mlx] {name}: affine with bits {bits}, group_size {group}; allowed: bits {', '.join(map(str, _AFFINE_BITS))}, "
                 f"group_size {', '.join(map(str, _AFFINE_GROUPS))}"
             )
-        return int(bits), int(group)
+        return bits, group
 
     @staticmethod
     def _format(mode: str, bits: int, group: int, tensors: Mapping[str, HasHeader], scales: tuple[int, ...], name: str) -> Format:
         if mode == "affine":
+            only("mlx", tensors, ("weight", "scales", "biases"), name, "mode affine")
             want("mlx", tensors, "scales", name, FLOATS)
             want("mlx", tensors, "biases", name, FLOATS, scales, "as the scales")
             same = tensors["scales"].dtype == tensors["biases"].dtype
             return format_named(f"affine{bits}", group, scale_dtype=tensors["scales"].dtype.name if same else "float32")
         word, _, _, dtype = _BLOCK_MODES[mode]
         want("mlx", tensors, "scales", name, (U8, dtype))
-        if "biases" in tensors:
-            raise LayoutError(f"[mlx] {join(name, 'biases')} is there, but mode {mode} has none; the config's mode is wrong")
+        extra = ("global_scale",) if mode == "nvfp4" else ()
+        only("mlx", tensors, ("weight", "scales", *extra), name, f"mode {mode}")
         if mode != "nvfp4":
             return format_named(word, group)
         if "global_scale" in tensors:
@@ -123,6 +124,9 @@ class MLX(Layout):
             parts["scales"], parts["biases"] = one_dtype(scales, tensors["biases"])
             if scales.dtype != tensors["biases"].dtype:
                 details = {"scales_dtype": scales.dtype.name, "biases_dtype": tensors["biases"].dtype.name}
+                for suffix in ("scales", "biases"):
+                    stored = tensors[suffix]
+                    remember_lost(details, f"{suffix}_bits", stored, cast(parts[suffix], stored.dtype))
         else:
             parts["scales"] = bytes_of(scales)
             if scales.dtype != U8:
@@ -141,8 +145,11 @@ class MLX(Layout):
         out: dict[str, Array] = {"weight": as_words(q.parts["codes"], _U32)}
         if mode == "affine":
             for suffix in ("scales", "biases"):
-                dtype = q.details.get(f"{suffix}_dtype") if q.origin == "mlx" else None
-                out[suffix] = q.parts[suffix] if dtype is None else q.parts[suffix].astype(dtype_by_name(dtype))
+                kept = q.details if q.origin == "mlx" else {}
+                out[suffix] = q.parts[suffix]
+                if f"{suffix}_dtype" in kept:
+                    narrow = held_exactly(q.parts[suffix], dtype_by_name(kept[f"{suffix}_dtype"]))
+                    out[suffix] = q.parts[suffix] if narrow is None else restored(kept, f"{suffix}_bits", narrow)
             return out
         out["scales"] = named(q.parts["scales"], str(q.details.get("scales_dtype", "uint8")) if q.origin == "mlx" else "uint8")
         if fmt.global_op:

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from ..errors import LayoutError
 from ..qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, refuse
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, only, refuse
 from .modelopt_export import FP8, INT8, MXFP4, MXFP8, NVFP4, INT4Export, Kind
 from .modelopt_qtensor import INT4QTensor, NF4QTensor
 
@@ -80,6 +80,7 @@ class ModelOpt(Layout):
             raise LayoutError(
                 f"[modelopt] {name or 'weight'}: {have or 'no tensors'} is none of the ways ModelOpt stores a weight"
             )
+        only("modelopt", tensors, kind.suffixes, name, kind.algos[0])
         algo = str(config.get("quant_algo") or "").upper()
         if algo and algo != "MIXED_PRECISION" and not any(a in algo for a in kind.algos):
             raise LayoutError(f"[modelopt] {name or 'weight'}: quant_algo {algo}, but the tensors ({have}) are {kind.algos[0]}")

@@ -15,7 +15,7 @@ from ..errors import LayoutError
 from ..formats import format_named
 from ..qtensor import QTensor
 from ..spec import Format
-from .base import Array, Config, Described, HasHeader, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Tensors, join, refuse, want, whole
 from .eight_bits import E4M3, E8M0, F32, FLOATS, I8, U8, bytes_of, named, signed_codes
 from .words import recall, remember
 
@@ -25,10 +25,12 @@ Headers = Mapping[str, HasHeader]
 class Kind(ABC):
     """One way in which ModelOpt lays down a weight.
 
-    algos  parts of the config's `quant_algo` that name it
+    algos     parts of the config's `quant_algo` that name it
+    suffixes  its tensors
     """
 
     algos: ClassVar[tuple[str, ...]]
+    suffixes: ClassVar[tuple[str, ...]] = ("weight", "weight_scale")
 
     @abstractmethod
     def recognises(self, t: Headers) -> bool:
@@ -124,6 +126,7 @@ class NVFP4(BlockScaled):
     """Two levels: E4M3 a block of 16, float32 a matrix."""
 
     algos = ("NVFP4",)
+    suffixes = ("weight", "weight_scale", "weight_scale_2")
     word, group, weight, scale = "nvfp4", 16, U8, (E4M3,)
 
     def describe(self, t: Headers, config: Config, name: str) -> Described:
@@ -156,6 +159,7 @@ class INT4Export(Kind):
     """Pairs of output rows share a byte: low nibble row 2i, high nibble row 2i + 1, two's complement."""
 
     algos = ("W4A16_AWQ", "INT4_AWQ", "W4A8_AWQ")
+    suffixes = ("weight", "weight_scale", "weight_scale_2")
 
     def recognises(self, t: Headers) -> bool:
         return has(t, "weight", U8) and has(t, "weight_scale", *FLOATS)
@@ -165,10 +169,10 @@ class INT4Export(Kind):
         *_, groups = want(
             "modelopt", t, "weight_scale", name, FLOATS, (*lead, 2 * half, None), "(one row for each of the paired rows)"
         )
-        group = config.get("group_size")
+        group = whole("modelopt", config, "group_size", name)
         if group is None:
             group = k // groups if groups and k % groups == 0 else 128
-        fmt = format_named("int4", int(group), scale_dtype=t["weight_scale"].dtype.name)
+        fmt = format_named("int4", group, scale_dtype=t["weight_scale"].dtype.name)
         if fmt.groups(k) != groups:
             raise LayoutError(
                 f"[modelopt] {join(name, 'weight_scale')} has {groups} groups a row; {k} inputs in groups of "
@@ -220,8 +224,8 @@ class ByteCodes(Kind):
     def describe(self, t: Headers, config: Config, name: str) -> Described:
         shape = shape_of(t, "weight", name)
         scale = want("modelopt", t, "weight_scale", name, FLOATS)
-        given = config.get("group_size") or 128
-        block = int(given) if given > 0 else 128
+        given = whole("modelopt", config, "group_size", name)
+        block = given if given is not None and given > 0 else 128
         scopes = [s for s, shapes in self._scale_shapes(shape, block).items() if scale in shapes]
         algo = str(config.get("quant_algo") or "").upper()
         named_one = (

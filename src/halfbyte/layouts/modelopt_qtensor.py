@@ -19,16 +19,17 @@ from ..formats import family_of, format_named
 from ..formats.decode import NESTED_BLOCK
 from ..qtensor import QTensor
 from ..spec import Format
-from .base import Array, Config, Described, Tensors, join, refuse, want
-from .eight_bits import BF16, FLOATS, I8, U8, dtype_by_name, held_exactly, signed_codes, swap_nibbles
+from .base import Array, Config, Described, Tensors, join, refuse, sizes, want, whole
+from .eight_bits import BF16, FLOATS, I8, U8, cast, dtype_by_name, held_exactly, signed_codes, swap_nibbles
 from .modelopt_export import Headers, Kind, has, shape_of
-from .words import recall, remember
+from .words import recall, remember, remember_lost, restored
 
 
 class INT4QTensor(Kind):
     """Codes q + 8 and the scale that divides."""
 
     algos = ("INT4", "W4A16", "W4A8")
+    suffixes = ("weight", "weight_scale_inv")
 
     def recognises(self, t: Headers) -> bool:
         return has(t, "weight", U8) and has(t, "weight_scale_inv", *FLOATS)
@@ -37,14 +38,14 @@ class INT4QTensor(Kind):
         *rows, half = shape_of(t, "weight", name)
         scale = want("modelopt", t, "weight_scale_inv", name, FLOATS)
         size, blocks = math.prod(rows) * half * 2, math.prod(scale)
-        group = config.get("group_size") or (size // blocks if blocks else 128)
+        group = whole("modelopt", config, "group_size", name) or (size // blocks if blocks else 128)
         k = 2 * half
-        if k % group or blocks * group != size:
+        if group < 1 or k % group or blocks * group != size:
             raise LayoutError(
                 f"[modelopt] {join(name, 'weight_scale_inv')} has {blocks} scales for a weight of {[*rows, k]} in groups of "
                 f"{group}; wanted one a group, and whole groups a row"
             )
-        return Described(format_named("int4", int(group), scale_dtype=t["weight_scale_inv"].dtype.name, inverse=True), (*rows, k))
+        return Described(format_named("int4", group, scale_dtype=t["weight_scale_inv"].dtype.name, inverse=True), (*rows, k))
 
     def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
         fmt, shape = self.describe(t, config, name)
@@ -70,6 +71,7 @@ class NF4QTensor(Kind):
     """NF4 to four digits under scales that are quantized again."""
 
     algos = ("NF4",)
+    suffixes = ("weight", "weight_scale", "weight_double_scale", "weight_scale_zeros")
 
     def recognises(self, t: Headers) -> bool:
         return has(t, "weight", U8) and has(t, "weight_scale", I8) and "weight_double_scale" in t
@@ -82,8 +84,10 @@ class NF4QTensor(Kind):
                 f"[modelopt] {join(name, 'weight')} is flat ({nbytes} bytes of NF4 codes); its shape is not in the file, "
                 'give "shape"'
             )
-        shape = tuple(int(d) for d in shape)
-        group = int(config.get("group_size") or 64)
+        shape = sizes("modelopt", shape, "shape", name)
+        group = whole("modelopt", config, "group_size", name) or 64
+        if len(shape) < 2 or group < 1:
+            raise LayoutError(f"[modelopt] {name}: shape {list(shape)}, group_size {group}; wanted [n, k] and a block")
         blocks = -(-math.prod(shape) // group)
         if blocks * group != 2 * nbytes:
             raise LayoutError(
@@ -114,6 +118,8 @@ class NF4QTensor(Kind):
             "scale_shape": list(t["weight_scale"].shape), "double_scale_dtype": double.dtype.name,
             "zeros_dtype": t["weight_scale_zeros"].dtype.name,
         }  # fmt: skip
+        for key, stored in (("double_scale", double), ("zeros", t["weight_scale_zeros"])):
+            remember_lost(details, f"{key}_bits", stored, cast(cast(stored, np.float32), stored.dtype))
         _remember_padding(details, "code_padding", codes[size:])
         _remember_padding(details, "scale_padding", scale_bytes[blocks:] ^ np.uint8(0x80))
         per = max(1, t["weight_scale"].shape[1])
@@ -122,8 +128,8 @@ class NF4QTensor(Kind):
             "codes": pack(codes[:size].reshape(shape), 4),
             "scales": scale_bytes[:blocks].reshape(specs["scales"].shape),
             "nested_map": np.arange(-128, 128, dtype=np.float32),
-            "nested_absmax": double.astype(np.float32)[row],
-            "nested_offset": t["weight_scale_zeros"].astype(np.float32),
+            "nested_absmax": cast(double, np.float32)[row],
+            "nested_offset": cast(t["weight_scale_zeros"], np.float32),
         }
         return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
 
@@ -151,8 +157,12 @@ class NF4QTensor(Kind):
         return {
             "weight": swap_nibbles(pack(codes, 4)),
             "weight_scale": scale.reshape(doubles, per),
-            "weight_double_scale": self._held(q, "nested_absmax", str(kept.get("double_scale_dtype", BF16.name)))[first],
-            "weight_scale_zeros": self._held(q, "nested_offset", str(kept.get("zeros_dtype", BF16.name))),
+            "weight_double_scale": restored(
+                kept, "double_scale_bits", self._held(q, "nested_absmax", str(kept.get("double_scale_dtype", BF16.name)))[first]
+            ),
+            "weight_scale_zeros": restored(
+                kept, "zeros_bits", self._held(q, "nested_offset", str(kept.get("zeros_dtype", BF16.name)))
+            ),
         }
 
     @staticmethod

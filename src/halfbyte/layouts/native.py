@@ -11,6 +11,7 @@ written, and comes back identical, its origin, details and window included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from ..errors import FormatError, HalfbyteError, LayoutError
 from ..formats import FAMILIES, family_of
 from ..qtensor import QTensor
 from ..spec import Format
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, sizes
 
 PARTS = (
     "codes", "scales", "zeros", "biases", "mins", "super_scales", "super_mins", "global_scale", "group_index",
@@ -41,14 +42,14 @@ class Native(Layout):
         where = name or "tensor"
         try:
             fmt = format_from_json(config["format"])
-            shape = tuple(int(d) for d in config["shape"])
+            shape = sizes("halfbyte", config["shape"], "shape", where)
         except KeyError as e:
             raise LayoutError(
                 f"[halfbyte] {where}: its description has {', '.join(config) or 'nothing'}; {e} is missing"
             ) from None
         except (TypeError, ValueError) as e:
             raise LayoutError(f"[halfbyte] {where}: its description cannot be read: {e}") from None
-        if len(shape) < 2 or any(d < 0 for d in shape):
+        if len(shape) < 2:
             raise LayoutError(f"[halfbyte] {where}: shape {list(shape)}; a weight is (n, k) or (experts, n, k)")
         try:
             specs = family_of(fmt).geometry(fmt, shape)
@@ -68,11 +69,16 @@ class Native(Layout):
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, shape = self.describe(tensors, config, name)
         parts = {p: tensors[p] for p in PARTS if p in tensors}
-        window = config.get("window")
-        q = QTensor(
-            fmt, shape, parts, origin=str(config.get("origin", "")), details=config.get("details", {}),
-            window=None if window is None else (int(window[0]), int(window[1])), name=name,
-        )  # fmt: skip
+        origin, details, window = config.get("origin", ""), config.get("details", {}), config.get("window")
+        if not isinstance(origin, str) or not isinstance(details, Mapping):
+            raise LayoutError(f"[halfbyte] {name}: origin {origin!r:.40}, details {details!r:.40}; wanted a name and an object")
+        if window is not None:
+            window = sizes("halfbyte", window, "window", name)
+            if len(window) != 2 or window[0] + math.prod(shape[:-1]) > window[1]:
+                raise LayoutError(
+                    f"[halfbyte] {name}: window {list(window)} for shape {list(shape)}; wanted [first row, rows of the whole]"
+                )
+        q = QTensor(fmt, shape, parts, origin=origin, details=details, window=window, name=name)
         q.validate(name)
         return q
 

@@ -20,7 +20,7 @@ from ..bits import pack, unpack
 from ..errors import LayoutError
 from ..formats import format_named
 from ..qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, only, refuse, want, whole
 from .eight_bits import FLOATS, U8
 from .integers import check_index
 from .words import join_stream, recall, remember, split_stream
@@ -40,10 +40,12 @@ class ONNX(Layout):
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         suffix = _codes_suffix(tensors, name)
+        only("onnx", tensors, (suffix, *(s for s in ONNX.optional if s not in _CODES), *ONNX.required), name, "MatMulNBits")
         bits = _CODES[suffix]
         n, blocks, width = want("onnx", tensors, suffix, name, (U8,), (None, None, None))
         block = width * 8 // bits
-        k = int(config.get("K", blocks * block))
+        k = whole("onnx", config, "K", name)
+        k = blocks * block if k is None else k
         for key, have in (("bits", bits), ("block_size", block), ("N", n)):
             if config.get(key, have) != have:
                 raise LayoutError(

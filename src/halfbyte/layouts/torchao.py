@@ -30,7 +30,7 @@ from ..errors import LayoutError, UnsupportedError
 from ..formats import format_named
 from ..qtensor import QTensor
 from ..spec import Format
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, sizes, want, whole
 from .eight_bits import E4M3, E5M2, E8M0, F32, FLOATS, I8, U8, bytes_of, named
 from .scale_tiles import tile, tiled_shape, untile
 from .words import recall, remember
@@ -54,16 +54,23 @@ class TorchAO(Layout):
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         t, prefix = _bare(tensors)
         where = join(name, prefix[:-1])
+        other = next((p for p in _PREFIXES if p != prefix and any(p + s in tensors for s in _NAMES)), None)
+        if other is not None:
+            raise LayoutError(f"[torchao] {name or 'the module'} has tensors under {prefix} and {other}; one of them is a weight")
         got = want("torchao", t, "qdata", where, (U8, I8, E4M3, E5M2))
         scale = want("torchao", t, "scale", where, (U8, E8M0, E4M3, *FLOATS))
         if len(got) < 2:
             raise LayoutError(f"[torchao] {where}_qdata has shape {list(got)}; wanted (n, k) or a stack of those")
         if t["scale"].dtype == E4M3:
+            _only(t, where, "an NVFP4Tensor", "per_tensor_scale")
             return _nvfp4(t, where, got, scale)
         if t["scale"].dtype in (U8, E8M0):
+            _only(t, where, "an MXTensor")
             return _mx(t, config, where, got, scale)
         if t["qdata"].dtype in _FP8:
+            _only(t, where, "a Float8Tensor")
             return _float8(t, config, where, got, scale)
+        _only(t, where, "an integer tensor", "zero_point")
         return _integer(t, config, where, got, scale)
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
@@ -156,9 +163,18 @@ def _bare(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     )
 
 
+def _only(t: Mapping[str, HasHeader], where: str, what: str, *optional: str) -> None:
+    """LayoutError for a tensor this subclass has no place for."""
+    extra = sorted(set(t) - {"qdata", "scale", *optional})
+    if extra:
+        raise LayoutError(f"[torchao] {where}_{extra[0]} is there; {what} has {', '.join(('qdata', 'scale', *optional))} only")
+
+
 def _scales_fit(where: str, fmt: Format, shape: tuple[int, ...], scale: tuple[int, ...]) -> Described:
     """Check scale bytes of plain or tiled shape."""
     plain = (*shape[:-1], fmt.groups(shape[-1]))
+    if shape[-1] % fmt.group_size:
+        raise LayoutError(f"[torchao] {where}_qdata has {shape[-1]} inputs a row, not whole blocks of {fmt.group_size}")
     if scale == plain or (len(shape) == 2 and scale == tiled_shape(*plain)):
         return Described(fmt, shape)
     tiled = f" or {list(tiled_shape(*plain))} in tiles" if len(shape) == 2 else ""
@@ -181,7 +197,7 @@ def _nvfp4(t: Mapping[str, HasHeader], where: str, got: tuple[int, ...], scale: 
 
 
 def _mx(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[int, ...], scale: tuple[int, ...]) -> Described:
-    block = _last(config.get("block_size")) or 32
+    block = _last(config, where) or 32
     dtype = t["qdata"].dtype
     if dtype in _FP8:
         return _scales_fit(where, format_named(f"mxfp8_{_FP8[dtype]}", block), got, scale)
@@ -203,21 +219,20 @@ def _mx(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[int, 
 def _float8(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[int, ...], scale: tuple[int, ...]) -> Described:
     word, dtype = f"fp8_{_FP8[t['qdata'].dtype]}", t["scale"].dtype.name
     *lead, n, k = got
-    count = math.prod(scale) // max(1, math.prod(lead))
-    block = config.get("block_size")
-    rows, group = (int(b) for b in block[-2:]) if isinstance(block, (list, tuple)) and len(block) > 1 else (0, 0)
-    if count == n and rows in (0, 1) and group in (0, k):
-        return Described(format_named(word, -1, scale_dtype=dtype), got)
-    if count == 1 and rows in (0, n) and group in (0, k):
-        return Described(format_named(word, -1, scale_dtype=dtype, rows=-1), got)
+    block = _block(config, where)
+    rows, group = block[-2:] if len(block) > 1 else (0, 0)
+    row, tensor = format_named(word, -1, scale_dtype=dtype), format_named(word, -1, scale_dtype=dtype, rows=-1)
+    if scale == (*got[:-1], row.groups(k)) and rows in (0, 1) and group in (0, k):
+        return Described(row, got)
+    if scale in ((*lead, 1, row.groups(k)), () if not lead else None) and k and rows in (0, n) and group in (0, k):
+        return Described(tensor, got)
     if not rows and len(scale) == len(got) and scale[-1] and scale[-2]:
         # Without the config: the tile is what divides evenly.
         rows, group = -(-n // scale[-2]), -(-k // scale[-1])
-    if not rows or not group or count != -(-n // rows) * -(-k // group):
+    if not rows or not group or scale != (*lead, -(-n // rows), -(-k // group)):
         raise LayoutError(f"[torchao] {where}_scale has shape {list(scale)} for a float8 weight of {list(got)}; give block_size")
-    if rows == 1:
-        return Described(format_named(word, group, scale_dtype=dtype), got)
-    return Described(format_named(word, group, scale_dtype=dtype, rows=rows), got)
+    options = {} if rows == 1 else {"rows": rows}
+    return Described(format_named(word, group, scale_dtype=dtype, **options), got)
 
 
 def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[int, ...], scale: tuple[int, ...]) -> Described:
@@ -234,14 +249,19 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
             "read: integer zero points"
         )
     *lead, n, k = got
-    bits = config.get("bits") or _width(config.get("target_dtype")) or 8
-    block = _last(config.get("block_size"))
+    if zero is None and t["qdata"].dtype != I8:
+        raise LayoutError(f"[torchao] {where}_qdata is {t['qdata'].dtype} without zero points; wanted int8")
+    bits = whole("torchao", config, "bits", where) or _width(config.get("target_dtype")) or 8
+    if zero is None and bits != 8:
+        raise LayoutError(f"[torchao] {where}_zero_point is missing; codes of {bits} bits have one a group")
+    block = _last(config, where)
     count = math.prod(scale) // max(1, math.prod(lead) * n) if n and math.prod(lead) else -(-k // (block or k or 1))
     group = block or (k // count if count and k % count == 0 else 0)
     fmt = format_named(
         f"{'int' if zero is None else 'uint'}{bits}", int(group) if group and group < k else -1, scale_dtype=t["scale"].dtype.name
     )
-    if math.prod(scale) != math.prod(lead) * n * fmt.groups(k) or (
+    whole_groups = fmt.group_size == -1 or k % fmt.group_size == 0
+    if not whole_groups or math.prod(scale) != math.prod(lead) * n * fmt.groups(k) or (
         zero is not None and math.prod(zero.shape) != math.prod(scale)
     ):
         raise LayoutError(
@@ -256,8 +276,6 @@ def _codes_and_zeros(fmt: Format, shape: tuple[int, ...], t: Tensors, details: d
     qdata = t["qdata"]
     half = 1 << (fmt.bits - 1)
     shift = half if qdata.dtype == I8 else 0
-    if fmt.zero == "none" and not shift:
-        raise LayoutError(f"[torchao] {where}_qdata is {qdata.dtype} without zero points; wanted int8")
     codes = qdata.view(np.uint8) + np.uint8(shift)
     _check_codes(codes, fmt.bits, where)
     parts: dict[str, Array] = {"codes": pack(codes, fmt.bits)}
@@ -341,8 +359,14 @@ def _width(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def _last(value: Any) -> int | None:
-    """The group along k of a block size given as a number or as one for each axis."""
-    if isinstance(value, (list, tuple)):
-        value = value[-1] if value else None
-    return None if value is None else int(value)
+def _block(config: Config, where: str) -> tuple[int, ...]:
+    """The block size as one number for each axis that is given; () without one."""
+    value = config.get("block_size")
+    value = [] if value is None else [value] if isinstance(value, int) else value
+    return sizes("torchao", value, "block_size", where)
+
+
+def _last(config: Config, where: str) -> int | None:
+    """The group along k."""
+    block = _block(config, where)
+    return block[-1] if block else None

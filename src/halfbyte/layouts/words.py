@@ -98,6 +98,22 @@ def remember(details: dict[str, Any], key: str, filling: NDArray[Any] | None) ->
         details[key] = np.ascontiguousarray(filling).tobytes().hex()
 
 
+def remember_lost(details: dict[str, Any], key: str, stored: NDArray[Any], back: NDArray[Any]) -> None:
+    """Keep `stored` when the way there and `back` changed its bits: NaN has many, and a wider dtype's cast makes one of them."""
+    if stored.tobytes() != back.tobytes():
+        remember(details, key, stored)
+
+
+def restored(details: Mapping[str, Any], key: str, back: NDArray[Any]) -> NDArray[Any]:
+    """`back`, or what `remember_lost` kept for it while the two are still the same numbers."""
+    kept = recall(details, key, back.shape, back.dtype)
+    if kept is None:
+        return back
+    with np.errstate(invalid="ignore"):
+        same = np.array_equal(kept.astype(np.float64), back.astype(np.float64), equal_nan=True)
+    return kept if same else back
+
+
 def recall(details: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any] | None:
     """The bits kept under `key`, or None when there are none or when they are of another shape (the tensor was sliced since)."""
     kept = details.get(key)
