@@ -262,6 +262,8 @@ def test_hqq_without_its_optimizer(path):
 
 
 MICROXCALING = with_original("microxcaling", pattern="_(nearest|even|floor)$")
+CASES = [f"microxcaling/{path.name}" for path in MICROXCALING]
+"""Files this module covers, for the test that no golden case is left out."""
 
 
 @pytest.mark.parametrize("path", MICROXCALING, ids=ids(MICROXCALING))

@@ -18,6 +18,8 @@ from halfbyte.layouts import LAYOUTS, Layout
 from layout_tensors import headers
 
 FILES = files("autoawq")
+CASES = [f"{p.parent.name}/{p.name}" for p in FILES]
+"""What this file covers, for the test that no golden case is left out."""
 
 
 def unpacked(path: Path) -> tuple[Layout, QTensor, dict[str, np.ndarray], dict, dict[str, np.ndarray]]:

@@ -17,6 +17,8 @@ from layout_tensors import headers
 LAYOUT = LAYOUTS["compressed-tensors"]
 FILES = files("compressed-tensors", "compressed-tensors-old")
 CHECKPOINTS = [GOLDEN / "compressed-tensors" / name for name in ("ckpt_w4a16", "ckpt_nvfp4a16")]
+CASES = [str(p.relative_to(GOLDEN)) for p in (*FILES, *(f for folder in CHECKPOINTS for f in folder.iterdir()))]
+"""What this file covers, for the test that no golden case is left out."""
 
 
 def unpacked(path: Path) -> tuple[QTensor, dict[str, np.ndarray], dict, dict[str, np.ndarray]]:

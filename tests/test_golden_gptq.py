@@ -15,6 +15,8 @@ from layout_tensors import headers
 
 GPTQ = LAYOUTS["gptq"]
 FILES = files("autogptq", "gptqmodel")
+CASES = [f"{p.parent.name}/{p.name}" for p in FILES]
+"""What this file covers, for the test that no golden case is left out."""
 
 
 def unpacked(path: Path) -> tuple[QTensor, dict[str, np.ndarray], dict, dict[str, np.ndarray]]:

@@ -23,6 +23,11 @@ ML_DTYPES = {
     "e5m2fnuz": "float8_e5m2fnuz",
 }  # fmt: skip
 DTYPES = ("float32", "float16", "bfloat16")
+CASES = [
+    *(f"ml_dtypes/{name}.safetensors" for name in ("decode_tables", "cast_e4m3_ties", "cast_grid", "cast_pow2")),
+    "microxcaling/elemwise_sweep.safetensors",
+]
+"""Files this module covers, for the test that no golden case is left out."""
 
 
 def values_of(element: str) -> np.ndarray:
