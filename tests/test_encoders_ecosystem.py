@@ -1,4 +1,4 @@
-"""Encoders against the producers' own packages, where these are installed: random weights of every dtype and magnitude, bit for bit.
+"""Encoders against the producers' own packages: random weights of every dtype and magnitude, bit for bit.
 
 Run by `make test-ecosystem` in an environment that has mlx, compressed-tensors, torchao, bitsandbytes or nvidia-modelopt.
 """
@@ -40,7 +40,7 @@ def weights(seed: int, dtype: np.dtype, n: int = 48, k: int = 256, group: int = 
 def tensor(x: np.ndarray):
     import torch
 
-    return torch.from_numpy(x.astype(np.float32)).to({"bfloat16": torch.bfloat16}.get(x.dtype.name) or getattr(torch, x.dtype.name))
+    return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, x.dtype.name))
 
 
 def bits_of(t) -> np.ndarray:
@@ -52,7 +52,8 @@ def bits_of(t) -> np.ndarray:
 
 def same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
     width = f"u{ours.dtype.itemsize}"
-    np.testing.assert_array_equal(np.ascontiguousarray(ours).view(width).reshape(-1), np.ascontiguousarray(theirs).view(width).reshape(-1))
+    ours, theirs = (np.ascontiguousarray(a).reshape(-1).view(width) for a in (ours, theirs))
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def codes_of(q) -> np.ndarray:
@@ -247,7 +248,8 @@ def test_modelopt_int4_and_nf4(seed, dtype):
     q = quantize(x, "nf4_modelopt", "modelopt", nested=True)
     high, low = data._quantized_data.numpy() >> 4, data._quantized_data.numpy() & 15
     np.testing.assert_array_equal(codes_of(q).reshape(-1), np.stack([high, low], -1).reshape(-1))
-    np.testing.assert_array_equal(q.parts["scales"].reshape(-1).astype(int) - 128, bytes_.numpy().reshape(-1)[: q.parts["scales"].size])
+    held = q.parts["scales"].reshape(-1).astype(int) - 128
+    np.testing.assert_array_equal(held, bytes_.numpy().reshape(-1)[: held.size])
     np.testing.assert_array_equal(q.parts["nested_absmax"], second.float().numpy())
     assert float(q.parts["nested_offset"]) == float(offset)
 
