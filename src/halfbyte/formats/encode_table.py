@@ -72,6 +72,8 @@ def encode_table(x: NDArray[np.floating], fmt: Format, options: dict[str, Any]) 
             multiplied = np.clip(values * (one / np.maximum(by, floor)), -one, one)
             scaled = np.concatenate([multiplied[:-1], scaled[-1:]]) if short and rows.stop >= len(groups) else multiplied
         codes[rows] = _nearest(scaled, element_table(fmt.element, fmt.bits), rule.nearest)
+        if rule.nearest == "difference":
+            codes[rows][absmax[rows] == 0] = 0  # 0 / 0 there, nearest to nothing: the first code
     return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits)} | parts
 
 

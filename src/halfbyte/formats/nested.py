@@ -95,6 +95,8 @@ def nest(absmax: NDArray[Any], codes: str) -> dict[str, NDArray[Any]]:
         scaled = np.floor((scaled + _F32(1)) * _F32(32767.5) + _F32(0.5)).astype(np.float64) / 65535 * 2 - 1
     exact = table.astype(np.float64)
     found = np.searchsorted((exact[1:] + exact[:-1]) / 2, scaled.astype(np.float64)).astype(np.uint8)
+    if codes == "grid":
+        found[largest == 0] = 0  # 0 / 0 there, whose byte is 0; the value is the offset with any byte
     return {
         "scales": found.reshape(-1)[: absmax.size].reshape(absmax.shape),
         "nested_map": table,
