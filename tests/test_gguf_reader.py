@@ -179,7 +179,7 @@ def test_keys_and_info_agree_with_what_is_read(tmp_path):
 
 
 def test_nvfp4_factor_multiplies_the_weight(tmp_path):
-    """DESIGN: the tensor's float32 factor is a separate `.scale` tensor."""
+    """The tensor's float32 factor is a separate `.scale` tensor."""
     w = blocks("w.weight", (4, 64), NVFP4, np.random.default_rng(3))
     plain = GGUFCheckpoint(write(tmp_path / "a.gguf", GGUF(tensors=[w])))["w"].dequantize()
     scaled = GGUFCheckpoint(write(tmp_path / "b.gguf", GGUF(tensors=[w, f32("w.scale", np.float32([0.125]))])))["w"].dequantize()
