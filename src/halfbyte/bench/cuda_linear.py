@@ -9,7 +9,9 @@ one; all calls are captured in one CUDA graph; the median of nine replays counts
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +23,7 @@ import triton.language as tl
 
 from ..backends.cuda import launch
 from ..backends.cuda.tune import FragmentTile, Tile
-from ..backends.cuda.weight import CudaWeight, nbytes, to_device
+from ..backends.cuda.weight import CudaWeight, nbytes, settle, to_device
 from ..formats import family_of, format_named
 from ..qtensor import QTensor
 
@@ -108,23 +110,41 @@ def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
             CudaWeight(w.format, w.shape, planes, w.scales.clone(), clone(w.addend), clone(w.super_scales), clone(w.super_mins),
                        clone(w.global_scale), w.table, w.order, w.exact_half)
         )  # fmt: skip
+    settle("cuda")
     return out
 
 
 def candidates(kind: str, words: int, m: int) -> list[Any]:
     """Tiles worth trying for `--tune`."""
     if kind == "fragments":
+        whole = [(wk, 1, 64 // wk, False) for wk in (4, 8, 16)]  # at k = 4096 all words of a warp at once
         if m <= 8:
-            return [FragmentTile(r, 1, wk, wn, u) for r in (1, 2) for wk, wn in ((4, 1), (8, 1), (16, 1), (4, 2)) for u in (1, 2, 4)]
+            parts = [(4, 1, 8), (4, 1, 4), (8, 1, 4), (8, 1, 2), (4, 2, 4), (2, 2, 4)]
+            return [FragmentTile(1, 1, *t) for t in whole] + [FragmentTile(1, 1, *t, p) for t in parts for p in (True, False)]
         if m <= 16:
-            return [FragmentTile(r, 2, wk, wn, u) for r in (1, 2) for wk, wn in ((8, 1), (4, 2), (2, 4)) for u in (1, 2)]
-        return [FragmentTile(r, t, wk, wn, 1) for t in (4, 8) for r in (1, 2) for wk, wn in ((4, 2), (2, 4), (1, 8))]
+            parts = [(8, 1, 2), (8, 1, 4), (4, 2, 1), (4, 2, 2), (4, 1, 2), (4, 1, 4), (2, 4, 2)]
+            return [FragmentTile(r, 2, *t, p) for r in (1, 2) for t in parts for p in (True, False)]
+        parts = [(1, 8), (1, 4), (2, 4), (4, 2), (2, 2)]
+        return [FragmentTile(r, c, wk, wn, s) for c, r in ((4, 1), (4, 2), (8, 1), (8, 2)) for wk, wn in parts for s in (1, 2) if r * c * s <= 16]
     if kind == "matvec":
         widths = sorted({min(b, 1 << max(5, (words - 1).bit_length())) for b in (128, 256, 512, 1024)})
         return [Tile(r, c, w) for r in (2, 4, 8, 16) for c in widths for w in (1, 2, 4, 8) if 1024 <= r * c * 32 // w // 32 * 32 <= 65536]
     tokens = 16 if m <= 16 else 32
     return [Tile(r, c, w, tokens, st, sp) for r in (16, 32, 64, 128) for c in (8, 16, 32) for w in (4, 8) for st in (2, 3, 4)
             for sp in (1, 2, 4, 8) if r * c <= 2048 and sp <= max(1, words // c // 2)]  # fmt: skip
+
+
+def compile_tile(job: tuple[str, int, int, str, Any]) -> None:
+    """Compile one kernel into Triton's cache; run by many processes at once before anything is timed."""
+    codec, k, m, kind, tile = job
+    with contextlib.suppress(Exception):  # reported when it is timed
+        w = to_device(random_weight(codec, 256, k, 0), "cuda")
+        getattr(launch, kind)(torch.zeros(m, k, device="cuda", dtype=torch.float16), w, None, tile)
+
+
+def kinds_of(w: CudaWeight, m: int) -> list[str]:
+    """Schedules that serve a weight at m tokens."""
+    return ["fragments"] if w.units else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
 
 
 def report(**row: Any) -> None:
@@ -139,20 +159,38 @@ def main() -> None:
     p.add_argument("--m", default="1,4,16,64")
     p.add_argument("--format", default="int4:g128,uint4:g128,mxfp4,nvfp4,affine4:g64")
     p.add_argument("--tune", action="store_true")
+    p.add_argument("--all", action="store_true", help="a line for every tile tried, not the best alone")
     p.add_argument("--dequantize", action="store_true")
+    p.add_argument("--jobs", type=int, default=1, help="processes that compile before the timing starts")
     args = p.parse_args()
+    shapes = [tuple(map(int, shape.split(","))) for shape in args.shape.split(";")]
+    ms = [int(v) for v in args.m.split(",")]
+    formats = args.format.split(",")
+    if args.jobs > 1:
+        jobs = []
+        for codec in formats:
+            for k in sorted({k for _, k in shapes}):
+                one = to_device(random_weight(codec, 16, k, 0), "cpu")
+                for m in ms:
+                    for kind in kinds_of(one, m):
+                        jobs += [(codec, k, m, kind, tile) for tile in (candidates(kind, one.words, m) if args.tune else [None])]
+        with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+            pool.map(compile_tile, jobs, chunksize=1)
     limit = limits()
     report(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__, **limit)
-    for shape in args.shape.split(";"):
-        n, k = map(int, shape.split(","))
+    for n, k in shapes:
         dense = [torch.randn(n, k, device="cuda", dtype=torch.float16) for _ in range(max(2, int(ROTATE_BYTES // (2 * n * k)) + 1))]
-        ms = [int(v) for v in args.m.split(",")]
         xs = {m: torch.randn(m, k, device="cuda", dtype=torch.float16) for m in ms}
+        slabs = [torch.randint(0, 1 << 30, (n * k // 8192 * 1024,), device="cuda", dtype=torch.int32) for _ in range(int(ROTATE_BYTES * 2 // (n * k)) + 1)]
+        sink = torch.zeros(4, device="cuda", dtype=torch.int32)
+        plain = min(graph_time_us([lambda s=s, b=b: _read[(len(s) // b,)](s, sink, BLOCK=b, num_warps=4) for s in slabs]) for b in (1024, 2048, 4096))
+        report(peer="read alone, n·k/2 bytes", n=n, k=k, time_us=plain, gbps=n * k / 2e3 / plain)
+        del slabs
         base = {}
         for m in ms:
             base[m] = graph_time_us([lambda w=w, m=m: torch.nn.functional.linear(xs[m], w) for w in dense])
             report(peer="cublas-fp16", n=n, k=k, m=m, time_us=base[m])
-        for codec in args.format.split(","):
+        for codec in formats:
             one = to_device(random_weight(codec, n, k, 0), "cuda")
             size = nbytes(one)
             ws = copies(one, max(4, min(64, int(ROTATE_BYTES // size) + 1)))
@@ -162,8 +200,7 @@ def main() -> None:
                     gbps = (size + 2 * n * k) / us / 1e3
                     report(op="dequantize", format=codec, n=n, k=k, dtype=str(dtype), time_us=us, gbps=gbps, fraction=gbps / limit["copy_gbps"])
             for m in ms:
-                kinds = ["fragments"] if one.units else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
-                for kind in kinds:
+                for kind in kinds_of(one, m):
                     run = getattr(launch, kind)
                     results = []
                     for tile in candidates(kind, one.words, m) if args.tune else [None]:
@@ -174,7 +211,7 @@ def main() -> None:
                             continue
                         results.append((us, tile, ""))
                     results.sort(key=lambda r: r[0])
-                    for us, tile, note in results[:1]:
+                    for us, tile, note in results if args.all else results[:1]:
                         report(op="linear", schedule=kind, format=codec, n=n, k=k, m=m, time_us=us, gbps=size / us / 1e3,
                                fraction=size / us / 1e3 / limit["read_gbps"], ratio=us / base[m], tile=str(tile), note=note)  # fmt: skip
                     if results[-1][0] >= 1e9:

@@ -24,7 +24,7 @@ def dequantize_kernel(
     if GATHER:
         r = tl.load(IDS + i, mask=i < n, other=0)
     mask = (i[:, None] < n) & (c[None, :] < WORDS)
-    lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, BITS, UNITS, GROUP)
+    lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, KIND, BITS, UNITS, GROUP)
     v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE_PTR, KIND, BITS, PACKED)
     s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
     RAW: tl.constexpr = PACKED and ((BITS == 4) and (KIND == E2M1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +14,7 @@ from .dequantize import dequantize_kernel
 from .fragments import fragment_kernel
 from .matmul import matmul_kernel
 from .matvec import matvec_kernel
-from .tune import FragmentTile, Tile, fragment_tile, matmul_tile, matvec_tile
+from .tune import FragmentTile, Tile, fragment_tile, matmul_tile, matvec_tile, steps
 from .weight import CudaWeight, group_elements, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -116,17 +117,30 @@ def fragments(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: F
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or fragment_tile(w.units, n, m)
     s, c = w.scales, _constants(w, True)
+    step, groups = steps(c["GROUP"], w.units, m, tile)
     absent = [s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale)]
     tiles = triton.cdiv(n, 16)
     with _on(w.device):
-        fragment_kernel[(triton.cdiv(tiles, tile.rows * tile.row_warps), triton.cdiv(m, 8 * tile.tokens))](
+        fragment_kernel[(triton.cdiv(tiles, tile.rows * tile.row_warps), triton.cdiv(m, 8 // groups * tile.columns))](
             y, pairs, s if bias is None else bias, w.planes[4], s, *absent, m, n, pairs.stride(0), float(w.format.divisor), tiles,
             UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=c["SCALE"], ADD=c["ADD"],
             PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=w.format.divisor != 1.0, HAS_BIAS=bias is not None,
-            HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.tokens, WK=tile.input_warps, WN=tile.row_warps, UNROLL=tile.unroll,
-            num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
+            HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step, SET=groups,
+            PREFETCH=tile.prefetch, FENCE=tile.fence, **_overlap(w.device), num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y
+
+
+def _overlap(device: torch.device) -> dict[str, Any]:
+    """Launch before the previous kernel has ended, from compute capability 9 on. Weights are read early (nothing on the device writes them:
+    `to_device` waits for its copies), x after the wait."""
+    hopper = _hopper(device)
+    return {"PDL": hopper, "launch_pdl": hopper} if device.type == "cuda" else {"PDL": hopper}
+
+
+@functools.cache
+def _hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _counter(device: torch.device, tiles: int) -> torch.Tensor:

@@ -38,7 +38,7 @@ def matmul_kernel(
         j = step * BW * 8 + tl.arange(0, BW * 8)
         mask = live[:, None] & (c < WORDS)[None, :]
         x = tl.load(X + t[:, None] * ldx + j[None, :], mask=(t < m)[:, None] & (j < WORDS * 8)[None, :], other=0)
-        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, BITS, UNITS, GROUP)
+        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, KIND, BITS, UNITS, GROUP)
         s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
         v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE_PTR, KIND, BITS, PACKED)
         d: tl.constexpr = X.dtype.element_ty

@@ -58,7 +58,7 @@ def matvec_kernel(
         c = c0 + tl.arange(0, BC)
         inside = c < WORDS
         mask = live[:, None] & inside[None, :]
-        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, BITS, UNITS, GROUP)
+        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, KIND, BITS, UNITS, GROUP)
         s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
         v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE_PTR, KIND, BITS, PACKED)
         d, xs = _dot8(X, token * ldx, c, inside, v0, v1, v2, v3, v4, v5, v6, v7, ADD != NONE)

@@ -15,7 +15,7 @@ holds of the A operand of one mma.m16n8k16. Within a tile, row = 8 h + g. Within
     input = 32 s + 8 t + 4 b + 2 i + p        (groups of 32 and more: a lane's inputs are 16 contiguous bytes of x)
     input = 32 s + 16 b + 4 t + 2 i + p       (groups of 16: no word mixes two groups)
 
-Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h. Rows are padded to 16, inputs to 64, with code 0. Scales follow:
+Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are spread as their decoder likes them. Rows are padded to 16, inputs to 64, with code 0. Scales follow:
 [tiles, groups, 16 rows].
 """
 
@@ -77,7 +77,37 @@ _INNER = {False: (4, 2, 2, 2), True: (2, 4, 2, 2)}  # t b i p, or b t i p for gr
 _FORWARD = {False: (0, 3, 2, 5, 4, 6, 8, 7, 1), True: (0, 3, 2, 6, 4, 5, 8, 7, 1)}
 
 
-def to_fragments(codes: U8, k: int, by_16: bool = False) -> NDArray[np.int32]:
+# Nibble i of a half word (lowest first) -> (lowest bit of its three magnitude bits, its sign bit).
+_E2M1_PLACES = ((9, 15), (6, 12), (3, 14), (0, 13))
+
+
+def spread_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Words of eight E2M1 nibbles -> the same bits, sign and magnitude apart: `s b c d` `aaa` `bbb` `ccc` `ddd` in each half.
+
+    float16 wants the sign in bit 15 and the magnitude in bits 9 to 11. Nibble 0 is there; 1 is three places to the right as a whole; 2 and 3 get there
+    by one multiplication, 2^6 + 2 and 2^9 + 4, that shifts sign and magnitude by their own distances (operands.py).
+    """
+    w = words.view(np.uint32)
+    out = np.zeros_like(w)
+    for i, (magnitude, sign) in enumerate(_E2M1_PLACES):
+        nibble = w >> np.uint32(4 * i)
+        out |= (nibble & np.uint32(0x00070007)) << np.uint32(magnitude)
+        out |= (nibble & np.uint32(0x00080008)) << np.uint32(sign - 3)
+    return out.view(np.int32)
+
+
+def gather_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Inverse of `spread_e2m1`."""
+    w = words.view(np.uint32)
+    out = np.zeros_like(w)
+    for i, (magnitude, sign) in enumerate(_E2M1_PLACES):
+        nibble = (w >> np.uint32(magnitude)) & np.uint32(0x00070007)
+        nibble |= (w >> np.uint32(sign - 3)) & np.uint32(0x00080008)
+        out |= nibble << np.uint32(4 * i)
+    return out.view(np.int32)
+
+
+def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint") -> NDArray[np.int32]:
     """Canonical 4-bit codes [n, ceil(k/2)] -> int32 [ceil(n/16), ceil(k/64), 32, 4], some tiles at a time so that memory stays flat."""
     n = codes.shape[0]
     tiles, units = -(-n // 16), -(-k // 64)
@@ -89,15 +119,16 @@ def to_fragments(codes: U8, k: int, by_16: bool = False) -> NDArray[np.int32]:
         rows = codes[first * 16 : last * 16]
         q[: len(rows), :k] = unpack(rows, 4, k)
         q = q.reshape(last - first, 2, 8, units, 2, *_INNER[by_16]).transpose(_FORWARD[by_16])
-        words = pack(q.reshape(last - first, units, 32, 4, 8), 4)
-        out[first:last] = np.ascontiguousarray(words).view("<i4")[..., 0]
+        words = np.ascontiguousarray(pack(q.reshape(last - first, units, 32, 4, 8), 4)).view("<i4")[..., 0]
+        out[first:last] = spread_e2m1(words) if element == "e2m1" else words
     return out
 
 
-def from_fragments(words: NDArray[np.int32], n: int, k: int, by_16: bool = False) -> U8:
+def from_fragments(words: NDArray[np.int32], n: int, k: int, by_16: bool = False, element: str = "uint") -> U8:
     """Inverse of `to_fragments`."""
     tiles, units = words.shape[:2]
-    raw = np.ascontiguousarray(words, dtype="<i4").view(np.uint8).reshape(tiles, units, 32, 4, 4)
+    words = np.ascontiguousarray(words, dtype="<i4")
+    raw = (gather_e2m1(words) if element == "e2m1" else words).view(np.uint8).reshape(tiles, units, 32, 4, 4)
     sizes = [(tiles, 2, 8, units, 2, *_INNER[by_16])[a] for a in _FORWARD[by_16]]
     q = unpack(raw, 4, 8).reshape(sizes).transpose(np.argsort(_FORWARD[by_16]))
     return pack(q.reshape(tiles * 16, units * 64)[:n, :k], 4)

@@ -32,7 +32,9 @@ MIN = tl.constexpr(3)  # small-integer minimum times a super minimum
 
 
 @triton.jit
-def load_planes(P8, P4, P2, P1, r, c, mask, WORDS: tl.constexpr, BITS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr):
+def load_planes(
+    P8, P4, P2, P1, r, c, mask, WORDS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr
+):
     """The plane words of rows r by words c: (low four bytes, high four bytes) for 8 bits, (nibbles, pairs, bits) below.
 
     UNITS is 0 in plane order; in fragment order it counts units of 64 inputs, and the word is put together from two words of four codes.
@@ -49,13 +51,19 @@ def load_planes(P8, P4, P2, P1, r, c, mask, WORDS: tl.constexpr, BITS: tl.conste
         hi = tl.load(P8 + 2 * at + 1, mask=mask, other=0)
     if UNITS > 0:
         line = (((r // 16) * UNITS + c // 8) * 32 + (r % 8) * 4) * 4 + 2 * ((c // 4) % 2)
-        shift = (4 * ((r % 16) // 8)).to(tl.int32)
+        h = ((r % 16) // 8).to(tl.int32)
         for s in tl.static_range(2):
             if GROUP == 16:
                 word_at = line + (2 * (c % 2) + s) * 4 + (c % 4) // 2
             else:
                 word_at = line + (c % 4) * 4 + s
-            v = (tl.load(P4 + word_at, mask=mask, other=0) >> shift) & 0x0F0F0F0F
+            v = tl.load(P4 + word_at, mask=mask, other=0)
+            if KIND == E2M1:  # order.spread_e2m1 undone for the two nibbles of this row
+                low = ((v >> (9 - 3 * h)) & 0x00070007) | ((v >> (12 - 3 * h)) & 0x00080008)
+                high = ((v >> (3 - 3 * h)) & 0x00070007) | ((v >> (11 - h)) & 0x00080008)
+                v = low | (high << 8)
+            else:
+                v = (v >> (4 * h)) & 0x0F0F0F0F
             p4 |= ((v | (v >> 12)) & 0xFFFF) << (16 * s)
     elif (BITS >= 4) and (BITS < 8):
         p4 = tl.load(P4 + at, mask=mask, other=0)

@@ -159,7 +159,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
 
     if fragments:
         matrices = codes.reshape(-1, *codes.shape[-2:])
-        words = np.stack([to_fragments(one, k, by_16(fmt, k)) for one in matrices]) if len(matrices) else np.zeros((0, 1, 1, 32, 4), np.int32)
+        words = np.stack([to_fragments(one, k, by_16(fmt, k), fmt.element) for one in matrices]) if len(matrices) else np.zeros((0, 1, 1, 32, 4), np.int32)
         planes = {4: _tensor(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
     else:
         dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
@@ -174,10 +174,20 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     supers = {p: spread(q.parts[p]) if p in q.parts else None for p in ("super_scales", "super_mins")}
     whole = _tensor(q.parts["global_scale"], device) if "global_scale" in q.parts else None
     table = _tensor(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
-    return CudaWeight(
+    held = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
         None if order is None else _tensor(order, device), _exact_half(q),
     )  # fmt: skip
+    settle(device)
+    return held
+
+
+def settle(device: Any) -> None:
+    """Wait until the device has written its weights: kernels read them before the kernel launched before them has ended (launch.py)."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def nbytes(w: CudaWeight) -> int:

@@ -1,0 +1,154 @@
+"""Words of fragment order to operands of mma.m16n8k16: the register decode, the product, and stored scales as float32.
+
+A word is the A operand of one product for one lane: a0 and a2 belong to row g of the tile, a1 and a3 to row g + 8. Names say what comes out:
+
+    *_RAW_F16   a bit pattern that is the value times a power of two (`units` says which); the caller multiplies it back, once an output
+    others      the finished value
+
+u4 in float16 needs four `lop3` and a shift and nothing else: a nibble alone in the low mantissa bits is the subnormal q · 2^−24, the next one
+16 q · 2^−24, and the matrix unit multiplies subnormals exactly. The implicit zero of `int` is then taken from the sums, through Σ x.
+E2M1 codes lie in the word so that most reach their places by one product with a constant, which runs beside the logic unit (`order.spread_e2m1`).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .decode import E2M1, E4M3S, E8M0, INT, UE4M3, UINT
+
+_U4_RAW_F16 = gl.constexpr("""{
+    .reg .b32 t; shr.u32 t, $4, 8;
+    and.b32 $0, $4, 0x000f000f; and.b32 $1, $4, 0x00f000f0; and.b32 $2, t, 0x000f000f; and.b32 $3, t, 0x00f000f0; }""")
+_U4B8_RAW_F16 = gl.constexpr("""{
+    .reg .b32 t, k; shr.u32 t, $4, 8;
+    and.b32 $0, $4, 0x000f000f; and.b32 $1, $4, 0x00f000f0; and.b32 $2, t, 0x000f000f; and.b32 $3, t, 0x00f000f0;
+    mov.b32 k, 0x00080008; sub.f16x2 $0, $0, k; sub.f16x2 $2, $2, k;
+    mov.b32 k, 0x00800080; sub.f16x2 $1, $1, k; sub.f16x2 $3, $3, k; }""")
+_E2M1_RAW_F16 = gl.constexpr("""{
+    .reg .b32 t;
+    and.b32 $0, $4, 0x8e008e00; shl.b32 t, $4, 3; and.b32 $1, t, 0x8e008e00;
+    and.b32 t, $4, 0x40384038; mul.lo.u32 t, t, 66; and.b32 $2, t, 0x8e008e00;
+    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 516; and.b32 $3, t, 0x8e008e00; }""")
+_U4_BF16 = gl.constexpr("""{
+    .reg .b32 t, one, k, c; mov.b32 one, 0x43004300; mov.b32 k, 0x3f803f80; mov.b32 c, 0xc300c300;
+    lop3.b32 $0, $4, 0x000f000f, one, 0xea; shr.u32 t, $4, 4; lop3.b32 $1, t, 0x000f000f, one, 0xea;
+    shr.u32 t, $4, 8; lop3.b32 $2, t, 0x000f000f, one, 0xea; shr.u32 t, $4, 12; lop3.b32 $3, t, 0x000f000f, one, 0xea;
+    fma.rn.bf16x2 $0, $0, k, c; fma.rn.bf16x2 $1, $1, k, c; fma.rn.bf16x2 $2, $2, k, c; fma.rn.bf16x2 $3, $3, k, c; }""")
+_U4B8_BF16 = gl.constexpr("""{
+    .reg .b32 t, one, k, c; mov.b32 one, 0x43004300; mov.b32 k, 0x3f803f80; mov.b32 c, 0xc308c308;
+    lop3.b32 $0, $4, 0x000f000f, one, 0xea; shr.u32 t, $4, 4; lop3.b32 $1, t, 0x000f000f, one, 0xea;
+    shr.u32 t, $4, 8; lop3.b32 $2, t, 0x000f000f, one, 0xea; shr.u32 t, $4, 12; lop3.b32 $3, t, 0x000f000f, one, 0xea;
+    fma.rn.bf16x2 $0, $0, k, c; fma.rn.bf16x2 $1, $1, k, c; fma.rn.bf16x2 $2, $2, k, c; fma.rn.bf16x2 $3, $3, k, c; }""")
+# bfloat16's exponent reaches 2^-126, so the power is multiplied back at once: float32 sums of raw values would be subnormal.
+_E2M1_BF16 = gl.constexpr("""{
+    .reg .b32 t, u, k, z; mov.b32 k, 0x7e807e80; mov.b32 z, 0x80008000;
+    shr.u32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $0, $4, 0x80008000, t, 0xea;
+    shl.b32 u, $4, 3; and.b32 t, $4, 0x01c001c0; lop3.b32 $1, u, 0x80008000, t, 0xea;
+    shl.b32 u, $4, 1; shl.b32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $2, u, 0x80008000, t, 0xea;
+    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 68; and.b32 $3, t, 0x81c081c0;
+    fma.rn.bf16x2 $0, $0, k, z; fma.rn.bf16x2 $1, $1, k, z; fma.rn.bf16x2 $2, $2, k, z; fma.rn.bf16x2 $3, $3, k, z; }""")
+_MMA_F16 = gl.constexpr(
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+)
+_MMA_BF16 = gl.constexpr(
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+)
+
+
+@gluon.constexpr_function
+def decoder(kind, half, offset):
+    """The decoder's assembly. `offset`: int codes come out unsigned, and the caller takes 8 Σ x away."""
+    if kind == E2M1:
+        return _E2M1_RAW_F16 if half else _E2M1_BF16
+    unsigned = kind == UINT or offset
+    if half:
+        return _U4_RAW_F16 if unsigned else _U4B8_RAW_F16
+    return _U4_BF16 if unsigned else _U4B8_BF16
+
+
+@gluon.constexpr_function
+def unit_of(kind, half, down):
+    """What a decoded 1 stands for in rows g (down = 0) and g + 8 (down = 1): a power of two."""
+    if not half:
+        return 1.0
+    if kind == E2M1:
+        return 2.0**-14
+    return 2.0**-20 if down else 2.0**-24
+
+
+@gluon.jit
+def decode_word(w, KIND: gl.constexpr, HALF: gl.constexpr, OFFSET: gl.constexpr):
+    """One word a lane to the four registers of the A operand."""
+    return gl.inline_asm_elementwise(
+        decoder(KIND, HALF, OFFSET), "=&r,=&r,=&r,=&r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def mma(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, HALF: gl.constexpr):
+    """c + a · b for one 16 × 8 × 16 tile a warp; every argument is one register a lane (and token block)."""
+    asm: gl.constexpr = _MMA_F16 if HALF else _MMA_BF16
+    return gl.inline_asm_elementwise(
+        asm, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [a0, a1, a2, a3, b0, b1, c0, c1, c2, c3],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def scale_of(raw, KIND: gl.constexpr):
+    """A stored scale to float32; the twin of decode.scale_f32 in Gluon."""
+    if KIND == E8M0:
+        b = raw.to(gl.int32)
+        bits = gl.where(b == 0, 0x00400000, b << 23)
+        bits = gl.where(b == 255, 0x7FC00000, bits)
+        return bits.to(gl.float32, bitcast=True)
+    elif (KIND == E4M3S) or (KIND == UE4M3):
+        b = raw.to(gl.int32)
+        sign = 0 if KIND == UE4M3 else (b & 0x80) << 8
+        v = (sign | ((b & 0x7F) << 7)).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32) * 256.0
+        if KIND == UE4M3:
+            return gl.where(b == 0x7F, 0.0, v)
+        else:
+            return gl.where((b & 0x7F) == 0x7F, float("nan"), v)
+    else:
+        return raw.to(gl.float32)
+
+
+@gluon.constexpr_function
+def vector_of(axis, layout, rank):
+    """Layout of a vector along one axis of a `rank`-dimensional layout."""
+    for d in reversed(range(rank)):
+        if d != axis:
+            layout = gl.SliceLayout(d, layout)
+    return layout
+
+
+@gluon.jit
+def axis(AXIS: gl.constexpr, SIZE: gl.constexpr, LAYOUT: gl.constexpr, RANK: gl.constexpr):
+    """0 … SIZE − 1 along one axis of a RANK-dimensional layout, the other axes 1."""
+    v = gl.arange(0, SIZE, layout=vector_of(AXIS, LAYOUT, RANK))
+    for d in gl.static_range(RANK):
+        if d != AXIS:
+            v = gl.expand_dims(v, d)
+    return v
+
+
+@gluon.constexpr_function
+def _halves(shape):
+    """Shape with the last axis cut into two halves, and the permutation that puts which half last."""
+    cut = [*shape[:-1], 2, shape[-1] // 2]
+    order = [*range(len(cut) - 2), len(cut) - 1, len(cut) - 2]
+    return cut, order
+
+
+@gluon.jit
+def pieces(t, N: gl.constexpr):
+    """[..., N] held by one lane along the last axis -> its N members, in order. N a power of two."""
+    if N == 2:
+        a, b = gl.split(t)
+        return (a, b)
+    else:
+        cut: gl.constexpr = _halves(t.shape)
+        low, high = gl.split(gl.permute(gl.reshape(t, cut[0]), cut[1]))
+        return pieces(low, N // 2) + pieces(high, N // 2)
