@@ -3,7 +3,7 @@
 NVFP4         element · (scale · weight_scale_2) in float32, then a cast; the code of −0 reads as +0
 MXFP4, MXFP8  element · 2^(byte − 127) in float32, then a cast; byte 255 is inf
 INT4QTensor   (code − 8) / scale in the dtype of the scale, then a cast
-NF4QTensor    scale = r(r(byte / double_scale)) + zeros, table · scale, each in the wider of the dtypes that meet
+NF4QTensor    scale = r(byte / double_scale) + zeros, rounded in the output dtype; table · scale in the wider of that and bfloat16
 FP8, INT8     element · r(scale), the product rounded in the output dtype
 int4 export   no decoder; code · scale in float32, then a cast
 """
@@ -47,10 +47,9 @@ def _value(q: QTensor, out: np.dtype[Any]) -> F32:
 
 
 def _nf4(q: QTensor, out: np.dtype[Any]) -> F32:
-    """The table is bfloat16; double_scale and zeros are in the model's dtype, kept as float32 parts and named in `details`."""
+    """The table is bfloat16, double_scale in the model's dtype; zeros, having no axis, takes the dtype of what it is added to."""
     held = dtype_named(q.details.get("double_scale_dtype", "bfloat16"))
     mapped, double = nested_scales(q)
     scales = rounded(rounded(mapped / double, held), out)
-    summed = promoted(out, dtype_named(q.details.get("zeros_dtype", "bfloat16")))
-    scales = rounded(scales + q.parts["nested_offset"], summed)
-    return rounded(elements(q) * spread(q)(scales), promoted(summed, bfloat16))
+    scales = rounded(scales + rounded(q.parts["nested_offset"], out), out)
+    return rounded(elements(q) * spread(q)(scales), promoted(out, bfloat16))
