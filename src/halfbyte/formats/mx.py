@@ -95,6 +95,7 @@ class MX(Family):
         "torchao-rceil": {"scale": "ceil", "byte0": 1.0, "compute": "float32"},
     }
     policy_words: ClassVar[dict[str, tuple[str, ...]]] = {
+        "gguf": ("mxfp4",),
         "mlx": ("mxfp4", "mxfp8_e4m3"),
         "compressed-tensors": ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"),
         "modelopt": ("mxfp4", "mxfp8_e4m3"),
