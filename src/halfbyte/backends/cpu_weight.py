@@ -120,7 +120,7 @@ def element_fields(fmt: Format) -> dict[str, Any]:
 
 
 def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[int, int, int, NDArray[np.int32] | None]:
-    """Groups, padded group size, segment, and the input each place of the kernels' order holds (None: input order, then a tail)."""
+    """Groups, padded group size, segment, and the input each place of the kernels' order holds (None: input order)."""
     groups = max(fmt.groups(k), 1)
     size = k if fmt.group_size == -1 else min(fmt.group_size, max(k, 1))
     longest = size
@@ -219,7 +219,8 @@ def _canonical_weight(w: QTensor, fields: dict[str, Any], arrays: dict[str, NDAr
     codes = np.ascontiguousarray(w.parts["codes"])
     fields |= {
         "panel_order": False, "row_bytes": codes.shape[1], "grouping": _GROUPING[fmt.grouping], "groups": fmt.groups(k),
-        "integral": False,        "group_rows": max(total if fmt.group_rows == -1 else fmt.group_rows, 1), "first_row": first, "total_rows": total,
+        "integral": False,
+        "group_rows": max(total if fmt.group_rows == -1 else fmt.group_rows, 1), "first_row": first, "total_rows": total,
     }  # fmt: skip
     if fmt.super_size:
         fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
