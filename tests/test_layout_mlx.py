@@ -189,6 +189,8 @@ def test_pack_refuses_what_mlx_cannot_hold() -> None:
         with pytest.raises(LayoutError, match=why):
             MLX.pack(random_tensor(fmt, shape, 0), {})
     q = random_tensor(format_named("affine4", 32), (2, 64), 0)
+    with pytest.raises(LayoutError, match="the config asks for bits 8; this weight has 4"):
+        MLX.pack(q, {"bits": 8})
     with pytest.raises(LayoutError, match="no group index"):
         MLX.pack(type(q)(q.format, q.shape, {**q.parts, "group_index": np.zeros(64, np.int32)}), {})
 

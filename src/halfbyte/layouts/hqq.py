@@ -26,7 +26,7 @@ from ..bits import pack, unpack
 from ..errors import LayoutError, UnsupportedError
 from ..formats import family_of, format_named
 from ..qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, sizes, want, whole
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, sizes, want, whole
 from .eight_bits import FLOATS, U8, dtype_by_name
 from .words import as_bytes, as_words, recall, remember
 
@@ -99,6 +99,7 @@ class HQQ(Layout):
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         self._check(q)
+        check_asked("hqq", q, config, {key: value for key, value in self.config(q).items() if key != "shape"})
         kept = q.details if q.origin == "hqq" else {}
         fmt, (n, k) = q.format, q.shape
         axis = 0 if fmt.grouping == "strided" else 1

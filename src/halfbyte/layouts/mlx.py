@@ -30,7 +30,7 @@ from ..formats import format_named
 from ..formats.affine import one_dtype
 from ..qtensor import QTensor
 from ..spec import Format
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, only, refuse, want, whole
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, only, refuse, want, whole
 from .eight_bits import E4M3, E8M0, F32, FLOATS, U8, bytes_of, cast, dtype_by_name, held_exactly, named
 from .words import as_bytes, as_words, remember_lost, restored
 
@@ -138,6 +138,7 @@ class MLX(Layout):
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         fmt = q.format
         mode = self._mode(q)
+        check_asked("mlx", q, config, self.config(q))
         if q.shape[-1] % fmt.group_size or q.shape[-1] * fmt.bits % 32:
             raise refuse("mlx", q, f"k = {q.shape[-1]} is not whole groups of {fmt.group_size} in whole 32-bit words")
         if "group_index" in q.parts:

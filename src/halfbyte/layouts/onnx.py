@@ -20,7 +20,7 @@ from ..bits import pack, unpack
 from ..errors import LayoutError
 from ..formats import format_named
 from ..qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, only, refuse, want, whole
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, only, refuse, want, whole
 from .eight_bits import FLOATS, U8
 from .integers import check_index
 from .words import join_stream, recall, remember, split_stream
@@ -97,6 +97,7 @@ class ONNX(Layout):
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         fmt, kept = q.format, q.details if q.origin == "onnxruntime" else {}
         self._check(q)
+        check_asked("onnx", q, config, self.config(q))
         n, k = q.shape
         block, blocks = fmt.group_size, fmt.groups(k)
         width = block * fmt.bits // 8
