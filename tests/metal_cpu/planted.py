@@ -36,6 +36,11 @@ FAULTS: dict[str, Planted] = {
         f"threadgroup float a[64]; threadgroup float b[64]; a[i] = x[i]; b[i] = x[i]; {BAR} threadgroup float* p = a + i; y[i] = p[i == 63 ? 1 : 0] + b[i];",
         "out of bounds: read of 4 bytes at byte 256 of a",
     ),
+    "a loop the compiler could make a block copy": Planted(
+        f"threadgroup float t[64]; t[i] = x[i]; {BAR} float v[4]; for (uint j = 0; j < 4; ++j) v[j] = t[j]; {BAR}"
+        f" threadgroup float* p = t + 61; if (i == 0) for (uint j = 0; j < 4; ++j) p[j] = v[j]; {BAR} y[i] = t[i];",
+        "out of bounds: write of 4 bytes at byte 256 of t",
+    ),
     "array of the thread's own": Planted(
         "float a[4] = {0.0f, 1.0f, 2.0f, 3.0f}; y[i] = a[i % 5] + x[i];", "undefined: index beyond an array"
     ),

@@ -1,0 +1,135 @@
+"""Apple GPUs through Metal: shaders in shaders/, run by torch (this backend) or by MLX (`halfbyte.mlx`). See docs/metal.md.
+
+No kernel has run on Apple hardware yet; the tests run the same sources on the CPU. The module imports without torch; `reason()`
+says what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from typing import TYPE_CHECKING, Any
+
+from ...errors import BackendError, ShapeError
+from ...qtensor import QTensor
+from ..base import SCHEDULES, Backend, Call, Prepared
+from .weight import MetalWeight, metal_weight, refusal
+
+if TYPE_CHECKING:
+    from .torch_route import TorchRoute
+
+
+class MetalBackend(Backend):
+    """MSL kernels through `torch.mps.compile_shader`, on torch tensors of the `mps` device."""
+
+    name = "metal"
+    device = "mps"
+
+    def __init__(self, route: TorchRoute | None = None) -> None:
+        self._route = route
+
+    def reason(self) -> str | None:
+        if self._route is not None:
+            return None
+        if platform.system() != "Darwin":
+            return f"Metal needs an Apple GPU; this machine runs {platform.system()}"
+        if importlib.util.find_spec("torch") is None:
+            return "torch is not installed: pip install 'halfbyte[torch]' (MLX arrays go through halfbyte.mlx)"
+        import torch
+
+        if not torch.backends.mps.is_available():
+            return "torch finds no Metal device (torch.backends.mps.is_available() is False)"
+        if not hasattr(torch.mps, "compile_shader"):
+            return f"torch {torch.__version__} has no torch.mps.compile_shader; 2.6 or later has"
+        if int(platform.mac_ver()[0].partition(".")[0] or 0) < 14:
+            return f"the shaders need macOS 14 or later (MSL 3.1); this is {platform.mac_ver()[0]}"
+        return None
+
+    def refuses(self, call: Call) -> str | None:
+        if call.activations != "exact":
+            return f"the Metal backend computes exact activations only, not {call.activations!r}"
+        if call.schedule not in (None, *SCHEDULES):
+            return f"schedule {call.schedule!r} has no Metal kernel; there are {', '.join(SCHEDULES)}"
+        why = refusal(call.format)
+        if (
+            why is None
+            and call.schedule == "fused"
+            and (call.format.bits != 4 or call.format.element not in ("e2m1", "int", "uint"))
+        ):
+            return f"the fused schedule stages 4-bit integers and E2M1, not {call.format.name}"
+        return why
+
+    @property
+    def route(self) -> TorchRoute:
+        """The torch route, made on first use."""
+        if self._route is None:
+            import torch
+
+            from .torch_route import TorchRoute
+
+            self._route = TorchRoute(torch.mps.compile_shader)
+        return self._route
+
+    def prepare(self, w: QTensor) -> Prepared:
+        held = metal_weight(w, self.route.array)
+        return Prepared(self.name, w.format, w.shape, held, _nbytes(held))
+
+    def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
+        from . import launch
+
+        self._same_device("linear", x)
+        return launch.linear(self.route, x, w.data, bias, schedule)
+
+    def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
+        from . import launch
+
+        self._same_device("embedding", ids)
+        flat = ids.reshape(-1)
+        if flat.is_floating_point():
+            raise ShapeError(f"[embedding] ids are {ids.dtype}; integers are allowed")
+        if flat.numel() and (int(flat.min()) < 0 or int(flat.max()) >= w.shape[0]):
+            raise ShapeError(f"[embedding] ids run from {int(flat.min())} to {int(flat.max())}; rows are 0 to {w.shape[0] - 1}")
+        return launch.dequantize(self.route, w.data, dtype, flat).reshape(*ids.shape, w.shape[1])
+
+    def dequantize(self, w: Prepared, dtype: str) -> Any:
+        import torch
+
+        from . import launch
+
+        if len(w.shape) == 2:
+            return launch.dequantize(self.route, w.data, dtype)
+        return torch.stack([launch.dequantize(self.route, w.data.expert(e), dtype) for e in range(w.shape[0])])
+
+    def experts(
+        self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
+        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None,
+    ) -> Any:  # fmt: skip
+        """`ops.experts` on the device: x (m, k), indices and weights (m, top_k)."""
+        from .experts import experts
+
+        self._same_device("experts", x)
+        return experts(
+            self.route, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
+            gate_up_bias=gate_up_bias, down_bias=down_bias,
+        )  # fmt: skip
+
+    def expert(self, w: Prepared, index: int) -> Prepared:
+        held = w.data.expert(index)
+        return Prepared(self.name, w.format, w.shape[1:], held, w.nbytes // w.shape[0])
+
+    def describe(self) -> str:
+        import torch
+
+        return f"{platform.processor() or 'Apple GPU'}, torch {torch.__version__}; its kernels are tested on the CPU only"
+
+    def _same_device(self, op: str, x: Any) -> None:
+        if x.device.type != self.route.device:
+            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {self.route.device}; move one of them")
+
+
+def _nbytes(w: MetalWeight) -> int:
+    held = (w.codes, w.scales, w.addends, w.factors, w.order)
+    return sum(t.numel() * t.element_size() for t in held if t is not None)
+
+
+__all__ = ["BackendError", "MetalBackend"]

@@ -1,0 +1,92 @@
+"""A mixture of experts on the device: route, two products, combine. No count travels to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import kernels
+from .kernels import MATVEC_ROWS, TILE
+from .launch import _ceil
+from .route import Route
+from .weight import MetalWeight
+
+FEW_ROUTED = 64
+"""Routed rows up to which each has threadgroups of its own; above, rows are sorted by expert and share tiles. Computed, not
+measured: with fewer rows than a tile holds, a tile would be mostly padding."""
+
+
+def experts(
+    route: Route,
+    x: Any,
+    gate_up: MetalWeight,
+    down: MetalWeight,
+    indices: Any,
+    shares: Any,
+    *,
+    activation: str = "swiglu",
+    interleaved: bool = False,
+    gate_up_bias: Any | None = None,
+    down_bias: Any | None = None,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+) -> Any:
+    """y[i] = Σ_t shares[i, t] · down_e(act(gate_up_e(x[i]))), e = indices[i, t]; sums over t in order, float32 throughout.
+
+    x (m, k); gate_up (e, 2f, k), or (e, f, k) with activation "none"; down (e, h, f); indices and shares (m, top_k); biases
+    (e, 2f) and (e, h) or None. Returns (m, h) in x's dtype.
+    """
+    m, top_k = (int(d) for d in indices.shape)
+    dtype = route.dtype_of(x)
+    h = down.shape[1]
+    if m == 0 or top_k == 0 or h == 0:
+        return route.zeros((m, h), dtype)
+    index = route.cast(indices.reshape(-1), "int32")
+    place = _Place(route, index, gate_up.shape[0], m * top_k, top_k)
+    gated = activation != "none"
+    half = 0 if interleaved or not gated else gate_up.shape[1] // 2
+    hidden = place.product(x, gate_up, gate_up_bias, activation, half, False, limit, alpha)
+    routed = place.product(hidden, down, down_bias, "none", 0, True, limit, alpha)
+    kernel = kernels.experts_combine(dtype)
+    across, rows, _ = kernel.group
+    (y,) = route.run(
+        kernel,
+        [routed, route.cast(shares, "float32")],
+        [m, h, top_k],
+        [],
+        [(m, h)],
+        (_ceil(h, across) * across, _ceil(m, rows) * rows, 1),
+    )
+    return y
+
+
+class _Place:
+    """Where the routed rows lie: as they are for few, sorted by expert for many."""
+
+    def __init__(self, route: Route, index: Any, experts: int, rows: int, top_k: int) -> None:
+        self.route, self.index, self.experts, self.rows, self.top_k = route, index, experts, rows, top_k
+        self.few = rows <= FEW_ROUTED
+        if not self.few:
+            self.order, self.offsets = route.by_expert(index, experts)
+
+    def product(
+        self, x: Any, w: MetalWeight, bias: Any | None, activation: str, half: int, down: bool, limit: float, alpha: float
+    ) -> Any:
+        """One of the two products over all routed rows -> float32 (rows, outputs)."""
+        route, dtype = self.route, self.route.dtype_of(x)
+        n = w.shape[1]
+        outputs = n if activation == "none" else n // 2
+        tokens, stride = route.rows(x, 8 * w.units, w.order)
+        codes = [w.codes, w.scales, w.scales if w.addends is None else w.addends]
+        last = [w.factors if bias is None else route.cast(bias, "float32"), w.factors]
+        has_bias, floats = int(bias is not None), [w.format.divisor, limit, alpha]
+        shapes = [(self.rows, outputs)]
+        if self.few:
+            kernel = kernels.experts_matvec(w.format, dtype, activation, down)
+            ints = [w.units, w.groups, n, stride, self.top_k, half, has_bias]
+            threads = (_ceil(n, MATVEC_ROWS) * kernel.group[0], self.rows, 1)
+            return route.run(kernel, [*codes, tokens, self.index, *last], ints, floats, shapes, threads)[0]
+        kernel = kernels.experts_gemm(w.format, dtype, activation, down)
+        ints = [w.units, w.groups, n, stride, self.experts, self.top_k, half, has_bias]
+        tiles = _ceil(self.rows, TILE) + self.experts  # one short tile an expert at most
+        threads = (_ceil(n, TILE) * kernel.group[0], tiles, 1)
+        return route.run(kernel, [*codes, tokens, self.order, self.offsets, *last], ints, floats, shapes, threads)[0]

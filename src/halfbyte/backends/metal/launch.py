@@ -1,0 +1,144 @@
+"""Host side of the kernels, the same for both routes: which kernel, which buffers, how many threads.
+
+Grids round up: ceil(n / rows of a threadgroup) groups, never a floor, and kernels drop what lies beyond m and n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...errors import BackendError
+from . import kernels
+from .kernels import GEMM_GROUP, MATVEC_ROWS, MATVEC_SIMDGROUPS, SIMDGROUP, TILE
+from .route import Route
+from .weight import FEWEST_ELEMENTS, MetalWeight, size_of
+
+MATVEC_M = 8
+"""Tokens up to which the matrix-vector kernel serves; computed, not measured: past 8 a 64-token tile does less work a weight."""
+STRIPES = 64
+"""Stripes of the striped schedule: a few for each of 8 to 40 GPU cores."""
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _weight(w: MetalWeight) -> list[Any]:
+    return [w.codes, w.scales, w.scales if w.addends is None else w.addends]
+
+
+def dequantize(route: Route, w: MetalWeight, dtype: str, ids: Any | None = None) -> Any:
+    """Dense (n, k), or the rows `ids` (one axis) of it."""
+    n, k = w.shape
+    rows = n if ids is None else int(ids.shape[0])
+    if rows == 0 or k == 0 or n == 0:
+        return route.zeros((rows, k), dtype)
+    index = route.zeros((FEWEST_ELEMENTS,), "int32") if ids is None else route.cast(ids, "int32")
+    kernel = kernels.dequantize(w.format, dtype, gather=ids is not None)
+    across, down, _ = kernel.group
+    threads = (_ceil(w.units, across) * across, _ceil(rows, down) * down, 1)
+    (y,) = route.run(
+        kernel, [*_weight(w), index, w.factors], [w.units, w.groups, k, rows], [w.format.divisor], [(rows, k)], threads
+    )
+    return y if w.order is None else route.take_columns(y, w.order)
+
+
+class Product:
+    """Arguments every product takes."""
+
+    def __init__(self, route: Route, x: Any, w: MetalWeight, bias: Any | None) -> None:
+        self.route, self.w = route, w
+        self.dtype = route.dtype_of(x)
+        self.m, self.n = int(x.shape[0]), w.shape[0]
+        self.x, self.stride = route.rows(x, 8 * w.units, w.order)
+        self.has_bias = int(bias is not None)
+        self.bias = w.factors if bias is None else route.cast(bias, "float32")
+
+    def run(self, kernel: Any, extra: list[int], groups: tuple[int, int]) -> Any:
+        """A kernel with the usual buffers over `groups` threadgroups; `extra` stands between units and m."""
+        ints = [self.w.units, *extra, self.m, self.n, self.stride, self.has_bias]
+        threads = (groups[0] * kernel.group[0], groups[1], 1)
+        (y,) = self.route.run(
+            kernel,
+            [*_weight(self.w), self.x, self.bias, self.w.factors],
+            ints,
+            [self.w.format.divisor],
+            [(self.m, self.n)],
+            threads,
+        )
+        return y
+
+
+def linear(route: Route, x: Any, w: MetalWeight, bias: Any | None = None, schedule: str | None = None) -> Any:
+    """x (m, k) · wᵀ + bias -> (m, n) in x's dtype."""
+    m, n = int(x.shape[0]), w.shape[0]
+    dtype = route.dtype_of(x)
+    if m == 0 or size_of(w.shape) == 0:
+        y = route.zeros((m, n), dtype)
+        return y if bias is None else y + route.cast(bias, dtype)
+    if schedule == "dequantize_then_gemm":
+        y = route.matmul(x, dequantize(route, w, dtype))
+        return y if bias is None else route.cast(route.cast(y, "float32") + route.cast(bias, "float32"), dtype)
+    p = Product(route, x, w, bias)
+    if schedule is None:
+        if m <= MATVEC_M:
+            return matvec(p)
+        schedule = "double-buffered" if w.fused_refusal(dtype) else "fused"
+    tiles = (_ceil(n, TILE), _ceil(m, TILE))
+    if schedule == "fused":
+        return fused(p, "wide")
+    if schedule == "striped":
+        return striped(p)
+    make = kernels.gemm_single_stage if schedule == "single-stage" else kernels.gemm_double_buffered
+    return p.run(make(w.format, dtype), [w.groups], tiles)
+
+
+def matvec(p: Product) -> Any:
+    """The m ≤ 8 schedule: 1, 2 or 4 tokens a threadgroup."""
+    tokens = 1 if p.m == 1 else 2 if p.m == 2 else 4
+    kernel = kernels.matvec(p.w.format, p.dtype, tokens)
+    return p.run(kernel, [p.w.groups], (_ceil(p.n, MATVEC_ROWS), _ceil(p.m, tokens)))
+
+
+def fused(p: Product, variant: str) -> Any:
+    """The fused schedule on weights in rows; variant "" is the plain design."""
+    why = p.w.fused_refusal(p.dtype)
+    if why:
+        raise BackendError(f"[metal] {why}")
+    kernel = kernels.gemm_fused(p.w.format, p.dtype, variant)
+    p.w = replace(p.w, codes=p.route.words(p.w.codes))
+    return p.run(kernel, [p.w.units, 1, p.w.groups, 1], (_ceil(p.n, TILE), _ceil(p.m, TILE)))
+
+
+def striped(p: Product) -> Any:
+    """The striped schedule: equal shares of all tiles' steps, then the pieces of each output in order."""
+    w, route = p.w, p.route
+    tiles, steps = _ceil(p.n, TILE) * _ceil(p.m, TILE), _ceil(w.units, 4)
+    per_stripe = _ceil(tiles * steps, STRIPES)
+    stripes = _ceil(tiles * steps, per_stripe)
+    first = kernels.gemm_striped(w.format, p.dtype)
+    (pieces,) = route.run(
+        first, [*_weight(w), p.x], [w.units, w.groups, p.m, p.n, p.stride, per_stripe], [], [(stripes + tiles, TILE, TILE)],
+        (stripes * GEMM_GROUP[0], 1, 1),
+    )  # fmt: skip
+    second = kernels.gemm_striped_reduce(w.format.global_op, p.dtype)
+    across, down, _ = second.group
+    (y,) = route.run(
+        second, [pieces, p.bias, w.factors], [w.units, p.m, p.n, per_stripe, p.has_bias], [w.format.divisor], [(p.m, p.n)],
+        (_ceil(p.n, across) * across, _ceil(p.m, down) * down, 1),
+    )  # fmt: skip
+    return y
+
+
+def rmsnorm_matvec(route: Route, x: Any, gain: Any, w: MetalWeight, eps: float) -> Any:
+    """W · rmsnorm(x, gain) for one token x (k,) -> (n,)."""
+    n, k = w.shape
+    row, _ = route.rows(x.reshape(1, k), 8 * w.units, w.order)
+    gains, _ = route.rows(gain.reshape(1, k), 8 * w.units, w.order)
+    kernel = kernels.rmsnorm_matvec(w.format, route.dtype_of(x))
+    threads = (_ceil(n, MATVEC_ROWS) * SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1)
+    (y,) = route.run(
+        kernel, [*_weight(w), row, gains, w.factors], [w.units, w.groups, n, k], [w.format.divisor, eps], [(n,)], threads
+    )
+    return y
