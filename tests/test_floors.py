@@ -26,8 +26,8 @@ FLOORS: dict[str, int] = {
     # 4 machines
     "backends": 4, "_native": 4,
     # 5 verbs
-    "ops": 5, "namemap": 5, "pairing": 5, "rowview": 5, "verification": 5, "inspection": 5, "dequantizing": 5, "convert": 5,
-    "quantizers": 5,
+    "ops": 5, "namemap": 5, "pairing": 5, "rowview": 5, "verification": 5, "inspection": 5, "dequantizing": 5, "converting": 5,
+    "quantizers": 5, "joining": 5,
     # 6 guests
     "torch": 6, "transformers": 6, "generation": 6, "evaluation": 6,
     # 7 door
