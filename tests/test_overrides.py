@@ -221,6 +221,10 @@ CONFIGS: dict[str, tuple[dict, dict[str, dict | None]]] = {
          "llm_int8_skip_modules": ["lm_head", "mlp.gate"]},
         {"lm_head": None, "model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"bnb_4bit_quant_type": "nf4"}},
     ),
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["mlp.gate"]},
+        {"model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"weight_block_size": [128, 128]}},
+    ),
     "hqq": (
         {"quant_method": "hqq", "skip_modules": ["lm_head"], "quant_config": {"weight_quant_params": {"nbits": 4,
          "group_size": 64, "axis": 1}}},
@@ -270,7 +274,7 @@ def test_every_scheme_is_among_the_tested_configs():
     assert set(SCHEMES.values()) - tested == {SCHEMES["metal-marlin"]}
 
 
-@pytest.mark.parametrize("method", ["exl2", "aqlm", "quip", "spqr", "fp8", "quanto", "eetq", "bitnet"])
+@pytest.mark.parametrize("method", ["exl2", "aqlm", "quip", "spqr", "fbgemm_fp8", "quanto", "eetq", "bitnet"])
 def test_methods_that_are_not_read_are_named(method: str):
     with pytest.raises(UnsupportedError, match="recognised and not read"):
         scheme_of({"quant_method": method, "bits": 4.5}, "config.json")

@@ -245,6 +245,13 @@ class BitsAndBytesScheme(SkipListScheme):
     skip_keys = ("llm_int8_skip_modules",)
 
 
+class FineGrainedFP8Scheme(SkipListScheme):
+    """Fine-grained FP8: `weight_block_size`, `modules_to_not_convert`."""
+
+    method = "fp8"
+    skip_keys = ("modules_to_not_convert",)
+
+
 class TorchAOScheme(SkipListScheme):
     """torchao: `quant_type` is an object {"default": {"_type", "_data"}}, per-module ones under a name or `re:` pattern."""
 
@@ -319,7 +326,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "gptq": GPTQScheme, "gptqmodel": GPTQScheme, "awq": AWQScheme, "compressed-tensors": CompressedTensorsScheme,
     "modelopt": ModelOptScheme, "modelopt_fp4": ModelOptScheme, "modelopt_mixed": ModelOptScheme, "mlx": MLXScheme,
     "mxfp4": GptOssScheme, "bitsandbytes": BitsAndBytesScheme, "torchao": TorchAOScheme, "hqq": HQQScheme, "onnx": ONNXScheme,
-    "metal-marlin": MetalMarlinScheme,
+    "metal-marlin": MetalMarlinScheme, "fp8": FineGrainedFP8Scheme,
 }  # fmt: skip
 """`quant_method` -> scheme."""
 

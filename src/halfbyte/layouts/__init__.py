@@ -10,6 +10,7 @@ from .awq_marlin import AWQMarlin
 from .base import Described, Header, Layout
 from .bitsandbytes import BitsAndBytes
 from .compressed_tensors import CompressedTensors
+from .fine_grained_fp8 import FineGrainedFP8
 from .gguf import GGUF
 from .gpt_oss import GptOss
 from .gptq import GPTQ
@@ -30,6 +31,7 @@ _ALL: tuple[type[Layout], ...] = (
     CompressedTensors,
     MetalMarlin,
     ModelOpt,
+    FineGrainedFP8,
     GptOss,
     MLX,
     GGUF,

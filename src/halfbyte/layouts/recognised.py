@@ -92,13 +92,6 @@ RECOGNISED: tuple[Recognised, ...] = (
     Recognised(
         "FBGEMM FP8", ("fbgemm_fp8",), (), "float8 rows that want dynamically quantized activations", "transformers or vLLM"
     ),
-    Recognised(
-        "fine-grained FP8",
-        ("fp8",),
-        (),
-        "float8 tiles of 128 × 128",
-        "transformers or vLLM, or a compressed-tensors or ModelOpt export",
-    ),
     Recognised("Quanto", ("quanto",), ("weight._data", "weight._scale"), "optimum-quanto's tensor subclasses", "optimum-quanto"),
     Recognised("EETQ", ("eetq",), ("weight_scales",), "int8 in the order of one CUTLASS kernel", "the EETQ package"),
     Recognised("HIGGS", ("higgs",), ("tables", "tables2"), "vector grids under a Hadamard rotation", "the flute package"),

@@ -1,0 +1,81 @@
+"""Fine-grained FP8: tiles of float8 under one float each, read from a folder as DeepSeek and Qwen3 write it."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+import halfbyte as hb
+from halfbyte.errors import LayoutError
+from halfbyte.layouts import LAYOUTS
+
+E4M3 = ml_dtypes.float8_e4m3fn
+FP8 = LAYOUTS["fp8"]
+
+
+def tensors(n, k, tile, seed=0, scale=np.float32):
+    rng = np.random.default_rng(seed)
+    grid = (-(-n // tile[0]), -(-k // tile[1]))
+    return {
+        "weight": rng.integers(0, 256, (n, k), dtype=np.uint8).view(E4M3),
+        "weight_scale_inv": (rng.standard_normal(grid) * 1e-3).astype(scale),
+    }
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([(16, 16), (8, 32), (128, 128)]), st.booleans())
+def test_a_bijection_on_random_bytes(n, k, tile, half):
+    t = tensors(n, k, tile, scale=ml_dtypes.bfloat16 if half else np.float32)
+    q = FP8.unpack(t, {"weight_block_size": list(tile)})
+    back = FP8.pack(q, {})
+    assert all(np.array_equal(back[s].view(np.uint8), t[s].view(np.uint8)) for s in t)
+    assert FP8.unpack(back, FP8.config(q)) == q or n * k == 0
+
+
+def test_each_value_is_its_code_times_its_tile():
+    t = tensors(40, 70, (16, 32))
+    w = FP8.unpack(t, {"weight_block_size": [16, 32]}).dequantize("float32")
+    codes, scales = t["weight"].astype(np.float64), t["weight_scale_inv"].astype(np.float64)
+    for i, j in ((0, 0), (15, 31), (16, 32), (39, 69), (20, 64)):
+        want = np.float32(codes[i, j] * scales[i // 16, j // 32])
+        assert w[i, j] == want or (np.isnan(w[i, j]) and np.isnan(want))
+
+
+def test_a_folder_opens_with_its_skipped_modules_dense(tmp_path):
+    t = tensors(256, 384, (128, 128), 3)
+    t["weight"] = np.where(np.isnan(t["weight"].astype(np.float32)), 1, t["weight"].astype(np.float32)).astype(E4M3)
+    raw = {"model.layers.0.mlp.gate_proj." + s: a for s, a in t.items()}
+    raw["model.layers.0.mlp.gate.weight"] = np.ones((4, 384), np.float32)
+    save_file(raw, tmp_path / "model.safetensors")
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["model.layers.0.mlp.gate"]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    with hb.open(tmp_path) as ckpt:
+        assert ckpt.format == "fp8"
+        w = ckpt["model.layers.0.mlp.gate_proj"]
+        assert str(w.format) == "fp8_e4m3:g128"
+        assert isinstance(ckpt["model.layers.0.mlp.gate.weight"], np.ndarray)
+        want = np.repeat(np.repeat(t["weight_scale_inv"], 128, 0), 128, 1) * t["weight"].astype(np.float32)
+        np.testing.assert_array_equal(w.dequantize("float32"), want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_scale_inv": np.ones((3, 1), np.float32)}, r"wanted \[2, 3\] for tiles of 128 x 128 of \[256, 384\]"),
+        ({"weight": np.ones((256, 384), np.int8)}, "weight is int8; allowed: float8_e4m3fn"),
+        ({"weight_scale_inv": np.ones((2, 3), np.float16)}, "allowed: float32, bfloat16"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change, message):
+    with pytest.raises(LayoutError, match=message):
+        FP8.unpack({**tensors(256, 384, (128, 128)), **change}, {}, "m")
+
+
+def test_a_tile_size_that_is_none_is_refused():
+    with pytest.raises(LayoutError, match="weight_block_size is 128; two whole numbers"):
+        FP8.unpack(tensors(4, 4, (128, 128)), {"weight_block_size": 128}, "m")
