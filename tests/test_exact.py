@@ -134,6 +134,29 @@ def test_nested_blocks_keep_their_place_across_slices():
     np.testing.assert_array_equal(whole.astype(np.float64), slow.dequantized(fmt, q.shape, q.parts, "float32").astype(np.float64))
 
 
+def test_an_infinite_scale_is_not_cancelled_by_what_a_rounding_left():
+    """3 − 2^-149 takes two float64 terms; times infinity they are infinities of opposite signs."""
+    fmt = format_named("hqq4:g8", scale_dtype="float32")
+    parts = {
+        "codes": np.full((1, 4), 0x33, np.uint8),
+        "scales": np.array([[np.inf]], np.float32),
+        "zeros": np.array([[2.0**-149]], np.float32),
+    }
+    assert np.isposinf(QTensor(fmt, (1, 8), parts).dequantize()).all()
+
+
+def test_an_infinite_second_scale_that_divides_leaves_the_offset():
+    fmt = format_named("nf4_modelopt:g8", nested=True)
+    parts = {
+        "codes": np.full((1, 4), 0xFF, np.uint8),  # the entry 1
+        "scales": np.array([[200]], np.uint8),
+        "nested_map": np.arange(-128, 128).astype(np.float32),
+        "nested_absmax": np.array([np.inf], np.float32),
+        "nested_offset": np.array(0.375, np.float32),
+    }
+    assert (QTensor(fmt, (1, 8), parts).dequantize() == 0.375).all()
+
+
 # The arithmetic itself.
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -142,23 +142,26 @@ def _float32(fmt: Format, shape: tuple[int, ...], parts: Parts, place: Place) ->
 
 
 class _Term(NamedTuple):
-    """A float64 array and the significant bits its elements have at most."""
+    """A float64 array, the significant bits its elements have at most, and whether it is what another term's rounding left."""
 
     value: F64
     bits: int
+    rest: bool = False
 
 
 def _times(terms: list[_Term], factor: F64, bits: int) -> list[_Term]:
     """Every term times a factor of so many bits, exactly: beyond 53 bits the rounding errors become terms."""
     out = []
     for term in terms:
+        # An infinite or NaN factor has its say in the leading term alone: its rest times infinity could cancel it.
+        by = np.where(np.isfinite(factor), factor, 0.0) if term.rest else factor
         if term.bits + bits <= 53:
-            out.append(_Term(term.value * factor, term.bits + bits))
+            out.append(_Term(term.value * by, term.bits + bits, term.rest))
             continue
-        product, error = two_product(term.value, factor)
-        out.append(_Term(product, 53))
+        product, error = two_product(term.value, by)
+        out.append(_Term(product, 53, term.rest))
         if error.any():
-            out.append(_Term(error, 53))
+            out.append(_Term(error, 53, True))
     return out
 
 
@@ -173,7 +176,7 @@ def _shifted(fmt: Format, parts: Parts, codes: NDArray[np.uint8], place: Place) 
     # A float16 zero point is a multiple of 2^−24 below 2^16. The lower term is a piece of one operand: 24 bits.
     terms = [_Term(hi, 41 if fmt.scale == "float16" else 53)]
     if np.nan_to_num(lo).any():
-        terms.append(_Term(np.nan_to_num(lo), 24))
+        terms.append(_Term(np.nan_to_num(lo), 24, True))
     return terms
 
 
@@ -199,7 +202,9 @@ def _scaled(
     offset = np.broadcast_to(parts["nested_offset"].astype(np.float64), mapped.shape)
     if not fmt.inverse:
         return _times(terms, place(mapped * absmax), 48) + _times(terms, place(offset), 24), None
-    # (map / absmax + offset) · element over the common divisor absmax.
+    # (map / absmax + offset) · element over the common divisor absmax, but for an infinite one, over which map is 0.
+    endless = np.isinf(absmax)
+    mapped, absmax = np.where(endless, mapped / absmax, mapped), np.where(endless, 1.0, absmax)
     return _times(terms, place(mapped), 24) + _times(terms, place(offset * absmax), 48), place(absmax)
 
 
@@ -207,7 +212,7 @@ def exact_values(fmt: Format, shape: tuple[int, ...], parts: Parts, window: Wind
     """The exact values of a tensor (or a window of its rows) as `Exact`, float64 [*shape] terms."""
     place = placement(fmt, shape, window, parts.get("group_index"))
     divisors: list[F64] = []
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", under="ignore", divide="ignore"):
         terms = _shifted(fmt, parts, unpack(parts["codes"], fmt.bits, shape[-1]), place)
         terms, divisor = _scaled(fmt, shape, parts, window, terms, place)
         divisors += [] if divisor is None else [divisor]
