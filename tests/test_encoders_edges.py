@@ -321,6 +321,13 @@ def test_case_09_three_fp4_columns_take_two_bytes_a_row():
     assert (q.parts["codes"][:, 1] >> 4 == 0).all()
 
 
+def test_case_03_three_bit_rows_are_dense():
+    """128 codes of 3 bits take 48 bytes, 12 words, not 13."""
+    q = quantize(gaussian((64, 128)), "uint3:g128")
+    assert q.parts["codes"].shape == (64, 48)
+    assert format_named("uint3").row_bytes(64) == 24
+
+
 @pytest.mark.parametrize("word", ENCODED)
 @pytest.mark.parametrize("shape", [(0, 256), (3, 0), (0, 0), (0, 3, 256), (2, 0, 256)])
 def test_empty_weights_have_empty_parts(word, shape):

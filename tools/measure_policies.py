@@ -2,8 +2,8 @@
 
     python tools/measure_policies.py gemma-3-270m-q4_k_m.gguf
 
-Error is sum (x − q)² / sum x² over a tensor, q the decoded values in float64. The weights are what the file's Q8_0, Q6_K and Q5_0 blocks decode
-to, so they already lie on a fine grid (8 and 6 bits) or a coarse one (5 bits).
+Error is sum (x − q)² / sum x² over a tensor. The weights are what the file's Q8_0, Q6_K and Q5_0 blocks decode to, so they
+already lie on a fine grid (8 and 6 bits) or a coarse one (5 bits).
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from halfbyte.formats.encode import quantize
 
 TENSORS = ("token_embd.weight", "blk.0.ffn_down.weight", "blk.8.attn_v.weight", "blk.0.ffn_up.weight", "blk.17.attn_q.weight")
 ROWS = 1024
+MX = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")
+INT = ((2, 32), (3, 128), (4, 32), (4, 128), (8, 128))
 CANDIDATES: list[tuple[str, list[dict]]] = (
-    [(w, [{"scale": s} for s in ("floor", "even", "ceil")]) for w in ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")]
+    [(w, [{"scale": s} for s in ("floor", "even", "ceil")]) for w in MX]
     + [("mxfp8_e4m3", [{"scale": "even", "even_bits": 1}])]
     + [("nvfp4", [{}, {"scale_floor": 2.0**-6}, {"policy": "modelopt"}, {"policy": "compressed-tensors"}, {"policy": "mlx"}])]
-    + [(f"int{b}:g{g}", [{"scale": s} for s in ("max", "half", "edge", "no_clip")]) for b, g in ((2, 32), (3, 128), (4, 32), (4, 128), (8, 128))]
+    + [(f"int{b}:g{g}", [{"scale": s} for s in ("max", "half", "edge", "no_clip")]) for b, g in INT]
+    + [(f"uint{b}:g{g}", [{"zero": s} for s in ("range", "edge")]) for b, g in INT]
     + [(f"affine{b}:g64", [{"scale": s} for s in ("minmax", "edge")] + [{"policy": "mlx"}]) for b in (2, 3, 4, 8)]
     + [("nf4", [{}, {"nested": True}, {"nested": True, "policy": "bitsandbytes"}])]
-    + [("hqq4:g64", [{}, {"policy": "hqq"}])]
-    + [("fp4:g32", [{}]), ("fp4:g16", [{}]), ("fp8_e4m3", [{}]), ("uint4:g128", [{}, {"policy": "torchao"}])]
+    + [(f"hqq{b}:g64", [{"rule": s} for s in ("range", "edge")] + [{"policy": "hqq"}]) for b in (2, 3, 4)]
+    + [("fp4:g32", [{}]), ("fp4:g16", [{}]), ("fp8_e4m3", [{}])]
 )  # fmt: skip
 
 
