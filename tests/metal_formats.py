@@ -7,15 +7,15 @@ from functools import cache
 
 import numpy as np
 import torch
-from metal_cpu.torch_stand_in import compile_shader
 
 from halfbyte.backends.metal import MetalBackend
 from halfbyte.backends.metal.source import Kernel, whole_source
 from halfbyte.backends.metal.torch_route import TorchRoute
 from halfbyte.backends.metal.weight import refusal
 from halfbyte.formats import FAMILIES, Format, format_named
+from metal_cpu.torch_stand_in import compile_shader
 
-SHAPE = (9, 96)
+SHAPE = (9, 128)
 """Of the tensors that formats are fitted to."""
 
 
@@ -66,9 +66,13 @@ class Stand(TorchRoute):
 
 
 @cache
+def _stand(layout: int, flush: bool) -> Stand:
+    return Stand(fragment_layout=layout, flush=flush)
+
+
 def stand(layout: int = 0, flush: bool = True) -> Stand:
     """One route a way of running: the layout of matrices among lanes, and whether float32 subnormals are zero."""
-    return Stand(fragment_layout=layout, flush=flush)
+    return _stand(layout, flush)
 
 
 def backend(layout: int = 0, flush: bool = True) -> MetalBackend:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from metal_cpu.machine import available, compile_source
 
 from halfbyte.backends.metal.source import shared_source
 from halfbyte.minifloat import TABLES, element_table, scale_table
+from metal_cpu.machine import available, compile_source
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
 
 FLOATS = {
     "e2m1_to_float(c)": ("e2m1", 4), "minifloat_to_float<6, 3, 1>(c)": ("e2m3", 6), "minifloat_to_float<6, 2, 3>(c)": ("e3m2", 6),
-    "e4m3_to_float(c)": ("e4m3", 8), "e5m2_to_float(c)": ("e5m2", 8), "NF4_TABLE[c]": ("nf4", 4), "BNB_FP4_TABLE[c]": ("bnb_fp4", 4),
+    "e4m3_to_float(c)": ("e4m3", 8), "e5m2_to_float(c)": ("e5m2", 8), "NF4_TABLE[c]": ("nf4", 4),
+    "BNB_FP4_TABLE[c]": ("bnb_fp4", 4),
     "IQ4_NL_TABLE[c]": ("iq4_nl", 4), "e2m1_from_constant(c)": ("e2m1", 4), "mxint_code<8>::value(c)": ("mxint", 8),
     "mxint_code<4>::value(c)": ("mxint", 4), "mxint_code<2>::value(c)": ("mxint", 2), "int_code<3>::value(c)": ("int", 3),
     "int_code<8>::value(c)": ("int", 8), "uint_code<5>::value(c)": ("uint", 5), "float(e2m1_half_select(c))": ("e2m1", 4),
@@ -44,16 +45,20 @@ def library():
       threadgroup_barrier(mem_flags::mem_threadgroup);
       y[c] = e2m1_from_threadgroup(table, c);
     }
-    kernel void fields(const device float* v [[buffer(0)]], device float* y [[buffer(1)]], uint3 at [[thread_position_in_grid]]) {
+    kernel void fields(const device float* v [[buffer(0)]], device float* y [[buffer(1)]],
+                       uint3 at [[thread_position_in_grid]]) {
       y[at.y * 256 + at.x] = times_e8m0_fields(v[at.y], at.x);
     }
-    kernel void products(const device float* v [[buffer(0)]], device float* y [[buffer(1)]], uint3 at [[thread_position_in_grid]]) {
+    kernel void products(const device float* v [[buffer(0)]], device float* y [[buffer(1)]],
+                         uint3 at [[thread_position_in_grid]]) {
       y[at.y * 256 + at.x] = times_e8m0(v[at.y], at.x);
     }
-    kernel void round_half(const device float2* v [[buffer(0)]], device half* y [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+    kernel void round_half(const device float2* v [[buffer(0)]], device half* y [[buffer(1)]],
+                           uint i [[thread_position_in_grid]]) {
       y[i] = rounded<half>({v[i].x, v[i].y});
     }
-    kernel void round_bfloat(const device float2* v [[buffer(0)]], device bfloat* y [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+    kernel void round_bfloat(const device float2* v [[buffer(0)]], device bfloat* y [[buffer(1)]],
+                             uint i [[thread_position_in_grid]]) {
       y[i] = rounded<bfloat>({v[i].x, v[i].y});
     }
     """

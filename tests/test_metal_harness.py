@@ -45,7 +45,8 @@ CLEAN = {
         lambda x: (x.reshape(2, 32)[:, 5:6] + x.reshape(2, 32)[:, np.arange(32) ^ 3] + x.reshape(2, 32)[:, 1:2]).reshape(-1),
     ),
     "a loop of barriers": (
-        "threadgroup float t[64]; t[i] = x[i]; for (uint s = 32; s > 0; s /= 2) { " + BARRIER + " if (i < s) t[i] = t[i] + t[i + s]; } " + BARRIER + " y[i] = t[0];",
+        ("threadgroup float t[64]; t[i] = x[i]; for (uint s = 32; s > 0; s /= 2) { B if (i < s) t[i] = t[i] + t[i + s]; }"
+         " B y[i] = t[0];").replace("B ", BARRIER),
         lambda x: np.full(64, x.sum()),
     ),
 }  # fmt: skip

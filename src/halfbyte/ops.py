@@ -251,7 +251,18 @@ def experts(
     chosen, up = _resolve(gate_up, call, device, backend)
     _, dn = _resolve(down, Call("experts", down.format, dtype_of(x), activations), device, chosen.name)
     if chosen.device != "cpu":
-        raise BackendError(f"[experts] the {chosen.name} backend has no experts yet")
+        if activation not in ACTIVATION_FUNCTIONS:
+            raise ShapeError(f"[experts] activation {activation!r}; allowed: {', '.join(ACTIVATION_FUNCTIONS)}")
+        if tuple(indices.shape) != tuple(weights.shape) or indices.ndim != 2 or indices.shape[0] != flat.shape[0]:
+            raise ShapeError(
+                f"[experts] indices {tuple(indices.shape)}, weights {tuple(weights.shape)} for {flat.shape[0]} tokens; "
+                "(m, top_k) twice is allowed"
+            )
+        y = chosen.experts(
+            flat, up, dn, indices, weights, activation=activation, interleaved=interleaved, gate_up_bias=gate_up_bias,
+            down_bias=down_bias, activations=activations,
+        )  # fmt: skip
+        return y.reshape(*lead, down.shape[1])
     tokens = np.asarray(to_numpy(flat), dtype=np.float32)
     index, share = to_numpy(indices), np.asarray(to_numpy(weights), dtype=np.float32)
     if index.shape != share.shape or index.ndim != 2 or index.shape[0] != tokens.shape[0]:

@@ -98,6 +98,17 @@ class Backend(ABC):
     def expert(self, w: Prepared, index: int) -> Prepared:
         """One (n, k) matrix of an (e, n, k) stack, without copying."""
 
+    def canonical(self, w: Prepared) -> dict[str, Any] | None:
+        """The canonical parts `prepare` was given, byte for byte; None where the backend cannot turn its order back."""
+        return None
+
+    def experts(
+        self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str, interleaved: bool,
+        gate_up_bias: Any | None, down_bias: Any | None, activations: str = "exact",
+    ) -> Any:  # fmt: skip
+        """`ops.experts` on a device other than the CPU: x (m, k), indices and weights (m, top_k) -> (m, h) in x's dtype."""
+        raise BackendError(f"[experts] the {self.name} backend has no experts")
+
     def describe(self) -> str:
         """What it found here, for `halfbyte backends` ("AVX2, 2 threads")."""
         return ""

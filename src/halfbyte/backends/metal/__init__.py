@@ -102,12 +102,15 @@ class MetalBackend(Backend):
 
     def experts(
         self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
-        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None,
+        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, activations: str = "exact",
     ) -> Any:  # fmt: skip
-        """`ops.experts` on the device: x (m, k), indices and weights (m, top_k)."""
         from .experts import experts
 
         self._same_device("experts", x)
+        e = gate_up.shape[0]
+        if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= e):
+            low, high = int(indices.min()), int(indices.max())
+            raise ShapeError(f"[experts] indices run from {low} to {high}; there are experts 0 to {e - 1}")
         return experts(
             self.route, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,

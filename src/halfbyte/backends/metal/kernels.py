@@ -159,7 +159,8 @@ def gemm_striped(fmt: Format, dtype: str) -> Kernel:
     )
     return Kernel(
         _gemm_name(fmt, dtype, "striped"), (*weight_buffers(fmt), Buffer("x", dtype)),
-        ("units", "groups", "m", "n", "x_row", "per_stripe"), (), (Buffer("pieces", "float32"),), _body(fmt, dtype, body), GEMM_GROUP,
+        ("units", "groups", "m", "n", "x_row", "per_stripe"), (), (Buffer("pieces", "float32"),), _body(fmt, dtype, body),
+        GEMM_GROUP,
     )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ def refusal(fmt: Format) -> str | None:
         return f"{fmt.name} has {fmt.grouping} groups; Metal kernels take groups along a row"
     if fmt.inverse:
         return f"{fmt.name} stores reciprocal scales, which have no Metal kernel"
+    if fmt.divisor != 1.0 and not fmt.global_op:
+        return f"{fmt.name} divides every value by {fmt.divisor:g}, which the product kernels would round twice"
     if fmt.group_size != -1 and fmt.group_size % 8:
         return f"{fmt.name} has groups of {fmt.group_size}; Metal kernels take multiples of 8"
     return None

@@ -1,0 +1,140 @@
+"""Metal experts and the fused RMSNorm product through the CPU build, against the referee."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from halfbyte import ops
+from halfbyte.backends import backend_named
+from halfbyte.backends.metal import experts as metal_experts
+from halfbyte.backends.metal import launch
+from halfbyte.errors import ShapeError
+from halfbyte.formats import format_named
+from halfbyte.qtensor import QTensor
+from metal_cpu.machine import available
+from metal_formats import TORCH, as_float, backend
+from random_tensors import random_tensor
+
+pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
+
+
+def stack(word, shape, seed, **options):
+    """A stack with weights near 1, so that activations neither vanish nor overflow."""
+    q = random_tensor(format_named(word, **options), shape, seed)
+    rng = np.random.default_rng(seed)
+    parts = dict(q.parts)
+    if q.format.scale == "e8m0":
+        parts["scales"] = rng.integers(121, 126, parts["scales"].shape, dtype=np.uint8)
+    elif q.format.scale == "e4m3":
+        parts["scales"] = rng.integers(24, 48, parts["scales"].shape, dtype=np.uint8)
+        parts["global_scale"] = rng.uniform(0.5, 2, shape[0]).astype(np.float32)
+    else:
+        for p in ("scales", "biases"):
+            if p in parts:
+                parts[p] = rng.uniform(-0.1, 0.1, parts[p].shape).astype(parts[p].dtype)
+    return QTensor(q.format, shape, parts)
+
+
+def routed(m, experts, top_k, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.rand(m, experts, generator=g)
+    return scores.topk(top_k).indices, torch.rand(m, top_k, generator=g)
+
+
+def check(y, x, up, down, index, share, dtype, **options):
+    """Equal to the referee but for float32 sums in another order, amplified by the two products, and one rounding."""
+    right = ops.experts(x.float(), up, down, index, share, backend="reference", **options).numpy()
+    ulp = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    scale = np.abs(right).max() if right.size else 0
+    error = np.abs(as_float(y) - right)
+    assert (error <= ulp * np.abs(right) + 2e-6 * scale).all(), (error / max(scale, 1e-30)).max()
+
+
+@pytest.mark.parametrize("m", [1, 5, 70])
+@pytest.mark.parametrize(
+    ("activation", "interleaved"), [("swiglu", False), ("swiglu_clamped", True), ("geglu", False), ("none", False)]
+)
+def test_activations_and_both_kernels(activation, interleaved, m):
+    f2 = 32 if activation == "none" else 64
+    up, down = stack("mxfp4", (4, f2, 96), 1), stack("mxfp4", (4, 10, 32), 2)
+    g = torch.Generator().manual_seed(1)
+    x, ub, db = torch.randn(m, 96, generator=g).half(), torch.randn(4, f2, generator=g), torch.randn(4, 10, generator=g)
+    index, share = routed(m, 4, 2)
+    b = backend()
+    options = {"activation": activation, "interleaved": interleaved, "gate_up_bias": ub, "down_bias": db}
+    y = b.experts(x, b.prepare(up), b.prepare(down), index, share, **options)
+    assert y.dtype == torch.float16
+    assert (m * 2 <= metal_experts.FEW_ROUTED) == (m < 70)
+    check(y, x, up, down, index, share, "float16", **options)
+
+
+@pytest.mark.parametrize("dtype", list(TORCH))
+@pytest.mark.parametrize("word", ["nvfp4", "affine4", "int4"])
+def test_formats_and_dtypes(word, dtype):
+    options = {} if word == "nvfp4" else {"group_size": 32}
+    up, down = stack(word, (3, 64, 64), 1, **options), stack(word, (3, 7, 32), 2, **options)
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).to(TORCH[dtype])
+    index, share = routed(40, 3, 2)
+    b = backend()
+    check(b.experts(x, b.prepare(up), b.prepare(down), index, share), x, up, down, index, share, dtype)
+
+
+@pytest.mark.parametrize("m", [0, 63, 64, 65])
+def test_case_21_32_unaligned_row_counts_and_starved_experts(m):
+    up, down = stack("mxfp4", (5, 64, 32), 1), stack("mxfp4", (5, 9, 32), 2)
+    x = torch.randn(m, 32, generator=torch.Generator().manual_seed(2)).half()
+    b = backend()
+    for only in ([0, 4], [3, 3]):  # experts 1 and 2 starve, then all but one
+        index = torch.tensor(only).expand(m, 2)
+        share = torch.rand(m, 2, generator=torch.Generator().manual_seed(3))
+        y = b.experts(x, b.prepare(up), b.prepare(down), index, share)
+        assert y.shape == (m, 9)
+        check(y, x, up, down, index, share, "float16")
+
+
+def test_one_call_equals_its_pieces():
+    up, down = stack("mxfp4", (4, 64, 32), 1), stack("mxfp4", (4, 8, 32), 2)
+    x = torch.randn(100, 32, generator=torch.Generator().manual_seed(2))
+    index, share = routed(100, 4, 2)
+    b = backend()
+    p = b.prepare(up), b.prepare(down)
+    whole = b.experts(x, *p, index, share)
+    parts = torch.cat([b.experts(x[i : i + 50], *p, index[i : i + 50], share[i : i + 50]) for i in (0, 50)])
+    assert torch.equal(whole, parts)
+
+
+def test_ops_reach_the_metal_experts(monkeypatch):
+    """The verb checks shapes, prepares each stack once and hands over; on a Mac the tensors are on mps."""
+    up, down = stack("mxfp4", (3, 64, 32), 1), stack("mxfp4", (3, 8, 32), 2)
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(2))
+    index, share = routed(4, 3, 2)
+    b = backend()
+    monkeypatch.setattr(ops, "backend_named", lambda name: b if name == "metal" else backend_named(name))
+    y = ops.experts(x, up, down, index, share, backend="metal")
+    check(y, x, up, down, index, share, "float32")
+    with pytest.raises(ShapeError, match="indices run from 0 to 3; there are experts 0 to 2"):
+        ops.experts(x, up, down, index + (index == 2).long(), share, backend="metal")
+    with pytest.raises(ShapeError, match=r"\(m, top_k\) twice is allowed"):
+        ops.experts(x, up, down, index[:3], share, backend="metal")
+    with pytest.raises(ShapeError, match="allowed: swiglu"):
+        ops.experts(x, up, down, index, share, activation="relu", backend="metal")
+    ids = torch.tensor([2, 0])
+    assert torch.equal(ops.embedding(ids, up[0], backend="metal"), torch.from_numpy(up[0].dequantize())[ids])
+    y = ops.linear(x, up[1], torch.ones(64), backend="metal", schedule="striped")
+    np.testing.assert_allclose(as_float(y), x.numpy() @ up[1].dequantize().T + 1, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "affine4", "uint4"])
+def test_rmsnorm_dequantize_and_product_in_one_kernel(word):
+    q = stack(word, (1, 9, 160), 3, **({"group_size": 32} if word in ("affine4", "uint4") else {}))[0]
+    g = torch.Generator().manual_seed(0)
+    x, gain = torch.randn(160, generator=g).half(), torch.rand(160, generator=g).half()
+    b = backend()
+    y = launch.rmsnorm_matvec(b.route, x, gain, b.prepare(q).data, 1e-6)
+    xd = x.double()
+    normal = xd * torch.rsqrt((xd * xd).mean() + 1e-6) * gain.double()
+    w = torch.from_numpy(q.dequantize()).double()
+    error = (y.double() - normal @ w.T).abs()
+    assert (error <= 2.0**-11 * (normal @ w.T).abs() + 1e-5 * (normal.abs() @ w.abs().T)).all()
