@@ -450,3 +450,15 @@ def test_a_refusal_in_a_later_block_of_rows_says_where_it_counts_from(monkeypatc
     x[5] *= 1e9
     with pytest.raises(FormatError, match=r"the scale of group \(1, 0\) is .* \(rows counted from 4\)"):
         quantize(x, "int4")
+    with pytest.raises(FormatError, match=r"the scale of group \(1, 0\) is .* \(rows counted from 4\) \(in expert 1\)"):
+        quantize(np.stack([gaussian((8, 256)), x]), "int4")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_torch_tensors_are_taken_as_they_are(dtype):
+    torch = pytest.importorskip("torch")
+    t = torch.randn(6, 256, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype)).T[::2].requires_grad_()
+    x = t.detach().to(torch.float64).numpy()
+    q = quantize(t, "mxfp4", "mlx" if dtype != "float64" else None)
+    expected = x.astype(BF16 if dtype == "bfloat16" else dtype)
+    assert q == quantize(expected, "mxfp4", "mlx" if dtype != "float64" else None)

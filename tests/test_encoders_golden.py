@@ -30,6 +30,15 @@ def same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
     )
 
 
+def same_answers(case: Case, q) -> None:
+    """Decoded with the producer's arithmetic, what was encoded here is the producer's own answer, bit for bit."""
+    for variant, reference in case.references.items():
+        word = variant or case.metadata["ref_dtype"]
+        if word != "none":
+            dtype = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(word, word)
+            same_bits(q.dequantize(dtype, "producer").astype(np.float32), reference)
+
+
 def stream(words: np.ndarray, bits: int, k: int) -> np.ndarray:
     """Rows of words that are little-endian bit streams -> codes [n, k]."""
     data = np.ascontiguousarray(words).view(np.uint8).reshape(words.shape[0], -1)
@@ -84,6 +93,7 @@ def test_mlx(path):
         assert (part in q.parts) == (name in case.tensors)
         if part in q.parts:
             same_bits(q.parts[part], case.tensors[name])
+    same_answers(case, q)
 
 
 PACKED = with_original("compressed-tensors", pattern="^pack_int")
@@ -103,6 +113,7 @@ def test_compressed_tensors_pack(path):
         # Packed along the rows.
         zeros = stream(np.ascontiguousarray(case.tensors["weight_zero_point"].T), bits, x.shape[0]).T
         np.testing.assert_array_equal(q.parts["zeros"], zeros)
+    same_answers(case, q)
 
 
 BYTES = with_original("compressed-tensors", pattern="^(int8|fp8|mx|nv)")
@@ -124,6 +135,7 @@ def test_compressed_tensors_bytes(path):
     if word == "nvfp4":
         assert q.format.global_op == "divide"
         same_bits(q.parts["global_scale"], case.tensors["weight_global_scale"])
+    same_answers(case, q)
 
 
 MODELOPT = with_original("modelopt", pattern="^(mx|nv)")
@@ -138,6 +150,7 @@ def test_modelopt_float(path):
     same_bits(q.parts["scales"], case.tensors["weight_scale"])
     if word == "nvfp4":
         same_bits(q.parts["global_scale"], case.tensors["weight_scale_2"])
+    same_answers(case, q)
 
 
 def test_modelopt_int4_awq_export():
@@ -155,6 +168,7 @@ def test_modelopt_int4_qtensor():
     assert q.format.inverse
     np.testing.assert_array_equal(codes_of(q), high_first(case.tensors["weight"], q.shape))
     same_bits(q.parts["scales"], case.tensors["weight_scale_inv"])
+    same_answers(case, q)
 
 
 def test_modelopt_nf4():
@@ -164,6 +178,7 @@ def test_modelopt_nf4():
     np.testing.assert_array_equal(q.parts["scales"].reshape(-1).astype(int) - 128, case.tensors["weight_scale"].reshape(-1))
     np.testing.assert_array_equal(q.parts["nested_absmax"], case.tensors["weight_double_scale"].astype(np.float32))
     assert q.parts["nested_offset"] == np.float32(case.tensors["weight_scale_zeros"])
+    same_answers(case, q)
 
 
 TORCHAO_MX = with_original("torchao", pattern="^mx_")
@@ -179,6 +194,7 @@ def test_torchao_mx(path):
     q = quantize(original(case), word, "torchao" if mode == "floor" else f"torchao-{mode}")
     same_bits(q.parts["codes"] if word == "mxfp4" else codes_of(q), case.tensors["weight_qdata"])  # fp6: one code a byte
     same_bits(q.parts["scales"], case.tensors["weight_scale"])
+    same_answers(case, q)
 
 
 TORCHAO_NVFP4 = with_original("torchao", pattern="^nvfp4")
@@ -194,6 +210,7 @@ def test_torchao_nvfp4(path):
     assert one_level == ("global_scale" not in q.parts)
     if not one_level:
         same_bits(q.parts["global_scale"], case.tensors["weight_per_tensor_scale"])
+    same_answers(case, q)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +230,7 @@ def test_torchao_integers(stem, word, offset):
         np.testing.assert_array_equal(q.parts["zeros"].astype(int) - offset, case.tensors["weight_zero_point"])
     else:
         assert not case.tensors["weight_zero_point"].any()
+    same_answers(case, q)
 
 
 BITSANDBYTES = with_original("bitsandbytes", pattern="^(nf4|fp4)")
@@ -231,6 +249,7 @@ def test_bitsandbytes_4bit(path):
         same_bits(q.parts["nested_absmax"], case.tensors["weight.nested_absmax"])
         same_bits(q.parts["nested_map"], case.tensors["weight.nested_quant_map"])
         assert q.parts["nested_offset"] == np.float32(json.loads(bytes(state))["nested_offset"])
+    same_answers(case, q)
 
 
 def test_bitsandbytes_int8():
@@ -238,6 +257,7 @@ def test_bitsandbytes_int8():
     q = quantize(original(case), "bnb_int8", "bitsandbytes")
     np.testing.assert_array_equal(codes_of(q).astype(int) - 128, case.tensors["weight"])
     same_bits(q.parts["scales"], case.tensors["SCB"])
+    same_answers(case, q)
 
 
 HQQ = with_original("hqq", pattern=r"_axis\d_[a-z0-9]+$")
@@ -259,6 +279,7 @@ def test_hqq_without_its_optimizer(path):
         slabs = [words >> (8 - bits * (i + 1)) & ((1 << bits) - 1) for i in range(8 // bits)]
     rows = x.size // words.shape[1]
     np.testing.assert_array_equal(codes_of(q), np.concatenate(slabs)[:rows].reshape(x.shape))
+    same_answers(case, q)
 
 
 MICROXCALING = with_original("microxcaling", pattern="_(nearest|even|floor)$")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError
+from ..exact import bfloat16
 from ..qtensor import QTensor
 from ..spec import FLOAT_SCALES, Format
 from . import family_of, format_named
@@ -21,7 +22,7 @@ ORIGINS = ("gguf", "mlx", "compressed-tensors", "modelopt", "bitsandbytes", "hqq
 def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **options: Any) -> QTensor:
     """`x` rounded to a packed weight: every element to the nearest code under its group's scale.
 
-    x        [*lead, n, k] finite float64, float32, float16 or bfloat16, of any strides
+    x        [*lead, n, k] finite float64, float32, float16 or bfloat16, of any strides; NumPy, or a torch tensor of any device
     codec    `codec[:gN]` ("mxfp4", "int4:g128", "affine4:g64") or a `Format`
     policy   a producer's name ("mlx", "compressed-tensors", "torchao-rceil", ...), whose bytes are then reproduced; None for the
              default of the format, the one with the least error (docs/policies.md)
@@ -35,7 +36,7 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     >>> quantize(np.ones((1, 32), np.float32), "mxfp4", scale="floor").parts["scales"].tolist()
     [[125]]
     """
-    x = np.asarray(x)
+    x = _array(x)
     family = family_of(format_named(codec))
     word = codec.name if isinstance(codec, Format) else format_named(codec).name
     given = {**(family.policy(word, policy) if policy is not None else {}), **options}
@@ -49,9 +50,16 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
         parts = {name: _empty(name, spec) for name, spec in family.geometry(fmt, x.shape).items()}
     else:
         parts = _encode(family, x, fmt, given)
-    producer = (policy or "").partition("-")[0] if policy not in ORIGINS else policy
-    origin = producer if producer in ORIGINS else ""
-    return QTensor(fmt, x.shape, parts, origin=origin or "", details={"dtype": x.dtype.name} if origin else None)
+    origin = next((o for o in ORIGINS if policy == o or (policy or "").startswith(f"{o}-")), "")
+    return QTensor(fmt, x.shape, parts, origin=origin)
+
+
+def _array(x: Any) -> NDArray[Any]:
+    """`x` as a NumPy array; a torch tensor by way of the CPU, its bfloat16 by way of float32, which holds it exactly."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        x = x.float().numpy().astype(bfloat16) if str(x.dtype) == "torch.bfloat16" else x.numpy()
+    return np.asarray(x)
 
 
 def _encode(family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
@@ -59,19 +67,23 @@ def _encode(family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any
     if fmt.grouping in ("flat", "strided") or fmt.scale == "nested":
         return family.encode(x, fmt, **options)
     if x.ndim > 2:
-        experts = [_encode(family, e, fmt, options) for e in x]
+        experts = [_encode_at(f"in expert {e}", family, x[e], fmt, options) for e in range(len(x))]
         return {name: np.stack([e[name] for e in experts]) for name in experts[0]}
     tile = fmt.group_rows if fmt.grouping == "block" else 1
     step = max(1, BLOCK_ELEMENTS // (max(tile, 1) * x.shape[1])) * tile
     if fmt.global_op or tile == -1 or step >= len(x):
         return family.encode(x, fmt, **options)
-    pieces = []
-    for start in range(0, len(x), step):
-        try:
-            pieces.append(family.encode(x[start : start + step], fmt, **options))
-        except FormatError as error:
-            raise FormatError(f"{error} (rows counted from {start})") from error
+    starts = range(0, len(x), step)
+    pieces = [_encode_at(f"rows counted from {i}", family, x[i : i + step], fmt, options) for i in starts]
     return {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
+
+
+def _encode_at(place: str, family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """`_encode` of a piece; a refusal says where the piece lies."""
+    try:
+        return _encode(family, x, fmt, options)
+    except FormatError as error:
+        raise FormatError(f"{error} ({place})") from error
 
 
 def _resolve(codec: str | Format, family: Family, options: dict[str, Any]) -> Format:
