@@ -110,7 +110,7 @@ def test_case_41_a_missing_part_of_a_split_gguf_is_named(how, good, tmp_path, ca
 
 def test_generate_says_what_it_reads(good, capsys):
     assert main(["generate", str(good), "-p", "x"]) == 2
-    assert "is a dense checkpoint; text is generated from GGUF files" in one_line(capsys.readouterr().err)
+    assert "is a dense checkpoint without the config.json of a model" in one_line(capsys.readouterr().err)
 
 
 def test_case_40_a_shard_outside_the_folder_is_refused(good, tmp_path, capsys):

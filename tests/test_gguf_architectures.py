@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from gguf_models import HEAD, HEADS, HIDDEN, MODELS, VOCABULARY, dense_model, write
-from halfbyte.errors import FormatError, UnsupportedError
+from halfbyte.errors import FormatError
 from halfbyte.torch import QEmbedding, QLinear, packed_modules
 from halfbyte.transformers import load_model, model_size
 
@@ -109,14 +108,6 @@ def test_a_split_file_and_a_folder_are_the_model_too(tmp_path):
     path.unlink()
     assert torch.equal(logits(load_model(tmp_path / "whole-00002-of-00003.gguf")[0]), want)
     assert torch.equal(logits(load_model(tmp_path)[0]), want)
-
-
-def test_other_checkpoints_are_refused_by_name(tmp_path):
-    from safetensors.numpy import save_file
-
-    save_file({"w": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(UnsupportedError, match="is a dense checkpoint; models are built from GGUF files"):
-        load_model(tmp_path)
 
 
 def test_cached_steps_equal_one_pass(tmp_path):

@@ -126,6 +126,17 @@ class CPUBackend(Backend):
             nbytes = sum(p.nbytes for p in packed)
         return Prepared(self.name, w.format, w.shape, packed, nbytes)
 
+    def canonical(self, w: Prepared) -> dict[str, Any] | None:
+        from .cpu_canonical import canonical_parts
+
+        if len(w.shape) == 2:
+            return canonical_parts(w.data, w.format, (w.shape[0], w.shape[1]))
+        experts = [canonical_parts(p, w.format, (w.shape[1], w.shape[2])) for p in w.data]
+        if not experts:
+            return None
+        # A group index belongs to the stack: every expert has the same.
+        return {name: a if name == "group_index" else np.stack([e[name] for e in experts]) for name, a in experts[0].items()}
+
     def expert(self, w: Prepared, index: int) -> Prepared:
         packed: PackedWeight = w.data[index]
         return Prepared(self.name, w.format, w.shape[1:], packed, packed.nbytes)

@@ -74,5 +74,8 @@ class ReferenceBackend(Backend):
     def expert(self, w: Prepared, index: int) -> Prepared:
         return self.prepare(w.data[index])
 
+    def canonical(self, w: Prepared) -> dict[str, Any] | None:
+        return dict(w.data.parts)
+
     def describe(self) -> str:
         return f"NumPy {np.__version__}"

@@ -14,7 +14,7 @@ from .terminal import human_bytes, human_count, print_json, printable
 
 
 def generate(
-    path: Annotated[Path, typer.Argument(help="A .gguf file, or any shard of a split one.")],
+    path: Annotated[Path, typer.Argument(help="A folder, a .safetensors or .gguf file, or any shard of a split one.")],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; - reads it from standard input.")],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many new tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws one.")] = 0.0,
@@ -30,10 +30,10 @@ def generate(
 
     # A damaged or incomplete file is reported at once, before torch and transformers are imported.
     with open_checkpoint(path) as checkpoint:
-        if checkpoint.format != "gguf":
+        if checkpoint.format != "gguf" and "model_type" not in checkpoint.config:
             raise UnsupportedError(
-                f"[generate] {path} is a {checkpoint.format} checkpoint; text is generated from GGUF files. "
-                "Others can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
+                f"[generate] {path} is a {checkpoint.format} checkpoint without the config.json of a model; text needs one. "
+                "Its weights can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
             )
         path = checkpoint.path
     from ..generation import Generation, Sampling
@@ -44,6 +44,8 @@ def generate(
     import_model_code(path)
     start = time.perf_counter()
     model, tokenizer = load_model(path, activations=activations, backend=backend)
+    if tokenizer is None:
+        raise UnsupportedError(f"[generate] {path} has no tokenizer; put its tokenizer.json beside the weights")
     ready_s = time.perf_counter() - start
     generation = Generation(model, tokenizer, text, max_tokens=max_tokens, sampling=sampling)
     for piece in generation:

@@ -1,8 +1,11 @@
 """torch modules over packed weights. Needs torch; the rest of halfbyte does not."""
 
 try:
+    from .experts import QExperts
+    from .held import Held
     from .modules import Packed, QEmbedding, QLinear, packed_modules
+    from .rows import QRows
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"{e.name}, which halfbyte.torch needs; pip install 'halfbyte[torch]'", name=e.name) from e
 
-__all__ = ["Packed", "QEmbedding", "QLinear", "packed_modules"]
+__all__ = ["Held", "Packed", "QEmbedding", "QExperts", "QLinear", "QRows", "packed_modules"]

@@ -3,11 +3,14 @@
     QLinear     y = x · wᵀ + bias         through ops.linear
     QEmbedding  y = w[ids] · scale        through ops.embedding
 
-The weight is no parameter: it has no gradient and no dense copy. Two modules may hold one weight (a tied head).
+The weight is no parameter: it has no gradient and no dense copy. Two modules may hold one weight (a tied head). Its canonical
+parts are in the state dict, it moves with `.to(device)`, is shared by deepcopy and written whole by pickle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,47 +18,132 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..backends import Prepared
+from ..errors import HalfbyteError
 from ..qtensor import QTensor
+from . import operators
+from .held import Held
+from .state import DESCRIPTION, NAMES, qtensor_of, tensors_of
+
+Weight = Held | Prepared | QTensor
 
 
 class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
-    """What both have: `weight`, a QTensor or what `ops.prepare` made of it."""
+    """What they have in common: named packed weights, "" being the name of a module's only one."""
 
-    weight: QTensor | Prepared
+    packed: dict[str, Held]
 
-    def __init__(self, weight: QTensor | Prepared, backend: str | None = None) -> None:
+    def __init__(self, packed: Mapping[str, Held], activations: str = "exact", backend: str | None = None) -> None:
         super().__init__()
-        self.weight = weight
-        self.backend = backend
+        self.packed = dict(packed)
+        self.activations, self.backend = activations, backend
+        self.number = operators.register(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights, one that is held twice counted once."""
+        return sum(h.nbytes for h in {id(h): h for h in self.packed.values()}.values())
+
+    @property
+    def device(self) -> str:
+        """torch's name of the device the weights are on."""
+        return next(iter(self.packed.values())).device
 
     def extra_repr(self) -> str:
-        n, k = self.weight.shape
-        return f"n={n}, k={k}, {self.weight.format}, {self.weight.bits_per_weight:.3g} bits/weight"
+        return "; ".join(f"{name}: {describe(h)}" if name else describe(h) for name, h in self.packed.items())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packed:
+        super()._apply(fn, recurse)
+        there = fn(torch.empty(0, dtype=torch.float32, device=self.device)).device
+        if there.type != "meta" and str(there) != self.device:
+            self.packed = {name: h.on(str(there)) for name, h in self.packed.items()}
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Packed:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__ = {k: deepcopy(v, memo) for k, v in self.__dict__.items() if k != "number"}
+        new.number = operators.register(new)
+        return new
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.number = operators.register(self)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, held in self.packed.items():
+            base = f"{prefix}{name}." if name else prefix
+            destination.update({base + part: t for part, t in tensors_of(held.canonical()).items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        mine = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
+        for name, held in self.packed.items():
+            base = f"{name}." if name else ""
+            tensors = {part: mine.pop(base + part) for part in NAMES if base + part in mine}
+            if DESCRIPTION not in tensors:
+                missing_keys.append(f"{prefix}{base}{DESCRIPTION}")
+                continue
+            try:
+                q = qtensor_of(tensors, prefix + base.rstrip("."))
+            except HalfbyteError as error:
+                error_msgs.append(str(error))
+                continue
+            if q.shape != held.shape:
+                error_msgs.append(f"{prefix}{base}codes hold a weight of shape {q.shape}; the module's is {held.shape}")
+                continue
+            self.packed[name] = Held.of(q, device=held.device, backend=held.backend, activations=held.activations)
+        rest = {prefix + key: t for key, t in mine.items()}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class QLinear(Packed):
     """A linear layer over a packed (n, k) weight.
 
+    weight       QTensor, what `ops.prepare` made of one, or a `Held` that another module has too
     bias         (n,) or None
     activations  "exact" or "int8", as in `ops.linear`
-    backend      None picks by the device of x
+    device       where a QTensor is prepared; backend None picks by it
     """
 
     def __init__(
         self,
-        weight: QTensor | Prepared,
+        weight: Weight,
         bias: Tensor | None = None,
         *,
         activations: str = "exact",
+        device: str = "cpu",
         backend: str | None = None,
     ) -> None:
-        super().__init__(weight, backend)
-        self.out_features, self.in_features = weight.shape
-        self.activations = activations
+        super().__init__({"": Held.of(weight, device=device, backend=backend, activations=activations)}, activations, backend)
+        self.out_features, self.in_features = self.weight.shape
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
+    @property
+    def weight(self) -> Held:
+        """The packed weight."""
+        return self.packed[""]
+
+    def extra_repr(self) -> str:
+        return f"n={self.out_features}, k={self.in_features}, bias={self.bias is not None}, {super().extra_repr()}"
+
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = ops.linear(x, self.weight, self.bias, activations=self.activations, backend=self.backend)
+        if torch.compiler.is_compiling():
+            y: Tensor = operators.linear(x, self.bias, self.number, self.out_features)
+            return y
+        return self.compute(x, self.bias)
+
+    def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x · wᵀ + bias, now."""
+        y: Tensor = ops.linear(x, self.weight.prepared, bias, activations=self.activations)
         return y
 
 
@@ -64,22 +152,53 @@ class QEmbedding(Packed):
 
     def __init__(
         self,
-        weight: QTensor | Prepared,
+        weight: Weight,
         *,
         scale: float | None = None,
         dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
         backend: str | None = None,
     ) -> None:
-        super().__init__(weight, backend)
-        self.num_embeddings, self.embedding_dim = weight.shape
+        super().__init__({"": Held.of(weight, device=device, backend=backend)}, backend=backend)
+        self.num_embeddings, self.embedding_dim = self.weight.shape
         self.dtype = dtype
         self.scale = None if scale is None else torch.tensor(scale, dtype=torch.float32, device="cpu").to(dtype)
 
+    @property
+    def weight(self) -> Held:
+        """The packed table."""
+        return self.packed[""]
+
+    def extra_repr(self) -> str:
+        scale = "" if self.scale is None else f", scale={self.scale.item():g}"
+        size = f"n={self.num_embeddings}, k={self.embedding_dim}, {str(self.dtype).removeprefix('torch.')}"
+        return f"{size}{scale}, {super().extra_repr()}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packed:
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        if self.scale is not None:
+            self.scale = self.scale.to(self.dtype)
+        return super()._apply(fn, recurse)
+
     def forward(self, ids: Tensor) -> Tensor:
-        y: Tensor = ops.embedding(ids, self.weight, dtype=self.dtype, backend=self.backend)
+        if torch.compiler.is_compiling():
+            y: Tensor = operators.embedding(ids, self.number, self.embedding_dim, self.dtype)
+            return y
+        return self.compute(ids)
+
+    def compute(self, ids: Tensor) -> Tensor:
+        """The rows, now."""
+        y: Tensor = ops.embedding(ids, self.weight.prepared, dtype=self.dtype)
         return y if self.scale is None else y * self.scale
 
 
-def packed_modules(model: nn.Module) -> dict[str, Any]:
+def describe(held: Held) -> str:
+    """`int4:g128, 4 bits, group 128, 4.25 bits/weight, 1,234 bytes`."""
+    fmt = held.format
+    group = "whole rows" if fmt.group_size == -1 else f"group {fmt.group_size}"
+    return f"{fmt}, {fmt.bits} bits, {group}, {held.bits_per_weight:.4g} bits/weight, {held.nbytes:,} bytes"
+
+
+def packed_modules(model: nn.Module) -> dict[str, Packed]:
     """Name -> module of every packed module of a model."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Packed)}

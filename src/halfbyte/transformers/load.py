@@ -1,9 +1,10 @@
 """A checkpoint as a transformers model whose matrices stay packed.
 
-    model, tokenizer = load_model("model.gguf")
+    model, tokenizer = load_model("model.gguf")         model, tokenizer = load_model("folder", device="cuda")
 
 The architecture is built on torch's meta device, so no dense weight is ever allocated; then each quantized matrix becomes a
-packed module over `ops.linear` or `ops.embedding`, and each dense tensor a parameter. A tied head shares the embedding's bytes.
+packed module over `ops.linear`, `ops.embedding` or `ops.experts`, and each dense tensor a parameter, one after another from the
+mapped file. A tied head shares the embedding's bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import torch
 from torch import nn
 
 from ..backends import X_DTYPES
+from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..errors import FormatError, UnsupportedError
 from ..torch.modules import packed_modules
+from .folder_config import add_generation_settings, config_of_folder, tokenizer_of_folder
+from .folder_fill import fill_from_folder
 from .gguf_config import architecture_of, config_of
 from .gguf_fill import fill
 from .gguf_tokenizer import tokenizer_of
@@ -39,51 +43,85 @@ class Size:
 
 
 def load_model(
-    path: str | Path, *, activations: str = "exact", backend: str | None = None, dtype: str = "float32"
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    activations: str = "exact",
+    backend: str | None = None,
 ) -> tuple[Any, Any]:
-    """(model, tokenizer) of a GGUF file, the model ready to run on the CPU.
+    """(model, tokenizer) of a checkpoint of any kind that `open` reads, ready to run.
 
-    path         a .gguf file, any shard of a split one, or a folder that holds one model
+    path         whatever `open` takes: a folder, a .safetensors file with its config.json beside it, a .gguf file
+    device       where it runs: "cpu", "cuda", "cuda:1"
+    dtype        what activations and dense parameters are in: float32, bfloat16 or float16. None is float32 on the CPU, elsewhere
+                 the checkpoint's own
     activations  "exact" or "int8", for every packed matrix
     backend      None picks the best one that serves
-    dtype        what activations and dense parameters are in: float32, bfloat16 or float16
 
-    Raises UnsupportedError for an architecture or variant that transformers cannot build from the file, CheckpointError for a
-    file that is damaged or lacks a tensor.
+    The tokenizer is None where the checkpoint has none. Raises UnsupportedError for an architecture or variant that transformers
+    cannot build from the checkpoint, CheckpointError for files that are damaged or lack a tensor, BackendError when no backend
+    serves a format on the device.
     """
-    if dtype not in X_DTYPES:
-        raise FormatError(f"[load_model] dtype={dtype!r}; allowed: {', '.join(X_DTYPES)}")
-    with _gguf(path) as checkpoint:
-        config = config_of(checkpoint)
-        tokenizer = tokenizer_of(checkpoint)
-        checkpoint.file.release_header()  # the vocabulary's pages
-        model = empty_model(config, getattr(torch, dtype))
-        fill(model, checkpoint, architecture_of(checkpoint), activations, backend)
-    return model.eval().requires_grad_(False), tokenizer
+    where = _device(device)
+    word = _dtype_word(dtype)
+    with open_checkpoint(path) as checkpoint:
+        if isinstance(checkpoint, GGUFCheckpoint):
+            config = config_of(checkpoint)
+            tokenizer = tokenizer_of(checkpoint)
+            checkpoint.file.release_header()  # the vocabulary's pages
+            model = empty_model(config, _dtype(word, where, config))
+            fill(model, checkpoint, architecture_of(checkpoint), activations, backend, where)
+        else:
+            config = config_of_folder(checkpoint)
+            tokenizer = tokenizer_of_folder(checkpoint)
+            model = empty_model(config, _dtype(word, where, config))
+            fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
+            add_generation_settings(model, checkpoint)
+    return model.to(where).eval().requires_grad_(False), tokenizer
+
+
+def _device(device: str | torch.device) -> str:
+    """torch's name of the device, its number included where there are several."""
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:
+        return f"cuda:{torch.cuda.current_device()}"
+    return str(found)
+
+
+def _dtype_word(dtype: str | torch.dtype | None) -> str | None:
+    """The dtype asked for as a word. FormatError for one that nothing is computed in."""
+    word = None if dtype is None else str(dtype).removeprefix("torch.")
+    if word is not None and word not in X_DTYPES:
+        raise FormatError(f"[load_model] dtype={word!r}; allowed: {', '.join(X_DTYPES)}")
+    return word
+
+
+def _dtype(word: str | None, device: str, config: Any) -> torch.dtype:
+    """The dtype asked for; without one, float32 on the CPU and the configuration's (else bfloat16) elsewhere."""
+    stated = getattr(config, "dtype", None)
+    if word is None:
+        return torch.float32 if device == "cpu" else stated if isinstance(stated, torch.dtype) else torch.bfloat16
+    found: torch.dtype = getattr(torch, word)
+    return found
+
+
+def model_config(checkpoint: Checkpoint) -> Any:
+    """The transformers configuration of an opened checkpoint."""
+    return config_of(checkpoint) if isinstance(checkpoint, GGUFCheckpoint) else config_of_folder(checkpoint)
 
 
 def import_model_code(path: str | Path) -> None:
     """Imports what `load_model` will need for this file, so that its time can be told from the model's."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    with _gguf(path) as checkpoint:
-        MODEL_FOR_CAUSAL_LM_MAPPING[type(config_of(checkpoint))]
-
-
-def _gguf(path: str | Path) -> GGUFCheckpoint:
-    checkpoint = open_checkpoint(path)
-    if not isinstance(checkpoint, GGUFCheckpoint):
-        checkpoint.close()
-        raise UnsupportedError(
-            f"[load_model] {path} is a {checkpoint.format} checkpoint; models are built from GGUF files. "
-            "Its weights can be opened, converted and multiplied one by one"
-        )
-    return checkpoint
+    with open_checkpoint(path) as checkpoint:
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config(checkpoint))]
 
 
 def model_size(model: nn.Module) -> Size:
     """Bytes and weights held by a model's packed modules and parameters."""
-    packed = {id(m.weight): m.weight for m in packed_modules(model).values()}.values()
+    packed = {id(h): h for m in packed_modules(model).values() for h in m.packed.values()}.values()
     parameters = list(model.parameters())
     nbytes = sum(w.nbytes for w in packed) + sum(p.numel() * p.element_size() for p in parameters)
     return Size(nbytes, sum(math.prod(w.shape) for w in packed) + sum(p.numel() for p in parameters))

@@ -1,0 +1,146 @@
+"""A mixture of experts over packed weights, in place of transformers' experts module.
+
+    y[i] = Σ_t share[i, t] · down_e(act(gate_e(x[i]), up_e(x[i]))),   e = index[i, t]
+
+Weights come as stacks (e, n, k), gate and up in one (`gate_up_proj`) or apart (`gate_proj`, `up_proj`: their formats or global
+scales differ), or one by one (`3.down_proj`: the experts' formats differ, or their groups run over a flattened matrix). One
+gate_up and one down stack on the CPU go through `ops.experts`; everything else is a loop over the experts that have tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .. import ops
+from ..backends import Prepared, backend_named
+from ..errors import ShapeError
+from ..ops import ACTIVATION_FUNCTIONS
+from . import operators
+from .held import Held
+from .modules import Packed, Weight
+
+PROJECTIONS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class QExperts(Packed):
+    """Packed experts.
+
+    weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a stack (e, n, k), or e matrices
+    biases       projection name -> (e, n)
+    activation   one of `ops.ACTIVATION_FUNCTIONS` but "none"
+    interleaved  rows of gate_up_proj alternate gate, up, gate, up, … (gpt-oss); else gate's rows come first
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Weight | list[Weight]],
+        biases: Mapping[str, Tensor] | None = None,
+        *,
+        activation: str = "swiglu",
+        interleaved: bool = False,
+        activations: str = "exact",
+        device: str = "cpu",
+        backend: str | None = None,
+    ) -> None:
+        packed: dict[str, Held] = {}
+        counts: dict[str, int] = {}
+        for name, weight in weights.items():
+            each = {f"{i}.{name}": w for i, w in enumerate(weight)} if isinstance(weight, list) else {name: weight}
+            held = {key: Held.of(w, device=device, backend=backend, activations=activations) for key, w in each.items()}
+            packed |= held
+            counts[name] = len(weight) if isinstance(weight, list) else held[name].shape[0]
+        super().__init__(packed, activations, backend)
+        _check(counts, activation)
+        self.num_experts = counts["down_proj"]
+        self.joined = "gate_up_proj" in counts
+        self.stacked = {name: not isinstance(w, list) for name, w in weights.items()}
+        self.activation, self.interleaved = activation, interleaved
+        for name in PROJECTIONS:
+            bias = (biases or {}).get(name)
+            setattr(self, f"{name}_bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+
+    def extra_repr(self) -> str:
+        order = ", interleaved" if self.interleaved else ""
+        return f"experts={self.num_experts}, {self.activation}{order}; {super().extra_repr()}"
+
+    def forward(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+        """x (m, k), index and share (m, top_k) -> (m, h) in x's dtype. Index e (a masked slot) contributes nothing."""
+        if torch.compiler.is_compiling():
+            y: Tensor = operators.experts(x, index, share, self.number)
+            return y
+        return self.compute(x, index, share)
+
+    def compute(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+        """The sum over the routed experts, now."""
+        if self.joined and all(self.stacked.values()) and x.device.type == "cpu":
+            masked = index >= self.num_experts
+            if bool(masked.any()):
+                index, share = index.masked_fill(masked, 0), share.masked_fill(masked, 0)
+            y: Tensor = ops.experts(
+                x, self.packed["gate_up_proj"].prepared, self.packed["down_proj"].prepared, index, share,
+                activation=self.activation, interleaved=self.interleaved, gate_up_bias=self.gate_up_proj_bias,
+                down_bias=self.down_proj_bias, activations=self.activations,
+            )  # fmt: skip
+            return y
+        return self._each(x, index, share)
+
+    def _each(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+        """One expert after another, products summed in float32 in the order of their slots."""
+        routed = x.new_zeros((*index.shape, x.shape[1]), dtype=torch.float32)
+        x32 = x.to(torch.float32)
+        for expert in torch.unique(index).tolist():
+            if expert >= self.num_experts:
+                continue
+            rows, slots = torch.where(index == expert)
+            routed[rows, slots] = self._expert(x32[rows], expert)
+        y = torch.zeros_like(x32)
+        for t in range(index.shape[1]):
+            y += share[:, t, None].to(torch.float32) * routed[:, t]
+        return y.to(x.dtype)
+
+    def _expert(self, x: Tensor, expert: int) -> Tensor:
+        if self.joined:
+            h = self._project("gate_up_proj", x, expert)
+            gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
+        else:
+            gate, up = self._project("gate_proj", x, expert), self._project("up_proj", x, expert)
+        return self._project("down_proj", gated(self.activation, gate, up).contiguous(), expert)
+
+    def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
+        bias = getattr(self, f"{name}_bias")
+        y: Tensor = ops.linear(
+            x, self._weight(name, expert), None if bias is None else bias[expert], activations=self.activations
+        )
+        return y
+
+    def _weight(self, name: str, expert: int) -> Prepared:
+        if not self.stacked[name]:
+            return self.packed[f"{expert}.{name}"].prepared
+        stack = self.packed[name].prepared
+        return backend_named(stack.backend).expert(stack, expert)
+
+
+def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    """`ops.gate` on torch tensors, gate and up given apart."""
+    if activation == "swiglu":
+        return functional.silu(gate) * up
+    if activation == "swiglu_clamped":
+        gate, up = gate.clamp(max=7.0), up.clamp(min=-7.0, max=7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def _check(counts: Mapping[str, int], activation: str) -> None:
+    apart, joined = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}
+    if set(counts) not in (apart, joined) or len(set(counts.values())) != 1:
+        raise ShapeError(
+            f"[QExperts] projections {counts}; allowed: down_proj with gate_up_proj, or with gate_proj and up_proj, of as many "
+            "experts"
+        )
+    if activation not in ACTIVATION_FUNCTIONS or activation == "none":
+        allowed = ", ".join(a for a in ACTIVATION_FUNCTIONS if a != "none")
+        raise ShapeError(f"[QExperts] activation {activation!r}; allowed: {allowed}")

@@ -1,0 +1,159 @@
+"""Every tensor of a safetensors checkpoint, of whatever producer, into its place in a transformers model.
+
+Packed matrices become packed modules; a module whose weight the checkpoint keeps dense stays dense. A head that is not stored
+multiplies by the embedding; one that is stored is used, whatever the config says of tying. Modules that transformers keeps fused
+(`qkv_proj`, `gate_up_proj`) are joined from separate tensors where these read alike, and put side by side where they do not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ..checkpoints import Checkpoint
+from ..checkpoints.header_findings import BENIGN
+from ..errors import UnsupportedError
+from ..joining import apart, join_rows
+from ..qtensor import QTensor
+from ..torch.modules import QEmbedding, QLinear
+from ..torch.rows import QRows
+from ..torch.state import tensor
+from .expert_fill import fill_experts
+from .filling import Filling, some
+from .places import Place, Places
+
+IGNORED = (*BENIGN, "inv_freq")
+"""Last words of tensors that no weight module uses: scales of activations and caches, rotary tables."""
+
+
+def fill_from_folder(
+    model: Any, checkpoint: Checkpoint, *, activations: str = "exact", backend: str | None = None, device: str = "cpu"
+) -> None:
+    """Puts every tensor of the checkpoint into an empty model, one at a time.
+
+    Raises UnsupportedError when tensors have no place in the model, CheckpointError when shapes differ or a place stays empty.
+    """
+    _FolderFilling(model, checkpoint, activations=activations, backend=backend, device=device).run()
+
+
+class _FolderFilling(Filling):
+    def run(self) -> None:
+        groups, strangers = self.plan()
+        if strangers:
+            raise UnsupportedError(
+                f"[load_model] {self.checkpoint.path}: {some(strangers)} have no place in {type(self.model).__name__}; "
+                f"the checkpoint is of another variant of {self.model.config.model_type}"
+            )
+        info = self.checkpoint.info
+        # Packed weights first, since their modules take the place of those that biases belong to; the largest first of all.
+        order = sorted(groups, key=lambda g: (not any(info(k).quantized for k in groups[g].values()), -self.nbytes(groups[g])))
+        for group in order:
+            keys = groups[group]
+            self.put(group, keys)
+            for key in keys.values():
+                self.checkpoint.release(key)
+        self.tie()
+        self.check_full()
+
+    def nbytes(self, keys: dict[Place, str]) -> int:
+        return sum(self.checkpoint.info(k).nbytes for k in keys.values())
+
+    def plan(self) -> tuple[dict[str, dict[Place, str]], list[str]]:
+        """Keys by what must be put at once (a module's experts, the parts of a fused module, one tensor), and those with no
+        place."""
+        places = Places(self.model)
+        groups: dict[str, dict[Place, str]] = defaultdict(dict)
+        strangers = []
+        for key in self.checkpoint:
+            place = places.find(key, self.checkpoint.info(key).quantized)
+            if place is None:
+                if key.rpartition(".")[2] not in IGNORED:
+                    strangers.append(key)
+                continue
+            whole = place.piece or place.part is not None
+            group = groups[place.path if place.piece else f"{place.path}.{place.leaf}"]
+            if place in group or (group and not whole):
+                raise self.error(f"tensors {key!r} and {next(iter(group.values()))!r} both belong to {place.path}.{place.leaf}")
+            group[place] = key
+        return dict(groups), strangers
+
+    def put(self, group: str, keys: dict[Place, str]) -> None:
+        place, key = next(iter(keys.items()))
+        if place.piece:
+            fill_experts(self, place.path, keys)
+        elif place.part is not None:
+            self.put_fused(group, keys)
+        elif self.checkpoint.info(key).quantized:
+            self.put_quantized(key, place)
+        elif place.leaf == "bias":
+            self.put_bias(key, place.path)
+        else:
+            self.put_dense(key, self.dense(key), place.path, place.leaf)
+
+    def put_quantized(self, key: str, place: Place) -> None:
+        weight = self.packed(key)
+        module = self.module(key, place.path)
+        if not isinstance(module, nn.Linear | nn.Embedding) and isinstance(getattr(module, place.leaf, None), nn.Parameter):
+            # A router: transformers multiplies by it as a parameter, so it is decoded here, once.
+            self.check(key, weight.shape, getattr(module, place.leaf))
+            self.put_dense(key, weight.dequantize("float32"), place.path, place.leaf)
+        else:
+            self.put_packed(key, weight, place.path, place.leaf)
+
+    def put_bias(self, key: str, path: str) -> None:
+        """A bias where the model has one, and where it is stored without: what the packed layer adds."""
+        module = self.module(key, path)
+        bias = self.dense(key)
+        if isinstance(module, QLinear | QRows | nn.Linear) and module.bias is None:
+            if bias.shape != (module.out_features,):
+                raise self.error(f"tensor {key!r} is {list(bias.shape)}; {path} has {module.out_features} outputs")
+            value = tensor(bias).to(device=self.device, dtype=self.model.dtype)
+            module.bias = nn.Parameter(value, requires_grad=False) if bool(value.any()) else None
+            return
+        self.put_dense(key, bias, path, "bias")
+
+    def put_fused(self, group: str, keys: dict[Place, str]) -> None:
+        """One module from the modules it was fused from: one matrix where they read alike, else side by side."""
+        path, _, leaf = group.rpartition(".")
+        parts = [key for _, key in sorted(keys.items(), key=lambda item: item[0].part or 0)]
+        weights = [self.checkpoint[key] for key in parts]
+        packed = [w for w in weights if isinstance(w, QTensor)]
+        if not packed:
+            self.put_dense(group, np.concatenate([np.asarray(w) for w in weights]), path, leaf)
+            return
+        if len(packed) < len(weights):
+            dense = [key for key, w in zip(parts, weights, strict=True) if not isinstance(w, QTensor)]
+            raise self.error(f"{some(dense)} are dense and the rest of {path} packed; a fused module is all of one kind")
+        if apart(packed) is None:
+            self.put_packed(group, join_rows(packed), path, leaf)
+            return
+        module = self.module(group, path)
+        self.check(group, (sum(w.shape[0] for w in packed), packed[0].shape[1]), module.weight)
+        rows = QRows([self.hold(w) for w in packed], module.bias, activations=self.activations, backend=self.backend)
+        self.model.set_submodule(path, rows)
+
+    def tie(self) -> None:
+        """The head from the embedding, or the other way round, where only one of them is stored."""
+        head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
+        if not self.model.config.tie_word_embeddings or head is None:
+            return
+        if _is_empty(head):
+            self.tie_head()
+        elif _is_empty(table):
+            if isinstance(head, QLinear):
+                path = next(name for name, module in self.model.named_modules() if module is table)
+                self.put_embedding(path, table, head)
+            else:
+                table.weight = head.weight
+
+    def put_embedding(self, path: str, table: nn.Module, head: QLinear) -> None:
+        scale = getattr(table, "scalar_embed_scale", None)
+        self.model.set_submodule(path, QEmbedding(head.weight, scale=scale, dtype=self.model.dtype, backend=self.backend))
+
+
+def _is_empty(module: Any) -> bool:
+    """True when nothing has filled this module's weight."""
+    return bool(getattr(getattr(module, "weight", None), "is_meta", False))

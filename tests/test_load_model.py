@@ -1,0 +1,328 @@
+"""Models from every kind of checkpoint: logits equal to those of the dense model with the same values."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import halfbyte as hb
+from golden_case import GOLDEN, read_tensors
+from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows, packed_modules
+from halfbyte.transformers import load_model, model_size
+from tiny_models import CONFIGS, PRODUCERS, VOCAB, agree, dense_model, ids, logits, write_tiny
+
+MATRIX = [("llama", p) for p in PRODUCERS if p != "gpt-oss"] + [
+    ("mistral", "awq"), ("qwen3", "mlx"), ("qwen3", "ct-int4"), ("qwen2", "gptq"), ("gemma3_text", "mlx"),
+    ("gemma3_text", "ct-int4"), ("gemma3_text", "halfbyte"), ("phi3", "ct-mxfp4"), ("phi3", "gptq"),
+    ("mixtral", "gptq"), ("mixtral", "awq"), ("mixtral", "mlx"),
+    ("qwen3_moe", "ct-nvfp4"), ("qwen3_moe", "modelopt"), ("qwen3_moe", "bitsandbytes"), ("gpt_oss", "gpt-oss"),
+    ("gpt_oss", "halfbyte"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    def load(arch: str, producer: str, **options):
+        tiny = write_tiny(tmp_path, arch, producer, **options)
+        return tiny, load_model(tmp_path)[0]
+
+    return load
+
+
+@pytest.mark.parametrize(("arch", "producer"), MATRIX)
+def test_logits_equal_the_dense_model(loaded, arch, producer):
+    tiny, model = loaded(arch, producer)
+    assert packed_modules(model)
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+def test_every_architecture_is_in_the_matrix():
+    assert {arch for arch, _ in MATRIX} == set(CONFIGS)
+    assert {producer for _, producer in MATRIX} == set(PRODUCERS)
+
+
+def test_case_57_the_checker_fails_on_shuffled_weights(tmp_path):
+    """Logits near 1e-6 of another weight order, and of one wrong matrix, must not pass."""
+    a, b = dense_model("llama"), dense_model("llama")
+    b.model.layers[1].mlp.down_proj.weight.data = b.model.layers[1].mlp.down_proj.weight.data.flip(1)
+    right, wrong = logits(a, ids()), logits(b, ids())
+    assert agree(right, right.clone())
+    assert not agree(wrong, right)
+    assert not agree(wrong * 1e-6, right * 1e-6)
+    assert not agree(right * 1e-6, right * 1e-6), "logits of nothing prove nothing"
+    assert not agree(right * (1 + 1e-4), right)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(p.parent for p in GOLDEN.glob("*/ckpt_*/config.json")), ids=lambda p: f"{p.parent.name}/{p.name}"
+)
+def test_producers_checkpoints_load(folder):
+    """Logits are those of a dense model filled with the exact values of every packed weight."""
+    model, tokenizer = load_model(folder)
+    assert tokenizer is None
+    with hb.open(folder) as ckpt:
+        dense = dense_model(
+            "llama",
+            **{k: v for k, v in ckpt.config.items() if k not in ("quantization_config", "quantization", "model_type", "dtype")},
+        )
+        state = {}
+        for key in ckpt:
+            value = ckpt[key]
+            name = f"{key}.weight" if ckpt.info(key).quantized else key
+            array = value.dequantize("float32") if ckpt.info(key).quantized else np.asarray(value).astype(np.float32)
+            if name in dense.state_dict():
+                state[name] = torch.from_numpy(np.array(array))
+    assert dense.load_state_dict(state, strict=True)
+    tokens = ids() % dense.config.vocab_size
+    assert agree(logits(model, tokens), logits(dense, tokens))
+    _, reference = read_tensors(folder / "reference.safetensors")
+    assert reference
+
+
+def test_experts_are_stacked_and_joined(loaded):
+    _, model = loaded("mixtral", "gptq")
+    experts = model.model.layers[0].mlp.experts
+    assert isinstance(experts, QExperts)
+    assert {name: h.shape for name, h in experts.packed.items()} == {"gate_up_proj": (4, 256, 64), "down_proj": (4, 64, 128)}
+
+
+def test_case_44_gate_and_up_of_different_global_scales(loaded):
+    """NVFP4 gives every matrix its own factor; gate and up of each expert stay apart, and nothing is off by their ratio."""
+    tiny, model = loaded("qwen3_moe", "ct-nvfp4")
+    experts = model.model.layers[0].mlp.experts
+    assert set(experts.packed) == {"gate_proj", "up_proj", "down_proj"}
+    gate, up = (tiny.packed[f"model.layers.0.mlp.experts.0.{p}_proj"].parts["global_scale"] for p in ("gate", "up"))
+    assert gate != up
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+@pytest.mark.parametrize("scales", [(4e-5, 4e-5), (4e-5, 5e-5)], ids=["equal", "different"])
+def test_case_44_fused_projections_with_global_scales(tmp_path, scales):
+    """phi3 keeps gate and up, and q, k and v, in one matrix each; a checkpoint that has them apart may give each its factor."""
+    tiny = write_tiny(tmp_path, "phi3", "ct-nvfp4", skip=lambda name: True)
+    state = {k: v.numpy() for k, v in tiny.dense.state_dict().items()}
+    tensors = {}
+    for layer in range(2):
+        path = f"model.layers.{layer}.mlp"
+        rows = state[f"{path}.gate_up_proj.weight"].reshape(2, 128, 64)
+        for half, part, scale in zip(rows, ("gate_proj", "up_proj"), scales, strict=True):
+            q = hb.quantize(half, "nvfp4")
+            q = hb.QTensor(q.format, q.shape, {**q.parts, "global_scale": np.float32(scale).reshape(())})
+            state[f"{path}.{part}"] = tensors[f"{path}.{part}"] = q
+        fused = np.concatenate([state[f"{path}.{p}"].dequantize() for p in ("gate_proj", "up_proj")]) * 1
+        state[f"{path}.gate_up_proj.weight"] = fused
+    dense = {k: v for k, v in state.items() if not isinstance(v, hb.QTensor)}
+    tiny.dense.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in dense.items()})
+    stored = {k: v for k, v in dense.items() if ".gate_up_proj" not in k}
+    hb.save(tmp_path / "model.safetensors", {**stored, **tensors})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, _ = load_model(tmp_path)
+    kind = QLinear if scales[0] == scales[1] else QRows
+    assert all(isinstance(layer.mlp.gate_up_proj, kind) for layer in model.model.layers)
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+def test_case_45_a_skip_entry_is_no_prefix(loaded):
+    """`mlp.gate` leaves the router dense and not gate_proj; `layers.1` is not `layers.10`."""
+
+    def skip_in_config(config):
+        config["quantization_config"]["ignore"] = ["lm_head", "re:.*mlp.gate$", "model.layers.1"]
+
+    tiny, model = loaded(
+        "qwen3_moe", "ct-nvfp4", skip=lambda name: "layers.1." in name, change_config=skip_in_config, num_hidden_layers=11
+    )
+    names = set(packed_modules(model))
+    assert "model.layers.10.self_attn.q_proj" in names
+    assert "model.layers.0.mlp.experts" in names
+    assert not any(name.startswith("model.layers.1.") for name in names)
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+def test_case_48_bits_of_one_layer(loaded):
+    """Four bits, one layer six, the config naming it without the prefix `model.`."""
+    name = "model.layers.1.mlp.down_proj"
+
+    def override(config):
+        config["quantization"]["layers.1.mlp.down_proj"] = {"group_size": 32, "bits": 6}
+
+    tiny, model = loaded("llama", "mlx", codecs={name: "affine6:g32"}, change_config=override)
+    bits = {n: m.weight.format.bits for n, m in packed_modules(model).items()}
+    assert bits.pop(name) == 6
+    assert set(bits.values()) == {4}
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("producer", ["mlx", "ct-int4"])
+def test_case_50_tied_heads(tmp_path, tied, stored, producer):
+    """A head that is stored is used; one that is not is the embedding, packed or dense; untied and not stored is an error."""
+    own_head: dict[str, np.ndarray] = {}
+
+    def edit(tensors):
+        """Takes the head out, or puts the embedding's own tensors in its place."""
+        own_head.update({n: tensors.pop(n) for n in list(tensors) if n.startswith("lm_head")})
+        if stored and tied:
+            table = {n: t for n, t in tensors.items() if n.startswith("model.embed_tokens")}
+            tensors.update({n.replace("model.embed_tokens", "lm_head"): t for n, t in table.items()})
+        elif stored:
+            tensors.update(own_head)
+
+    tiny = write_tiny(tmp_path, "llama", producer, edit=edit, change_config=lambda c: c.update(tie_word_embeddings=tied))
+    if tied:
+        tiny.dense.lm_head.weight = tiny.dense.model.embed_tokens.weight
+    if not tied and not stored:
+        with pytest.raises(CheckpointError, match=r"no tensor for lm_head.weight of LlamaForCausalLM"):
+            load_model(tmp_path)
+        return
+    model, _ = load_model(tmp_path)
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+    if tied and not stored:
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_case_50_packed_embedding_with_a_plain_head(loaded):
+    """Tied by the config, the embedding packed, another head stored dense: each keeps its own values."""
+    other = dense_model("llama", seed=5).lm_head.weight.detach()
+
+    def edit(tensors):
+        for name in [n for n in tensors if n.startswith("lm_head")]:
+            del tensors[name]
+        tensors["lm_head.weight"] = other.numpy()
+
+    tiny, model = loaded("llama", "mlx", edit=edit, change_config=lambda c: c.update(tie_word_embeddings=True))
+    assert isinstance(model.model.embed_tokens, QEmbedding)
+    assert isinstance(model.lm_head, nn.Linear)
+    tiny.dense.lm_head.weight.data = other
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+def test_biases_are_there_when_stored(loaded):
+    """qwen2 has biases of q, k and v; GPTQ's zero biases elsewhere are dropped, others that are stored are added."""
+    bias = np.random.default_rng(0).standard_normal(64).astype(np.float16)
+
+    def edit(tensors):
+        tensors["model.layers.0.self_attn.o_proj.bias"] = np.zeros(64, np.float16)
+        tensors["model.layers.1.self_attn.o_proj.bias"] = bias
+
+    tiny, model = loaded("qwen2", "gptq", edit=edit)
+    layers = model.model.layers
+    assert layers[0].self_attn.q_proj.bias is not None
+    assert layers[0].self_attn.o_proj.bias is None
+    tiny.dense.model.layers[1].self_attn.o_proj.bias = nn.Parameter(torch.from_numpy(bias.astype(np.float32)))
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+def test_a_packed_router_is_decoded(loaded):
+    """MLX packs routers too; transformers multiplies by them as plain parameters."""
+    router = hb.quantize(
+        dense_model("qwen3_moe").model.layers[0].mlp.gate.weight.detach().numpy(), "affine8:g32", scale_dtype="bfloat16"
+    )
+
+    def edit(tensors):
+        from halfbyte.layouts import LAYOUTS
+
+        del tensors["model.layers.0.mlp.gate.weight"]
+        for suffix, array in LAYOUTS["mlx"].pack(router, {}).items():
+            tensors[f"model.layers.0.mlp.gate.{suffix}"] = array
+
+    def override(config):
+        config["quantization"]["model.layers.0.mlp.gate"] = {"group_size": 32, "bits": 8}
+
+    tiny, model = loaded("qwen3_moe", "mlx", edit=edit, change_config=override)
+    tiny.dense.model.layers[0].mlp.gate.weight.data = torch.from_numpy(router.dequantize())
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+def test_experts_of_different_bits(tmp_path):
+    """Experts that cannot be stacked are kept one by one."""
+    name = "model.layers.0.block_sparse_moe.experts.2.w2"
+    tiny = write_tiny(tmp_path, "mixtral", "halfbyte", codecs={name: "mxfp4"})
+    model, _ = load_model(tmp_path)
+    experts = model.model.layers[0].mlp.experts
+    assert {n: str(h.format) for n, h in experts.packed.items() if "down" in n} == {
+        f"{e}.down_proj": "mxfp4:g32" if e == 2 else "int6:g32" for e in range(4)
+    }
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+def test_packed_bytes_are_the_files(loaded):
+    tiny, model = loaded("llama", "halfbyte")
+    packed = sum(q.nbytes for q in tiny.packed.values())
+    dense = sum(p.numel() * 4 for p in model.parameters())
+    assert packed <= model_size(model).nbytes - dense <= 1.1 * packed
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), CheckpointError, r"no tensor for model.norm.weight of LlamaForCausalLM"),
+        (lambda t: t.update({"model.layers.0.mlp.extra.weight": np.ones(3, np.float32)}), UnsupportedError,
+         r"model.layers.0.mlp.extra.weight have no place in LlamaForCausalLM"),
+        (lambda t: t.update({"model.norm.weight": np.ones(3, np.float32)}), CheckpointError,
+         r"tensor 'model.norm.weight' is \[3\]; the model wants \[64\]"),
+        (lambda t: t.update({"language_model.model.norm.weight": np.ones(64, np.float32)}), CheckpointError,
+         r"both belong to model.norm.weight"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said(tmp_path, edit, error, message):
+    write_tiny(tmp_path, "llama", "ct-int4", edit=edit)
+    with pytest.raises(error, match=message):
+        load_model(tmp_path)
+
+
+def test_experts_that_do_not_fit_are_said(tmp_path):
+    write_tiny(
+        tmp_path, "mixtral", "gptq", edit=lambda t: [t.pop(n) for n in list(t) if ".1.block_sparse_moe.experts.3.w1." in n]
+    )
+    with pytest.raises(CheckpointError, match=r"no tensor for model.layers.1.mlp.experts.3.gate_proj"):
+        load_model(tmp_path)
+
+
+def test_a_folder_without_a_config(tmp_path):
+    write_tiny(tmp_path, "llama", "halfbyte")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config.json with a model_type"):
+        load_model(tmp_path)
+
+
+def test_an_unknown_model_type(tmp_path):
+    write_tiny(tmp_path, "llama", "halfbyte", change_config=lambda c: c.update(model_type="no_such"))
+    with pytest.raises(UnsupportedError, match=r"model_type 'no_such' is not one that transformers builds"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", torch.float16])
+def test_half_precision(tmp_path, dtype):
+    tiny = write_tiny(tmp_path, "gemma3_text", "mlx")
+    model, _ = load_model(tmp_path, dtype=dtype)
+    word = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    out = logits(model, ids())
+    assert out.dtype == word
+    dense = logits(tiny.dense, ids())
+    assert float((out.float() - dense).abs().max() / dense.abs().max()) < (0.08 if word == torch.bfloat16 else 0.02)
+
+
+def test_int8_activations(loaded, tmp_path):
+    tiny, _ = loaded("llama", "ct-int4")
+    if hb.ops.backend_named("cpu").reason() is not None:
+        pytest.skip("int8 activations need the native CPU backend")
+    model, _ = load_model(tmp_path, activations="int8")
+    ours, dense = logits(model, ids()), logits(tiny.dense, ids())
+    error = float((ours - dense).pow(2).mean().sqrt() / dense.pow(2).mean().sqrt())
+    assert 1e-4 < error < 0.1
+
+
+def test_no_token_is_an_empty_answer(loaded):
+    _, model = loaded("mixtral", "gptq")
+    experts = model.model.layers[0].mlp.experts
+    nothing = experts(torch.zeros(0, 64), torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2))
+    assert nothing.shape == (0, 64)
+    assert model.config.vocab_size == VOCAB
