@@ -242,7 +242,12 @@ class QTensor:
 
 
 def _rebuild(
-    fmt: Format, shape: tuple[int, ...], parts: dict[str, Any], origin: str, details: dict[str, Any], window: tuple[int, int] | None
+    fmt: Format,
+    shape: tuple[int, ...],
+    parts: dict[str, Any],
+    origin: str,
+    details: dict[str, Any],
+    window: tuple[int, int] | None,
 ) -> QTensor:
     """A QTensor from what `__reduce__` took apart."""
     return QTensor(fmt, shape, parts, origin=origin, details=details, window=window)
