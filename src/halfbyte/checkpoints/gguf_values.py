@@ -190,6 +190,13 @@ class Metadata(Mapping[str, Any]):
         cursor, kind = self._cursor(key)
         return f"array[{_name(cursor.array(key)[0])}]" if kind == _ARRAY else _name(kind)
 
+    def raw(self, key: str) -> tuple[int, bytes]:
+        """(value type, the bytes of the value as they lie in the file), for a writer that carries it along."""
+        cursor, kind = self._cursor(key)
+        start = cursor.position
+        cursor.step_value(kind, f"key {key!r}")
+        return kind, bytes(cursor.data[start : cursor.position])
+
     def length(self, key: str) -> int:
         """Elements of an array, bytes of a string, 1 for a number; nothing is built."""
         cursor, kind = self._cursor(key)

@@ -1,0 +1,84 @@
+"""halfbyte convert: a checkpoint in another layout, exactly or not without saying so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .failures import complain
+from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
+
+if TYPE_CHECKING:
+    from ..converting import Converted
+    from ..converting.unit import Record
+
+_COLUMNS = (Column("tensor"), Column("edge"), Column("from"), Column("to"), Column("rel. RMS", True), Column("why"))
+
+
+def convert(
+    path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write, or one file named *.safetensors; *.gguf for gguf.")],
+    to: Annotated[
+        str, typer.Option("--to", help="layout[:codec[:gN]]: mlx, gguf:q4_0, gptq:int4:g128, compressed-tensors:nvfp4, ...")
+    ],
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Requantize, with least error, the weights that cannot be kept exactly.")
+    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done with each tensor; write nothing.")] = False,
+    scale_dtype: Annotated[
+        str | None, typer.Option(help="float16, bfloat16 or float32 for group scales, instead of one that holds them exactly.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Tensors converted at a time; 0: one a processor, at most 4.")] = 0,
+    max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor, then the summary.")] = False,
+) -> int:
+    """Move packed weights to another layout, with the same values.
+
+    An edge is exact, exact on these very bits, or equal in the target's own arithmetic; weights without one are refused, all of
+    them named with the error they would cost, unless --lossy is given. Streams; a run that is cut off is taken up where it
+    stopped. Exit status: 0 done, 1 a plan with lossy edges, 2 refused or failed.
+    """
+    from ..checkpoints import open as open_checkpoint
+    from ..converting import convert_checkpoint
+    from ..dequantizing import parse_size
+
+    limit = parse_size(max_shard_size)
+    with open_checkpoint(path) as checkpoint, progress("planning" if plan else "converting", in_bytes=True) as report:
+        done = convert_checkpoint(
+            checkpoint, out, to, lossy=lossy, plan=plan, scale_dtype=scale_dtype, workers=workers, max_shard_size=limit,
+            overwrite=force, progress=report,
+        )  # fmt: skip
+    for note in done.notes:
+        complain(f"note: {note}")
+    if json:
+        for r in done.records:
+            print_json(r.record())
+        print_json(done.record())
+    else:
+        _print(done, plan)
+    return int(plan and not lossy and done.counts["lossy"] > 0)
+
+
+def _print(done: Converted, plan: bool) -> None:
+    shown = done.records if plan else [r for r in done.records if r.kind in ("equal", "lossy")]
+    if shown:
+        print_table(_COLUMNS, [_row(r) for r in shown])
+        print()
+    counts = ", ".join(f"{n:,} {kind}" for kind, n in done.counts.items() if n) or "no tensors"
+    if plan:
+        print(f"would write {human_bytes(done.nbytes)} to {done.goal}: {counts}")
+        return
+    files = sum(f.endswith((".safetensors", ".gguf")) for f in done.files)
+    print(f"{printable(str(done.path))}: {counts}; {human_bytes(done.nbytes)} in {plural(files, 'file')}")
+    if done.resumed:
+        print(f"taken up where an earlier run stopped: {plural(done.resumed, 'tensor')} had been written")
+    if done.dropped:
+        print(f"left out, of use to the source's kernels only: {plural(len(done.dropped), 'activation scale')}")
+
+
+def _row(r: Record) -> list[str]:
+    error = "" if r.relative_rms is None else f"{r.relative_rms:.3g}"
+    return [r.key, r.kind, r.format, "" if r.kind == "copied" else r.other_format, error, r.why]

@@ -1,0 +1,93 @@
+"""`halfbyte convert`: plans, refusals, what is printed and written."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+import halfbyte
+from halfbyte.cli import main
+from test_convert_checkpoint import identical, write_model
+
+
+def records(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_plan_says_which_edge_and_why_and_writes_nothing(tmp_path, capsys):
+    source = write_model(tmp_path / "in", "uint4:g64")
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", "modelopt", "--plan"]) == 1
+    text = capsys.readouterr().out
+    assert "model.layers.0.self_attn.q_proj" in text
+    assert "lossy" in text
+    assert "int4 holds -8 to 7" in text
+    assert text.splitlines()[-1].startswith("would write ")
+    assert text.splitlines()[-1].endswith(" to modelopt: 8 lossy, 4 copied")
+    assert not (tmp_path / "out").exists()
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", "awq", "--plan"]) == 0
+    assert "8 exact, 4 copied" in capsys.readouterr().out
+
+
+def test_a_refusal_is_one_line_that_names_the_weights(tmp_path, capsys):
+    source = write_model(tmp_path / "in", "uint4:g64")
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", "modelopt:int4"]) == 2
+    got = capsys.readouterr()
+    assert got.out == ""
+    assert got.err.startswith("halfbyte: [convert] 8 weights cannot go to modelopt:int4 exactly: model.layers.0.self_attn.q_proj")
+    assert "a relative RMS error of 0.0" in got.err
+    assert got.err.rstrip().endswith("Allow the error with --lossy (lossy=True)")
+    assert len(got.err.splitlines()) == 1
+    assert sorted(os.listdir(tmp_path)) == ["in"]
+
+
+def test_json_has_a_record_a_tensor_and_a_summary(tmp_path, capsys):
+    source = write_model(tmp_path / "in", "nvfp4")
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", "compressed-tensors", "--json"]) == 0
+    *tensors, summary = records(capsys.readouterr().out)
+    assert len(tensors) == 12
+    (one,) = [t for t in tensors if t["key"] == "model.layers.1.mlp.down_proj"]
+    assert one["record"] == "tensor"
+    assert one["kind"] == "equal"
+    assert one["format"] == one["other_format"] == "nvfp4:g16"
+    assert one["relative_rms"] is None
+    assert summary["record"] == "converted"
+    assert summary["to"] == "compressed-tensors"
+    assert (summary["exact"], summary["equal"], summary["copied"]) == (0, 8, 4)
+    assert "config.json" in summary["files"]
+    assert summary["nbytes"] == sum(t["other_nbytes"] for t in tensors)
+
+
+def test_lossy_is_done_when_asked_for_and_reported(tmp_path, capsys):
+    source = write_model(tmp_path / "in", "uint4:g64")
+    out = tmp_path / "out"
+    assert main(["convert", str(source), str(out), "--to", "mlx:mxfp4", "--lossy", "--workers", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "8 lossy, 4 copied" in text
+    with halfbyte.open(out) as written:
+        assert written.info("model.layers.0.mlp.down_proj").format.name == "mxfp4"
+
+
+def test_scale_dtype_shards_and_force(tmp_path, capsys):
+    source = write_model(tmp_path / "in", "uint4:g64")
+    out = tmp_path / "out"
+    assert main(["convert", str(source), str(out), "--to", "mlx", "--scale-dtype", "float32", "--max-shard-size", "40KB"]) == 0
+    assert len(list(out.glob("*.safetensors"))) > 2
+    assert identical(source, out)
+    assert main(["convert", str(source), str(out), "--to", "awq"]) == 2
+    assert "exists; give another place, or --force" in capsys.readouterr().err
+    assert main(["convert", str(source), str(out), "--to", "awq", "--force"]) == 0
+    with halfbyte.open(out) as written:
+        assert written.format == "awq"
+
+
+@pytest.mark.parametrize(
+    ("to", "text"),
+    [("gtpq", "'gtpq' is not a layout; nearest: gptq"), ("gguf", "a gguf target is one file"), ("onnx", "no writer for onnx")],
+)
+def test_targets_that_cannot_be(tmp_path, capsys, to, text):
+    source = write_model(tmp_path / "in", "int4:g128")
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", to]) == 2
+    assert text in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["in"]
