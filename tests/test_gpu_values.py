@@ -132,6 +132,7 @@ def test_one_hot_activations_return_the_weight(word, name):
 def test_products_are_within_rounding(word, name):
     cuda()
     rng = np.random.default_rng(3)
+    torch.manual_seed(3)
     for n, groups, m in ((1, 1, 1), (65, 9, 1), (128, 8, 3), (130, 11, 8), (256, 4, 16), (100, 10, 33), (64, 6, 64), (96, 5, 200)):
         q = make(word, n, groups, rng)
         p = ops.prepare(q, device="cuda")
@@ -148,7 +149,7 @@ def test_products_are_within_rounding(word, name):
         slack = u * size * (0 if name == "float32" else 1) + u * np.abs(want) * 1.01 + 1e-5 * size + (2.0**-24 if name == "float16" else 0)
         error = np.abs(y.double().cpu().numpy() - want)
         assert (error <= slack).all(), (n, groups, m, float((error / slack).max()))
-        if name == "float32":
+        if name == "float32" and want.size > 1:  # a single output may cancel; its own bound is above
             assert np.linalg.norm(error) <= 2e-6 * np.linalg.norm(want)
 
 

@@ -117,15 +117,20 @@ def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
 def candidates(kind: str, words: int, m: int) -> list[Any]:
     """Tiles worth trying for `--tune`."""
     if kind == "fragments":
-        whole = [(wk, 1, 64 // wk, False) for wk in (4, 8, 16)]  # at k = 4096 all words of a warp at once
+        # At k = 4096 the first of each list gives a warp its inputs in one step.
         if m <= 8:
-            parts = [(4, 1, 8), (4, 1, 4), (8, 1, 4), (8, 1, 2), (4, 2, 4), (2, 2, 4)]
-            return [FragmentTile(1, 1, *t) for t in whole] + [FragmentTile(1, 1, *t, p) for t in parts for p in (True, False)]
+            parts = [(1, 1, 16, 1, 4, 0), (1, 1, 16, 1, 4, 1, 1), (1, 1, 16, 1, 4, 1, 2), (1, 1, 8, 1, 8, 0), (1, 1, 8, 1, 8, 2, 1), (1, 1, 8, 1, 8, 1, 2)]
+            parts += [(1, 1, 8, 2, 8, 0), (1, 1, 8, 2, 8, 1, 1), (2, 1, 16, 1, 4, 1, 1), (2, 1, 16, 1, 4, 0, 1), (1, 1, 4, 1, 16, 0), (1, 1, 4, 1, 8, 0)]
+            parts += [(1, 1, 4, 1, 4, 0, 1), (1, 1, 4, 1, 4, 0, 2), (1, 1, 8, 1, 4, 0), (1, 1, 4, 2, 4, 0, 1), (1, 1, 4, 2, 4, 0, 2)]
+            return [FragmentTile(*p) for p in parts]
         if m <= 16:
-            parts = [(8, 1, 2), (8, 1, 4), (4, 2, 1), (4, 2, 2), (4, 1, 2), (4, 1, 4), (2, 4, 2)]
-            return [FragmentTile(r, 2, *t, p) for r in (1, 2) for t in parts for p in (True, False)]
-        parts = [(1, 8), (1, 4), (2, 4), (4, 2), (2, 2)]
-        return [FragmentTile(r, c, wk, wn, s) for c, r in ((4, 1), (4, 2), (8, 1), (8, 2)) for wk, wn in parts for s in (1, 2) if r * c * s <= 16]
+            parts = [(1, 2, 16, 1, 4, p, a) for p in (0, 1) for a in (1, 2)] + [(2, 2, 16, 1, 4, 1), (2, 2, 16, 1, 4, 0)]
+            parts += [(1, 2, 8, 1, 8, 0), (1, 2, 8, 1, 8, 1), (1, 2, 8, 1, 8, 1, 2), (2, 2, 8, 1, 8, 0), (2, 2, 8, 1, 8, 1)]
+            parts += [(r, 2, wk, wn, u, 0, a) for r in (1, 2) for wk, wn, u in ((8, 1, 4), (4, 1, 4)) for a in (1, 2)]
+            return [FragmentTile(*p) for p in parts]
+        parts = [(1, 2, 16, 1, 4, 1), (1, 2, 16, 1, 4, 1, 2), (2, 2, 16, 1, 4, 1), (1, 4, 16, 1, 4, 1), (1, 2, 8, 1, 8, 1), (2, 2, 8, 1, 8, 1)]
+        parts += [(r, c, wk, wn, 1, 0, a) for r, c in ((2, 4), (4, 4), (2, 8)) for wk, wn in ((2, 2), (4, 2)) for a in (1, 2)]
+        return [FragmentTile(*p) for p in parts]
     if kind == "matvec":
         widths = sorted({min(b, 1 << max(5, (words - 1).bit_length())) for b in (128, 256, 512, 1024)})
         return [Tile(r, c, w) for r in (2, 4, 8, 16) for c in widths for w in (1, 2, 4, 8) if 1024 <= r * c * 32 // w // 32 * 32 <= 65536]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decode import E2M1
-from .tiles import elements, finish, group_terms, interleave8, load_planes
+from .decode import E2M1, E4M3S, UE4M3
+from .tiles import elements, finish, globally, group_terms, interleave8, load_planes
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -14,7 +14,7 @@ def dequantize_kernel(
     OUT, IDS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR,
     n, k, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, GATHER: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, GATHER: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
     BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """OUT[i, :] = w[row i, :] (or w[IDS[i], :]). WORDS is ceil(k / 8); GROUP elements share a scale. n, the rows written."""
@@ -37,11 +37,7 @@ def dequantize_kernel(
     v6 = finish(v6, s, a, RAW, ADD)
     v7 = finish(v7, s, a, RAW, ADD)
     out = interleave8(v0, v1, v2, v3, v4, v5, v6, v7, BN, BW)
-    if GLOBAL_OP:
-        # float64 holds element · scale · global exactly; the quotient keeps clear of every float32 midpoint (docs/cuda.md).
-        g = tl.load(GLOBAL).to(tl.float64)
-        wide = out.to(tl.float64)
-        out = ((wide * g if GLOBAL_OP == 1 else wide / g) / divisor).to(tl.float32)
+    out = globally(out, GLOBAL, divisor, GLOBAL_OP, DIVIDE, (KIND == E2M1) and ((SCALE == E4M3S) or (SCALE == UE4M3)))
     j = tl.program_id(1) * BW * 8 + tl.arange(0, BW * 8)
     at = i[:, None] * k + j[None, :]
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=(i[:, None] < n) & (j[None, :] < k))

@@ -33,6 +33,7 @@ def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
     return {
         "WORDS": w.words, "GROUP": group_elements(w), "KIND": ELEMENTS[f.element], "BITS": f.bits, "SCALE": SCALES[f.scale],
         "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed, "UNITS": w.units,
+        "DIVIDE": f.divisor != 1.0,
     }  # fmt: skip
 
 
@@ -117,16 +118,19 @@ def fragments(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: F
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or fragment_tile(w.units, n, m)
     s, c = w.scales, _constants(w, True)
-    step, groups = steps(c["GROUP"], w.units, m, tile)
+    step, groups, columns = steps(c["GROUP"], w.units, m, tile)
     absent = [s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale)]
     tiles = triton.cdiv(n, 16)
+    programs = triton.cdiv(tiles, tile.rows * tile.row_warps)
+    if tile.programs:
+        programs = min(programs, tile.programs * _multiprocessors(w.device))
     with _on(w.device):
-        fragment_kernel[(triton.cdiv(tiles, tile.rows * tile.row_warps), triton.cdiv(m, 8 // groups * tile.columns))](
+        fragment_kernel[(programs, triton.cdiv(m, columns * tile.columns))](
             y, pairs, s if bias is None else bias, w.planes[4], s, *absent, m, n, pairs.stride(0), float(w.format.divisor), tiles,
             UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=c["SCALE"], ADD=c["ADD"],
-            PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=w.format.divisor != 1.0, HAS_BIAS=bias is not None,
+            PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None,
             HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step, SET=groups,
-            PREFETCH=tile.prefetch, FENCE=tile.fence, **_overlap(w.device), num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
+            TOKENS=columns, AHEAD=tile.ahead, **_overlap(w.device), num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y
 
@@ -136,6 +140,11 @@ def _overlap(device: torch.device) -> dict[str, Any]:
     `to_device` waits for its copies), x after the wait."""
     hopper = _hopper(device)
     return {"PDL": hopper, "launch_pdl": hopper} if device.type == "cuda" else {"PDL": hopper}
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache

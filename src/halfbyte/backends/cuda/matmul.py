@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .decode import E2M1
-from .tiles import elements, finish, group_terms, interleave8, load_planes
+from .tiles import elements, finish, globally, group_terms, interleave8, load_planes
 
 
 @triton.jit(do_not_specialize=["m"])  # one kernel for every m of a tile: nothing compiles again at m = 1, 16, 17
@@ -20,7 +20,7 @@ def matmul_kernel(
     Y, X, BIAS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR, PARTIAL, COUNT,
     m, n, ldx, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr, SPLIT: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr, SPLIT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """y (m, n). Grid (n / BN, m / BM, SPLIT). X rows hold 8 · WORDS values, the tail zero."""
@@ -32,7 +32,7 @@ def matmul_kernel(
     STEPS: tl.constexpr = (WORDS + BW - 1) // BW
     EACH: tl.constexpr = (STEPS + SPLIT - 1) // SPLIT
     acc = tl.zeros((BM, BN), tl.float32)
-    for i in range(0, EACH):
+    for i in range(EACH):
         step = part * EACH + i  # past the last step every load is masked
         c = step * BW + tl.arange(0, BW)
         j = step * BW * 8 + tl.arange(0, BW * 8)
@@ -63,10 +63,7 @@ def matmul_kernel(
                 acc += tl.load(PARTIAL + p * plane + at, mask=keep, other=0, cache_modifier=".cg")
             tl.store(COUNT + tile, 0)
     if last:
-        if GLOBAL_OP:
-            g = tl.load(GLOBAL).to(tl.float64)
-            wide = acc.to(tl.float64)
-            acc = ((wide * g if GLOBAL_OP == 1 else wide / g) / divisor).to(tl.float32)
+        acc = globally(acc, GLOBAL, divisor, GLOBAL_OP, DIVIDE, False)
         if HAS_BIAS:
             acc += tl.load(BIAS + r, mask=live, other=0).to(tl.float32)[None, :]
         tl.store(Y + at, acc.to(Y.dtype.element_ty), mask=keep)

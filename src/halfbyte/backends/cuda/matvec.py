@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .decode import E2M1
-from .tiles import NONE, ZERO, elements, group_terms, load_planes
+from .tiles import NONE, ZERO, elements, globally, group_terms, load_planes
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def matvec_kernel(
     Y, X, BIAS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR,
     n, ldx, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold 8 · WORDS values, the tail zero."""
@@ -71,10 +71,7 @@ def matvec_kernel(
         else:
             acc += tl.math.fma(d, s, a * xs[None, :])
     y = tl.sum(acc, 1)
-    if GLOBAL_OP:
-        g = tl.load(GLOBAL).to(tl.float64)
-        wide = y.to(tl.float64)
-        y = ((wide * g if GLOBAL_OP == 1 else wide / g) / divisor).to(tl.float32)
+    y = globally(y, GLOBAL, divisor, GLOBAL_OP, DIVIDE, False)
     if HAS_BIAS:
         y += tl.load(BIAS + r, mask=live, other=0).to(tl.float32)
     tl.store(Y + token * n + r, y.to(Y.dtype.element_ty), mask=live)

@@ -16,7 +16,7 @@ holds of the A operand of one mma.m16n8k16. Within a tile, row = 8 h + g. Within
     input = 32 s + 16 b + 4 t + 2 i + p       (groups of 16: no word mixes two groups)
 
 Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are spread as their decoder likes them. Rows are padded to 16, inputs to 64, with code 0. Scales follow:
-[tiles, groups, 16 rows].
+[tiles, groups, 8, 2], rows g and g + 8 side by side.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def from_fragments(words: NDArray[np.int32], n: int, k: int, by_16: bool = False
 
 
 def by_tiles(scales: NDArray[Any]) -> NDArray[Any]:
-    """Per-group values [n, G] -> [ceil(n/16), G, 16], padding rows zero."""
+    """Per-group values [n, G] -> [ceil(n/16), G, 8, 2]: rows g and g + 8 of a tile side by side, padding rows zero; a lane needs both."""
     n, groups = scales.shape
     tiles = -(-n // TILE_ROWS)
     padded = np.zeros((tiles * TILE_ROWS, groups), scales.dtype)
     padded[:n] = scales
-    return np.ascontiguousarray(padded.reshape(tiles, TILE_ROWS, groups).transpose(0, 2, 1))
+    return np.ascontiguousarray(padded.reshape(tiles, 2, 8, groups).transpose(0, 3, 2, 1).reshape(tiles, groups, TILE_ROWS))

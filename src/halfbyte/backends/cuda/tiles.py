@@ -110,8 +110,9 @@ def group_terms(
 ):
     """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. PER groups share a super scale."""
     if UNITS > 0:
-        at = ((r // 16) * G + g) * 16 + r % 16
-        up = ((r // 16) * (G // PER) + g // PER) * 16 + r % 16
+        line = r % 8 * 2 + r % 16 // 8
+        at = ((r // 16) * G + g) * 16 + line
+        up = ((r // 16) * (G // PER) + g // PER) * 16 + line
     else:
         at = r * G + g
         up = r * (G // PER) + g // PER
@@ -147,3 +148,26 @@ def interleave8(v0, v1, v2, v3, v4, v5, v6, v7, ROWS: tl.constexpr, WORDS: tl.co
     b = tl.join(tl.join(v1, v5), tl.join(v3, v7))
     # [ROWS, WORDS, 4s, 2s, 1s]: read row-major it is the element index.
     return tl.reshape(tl.join(a, b), (ROWS, 8 * WORDS))
+
+
+@triton.jit
+def globally(v, GLOBAL, divisor, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, EXACT: tl.constexpr):
+    """v times or over the weight's one factor (and over the format's divisor), rounded once to float32.
+
+    EXACT says that v is unrounded (element · 8-bit scale: six bits), so float32 itself rounds once. Else float64 holds v · global exactly, and
+    keeps its quotient clear of every float32 midpoint (docs/cuda.md).
+    """
+    if GLOBAL_OP == 0:
+        return v
+    elif EXACT and not DIVIDE:
+        if GLOBAL_OP == 1:
+            return v * tl.load(GLOBAL)
+        else:
+            return tl.math.div_rn(v, tl.broadcast_to(tl.load(GLOBAL), v.shape))
+    else:
+        g = tl.load(GLOBAL).to(tl.float64)
+        wide = v.to(tl.float64)
+        wide = wide * g if GLOBAL_OP == 1 else wide / g
+        if DIVIDE:
+            wide = wide / divisor
+        return wide.to(tl.float32)

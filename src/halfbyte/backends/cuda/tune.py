@@ -40,39 +40,40 @@ def matmul_tile(words: int, n: int, m: int) -> Tile:
 
 @dataclass(frozen=True)
 class FragmentTile:
-    """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the rows, units a step, the next step ahead,
-    all loads of a step before its products."""
+    """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the rows, units a step, programs a
+    multiprocessor (0: as many as there are turns), steps in flight."""
 
     rows: int
     columns: int
     input_warps: int
     row_warps: int
     step: int = 4
-    prefetch: bool = True
-    fence: bool = True
+    programs: int = 0
+    ahead: int = 1
 
 
 def fragment_tile(units: int, n: int, m: int) -> FragmentTile:
     """Tile of the fragment kernel."""
     if m <= 8:
-        return FragmentTile(1, 1, 8, 1)
+        return FragmentTile(1, 1, 16, 1)
     if m <= 16:
         return FragmentTile(2, 2, 4, 2, 2)
     return FragmentTile(2, 4, 4, 2, 1)
 
 
-def steps(group: int, units: int, m: int, tile: FragmentTile) -> tuple[int, int]:
-    """(units a step, groups an accumulator) nearest to the tile's wish that the kernel takes for groups of `group` inputs.
+def steps(group: int, units: int, m: int, tile: FragmentTile) -> tuple[int, int, int]:
+    """(units a step, groups an accumulator, tokens a group) nearest to the tile's wish that the kernel takes for groups of `group` inputs.
 
     Groups share an accumulator where columns are left: 8 tokens take all eight. A step is a power of two units, no more than a warp has,
     and whole sets of groups, or a whole part of one group.
     """
     step = tile.step
-    while step > 1 and step > -(-units // tile.input_warps):
+    while step > 1 and step >= 2 * -(-units // tile.input_warps):
         step //= 2
-    free = 1 if m > 4 or tile.columns > 1 else 2 if m > 2 else 4 if m > 1 else 8
-    while free > 1 and (64 * step) % (free * group):
-        free //= 2
+    tokens = 8 if m > 4 or tile.columns > 1 else 4 if m > 2 else m
+    groups = 8 // tokens
+    while groups > 1 and (64 * step) % (groups * group):
+        groups //= 2
     while step > 1 and (64 * step) % group and group % (64 * step):
         step //= 2
-    return step, free
+    return step, groups, tokens
