@@ -48,6 +48,8 @@ CODE = ["-x", "ir", "-O0", "-fPIC", "-Wno-override-module", "-c"]
 GUARD_BYTES = 4096
 MAX_THREADS = 1024
 MAX_THREADGROUP_BYTES = 32768
+SPARSE = ("pieces",)
+"""Outputs with places no thread owns: the striped schedule's slots. The next kernel must not read those: they hold NaN."""
 _VARIABLE = re.compile(r"^@(?P<name>\S+) = internal (?:unnamed_addr )?global (?P<type>.+) undef, align \d+$", re.M)
 
 

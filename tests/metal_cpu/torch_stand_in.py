@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .machine import Library, compile_source
+from .machine import SPARSE, Library, compile_source
 from .signature import Parameter
 
 TYPES = {
     "float": torch.float32, "half": torch.float16, "bfloat": torch.bfloat16, "uchar": torch.uint8, "short": torch.int16,
     "int": torch.int32, "uint": torch.int32, "long": torch.int64,
 }  # fmt: skip
-
-SPARSE = ("pieces",)
-"""Outputs with places no thread owns: the striped schedule's slots. The next kernel must not read those: they hold NaN."""
 
 
 class ShaderCallError(TypeError):
