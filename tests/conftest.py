@@ -22,6 +22,12 @@ def golden() -> Path:
     return GOLDEN
 
 
+@pytest.fixture(autouse=True)
+def _no_terminal_width(monkeypatch):
+    """Tables take COLUMNS for a terminal's width, and parallel test workers set it; a test that wants a width sets its own."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     outcome = yield
