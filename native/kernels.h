@@ -19,6 +19,7 @@ struct Block {
   int64_t s_stride;         // floats from panel to panel
   int segments, seg, panels, tokens;
   const void *x;            // int8 or f32, tile after tile
+  int largest;              // tokens of the largest tile x was laid out for
   int64_t x_stride;         // elements a token takes
   const float *x_scale;     // int8 class: [token][..] one a segment
   const float *x_sum;       // [token][..] sum of the (rounded) activations of a segment

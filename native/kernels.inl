@@ -6,7 +6,12 @@
 // register as bytes.
 
 // Loops over the sums of a tile must vanish, or the sums live in memory; compilers stop short of that by themselves.
-#if defined(_MSC_VER) && !defined(__clang__)
+// HALFBYTE_SMALL: instrumented builds, where that much code takes minutes to compile.
+#if defined(HALFBYTE_SMALL)
+#define HB_UNROLL
+#define HB_INLINE inline
+#define HB_INLINE_LAMBDA
+#elif defined(_MSC_VER) && !defined(__clang__)
 #define HB_UNROLL
 #define HB_INLINE __forceinline
 #define HB_INLINE_LAMBDA
@@ -552,7 +557,7 @@ template <class V, int F, class Source>
 void blocks_i8(const Block &b) {
   int t = 0;
   if constexpr (!Source::fused)
-    for (; t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
+    for (; V::tokens_i8 <= b.largest && t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
   if constexpr (Source::fused || V::tokens_i8 > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, V::vectors_i8_four, F, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, V::vectors_i8_two, F, Source>(b, t);
@@ -622,7 +627,7 @@ template <class V, class Source>
 void blocks_f32(const Block &b) {
   int t = 0;
   if constexpr (!Source::fused)
-    for (; t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
+    for (; V::tokens_f32 <= b.largest && t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
   if constexpr (Source::fused || V::tokens_f32 > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::vectors_f32_two, Source>(b, t);

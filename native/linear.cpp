@@ -21,7 +21,7 @@ constexpr int kPanelsFew = 4, kPanelsInt8 = 4, kPanelsFloat = 2;
 constexpr int64_t kTokens = 256;  // activations prepared at a time
 constexpr int64_t kLongestSegment = 128;
 // Up to so many tokens decoding on the way is faster than through a buffer.
-constexpr int64_t kFewInt8 = 4, kFewFloat = 4;
+constexpr int64_t kFewInt8 = 4, kFewFloat = 8;
 
 // Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not
 // while they compute.
@@ -205,7 +205,7 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.s_stride = per;
     block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count, block.tokens = (int)p.tokens;
     block.x = p.int8 ? (const void *)(p.xq + k0 * p.tokens) : (const void *)(p.xf + k0 * p.tokens);
-    block.x_stride = inputs;
+    block.x_stride = inputs, block.largest = p.largest;
     block.x_scale = p.int8 ? p.x_scale + s0 : nullptr;
     block.x_sum = p.x_sum ? p.x_sum + s0 : nullptr;
     block.x_start = p.int8 ? p.x_start + s0 : nullptr;
@@ -242,7 +242,7 @@ void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char
     block.w = decoded + k0 * kPanelRows;
     block.scales = scales;
     block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = 1, block.tokens = (int)p.tokens;
-    block.x = p.xf + k0 * p.tokens, block.x_stride = inputs;
+    block.x = p.xf + k0 * p.tokens, block.x_stride = inputs, block.largest = p.largest;
     block.total = total, block.total_stride = kPanelRows;
     p.ks->block_f32(block);
   }
@@ -260,12 +260,13 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
   p.inputs = w.panel_order ? w.kernel_k() : up(w.k, kChunk);
   p.seg = w.panel_order ? w.seg : kChunk;
   p.segs = p.inputs / p.seg;
-  p.largest = p.int8 ? ks.tokens_i8 : ks.tokens_f32;
   p.block = block_inputs(p.seg, p.int8 ? kBlockInt8 : kBlockFloat);
   p.blocks = (p.inputs + p.block - 1) / p.block;
   for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
     p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
+    // Decoding on the way has tiles of 4 tokens at most; the panels of such a call that go through the buffer follow its layout.
     if (w.panel_order) p.fused = p.int8 ? p.tokens <= kFewInt8 && ks.fuses_i8(w) : p.tokens <= kFewFloat && ks.fuses_f32(w);
+    p.largest = p.fused ? 4 : p.int8 ? ks.tokens_i8 : ks.tokens_f32;
     thread_local Scratch x_scratch, segment_scratch;
     if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
     else p.xf = x_scratch.take<float>(p.tokens * p.inputs);
