@@ -48,7 +48,7 @@ ALLOWED: dict[int, set[str]] = {
     3: {"numpy", "ml_dtypes", "safetensors", "gguf"},
     4: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
     5: {"numpy", "ml_dtypes", "safetensors", "gguf"},
-    6: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "mlx", "jinja2"},
+    6: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "mlx", "jinja2"},
 }
 """Third-party packages of each floor; floor 7 may use anything."""
 

@@ -1,0 +1,129 @@
+"""halfbyte eval: perplexity of a packed model, and what its bits cost beside another."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UnsupportedError
+from .generate import peak_memory
+from .terminal import Column, human_bytes, print_json, print_table, printable, progress
+
+_LAYERS = (Column("after"), Column("cosine", True), Column("smallest", True), Column("rel. RMS", True))
+SHOWN = 5
+"""Layers that the text output lists."""
+
+
+def eval(
+    path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
+    text: Annotated[Path | None, typer.Option(help="UTF-8 text, or .jsonl with a `text` a line.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="NAME[/CONFIG][:SPLIT] of the datasets package, instead of --text.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens that are read at once.")] = 512,
+    chunks: Annotated[int | None, typer.Option(help="At most so many windows; without it all of the text.")] = None,
+    protocol: Annotated[str, typer.Option(help="llama.cpp, or sliding.")] = "llama.cpp",
+    stride: Annotated[int | None, typer.Option(help="Of sliding windows; half the context without it.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Another checkpoint, of any format, to compare with.")] = None,
+    requantize: Annotated[str | None, typer.Option(help="Evaluate the model with its packed matrices in this codec.")] = None,
+    max_ppl_increase: Annotated[str | None, typer.Option(help="1% or 0.01, over the baseline's perplexity.")] = None,
+    min_agreement: Annotated[str | None, typer.Option(help="95% or 0.95 equal greedy tokens.")] = None,
+    min_cosine: Annotated[str | None, typer.Option(help="0.99 for every layer and the embedding.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots here.")] = None,
+    activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
+    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: the evaluation, then every layer and limit.")] = False,
+) -> int:
+    """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by layer.
+
+    Exit status: 0 when every limit is kept, 1 when one is not, 2 when there is no answer.
+    """
+    from ..checkpoints import open as open_checkpoint
+
+    for file in (path, *([baseline] if baseline is not None else [])):
+        open_checkpoint(file).close()  # what is damaged is reported before torch is imported
+    from ..evaluation import Thresholds, compare, perplexity, windows_of
+    from ..evaluation.protocols import EvaluationError
+    from ..evaluation.report import report as page
+    from ..evaluation.requantize import requantized
+    from ..evaluation.texts import dataset_text, read_text, tokens_of
+    from ..evaluation.thresholds import fraction
+    from ..transformers import load_model, model_size
+
+    given = {"max_ppl_increase": max_ppl_increase, "min_agreement": min_agreement, "min_cosine": min_cosine}
+    limits = Thresholds(**{k: fraction(v, f"--{k.replace('_', '-')}") for k, v in given.items() if v is not None})
+    if limits and baseline is None and requantize is None:
+        raise EvaluationError("[eval] a limit needs something to compare with; give --baseline, or --requantize")
+    if (text is None) == (dataset is None):
+        raise EvaluationError("[eval] give --text FILE or --dataset NAME, one of them")
+    words = read_text(text) if text is not None else dataset_text(dataset or "")
+    options: dict[str, Any] = {"activations": activations, "backend": backend, "device": device, "dtype": dtype}
+    model, tokenizer = load_model(path, **options)
+    if tokenizer is None:
+        raise UnsupportedError(f"[eval] {path} has no tokenizer; put its tokenizer.json beside the weights")
+    ids, bos = tokens_of(tokenizer, words)
+    windows = windows_of(ids, protocol, context, stride=stride, bos=bos, chunks=chunks)
+    other = load_model(baseline, **options)[0] if baseline is not None else model if requantize is not None else None
+    if requantize is not None:
+        model = requantized(model, requantize)
+    start = time.perf_counter()
+    with progress("evaluating") as update:
+        comparison = None if other is None else compare(model, other, windows, update)
+        measured = perplexity(model, windows, update) if comparison is None else comparison.model
+    seconds = time.perf_counter() - start
+    size = model_size(model)
+    record: dict[str, Any] = {
+        "path": str(path), "text": str(text or dataset), "protocol": protocol, "context": context, "chunks": len(windows),
+        "tokens": measured.tokens, "perplexity": measured.value, "perplexity_error": measured.error, "nll": measured.nll,
+        "activations": activations, "device": device, "dtype": str(model.dtype).removeprefix("torch."), "requantized": requantize,
+        "bytes": size.nbytes, "bits_per_weight": round(size.bits_per_weight, 4), "seconds": round(seconds, 3),
+        "tokens_per_s": round(sum(len(w.tokens) for w in windows) / seconds, 2), "peak_memory_bytes": peak_memory(),
+    }  # fmt: skip
+    if comparison is not None:
+        base = model_size(other)
+        record |= {
+            "baseline": str(baseline or path), "baseline_perplexity": comparison.baseline.value, "baseline_bytes": base.nbytes,
+            "perplexity_increase": comparison.perplexity_increase, "agreement": comparison.agreement,
+            "kl_mean": comparison.kl_mean, "kl_median": comparison.kl_median, "kl_p99": comparison.kl_p99,
+            "embedding_cosine": comparison.embedding.cosine, "pooled_cosine": comparison.pooled,
+            "least_cosine": comparison.least_cosine,
+        }  # fmt: skip
+    verdicts = [] if comparison is None else limits.verdicts(comparison)
+    if report is not None:
+        report.write_text(page(record, comparison, verdicts), encoding="utf-8")
+    if json:
+        print_json({"record": "evaluation", **record})
+        for drift in () if comparison is None else comparison.worst():
+            measures = {"cosine": drift.cosine, "least_cosine": drift.least, "relative_rms": drift.relative_rms}
+            print_json({"record": "layer", "layer": drift.layer, "name": drift.name, **measures})
+        for verdict in verdicts:
+            print_json({"record": "limit", **asdict(verdict)})
+    else:
+        _print(record, comparison, verdicts)
+    return int(not all(v.kept for v in verdicts))
+
+
+def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None:
+    windows = f"{record['chunks']} windows of {record['context']} tokens, {record['protocol']} protocol"
+    print(printable(f"{record['path']}: {windows}, {record['tokens']:,} tokens scored"))
+    print(f"perplexity {record['perplexity']:.4f} ± {record['perplexity_error']:.4f}")
+    print(f"{human_bytes(record['bytes'])}, {record['bits_per_weight']:.2f} bits/weight; {record['tokens_per_s']:.1f} tokens/s")
+    if comparison is None:
+        return
+    print(printable(f"\nbeside {record['baseline']} ({human_bytes(record['baseline_bytes'])}):"))
+    print(f"perplexity {record['baseline_perplexity']:.4f} there, {100 * record['perplexity_increase']:+.2f} %")
+    print(f"equal greedy tokens {100 * record['agreement']:.2f} %")
+    kl = f"mean {record['kl_mean']:.4g}, median {record['kl_median']:.4g}, 99th percentile {record['kl_p99']:.4g}"
+    print(f"KL divergence, nats: {kl}")
+    print(f"cosine: embedding {record['embedding_cosine']:.6f}, pooled {record['pooled_cosine']:.6f}\n")
+    worst = comparison.worst()
+    rows = [[d.name, f"{d.cosine:.6f}", f"{d.least:.6f}", f"{d.relative_rms:.4g}"] for d in worst[:SHOWN]]
+    print_table(_LAYERS, rows)
+    if len(worst) > SHOWN:
+        print(f"and {len(worst) - SHOWN} better ones; --json and --report list all")
+    for v in verdicts:
+        print(f"{v.name.replace('_', ' ')} {v.limit:g}: {'kept' if v.kept else 'missed'} ({v.value:.6g})")

@@ -1,0 +1,167 @@
+"""How far a model has moved from a baseline, token by token and layer by layer.
+
+    agreement   share of scored places where both models' likeliest tokens are the same
+    kl          Σ p ln(p / q) at each scored place, p the baseline's distribution and q the model's
+    cosine      of the hidden states after each layer, mean over all tokens read; `relative_rms` of their difference beside it
+    embedding   the same of the token embeddings; `pooled`: of the last layer's mean over a window, a text's embedding
+
+All measures are relative, and a NaN is never within a threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .perplexity import ROWS, Perplexity, Progress, losses_of, scored_logits, targets_of
+from .protocols import EvaluationError, Window
+
+
+@dataclass(frozen=True)
+class LayerDrift:
+    """Hidden states after one layer against the baseline's.
+
+    layer         0-based; −1 is the token embedding
+    cosine        mean over tokens; `least` the smallest
+    relative_rms  sqrt(Σ (b − a)² / Σ a²)
+    """
+
+    layer: int
+    cosine: float
+    least: float
+    relative_rms: float
+
+    @property
+    def name(self) -> str:
+        return "embedding" if self.layer < 0 else f"layer {self.layer}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model against a baseline over the same windows."""
+
+    model: Perplexity
+    baseline: Perplexity
+    agreement: float
+    kl: NDArray[np.float64] = field(repr=False)
+    embedding: LayerDrift
+    layers: tuple[LayerDrift, ...]
+    pooled: float
+
+    @property
+    def perplexity_increase(self) -> float:
+        """model / baseline − 1."""
+        return self.model.value / self.baseline.value - 1
+
+    @property
+    def kl_mean(self) -> float:
+        return float(self.kl.mean())
+
+    @property
+    def kl_median(self) -> float:
+        return float(np.median(self.kl))
+
+    @property
+    def kl_p99(self) -> float:
+        """99th percentile."""
+        return float(np.percentile(self.kl, 99))
+
+    @property
+    def least_cosine(self) -> float:
+        """The smallest of the layers' mean cosines, the embedding's and the pooled one included; NaN when one of them is."""
+        every = [self.embedding.cosine, *(drift.cosine for drift in self.layers), self.pooled]
+        return math.nan if any(map(math.isnan, every)) else min(every)
+
+    def worst(self) -> list[LayerDrift]:
+        """Embedding and layers, the smallest cosine first, NaN before all."""
+        return sorted((self.embedding, *self.layers), key=lambda d: (not math.isnan(d.cosine), d.cosine))
+
+
+class _Drift:
+    """Sums for one layer."""
+
+    def __init__(self) -> None:
+        self.tokens, self.cosines, self.least = 0, 0.0, math.inf
+        self.difference, self.size = 0.0, 0.0
+
+    def add(self, ours: Tensor, theirs: Tensor) -> None:
+        a, b = theirs.double(), ours.to(theirs.device).double()
+        cosine = cosine_of(b, a)
+        self.tokens += cosine.numel()
+        self.cosines += float(cosine.sum())
+        smallest = float(cosine.min())
+        self.least = smallest if math.isnan(smallest) else min(self.least, smallest)
+        self.difference += float((b - a).square().sum())
+        self.size += float(a.square().sum())
+
+    def result(self, layer: int) -> LayerDrift:
+        rms = math.sqrt(self.difference / self.size) if self.size else (0.0 if self.difference == 0 else math.inf)
+        return LayerDrift(layer, self.cosines / self.tokens, self.least, rms)
+
+
+def cosine_of(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine along the last axis, computed from unit vectors, so that tiny vectors count as large ones do.
+
+    Two zero vectors are alike (1); a zero and another are not (0).
+    """
+    a, b = (v / v.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny) for v in (a, b))
+    na, nb = a.norm(dim=-1, keepdim=True), b.norm(dim=-1, keepdim=True)
+    both = (na == 0) & (nb == 0)
+    dot = ((a / na.where(na > 0, 1)) * (b / nb.where(nb > 0, 1))).sum(-1)
+    return torch.where(both[..., 0], torch.ones_like(dot), dot)
+
+
+def divergence(baseline: Tensor, model: Tensor) -> tuple[Tensor, int]:
+    """KL divergence of each row of two arrays of logits, float64, and the number of rows with the same likeliest token."""
+    rows, same = [], 0
+    for start in range(0, len(baseline), ROWS):
+        p = torch.log_softmax(baseline[start : start + ROWS].double(), dim=-1)
+        q = torch.log_softmax(model[start : start + ROWS].to(p.device).double(), dim=-1)
+        # A token that p rules out adds nothing, whatever q says of it.
+        terms = p.exp() * (p - q)
+        rows.append(torch.where(p == -math.inf, torch.zeros_like(terms), terms).sum(-1))
+        same += int((p.argmax(-1) == q.argmax(-1)).sum())
+    return torch.cat(rows), same
+
+
+def compare(model: Any, baseline: Any, windows: Sequence[Window], progress: Progress | None = None) -> Comparison:
+    """Runs both models over the windows. EvaluationError when their vocabularies or layers differ."""
+    drifts: list[_Drift] = []
+    ours_losses, theirs_losses, kls = [], [], []
+    pooled: list[float] = []
+    same = 0
+    for i, window in enumerate(windows):
+        if progress is not None:
+            progress(i, len(windows), "")
+        theirs, their_states = scored_logits(baseline, window, hidden=True)
+        ours, our_states = scored_logits(model, window, hidden=True)
+        if ours.shape != theirs.shape or len(our_states) != len(their_states):
+            raise EvaluationError(
+                f"[eval] the model has {ours.shape[-1]} tokens and {len(our_states) - 1} layers, the baseline "
+                f"{theirs.shape[-1]} and {len(their_states) - 1}; only models of one architecture and vocabulary are compared"
+            )
+        kl, equal = divergence(theirs, ours)
+        kls.append(kl.cpu().numpy())
+        same += equal
+        theirs_losses.append(losses_of(theirs, targets_of(window, theirs.device)))
+        ours_losses.append(losses_of(ours, targets_of(window, ours.device)))
+        drifts = drifts or [_Drift() for _ in our_states]
+        for drift, a, b in zip(drifts, our_states, their_states, strict=True):
+            drift.add(a, b)
+        last = our_states[-1].double().mean(1), their_states[-1].double().mean(1)
+        pooled.append(float(cosine_of(last[0].to(last[1].device), last[1])))
+    if progress is not None:
+        progress(len(windows), len(windows), "")
+    divergences = np.concatenate(kls)
+    results = [drift.result(layer - 1) for layer, drift in enumerate(drifts)]
+    return Comparison(
+        Perplexity.of(ours_losses), Perplexity.of(theirs_losses), same / len(divergences), divergences, results[0],
+        tuple(results[1:]), float(np.mean(pooled)),
+    )  # fmt: skip

@@ -1,0 +1,47 @@
+"""A model with its packed matrices in another format, in memory: what a change of format would cost, before anything is written.
+
+    other = requantized(model, "mxfp4")        exact values of each packed weight, rounded to nearest into the codec
+
+Weights are taken one at a time; a weight that two modules share (a tied head) is requantized once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from ..errors import HalfbyteError
+from ..formats.encode import quantize
+from ..torch.held import Held
+from ..torch.modules import packed_modules
+from .protocols import EvaluationError
+
+
+def requantized(model: Any, codec: str, *, policy: str | None = None, keep: Callable[[str], bool] = lambda name: False) -> Any:
+    """A copy of `model`, dense parameters shared, whose packed weights are in `codec`.
+
+    policy  a producer's rounding, as for `quantize`
+    keep    names of modules that stay as they are
+    EvaluationError, naming the module, for a weight that the codec cannot hold.
+    """
+    # The copy shares packed weights by itself; parameters are shared through the memo.
+    memo: dict[int, Any] = {id(p): p for p in (*model.parameters(), *model.buffers())}
+    other = deepcopy(model, memo)
+    done: dict[int, Held] = {}
+    for name, module in packed_modules(other).items():
+        for piece, held in module.packed.items():
+            if keep(name):
+                continue
+            if id(held) not in done:
+                done[id(held)] = _again(held, codec, policy, name)
+            module.packed[piece] = done[id(held)]
+    return other
+
+
+def _again(held: Held, codec: str, policy: str | None, name: str) -> Held:
+    try:
+        weight = quantize(held.canonical().dequantize("float32"), codec, policy)
+        return Held.of(weight, device=held.device, backend=held.backend, activations=held.activations)
+    except HalfbyteError as error:
+        raise EvaluationError(f"[eval] {name} cannot be held as {codec}: {error}") from error
