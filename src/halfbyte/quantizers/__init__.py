@@ -1,0 +1,19 @@
+"""How a weight is rounded: to nearest, with the least squared error, or with the least error on calibration inputs.
+
+| method | needs | rounds |
+|---|---|---|
+| `rtn` | the weight | to nearest, under the format's default policy |
+| `mse` | the weight | to nearest, under searched scales (`fitting.py`) |
+| `gptq` | its inputs' Hessian | one input after another, errors passed on (`gptq_rounding.py`) |
+| `awq` | its inputs' Hessian and what comes before | to nearest after scaling inputs (`awq_search.py`) |
+"""
+
+from __future__ import annotations
+
+from .awq_search import awq_scales, fold_into_rows
+from .gptq_rounding import gptq, weighted_error
+from .mse_search import mse
+
+METHODS = ("rtn", "mse", "gptq", "awq")
+
+__all__ = ["METHODS", "awq_scales", "fold_into_rows", "gptq", "mse", "weighted_error"]
