@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -342,3 +344,61 @@ def test_case_32_no_tokens():
     w = hm.prepare(finite_tensor(fmt("mxfp4"), (9, 64), 0))
     assert hm.linear(mx.zeros((0, 64)), w).shape == (0, 9)
     assert hm.linear(mx.zeros((2, 0, 64)), w).shape == (2, 0, 9)
+
+
+# ---- the example, and the stand-in against MLX itself -------------------------------------------------------------------------
+
+
+def test_the_example_runs_and_its_checker_can_fail():
+    import importlib.util
+    from pathlib import Path
+
+    from metal_cpu.mlx_stand_in import metal_kernel
+
+    path = Path(__file__).parent.parent / "examples" / "metal_fused_dequantize_matvec.py"
+    spec = importlib.util.spec_from_file_location("example", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    assert example.main(12, 1056, metal_kernel) <= 1
+    example.BODY = example.BODY.replace("8 * w / G", "0")
+    with pytest.raises(SystemExit, match="the kernel is wrong"):
+        example.main(12, 1056, metal_kernel)
+
+
+@pytest.mark.parametrize("schedule", [None, "single-stage", "double-buffered", "striped", "fused"])
+def test_the_stand_in_writes_what_mlx_writes(schedule, capfd, tmp_path):
+    """Without Metal, MLX still writes a kernel's source while a function is exported: ours must be the same text."""
+    from metal_cpu.mlx_stand_in import whole_source
+
+    ours = []
+
+    def both(**how):
+        real = mx.fast.metal_kernel(**how)
+
+        def call(**given):
+            ours.append(
+                whole_source(
+                    how["name"], how["header"], how["source"], how["input_names"], given["inputs"], how["output_names"],
+                    given["output_dtypes"],
+                )[0]
+            )  # fmt: skip
+            return real(**given, verbose=True)
+
+        return call
+
+    from halfbyte.backends.metal import launch
+
+    route = MLXRoute(both)
+    w = hm.prepare(finite_tensor(fmt("uint4"), (9, 64), 1))
+    capfd.readouterr()
+    with pytest.raises(ValueError, match="Unable to serialize"):  # a copy of x; the text is written before that
+        mx.export_function(
+            str(tmp_path / "f.mlxfn"), lambda x: launch.linear(route, x, w, None, schedule), mx.zeros((2, 64), mx.float16)
+        )
+    written = capfd.readouterr().out.split("Generated source code for")[1:]
+    assert len(written) == len(ours) == (2 if schedule == "striped" else 1)
+    for theirs, text in zip(written, ours, strict=True):
+        # But for the kernel's name, which MLX versions make differently.
+        body = theirs.split("```\n")[1].replace("[[kernel]] void", "kernel void")
+        same = [re.sub(r"custom_kernel_\w+", "custom_kernel", t).split() for t in (body, text)]
+        assert same[0] == same[1]

@@ -27,6 +27,8 @@ _FORBIDDEN: dict[str, str] = {
     r"\bstatic\b(?!\s+constexpr\s+constant|\s+constant|_assert|_cast|\s+METAL_FUNC|\s+inline)": "MSL has no static variables",
     r"^\s*#\s*(if|ifdef|ifndef|elif|else|endif|undef)\b": "the sources are the same everywhere: no conditional compilation",
     r"\b(printf|malloc|free|memcpy|memset|assert)\b": "not an MSL function",
+    r"\bif\s+constexpr\b|\bauto\s*\[|\binline\s+constexpr\b|\bnamespace\s+\w+::": "MSL 3 is C++14; this is C++17",
+    r"\b(concept|requires|co_await|consteval|constinit)\b": "MSL 3 is C++14; this is C++20",
     r"\bint\s+main\b": "a shader has kernels",
 }
 _HEADERS = ("metal_stdlib", "metal_simdgroup", "metal_simdgroup_matrix")

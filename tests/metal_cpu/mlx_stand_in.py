@@ -59,7 +59,7 @@ def metal_kernel(
         if len(inputs) != len(input_names) or not len(output_shapes) == len(output_dtypes) == len(output_names):
             raise ValueError(f"[metal_kernel] {name}: {len(inputs)} inputs for {len(input_names)} names")
         arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
-        text, kernel = _whole(name, header, source, input_names, arrays, output_names, output_dtypes, template)
+        text, kernel = whole_source(name, header, source, input_names, arrays, output_names, output_dtypes, template)
         bound = [_to_numpy(a) for a in arrays]
         outputs = [np.empty(shape, _numpy_dtype(d)) for shape, d in zip(output_shapes, output_dtypes, strict=True)]
         group = [min(t, g) for t, g in zip(threadgroup, grid, strict=True)]
@@ -69,9 +69,9 @@ def metal_kernel(
     return call
 
 
-def _whole(
+def whole_source(
     name: str, header: str, source: str, input_names: Sequence[str], arrays: Sequence[mx.array], output_names: Sequence[str],
-    output_dtypes: Sequence[mx.Dtype], template: Sequence[tuple[str, Any]],
+    output_dtypes: Sequence[mx.Dtype], template: Sequence[tuple[str, Any]] = (),
 ) -> tuple[str, str]:  # fmt: skip
     """The source MLX would compile, and the kernel's name. Template arguments become types and constants of the body."""
     kernel = "custom_kernel_" + name
@@ -80,6 +80,7 @@ def _whole(
         space = "constant" if a.size < CONSTANT_BELOW else "device"
         parameters.append(f"const {space} {TYPES[a.dtype]}{'&' if a.ndim == 0 else '*'} {n}")
         kernel += f"_{TYPES[a.dtype]}" + ("s" if a.ndim == 0 else "c" if space == "constant" else "")
+    kernel += "".join(f"_{TYPES[d]}" for d in output_dtypes)
     parameters += [f"device {TYPES[d]}* {n}" for n, d in zip(output_names, output_dtypes, strict=True)]
     lines = [f"{p} [[buffer({i})]]" for i, p in enumerate(parameters)]
     lines += [f"{t} {b} [[{b}]]" for b, t in BUILT_IN.items() if b in source]

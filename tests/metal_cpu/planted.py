@@ -152,6 +152,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "the stand-in's own names": ("y[i] = float(hb_place(0));", "not MSL"),
     "memcpy": ("memcpy(y, x, 4);", "not an MSL function"),
     "assembly": ('asm("nop"); y[i] = x[i];', "no inline assembly"),
+    "C++17": ("if constexpr (sizeof(float) == 4) y[i] = x[i];", "MSL 3 is C\\+\\+14"),
     "OpenCL words": ("global float* p = y; p[i] = x[i];", "not MSL's words"),
 }
 """What clang might take and the lint refuses: body, reason."""

@@ -29,7 +29,12 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as e:
+        if e.name not in ("mlx", "mlx.core", "mlx.nn"):
+            raise
+        raise ModuleNotFoundError(f"{e.name}, which halfbyte.mlx needs; pip install 'halfbyte[mlx]'", name=e.name) from e
 
 
 __all__ = [

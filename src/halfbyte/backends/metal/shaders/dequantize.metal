@@ -12,7 +12,7 @@ METAL_FUNC void dequantize(W w, const device int* rows, float factor, float divi
   const eight_codes codes = w.load(n, unit);
   const ulong entry = w.entry(n, unit);
   const typename W::stored scale = w.scales[entry];
-  const typename W::added addend = W::addend == NO_ADDEND ? typename W::added(0) : w.addends[entry];
+  const typename W::added addend = W::addend == NO_ADDEND ? typename W::added(0.0f) : w.addends[entry];
   device T* target = out + ulong(i) * k + 8 * unit;
   for (int j = 0; j < 8; ++j)
     if (8 * unit + j < k)

@@ -106,7 +106,7 @@ METAL_FUNC void gemm_fused(W w, const device T* x, ulong x_stride, const device 
   uint rows[2], columns[2];
   find_elements(stage, lane, rows, columns);
   matrix8x8 total[4][4], part[4][4], sums[4];  // [column tile][row tile]
-  const simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
+  simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
   for (int j = 0; j < 4; ++j) {
     sums[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     for (int i = 0; i < 4; ++i) total[j][i] = part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -160,7 +160,7 @@ METAL_FUNC void gemm_fused_wide(W w, const device T* x, ulong x_stride, const de
   uint rows[2], columns[2];
   find_elements(stage, lane, rows, columns);
   matrix8x8 total[2][8], part[2][8], sums[8];
-  const simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
+  simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
   for (int i = 0; i < 8; ++i) {
     sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     for (int j = 0; j < 2; ++j) total[j][i] = part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -208,7 +208,7 @@ METAL_FUNC void gemm_fused_registers(W w, const device T* x, ulong x_stride, con
   uint rows[2], columns[2];
   find_elements(stages + 64 * simdgroup, lane, rows, columns);
   matrix8x8 total[2][8], part[2][8], sums[8];
-  const simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
+  simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
   for (int i = 0; i < 8; ++i) {
     sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     for (int j = 0; j < 2; ++j) total[j][i] = part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);

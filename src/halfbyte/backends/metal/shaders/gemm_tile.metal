@@ -48,8 +48,8 @@ METAL_FUNC void load_w_tile(W w, uint n, uint n0, uint k0, threadgroup float* ti
     threadgroup float* target = tile + row * (K + TILE_PAD) + 8 * (i % (K / 8));
     const bool inside = n0 + row < n && unit < w.units;
     eight_codes codes = {0, 0};
-    typename W::stored scale = typename W::stored(0);
-    typename W::added addend = typename W::added(0);
+    typename W::stored scale = typename W::stored(0.0f);
+    typename W::added addend = typename W::added(0.0f);
     if (inside) {
       const uint source = paired_row(n0 + row, half_rows);
       codes = w.load(source, unit);

@@ -12,9 +12,9 @@ constant constexpr int MATVEC_ROWS = 4;
 constant constexpr int MATVEC_SIMDGROUPS = 2;
 
 template <typename T> METAL_FUNC void load_eight_x(const device T* x, thread float* v) {
-  const float4 a = float4(*(const device vec<T, 4>*)(x)), b = float4(*(const device vec<T, 4>*)(x + 4));
-  v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
-  v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+  const vec<T, 4> a = *(const device vec<T, 4>*)(x), b = *(const device vec<T, 4>*)(x + 4);
+  v[0] = float(a.x); v[1] = float(a.y); v[2] = float(a.z); v[3] = float(a.w);
+  v[4] = float(b.x); v[5] = float(b.y); v[6] = float(b.z); v[7] = float(b.w);
 }
 
 // Sum over one row's units of one lane, for each token.

@@ -25,7 +25,7 @@ METAL_FUNC void rmsnorm_matvec(W w, const device T* x, const device T* gain, flo
       const eight_codes codes = w.load(row, unit);
       const ulong at = w.entry(row, unit);
       const typename W::stored scale = w.scales[at];
-      const typename W::added addend = W::addend == NO_ADDEND ? typename W::added(0) : w.addends[at];
+      const typename W::added addend = W::addend == NO_ADDEND ? typename W::added(0.0f) : w.addends[at];
       for (int j = 0; j < 8; ++j) sums[r] = fma(v[j], w.value(code_at<W::element::bits>(codes, j), scale, addend), sums[r]);
     }
   }
