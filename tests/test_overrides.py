@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -91,14 +89,6 @@ def test_regular_expressions_match_from_the_start():
     assert regex_matches(r"model\.layers\.(1[0-9]|2[0-9])\.", "model.layers.13.mlp")
     with pytest.raises(CheckpointError, match=r"pattern '\(' is not a regular expression"):
         regex_matches("(", "a")
-
-
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(.*a){20}", ".*.*.*.*.*.*.*.*.*x", "(a|a)*" * 9, "x" * 5000, "(?:(a*)*)*b"])
-def test_patterns_that_could_match_for_ever_are_refused(pattern: str):
-    start = time.process_time()
-    with pytest.raises(CheckpointError, match="could take for ever to match"):
-        regex_matches(pattern, "a" * 60)
-    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..errors import CheckpointError
+from .patterns import MAX_PATTERN, compiled
 
 T = TypeVar("T")
 Matcher = Callable[[str, str], bool]
@@ -44,9 +45,8 @@ FUSED = {
     "query_key_value": ("q_proj", "k_proj", "v_proj"),
 }
 """Last segment of a fused module -> the modules it was made of."""
-MAX_PATTERN = 4096
-MAX_REPEATS = 8
-"""Longest pattern taken from a file, and most unbounded repeats in it: matching takes up to length^repeats steps."""
+MAX_WILDCARDS = 8
+"""Most `*` in a shell pattern of a file."""
 
 
 def aliases(name: str) -> Iterator[str]:
@@ -105,8 +105,34 @@ def first_entry(table: Mapping[str, T], name: str, matches: Matcher) -> T | None
 def covered(rules: Iterable[str], name: str, plain: Matcher | None = None) -> bool:
     """True when one of `rules`, `re:` patterns or `plain` entries (`path_matches`), covers `name`, or covers each module it was
     fused from."""
-    table = dict.fromkeys(rules, True)
-    return bool(first_entry(table, name, lambda rule, alias: rule_matches(rule, alias, plain or path_matches)))
+    found, match = _sorted_rules(tuple(rules)), plain or path_matches
+
+    def own(module: str) -> bool | None:
+        return any(found.cover(alias, match) for alias in aliases(module)) or None
+
+    return bool(_agreed(name, own))
+
+
+class _Rules(NamedTuple):
+    """Rules sorted by how they are looked up: entries without wildcards by their segments, a hash away, since exporters list
+    hundreds of modules; the others one after another."""
+
+    paths: frozenset[tuple[str, ...]]
+    lengths: tuple[int, ...]
+    others: tuple[str, ...]
+
+    def cover(self, name: str, plain: Matcher) -> bool:
+        segments = tuple(name.split("."))
+        spans = ((i, i + n) for n in self.lengths for i in range(len(segments) - n + 1))
+        return any(segments[i:j] in self.paths for i, j in spans) or any(rule_matches(r, name, plain) for r in self.others)
+
+
+@lru_cache(maxsize=64)
+def _sorted_rules(rules: tuple[str, ...]) -> _Rules:
+    literal = [r for r in rules if not r.startswith("re:") and not any(c in r for c in "*?[")]
+    paths = frozenset(tuple(r.strip(".").split(".")) for r in literal)
+    kept = set(literal)
+    return _Rules(paths, tuple(sorted({len(p) for p in paths})), tuple(r for r in rules if r not in kept))
 
 
 def _agreed(name: str, own: Callable[[str], T | None]) -> T | None:
@@ -153,7 +179,7 @@ def regex_matches(pattern: str, name: str) -> bool:
 
     Raises CheckpointError for a pattern that does not compile, or that could take time without bound.
     """
-    return _regex(pattern).match(name) is not None
+    return compiled(pattern).match(name)
 
 
 def check_rule(rule: str, where: str) -> str:
@@ -161,7 +187,7 @@ def check_rule(rule: str, where: str) -> str:
     pattern = re.sub(r"^(?:re:|[+-]:)", "", rule)
     try:
         if pattern != rule:
-            _regex(pattern)
+            compiled(pattern)
     except CheckpointError as error:
         raise CheckpointError(str(error).replace("[config] ", f"[config] {where}: ", 1)) from error
     return rule
@@ -176,26 +202,9 @@ def rule_matches(rule: str, name: str, plain: Matcher = path_matches) -> bool:
 
 @lru_cache(maxsize=4096)
 def _glob(pattern: str) -> re.Pattern[str]:
-    if len(pattern) > MAX_PATTERN or pattern.count("*") > MAX_REPEATS:
+    if len(pattern) > MAX_PATTERN or pattern.count("*") > MAX_WILDCARDS:
         raise CheckpointError(
-            f"[config] pattern {pattern[:60]!r}; patterns of up to {MAX_PATTERN} characters and {MAX_REPEATS} wildcards are read"
+            f"[config] pattern {pattern[:60]!r}; patterns of up to {MAX_PATTERN} characters and {MAX_WILDCARDS} wildcards are "
+            "read"
         )
     return re.compile(fnmatch.translate(pattern))
-
-
-# A quantified group that holds a quantifier backtracks exponentially on a name that almost matches.
-_NESTED = re.compile(r"[*+}][^()]*\)[*+{]")
-_REPEAT = re.compile(r"(?<!\\)[*+{]")
-
-
-@lru_cache(maxsize=4096)
-def _regex(pattern: str) -> re.Pattern[str]:
-    if len(pattern) > MAX_PATTERN or _NESTED.search(pattern) or len(_REPEAT.findall(pattern)) > MAX_REPEATS:
-        raise CheckpointError(
-            f"[config] pattern {pattern[:60]!r} could take for ever to match; patterns of up to {MAX_PATTERN} characters, "
-            f"{MAX_REPEATS} repeats and no repeated group of repeats are read"
-        )
-    try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"[config] pattern {pattern[:60]!r} is not a regular expression: {error}") from error

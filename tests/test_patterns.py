@@ -1,0 +1,134 @@
+"""Regular expressions from a config: the same answers as `re`, and never more than a moment."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+import halfbyte as hb
+from halfbyte.checkpoints import patterns
+from halfbyte.checkpoints.overrides import covered
+from halfbyte.checkpoints.patterns import compiled
+from halfbyte.errors import CheckpointError
+
+ATOMS = st.sampled_from(
+    ["a", "b", ".", "A", "[ab]", "[^a]", "[a-c_]", r"\w", r"\W", r"\d", r"\.", r"\s", r"\b", r"\B", "^", "$", "()",
+     "(?=a)", "(?!b)", "(?<=a)", "(?<!ab)", "(?i:A)"]
+)  # fmt: skip
+REPEATS = st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "*?", "+?"])
+PATTERNS = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map("".join),
+        st.tuples(inner, inner).map(lambda p: f"(?:{p[0]}|{p[1]})"),
+        st.tuples(inner, REPEATS).map(lambda p: f"(?:{p[0]}){p[1]}"),
+    ),
+    max_leaves=8,
+)
+EXPLOSIVE = [
+    "(a|a)*b", "(a|aa)+b", "(a?){40}a{40}b", ".*.*.*.*.*.*.*.*b", "a*a*a*a*a*a*a*a*b", "(?=a*a*a*a*a*b)c", "((a|b)|a)*c",
+    "(?:a{0,9}){9}b", "(?:a.?|a)*b", "(a+)+$", "(.*a){20}", "(a|a)*" * 9, "(?:(a*)*)*b", "(?!(a|a)*b)c", "((((a?)+)+)+)+b",
+]  # fmt: skip
+
+
+@pytest.fixture
+def all_at_once(monkeypatch):
+    """No pattern is left to `re`."""
+    monkeypatch.setattr(patterns, "FEW_WAYS", 0)
+
+
+@given(PATTERNS, st.text("abcABx._1 ", min_size=1, max_size=8))
+@settings(max_examples=500)
+def test_both_ways_answer_as_re_does(pattern, name):
+    try:
+        want = re.match(pattern, name) is not None
+    except re.error:
+        return
+    found = compiled(pattern)
+    assert found.match(name) is want
+    walk = patterns._Walk(found, name)
+    assert bool(walk.ends(found._nodes, 1, False)) is want
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "want"), [("(?i)MLP", "x.mlp", False), ("(?i).*MLP$", "x.mlp", True), ("K", "k", False)]
+)
+def test_letters_in_either_case(pattern, name, want, all_at_once):
+    assert compiled(pattern).match(name) is want
+
+
+@pytest.mark.parametrize("length", [60, 256])
+@pytest.mark.parametrize("pattern", EXPLOSIVE)
+def test_patterns_that_explode_elsewhere_take_a_moment(pattern, length):
+    name = "a" * length
+    want = {"(a+)+$": True, "(.*a){20}": True, "(a|a)*" * 9: True}.get(pattern, False)
+    start = time.process_time()
+    assert compiled(pattern).match(name) is want
+    assert time.process_time() - start < 0.25
+
+
+def test_what_would_still_take_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(patterns, "MAX_STEPS", 50)
+    with pytest.raises(CheckpointError, match=r"pattern '\(\(a\|b\)\*\|a\)\*c' could take for ever to match; patterns without"):
+        compiled("((a|b)*|a)*c").match("ab" * 100)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("(", "is not a regular expression"), ("x" * 5000, "has 5,000 characters; read up to 4,096"),
+        (r"(a)\1", "has groupref; patterns without it are read"), ("(" * 100 + ")" * 100, "has groups more than 64 deep"),
+        ("(a)?(?(1)b|c)", "has groupref exists"), ("(" * 4000, "is not a regular expression"),
+    ],
+)  # fmt: skip
+def test_patterns_that_are_not_read_say_why(pattern, says):
+    with pytest.raises(CheckpointError, match=re.escape(says)):
+        compiled(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r".*\.(?:1[0-9]|2[0-9])\..*(?:gate|up)_proj.*", r"model\.layers\.\d+\.mlp\.(gate|up|down)_proj", ".*self_attn.*",
+     r".*mlp\.(gate|up|gate_up|down)_proj.*", r".*block_sparse_moe\.gate$", r"^(?!.*lm_head).*$"],
+)  # fmt: skip
+def test_patterns_as_producers_write_them_are_left_to_re(pattern, monkeypatch):
+    monkeypatch.setattr(patterns, "_Walk", None)
+    compiled(pattern).match("language_model.model.layers.60.mlp.experts.383.down_proj")
+
+
+def test_a_hostile_pattern_does_not_hold_up_opening(tmp_path: Path):
+    name = "a" * 60
+    save_file(
+        {f"{name}.weight_packed": np.zeros((8, 16), np.int32), f"{name}.weight_scale": np.ones((8, 4), np.float16)},
+        tmp_path / "model.safetensors",
+    )
+    weights = {"num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": True}
+    hostile = [f"re:{p}" for p in EXPLOSIVE if p[-1] in "bc"]
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": hostile,
+        "config_groups": {"g": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    start = time.process_time()
+    checkpoint = hb.open(tmp_path)
+    assert checkpoint.info(name).shape == (8, 128)
+    assert checkpoint.findings() == []
+    assert time.process_time() - start < 1
+
+
+def test_hundreds_of_listed_modules_cost_a_look_up_each():
+    rules = tuple(f"model.vision.layers.{i}.attn.q_proj" for i in range(500))
+    start = time.process_time()
+    assert not any(covered(rules, f"model.layers.{i}.mlp.down_proj") for i in range(1000))
+    assert covered(rules, "model.vision.layers.499.attn.q_proj")
+    assert covered(rules, "vision.layers.499.attn.q_proj")
+    assert not covered(rules, "model.vision.layers.499.attn.q_proj_2")
+    assert time.process_time() - start < 1
