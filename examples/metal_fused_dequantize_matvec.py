@@ -29,9 +29,9 @@ using namespace metal;
 METAL_FUNC float int4_at(uint word, uint j) { return float(int((word >> (4 * j)) & 15) - 8); }
 """
 
-# The body of the kernel. MLX writes the signature: `codes`, `scales`, `x` are `const device` pointers of the arrays' dtypes (those
-# of fewer than 8 elements would be `constant`), `y` is `device`, and built-in values are there because they are named. T, G and
-# SIMDGROUPS are template arguments.
+# The body of the kernel. MLX writes the signature: `codes`, `scales`, `x` are `const device` pointers of the arrays' dtypes
+# (those of fewer than 8 elements would be `constant`), `y` is `device`, and built-in values are there because they are named.
+# T, G and SIMDGROUPS are template arguments.
 BODY = """
   const uint row = threadgroup_position_in_grid.x;  // a threadgroup makes one output
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;

@@ -214,6 +214,11 @@ def gate(kind: str, h: Any, *, interleaved: bool = False, limit: float = 7.0, al
     raise ShapeError(f"[experts] activation {kind!r}; allowed: {', '.join(ACTIVATION_FUNCTIONS)}")
 
 
+def _check_routing(indices: tuple[int, ...], weights: tuple[int, ...], m: int) -> None:
+    if indices != weights or len(indices) != 2 or indices[0] != m:
+        raise ShapeError(f"[experts] indices {indices}, weights {weights} for {m} tokens; (m, top_k) twice is allowed")
+
+
 def experts(
     x: Any,
     gate_up: Weight,
@@ -253,22 +258,15 @@ def experts(
     if chosen.device != "cpu":
         if activation not in ACTIVATION_FUNCTIONS:
             raise ShapeError(f"[experts] activation {activation!r}; allowed: {', '.join(ACTIVATION_FUNCTIONS)}")
-        if tuple(indices.shape) != tuple(weights.shape) or indices.ndim != 2 or indices.shape[0] != flat.shape[0]:
-            raise ShapeError(
-                f"[experts] indices {tuple(indices.shape)}, weights {tuple(weights.shape)} for {flat.shape[0]} tokens; "
-                "(m, top_k) twice is allowed"
-            )
+        _check_routing(tuple(indices.shape), tuple(weights.shape), flat.shape[0])
         y = chosen.experts(
             flat, up, dn, indices, weights, activation=activation, interleaved=interleaved, gate_up_bias=gate_up_bias,
-            down_bias=down_bias, activations=activations,
+            down_bias=down_bias,
         )  # fmt: skip
         return y.reshape(*lead, down.shape[1])
     tokens = np.asarray(to_numpy(flat), dtype=np.float32)
     index, share = to_numpy(indices), np.asarray(to_numpy(weights), dtype=np.float32)
-    if index.shape != share.shape or index.ndim != 2 or index.shape[0] != tokens.shape[0]:
-        raise ShapeError(
-            f"[experts] indices {index.shape}, weights {share.shape} for {tokens.shape[0]} tokens; (m, top_k) twice is allowed"
-        )
+    _check_routing(index.shape, share.shape, tokens.shape[0])
     if index.size and (int(index.min()) < 0 or int(index.max()) >= e):
         raise ShapeError(f"[experts] indices run from {index.min()} to {index.max()}; there are experts 0 to {e - 1}")
     h = down.shape[1]

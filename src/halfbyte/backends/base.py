@@ -103,11 +103,20 @@ class Backend(ABC):
         return None
 
     def experts(
-        self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str, interleaved: bool,
-        gate_up_bias: Any | None, down_bias: Any | None, activations: str = "exact",
-    ) -> Any:  # fmt: skip
-        """`ops.experts` on a device other than the CPU: x (m, k), indices and weights (m, top_k) -> (m, h) in x's dtype."""
-        raise BackendError(f"[experts] the {self.name} backend has no experts")
+        self,
+        x: Any,
+        gate_up: Prepared,
+        down: Prepared,
+        indices: Any,
+        weights: Any,
+        *,
+        activation: str,
+        interleaved: bool,
+        gate_up_bias: Any | None,
+        down_bias: Any | None,
+    ) -> Any:
+        """A mixture of experts as a whole, for devices where the host should not wait for the routing; see `ops.experts`."""
+        raise BackendError(f"[experts] the {self.name} backend has no experts yet")
 
     def describe(self) -> str:
         """What it found here, for `halfbyte backends` ("AVX2, 2 threads")."""

@@ -16,7 +16,7 @@ import typer
 from .failures import guarded, warn
 from .terminal import survive_any_encoding
 
-COMMANDS = ("inspect", "dequantize", "convert", "verify", "generate", "eval", "bench", "backends")
+COMMANDS = ("inspect", "dequantize", "convert", "quantize", "verify", "generate", "eval", "plan", "bench", "backends", "selftest")
 """Modules of this package; each holds a function of the module's name."""
 
 app = typer.Typer(

@@ -102,7 +102,7 @@ class MetalBackend(Backend):
 
     def experts(
         self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
-        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, activations: str = "exact",
+        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None,
     ) -> Any:  # fmt: skip
         from .experts import experts
 

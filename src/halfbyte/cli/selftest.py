@@ -1,0 +1,75 @@
+"""halfbyte selftest: are this machine's kernels right, and how fast are they?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import FormatError
+from .terminal import Column, plural, print_json, print_table
+
+if TYPE_CHECKING:
+    from ..selftest import Outcome
+
+_COLUMNS = (
+    Column("format"), Column("op"), Column("schedule"), Column("dtype"), Column("one-hot"), Column("error / bound", True),
+    Column("m", True), Column("n x k"), Column("us", True), Column("GB/s", True), Column("mx.quantized_matmul us", True),
+    Column("dense us", True), Column("failure"),
+)  # fmt: skip
+
+
+def selftest(
+    device: Annotated[str, typer.Option(help="mps, cuda or cpu.")] = "mps",
+    format: Annotated[str | None, typer.Option(help="Codecs, comma separated: mxfp4,int4:g128. All when left out.")] = None,
+    dtype: Annotated[str, typer.Option(help="Dtypes of x, comma separated.")] = "float16",
+    shape: Annotated[str, typer.Option(help="N,K to time; 0 for no timing.")] = "4096,4096",
+    m: Annotated[str, typer.Option("--m", help="Tokens to time, comma separated.")] = "1,64",
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: one kernel a line.")] = False,
+) -> int:
+    """Check every kernel of a device against the referee and time it: paste the table into a report.
+
+    Exit status: 0 all right, 1 a kernel is wrong, 2 nothing computes on that device here.
+    """
+    from ..selftest import FORMATS, bench_for, run
+
+    bench = bench_for(device)
+    wanted = tuple(format.split(",")) if format else FORMATS
+    outcomes = []
+    for outcome in run(bench, wanted, tuple(dtype.split(",")), _shape(shape), tuple(_whole("--m", t) for t in m.split(","))):
+        outcomes.append(outcome)
+        if json:
+            print_json(outcome.record())
+    wrong = [o for o in outcomes if not o.passed]
+    if not json:
+        print(f"{bench.backend.name}: {bench.backend.describe()}")
+        print_table(_COLUMNS, [_row(o) for o in outcomes])
+        print(f"{plural(len(outcomes), 'result')}, {len(wrong)} wrong")
+    return int(bool(wrong))
+
+
+def _whole(option: str, text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise FormatError(f"[selftest] {option} {text}; a whole number above 0 is allowed")
+    return int(text)
+
+
+def _shape(text: str) -> tuple[int, int] | None:
+    if text == "0":
+        return None
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise FormatError(f"[selftest] --shape {text}; allowed: N,K or 0")
+    return _whole("--shape", parts[0]), _whole("--shape", parts[1])
+
+
+def _number(v: float | None) -> str:
+    return "" if v is None else f"{v:.1f}"
+
+
+def _row(o: Outcome) -> list[str]:
+    size = f"{o.n}x{o.k}" if o.time_us is not None else ""
+    return [
+        o.format, o.op, o.schedule, o.dtype, "exact" if o.one_hot else "WRONG", f"{o.worst:.3f}" if o.op == "linear" else "",
+        str(o.m) if o.m else "", size, _number(o.time_us), _number(o.gbps), _number(o.peer_us), _number(o.dense_us), o.failure,
+    ]  # fmt: skip

@@ -1,0 +1,111 @@
+"""selftest: right kernels pass, a wrong one is named, an absent device is a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from halfbyte import selftest
+from halfbyte.backends import Backend, backend_named
+from halfbyte.cli.app import main
+from halfbyte.errors import BackendError
+from metal_cpu.machine import available
+
+
+def metal_bench():
+    from metal_formats import backend
+
+    return selftest.Bench(
+        backend(), lambda a, dtype: torch.from_numpy(np.ascontiguousarray(a, np.float32)).to(getattr(torch, dtype)),
+        lambda y: y.float().numpy(), lambda: None,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not available(), reason="clang-19 is not installed")
+@pytest.mark.parametrize("codec", ["affine4:g64", "int8:g128"])
+def test_the_metal_kernels_pass_on_the_cpu_build(codec):
+    outcomes = list(selftest.run(metal_bench(), (codec,), shape=None))
+    assert [o for o in outcomes if not o.passed] == []
+    schedules = {o.schedule for o in outcomes if o.op == "linear"}
+    assert {"automatic", "single-stage", "double-buffered", "striped", "dequantize_then_gemm"} <= schedules
+    assert ("fused" in schedules) == (codec != "int8:g128")
+    assert any(o.op == "dequantize" for o in outcomes)
+
+
+class Wrong(Backend):
+    """The reference, one output wrong by one part in a thousand."""
+
+    name, device = "wrong", "cpu"
+
+    def __init__(self):
+        self.inner = backend_named("reference")
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def reason(self):
+        return None
+
+    def refuses(self, call):
+        return self.inner.refuses(call)
+
+    def prepare(self, w):
+        return self.inner.prepare(w)
+
+    def linear(self, x, w, bias, **how):
+        y = self.inner.linear(x, w, bias, **how)
+        y[:, 3] *= 1.004
+        return y
+
+    def embedding(self, ids, w, dtype):
+        raise NotImplementedError
+
+    def dequantize(self, w, dtype):
+        raise RuntimeError("the device was lost")
+
+    def expert(self, w, index):
+        raise NotImplementedError
+
+
+def test_a_wrong_kernel_is_caught_and_an_exception_is_an_outcome():
+    bench = selftest._numpy_bench(Wrong())
+    outcomes = list(selftest.run(bench, ("int4:g128",), dtypes=("float16",), shape=None))
+    linear = [o for o in outcomes if o.op == "linear"]
+    assert linear
+    assert not any(o.one_hot or o.passed for o in linear)
+    assert all(o.worst > 1 for o in linear)
+    (other,) = [o for o in outcomes if o.op == "dequantize"]
+    assert other.failure == "the device was lost"
+    assert not other.passed
+
+
+def test_the_right_one_passes_and_is_timed():
+    bench = selftest._numpy_bench(backend_named("reference"))
+    outcomes = list(selftest.run(bench, ("int4:g128",), shape=(64, 256), tokens=(1,)))
+    assert all(o.passed for o in outcomes)
+    timed = [o for o in outcomes if o.time_us is not None]
+    assert timed
+    assert all(o.time_us > 0 and o.gbps > 0 and (o.m, o.n, o.k) == (1, 64, 256) for o in timed)
+
+
+def test_a_device_that_is_not_there_is_a_sentence(capsys):
+    if torch.backends.mps.is_available():
+        pytest.skip("this is a Mac")
+    with pytest.raises(BackendError, match=r"nothing computes on 'mps' here: metal: Metal needs an Apple GPU; this machine runs"):
+        selftest.bench_for("mps")
+    assert main(["selftest", "--device", "mps"]) == 2
+    assert "Metal needs an Apple GPU" in capsys.readouterr().err
+    with pytest.raises(BackendError, match="allowed: mps, cuda, cpu"):
+        selftest.bench_for("tpu")
+
+
+def test_the_command_reports_lines_and_a_status(capsys):
+    status = main(["selftest", "--device", "cpu", "--format", "int4:g128", "--shape", "0", "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert status == int(not all(r["passed"] for r in lines))
+    assert {"format", "schedule", "dtype", "one_hot", "worst", "passed", "time_us", "peer_us"} <= set(lines[0])
+    assert main(["selftest", "--device", "cpu", "--shape", "4096"]) == 2
+    assert "allowed: N,K or 0" in capsys.readouterr().err
