@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,10 @@ from ..qtensor import QTensor
 from .outcome import KINDS, Outcome
 from .targets import Goal, goal_named
 from .tensor import refusal
-from .unit import COPIED, Record, Unit, blocks, convert_key, from_note
+from .unit import COPIED, QUANTIZED, Record, Unit, blocks, convert_key, from_note
+
+if TYPE_CHECKING:
+    from .quantizing import Quantizing
 
 IN_FLIGHT = 1 << 28
 """Bytes read ahead of the writer, at most, or one tensor."""
@@ -57,7 +60,7 @@ class Converted:
     def counts(self) -> dict[str, int]:
         """Keys of each kind, zeros included."""
         found = Counter(r.kind for r in self.records)
-        return {k: found[k] for k in (*KINDS, COPIED)}
+        return {k: found[k] for k in (*KINDS, QUANTIZED, COPIED) if k != QUANTIZED or found[k]}
 
     @property
     def nbytes(self) -> int:
@@ -97,15 +100,36 @@ def convert_checkpoint(
     Raises LossyError naming every weight that would lose, unless `lossy`; CheckpointError when `out` exists or a tensor cannot
     be read; LayoutError when a weight has no place in the layout.
     """
-    out = Path(out)
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
+    return write_checkpoint(
+        checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
+        progress=progress,
+    )  # fmt: skip
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    out: Path,
+    goal: Goal,
+    *,
+    lossy: bool,
+    plan: bool,
+    workers: int,
+    limit: int,
+    overwrite: bool,
+    progress: Progress | None,
+    quantizing: Quantizing | None = None,
+    named: Sequence[str] = (),
+) -> Converted:
+    """`convert_checkpoint`, and `quantize_checkpoint` with what rounds dense weights and words that name how."""
     if goal.layout != "gguf" and goal.layout not in CONFIGS:
         raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join((*CONFIGS, 'gguf'))}")
     check_place(checkpoint.path, out, goal, overwrite or plan)
-    goal = _settled(checkpoint, goal)
+    goal = goal if quantizing is not None else _settled(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
     result = Converted(out, goal, dropped=dropped, notes=_notes(checkpoint, goal))
-    work = _Work(checkpoint, goal, keys, workers or min(4, os.cpu_count() or 1), lossy, progress)
+    count = workers or min(4, os.cpu_count() or 1)
+    work = _Work(checkpoint, goal, keys, count, lossy, progress, quantizing, named)
     if plan:
         result.records = [u.record for u in work.units(keys, write=False)]
     elif goal.layout == "gguf":
@@ -116,7 +140,7 @@ def convert_checkpoint(
     elif out.suffix == ".safetensors":
         _write_file(work, out, result)
     else:
-        _write_folder(work, out, result, max_shard_size)
+        _write_folder(work, out, result, limit)
     return result
 
 
@@ -124,7 +148,15 @@ class _Work:
     """The conversion of keys in order, several at a time."""
 
     def __init__(
-        self, checkpoint: Checkpoint, goal: Goal, keys: Sequence[str], workers: int, lossy: bool, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        goal: Goal,
+        keys: Sequence[str],
+        workers: int,
+        lossy: bool,
+        progress: Progress | None,
+        quantizing: Quantizing | None = None,
+        named: Sequence[str] = (),
     ) -> None:
         self.checkpoint = checkpoint
         self.goal = goal
@@ -132,6 +164,8 @@ class _Work:
         self.workers = workers
         self.lossy = lossy
         self.progress = progress
+        self.quantizing = quantizing
+        self.named = list(named)
         self.total = sum(checkpoint.info(k).nbytes for k in keys)
         self.done = 0
         self.lost: list[tuple[str, Outcome]] = []
@@ -163,7 +197,7 @@ class _Work:
     def _ordered(self, keys: Sequence[str], write: bool) -> Iterator[Unit]:
         if self.workers <= 1:
             for key in keys:
-                yield convert_key(self.checkpoint, key, self.goal, write)
+                yield convert_key(self.checkpoint, key, self.goal, write, self.quantizing)
             return
         with ThreadPoolExecutor(self.workers) as pool:
             waiting: deque[tuple[int, Future[Unit]]] = deque()
@@ -172,7 +206,8 @@ class _Work:
                     size = self.checkpoint.info(key).nbytes
                     while waiting and (len(waiting) > self.workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
                         yield waiting.popleft()[1].result()
-                    waiting.append((size, pool.submit(convert_key, self.checkpoint, key, self.goal, write)))
+                    future = pool.submit(convert_key, self.checkpoint, key, self.goal, write, self.quantizing)
+                    waiting.append((size, future))
                 while waiting:
                     yield waiting.popleft()[1].result()
             finally:
@@ -308,7 +343,7 @@ def _identity(work: _Work, limit: int) -> dict[str, Any]:
     stats = [[f, (base / f).stat().st_size, (base / f).stat().st_mtime_ns] for f in files if (base / f).is_file()]
     return {
         "source": str(path), "files": stats, "to": str(work.goal), "params": dict(work.goal.params),
-        "scale_dtype": work.goal.scale_dtype, "lossy": work.lossy, "limit": limit, "version": 1,
+        "scale_dtype": work.goal.scale_dtype, "how": work.named, "lossy": work.lossy, "limit": limit, "version": 1,
     }  # fmt: skip
 
 

@@ -148,6 +148,11 @@ def _placed(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], goal: Go
         raise (MisfitError if by_value else _NoPlaceError)(_clause(error)) from None
 
 
+def placed_as_is(q: QTensor, goal: Goal) -> Outcome:
+    """The outcome of a weight that already has a format of the target. MisfitError when the layout does not take it."""
+    return _placed(q, q.format, q.parts, goal, Checks())
+
+
 def _clause(error: Exception) -> str:
     text = str(error)
     return text.partition("cannot be written: ")[2] or text

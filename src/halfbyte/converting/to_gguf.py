@@ -34,10 +34,13 @@ def write_gguf(work: _Work, out: Path) -> list[Record]:
             "own row orders, which a folder does not tell. Make a GGUF of the model once with llama.cpp's "
             "convert_hf_to_gguf.py, and convert that; single weights convert with hb.convert(weight, to='gguf')"
         )
-    scaled = [k for k in work.keys if _may_have_factor(work, k)]
+    certain = {k for k in work.keys if _surely_has_factor(work, k)}
+    scaled = [k for k in work.keys if _may_have_factor(work, k) and k not in certain]
     # A factor is a tensor of its own, which the header announces: it is known for these from their conversion only.
     planned = zip(scaled, work.planned(scaled), strict=True)
-    factors = {k: bool(u.outcomes and "scale" in u.outcomes[0].tensors) for k, u in planned}
+    factors = dict.fromkeys(certain, True) | {
+        k: bool(u.outcomes and "scale" in u.outcomes[0].tensors) for k, u in planned
+    }
     shapes: dict[str, tuple[int, ...]] = {}
     for key in work.keys:
         name = checkpoint.tensor_name(key)
@@ -63,8 +66,17 @@ def write_gguf(work: _Work, out: Path) -> list[Record]:
 
 
 def _may_have_factor(work: _Work, key: str) -> bool:
-    fmt = work.checkpoint.info(key).format
+    info = work.checkpoint.info(key)
+    if work.quantizing is not None and work.quantizing.format(info):
+        return False
+    fmt = info.format
     return fmt is not None and (bool(fmt.global_op) or str(work.goal.target.codec or "").startswith("nvfp4"))
+
+
+def _surely_has_factor(work: _Work, key: str) -> bool:
+    """True for a weight that is rounded to two levels of scales."""
+    fmt = work.quantizing.format(work.checkpoint.info(key)) if work.quantizing is not None else None
+    return fmt is not None and bool(fmt.global_op)
 
 
 def _factor_name(name: str) -> str:

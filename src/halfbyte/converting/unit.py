@@ -7,8 +7,8 @@ Stacks of experts are taken apart for layouts that hold matrices only (`experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +17,29 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.configs import Dense, Packed
 from ..checkpoints.own_layout import OwnLayout
 from ..difference import Difference
+from ..errors import LayoutError
 from ..layouts import LAYOUTS
 from ..layouts.native import format_from_json, format_to_json
 from ..qtensor import QTensor
-from .outcome import KINDS, Outcome, spelled
+from .outcome import KINDS, MisfitError, Outcome, spelled
 from .targets import Goal
-from .tensor import convert_weight
+from .tensor import convert_weight, placed_as_is
+
+if TYPE_CHECKING:
+    from .quantizing import Quantizing
 
 MATRICES = ("gptq", "awq-gemm")
 """Layouts that hold no stacks."""
 BLOCK_BYTES = 1 << 25
-COPIED = "copied"
-"""Kind of a dense tensor: its bytes go along."""
+COPIED, QUANTIZED = "copied", "quantized"
+"""Kinds of dense tensors: their bytes go along; they were rounded because that was asked for."""
 
 
 @dataclass(frozen=True)
 class Record:
     """What was done with one key.
 
-    kind          one of `outcome.KINDS`, or "copied" for a dense tensor
+    kind          one of `outcome.KINDS`, or "copied" or "quantized" for a dense tensor
     why           what was checked, or what was lost
     format        of the source, `other_format` of the result
     nbytes        read and `other_nbytes` written
@@ -81,13 +85,21 @@ def from_note(note: Mapping[str, Any]) -> Unit:
     return Unit({}, Record(**note["record"]), packed, tuple(Dense(n, tuple(s)) for n, s in note["dense"]))
 
 
-def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True) -> Unit:
+def convert_key(
+    checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, quantizing: Quantizing | None = None
+) -> Unit:
     """`key` converted; the pages behind it may be released once it is written.
 
-    write  False leaves the arrays out: for a plan
+    write       False leaves the arrays out: for a plan
+    quantizing  what rounds dense weights, and which
     """
     info = checkpoint.info(key)
     weight = checkpoint[key]
+    if quantizing is not None:
+        unit = quantizing.unit(info, weight, write)
+        if unit is not None:
+            return unit
+        weight = quantizing.replaced.get(key, weight)
     if not isinstance(weight, QTensor):
         return _copied(weight, info, goal, checkpoint)
     pieces = list(_pieces(key, weight, goal, checkpoint))
@@ -100,6 +112,18 @@ def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True
         if write:
             arrays |= _named(name, outcome, goal)
     return Unit(arrays, _record(info, outcomes), tuple(packed), (), tuple(outcomes))
+
+
+def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: bool) -> Unit:
+    """The unit of a weight that was rounded to a format of the target, `record` still without the bytes written."""
+    try:
+        outcome = placed_as_is(weight, goal)
+    except MisfitError as misfit:
+        raise LayoutError(f"[quantize] {name}: {weight.format} has no place in {goal.layout}: {misfit}") from None
+    nbytes = sum(a.nbytes for a in outcome.tensors.values())
+    arrays = _named(name, outcome, goal) if write else {}
+    module = Packed(name, outcome.weight.format, outcome.weight.shape, outcome.config)
+    return Unit(arrays, replace(record, other_nbytes=nbytes), (module,), (), (outcome,))
 
 
 def _named(name: str, outcome: Outcome, goal: Goal) -> dict[str, NDArray[Any]]:

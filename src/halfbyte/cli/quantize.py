@@ -1,0 +1,110 @@
+"""halfbyte quantize: a dense checkpoint to a packed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import FormatError
+from .failures import complain
+from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
+
+if TYPE_CHECKING:
+    from ..converting import Converted
+
+_COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", True))
+
+
+def quantize(
+    path: Annotated[Path, typer.Argument(help="A dense checkpoint: folder, .safetensors or .gguf.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write, or one file named *.safetensors; *.gguf for gguf.")],
+    to: Annotated[str, typer.Option("--to", help="layout:codec[:gN]: mlx:affine4:g64, gguf:q4_0, gptq:int4:g128, ...")],
+    method: Annotated[
+        str, typer.Option(help="rtn: to nearest. mse: searched scales. gptq, awq: with calibration text.")
+    ] = "mse",
+    rule: Annotated[
+        list[str] | None, typer.Option("--rule", help="regex=codec[:gN] or regex=keep, for modules whose name matches; in order.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Text file whose tokens calibrate gptq and awq; not the text you will measure with.")
+    ] = None,
+    context: Annotated[int, typer.Option(min=8, help="Tokens of a calibration sequence.")] = 512,
+    sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
+    act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
+    device: Annotated[
+        str, typer.Option(help="Where the model runs for gptq and awq: cpu, cuda; auto takes a GPU if there is one.")
+    ] = "auto",
+    from_packed: Annotated[
+        bool, typer.Option("--from-packed", help="Also decode weights that are packed, and round them again.")
+    ] = False,
+    scale_dtype: Annotated[str | None, typer.Option(help="float16, bfloat16 or float32 for float group scales.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done with each tensor; write nothing.")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Tensors at a time; 0: one a processor, at most 4.")] = 0,
+    max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor, then the summary.")] = False,
+) -> int:
+    """Round the weights of a dense checkpoint.
+
+    Embeddings, output head, routers and norms are kept, unless a --rule names them.
+    """
+    from ..checkpoints import open as open_checkpoint
+    from ..converting.quantizing import quantize_checkpoint
+    from ..converting.recipe import recipe_of
+    from ..dequantizing import parse_size
+    from ..quantizers import METHODS
+
+    if method not in METHODS:
+        raise FormatError(f"[quantize] --method {method}; allowed: {', '.join(METHODS)}")
+    recipe, limit = recipe_of(to, rule or [], scale_dtype), parse_size(max_shard_size)
+    calibrated = method in ("gptq", "awq") and not plan
+    if calibrated and calibration is None:
+        raise FormatError(f"[quantize] --method {method} wants --calibration FILE, a text like those the model will read")
+    if act_order and method != "gptq":
+        raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
+    with open_checkpoint(path) as checkpoint:
+        rounder, replaced, notes = "mse" if method == "mse" else "rtn", None, []
+        if calibrated:
+            from ..calibration import calibrate
+
+            with progress("calibrating") as report:
+                found = calibrate(
+                    checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
+                    device=device, from_packed=from_packed, progress=report,
+                )  # fmt: skip
+            rounder, replaced, notes = found.rounder, found.replaced, found.notes
+        with progress("planning" if plan else "quantizing", in_bytes=True) as report:
+            done = quantize_checkpoint(
+                checkpoint, out, recipe, rounder, replaced=replaced, from_packed=from_packed, plan=plan, workers=workers,
+                max_shard_size=limit, overwrite=force, progress=report,
+            )  # fmt: skip
+    done.notes = [*notes, *done.notes]
+    for note in done.notes:
+        complain(f"note: {note}")
+    if json:
+        for r in done.records:
+            print_json(r.record())
+        print_json({**done.record(), "record": "quantized", "method": method})
+    else:
+        _print(done, plan)
+    return 0
+
+
+def _print(done: Converted, plan: bool) -> None:
+    rows = [
+        [r.key, r.format, r.other_format, f"{r.relative_rms:.3g}" if r.relative_rms is not None else ""]
+        for r in done.records
+        if r.kind != "copied"
+    ]
+    print_table(_COLUMNS, rows)
+    print()
+    counts = ", ".join(f"{n:,} {kind}" for kind, n in done.counts.items() if n)
+    if plan:
+        print(f"would write {human_bytes(done.nbytes)} to {done.goal}: {counts}")
+        return
+    files = sum(f.endswith((".safetensors", ".gguf")) for f in done.files)
+    print(f"{printable(str(done.path))}: {counts}; {human_bytes(done.nbytes)} in {plural(files, 'file')}")
+    if done.resumed:
+        print(f"taken up where an earlier run stopped: {plural(done.resumed, 'tensor')} had been written")
