@@ -7,10 +7,12 @@ values before anything is built.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .regular_file import open_regular
 
 CONFIG_BYTES = 16 << 20
 """Largest configuration file: a per-module config of 70,000 modules is 6 MB."""
@@ -23,10 +25,11 @@ MAX_VALUES = 1 << 20
 def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
     """The object in the JSON file `path`; CheckpointError naming the file otherwise."""
     try:
-        size = path.stat().st_size
-        if size > limit:
-            raise CheckpointError(f"[open] {path}: {size:,} bytes; a file of this kind is read up to {limit:,}")
-        data = path.read_bytes()
+        with open_regular(path) as f:
+            size = os.fstat(f.fileno()).st_size
+            if size > limit:
+                raise CheckpointError(f"[open] {path}: {size:,} bytes; a file of this kind is read up to {limit:,}")
+            data = f.read(limit)
     except OSError as error:
         raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
     return parse_object(data, str(path))

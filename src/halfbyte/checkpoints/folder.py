@@ -96,7 +96,10 @@ def inside(folder: Path, name: str, source: str) -> Path:
             f"drive. It would read a file outside the checkpoint: do not trust this folder"
         )
     path = folder / name
-    home, real = folder.resolve(), path.resolve()
+    try:
+        home, real = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # before Python 3.13 a loop of links is a RuntimeError
+        raise CheckpointError(f"[open] {source}: shard {name!r} is a link that leads nowhere: {error}") from error
     if real.is_relative_to(home):
         return path
     blobs = home.parent.parent / "blobs"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..errors import CheckpointError, UnsupportedError
 from .gguf_header import Header, TensorHeader, read_header
 from .gguf_values import Metadata
+from .regular_file import open_regular
 
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 BIG_ENDIAN_HALVES: dict[str, tuple[int, ...]] = {
@@ -40,7 +41,7 @@ class _Shard:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as f:
+            with open_regular(path) as f:
                 self.map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as e:
             raise CheckpointError(f"[gguf] {path}: cannot be read: {e.strerror or e}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint, Finding
 from .folder import Sources, sources_of
+from .regular_file import open_regular
 from .safetensors_checkpoint import SafetensorsCheckpoint
 
 _SHARD = re.compile(r".+-\d{5,6}-of-(\d{5,6})\.safetensors")
@@ -22,6 +24,7 @@ _KNOWN = {
     b"\x08": "perhaps an ONNX model; export its weights to safetensors",
     b"ggjt": "a GGML file from before GGUF; convert it with llama.cpp",
     b"lmgg": "a GGML file from before GGUF; convert it with llama.cpp",
+    b"{": "JSON; open the folder that it describes, a shard index by its own name (*.index.json)",
     b"vers": "a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
 }
 """First bytes -> what the file is, when it is not read."""
@@ -38,25 +41,31 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
     Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown, UnsupportedError for kinds that
     are recognised and not read.
     """
+    if not os.fspath(path):
+        raise CheckpointError("[open] the path is empty; give a folder or a file, '.' for this folder")
     path = Path(path)
     if config is not None and not isinstance(config, Mapping):
         raise CheckpointError(
             f"[open] {path}: config is a {type(config).__name__}; wanted the dictionary of a quantization_config"
         )
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
+        raise CheckpointError(f"[open] {path}: there is no such file or folder here; nothing is fetched from the net") from error
+    except OSError as error:
+        raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
+    if stat.S_ISDIR(mode):
         return _open_folder(path, config)
-    if not path.exists():
-        raise CheckpointError(f"[open] {path}: there is no such file or folder")
-    if not path.is_file():
+    if not stat.S_ISREG(mode):
         raise CheckpointError(f"[open] {path}: neither a folder nor a regular file")
     if path.name.endswith(".index.json"):
         return SafetensorsCheckpoint(path, sources_of(path.parent, path), config)
     try:
-        with path.open("rb") as f:
+        with open_regular(path) as f:
             first = f.read(16)
     except OSError as error:
         raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
-    if first[:4] == b"GGUF" or first[:4] == b"FUGG":
+    if first[:4] in (b"GGUF", b"FUGG") or path.suffix == ".gguf":
         return _open_gguf(path)
     known = next((text for magic, text in _KNOWN.items() if first.startswith(magic) and first[8:9] != b"{"), None)
     if known is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError
+from .regular_file import open_regular
 from .safetensors_header import DTYPE_BITS, Entry, header_length, parse_header
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -42,7 +43,7 @@ class SafetensorsFile:
         self.path = path
         where = str(path)
         try:
-            with path.open("rb") as f:
+            with open_regular(path) as f:
                 status = os.fstat(f.fileno())
                 size = status.st_size
                 length = header_length(f.read(8), size, where)
@@ -106,7 +107,7 @@ class SafetensorsFile:
             raise CheckpointError(f"[open] {self.path}: closed; open the checkpoint again to read from it")
         if self._map is None:
             try:
-                with self.path.open("rb") as f:
+                with open_regular(self.path) as f:
                     if _identity(os.fstat(f.fileno())) != self._identity:
                         raise CheckpointError(f"[open] {self.path}: the file was changed since it was opened; open it again")
                     self._map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
