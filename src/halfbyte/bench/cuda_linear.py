@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from ..backends.cuda import launch
+from ..backends.cuda.experts import mixture
 from ..backends.cuda.tune import FragmentTile, Tile
 from ..backends.cuda.weight import CudaWeight, nbytes, settle, to_device
 from ..formats import family_of, format_named
@@ -108,7 +109,7 @@ def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
         clone = lambda t: None if t is None else t.clone()  # noqa: E731
         out.append(
             CudaWeight(w.format, w.shape, planes, w.scales.clone(), clone(w.addend), clone(w.super_scales), clone(w.super_mins),
-                       clone(w.global_scale), w.table, w.order, w.exact_half)
+                       clone(w.global_scale), w.table, w.order, w.exact_half, w.normal_scales)
         )  # fmt: skip
     settle("cuda")
     return out
@@ -119,17 +120,16 @@ def candidates(kind: str, words: int, m: int) -> list[Any]:
     if kind == "fragments":
         # At k = 4096 the first of each list gives a warp its inputs in one step.
         if m <= 8:
-            parts = [(1, 1, 16, 1, 4, 0), (1, 1, 16, 1, 4, 1, 1), (1, 1, 16, 1, 4, 1, 2), (1, 1, 8, 1, 8, 0), (1, 1, 8, 1, 8, 2, 1), (1, 1, 8, 1, 8, 1, 2)]
-            parts += [(1, 1, 8, 2, 8, 0), (1, 1, 8, 2, 8, 1, 1), (2, 1, 16, 1, 4, 1, 1), (2, 1, 16, 1, 4, 0, 1), (1, 1, 4, 1, 16, 0), (1, 1, 4, 1, 8, 0)]
-            parts += [(1, 1, 4, 1, 4, 0, 1), (1, 1, 4, 1, 4, 0, 2), (1, 1, 8, 1, 4, 0), (1, 1, 4, 2, 4, 0, 1), (1, 1, 4, 2, 4, 0, 2)]
+            parts = [(1, 1, 16, 1, 4, 0), (1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1, 2), (2, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 0), (1, 1, 8, 1, 8, 2)]
+            parts += [(1, 1, 8, 1, 8, 3), (1, 1, 8, 2, 8, 1), (1, 1, 4, 1, 16, 0), (1, 1, 4, 1, 8, 0), (1, 1, 4, 2, 4, 0)]
             return [FragmentTile(*p) for p in parts]
         if m <= 16:
-            parts = [(1, 2, 16, 1, 4, p, a) for p in (0, 1) for a in (1, 2)] + [(2, 2, 16, 1, 4, 1), (2, 2, 16, 1, 4, 0)]
-            parts += [(1, 2, 8, 1, 8, 0), (1, 2, 8, 1, 8, 1), (1, 2, 8, 1, 8, 1, 2), (2, 2, 8, 1, 8, 0), (2, 2, 8, 1, 8, 1)]
-            parts += [(r, 2, wk, wn, u, 0, a) for r in (1, 2) for wk, wn, u in ((8, 1, 4), (4, 1, 4)) for a in (1, 2)]
+            parts = [(1, 2, 16, 1, 4, 1), (1, 2, 16, 1, 4, 0), (2, 2, 16, 1, 4, 1), (1, 2, 16, 1, 4, 1, 2), (1, 2, 8, 1, 8, 1), (1, 2, 8, 1, 8, 0)]
+            parts += [(2, 2, 8, 1, 8, 1), (1, 2, 8, 1, 4, 0), (2, 2, 8, 1, 4, 0), (1, 2, 4, 1, 4, 0), (2, 2, 4, 1, 4, 0), (2, 2, 4, 2, 2, 0)]
             return [FragmentTile(*p) for p in parts]
-        parts = [(1, 2, 16, 1, 4, 1), (1, 2, 16, 1, 4, 1, 2), (2, 2, 16, 1, 4, 1), (1, 4, 16, 1, 4, 1), (1, 2, 8, 1, 8, 1), (2, 2, 8, 1, 8, 1)]
-        parts += [(r, c, wk, wn, 1, 0, a) for r, c in ((2, 4), (4, 4), (2, 8)) for wk, wn in ((2, 2), (4, 2)) for a in (1, 2)]
+        parts = [(1, 2, 16, 1, 4, 1), (2, 2, 16, 1, 4, 1), (1, 2, 8, 1, 8, 1), (1, 4, 8, 1, 4, 0), (2, 4, 8, 1, 1, 0), (2, 4, 8, 1, 2, 0)]
+        parts += [(2, 4, 4, 2, 1, 0), (2, 4, 4, 2, 2, 0), (4, 4, 4, 1, 1, 0), (4, 4, 4, 2, 1, 0), (2, 8, 4, 1, 1, 0), (2, 8, 4, 2, 1, 0)]
+        parts += [(2, 8, 2, 4, 1, 0), (2, 4, 1, 4, 2, 0), (2, 4, 2, 4, 2, 0), (4, 4, 2, 4, 1, 0)]
         return [FragmentTile(*p) for p in parts]
     if kind == "matvec":
         widths = sorted({min(b, 1 << max(5, (words - 1).bit_length())) for b in (128, 256, 512, 1024)})
@@ -152,6 +152,29 @@ def kinds_of(w: CudaWeight, m: int) -> list[str]:
     return ["fragments"] if w.units else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
 
 
+def stack_of(w: CudaWeight, count: int) -> CudaWeight:
+    """A stack of `count` weights with other bits."""
+    some = copies(w, count)
+    join = lambda name: None if getattr(w, name) is None else torch.stack([getattr(one, name) for one in some])  # noqa: E731
+    stack = CudaWeight(w.format, (count, *w.shape), {b: torch.stack([one.planes[b] for one in some]) for b in w.planes}, join("scales"), join("addend"),
+                       join("super_scales"), join("super_mins"), join("global_scale"), w.table, w.order, w.exact_half, w.normal_scales)  # fmt: skip
+    settle("cuda")
+    return stack
+
+
+def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
+    """gpt-oss-20b's block: 2880 -> 5760, clamped swiglu, -> 2880; routing included, another routing a call."""
+    up = stack_of(to_device(random_weight(codec, 2 * hidden, hidden, 0), "cuda"), experts)
+    down = stack_of(to_device(random_weight(codec, hidden, hidden, 1), "cuda"), experts)
+    bu = torch.randn(experts, 2 * hidden, device="cuda", dtype=torch.float16)
+    bd = torch.randn(experts, hidden, device="cuda", dtype=torch.float16)
+    for m in tokens:
+        x = torch.randn(m, hidden, device="cuda", dtype=torch.float16) * 0.1
+        routes = [torch.rand(m, experts, device="cuda").topk(top) for _ in range(16)]
+        us = graph_time_us([lambda r=r: mixture(x, up, down, r[1], r[0], "swiglu_clamped", True, bu, bd) for r in routes], 5)
+        report(op="experts", format=codec, experts=experts, top=top, k=hidden, m=m, time_us=us)
+
+
 def report(**row: Any) -> None:
     """One JSON line."""
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
@@ -165,6 +188,7 @@ def main() -> None:
     p.add_argument("--format", default="int4:g128,uint4:g128,mxfp4,nvfp4,affine4:g64")
     p.add_argument("--tune", action="store_true")
     p.add_argument("--all", action="store_true", help="a line for every tile tried, not the best alone")
+    p.add_argument("--experts", default="", help="tokens, such as 1,4,16,64,256: time the expert block too")
     p.add_argument("--dequantize", action="store_true")
     p.add_argument("--jobs", type=int, default=1, help="processes that compile before the timing starts")
     args = p.parse_args()
@@ -221,6 +245,8 @@ def main() -> None:
                                fraction=size / us / 1e3 / limit["read_gbps"], ratio=us / base[m], tile=str(tile), note=note)  # fmt: skip
                     if results[-1][0] >= 1e9:
                         report(failed=sum(r[0] >= 1e9 for r in results), of=len(results), example=results[-1][2], tile=str(results[-1][1]))
+    for codec in formats if args.experts else []:
+        time_experts(codec, [int(v) for v in args.experts.split(",")])
 
 
 if __name__ == "__main__":

@@ -94,6 +94,33 @@ class CUDABackend(Backend):
         held = w.data.expert(index)
         return Prepared(self.name, w.format, w.shape[1:], held, nbytes(held))
 
+    def experts(
+        self,
+        x: Any,
+        gate_up: Prepared,
+        down: Prepared,
+        indices: Any,
+        weights: Any,
+        *,
+        activation: str,
+        interleaved: bool,
+        gate_up_bias: Any | None,
+        down_bias: Any | None,
+    ) -> Any:
+        from . import experts
+
+        for name, t in (("x", x), ("indices", indices), ("weights", weights)):
+            if t.device != gate_up.data.device:
+                raise ShapeError(f"[experts] {name} is on {t.device}, the weight on {gate_up.data.device}; move one of them")
+        experts.require(gate_up.data, down.data, x)
+        if x.shape[0] == 0:
+            return x.new_zeros((0, down.shape[1]))
+        return experts.mixture(
+            x, gate_up.data, down.data, indices, weights, activation, interleaved,
+            None if gate_up_bias is None else gate_up_bias.to(x.dtype).contiguous(),
+            None if down_bias is None else down_bias.to(x.dtype).contiguous(),
+        )  # fmt: skip
+
     def describe(self) -> str:
         import torch
         import triton

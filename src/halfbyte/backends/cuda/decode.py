@@ -32,6 +32,7 @@ E8M0 = tl.constexpr(1)
 E4M3S = tl.constexpr(2)
 UE4M3 = tl.constexpr(3)
 SMALL = tl.constexpr(4)  # small integer times a super scale
+E8M0_NORMAL = tl.constexpr(5)  # E8M0 without the bytes 0 and 255, known from the data: the byte is the exponent field, no select
 SCALES = {"float16": 0, "bfloat16": 0, "float32": 0, "e8m0": 1, "e4m3": 2, "ue4m3": 3, "u4": 4, "u6": 4, "i6": 4, "i8": 4}
 
 
@@ -207,7 +208,7 @@ def e2m1_raw_f32(w):
 @triton.jit
 def scale_f32(raw, KIND: tl.constexpr):
     """A stored group scale -> float32."""
-    if KIND == E8M0:
+    if (KIND == E8M0) or (KIND == E8M0_NORMAL):
         return e8m0_f32(raw.to(tl.int32))
     elif KIND == E4M3S:
         return e4m3_f32(raw.to(tl.int32))

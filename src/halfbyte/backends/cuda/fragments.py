@@ -124,12 +124,12 @@ def _gather(
 
 @gluon.jit(do_not_specialize=["m"])
 def fragment_kernel(
-    Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL,
+    Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, ROUTE, XROW, YROW,
     m, n, ldx, divisor, TILES,
     UNITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr,
     ADD: gl.constexpr, PER: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
     RT: gl.constexpr, NB: gl.constexpr, WK: gl.constexpr, WN: gl.constexpr, STEP: gl.constexpr, SET: gl.constexpr,
-    TOKENS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    TOKENS: gl.constexpr, AHEAD: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x · wᵀ + bias. A program takes WN · RT tiles of 16 rows at a time, every num_programs-th, and NB blocks of 8 columns.
 
@@ -137,6 +137,7 @@ def fragment_kernel(
     GROUPS  scale groups in a row                  GROUP  inputs that share a scale: 16, 32 or a multiple of 64
     X       pairs of activations (int32), rows of ldx pairs, at least 32 · UNITS of them, the tail zero
     STEP    units loaded at once: a power of two; whole groups or a whole part of one, and of whole sets when SET > 1
+    ROUTED  a stack of weights: ROUTE [3, blocks] says of a block its expert and its span of pairs, XROW and YROW each pair's rows of x and y
     AHEAD   steps whose words are on their way while one is multiplied, 1 or 2
     SET     groups that share an accumulator, each with TOKENS columns: 1, 2, 4 or 8, and so is TOKENS; NB = 1 unless SET = 1, TOKENS = 8
     """
@@ -161,6 +162,21 @@ def fragment_kernel(
     first = gl.program_id(0) * (WN * RT)
     stride = gl.num_programs(0) * (WN * RT)
     tokens = gl.program_id(1) * (TOKENS * NB)
+    if ROUTED:
+        if PDL:
+            gdc_wait()  # which expert's words to read is known only now
+        expert = gl.load(ROUTE + gl.program_id(1)).to(gl.int64)
+        tokens = gl.load(ROUTE + gl.num_programs(1) + gl.program_id(1))
+        m = gl.load(ROUTE + 2 * gl.num_programs(1) + gl.program_id(1))
+        W += expert * TILES * (UNITS * 128)
+        S += expert * TILES * (GROUPS * 16)
+        A += expert * TILES * (GROUPS * 16)
+        SUPER += expert * TILES * (GROUPS // PER * 16)
+        SMIN += expert * TILES * (GROUPS // PER * 16)
+        GLOBAL += expert
+        BIAS_PTR += expert * n
+        if tokens >= m:  # a block that no expert needed
+            TILES = TILES * 0
 
     # Words of this lane: [WK, WN, 32, RT, STEP, 4].
     w_tile = axis(1, WN, LW6, 6) * RT + axis(3, RT, LW6, 6)
@@ -204,13 +220,16 @@ def fragment_kernel(
     else:  # two blocks' pairs side by side: 4 t to 4 t + 3
         x_at = t * 4 + half * 16 + word
         x_group = half * 2
-    x_ptr = X + (token.to(gl.int64) * ldx + x_unit * 32 + x_at)
+    x_row = token
+    if ROUTED:
+        x_row = gl.load(XROW + token, mask=token < m, other=0)
+    x_ptr = X + (x_row.to(gl.int64) * ldx + x_unit * 32 + x_at)
     x_live = (token < m) & (axis(1, WN, LX6, 6) < WN)
     x_slot = column // TOKENS
 
     none = gl.zeros([WK, WN, 32, RT, NB], gl.float32, layout=L)
     no_sum = gl.zeros([WK, WN, 32, 1, NB], gl.float32, layout=L)
-    if PDL:
+    if PDL and not ROUTED:
         gdc_wait()
     if STEPS == 1:  # the inputs of a warp stay in its registers
         b = _activations(x_ptr, x_unit, x_group, x_slot, x_live, 0, STEP, SET, GROUP, UNITS, EXACT)
@@ -279,7 +298,7 @@ def fragment_kernel(
                     t2 = no_sum
                     t3 = no_sum
         y = gl.join(gl.join(y0 * (1.0 / U0), y2 * (1.0 / U1)), gl.join(y1 * (1.0 / U0), y3 * (1.0 / U1)))  # [..., row + 8, column + 1]
-        _store(Y, BIAS_PTR, GLOBAL, y, turn, tokens, m, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS)
+        _store(Y, BIAS_PTR, GLOBAL, YROW, y, turn, tokens, m, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, ROUTED)
 
 
 @gluon.jit
@@ -302,11 +321,23 @@ def _activations(
     return b
 
 
+@gluon.constexpr_function
+def _meeting(wk, wn, pairs, nb, right):
+    """Layout in which one thread holds all WK sums of an output: one conflict-free pass through shared memory and additions in order.
+
+    (A reduction across warps left to the compiler writes with a stride of WK words and cost 16 µs of 30 at m = 16.)
+    """
+    p = min(pairs, wk)
+    b = min(nb, wk // p)
+    lanes = [1, 1, 8, 2 // right, 1, 1, 2, right]
+    return gl.BlockedLayout([wk, 1, 1, 1, 1, 1, 1, 1], lanes, [1, wn, 1, p, wk // (p * b), b, 1, 1], [0, 2, 6, 7, 3, 5, 4, 1])
+
+
 @gluon.jit
 def _store(
-    Y, BIAS_PTR, GLOBAL, y, first, tokens, m, n, divisor,
+    Y, BIAS_PTR, GLOBAL, YROW, y, first, tokens, m, n, divisor,
     GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr,
-    RT: gl.constexpr, NB: gl.constexpr, WK: gl.constexpr, WN: gl.constexpr, TOKENS: gl.constexpr,
+    RT: gl.constexpr, NB: gl.constexpr, WK: gl.constexpr, WN: gl.constexpr, TOKENS: gl.constexpr, ROUTED: gl.constexpr,
 ):  # fmt: skip
     """Sums [WK, WN, 32, RT, NB, 2 down, 2 right] to y: row 16 · tile + lane / 4 + 8 · down, column 2 · (lane % 4) + right, over WK and slots."""
     SLOTS: gl.constexpr = 4 if TOKENS <= 2 else 8 // TOKENS  # lanes that hold the same token
@@ -316,7 +347,10 @@ def _store(
         y = gl.expand_dims(even + odd, 6)
     RIGHT: gl.constexpr = 1 if TOKENS == 1 else 2
     y = gl.reshape(y, [WK, WN, 8, SLOTS, PAIRS, RT, NB, 2, RIGHT])
-    y = gl.sum(gl.sum(y, 3), 0)  # [WN, 8, PAIRS, RT, NB, down, right]
+    y = gl.sum(y, 3)  # [WK, WN, 8, PAIRS, RT, NB, down, right]
+    if WK > 1:
+        y = gl.convert_layout(y, _meeting(WK, WN, PAIRS, NB, RIGHT))
+    y = gl.sum(y, 0)
     R: gl.constexpr = y.type.layout
     row = (first + axis(0, WN, R, 7) * RT + axis(3, RT, R, 7)) * 16 + axis(1, 8, R, 7) + axis(5, 2, R, 7) * 8
     token = tokens + axis(4, NB, R, 7) * 8 + axis(2, PAIRS, R, 7) * 2 + axis(6, RIGHT, R, 7)
@@ -333,4 +367,6 @@ def _store(
     keep = (row < n) & (token < m)
     if HAS_BIAS:
         y = y + gl.load(BIAS_PTR + row + token * 0, mask=keep, other=0).to(gl.float32)
+    if ROUTED:
+        token = gl.load(YROW + token, mask=token < m, other=0)
     gl.store(Y + token.to(gl.int64) * n + row, y.to(Y.dtype.element_ty), mask=keep)

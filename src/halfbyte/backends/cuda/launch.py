@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 
-from .decode import ELEMENTS, SCALES
+from .decode import E8M0_NORMAL, ELEMENTS, SCALES
 from .dequantize import dequantize_kernel
 from .fragments import fragment_kernel
 from .matmul import matmul_kernel
@@ -108,29 +109,51 @@ def matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile
     return y
 
 
-def fragments(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FragmentTile | None = None) -> torch.Tensor:
-    """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m."""
-    m, n = x.shape[0], w.shape[0]
+@dataclass(frozen=True)
+class Route:
+    """Tokens of a stack of experts: `table` int32 [3, blocks] (expert, first pair, end of pairs), rows of x and y a pair, most tokens a block."""
+
+    table: torch.Tensor
+    x_rows: torch.Tensor
+    y_rows: torch.Tensor
+    tokens: int
+
+
+def fragments(
+    x: torch.Tensor,
+    w: CudaWeight,
+    bias: torch.Tensor | None,
+    tile: FragmentTile | None = None,
+    route: Route | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m. `route` for a stack of them, y of `dtype`."""
+    n = w.shape[-2]
+    m, count = (x.shape[0], x.shape[0]) if route is None else (route.tokens, route.y_rows.numel())
     x = _inputs(x, w, 64)
     if x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # rows of x are read 16 bytes at a time
     pairs = x.view(torch.int32)
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    y = torch.empty((count, n), dtype=dtype or x.dtype, device=x.device)
     tile = tile or fragment_tile(w.units, n, m)
     s, c = w.scales, _constants(w, True)
+    scale = E8M0_NORMAL.value if w.normal_scales else c["SCALE"]
     step, groups, columns = steps(c["GROUP"], w.units, m, tile)
     absent = [s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale)]
+    routing = (s, s, s) if route is None else (route.table, route.x_rows, route.y_rows)
     tiles = triton.cdiv(n, 16)
     programs = triton.cdiv(tiles, tile.rows * tile.row_warps)
     if tile.programs:
         programs = min(programs, tile.programs * _multiprocessors(w.device))
+    blocks = triton.cdiv(m, columns * tile.columns) if route is None else route.table.shape[1]
     with _on(w.device):
-        fragment_kernel[(programs, triton.cdiv(m, columns * tile.columns))](
-            y, pairs, s if bias is None else bias, w.planes[4], s, *absent, m, n, pairs.stride(0), float(w.format.divisor), tiles,
-            UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=c["SCALE"], ADD=c["ADD"],
+        fragment_kernel[(programs, blocks)](
+            y, pairs, s if bias is None else bias, w.planes[4], s, *absent, *routing, m, n, pairs.stride(0), float(w.format.divisor), tiles,
+            UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=scale, ADD=c["ADD"],
             PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None,
             HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step, SET=groups,
-            TOKENS=columns, AHEAD=tile.ahead, **_overlap(w.device), num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
+            TOKENS=columns, AHEAD=tile.ahead, ROUTED=route is not None, **_overlap(w.device),
+            num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y
 

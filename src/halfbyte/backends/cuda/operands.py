@@ -15,7 +15,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .decode import E2M1, E4M3S, E8M0, INT, UE4M3, UINT
+from .decode import E2M1, E4M3S, E8M0, E8M0_NORMAL, UE4M3, UINT
 
 _U4_RAW_F16 = gl.constexpr("""{
     .reg .b32 t; shr.u32 t, $4, 8;
@@ -103,6 +103,8 @@ def scale_of(raw, KIND: gl.constexpr):
         bits = gl.where(b == 0, 0x00400000, b << 23)
         bits = gl.where(b == 255, 0x7FC00000, bits)
         return bits.to(gl.float32, bitcast=True)
+    elif KIND == E8M0_NORMAL:
+        return (raw.to(gl.int32) << 23).to(gl.float32, bitcast=True)
     elif (KIND == E4M3S) or (KIND == UE4M3):
         b = raw.to(gl.int32)
         sign = 0 if KIND == UE4M3 else (b & 0x80) << 8

@@ -57,6 +57,7 @@ class CudaWeight:
     planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in fragment order
                 {4: int32 [*lead, tiles, units, 32, 4]} with scales and addends [*lead, tiles, groups, 16]
     exact_half  every decoded value is exact in float16 (checked on the data for MX scales)
+    normal_scales  no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects
     order       permutation of the inputs that makes act-order groups contiguous, or None
     """
 
@@ -71,6 +72,7 @@ class CudaWeight:
     table: Any
     order: Any
     exact_half: bool
+    normal_scales: bool
 
     @property
     def words(self) -> int:
@@ -97,6 +99,7 @@ class CudaWeight:
         return CudaWeight(
             self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
             take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,
+            self.normal_scales,
         )  # fmt: skip
 
 
@@ -142,6 +145,14 @@ def _exact_half(q: QTensor) -> bool:
     return bool(used.max() * elements.max() <= HALF_MAX and used.min() * elements.min() >= HALF_STEP * 8)
 
 
+def _normal_scales(q: QTensor) -> bool:
+    """True when E8M0 scales hold neither 0 nor 255."""
+    if q.format.scale != "e8m0":
+        return False
+    scales = q.parts["scales"]
+    return bool(scales.size and scales.min() > 0 and scales.max() < 255)
+
+
 def to_device(q: QTensor, device: Any) -> CudaWeight:
     """The weight in GPU order on `device`. One part at a time: host memory never holds a second copy of the whole weight."""
     fmt, k = q.format, q.shape[-1]
@@ -176,7 +187,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     table = _tensor(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
     held = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
-        None if order is None else _tensor(order, device), _exact_half(q),
+        None if order is None else _tensor(order, device), _exact_half(q), _normal_scales(q),
     )  # fmt: skip
     settle(device)
     return held

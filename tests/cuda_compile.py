@@ -1,0 +1,90 @@
+"""Run by test_cuda_compile.py in a process of its own: every kernel compiled without a GPU for the targets named on the command line."""
+
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from halfbyte.backends.cuda.decode import ELEMENTS, SCALES
+from halfbyte.backends.cuda.dequantize import dequantize_kernel
+from halfbyte.backends.cuda.experts import combine_kernel, gate_kernel
+from halfbyte.backends.cuda.fragments import fragment_kernel
+from halfbyte.backends.cuda.matmul import matmul_kernel
+from halfbyte.backends.cuda.matvec import matvec_kernel
+
+POINTERS = {
+    "OUT": "*fp16", "IDS": "*i64", "P8": "*i32", "P4": "*i32", "P2": "*i16", "P1": "*u8", "S": "*fp16", "SUPER": "*fp16", "A": "*fp16",
+    "SMIN": "*fp16", "GLOBAL": "*fp32", "TABLE_PTR": "*fp32", "divisor": "fp32", "Y": "*fp16", "X": "*fp16", "BIAS": "*fp16",
+    "BIAS_PTR": "*fp16", "PARTIAL": "*fp32", "COUNT": "*i32", "W": "*i32", "ROUTE": "*i32", "XROW": "*i32", "YROW": "*i32", "H": "*fp32",
+    "WEIGHTS": "*fp32", "ROUTED": "*fp32",
+}  # fmt: skip
+
+# element, bits, scale, group, addend (0 none, 1 zero, 2 bias, 3 minimum), groups a super scale, pointers that differ
+FORMATS = {
+    "int4:g128": ("int", 4, "float16", 128, 0, 1, {}),
+    "mxfp4": ("e2m1", 4, "e8m0", 32, 0, 1, {"S": "*u8"}),
+    "nvfp4": ("e2m1", 4, "e4m3", 16, 0, 1, {"S": "*u8"}),
+    "uint4:g32": ("uint", 4, "float16", 32, 1, 1, {"A": "*i16"}),
+    "affine4:g64": ("uint", 4, "bfloat16", 64, 2, 1, {"S": "*bf16", "A": "*bf16", "X": "*bf16", "Y": "*bf16"}),
+    "q4_K": ("uint", 4, "u6", 32, 3, 8, {"S": "*u8", "A": "*u8"}),
+    "q6_K": ("int", 6, "i8", 16, 0, 16, {"S": "*i8"}),
+    "mxfp8_e4m3": ("e4m3", 8, "e8m0", 32, 0, 1, {"S": "*u8"}),
+    "nf4": ("nf4", 4, "float32", 64, 0, 1, {"S": "*fp32"}),
+    "uint3:g64": ("uint", 3, "float16", 64, 1, 1, {"A": "*i16"}),
+}
+
+
+def compiled(kernel, constants, pointers, target, warps, source=ASTSource):
+    """Compile for `target` with pointers aligned to 16 bytes, as torch gives them."""
+    names = kernel.arg_names
+    signature = {a: "constexpr" if a in constants else pointers.get(a, "i32") for a in names}
+    values = {(names.index(a),): constants[a] for a in names if a in constants}
+    aligned = {(names.index(a),): [["tt.divisibility", 16]] for a in names if signature[a].startswith("*") or a == "ldx"}
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    return triton.compile(source(kernel, signature, values, aligned), target=target, options=options)
+
+
+def check(arch, word, deep):
+    """Every schedule of one format for one target."""
+    element, bits, scale, group, add, per, other = FORMATS[word]
+    nvidia = isinstance(arch, int)
+    target = GPUTarget("cuda", arch, 32) if nvidia else GPUTarget("hip", arch, 64)
+    pointers = {**POINTERS, **other}
+    fragments = bits == 4 and element in ("int", "uint", "e2m1")
+    common = {
+        "GROUP": group, "KIND": ELEMENTS[element], "SCALE": SCALES[scale], "ADD": add, "PER": per, "GLOBAL_OP": 1 if word == "nvfp4" else 0,
+        "DIVIDE": False,
+    }  # fmt: skip
+    planes = {**common, "WORDS": 64, "BITS": bits, "PACKED": nvidia, "UNITS": 8 if fragments else 0}
+    binaries = [compiled(dequantize_kernel, {**planes, "GATHER": False, "BN": 8, "BW": 16}, pointers, target, 4)]
+    if deep:
+        binaries.append(compiled(matvec_kernel, {**planes, "HAS_BIAS": True, "BN": 2, "BC": 32}, pointers, target, 4))
+        tile = {"HAS_BIAS": False, "SPLIT": 2, "BM": 16, "BN": 16, "BW": 8}
+        binaries.append(compiled(matmul_kernel, {**planes, **tile}, pointers, target, 4))
+    if fragments and nvidia and arch >= 80:
+        half = pointers["X"] == "*fp16"
+        pairs = {**pointers, "X": "*i32"}
+        for rows, columns, warps, step, share, tokens in ((1, 1, 8, 2, max(1, min(8, 128 // group)), 1), (2, 2, 2, 1, 1, 8)):
+            constants = {
+                **common, "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns, "WK": warps, "WN": 1,
+                "STEP": step, "SET": share, "TOKENS": tokens, "AHEAD": 1, "ROUTED": columns == 2, "PDL": arch >= 90,
+            }  # fmt: skip
+            binaries.append(compiled(fragment_kernel, constants, pairs, target, warps, GluonASTSource))
+    for binary in binaries:
+        assert any(k in binary.asm for k in ("cubin", "hsaco"))
+    print(arch, word, len(binaries), "kernels", flush=True)
+
+
+def main():
+    for name in sys.argv[1:]:
+        arch = int(name) if name.isdigit() else name
+        target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
+        compiled(gate_kernel, {"KIND": 2, "INTERLEAVED": True, "LIMIT_": 7.0, "ALPHA_": 1.702, "BLOCK": 1024}, POINTERS, target, 4)
+        compiled(combine_kernel, {"T": 4, "BLOCK": 1024}, {**POINTERS, "Y": "*bf16"}, target, 4)
+        for word in FORMATS if arch == 90 else ("mxfp4", "int4:g128"):
+            check(arch, word, word in ("mxfp4", "uint3:g64"))
+
+
+main()

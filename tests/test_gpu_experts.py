@@ -1,0 +1,123 @@
+"""The mixture of experts on an NVIDIA GPU against the reference backend: routing, empty experts, activations, CUDA graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_gpu_values import cuda, random_parts
+
+from halfbyte import QTensor, format_named, ops
+from halfbyte.errors import BackendError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+E, K, F, H = 6, 256, 128, 96
+
+
+def stack(word, shape, rng):
+    fmt = format_named(word)
+    return QTensor(fmt, shape, random_parts(fmt, shape, rng))
+
+
+def block(word, seed, two_f=2 * F):
+    rng = np.random.default_rng(seed)
+    return stack(word, (E, two_f, K), rng), stack(word, (E, H, F), rng)
+
+
+def routing(m, top, seed, experts=E):
+    rng = np.random.default_rng(seed)
+    index = np.stack([rng.permutation(experts)[:top] for _ in range(m)]) if m else np.zeros((0, top), np.int64)
+    share = rng.random((m, top), dtype=np.float32)
+    return torch.from_numpy(index).cuda(), torch.from_numpy(share).cuda()
+
+
+def close(y, want, dtype):
+    """Hidden values and results are rounded to x's dtype, each once; everything else is float32."""
+    limit = {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    error = np.linalg.norm(y.float().cpu().numpy() - want)
+    assert error <= limit * np.linalg.norm(want) + 1e-6, error / np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "int4:g32", "uint4:g128", "affine4:g64"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_blocks_equal_the_reference(word, dtype):
+    cuda()
+    up, down = block(word, 1)
+    pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
+    torch.manual_seed(1)
+    for m, top in ((1, 2), (1, 1), (3, 2), (7, 3), (33, 2), (70, 4), (0, 2)):
+        x = (torch.randn(m, K, device="cuda") * 0.05).to(dtype)
+        index, share = routing(m, top, m)
+        y = ops.experts(x, pu, pd, index, share)
+        assert y.shape == (m, H)
+        assert y.dtype == dtype
+        assert torch.equal(y, ops.experts(x, pu, pd, index, share))
+        want = ops.experts(x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference")
+        close(y, want, dtype)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_clamped", "geglu", "none"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_activations_and_biases(activation, interleaved):
+    cuda()
+    up, down = block("mxfp4", 2, F if activation == "none" else 2 * F)
+    torch.manual_seed(2)
+    x = torch.randn(5, K, device="cuda", dtype=torch.float16) * 0.1
+    index, share = routing(5, 2, 2)
+    ub, db = torch.randn(E, up.shape[1], device="cuda"), torch.randn(E, H, device="cuda")
+    ub, db = ub.half(), db.half()
+    options = {"activation": activation, "interleaved": interleaved}
+    pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
+    y = ops.experts(x, pu, pd, index, share, gate_up_bias=ub, down_bias=db, **options)
+    want = ops.experts(
+        x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference",
+        gate_up_bias=ub.float().cpu().numpy(), down_bias=db.float().cpu().numpy(), **options,
+    )  # fmt: skip
+    close(y, want, torch.float16)
+
+
+def test_case_32_experts_without_tokens_and_all_tokens_on_one():
+    cuda()
+    up, down = block("int4:g32", 3)
+    pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
+    torch.manual_seed(3)
+    x = torch.randn(40, K, device="cuda", dtype=torch.float16) * 0.05
+    share = torch.ones(40, 1, device="cuda")
+    for only in (0, E - 1):
+        index = torch.full((40, 1), only, device="cuda")
+        want = ops.experts(x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference")
+        close(ops.experts(x, pu, pd, index, share), want, torch.float16)
+
+
+@pytest.mark.parametrize("m", [1, 4, 20])
+def test_a_graph_replays_with_other_tokens_and_routes(m):
+    cuda()
+    up, down = block("mxfp4", 4)
+    pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
+    torch.manual_seed(4)
+    x = torch.randn(m, K, device="cuda", dtype=torch.float16) * 0.05
+    index, share = routing(m, 2, 4)
+    ops.experts(x, pu, pd, index, share)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.experts(x, pu, pd, index, share)
+    for seed in (5, 6):
+        other, weights = routing(m, 2, seed)
+        index.copy_(other)
+        share.copy_(weights)
+        x.copy_(torch.randn(m, K, device="cuda") * 0.05)
+        y.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, ops.experts(x, pu, pd, index, share))
+
+
+def test_what_is_not_served_is_a_sentence():
+    cuda()
+    up, down = block("mxfp8_e4m3", 5)
+    pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
+    x = torch.randn(2, K, device="cuda", dtype=torch.float16)
+    index, share = routing(2, 2, 5)
+    with pytest.raises(BackendError, match=r"\[experts\] experts on CUDA take 4-bit integers and E2M1"):
+        ops.experts(x, pu, pd, index, share)
