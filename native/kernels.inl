@@ -47,6 +47,19 @@ struct Planes {
             (uintptr_t)w.plane1 + first * 2};
   }
   void advance(int64_t inputs) { p8 += inputs * 16, p4 += inputs * 8, p2 += inputs * 4, p1 += inputs * 2; }
+  // Asks for what is read `kAhead` bytes from here: the panels of a tile are as many streams, more than the hardware follows by itself.
+  template <int BITS, int INPUTS>
+  HB_INLINE void ask() const {
+    constexpr int kAhead = 1024;
+    if constexpr (BITS == 8) ask_units<INPUTS / 4>(p8 + kAhead);
+    if constexpr (BITS != 8 && (BITS & 4) != 0) ask_units<INPUTS / 8>(p4 + kAhead);
+    if constexpr (BITS != 8 && (BITS & 2) != 0) ask_units<INPUTS / 16>(p2 + kAhead);
+    if constexpr (BITS != 8 && (BITS & 1) != 0) ask_units<INPUTS / 32>(p1 + kAhead);
+  }
+  template <int UNITS>
+  static HB_INLINE void ask_units(uintptr_t at) {
+    for (int i = 0; i < UNITS; ++i) __builtin_prefetch((const void *)(at + i * kUnitBytes));
+  }
   static const uint8_t *unit(uintptr_t plane, int64_t index, int at) { return (const uint8_t *)plane + index * kUnitBytes + at; }
 };
 
@@ -84,9 +97,11 @@ template <class V, int BITS, class Emit>
 inline void each_codes(const Weight &w, int64_t panel, int64_t k0, int64_t count, Emit &&emit) {
   constexpr int H = kPanelRows / V::W;
   Planes planes = Planes::at(w, panel, k0);
-  for (int64_t c = 0; c < count / kChunk; ++c, planes.advance(kChunk))
+  for (int64_t c = 0; c < count / kChunk; ++c, planes.advance(kChunk)) {
+    planes.template ask<BITS, kChunk>();
     for (int h = 0; h < H; ++h)
       repeat<0, 8>([&](auto i) { emit(c * 8 + i.value, h, code_at<V, BITS, decltype(i)::value>(planes, h * V::W * 4)); });
+  }
 }
 
 template <class V, int BITS>
@@ -168,9 +183,9 @@ void decode_f32_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, 
   // Four vectors, one an input: lane offset h * W within each 16-float row.
   auto rows = [&](int64_t step, int h) { return out + step * 4 * kPanelRows + h * V::W; };
   if constexpr (BITS == 4) {
-    if (w.element == Element::table && !(w.integral && V::integer_tables)) {
+    if (w.element == Element::table ? !(w.integral && V::integer_tables) : !V::integer_tables) {
       alignas(64) float entries[16];
-      for (int c = 0; c < 16; ++c) entries[c] = (float)w.values[c];
+      for (int c = 0; c < 16; ++c) entries[c] = w.element == Element::table ? (float)w.values[c] : (float)(c - w.offset);
       const auto table = V::ftload(entries);
       each_codes<V, BITS>(w, panel, k0, count, [&](int64_t step, int h, B code) {
         const I lanes = V::as_i(code);
@@ -494,6 +509,8 @@ void tile_f32(const Block &b, int t0, int v0) {
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
     for (int turn = 0; turn < turns; ++turn) {
+      if constexpr (Source::fused)
+        for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[NV];

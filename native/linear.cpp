@@ -281,7 +281,7 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     if (p.tokens >= 8) parallel_for(p.tokens, token);
     else
       for (int64_t t = 0; t < p.tokens; ++t) token(t);
-    const int panels_together = !w.panel_order ? 1 : p.int8 ? kPanelsInt8 : p.tokens <= kFewFloat ? kPanelsFew : kPanelsFloat;
+    const int panels_together = !w.panel_order ? 1 : p.fused ? kPanelsFew : p.int8 ? kPanelsInt8 : kPanelsFloat;
     const int64_t panels = w.panels();
     parallel_for((panels + panels_together - 1) / panels_together, [&](int64_t i) {
       KeepSubnormals keep;
