@@ -211,8 +211,11 @@ def test_places_that_are_not_written(tmp_path):
         convert(source, tmp_path / "x.gguf", to="gguf")
     with pytest.raises(LayoutError, match="no writer for bitsandbytes checkpoints; there are gptq"):
         convert(source, tmp_path / "y", to="bitsandbytes")
+    with pytest.raises(CheckpointError, match=r"there holds 'x'; --force replaces checkpoints only"):
+        convert(source, tmp_path / "there", to="gptq", overwrite=True)
+    (tmp_path / "there" / "x").rename(tmp_path / "there" / "x.safetensors")
     convert(source, tmp_path / "there", to="gptq", overwrite=True)
-    assert not (tmp_path / "there" / "x").exists()
+    assert not (tmp_path / "there" / "x.safetensors").exists()
 
 
 def test_case_40_to_42_broken_sources_are_refused_before_anything_is_written(tmp_path):

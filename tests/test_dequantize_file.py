@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 from halfbyte import QTensor
 from halfbyte.checkpoints import SafetensorsWriter, save
 from halfbyte.checkpoints import open as open_checkpoint
+from halfbyte.checkpoints.place import put_in_place
 from halfbyte.cli import main
 from halfbyte.dequantizing import dense_config, dense_dtype, dequantize_checkpoint, parse_size, shards
 from halfbyte.errors import CheckpointError, FormatError
@@ -207,16 +209,74 @@ def test_the_writer_wants_every_byte_once(wrong, tmp_path):
 # Places
 
 
-def test_an_existing_place_is_refused_and_untouched(tmp_path, capsys):
+def test_an_existing_checkpoint_is_replaced_when_forced_and_else_untouched(tmp_path, capsys):
     folder = model(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
-    (out / "keep.txt").write_text("mine", encoding="utf-8")
+    for name in ("model-00001-of-00002.safetensors", "README.md", "LICENSE", "config.json", "vocab.txt"):
+        (out / name).write_text("old", encoding="utf-8")
+    before = sorted(p.name for p in out.iterdir())
     assert main(["dequantize", str(folder), str(out)]) == 2
     assert f"{out} exists; give another place, or --force to replace it" in capsys.readouterr().err
-    assert [p.name for p in out.iterdir()] == ["keep.txt"]
+    assert sorted(p.name for p in out.iterdir()) == before
     assert main(["dequantize", str(folder), str(out), "--force"]) == 0
     assert [p.name for p in out.iterdir()] == ["model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "out"]
+
+
+@pytest.mark.parametrize("stray", ["thesis.tex", ".git/config", "holiday.jpg", "link.safetensors"])
+def test_force_replaces_checkpoints_only(stray, tmp_path, capsys):
+    folder = model(tmp_path)
+    out = tmp_path / "out"
+    (out / stray).parent.mkdir(parents=True)
+    (out / "model.safetensors").write_bytes(b"old")
+    if stray == "link.safetensors":
+        (out / stray).symlink_to(tmp_path / "elsewhere")
+    else:
+        (out / stray).write_text("mine", encoding="utf-8")
+    assert main(["dequantize", str(folder), str(out), "--force"]) == 2
+    first = stray.partition("/")[0]
+    assert f"{out} holds {first!r}; --force replaces checkpoints only" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == b"old"
+
+
+def test_force_leaves_folders_without_weights_and_devices_alone(tmp_path, capsys):
+    folder = model(tmp_path)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "main.py").write_text("print()", encoding="utf-8")
+    assert main(["dequantize", str(folder), str(code), "--force"]) == 2
+    assert f"{code} holds no weights; --force replaces checkpoints only" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["dequantize", str(folder), str(tmp_path / "pipe"), "--force"]) == 2
+    assert "is a device, a pipe or a socket" in capsys.readouterr().err
+
+
+def test_the_current_folder_is_a_place_too(tmp_path, monkeypatch):
+    folder = model(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["dequantize", str(folder), "."]) == 0
+    assert [p.name for p in (tmp_path / "here").iterdir()] == ["model.safetensors"]
+
+
+def test_a_move_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for place in (old, new):
+        place.mkdir()
+        (place / "name").write_text(place.name, encoding="utf-8")
+    rename = Path.rename
+
+    def once(self, target):
+        if self == new:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(OSError, match="Input/output"):
+        put_in_place(new, old)
+    assert (old / "name").read_text(encoding="utf-8") == "old"
+    assert (new / "name").read_text(encoding="utf-8") == "new"
 
 
 def test_an_empty_folder_is_a_fine_place(tmp_path):

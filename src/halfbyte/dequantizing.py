@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from .checkpoints import Checkpoint, TensorInfo
 from .checkpoints.folder import SIDE_CONFIGS
+from .checkpoints.place import CARRIED, check_place, put_in_place, remove
 from .checkpoints.safetensors_file import NUMPY_DTYPES
 from .checkpoints.writer import SafetensorsWriter
 from .errors import CheckpointError, FormatError
@@ -33,9 +34,6 @@ from .rowview import RowView, Source
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard, the size transformers writes."""
-
-CARRIED = frozenset({".json", ".model", ".txt", ".jinja", ".tiktoken", ".py"})
-"""Suffixes of files that go along with a model: configuration, tokenizer, chat template, its own code."""
 
 QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
 """Keys of config.json that describe packed weights."""
@@ -161,27 +159,28 @@ def dequantize_checkpoint(
     dtype           of the packed weights; None takes the configuration's, else float32. Dense tensors keep their own
     arithmetic      "exact", or "producer": bit for bit what each producer's decoder gives
     max_shard_size  bytes of a file of a folder
-    overwrite       replace what is at `out`
+    overwrite       replace a checkpoint that is at `out`; nothing else is ever replaced
     progress        called as progress(done_bytes, total_bytes, key)
     Raises CheckpointError when `out` exists, is too small a disk, or a tensor cannot be read.
     """
-    out = Path(out)
+    given, out = Path(out), Path(os.path.abspath(out))  # "." has no name to write beside
     word = dtype_named(dtype).name if dtype else dense_dtype(checkpoint.config)
     if word == "float64":
         raise FormatError("[dequantize] dtype float64; allowed: float32, bfloat16, float16")
     if arithmetic not in ("exact", "producer"):
         raise FormatError(f"[dequantize] arithmetic {arithmetic!r}; allowed: exact, producer")
-    _check_place(checkpoint.path, out, overwrite)
+    check_place("dequantize", checkpoint.path, given, overwrite)
     tensors, dropped = outputs(checkpoint, word)
-    result = Written(out, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped)
+    result = Written(given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped)
     result.nbytes = sum(t.nbytes for t in tensors)
-    free = shutil.disk_usage(_existing(out.absolute().parent)).free
+    free = shutil.disk_usage(_existing(out.parent)).free
     if result.nbytes > free:
         raise CheckpointError(
-            f"[dequantize] {out}: {result.nbytes:,} bytes are needed, {free:,} are free; give another place or a narrower --dtype"
+            f"[dequantize] {given}: {result.nbytes:,} bytes are needed, {free:,} are free; "
+            "give another place or a narrower --dtype"
         )
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    partial = out.absolute().parent / f".{out.name}.partial-{os.getpid()}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
         walk = _Walk(checkpoint, arithmetic, result, progress)
         if out.suffix == ".safetensors":
@@ -190,9 +189,9 @@ def dequantize_checkpoint(
         else:
             partial.mkdir()
             _fill_folder(checkpoint, partial, walk, shards(tensors, max_shard_size), word)
-        _move(partial, out)
+        put_in_place(partial, out)
     finally:
-        _remove(partial)
+        remove(partial)
     return result
 
 
@@ -290,33 +289,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check_place(source: Path, out: Path, overwrite: bool) -> None:
-    here, there = source.resolve(), out.resolve()
-    if here == there or here.is_relative_to(there):
-        raise CheckpointError(f"[dequantize] {out} holds the checkpoint being read; give another place")
-    if out.suffix == ".safetensors" and out.is_dir():
-        raise CheckpointError(f"[dequantize] {out} is a folder; a name that ends in .safetensors is written as one file")
-    if out.suffix != ".safetensors" and out.is_file():
-        raise CheckpointError(f"[dequantize] {out} is a file; the result is a folder, or one file named *.safetensors")
-    if os.path.lexists(out) and not overwrite and not (out.is_dir() and not any(out.iterdir())):
-        raise CheckpointError(f"[dequantize] {out} exists; give another place, or --force to replace it")
-
-
 def _existing(folder: Path) -> Path:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _move(partial: Path, out: Path) -> None:
-    """Put the finished result in its place; what was there goes only then."""
-    if partial.is_dir():
-        _remove(out)
-    os.replace(partial, out)

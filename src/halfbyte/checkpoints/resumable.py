@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from .folder import INDEX_NAME
+from .place import put_in_place
 from .writer import SafetensorsWriter
 
 Tensor = tuple[str, np.dtype[Any], tuple[int, ...], Iterable[NDArray[Any]]]
@@ -43,10 +44,10 @@ class ResumableFolder:
     """
 
     def __init__(self, out: Path, work: Mapping[str, Any], limit: int, metadata: Mapping[str, str]) -> None:
-        self.out = out
+        self.out = Path(os.path.abspath(out))  # "." has no name to write beside
         self.limit = limit
         self.metadata = metadata
-        self.partial = out.absolute().parent / f".{out.name}.partial"
+        self.partial = self.out.with_name(f".{self.out.name}.partial")
         self.notes: list[Any] = []
         self._shards: list[dict[str, Any]] = []
         self._writer: SafetensorsWriter | None = None
@@ -142,11 +143,7 @@ class ResumableFolder:
             (self.partial / shard["file"]).replace(self.partial / name)
         for name in (JOURNAL, LOCK):
             (self.partial / name).unlink()
-        if self.out.is_dir():
-            shutil.rmtree(self.out)
-        else:
-            self.out.unlink(missing_ok=True)
-        self.partial.replace(self.out)
+        put_in_place(self.partial, self.out)
         return sorted(p.name for p in self.out.iterdir())
 
     def discard(self) -> None:

@@ -20,9 +20,10 @@ import numpy as np
 from ..checkpoints import Checkpoint
 from ..checkpoints.configs import CONFIGS, ConfigFiles
 from ..checkpoints.folder import SIDE_CONFIGS
+from ..checkpoints.place import CARRIED, check_place
 from ..checkpoints.resumable import ResumableFolder
 from ..checkpoints.writer import SafetensorsWriter
-from ..dequantizing import ACTIVATION_SCALES, CARRIED, DEFAULT_SHARD, QUANTIZATION_KEYS
+from ..dequantizing import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS
 from ..errors import CheckpointError, LayoutError
 from ..qtensor import QTensor
 from .outcome import KINDS, Outcome
@@ -124,7 +125,7 @@ def write_checkpoint(
     """`convert_checkpoint`, and `quantize_checkpoint` with what rounds dense weights and words that name how."""
     if goal.layout != "gguf" and goal.layout not in CONFIGS:
         raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join((*CONFIGS, 'gguf'))}")
-    check_place(checkpoint.path, out, goal, overwrite or plan)
+    check_out(checkpoint.path, out, goal, overwrite, plan)
     goal = goal if quantizing is not None else _settled(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
     result = Converted(out, goal, dropped=dropped, notes=_notes(checkpoint, goal))
@@ -347,19 +348,11 @@ def _identity(work: _Work, limit: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check_place(source: Path, out: Path, goal: Goal, overwrite: bool) -> None:
-    """CheckpointError when `out` is the source, is of the wrong kind, or exists and may not be replaced."""
-    here, there = source.resolve(), out.resolve()
-    if here == there or here.is_relative_to(there):
-        raise CheckpointError(f"[convert] {out} holds the checkpoint being read; give another place")
-    file = out.suffix in (".safetensors", ".gguf")
+def check_out(source: Path, out: Path, goal: Goal, overwrite: bool, plan: bool) -> None:
+    """CheckpointError when `out` is the source, is of the wrong kind, or may not be replaced. A plan writes nothing."""
     if goal.layout == "gguf" and out.suffix != ".gguf":
         raise CheckpointError(f"[convert] {out}: a gguf target is one file, named *.gguf")
     if goal.layout != "gguf" and out.suffix == ".gguf":
         raise CheckpointError(f"[convert] {out}: {goal.layout} is written as a folder, or as one file named *.safetensors")
-    if file and out.is_dir():
-        raise CheckpointError(f"[convert] {out} is a folder; a name that ends in {out.suffix} is written as one file")
-    if not file and out.is_file():
-        raise CheckpointError(f"[convert] {out} is a file; the result is a folder, or one file named *.safetensors")
-    if os.path.lexists(out) and not overwrite and not (out.is_dir() and not any(out.iterdir())):
-        raise CheckpointError(f"[convert] {out} exists; give another place, or --force to replace it")
+    if not plan:
+        check_place("convert", source, out, overwrite, (".gguf",) if goal.layout == "gguf" else (".safetensors",))
