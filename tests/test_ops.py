@@ -6,13 +6,14 @@ import gc
 import subprocess
 import sys
 import threading
+import warnings
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from halfbyte import QTensor, format_named, ops
-from halfbyte.backends import backend_named, names
+from halfbyte import QTensor, format_named, ops, quantize
+from halfbyte.backends import AbsentBackend, backend_named, names
 from halfbyte.errors import BackendError, ShapeError
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -172,6 +173,25 @@ def test_case_33_threads_share_a_cold_weight(rng):
             t.join()
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_a_better_backend_is_passed_over_with_one_warning_a_reason(rng, monkeypatch):
+    absent = AbsentBackend("fast", "cpu", "it is not built")
+    monkeypatch.setattr(ops, "backends_for", lambda device: [absent, backend_named("reference")])
+    monkeypatch.setattr(ops, "_told", set())
+    x, w = np.zeros((1, 64), np.float32), weight(rng, 4, 64)
+    other = quantize(np.ones((4, 64), np.float32), "int4:g32")
+    with pytest.warns(RuntimeWarning, match=r"mxfp4:g32 runs on the reference backend, slowly: fast: it is not built$") as told:
+        ops.linear(x, w)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ops.linear(x, w)
+        ops.linear(x, other)
+        ops.embedding([0], other)
+    absent.sentence = "its driver is gone"
+    with pytest.warns(RuntimeWarning, match="its driver is gone"):
+        ops.linear(x, w)
 
 
 def weight_copy(w):

@@ -29,8 +29,8 @@ _told: set[str] = set()
 def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backend:
     """The backend that serves `call` on a torch device ("cpu", "cuda:1"), or the one named.
 
-    Raises BackendError with each candidate's own sentence when none does. Passing over a better backend is said once, as a
-    warning.
+    Raises BackendError with each candidate's own sentence when none does. Passing over a better backend is said once a
+    reason, as a warning.
     """
     if backend is not None:
         chosen = backend_named(backend)
@@ -43,7 +43,7 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
         why = candidate.reason() or candidate.refuses(call)
         if why is None:
             if refused:
-                _tell_once(f"[{call.op}] {call.format} runs on the {candidate.name} backend, slowly: {'; '.join(refused)}")
+                _tell_once(call, candidate, refused)
             return candidate
         refused.append(f"{candidate.name}: {why}")
     raise BackendError(
@@ -52,10 +52,13 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
     )
 
 
-def _tell_once(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
+def _tell_once(call: Call, chosen: Backend, refused: list[str]) -> None:
+    """Warn of reasons not given before: one that holds for every format is said once, not once a format and verb."""
+    new = [reason for reason in refused if reason not in _told]
+    if new:
+        _told.update(new)
+        message = f"[{call.op}] {call.format} runs on the {chosen.name} backend, slowly: {'; '.join(new)}"
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, activations: str = "exact") -> Prepared:
