@@ -12,10 +12,11 @@ from halfbyte.backends.metal import MetalBackend
 from halfbyte.backends.metal.source import Kernel, whole_source
 from halfbyte.backends.metal.torch_route import TorchRoute
 from halfbyte.backends.metal.weight import refusal
+from halfbyte.backends.metal.widen import one_level_format, widens
 from halfbyte.formats import FAMILIES, Format, format_named
 from metal_cpu.torch_stand_in import compile_shader
 
-SHAPE = (9, 128)
+SHAPE = (9, 256)
 """Of the tensors that formats are fitted to."""
 
 
@@ -38,6 +39,12 @@ def _all() -> dict[str, Format]:
 
 
 FORMATS = _all()
+
+
+def on_device(fmt: Format) -> Format:
+    """The format as the kernels see it."""
+    return one_level_format(fmt) if widens(fmt) else fmt
+
 
 SIX = {
     name: format_named(word, group)

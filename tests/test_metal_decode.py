@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not install
 FLOATS = {
     "e2m1_to_float(c)": ("e2m1", 4), "minifloat_to_float<6, 3, 1>(c)": ("e2m3", 6), "minifloat_to_float<6, 2, 3>(c)": ("e3m2", 6),
     "e4m3_to_float(c)": ("e4m3", 8), "e5m2_to_float(c)": ("e5m2", 8), "NF4_TABLE[c]": ("nf4", 4),
+    "NF4_MODELOPT_TABLE[c]": ("nf4_modelopt", 4),
     "BNB_FP4_TABLE[c]": ("bnb_fp4", 4),
     "IQ4_NL_TABLE[c]": ("iq4_nl", 4), "e2m1_from_constant(c)": ("e2m1", 4), "mxint_code<8>::value(c)": ("mxint", 8),
     "mxint_code<4>::value(c)": ("mxint", 4), "mxint_code<2>::value(c)": ("mxint", 2), "int_code<3>::value(c)": ("int", 3),
@@ -127,8 +128,8 @@ def test_case_06_every_element_times_every_e8m0_byte_is_exact_to_the_last_subnor
 
 
 def test_tables_in_the_shader_are_the_tables_of_the_library():
-    for name in ("nf4", "bnb_fp4", "iq4_nl"):
-        text = shared_source().split(f"{name.upper()}_TABLE[16] = {{")[1].split("}")[0]
+    for name in ("nf4", "nf4_modelopt", "bnb_fp4", "iq4_nl"):
+        text = shared_source().split(f"constant constexpr float {name.upper()}_TABLE[16] = {{")[1].split("}")[0]
         values = np.array([float(v.strip().rstrip("f")) for v in text.replace("\n", " ").split(",")], np.float32)
         np.testing.assert_array_equal(values, TABLES[name].astype(np.float32))
 

@@ -16,7 +16,7 @@ from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
 from halfbyte.qtensor import QTensor
 from metal_cpu.machine import available
-from metal_formats import FORMATS, SIX, TORCH, as_float, backend, stand
+from metal_formats import FORMATS, SIX, TORCH, as_float, backend, on_device, stand
 from random_tensors import finite_tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
@@ -127,12 +127,12 @@ def test_case_31_the_other_dtypes(schedule, dtype):
 def test_matvec_of_every_format(part):
     """One-hot in float32 for equality, random in float16 for the bound, with and without a bias."""
     names = list(FORMATS)[part::4]
-    stand().load([kernels.matvec(FORMATS[f], "float32", 4) for f in names])
+    stand().load([kernels.matvec(on_device(FORMATS[f]), "float32", 4) for f in names])
     for name in names:
-        q = numbers(FORMATS[name], (6, 192), 3)
-        y = product("matvec", torch.eye(192)[::7], q)
+        q = numbers(FORMATS[name], (6, 256), 3)
+        y = product("matvec", torch.eye(256)[::7], q)
         np.testing.assert_array_equal(as_float(y), q.dequantize("float32").T[::7], name)
-        x, bias = tokens(5, 192, "float32"), torch.randn(6, generator=torch.Generator().manual_seed(3))
+        x, bias = tokens(5, 256, "float32"), torch.randn(6, generator=torch.Generator().manual_seed(3))
         assert_product(product("matvec", x, q, bias), x, q, "float32", bias)
 
 
@@ -296,7 +296,8 @@ def test_what_a_schedule_cannot_hold_is_refused_with_the_reason():
     assert_product(b.linear(x, b.prepare(big), None), x, big, "bfloat16")  # another schedule serves it
     assert "stages 4-bit integers and E2M1, not int8" in b.refuses(Call("linear", format_named("int8"), schedule="fused"))
     assert "exact activations only" in b.refuses(Call("linear", format_named("int8"), activations="int8"))
-    assert "scales of two levels" in refusal(format_named("q4_K"))
+    assert "raw ggml blocks" in refusal(format_named("iq1_s"))
+    assert "float32 zero points" in refusal(format_named("hqq4", 64, scale_dtype="float32"))
 
 
 def test_the_checker_fails_on_one_wrong_column():

@@ -123,6 +123,7 @@ def _runtime() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(CACHE / name), ctypes.RTLD_GLOBAL)
     lib.hb_run.restype = ctypes.c_char_p
     lib.hb_first_unwritten.restype = ctypes.c_int64
+    lib.hb_count.restype = lib.hb_accesses.restype = ctypes.c_uint64
     return lib
 
 
@@ -171,6 +172,7 @@ class Library:
 
     def __init__(self, source: str, path: Path) -> None:
         self.kernels: dict[str, Signature] = signatures(source)
+        self.counts: dict[str, int] = {}
         self._runtime = _runtime()
         self._lib = ctypes.CDLL(str(path))
         self._segments = [
@@ -229,6 +231,7 @@ class Library:
             fragment_layout,
         )
         keep: list[Any] = []
+        named: list[tuple[str, int]] = []
         outputs: list[tuple[np.ndarray, np.ndarray, bytes]] = []
         addresses = (ctypes.c_uint64 * max(1, len(arguments)))()
         for low, high, permissions in self._segments:
@@ -249,9 +252,11 @@ class Library:
             keep.append(area)
             self._region(keep, label, held.ctypes.data if raw.nbytes else area.ctypes.data, raw.nbytes, written, 0)
             addresses[i] = held.ctypes.data if raw.nbytes else area.ctypes.data
+            named.append((p.name, addresses[i]))
         for label, address, size in self._of(name):
             short = re.fullmatch(rb".*E\d+([A-Za-z_]\w*)", label)
             self._region(keep, short[1] if short else label, address, size, 1, 1)
+            named.append(((short[1] if short else label).decode(), address))
         entry = ctypes.cast(getattr(self._lib, f"hb_call_{name}"), ctypes.c_void_p)
         fault = runtime.hb_run(
             entry,
@@ -263,11 +268,21 @@ class Library:
         )
         if fault is not None:
             raise MetalFaultError(f"{name}: {fault.decode()}")
+        self.counts = self._counted(named)
         for value, held, label in outputs:
             at = runtime.hb_first_unwritten(ctypes.c_void_p(held.ctypes.data)) if held.size else -1
             if at >= 0 and label.decode() not in may_leave:
                 raise MetalFaultError(f"{name}: byte {at} of the output {label.decode()} was never written")
             value.reshape(-1).view(np.uint8)[:] = held
+
+    def _counted(self, regions: Sequence[tuple[str, int]]) -> dict[str, int]:
+        """What the threads of the last run did together: barriers and matrix products they took part in, accesses by name."""
+        runtime = self._runtime
+        out = {name: runtime.hb_count(i) for i, name in enumerate(("threadgroup_barrier", "simdgroup_barrier", "matrix product"))}
+        for name, address in regions:
+            for what, writes in (("reads", 0), ("writes", 1)):
+                out[f"{name} {what}"] = out.get(f"{name} {what}", 0) + runtime.hb_accesses(ctypes.c_void_p(address), writes)
+        return out
 
     def _region(self, keep: list[Any], label: bytes, address: int, size: int, writable: int, shared: int) -> None:
         text = ctypes.create_string_buffer(label)

@@ -86,6 +86,7 @@ struct Region {
   char* base;
   size_t size;
   bool writable, shared;       // shared: threadgroup memory
+  uint64_t reads = 0, writes = 0;
   std::vector<uint8_t> known;  // byte holds a value; empty for inputs
   std::vector<Shadow> shadow;
 };
@@ -125,6 +126,7 @@ struct Machine {
   uint64_t* arguments = nullptr;
   size_t argument_count = 0;
   int fragment_layout = 0;
+  uint64_t counts[3];  // arrivals of threads: threadgroup barriers, simdgroup barriers, matrix products
 } M;
 
 [[noreturn]] void fail(const char* format, ...) {
@@ -193,6 +195,7 @@ void touch(char* p, size_t bytes, bool write) {
     fail("out of bounds: %s of %zu bytes at address %p", verb, bytes, static_cast<void*>(p));
   }
   const size_t at = size_t(p - r->base);
+  ++(write ? r->writes : r->reads);
   if (reinterpret_cast<uintptr_t>(p) % bytes && bytes <= 8)
     fail("misaligned: %s of %zu bytes at byte %zu of %s", verb, bytes, at, r->name);
   if (!r->writable) {
@@ -306,6 +309,7 @@ UNDEFINED(divrem_overflow, "integer division by zero")
 void hb_barrier(int scope, int flags) {
   void* site = __builtin_return_address(0);
   const int s = simdgroup_of(M.current);
+  ++M.counts[scope ? 0 : 1];
   if (scope) {  // the whole threadgroup
     if (!meet(M.whole, M.count, "threadgroup_barrier", site)) return;
     for (int kind = 0; kind < 2; ++kind)
@@ -364,6 +368,7 @@ void hb_simd_mma(const float* in, float* out) {
   if (lanes_of(s) != WIDTH) fail("divergence: a simdgroup matrix needs all %d lanes, the simdgroup has %d", WIDTH, lanes_of(s));
   Thread* lanes = &M.threads[s * WIDTH];
   Thread& mine = M.threads[M.current];
+  ++M.counts[2];
   for (int i = 0; i < 6; ++i) mine.deposit[i] = as_uint(in[i]);
   if (meet(M.simd[s], WIDTH, "simdgroup_multiply_accumulate", site)) {
     float a[8][8], b[8][8], c[8][8];
@@ -442,10 +447,11 @@ void hb_begin(char* module_low, char* module_high, int fragment_layout) {
   M.module_low = module_low;
   M.module_high = module_high;
   M.fragment_layout = fragment_layout;
+  memset(M.counts, 0, sizeof M.counts);
 }
 
 void hb_region(const char* name, char* base, size_t size, int writable, int shared) {
-  Region r{name, base, size, writable != 0, shared != 0, {}, {}};
+  Region r{name, base, size, writable != 0, shared != 0, 0, 0, {}, {}};
   if (writable) {
     r.known.resize(size);
     r.shadow.resize(size);
@@ -534,6 +540,15 @@ const char* hb_run(void (*kernel)(uint64_t*), uint64_t* arguments, size_t argume
   _mm_setcsr(control);
 #endif
   return M.failed ? M.fault : nullptr;
+}
+
+// What the last run did: which 0 to 2 arrivals, see `counts`.
+uint64_t hb_count(int which) { return M.counts[which]; }
+// Accesses of a region, by the address it begins at.
+uint64_t hb_accesses(const char* base, int writes) {
+  for (const Region& r : M.regions)
+    if (r.base == base) return writes ? r.writes : r.reads;
+  return 0;
 }
 
 // Whether every byte of an output was written.

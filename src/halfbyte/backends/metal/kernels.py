@@ -24,6 +24,7 @@ FUSED = {"": 64, "wide": 128, "registers": 64}
 ELEMENTS = {
     "e2m1": "e2m1_code", "e2m3": "e2m3_code", "e3m2": "e3m2_code", "e4m3": "e4m3_code", "e5m2": "e5m2_code", "nf4": "nf4_code",
     "bnb_fp4": "bnb_fp4_code", "iq4_nl": "iq4_nl_code",
+    "nf4_modelopt": "nf4_modelopt_code",
 }  # fmt: skip
 SCALES = {
     "float16": "float_scale<half>", "bfloat16": "float_scale<bfloat>", "float32": "float_scale<float>", "e8m0": "e8m0_scale",

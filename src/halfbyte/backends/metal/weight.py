@@ -19,6 +19,7 @@ from ...errors import BackendError
 from ...qtensor import QTensor
 from ...spec import Format
 from .kernels import ELEMENTS, FUSED_ELEMENTS, SCALES
+from .widen import one_level, one_level_format, widens
 
 FEWEST_ELEMENTS = 8
 """MLX passes arrays of fewer elements in another address space; buffers are padded to this many."""
@@ -30,11 +31,9 @@ def refusal(fmt: Format) -> str | None:
         return f"{fmt.name} is kept as raw ggml blocks and has no Metal kernel; dequantize it on the CPU"
     if fmt.element not in (*ELEMENTS, "uint", "int", "mxint"):
         return f"{fmt.name} has {fmt.element} elements, which have no Metal kernel"
-    if fmt.zero == "float":
-        return f"{fmt.name} has float zero points, which have no Metal kernel"
-    if fmt.super_size or fmt.minimum:
-        return f"{fmt.name} has scales of two levels, which have no Metal kernel; run it on the CPU"
-    if fmt.scale not in SCALES:
+    if fmt.zero == "float" and fmt.scale == "float32":
+        return f"{fmt.name} has float32 zero points, whose products with the scales no float32 holds"
+    if fmt.scale not in SCALES and not fmt.super_size:
         return f"{fmt.name} has {fmt.scale} scales, which have no Metal kernel"
     if fmt.grouping != "row":
         return f"{fmt.name} has {fmt.grouping} groups; Metal kernels take groups along a row"
@@ -120,14 +119,16 @@ def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) 
         raise BackendError(f"[metal] {why}")
     fmt, shape = q.format, q.shape
     codes, order = _contiguous_groups(q)
-    addends = q.parts.get("zeros", q.parts.get("biases"))
+    scales, addends = q.parts["scales"], q.parts.get("zeros", q.parts.get("biases"))
+    if widens(fmt):
+        fmt, (scales, addends) = one_level_format(fmt), one_level(q)
     zeros = int(np.abs(q.parts["zeros"].astype(np.int32)).max(initial=0)) if fmt.zero == "int" else 0
     factors = np.asarray(q.parts.get("global_scale", np.float32(1)), np.float32).reshape(-1)
     if len(shape) > 2 and factors.size != shape[0]:
         factors = np.ones(shape[0], np.float32)
     units = -(-shape[-1] // 8)
     return MetalWeight(
-        fmt, shape, array(np.ascontiguousarray(_padded(codes, units * fmt.bits))), array(np.ascontiguousarray(q.parts["scales"])),
+        fmt, shape, array(np.ascontiguousarray(_padded(codes, units * fmt.bits))), array(np.ascontiguousarray(scales)),
         None if addends is None else array(np.ascontiguousarray(addends)),
         array(np.ascontiguousarray(_padded(factors, factors.size + FEWEST_ELEMENTS))), None if order is None else array(order),
         zeros,

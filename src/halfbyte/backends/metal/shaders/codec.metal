@@ -33,6 +33,7 @@ HALFBYTE_ELEMENT(e3m2_code, 6, (minifloat_to_float<6, 2, 3>(c)))
 HALFBYTE_ELEMENT(e4m3_code, 8, e4m3_to_float(c))
 HALFBYTE_ELEMENT(e5m2_code, 8, e5m2_to_float(c))
 HALFBYTE_ELEMENT(nf4_code, 4, NF4_TABLE[c])
+HALFBYTE_ELEMENT(nf4_modelopt_code, 4, NF4_MODELOPT_TABLE[c])
 HALFBYTE_ELEMENT(bnb_fp4_code, 4, BNB_FP4_TABLE[c])
 HALFBYTE_ELEMENT(iq4_nl_code, 4, IQ4_NL_TABLE[c])
 
