@@ -1,0 +1,50 @@
+"""halfbyte plan: what a model needs to run, whether that fits, and what would make it fit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .terminal import Column, human_bytes, print_json, print_table, printable
+
+
+def plan(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, or a folder with the config.json of one.")],
+    context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 4096,
+    batch: Annotated[int, typer.Option(help="Texts at once.")] = 1,
+    device_memory: Annotated[str | None, typer.Option(help="24GB, 16GiB: what there is.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda; cuda when --device-memory is given.")] = "",
+    dtype: Annotated[
+        str | None, typer.Option(help="Of activations and dense tensors: float32 on the CPU, bfloat16 else.")
+    ] = None,
+    codec: Annotated[str | None, typer.Option(help="As if its matrices were in this codec (int4:g128).")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
+) -> int:
+    """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit --device-memory, else 0."""
+    from ..dequantizing import parse_size
+    from ..planning import Planner
+
+    where = device or ("cpu" if device_memory is None else "cuda")
+    memory = None if device_memory is None else parse_size(device_memory)
+    planner = Planner(path, device=where.partition(":")[0], dtype=dtype, codec=codec)
+    made = planner.plan(context, batch=batch, device_memory=memory)
+    remedies = planner.remedies(made)
+    if json:
+        print_json({"record": "plan", **asdict(made), "total": made.total, "fits": made.fits, "remedies": remedies})
+        return int(made.fits is False)
+    print(printable(f"{path}: {context:,} tokens, batch {batch}, {made.dtype} on {made.device}"))
+    rows: list[tuple[str, int]] = [
+        ("packed weights", made.packed), ("dense weights", made.dense), ("KV cache", made.cache),
+        ("activations", made.activations), ("overhead", made.overhead), ("total, at most", made.total),
+    ]  # fmt: skip
+    print_table((Column("for"), Column("bytes", True)), [[name, human_bytes(n)] for name, n in rows])
+    if made.loading > made.weights + made.cache + made.activations:
+        print(f"the most is held while the weights are read: {human_bytes(made.overhead + made.loading)}")
+    if memory is not None:
+        print(f"{'fits' if made.fits else 'does not fit'} {human_bytes(memory)}")
+    for remedy in remedies:
+        print(f"would fit: {remedy}")
+    return int(made.fits is False)
