@@ -13,6 +13,7 @@ from halfbyte.bits import pack
 from halfbyte.formats import Format, family_of
 from halfbyte.layouts import Layout
 from halfbyte.qtensor import QTensor
+from halfbyte.spec import SMALL_SCALES
 from layout_tensors import headers
 
 
@@ -34,6 +35,9 @@ def random_tensor(fmt: Format, shape: tuple[int, ...], seed: int, origin: str = 
             parts[part] = pack(rng.integers(0, 1 << fmt.bits, shape, dtype=np.uint8), fmt.bits)
         elif part == "zeros" and fmt.zero == "int":
             parts[part] = rng.integers(0, 1 << fmt.bits, spec.shape).astype(np.int16)
+        elif (kind := {"scales": fmt.scale, "mins": fmt.minimum}.get(part)) in SMALL_SCALES:
+            low, high = SMALL_SCALES[kind]
+            parts[part] = rng.integers(low, high + 1, spec.shape).astype(spec.dtype)
         else:
             parts[part] = random_array(rng, spec.dtype, *spec.shape)
     return QTensor(fmt, shape, parts, origin=origin, details=details)

@@ -17,6 +17,7 @@ from halfbyte.layouts.compressed_tensors_pack import packings, words_in
 from halfbyte.layouts.integers import monotone
 from halfbyte.qtensor import QTensor
 from layout_tensors import field, halves, headers, integer_tensor, words
+from random_tensors import random_tensor
 
 LAYOUT = LAYOUTS["compressed-tensors"]
 FLOAT8 = ml_dtypes.float8_e4m3fn
@@ -374,3 +375,14 @@ def test_other_codecs_are_refused(word: str) -> None:
     q = QTensor(fmt, (4, 128), {p: np.zeros(s.shape, s.dtype) for p, s in specs.items()})
     with pytest.raises(LayoutError, match="the layout holds int, uint, fp8, nvfp4, mxfp4, mxfp6_e2m3 and mxfp8"):
         LAYOUT.pack(q, {})
+
+
+@pytest.mark.parametrize(("word", "rows"), [("int8:g4", -1), ("uint4:g8", -1), ("fp8_e4m3:channel", 2), ("fp8_e4m3:g16", -1)])
+@pytest.mark.parametrize("shape", [(5, 64), (2, 6, 64), (4, 0)], ids=str)
+def test_blocks_of_all_rows_or_all_inputs_are_read_back(word: str, rows: int, shape: tuple[int, ...]) -> None:
+    q = random_tensor(format_named(word, rows=rows), shape, 3)
+    config = LAYOUT.config(q)
+    back = LAYOUT.unpack(LAYOUT.pack(q, config), config)
+    assert back.shape == q.shape
+    assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
+    assert back.parts["scales"].tobytes() == q.parts["scales"].tobytes()

@@ -16,6 +16,7 @@ from halfbyte.layouts import LAYOUTS, Header
 from halfbyte.layouts.gguf import _CHUNK, GGUF, dense, dense_rows
 from halfbyte.layouts.gguf_blocks import ORDERS
 from halfbyte.qtensor import QTensor
+from random_tensors import random_tensor
 
 BLOCKS = list(GGML_BY_WORD.values())
 SPLIT = [t for t in BLOCKS if t.name in ORDERS]
@@ -359,3 +360,16 @@ def test_block_orders_add_up():
         kind, fmt = GGML_TYPES[name], format_named(GGML_TYPES[name].word)
         assert sum(size for _, size in order.fields) == kind.nbytes
         assert sum(8 * dict(order.fields)[p.field] for p in order.planes) == fmt.bits * kind.block
+
+
+@pytest.mark.parametrize(
+    ("word", "part", "value"),
+    [("q4_K", "scales", 64), ("q5_K", "mins", 64), ("q2_K", "scales", 16), ("q3_K", "scales", -33)],
+)
+def test_small_scales_out_of_range_are_refused_and_do_not_run_into_their_neighbours(word, part, value):
+    q = random_tensor(format_named(word), (2, 256), 0)
+    q.parts[part][1, 3] = value
+    with pytest.raises(LayoutError, match=rf"cannot be written: .*{part} run from .*; \w\d holds "):
+        LAYOUTS["gguf"].pack(q, {})
+    with pytest.raises(FormatError, match=rf"\[QTensor\] blk: {part} run from"):
+        q.validate("blk")

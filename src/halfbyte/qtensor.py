@@ -14,7 +14,7 @@ from .bits import padding_is_zero
 from .errors import FormatError, ShapeError
 from .exact import dtype_named
 from .formats import family_of
-from .spec import Format
+from .spec import SMALL_SCALES, Format
 
 BLOCK_ELEMENTS = 1 << 20
 """Elements decoded at a time by `dequantize`: intermediates stay near 8 MB per temporary."""
@@ -229,9 +229,16 @@ class QTensor:
         return _rebuild, (self.format, self.shape, dict(self.parts), self.origin, dict(self.details), self.window)
 
     def validate(self, name: str = "") -> None:
-        """Check what the shapes cannot show: zero padding bits and a group index within range."""
+        """Check what the shapes cannot show: zero padding bits, small-integer scales and a group index within range."""
         if "codes" in self.parts and not padding_is_zero(self.parts["codes"], self.format.bits, self.shape[-1]):
             raise FormatError(f"[QTensor] {name}: padding bits after code {self.shape[-1] - 1} are not zero")
+        for part, kind in (("scales", self.format.scale), ("mins", self.format.minimum)):
+            low, high = SMALL_SCALES.get(kind, (0, 0))
+            values = self.parts[part] if kind in SMALL_SCALES else np.empty(0)
+            if values.size and not low <= int(values.min()) <= int(values.max()) <= high:
+                raise FormatError(
+                    f"[QTensor] {name}: {part} run from {values.min()} to {values.max()}; {kind} holds {low} to {high}"
+                )
         index = self.parts.get("group_index")
         if index is not None and index.size:
             groups = self.format.groups(self.shape[-1])

@@ -21,6 +21,8 @@ ELEMENT_BITS: dict[str, int] = {
 
 FLOAT_SCALES = ("float16", "bfloat16", "float32")
 SCALE_KINDS = ("e8m0", "e4m3", "ue4m3", *FLOAT_SCALES, "u4", "u6", "i6", "i8", "nested", "none")
+SMALL_SCALES = {"u4": (0, 15), "u6": (0, 63), "i6": (-32, 31), "i8": (-128, 127)}
+"""Least and largest value of the small-integer kinds, each held in a byte."""
 ZERO_KINDS = ("none", "int", "float")
 GROUPINGS = ("row", "flat", "strided", "block")
 

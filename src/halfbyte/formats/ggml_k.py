@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import pack
-from ..spec import Format
+from ..spec import SMALL_SCALES, Format
 from .base import Family, PartSpec
 from .ggml_search import (
     F32,
@@ -45,10 +45,6 @@ _WORDS: dict[str, Format] = {
         Format("ggml_k", "q6_K", 6, "int", 16, "i8", super_size=256),
     )
 }
-
-
-_RANGE = {"u4": (0, 15), "u6": (0, 63), "i6": (-32, 31), "i8": (-128, 127)}
-"""Smallest and largest small-integer scale of each kind. Signed ones put the largest magnitude on the longer, negative end."""
 
 
 class GGMLK(Family):
@@ -99,7 +95,7 @@ def _with_minimum(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
 
 def _second_level(s: F32, fmt: Format, kind: str) -> tuple[NDArray[Any], NDArray[np.float16], NDArray[np.float64]]:
     """Group scales s [rows, G, 1] -> small integers [rows, G], float16 [rows, k/256], and their product, float64 [rows, G, 1]."""
-    low, high = _RANGE[kind]
+    low, high = SMALL_SCALES[kind]
     per_super = s.reshape(len(s), -1, fmt.super_size // fmt.group_size)
     largest = extreme(per_super)
     d = reaching_half(largest / (low or high), largest, abs(low or high), fmt)

@@ -163,9 +163,10 @@ def group_config(layout: str, q: QTensor, own: Mapping[str, Any]) -> dict[str, A
     }
     if fmt.grouping == "block":
         whole = fmt.group_rows == -1 and fmt.group_size == -1
-        weights |= {"strategy": "tensor", "group_size": None} if whole else {
-            "strategy": "block", "group_size": None, "block_structure": [fmt.group_rows, fmt.group_size]
-        }  # fmt: skip
+        # The layout has no word for "all rows" or "all inputs": their number stands there.
+        tile = [max(1, d) if size == -1 else size for size, d in zip((fmt.group_rows, fmt.group_size), q.shape[-2:], strict=True)]
+        strategy = {"strategy": "tensor"} if whole else {"strategy": "block", "block_structure": tile}
+        weights |= {"group_size": None, **strategy}
     if fmt.family == "nvfp4":
         weights |= {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn"}
     elif fmt.family == "mx":

@@ -162,6 +162,11 @@ def split(raw: NDArray[np.uint8], kind: GGMLType, shape: tuple[int, ...]) -> dic
 def join_blocks(q: QTensor, kind: GGMLType) -> NDArray[np.uint8]:
     """Canonical parts -> block bytes [*lead, n, bytes]. Inverse of `split`."""
     order, k = ORDERS[kind.name], q.shape[-1]
+    if order.small:
+        try:
+            q.validate()
+        except FormatError as error:  # its bits would run into the neighbours'
+            raise refuse("gguf", q, str(error)) from None
     out = np.empty((*q.shape[:-1], kind.row_bytes(k)), np.uint8)
     blocks = out.reshape(-1).view(order.dtype)
     flat = {p: _by_block(np.ascontiguousarray(a), blocks.size) for p, a in q.parts.items() if p != "global_scale"}
