@@ -275,3 +275,21 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(60) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["backends"], ["inspect", "{good}"], ["inspect", "--help"]])
+def test_an_output_that_is_full_is_one_line(arguments, good):
+    command = [sys.executable, "-m", "halfbyte", *(a.format(good=good) for a in arguments)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCE}, text=True)
+    assert done.returncode == 2
+    assert one_line(done.stderr).endswith("No space left on device")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's >&-")
+@pytest.mark.parametrize("arguments", ["--version", "backends --json", "inspect {good}", "verify {good} {good}"])
+def test_no_output_at_all_is_no_fault(arguments, good):
+    command = f"{sys.executable} -m halfbyte {arguments.format(good=good)} >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCE})
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from .failures import guarded, warn
-from .terminal import survive_any_encoding
+from .failures import explain, guarded, warn
+from .terminal import survive_any_output
 
 COMMANDS = ("inspect", "dequantize", "convert", "quantize", "verify", "generate", "eval", "plan", "bench", "backends", "selftest")
 """Modules of this package; each holds a function of the module's name."""
@@ -52,11 +52,13 @@ for _name in COMMANDS:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (`sys.argv` when None) and return its exit status."""
-    survive_any_encoding()
+    survive_any_output()
     with warnings.catch_warnings():
         warnings.showwarning = warn
         try:
             app(args=None if arguments is None else list(arguments), prog_name="halfbyte")
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
+        except OSError as error:  # outside of any command: --help or --version that could not be printed
+            return explain("halfbyte", error)
     return 0

@@ -55,13 +55,13 @@ def guarded(name: str, command: Callable[..., int | None]) -> Callable[..., None
         except BaseException as error:
             if os.environ.get("HALFBYTE_DEBUG", "0") not in ("", "0"):
                 raise
-            status = _explain(name, error)
+            status = explain(name, error)
         raise typer.Exit(status)
 
     return run
 
 
-def _explain(name: str, error: BaseException) -> int:
+def explain(name: str, error: BaseException) -> int:
     """Say what happened, and return the exit status."""
     if isinstance(error, HalfbyteError):
         complain(str(error))

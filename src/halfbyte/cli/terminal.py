@@ -20,8 +20,12 @@ UNLIMITED = 1 << 14
 ProgressCallback = Callable[[int, int, str], None]
 
 
-def survive_any_encoding() -> None:
-    """Print what the output's encoding does not have as escapes instead of failing (LC_ALL=C, old Windows code pages)."""
+def survive_any_output() -> None:
+    """Print what the output's encoding does not have as escapes instead of failing (LC_ALL=C, old Windows code pages), and
+    nothing at all where there is no output (`halfbyte ... >&-`)."""
+    if sys.stdout is None:
+        # It takes the free descriptor too, which a file being written would get otherwise.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  until the program ends
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
