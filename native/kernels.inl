@@ -216,15 +216,15 @@ void decode_f32_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, 
   const auto table = V::tload(entries);
   const bool looked_up = BITS == 4 && w.element == Element::table;
   // Whole numbers pass through signed bytes; unsigned 8-bit codes get the 128 they lack afterwards.
-  const bool wide = BITS == 8 && w.offset == 0;
+  const bool wide = BITS == 8 && w.offset != 128;
   const B low = V::bset(BITS == 8 ? 128 : w.offset);
-  const typename V::F back = V::fset(wide ? 128.0f : (float)(BITS == 8 ? 128 - w.offset : 0));
+  const typename V::F back = V::fset((float)(128 - w.offset));
   each_codes<V, BITS>(w, panel, k0, count, [&](int64_t step, int h, B code) {
     const I lanes = V::as_i(looked_up ? V::lookup(table, code) : V::bsub(code, low));
     float *o = rows(step, h);
     typename V::F v0 = V::cvt(signed_byte<V, 0>(lanes)), v1 = V::cvt(signed_byte<V, 1>(lanes));
     typename V::F v2 = V::cvt(signed_byte<V, 2>(lanes)), v3 = V::cvt(signed_byte<V, 3>(lanes));
-    if (BITS == 8) v0 = V::fadd(v0, back), v1 = V::fadd(v1, back), v2 = V::fadd(v2, back), v3 = V::fadd(v3, back);
+    if (BITS == 8 && wide) v0 = V::fadd(v0, back), v1 = V::fadd(v1, back), v2 = V::fadd(v2, back), v3 = V::fadd(v3, back);
     V::fstore(o, v0), V::fstore(o + 16, v1), V::fstore(o + 32, v2), V::fstore(o + 48, v3);
   });
 }
@@ -522,7 +522,7 @@ void tile_f32(const Block &b, int t0, int v0) {
               lanes[j] = V::as_i(V::bload(Planes::unit(planes[j].p4, i / 2, (v0 + j) % H * V::W * 4)));
             } else {
               typename V::B code = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
-              if constexpr (Source::table) code = V::lookup(table, code);
+              if constexpr (Source::table && bits == 4) code = V::lookup(table, code);
               else code = V::bsub(code, low);
               lanes[j] = V::as_i(code);
             }
@@ -538,7 +538,7 @@ void tile_f32(const Block &b, int t0, int v0) {
               rows[j] = V::flookup(floats, V::template srl<8 * q + 4 * (i % 2)>(lanes[j]));
             } else {
               rows[j] = V::cvt(signed_byte<V, q>(lanes[j]));
-              if constexpr (bits == 8) rows[j] = V::fadd(rows[j], back);
+              if constexpr (bits == 8 && Source::table) rows[j] = V::fadd(rows[j], back);
             }
           }
           HB_UNROLL
@@ -668,7 +668,9 @@ void planes_f32(const Block &b) {
     case 4: return blocks_f32<V, FromPlanes<16, 4>>(b);
     case 5: return blocks_f32<V, FromPlanes<32, 5>>(b);
     case 6: return blocks_f32<V, FromPlanes<16, 6>>(b);
-    default: return blocks_f32<V, FromPlanes<16, 8>>(b);
+    default:
+      if (b.weight->offset == 128) return blocks_f32<V, FromPlanes<16, 8>>(b);
+      return blocks_f32<V, FromPlanes<16, 8, true>>(b);  // for 8 bits "through a table" means: not centred on 128, so add the rest back
   }
 }
 

@@ -111,7 +111,7 @@ class Pool {
   int64_t count_ = 0;
 };
 
-int wanted = 0;
+std::atomic<int> wanted{0}, usable{0};
 
 // The pool and the lock that says who uses it. A fork copies neither the threads nor a sane lock: the child forgets
 // both (and leaks a few bytes).
@@ -161,9 +161,17 @@ int usable_threads() {
   return n < 1 ? 1 : n;
 }
 
-void set_threads(int threads) { wanted = threads > 0 ? threads : 0; }
+void set_threads(int threads) {
+  usable = 0;
+  wanted = threads > 0 ? threads : 0;
+}
 
-int threads() { return wanted ? wanted : usable_threads(); }
+// Asking the system takes longer than a small product: once, until `set_threads` is called again.
+int threads() {
+  if (const int n = wanted) return n;
+  if (!usable) usable = usable_threads();
+  return usable;
+}
 
 void parallel(int64_t count, Task task, const void *context) {
   Owner *mine = owner;
