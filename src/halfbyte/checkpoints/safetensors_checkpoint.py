@@ -44,7 +44,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._sources = sources
         self.shards = Shards(sources.shards, sources.weight_map, sources.index)
         self._metadata = {k: v for file in reversed(self.shards.files.values()) for k, v in file.metadata.items()}
-        self._own = self._metadata.get("format") == "halfbyte"
+        self._own = self._metadata.get("format") == "halfbyte" or _says_own(sources.config)
         if sources.lone and quantization is None and not self._own and "quantization_config" not in self._metadata:
             read_configs(sources.folder, sources)
         self.config = sources.config
@@ -258,6 +258,12 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def close(self) -> None:
         self.shards.close()
+
+
+def _says_own(config: Mapping[str, Any]) -> bool:
+    """True for a model that transformers saved with halfbyte's modules in it: the files' metadata is then transformers' own."""
+    quantization = config.get("quantization_config")
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "halfbyte"
 
 
 def _equal_bytes(a: NDArray[Any], b: NDArray[Any], step: int = 1 << 20) -> bool:

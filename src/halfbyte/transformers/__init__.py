@@ -2,9 +2,10 @@
 
 try:
     from .load import Size, import_model_code, load_model, model_size
+    from .quantizer import HalfbyteConfig, HalfbyteQuantizer
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(
         f"{e.name}, which halfbyte.transformers needs; pip install 'halfbyte[transformers]'", name=e.name
     ) from e
 
-__all__ = ["Size", "import_model_code", "load_model", "model_size"]
+__all__ = ["HalfbyteConfig", "HalfbyteQuantizer", "Size", "import_model_code", "load_model", "model_size"]

@@ -8,6 +8,7 @@ multiplies by the embedding; one that is stored is used, whatever the config say
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,14 @@ def fill_from_folder(
 
     Raises UnsupportedError when tensors have no place in the model, CheckpointError when shapes differ or a place stays empty.
     """
-    _FolderFilling(model, checkpoint, activations=activations, backend=backend, device=device).run()
+    FolderFilling(model, checkpoint, activations=activations, backend=backend, device=device).run()
 
 
-class _FolderFilling(Filling):
-    def run(self) -> None:
+class FolderFilling(Filling):
+    """Fills from module paths and tensor names of transformers' kind."""
+
+    def run(self, only: Collection[str] | None = None) -> None:
+        """Puts every tensor, or those of the modules at the paths in `only`."""
         groups, strangers = self.plan()
         if strangers:
             raise UnsupportedError(
@@ -52,6 +56,8 @@ class _FolderFilling(Filling):
         order = sorted(groups, key=lambda g: (not any(info(k).quantized for k in groups[g].values()), -self.nbytes(groups[g])))
         for group in order:
             keys = groups[group]
+            if only is not None and next(iter(keys)).path not in only:
+                continue
             self.put(group, keys)
             for key in keys.values():
                 self.checkpoint.release(key)

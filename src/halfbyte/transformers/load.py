@@ -28,6 +28,7 @@ from .folder_fill import fill_from_folder
 from .gguf_config import architecture_of, config_of
 from .gguf_fill import fill
 from .gguf_tokenizer import tokenizer_of
+from .quantizer import prepared_for_saving
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def load_model(
             model = empty_model(config, _dtype(word, where, config))
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
-    return model.to(where).eval().requires_grad_(False), tokenizer
+    return prepared_for_saving(model.to(where).eval().requires_grad_(False)), tokenizer
 
 
 def _device(device: str | torch.device) -> str:
