@@ -7,24 +7,10 @@ import pytest
 
 from metal_cpu.lint import MetalLintError, check_source
 from metal_cpu.machine import MetalCompileError, MetalFaultError, available, compile_source
-from metal_cpu.planted import ASIDE, FAULTS, HEADER, NOT_COMPILED, REFUSED, source
+from metal_cpu.planted import ASIDE, FAULTS, HEADER, NOT_COMPILED, REFUSED, kernel, source
 from metal_cpu.signature import signatures
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
-
-
-def run(body, groups=1, **options):
-    x, y = np.arange(64, dtype=np.float32), np.empty(64 * groups, np.float32)
-    compile_source(source(body)).run("k", [x, y, 64], (64 * groups,), (64,), **options)
-    return x, y
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_every_planted_fault_is_caught_and_named(name):
-    planted = FAULTS[name]
-    with pytest.raises(MetalFaultError) as fault:
-        run(planted.body, planted.groups)
-    assert planted.fault in str(fault.value)
 
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -52,10 +38,34 @@ CLEAN = {
 }  # fmt: skip
 
 
+SUBNORMAL = "y[i] = x[i] * 1.0e-38f * 0.125f;"
+BODIES = [*(f.body for f in FAULTS.values()), *(body for body, _ in CLEAN.values()), SUBNORMAL]
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Every body of this file as one library: k0, k1, ..."""
+    return compile_source(HEADER + "".join(kernel(body, f"k{j}") for j, body in enumerate(BODIES)))
+
+
+def run(library, body, groups=1, **options):
+    x, y = np.arange(64, dtype=np.float32), np.empty(64 * groups, np.float32)
+    library.run(f"k{BODIES.index(body)}", [x, y, 64], (64 * groups,), (64,), **options)
+    return x, y
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_planted_fault_is_caught_and_named(library, name):
+    planted = FAULTS[name]
+    with pytest.raises(MetalFaultError) as fault:
+        run(library, planted.body, planted.groups)
+    assert planted.fault in str(fault.value)
+
+
 @pytest.mark.parametrize("name", CLEAN)
-def test_clean_kernels_pass_with_the_right_values(name):
+def test_clean_kernels_pass_with_the_right_values(library, name):
     body, right = CLEAN[name]
-    x, y = run(body)
+    x, y = run(library, body)
     np.testing.assert_array_equal(y, right(x))
 
 
@@ -98,10 +108,9 @@ def test_a_kernel_that_assumes_a_layout_of_matrices_gives_itself_away():
     assert not np.array_equal(*seen)
 
 
-def test_float32_subnormals_are_zero_unless_asked_otherwise():
-    body = "y[i] = x[i] * 1.0e-38f * 0.125f;"
-    assert not run(body)[1].any()
-    assert (run(body, flush=False)[1][1:] > 0).all()
+def test_float32_subnormals_are_zero_unless_asked_otherwise(library):
+    assert not run(library, SUBNORMAL)[1].any()
+    assert (run(library, SUBNORMAL, flush=False)[1][1:] > 0).all()
 
 
 def test_half_and_bfloat_round_each_operation_to_nearest_even():

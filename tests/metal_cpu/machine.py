@@ -224,12 +224,10 @@ class Library:
         if len(arguments) != len(signature.buffers):
             raise MetalFaultError(f"{name} takes {len(signature.buffers)} buffers, {len(arguments)} given")
         runtime = self._runtime
-        writable = [s for s in self._segments if "w" in s[2]]
-        runtime.hb_begin(
-            ctypes.c_void_p(min((s[0] for s in writable), default=0)),
-            ctypes.c_void_p(max((s[1] for s in writable), default=0)),
-            fragment_layout,
-        )
+        variables = [v for v in self._variables if v[2]]
+        low = min((address for _, address, _ in variables), default=0)
+        high = max((address + size + GUARD_BYTES for _, address, size in variables), default=0)
+        runtime.hb_begin(ctypes.c_void_p(low), ctypes.c_void_p(high), fragment_layout)
         keep: list[Any] = []
         named: list[tuple[str, int]] = []
         outputs: list[tuple[np.ndarray, np.ndarray, bytes]] = []

@@ -125,14 +125,18 @@ FAULTS: dict[str, Planted] = {
 }  # fmt: skip
 
 
-def source(body: str) -> str:
-    """The whole kernel."""
+def kernel(body: str, name: str = "k") -> str:
+    """A kernel of that body."""
     return (
-        HEADER
-        + "kernel void k(const device float* x [[buffer(0)]], device float* y [[buffer(1)]], constant long& n [[buffer(2)]],\n"
-        + "              uint i [[thread_index_in_threadgroup]], uint3 group [[threadgroup_position_in_grid]]) {\n"
-        + f"  uint g = group.x; (void)g; (void)n;\n  {body}\n}}\n"
+        f"kernel void {name}(const device float* x [[buffer(0)]], device float* y [[buffer(1)]], constant long& n [[buffer(2)]],\n"
+        "              uint i [[thread_index_in_threadgroup]], uint3 group [[threadgroup_position_in_grid]]) {\n"
+        f"  uint g = group.x; (void)g; (void)n;\n  {body}\n}}\n"
     )
+
+
+def source(body: str) -> str:
+    """A whole source of one kernel."""
+    return HEADER + kernel(body)
 
 
 REFUSED: dict[str, tuple[str, str]] = {
