@@ -1,0 +1,124 @@
+// Part of kernels.inl: activations to 8 bits, sums, half precision.
+
+// ------------------------------------------------------------------------------------------------------------------- activations
+
+// q = round(x / d), d = max |x| / 127. A maximum so small that 127 / max is not a float is scaled up first; NaN or
+// infinity make the scale NaN, and so every result of that row.
+template <class V>
+void quantize(const float *x, int64_t count, int8_t *q, float *scale, int32_t *sum) {
+  typename V::F most = V::fzero();
+  int64_t i = 0;
+  for (; i + V::W <= count; i += V::W) most = V::fmaxabs(most, V::fload(x + i));
+  float peak = V::largest(most);
+  for (; i < count; ++i) {
+    const float a = x[i] < 0 ? -x[i] : x[i];
+    peak = a > peak || a != a ? a : peak;
+  }
+  int32_t total = 0;
+  if (peak == 0.0f || !(peak <= 3.4028234663852886e38f)) {
+    for (i = 0; i < count; ++i) q[i] = 0;
+    // fmaxabs drops NaN on some sets: look again only in this rare case and in the finite one below through the sum.
+    *scale = peak == 0.0f ? 0.0f : __builtin_nanf("");
+    *sum = 0;
+    if (peak == 0.0f)
+      for (i = 0; i < count; ++i)
+        if (x[i] != x[i]) *scale = __builtin_nanf("");
+    return;
+  }
+  float lift = 1.0f;
+  if (peak < 1e-36f) lift = 1.2676506002282294e30f;  // 2^100
+  const float inverse = 127.0f / (peak * lift);
+  bool nan = false;
+  const typename V::F by = V::fset(inverse), up = V::fset(lift);
+  i = 0;
+  for (; i + V::W <= count; i += V::W) {
+    const typename V::F v = V::fload(x + i);
+    total += V::store_rounded(q + i, V::fmul(V::fmul(v, up), by));
+    nan |= V::any_nan(v);
+  }
+  for (; i < count; ++i) {
+    const float y = x[i] * lift * inverse;
+    nan |= y != y;
+    const int32_t r = nan ? 0 : (int32_t)__builtin_rintf(y);
+    q[i] = (int8_t)r;
+    total += r;
+  }
+  *scale = nan ? __builtin_nanf("") : peak / 127.0f;
+  *sum = total;
+}
+
+template <class V>
+float sum_of(const float *x, int64_t count) {
+  typename V::F acc = V::fzero();
+  int64_t i = 0;
+  for (; i + V::W <= count; i += V::W) acc = V::fadd(acc, V::fload(x + i));
+  alignas(64) float lanes[V::W];
+  V::fstore(lanes, acc);
+  float total = 0.0f;
+  for (int j = 0; j < V::W; ++j) total += lanes[j];
+  for (; i < count; ++i) total += x[i];
+  return total;
+}
+
+// ------------------------------------------------------------------------------------------------------- half precision, one value
+
+inline uint32_t bits_of(float f) {
+  uint32_t u;
+  __builtin_memcpy(&u, &f, 4);
+  return u;
+}
+
+inline float float_of(uint32_t u) {
+  float f;
+  __builtin_memcpy(&f, &u, 4);
+  return f;
+}
+
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7fff;
+  if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);
+  return float_of(bits_of(float_of(magnitude << 13) * 0x1p112f) | sign);
+}
+
+// Round to nearest even; NaN keeps its top mantissa bits and is quiet.
+inline uint16_t float_to_half(float f) {
+  const uint32_t u = bits_of(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+  if (a > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x1ff));
+  if (a >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+  if (a < 0x38800000) {  // subnormal: adding 1/2 at the right place rounds in the addition
+    const float r = float_of(a) + 0.5f;
+    return (uint16_t)(sign | (bits_of(r) - 0x3f000000u));
+  }
+  return (uint16_t)(sign | (((a + 0xfff + (a >> 13 & 1)) >> 13) - (112u << 10)));
+}
+
+inline uint16_t float_to_bfloat(float f) {
+  const uint32_t u = bits_of(f);
+  if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+  return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+template <class V>
+void from_f16(const uint16_t *x, int64_t count, float *out) {
+  int64_t i = 0;
+  for (; i + V::W <= count; i += V::W) V::fstore(out + i, V::load_f16(x + i));
+  for (; i < count; ++i) out[i] = half_to_float(x[i]);
+}
+
+template <class V>
+void from_bf16(const uint16_t *x, int64_t count, float *out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = float_of((uint32_t)x[i] << 16);
+}
+
+template <class V>
+void to_f16(const float *x, int64_t count, uint16_t *out) {
+  int64_t i = 0;
+  for (; i + V::W <= count; i += V::W) V::store_f16(out + i, V::fload(x + i));
+  for (; i < count; ++i) out[i] = float_to_half(x[i]);
+}
+
+template <class V>
+void to_bf16(const float *x, int64_t count, uint16_t *out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = float_to_bfloat(x[i]);
+}
+

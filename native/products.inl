@@ -1,0 +1,367 @@
+// Part of kernels.inl: the tiles that multiply, from a buffer or from the planes.
+
+// The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are copied out of the
+// Block, which the compiler must otherwise read again after every store.
+template <class V, int MT, int NV>
+struct Tile {
+  using F = typename V::F;
+  // Few sums stay in registers from segment to segment, many in memory.
+  static constexpr bool held = MT * NV <= V::registers / 4;
+  const float *scales, *zeros, *biases, *x_sum[MT];
+  float *total[MT];
+  int64_t s_at[NV];
+  F sums[held ? MT : 1][held ? NV : 1];
+
+  HB_INLINE Tile(const Block &b, int t0, int v0) : scales(b.scales), zeros(b.zeros), biases(b.biases) {
+    constexpr int H = kPanelRows / V::W;
+    HB_UNROLL
+    for (int j = 0; j < NV; ++j) s_at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
+    HB_UNROLL
+    for (int t = 0; t < MT; ++t) {
+      total[t] = b.total + (t0 + t) * b.total_stride + v0 * V::W;
+      x_sum[t] = b.x_sum ? b.x_sum + (t0 + t) * b.x_seg_stride : nullptr;
+    }
+    if constexpr (held)
+      HB_UNROLL
+      for (int t = 0; t < MT; ++t)
+        HB_UNROLL
+        for (int j = 0; j < NV; ++j) sums[t][j] = V::fload(total[t] + j * V::W);
+  }
+
+  // total += (sum - zero * x_sum) * scale + bias * x_sum, where `sum` is segment s's sum of products. A single non-zero
+  // activation of 1 so gives the weight's exact value rounded once: the difference is exact, and the last step is one
+  // product or one fused product and sum.
+  HB_INLINE void settle(F (&sum)[MT][NV], int s) {
+    HB_UNROLL
+    for (int j = 0; j < NV; ++j) {
+      const int64_t at = s_at[j] + s * kPanelRows;
+      const F scale = V::fload(scales + at);
+      HB_UNROLL
+      for (int t = 0; t < MT; ++t) {
+        if (zeros) sum[t][j] = V::fnma(V::fload(zeros + at), V::fset(x_sum[t][s]), sum[t][j]);
+        F now;
+        if constexpr (held) now = sums[t][j];
+        else now = V::fload(total[t] + j * V::W);
+        if (biases) now = V::fadd(now, V::fma(sum[t][j], scale, V::fmul(V::fload(biases + at), V::fset(x_sum[t][s]))));
+        else now = V::fma(sum[t][j], scale, now);
+        if constexpr (held) sums[t][j] = now;
+        else V::fstore(total[t] + j * V::W, now);
+      }
+    }
+  }
+
+  HB_INLINE void finish() {
+    if constexpr (held)
+      HB_UNROLL
+      for (int t = 0; t < MT; ++t)
+        HB_UNROLL
+        for (int j = 0; j < NV; ++j) V::fstore(total[t] + j * V::W, sums[t][j]);
+  }
+};
+
+// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. TURN inputs
+// are unrolled; segments are whole turns.
+template <int TURN, int BITS, bool TABLE = false>
+struct FromPlanes {
+  static constexpr int turn = TURN, bits = BITS;
+  static constexpr bool table = TABLE, fused = true;
+};
+template <int TURN>
+struct FromBuffer {
+  static constexpr int turn = TURN, bits = 0;
+  static constexpr bool table = false, fused = false;
+};
+
+template <class V>
+inline typename V::T byte_table(const Weight &w, int offset) {
+  alignas(64) int8_t entries[16] = {};
+  if (w.element == Element::table && w.integral)
+    for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(w.values[c] / w.unit + offset);
+  return V::tload(entries);
+}
+
+// MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products
+// are 16-bit); 0: signed bytes, or sets that sum in 32 bits at once.
+template <class V, int MT, int NV, int F, class Source>
+void tile_i8(const Block &b, int t0, int v0) {
+  using B = typename V::B;
+  constexpr int H = kPanelRows / V::W, bits = Source::bits;
+  constexpr int inputs = Source::turn;
+  static_assert(inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0), "a turn is whole units");
+  const uint8_t *w[NV];
+  Planes planes[NV];
+  HB_UNROLL
+  for (int j = 0; j < NV; ++j) {
+    const int panel = (v0 + j) / H;
+    if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
+    else w[j] = (const uint8_t *)b.w + panel * b.w_stride + (v0 + j) % H * V::W * 4;
+  }
+  const auto table = byte_table<V>(*b.weight, Source::table ? buffer_offset(*b.weight, V::unsigned_bytes) : 0);
+  const B sign = V::bset(bits == 8 && !V::unsigned_bytes ? 0x80 : 0);
+  const int8_t *x = (const int8_t *)b.x + t0 * b.x_stride;
+  const int32_t *x_start[MT];
+  const float *x_scale[MT];
+  HB_UNROLL
+  for (int t = 0; t < MT; ++t) x_start[t] = b.x_start + (t0 + t) * b.x_seg_stride, x_scale[t] = b.x_scale + (t0 + t) * b.x_seg_stride;
+  Tile<V, MT, NV> tile(b, t0, v0);
+  const int segments = b.segments, turns = b.seg / inputs;
+  for (int s = 0; s < segments; ++s) {
+    typename V::I acc[MT][NV];
+    typename V::P part[MT][NV];
+    HB_UNROLL
+    for (int t = 0; t < MT; ++t)
+      HB_UNROLL
+      for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[t][s]);
+    for (int turn = 0; turn < turns; ++turn) {
+      repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
+        constexpr int i = decltype(index)::value;
+        B rows[NV];
+        HB_UNROLL
+        for (int j = 0; j < NV; ++j) {
+          if constexpr (Source::fused) {
+            rows[j] = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
+            if constexpr (Source::table) rows[j] = V::lookup(table, rows[j]);
+            if constexpr (bits == 8 && !V::unsigned_bytes) rows[j] = V::bxor(rows[j], sign);
+          } else {
+            rows[j] = V::bload(w[j] + i * kUnitBytes);
+          }
+        }
+        HB_UNROLL
+        for (int t = 0; t < MT; ++t) {
+          const auto four = V::broadcast4(x + (i * MT + t) * 4);
+          HB_UNROLL
+          for (int j = 0; j < NV; ++j) {
+            if constexpr (F == 0) acc[t][j] = V::dot(acc[t][j], rows[j], four);
+            else if constexpr (i % (F ? F : 1) == 0) part[t][j] = V::products(rows[j], four);
+            else part[t][j] = V::more(part[t][j], rows[j], four);
+          }
+        }
+        if constexpr (F != 0 && (i + 1) % (F ? F : 1) == 0)
+          HB_UNROLL
+          for (int t = 0; t < MT; ++t)
+            HB_UNROLL
+            for (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], part[t][j]);
+      });
+      HB_UNROLL
+      for (int j = 0; j < NV; ++j) {
+        if constexpr (Source::fused) planes[j].advance(inputs);
+        else w[j] += inputs / 4 * kUnitBytes;
+      }
+      x += MT * inputs;
+    }
+    typename V::F sum[MT][NV];
+    HB_UNROLL
+    for (int t = 0; t < MT; ++t) {
+      const typename V::F by = V::fset(x_scale[t][s]);
+      HB_UNROLL
+      for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
+    }
+    tile.settle(sum, s);
+  }
+  tile.finish();
+}
+
+template <class V, int MT, int NV, class Source>
+void tile_f32(const Block &b, int t0, int v0) {
+  using F = typename V::F;
+  constexpr int H = kPanelRows / V::W, bits = Source::bits;
+  constexpr int inputs = Source::turn;
+  const float *w[NV];
+  Planes planes[NV];
+  HB_UNROLL
+  for (int j = 0; j < NV; ++j) {
+    const int panel = (v0 + j) / H;
+    if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
+    else w[j] = (const float *)((const char *)b.w + panel * b.w_stride) + (v0 + j) % H * V::W;
+  }
+  // Sixteen elements as floats, or whole numbers through signed bytes (codes of 8 bits less 128, the rest added back).
+  alignas(64) float entries[16] = {};
+  if constexpr (bits == 4)
+    for (int c = 0; c < 16; ++c)
+      entries[c] = Source::table ? (float)b.weight->values[c] : (float)(c - b.weight->offset);
+  const auto floats = V::ftload(entries);
+  const auto table = byte_table<V>(*b.weight, 0);
+  const typename V::B low = V::bset(bits == 8 ? 128 : b.weight->offset);
+  const F back = V::fset(bits == 8 ? (float)(128 - b.weight->offset) : 0.0f);
+  const float *x = (const float *)b.x + t0 * b.x_stride;
+  Tile<V, MT, NV> tile(b, t0, v0);
+  const int segments = b.segments, turns = b.seg / inputs;
+  for (int s = 0; s < segments; ++s) {
+    F acc[MT][NV];
+    HB_UNROLL
+    for (int t = 0; t < MT; ++t)
+      HB_UNROLL
+      for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
+    for (int turn = 0; turn < turns; ++turn) {
+      if constexpr (Source::fused)
+        for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
+      repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
+        constexpr int i = decltype(index)::value;
+        typename V::I lanes[NV];
+        if constexpr (Source::fused)
+          HB_UNROLL
+          for (int j = 0; j < NV; ++j) {
+            if constexpr (bits == 4 && !V::integer_tables) {
+              // The look-up reads four bits of a lane: no need to cut the nibbles out.
+              lanes[j] = V::as_i(V::bload(Planes::unit(planes[j].p4, i / 2, (v0 + j) % H * V::W * 4)));
+            } else {
+              typename V::B code = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
+              if constexpr (Source::table && bits == 4) code = V::lookup(table, code);
+              else code = V::bsub(code, low);
+              lanes[j] = V::as_i(code);
+            }
+          }
+        repeat<0, 4>([&](auto byte) HB_INLINE_LAMBDA {
+          constexpr int q = decltype(byte)::value;
+          F rows[NV];
+          HB_UNROLL
+          for (int j = 0; j < NV; ++j) {
+            if constexpr (!Source::fused) {
+              rows[j] = V::fload(w[j] + (i * 4 + q) * kPanelRows);
+            } else if constexpr (bits == 4 && !V::integer_tables) {
+              rows[j] = V::flookup(floats, V::template srl<8 * q + 4 * (i % 2)>(lanes[j]));
+            } else {
+              rows[j] = V::cvt(signed_byte<V, q>(lanes[j]));
+              if constexpr (bits == 8 && Source::table) rows[j] = V::fadd(rows[j], back);
+            }
+          }
+          HB_UNROLL
+          for (int t = 0; t < MT; ++t) {
+            const F one = V::fset(x[(i * 4 + q) * MT + t]);
+            HB_UNROLL
+            for (int j = 0; j < NV; ++j) acc[t][j] = V::fma(rows[j], one, acc[t][j]);
+          }
+        });
+      });
+      HB_UNROLL
+      for (int j = 0; j < NV; ++j) {
+        if constexpr (Source::fused) planes[j].advance(inputs);
+        else w[j] += inputs * kPanelRows;
+      }
+      x += MT * inputs;
+    }
+    tile.settle(acc, s);
+  }
+  tile.finish();
+}
+
+template <class V, int MT, int NV, int F, class Source>
+inline void tiles_i8(const Block &b, int t0) {
+  constexpr int H = kPanelRows / V::W;
+  int v = 0;
+  for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F, Source>(b, t0, v);
+  if constexpr (NV > 1 && !Source::fused)  // a call that decodes on the way has all of its panels
+    for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source>(b, t0, v);
+}
+
+template <class V, int F, class Source>
+void blocks_i8(const Block &b) {
+  int t = 0;
+  if constexpr (!Source::fused)
+    for (; V::tokens_i8 <= b.largest && t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
+  if constexpr (Source::fused || V::tokens_i8 > 4)
+    for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, V::vectors_i8_four, F, Source>(b, t);
+  for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, V::vectors_i8_two, F, Source>(b, t);
+  for (; t < b.tokens; ++t) tiles_i8<V, 1, V::vectors_i8_one, F, Source>(b, t);
+}
+
+// The widths that are decoded on the way; the rest go through the buffer.
+template <class V>
+bool fuses_i8(const Weight &w) {
+  if (!V::fuses) return false;
+  if (w.element == Element::table) return w.bits == 4 && w.integral && w.seg % 16 == 0;
+  const bool has = w.bits != 1 && w.bits != 7, halves = w.bits == 2 || w.bits == 6;
+  return w.element == Element::integer && has && w.seg % (halves ? 16 : 32) == 0;
+}
+
+template <class V, int F>
+void buffered_i8(const Block &b) {
+  if (b.seg % 16 == 0) return blocks_i8<V, F, FromBuffer<16>>(b);
+  if constexpr (F <= 2) blocks_i8<V, F, FromBuffer<8>>(b);
+}
+
+// Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps. Signed bytes have their
+// own way (0).
+template <class V>
+constexpr int steps(int most) {
+  return V::sums_in_16_bits ? most : 0;
+}
+
+template <class V>
+void planes_i8(const Block &b) {
+  constexpr int F2 = steps<V>(2), F4 = steps<V>(4);
+  if (b.weight->element == Element::table) {
+    if (b.widest > 32) return blocks_i8<V, 0, FromPlanes<16, 4, true>>(b);
+    if (b.seg % 32 == 0) return blocks_i8<V, F4, FromPlanes<32, 4, true>>(b);
+    return blocks_i8<V, F4, FromPlanes<16, 4, true>>(b);
+  }
+  switch (b.weight->bits) {
+    case 2: return blocks_i8<V, F4, FromPlanes<16, 2>>(b);
+    case 3: return blocks_i8<V, F4, FromPlanes<32, 3>>(b);
+    case 4: return blocks_i8<V, F4, FromPlanes<32, 4>>(b);
+    case 5: return blocks_i8<V, F4, FromPlanes<32, 5>>(b);
+    case 6: return blocks_i8<V, F2, FromPlanes<16, 6>>(b);
+    default: return blocks_i8<V, 0, FromPlanes<32, 8>>(b);
+  }
+}
+
+template <class V>
+void block_i8(const Block &b) {
+  if constexpr (V::fuses)
+    if (!b.w) return planes_i8<V>(b);
+  if (b.widest <= 32 && b.seg % 16 == 0) return buffered_i8<V, steps<V>(4)>(b);
+  if (b.widest <= 64) return buffered_i8<V, steps<V>(2)>(b);
+  if (b.widest <= 127) return buffered_i8<V, steps<V>(1)>(b);
+  buffered_i8<V, 0>(b);
+}
+
+template <class V, int MT, int NV, class Source>
+inline void tiles_f32(const Block &b, int t0) {
+  constexpr int H = kPanelRows / V::W;
+  int v = 0;
+  for (; v + NV <= b.panels * H; v += NV) tile_f32<V, MT, NV, Source>(b, t0, v);
+  if constexpr (NV > 1 && !Source::fused)
+    for (; v < b.panels * H; ++v) tile_f32<V, MT, 1, Source>(b, t0, v);
+}
+
+template <class V, class Source>
+void blocks_f32(const Block &b) {
+  int t = 0;
+  if constexpr (!Source::fused)
+    for (; V::tokens_f32 <= b.largest && t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
+  if constexpr (Source::fused || V::tokens_f32 > 4)
+    for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
+  for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::vectors_f32_two, Source>(b, t);
+  for (; t < b.tokens; ++t) tiles_f32<V, 1, V::vectors_f32_one, Source>(b, t);
+}
+
+template <class V>
+bool fuses_f32(const Weight &w) {
+  if (!V::fuses) return false;
+  if (w.element == Element::table) return w.bits == 4 && (w.integral || !V::integer_tables) && w.seg % 16 == 0;
+  const bool has = w.bits != 1 && w.bits != 7, odd = w.bits & 1;
+  return w.element == Element::integer && has && w.seg % (odd ? 32 : 16) == 0;
+}
+
+template <class V>
+void planes_f32(const Block &b) {
+  if (b.weight->element == Element::table) return blocks_f32<V, FromPlanes<16, 4, true>>(b);
+  switch (b.weight->bits) {
+    case 2: return blocks_f32<V, FromPlanes<16, 2>>(b);
+    case 3: return blocks_f32<V, FromPlanes<32, 3>>(b);
+    case 4: return blocks_f32<V, FromPlanes<16, 4>>(b);
+    case 5: return blocks_f32<V, FromPlanes<32, 5>>(b);
+    case 6: return blocks_f32<V, FromPlanes<16, 6>>(b);
+    default:
+      if (b.weight->offset == 128) return blocks_f32<V, FromPlanes<16, 8>>(b);
+      return blocks_f32<V, FromPlanes<16, 8, true>>(b);  // for 8 bits "through a table" means: not centred on 128, so add the rest back
+  }
+}
+
+template <class V>
+void block_f32(const Block &b) {
+  if constexpr (V::fuses)
+    if (!b.w) return planes_f32<V>(b);
+  blocks_f32<V, FromBuffer<4>>(b);
+}
+
