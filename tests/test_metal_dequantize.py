@@ -160,3 +160,22 @@ def test_a_stack_of_experts_keeps_each_matrix_and_its_factor():
     p = b.prepare(q)
     np.testing.assert_array_equal(as_float(b.dequantize(p, "float32")), q.dequantize())
     np.testing.assert_array_equal(as_float(b.dequantize(b.expert(p, 2), "float32")), q[2].dequantize())
+
+
+@pytest.mark.parametrize("shape", [(3, 256), (2, 3, 256)])
+def test_the_canonical_parts_come_back_byte_for_byte(shape):
+    b = backend()
+    for name, fmt in FORMATS.items():
+        q = finite_tensor(fmt, shape, 5)
+        p = b.prepare(q)
+        assert QTensor(q.format, shape, b.canonical(p)) == q, name
+        if len(shape) == 3:
+            assert QTensor(q.format, shape[1:], b.canonical(b.expert(p, 1))) == q[1], name
+
+
+def test_act_order_and_odd_k_come_back_too():
+    b = backend()
+    q = finite_tensor(format_named("int4", 32), (5, 96), 3)
+    index = np.random.default_rng(0).permutation(np.repeat(np.arange(3, dtype=np.int32), 32))
+    for w in (QTensor(q.format, q.shape, {**q.parts, "group_index": index}), finite_tensor(format_named("int3", -1), (4, 71), 2)):
+        assert QTensor(w.format, w.shape, b.canonical(b.prepare(w))) == w

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import halfbyte
 from halfbyte import ops
 from halfbyte.errors import BackendError, CheckpointError, ShapeError
 from halfbyte.formats import format_named
@@ -338,6 +340,26 @@ def test_foreign_layouts_become_modules_bit_for_bit(layout, word):
     assert w.codes.nbytes == q.parts["codes"].nbytes
 
 
+FOLDERS = sorted(p.parent for p in (Path(__file__).parent / "golden").glob("*/ckpt_*/config.json"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_checkpoints_of_the_producers_become_modules(folder):
+    """compressed-tensors, ModelOpt's NVFP4 with its global scale, MLX's own: every packed matrix, bit for bit."""
+    with halfbyte.open(folder) as ckpt:
+        if any(f.scale == "nested" for f in (ckpt.info(k).format for k in ckpt) if f is not None):
+            with pytest.raises(BackendError, match="nested scales, which have no Metal kernel"):
+                list(hm.linears(ckpt))
+            return
+        made = list(hm.linears(ckpt))
+        assert made
+        for key, module in made:
+            w = ckpt[key]
+            np.testing.assert_array_equal(as_numpy(hm.dequantize(module.weight())), w.dequantize())
+            x = mx.ones((1, w.shape[1]), mx.float32) / w.shape[1]
+            assert module(x).shape == (1, w.shape[0])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -367,7 +389,6 @@ def test_case_32_no_tokens():
 
 def test_the_example_runs_and_its_checker_can_fail():
     import importlib.util
-    from pathlib import Path
 
     from metal_cpu.mlx_stand_in import metal_kernel
 

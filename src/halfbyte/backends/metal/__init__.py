@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import BackendError, ShapeError
 from ...qtensor import QTensor
 from ..base import SCHEDULES, Backend, Call, Prepared
-from .weight import MetalWeight, metal_weight, refusal
+from .weight import MetalWeight, canonical_parts, metal_weight, refusal
 
 if TYPE_CHECKING:
     from .torch_route import TorchRoute
@@ -73,6 +73,9 @@ class MetalBackend(Backend):
     def prepare(self, w: QTensor) -> Prepared:
         held = metal_weight(w, self.route.array)
         return Prepared(self.name, w.format, w.shape, held, _nbytes(held))
+
+    def canonical(self, w: Prepared) -> dict[str, Any] | None:
+        return canonical_parts(w.data, w.format, self.route.to_numpy)
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         from . import launch

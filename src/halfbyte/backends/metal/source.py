@@ -1,7 +1,7 @@
 """The text of a kernel: shared device functions from shaders/, and a thin entry for each of the two routes.
 
 An entry names the buffers, declares the threadgroup memory and calls one device function; its body is the same text in both
-routes. `python -m halfbyte.backends.metal.source matvec mxfp4 float16` prints one.
+routes. `python -m halfbyte.backends.metal matvec mxfp4 float16` prints one.
 
 MSL 3.1 (macOS 14) is the oldest version these take: bfloat is in it.
 """
@@ -72,12 +72,3 @@ def entry(kernel: Kernel) -> str:
 def whole_source(*kernels: Kernel) -> str:
     """A library of kernels for the torch route."""
     return shared_source() + "\n" + "\n".join(entry(k) for k in kernels)
-
-
-if __name__ == "__main__":  # pragma: no cover
-    import sys
-
-    from ...formats import format_named
-    from .kernels import NAMED
-
-    print(entry(NAMED[sys.argv[1]](format_named(sys.argv[2]), sys.argv[3])))

@@ -32,6 +32,14 @@ class TorchRoute:
             return torch.from_numpy(a.view(np.int16).copy()).to(self.device).view(torch.bfloat16)
         return torch.from_numpy(a if a.flags.writeable else a.copy()).to(self.device)
 
+    def to_numpy(self, t: Any) -> NDArray[Any]:
+        """A tensor brought to the host; bfloat16 by ml_dtypes."""
+        if t.dtype == torch.bfloat16:
+            words: NDArray[Any] = t.view(torch.int16).cpu().numpy()
+            return words.view(bfloat16)
+        array: NDArray[Any] = t.cpu().numpy()
+        return array
+
     def dtype_of(self, x: Any) -> str:
         return str(x.dtype).removeprefix("torch.")
 

@@ -7,8 +7,8 @@ bits are the canonical ones: nothing is computed here but the permutation that u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class MetalWeight:
     codes    uint8 [*lead, n, units · bits]     scales  [*lead, n, groups]      addends  zero points (int16) or biases, or None
     factors  float32 [experts or 1, padded]     order   permutation that makes act-order groups contiguous, or None
     zeros    largest magnitude of a zero point, which decides whether the fused kernels can stage code − zero exactly
+    kept     group parts that `widen` rewrote, as they were, on the host
     """
 
     format: Format
@@ -63,6 +64,7 @@ class MetalWeight:
     factors: Any
     order: Any
     zeros: int
+    kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
@@ -79,6 +81,7 @@ class MetalWeight:
         return replace(
             self, shape=self.shape[1:], codes=self.codes[index], scales=self.scales[index],
             addends=None if self.addends is None else self.addends[index], factors=self.factors[index:],
+            kept={name: a[index] for name, a in self.kept.items()},
         )  # fmt: skip
 
     def fused_refusal(self, dtype: str) -> str | None:
@@ -120,8 +123,10 @@ def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) 
     fmt, shape = q.format, q.shape
     codes, order = _contiguous_groups(q)
     scales, addends = q.parts["scales"], q.parts.get("zeros", q.parts.get("biases"))
+    kept: dict[str, NDArray[Any]] = {}
     if widens(fmt):
         fmt, (scales, addends) = one_level_format(fmt), one_level(q)
+        kept = {p: a for p, a in q.parts.items() if p not in ("codes", "group_index", "global_scale")}
     zeros = int(np.abs(q.parts["zeros"].astype(np.int32)).max(initial=0)) if fmt.zero == "int" else 0
     factors = np.asarray(q.parts.get("global_scale", np.float32(1)), np.float32).reshape(-1)
     if len(shape) > 2 and factors.size != shape[0]:
@@ -131,8 +136,32 @@ def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) 
         fmt, shape, array(np.ascontiguousarray(_padded(codes, units * fmt.bits))), array(np.ascontiguousarray(scales)),
         None if addends is None else array(np.ascontiguousarray(addends)),
         array(np.ascontiguousarray(_padded(factors, factors.size + FEWEST_ELEMENTS))), None if order is None else array(order),
-        zeros,
+        zeros, kept,
     )  # fmt: skip
+
+
+def canonical_parts(w: MetalWeight, fmt: Format, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The canonical parts `metal_weight` was given, byte for byte.
+
+    fmt       the weight's own format, before `widen`
+    to_numpy  brings a framework's array to the host
+    """
+    *lead, _, k = w.shape
+    codes = np.ascontiguousarray(to_numpy(w.codes)[..., : fmt.row_bytes(k)])
+    parts: dict[str, NDArray[Any]] = dict(w.kept) or {"scales": to_numpy(w.scales)}
+    if w.addends is not None and not w.kept:
+        parts["zeros" if fmt.zero == "int" else "biases"] = to_numpy(w.addends)
+    if fmt.global_op:
+        count = math.prod(lead)
+        parts["global_scale"] = to_numpy(w.factors)[:count].reshape(lead)
+    if w.order is not None:
+        order = to_numpy(w.order)
+        size = k if fmt.group_size == -1 else fmt.group_size
+        index = np.empty(k, np.int32)
+        index[order] = np.arange(k) // size
+        parts["group_index"] = index
+        codes = pack(unpack(codes, fmt.bits, k)[..., np.argsort(order)], fmt.bits)
+    return {"codes": codes, **parts}
 
 
 def size_of(shape: tuple[int, ...]) -> int:
