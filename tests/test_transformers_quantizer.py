@@ -17,7 +17,7 @@ from halfbyte.transformers import HalfbyteConfig, load_model
 from tiny_models import agree, ids, logits, write_tiny
 
 MATRIX = [
-    ("llama", "gptq"), ("llama", "mlx"), ("qwen2", "awq"), ("gemma3_text", "mlx"), ("gemma3_text", "ct-int4"), 
+    ("llama", "gptq"), ("llama", "mlx"), ("qwen2", "awq"), ("gemma3_text", "mlx"), ("gemma3_text", "ct-int4"),
     ("phi3", "ct-mxfp4"),
     ("mixtral", "gptq"), ("qwen3_moe", "ct-nvfp4"), ("qwen3_moe", "mlx"), ("gpt_oss", "gpt-oss"), ("llama", "bitsandbytes"),
     ("llama", "halfbyte"),
