@@ -46,14 +46,14 @@ METAL_FUNC void load_x_rows(const device T* x, ulong x_stride, uint m, uint unit
   }
 }
 
-// Row and column of a lane's two elements of an 8 x 8 matrix. `stage` holds 64 numbers of the simdgroup's own.
+// Row and column of a lane's two elements of an 8 x 8 matrix. `stage` holds 64 numbers of the simdgroup's own; the threadgroup
+// barrier behind the first x tile stands between this and the first piece staged there.
 template <typename T> METAL_FUNC void find_elements(threadgroup T* stage, uint lane, thread uint* rows, thread uint* columns) {
   stage[lane] = T(float(lane));  // 0 to 63 are exact in half and bfloat
   stage[lane + 32] = T(float(lane + 32));
   simdgroup_barrier(mem_flags::mem_threadgroup);
   simdgroup_matrix<T, 8, 8> index;
   simdgroup_load(index, stage, 8);
-  simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = 0; i < 2; ++i) {
     const uint at = uint(float(index.thread_elements()[i]));
     rows[i] = at / 8;
