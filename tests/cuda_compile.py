@@ -1,4 +1,5 @@
-"""Run by test_cuda_compile.py in a process of its own: every kernel compiled without a GPU for the targets named on the command line."""
+"""Run by test_cuda_compile.py in a process of its own: every kernel compiled without a GPU for the targets named on the command
+line."""
 
 import sys
 
@@ -15,9 +16,11 @@ from halfbyte.backends.cuda.matmul import matmul_kernel
 from halfbyte.backends.cuda.matvec import matvec_kernel
 
 POINTERS = {
-    "OUT": "*fp16", "IDS": "*i64", "P8": "*i32", "P4": "*i32", "P2": "*i16", "P1": "*u8", "S": "*fp16", "SUPER": "*fp16", "A": "*fp16",
+    "OUT": "*fp16", "IDS": "*i64", "P8": "*i32", "P4": "*i32", "P2": "*i16", "P1": "*u8", "S": "*fp16", "SUPER": "*fp16",
+    "A": "*fp16",
     "SMIN": "*fp16", "GLOBAL": "*fp32", "TABLE_PTR": "*fp32", "divisor": "fp32", "Y": "*fp16", "X": "*fp16", "BIAS": "*fp16",
-    "BIAS_PTR": "*fp16", "PARTIAL": "*fp32", "COUNT": "*i32", "W": "*i32", "ROUTE": "*i32", "XROW": "*i32", "YROW": "*i32", "H": "*fp32",
+    "BIAS_PTR": "*fp16", "PARTIAL": "*fp32", "COUNT": "*i32", "W": "*i32", "EXPERT": "*i64", "FIRST": "*i64", "LAST": "*i64",
+    "XROW": "*i64", "YROW": "*i64", "H": "*fp32",
     "WEIGHTS": "*fp32", "ROUTED": "*fp32",
 }  # fmt: skip
 
@@ -54,7 +57,8 @@ def check(arch, word, deep):
     pointers = {**POINTERS, **other}
     fragments = bits == 4 and element in ("int", "uint", "e2m1")
     common = {
-        "GROUP": group, "KIND": ELEMENTS[element], "SCALE": SCALES[scale], "ADD": add, "PER": per, "GLOBAL_OP": 1 if word == "nvfp4" else 0,
+        "GROUP": group, "KIND": ELEMENTS[element], "SCALE": SCALES[scale], "ADD": add, "PER": per,
+        "GLOBAL_OP": 1 if word == "nvfp4" else 0,
         "DIVIDE": False,
     }  # fmt: skip
     planes = {**common, "WORDS": 64, "BITS": bits, "PACKED": nvidia, "UNITS": 8 if fragments else 0}
@@ -68,8 +72,10 @@ def check(arch, word, deep):
         pairs = {**pointers, "X": "*i32"}
         for rows, columns, warps, step, share, tokens in ((1, 1, 8, 2, max(1, min(8, 128 // group)), 1), (2, 2, 2, 1, 1, 8)):
             constants = {
-                **common, "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns, "WK": warps, "WN": 1,
-                "STEP": step, "SET": share, "TOKENS": tokens, "AHEAD": 1, "ROUTED": columns == 2, "PDL": arch >= 90,
+                **common, "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns,
+                "WK": warps, "WN": 1,
+                "STEP": step, "SET": share, "TOKENS": tokens, "AHEAD": 1, "SCALED": False, "ROUTED": columns == 2,
+                "PDL": arch >= 90,
             }  # fmt: skip
             binaries.append(compiled(fragment_kernel, constants, pairs, target, warps, GluonASTSource))
     for binary in binaries:
@@ -81,7 +87,9 @@ def main():
     for name in sys.argv[1:]:
         arch = int(name) if name.isdigit() else name
         target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
-        compiled(gate_kernel, {"KIND": 2, "INTERLEAVED": True, "LIMIT_": 7.0, "ALPHA_": 1.702, "BLOCK": 1024}, POINTERS, target, 4)
+        compiled(
+            gate_kernel, {"KIND": 2, "INTERLEAVED": True, "LIMIT_": 7.0, "ALPHA_": 1.702, "BLOCK": 1024}, POINTERS, target, 4
+        )
         compiled(combine_kernel, {"T": 4, "BLOCK": 1024}, {**POINTERS, "Y": "*bf16"}, target, 4)
         for word in FORMATS if arch == 90 else ("mxfp4", "int4:g128"):
             check(arch, word, word in ("mxfp4", "uint3:g64"))

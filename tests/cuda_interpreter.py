@@ -1,14 +1,14 @@
-"""Run by test_cuda_interpreter.py in a process of its own with TRITON_INTERPRET=1: every served format through the portable kernels."""
+"""Run by test_cuda_interpreter.py in a process of its own with TRITON_INTERPRET=1: formats through the portable kernels."""
 
 import sys
 
 import numpy as np
 import torch
-from test_gpu_values import make, served
 
 from halfbyte.backends.cuda import launch
 from halfbyte.backends.cuda.tune import Tile
 from halfbyte.backends.cuda.weight import to_device
+from test_gpu_values import make, served
 
 
 def check(word):

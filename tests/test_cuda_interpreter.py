@@ -20,7 +20,12 @@ def test_decode_and_products_without_a_gpu():
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(HERE / "cuda_interpreter.py"), *FORMATS], env=environment, cwd=HERE, capture_output=True, text=True, timeout=300
+        [sys.executable, str(HERE / "cuda_interpreter.py"), *FORMATS],
+        env=environment,
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split("\n")[:-1] == [f"{word} ok" for word in FORMATS]

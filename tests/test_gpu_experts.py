@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_gpu_values import cuda, random_parts
 
 from halfbyte import QTensor, format_named, ops
 from halfbyte.errors import BackendError
+from test_gpu_values import cuda, random_parts
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -47,7 +47,7 @@ def test_blocks_equal_the_reference(word, dtype):
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
     torch.manual_seed(1)
     for m, top in ((1, 2), (1, 1), (3, 2), (7, 3), (33, 2), (70, 4), (0, 2)):
-        x = (torch.randn(m, K, device="cuda") * 0.05).to(dtype)
+        x = (torch.randn(m, K, device="cuda") * (0.001 if word == "nvfp4" else 0.05)).to(dtype)  # results stay below 65504
         index, share = routing(m, top, m)
         y = ops.experts(x, pu, pd, index, share)
         assert y.shape == (m, H)

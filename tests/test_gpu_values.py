@@ -109,13 +109,19 @@ def test_one_hot_activations_return_the_weight(word, name):
     want = q.dequantize("float32").astype(numpy_dtype(name)).astype(np.float32)
     eye = torch.eye(k, dtype=DTYPES[name], device="cuda")
     from halfbyte.backends.cuda import launch
+    from halfbyte.backends.cuda.tune import FragmentTile
 
     rows = [0, 1, k // 2, k - 1]
     for schedule, y in {
         "matvec": torch.cat([launch.matvec(eye[r : r + 1], p.data, None) for r in rows]),
         "matvec8": launch.matvec(eye[rows].contiguous(), p.data, None),
         "matmul": launch.matmul(eye[: min(k, 64)].contiguous(), p.data, None),
-        "fragments": launch.fragments(eye[: min(k, 64)].contiguous(), p.data, None) if p.data.units and name != "float32" else None,
+        "fragments": launch.fragments(eye[: min(k, 64)].contiguous(), p.data, None)
+        if p.data.units and name != "float32"
+        else None,
+        "scaled": launch.fragments(eye[: min(k, 64)].contiguous(), p.data, None, FragmentTile(2, 2, 4, 1, 1, 0, 2, True))
+        if p.data.units and name == "float16"
+        else None,
         "dense": launch.dense_matmul(eye, p.data, None),
         "linear": ops.linear(eye, p),
     }.items():
@@ -127,13 +133,25 @@ def test_one_hot_activations_return_the_weight(word, name):
     del backend
 
 
-@pytest.mark.parametrize("word", ["int4:g128", "uint4:g128", "mxfp4", "nvfp4", "affine4:g64", "q4_K", "q6_K", "q8_0", "int3:g64", "uint8:g32", "nf4:g64"])
+@pytest.mark.parametrize(
+    "word",
+    ["int4:g128", "uint4:g128", "mxfp4", "nvfp4", "affine4:g64", "q4_K", "q6_K", "q8_0", "int3:g64", "uint8:g32", "nf4:g64"],
+)
 @pytest.mark.parametrize("name", list(DTYPES))
 def test_products_are_within_rounding(word, name):
     cuda()
     rng = np.random.default_rng(3)
     torch.manual_seed(3)
-    for n, groups, m in ((1, 1, 1), (65, 9, 1), (128, 8, 3), (130, 11, 8), (256, 4, 16), (100, 10, 33), (64, 6, 64), (96, 5, 200)):
+    for n, groups, m in (
+        (1, 1, 1),
+        (65, 9, 1),
+        (128, 8, 3),
+        (130, 11, 8),
+        (256, 4, 16),
+        (100, 10, 33),
+        (64, 6, 64),
+        (96, 5, 200),
+    ):
         q = make(word, n, groups, rng)
         p = ops.prepare(q, device="cuda")
         x = torch.randn(m, q.shape[1], device="cuda").to(DTYPES[name])
@@ -146,7 +164,12 @@ def test_products_are_within_rounding(word, name):
         size = np.abs(x64) @ np.abs(w64.T)
         u = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
         # One rounding of each decoded weight, one of the output, and float32 sums.
-        slack = u * size * (0 if name == "float32" else 1) + u * np.abs(want) * 1.01 + 1e-5 * size + (2.0**-24 if name == "float16" else 0)
+        slack = (
+            u * size * (0 if name == "float32" else 1)
+            + u * np.abs(want) * 1.01
+            + 1e-5 * size
+            + (2.0**-24 if name == "float16" else 0)
+        )
         error = np.abs(y.double().cpu().numpy() - want)
         assert (error <= slack).all(), (n, groups, m, float((error / slack).max()))
         if name == "float32" and want.size > 1:  # a single output may cancel; its own bound is above

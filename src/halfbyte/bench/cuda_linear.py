@@ -2,8 +2,9 @@
 
     python -m halfbyte.bench.cuda_linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4
 
-Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that the last-level cache never holds the next
-one; all calls are captured in one CUDA graph; the median of nine replays counts. The limit is the best of several read kernels in the same run.
+Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that the last-level cache never
+holds the next one; all calls are captured in one CUDA graph; the median of nine replays counts. The limit is the best of
+several read kernels in the same run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import multiprocessing
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,9 @@ import triton
 import triton.language as tl
 
 from ..backends.cuda import launch
+from ..backends.cuda.dequantize import dequantize_kernel
 from ..backends.cuda.experts import mixture
+from ..backends.cuda.matvec import matvec_kernel
 from ..backends.cuda.tune import FragmentTile, Tile
 from ..backends.cuda.weight import CudaWeight, nbytes, settle, to_device
 from ..formats import family_of, format_named
@@ -101,39 +105,61 @@ def random_weight(codec: str, n: int, k: int, seed: int) -> QTensor:
     return QTensor(fmt, (n, k), parts)
 
 
+FIELDS = ("scales", "addend", "super_scales", "super_mins", "global_scale")
+
+
 def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
     """`count` weights with other bits: planes are rolled, so every byte lies at another address."""
     out = [w]
     for i in range(1, count):
-        planes = {b: torch.roll(p, 17 * i) for b, p in w.planes.items()}
-        clone = lambda t: None if t is None else t.clone()  # noqa: E731
-        out.append(
-            CudaWeight(w.format, w.shape, planes, w.scales.clone(), clone(w.addend), clone(w.super_scales), clone(w.super_mins),
-                       clone(w.global_scale), w.table, w.order, w.exact_half, w.normal_scales)
-        )  # fmt: skip
+        others = {f: None if getattr(w, f) is None else getattr(w, f).clone() for f in FIELDS}
+        out.append(replace(w, planes={b: torch.roll(p, 17 * i) for b, p in w.planes.items()}, **others))
     settle("cuda")
     return out
+
+
+def stack_of(w: CudaWeight, count: int) -> CudaWeight:
+    """A stack of `count` weights with other bits."""
+    some = copies(w, count)
+    planes = {b: torch.stack([one.planes[b] for one in some]) for b in w.planes}
+    others = {f: None if getattr(w, f) is None else torch.stack([getattr(one, f) for one in some]) for f in FIELDS}
+    settle("cuda")
+    return replace(w, shape=(count, *w.shape), planes=planes, **others)
 
 
 def candidates(kind: str, words: int, m: int) -> list[Any]:
     """Tiles worth trying for `--tune`."""
     if kind == "fragments":
-        # At k = 4096 the first of each list gives a warp its inputs in one step.
+        # At k = 4096 sixteen warps by four units, or eight by eight, give a warp its inputs in one step.
         if m <= 8:
-            parts = [(1, 1, 16, 1, 4, 0), (1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1, 2), (2, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 0), (1, 1, 8, 1, 8, 2)]
-            parts += [(1, 1, 8, 1, 8, 3), (1, 1, 8, 2, 8, 1), (1, 1, 4, 1, 16, 0), (1, 1, 4, 1, 8, 0), (1, 1, 4, 2, 4, 0)]
-            return [FragmentTile(*p) for p in parts]
+            return [FragmentTile(*t) for t in ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2), (1, 1, 8, 1, 8, 3))]
         if m <= 16:
-            parts = [(1, 2, 16, 1, 4, 1), (1, 2, 16, 1, 4, 0), (2, 2, 16, 1, 4, 1), (1, 2, 16, 1, 4, 1, 2), (1, 2, 8, 1, 8, 1), (1, 2, 8, 1, 8, 0)]
-            parts += [(2, 2, 8, 1, 8, 1), (1, 2, 8, 1, 4, 0), (2, 2, 8, 1, 4, 0), (1, 2, 4, 1, 4, 0), (2, 2, 4, 1, 4, 0), (2, 2, 4, 2, 2, 0)]
-            return [FragmentTile(*p) for p in parts]
-        parts = [(1, 2, 16, 1, 4, 1), (2, 2, 16, 1, 4, 1), (1, 2, 8, 1, 8, 1), (1, 4, 8, 1, 4, 0), (2, 4, 8, 1, 1, 0), (2, 4, 8, 1, 2, 0)]
-        parts += [(2, 4, 4, 2, 1, 0), (2, 4, 4, 2, 2, 0), (4, 4, 4, 1, 1, 0), (4, 4, 4, 2, 1, 0), (2, 8, 4, 1, 1, 0), (2, 8, 4, 2, 1, 0)]
-        parts += [(2, 8, 2, 4, 1, 0), (2, 4, 1, 4, 2, 0), (2, 4, 2, 4, 2, 0), (4, 4, 2, 4, 1, 0)]
-        return [FragmentTile(*p) for p in parts]
+            tiles = [(1, 2, 16, 1, 4, 1), (1, 2, 4, 1, 4, 0), (2, 2, 4, 2, 2, 0), (2, 2, 8, 1, 4, 0)]
+            return [FragmentTile(*t, 1, scaled) for t in tiles for scaled in (False, True)]
+        tiles = [
+            (2, 8, 4, 1, 1, 0, 1),
+            (2, 8, 4, 1, 1, 0, 2),
+            (4, 4, 4, 1, 1, 0, 1),
+            (2, 4, 4, 2, 2, 0, 1),
+            (2, 4, 4, 1, 2, 0, 1),
+        ]
+        tiles += [
+            (1, 8, 4, 1, 1, 0, 1),
+            (1, 8, 8, 1, 1, 0, 1),
+            (2, 8, 8, 1, 1, 0, 1),
+            (4, 8, 4, 1, 1, 0, 1),
+            (2, 8, 2, 2, 1, 0, 1),
+        ]
+        return [FragmentTile(*t, True) for t in tiles] + [FragmentTile(2, 8, 4, 1, 1), FragmentTile(2, 4, 4, 2, 2)]
     if kind == "matvec":
         widths = sorted({min(b, 1 << max(5, (words - 1).bit_length())) for b in (128, 256, 512, 1024)})
-        return [Tile(r, c, w) for r in (2, 4, 8, 16) for c in widths for w in (1, 2, 4, 8) if 1024 <= r * c * 32 // w // 32 * 32 <= 65536]
+        return [
+            Tile(r, c, w)
+            for r in (2, 4, 8, 16)
+            for c in widths
+            for w in (1, 2, 4, 8)
+            if 1024 <= r * c * 32 // w // 32 * 32 <= 65536
+        ]
     tokens = 16 if m <= 16 else 32
     return [Tile(r, c, w, tokens, st, sp) for r in (16, 32, 64, 128) for c in (8, 16, 32) for w in (4, 8) for st in (2, 3, 4)
             for sp in (1, 2, 4, 8) if r * c <= 2048 and sp <= max(1, words // c // 2)]  # fmt: skip
@@ -152,14 +178,36 @@ def kinds_of(w: CudaWeight, m: int) -> list[str]:
     return ["fragments"] if w.units else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
 
 
-def stack_of(w: CudaWeight, count: int) -> CudaWeight:
-    """A stack of `count` weights with other bits."""
-    some = copies(w, count)
-    join = lambda name: None if getattr(w, name) is None else torch.stack([getattr(one, name) for one in some])  # noqa: E731
-    stack = CudaWeight(w.format, (count, *w.shape), {b: torch.stack([one.planes[b] for one in some]) for b in w.planes}, join("scales"), join("addend"),
-                       join("super_scales"), join("super_mins"), join("global_scale"), w.table, w.order, w.exact_half, w.normal_scales)  # fmt: skip
-    settle("cuda")
-    return stack
+def time_decoders(n: int, k: int) -> None:
+    """The same 4-bit codes decoded by packed bit operations, one at a time, and by a table in memory: dense to float16, and a
+    vector product."""
+    q = random_weight("nf4:g32", n, k, 0)
+    ws = copies(to_device(q, "cuda"), int(ROTATE_BYTES // (n * k // 2)) + 1)
+    x = torch.randn(1, k, device="cuda", dtype=torch.float16)
+    out, y = torch.empty(n, k, device="cuda", dtype=torch.float16), torch.empty(1, n, device="cuda", dtype=torch.float16)
+    for name, kind, packed in (
+        ("u4 packed", 0, True),
+        ("u4 one by one", 0, False),
+        ("e2m1 packed", 2, True),
+        ("e2m1 one by one", 2, False),
+        ("table", 8, False),
+    ):
+
+        def dense(w: CudaWeight, kind: int = kind, packed: bool = packed) -> None:
+            constants = {**launch._constants(w, packed), "KIND": kind}
+            dequantize_kernel[(n // 8, w.words // 64)](out, w.scales, *launch._pointers(w), n, k, launch.scale_groups(w), 1.0,
+            **constants,
+                                                       GATHER=False, BN=8, BW=64, num_warps=4,
+                                                       enable_fp_fusion=False)  # fmt: skip
+
+        def product(w: CudaWeight, kind: int = kind, packed: bool = packed) -> None:
+            constants = {**launch._constants(w, packed), "KIND": kind}
+            matvec_kernel[(n // 8, 1)](y, x, w.scales, *launch._pointers(w), n, k, launch.scale_groups(w), 1.0, **constants,
+            HAS_BIAS=False,
+                                       BN=8, BC=512, num_warps=4, enable_fp_fusion=False)  # fmt: skip
+
+        report(decoder=name, n=n, k=k, dequantize_us=graph_time_us([lambda w=w: dense(w) for w in ws]),
+               matvec_us=graph_time_us([lambda w=w: product(w) for w in ws]))  # fmt: skip
 
 
 def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
@@ -171,7 +219,7 @@ def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4,
     for m in tokens:
         x = torch.randn(m, hidden, device="cuda", dtype=torch.float16) * 0.1
         routes = [torch.rand(m, experts, device="cuda").topk(top) for _ in range(16)]
-        us = graph_time_us([lambda r=r: mixture(x, up, down, r[1], r[0], "swiglu_clamped", True, bu, bd) for r in routes], 5)
+        us = graph_time_us([lambda r=r, x=x: mixture(x, up, down, r[1], r[0], "swiglu_clamped", True, bu, bd) for r in routes], 5)
         report(op="experts", format=codec, experts=experts, top=top, k=hidden, m=m, time_us=us)
 
 
@@ -188,6 +236,7 @@ def main() -> None:
     p.add_argument("--format", default="int4:g128,uint4:g128,mxfp4,nvfp4,affine4:g64")
     p.add_argument("--tune", action="store_true")
     p.add_argument("--all", action="store_true", help="a line for every tile tried, not the best alone")
+    p.add_argument("--decoders", action="store_true", help="bit operations beside a table")
     p.add_argument("--experts", default="", help="tokens, such as 1,4,16,64,256: time the expert block too")
     p.add_argument("--dequantize", action="store_true")
     p.add_argument("--jobs", type=int, default=1, help="processes that compile before the timing starts")
@@ -208,16 +257,24 @@ def main() -> None:
     limit = limits()
     report(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__, **limit)
     for n, k in shapes:
-        dense = [torch.randn(n, k, device="cuda", dtype=torch.float16) for _ in range(max(2, int(ROTATE_BYTES // (2 * n * k)) + 1))]
+        dense = [
+            torch.randn(n, k, device="cuda", dtype=torch.float16) for _ in range(max(2, int(ROTATE_BYTES // (2 * n * k)) + 1))
+        ]
         xs = {m: torch.randn(m, k, device="cuda", dtype=torch.float16) for m in ms}
-        slabs = [torch.randint(0, 1 << 30, (n * k // 8192 * 1024,), device="cuda", dtype=torch.int32) for _ in range(int(ROTATE_BYTES * 2 // (n * k)) + 1)]
+        slabs = [
+            torch.randint(0, 1 << 30, (n * k // 8192 * 1024,), device="cuda", dtype=torch.int32)
+            for _ in range(int(ROTATE_BYTES * 2 // (n * k)) + 1)
+        ]
         sink = torch.zeros(4, device="cuda", dtype=torch.int32)
-        plain = min(graph_time_us([lambda s=s, b=b: _read[(len(s) // b,)](s, sink, BLOCK=b, num_warps=4) for s in slabs]) for b in (1024, 2048, 4096))
+        plain = min(
+            graph_time_us([lambda s=s, b=b, sink=sink: _read[(len(s) // b,)](s, sink, BLOCK=b, num_warps=4) for s in slabs])
+            for b in (1024, 2048, 4096)
+        )
         report(peer="read alone, n·k/2 bytes", n=n, k=k, time_us=plain, gbps=n * k / 2e3 / plain)
         del slabs
         base = {}
         for m in ms:
-            base[m] = graph_time_us([lambda w=w, m=m: torch.nn.functional.linear(xs[m], w) for w in dense])
+            base[m] = graph_time_us([lambda w=w, x=xs[m]: torch.nn.functional.linear(x, w) for w in dense])
             report(peer="cublas-fp16", n=n, k=k, m=m, time_us=base[m])
         for codec in formats:
             one = to_device(random_weight(codec, n, k, 0), "cuda")
@@ -227,24 +284,41 @@ def main() -> None:
                 for dtype in (torch.float16, torch.bfloat16):
                     us = graph_time_us([lambda w=w, dtype=dtype: launch.dequantize(w, dtype) for w in ws[:8]])
                     gbps = (size + 2 * n * k) / us / 1e3
-                    report(op="dequantize", format=codec, n=n, k=k, dtype=str(dtype), time_us=us, gbps=gbps, fraction=gbps / limit["copy_gbps"])
+                    report(
+                        op="dequantize",
+                        format=codec,
+                        n=n,
+                        k=k,
+                        dtype=str(dtype),
+                        time_us=us,
+                        gbps=gbps,
+                        fraction=gbps / limit["copy_gbps"],
+                    )
             for m in ms:
                 for kind in kinds_of(one, m):
                     run = getattr(launch, kind)
                     results = []
                     for tile in candidates(kind, one.words, m) if args.tune else [None]:
                         try:
-                            us = graph_time_us([lambda w=w, tile=tile, run=run, m=m: run(xs[m], w, None, tile) for w in ws], 5)
-                        except Exception as error:  # noqa: BLE001  a tile that does not fit the card is not a result
+                            us = graph_time_us([lambda w=w, tile=tile, run=run, x=xs[m]: run(x, w, None, tile) for w in ws], 5)
+                        except Exception as error:
                             results.append((1e9, tile, repr(error)[:120]))
                             continue
                         results.append((us, tile, ""))
                     results.sort(key=lambda r: r[0])
                     for us, tile, note in results if args.all else results[:1]:
                         report(op="linear", schedule=kind, format=codec, n=n, k=k, m=m, time_us=us, gbps=size / us / 1e3,
-                               fraction=size / us / 1e3 / limit["read_gbps"], ratio=us / base[m], tile=str(tile), note=note)  # fmt: skip
+                               fraction=size / us / 1e3 / limit["read_gbps"], ratio=us / base[m], tile=str(tile),
+                               note=note)  # fmt: skip
                     if results[-1][0] >= 1e9:
-                        report(failed=sum(r[0] >= 1e9 for r in results), of=len(results), example=results[-1][2], tile=str(results[-1][1]))
+                        report(
+                            failed=sum(r[0] >= 1e9 for r in results),
+                            of=len(results),
+                            example=results[-1][2],
+                            tile=str(results[-1][1]),
+                        )
+    if args.decoders:
+        time_decoders(*shapes[0])
     for codec in formats if args.experts else []:
         time_experts(codec, [int(v) for v in args.experts.split(",")])
 

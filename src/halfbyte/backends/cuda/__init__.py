@@ -32,6 +32,10 @@ class CUDABackend(Backend):
 
         if not torch.cuda.is_available():
             return "torch finds no NVIDIA GPU (torch.cuda.is_available() is False)"
+        import triton
+
+        if tuple(int(v) for v in triton.__version__.split(".")[:2]) < (3, 6):
+            return f"Triton {triton.__version__} is installed; the kernels need 3.6 or more"
         major, minor = torch.cuda.get_device_capability()
         if major < 8:
             return f"the GPU has compute capability {major}.{minor}; the kernels need 8.0 or more"

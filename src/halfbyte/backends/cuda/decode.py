@@ -1,11 +1,12 @@
 """Codes to floats in registers: the device functions of every kernel.
 
-A weight lies in bit planes (see `order`): eight elements are one 32-bit word of nibbles, one 16-bit word of bit pairs, one byte of single bits,
-or two 32-bit words of bytes. `code` puts element j of eight together, `element` turns codes into float32 by bit moves, and `group_scale` reads a group's scale.
-Names say what comes out: `..._f32` is the finished value; `..._raw` is a bit pattern whose power of two the caller folds in.
+A weight lies in bit planes (see `order`): eight elements are one 32-bit word of nibbles, one 16-bit word of bit pairs, one byte
+of single bits, or two 32-bit words of bytes. `code` puts element j of eight together, `element` turns codes into float32 by bit
+moves, and `group_scale` reads a group's scale. Names say what comes out: `..._f32` is the finished value; `..._raw` is a bit
+pattern whose power of two the caller folds in.
 
-`nibbles_f32` is the packed form: two values at a time, one `lop3` each, then one conversion. It needs inline assembly; `nibbles_portable_f32` is
-its twin without, and the tests walk both over every code.
+`nibbles_f32` is the packed form: two values at a time, one `lop3` each, then one conversion. It needs inline assembly;
+`nibbles_portable_f32` is its twin without, and the tests walk both over every code.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ def u4_f32(w):
 
 @triton.jit
 def u4b8_f32(w):
-    """A word of eight nibbles -> eight float32 values q − 8, in order: `u4_f32` with 1032 and 72 taken off instead of 1024 and 64."""
+    """A word of eight nibbles -> eight float32 values q − 8, in order: `u4_f32` with 1032 and 72 taken off instead of 1024 and
+    64."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 t, a, b, c, d, one, k; .reg .b16 l, h;

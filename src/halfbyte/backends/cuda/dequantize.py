@@ -14,7 +14,8 @@ def dequantize_kernel(
     OUT, IDS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR,
     n, k, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, GATHER: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, GATHER: tl.constexpr, PACKED: tl.constexpr,
+    UNITS: tl.constexpr,
     BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """OUT[i, :] = w[row i, :] (or w[IDS[i], :]). WORDS is ceil(k / 8); GROUP elements share a scale. n, the rows written."""

@@ -1,8 +1,8 @@
 """A mixture of experts without asking the device: route, gate · up, activation, down, weighted sum.
 
-Pairs (token, expert) are sorted by expert on the GPU. A grid that is large enough for any routing, min(pairs, pairs / tokens + experts) blocks, is
-launched; each block reads from a table which expert it serves and which pairs, and a block too many ends at once. Nothing depends on the
-host knowing the routing, so a CUDA graph replays with other tokens.
+Pairs (token, expert) are sorted by expert on the GPU. A grid that is large enough for any routing, min(pairs, pairs / tokens +
+experts) blocks, is launched; each block reads from a table which expert it serves and which pairs, and a block too many ends at
+once. Nothing depends on the host knowing the routing, so a CUDA graph replays with other tokens.
 
     hidden[p] = act(gate_up_e · x[token p])      float32 sums, activation in float32, rounded once to x's dtype
     y[i]      = Σ_t weight[i, t] · (down_e · hidden)      float32, in order of t
@@ -10,6 +10,8 @@ host knowing the routing, so a CUDA graph replays with other tokens.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -25,7 +27,9 @@ LIMIT, ALPHA = 7.0, 1.702  # gpt-oss
 
 
 @triton.jit
-def gate_kernel(H, OUT, f, KIND: tl.constexpr, INTERLEAVED: tl.constexpr, LIMIT_: tl.constexpr, ALPHA_: tl.constexpr, BLOCK: tl.constexpr):
+def gate_kernel(
+    H, OUT, f, KIND: tl.constexpr, INTERLEAVED: tl.constexpr, LIMIT_: tl.constexpr, ALPHA_: tl.constexpr, BLOCK: tl.constexpr
+):
     """OUT[p, j] = act(H[p, gate j], H[p, up j]), float32 until the store. Grid (pairs, f / BLOCK)."""
     p = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -59,28 +63,40 @@ def combine_kernel(ROUTED, WEIGHTS, Y, h, T: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(Y + i * h + j, acc.to(Y.dtype.element_ty), mask=j < h)
 
 
+@functools.cache
+def _counting(count: int, device: torch.device) -> torch.Tensor:
+    """0 … count, kept: never made while a graph is recorded, which would leave it empty until the replay."""
+    return torch.arange(count + 1, device=device, dtype=torch.int32)
+
+
+def counting(count: int, device: torch.device) -> torch.Tensor:
+    """0 … count − 1 and count, int32."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.arange(count + 1, device=device, dtype=torch.int32)
+    return _counting(count, device)
+
+
 def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
-    """The table of blocks of at most `tokens` pairs of one expert. `x_rows` are tokens; `y_rows` the pair's place, so results come back in order."""
+    """Blocks of at most `tokens` pairs of one expert. `x_rows` are tokens; `y_rows` the pair's place, so results come back in
+    order."""
     m, top = indices.shape
     flat = indices.reshape(-1)
     pairs = flat.numel()
+    if m == 1:  # every pair its own block: the routing is the table
+        count = counting(pairs, flat.device)
+        return Route(flat, count, count[1:], torch.zeros_like(count), count[:-1], tokens)
     ids, order = torch.sort(flat, stable=True)
-    order = order.int()
     blocks = min(pairs, pairs // tokens + experts)
-    if tokens == 1:
-        first = torch.arange(pairs, device=flat.device, dtype=torch.int32)
-        return Route(torch.stack([ids.int(), first, first + 1]), order // top, order, tokens)
-    edges = torch.searchsorted(ids, torch.arange(experts + 1, device=flat.device, dtype=ids.dtype))
+    edges = torch.searchsorted(ids, counting(experts, flat.device).to(ids.dtype))
     each = (edges.diff() + (tokens - 1)) // tokens
     ends = each.cumsum(0)
-    block = torch.arange(blocks, device=flat.device)
+    block = counting(blocks - 1, flat.device)
     expert = torch.searchsorted(ends, block, right=True)
     inside = expert < experts
     expert = expert.clamp(max=experts - 1)
     first = edges[expert] + (block - (ends - each)[expert]) * tokens
-    last = torch.minimum(first + tokens, edges[expert + 1])
-    table = torch.stack([expert, torch.where(inside, first, 0), torch.where(inside, last, 0)]).int()
-    return Route(table, order // top, order, tokens)
+    last = torch.where(inside, torch.minimum(first + tokens, edges[expert + 1]), 0)
+    return Route(expert, first, last, order // top, order, tokens)
 
 
 def tokens_a_block(m: int) -> int:
@@ -111,8 +127,10 @@ def mixture(
             wide = fragments(x, up, up_bias, None, plan, torch.float32)
             f = two_f // 2
             hidden = torch.empty((pairs, f), dtype=x.dtype, device=x.device)
-            gate_kernel[(pairs, triton.cdiv(f, 1024))](wide, hidden, f, ACTIVATIONS[activation], interleaved, LIMIT, ALPHA, BLOCK=1024)
-        routed = fragments(hidden, down, down_bias, None, Route(plan.table, plan.y_rows, plan.y_rows, plan.tokens), torch.float32)
+            gate_kernel[(pairs, triton.cdiv(f, 1024))](
+                wide, hidden, f, ACTIVATIONS[activation], interleaved, LIMIT, ALPHA, BLOCK=1024
+            )
+        routed = fragments(hidden, down, down_bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
         y = torch.empty((m, h), dtype=x.dtype, device=x.device)
         combine_kernel[(m, triton.cdiv(h, 1024))](routed, weights.contiguous(), y, h, top, BLOCK=1024)
     return y
@@ -121,7 +139,8 @@ def mixture(
 def refusal(up: CudaWeight, down: CudaWeight, x: Any) -> str | None:
     """The sentence why the kernels above cannot serve, or None."""
     if not (up.units and down.units):
-        return f"experts on CUDA take 4-bit integers and E2M1 in groups of 16, 32 or whole 64s, not {up.format.name} and {down.format.name}"
+        names = f"{up.format.name} and {down.format.name}"
+        return f"experts on CUDA take 4-bit integers and E2M1 in groups of 16, 32 or whole 64s, not {names}"
     if x.element_size() != 2:
         return f"experts on CUDA take float16 and bfloat16 activations, not {x.dtype}"
     return None

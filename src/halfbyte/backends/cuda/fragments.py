@@ -1,21 +1,24 @@
-"""m = 1 to 64 for 4-bit weights: codes decoded in registers straight into the matrix unit's operand (docs/cuda.md has the picture).
+"""m = 1 to 64 for 4-bit weights: codes decoded in registers straight into the matrix unit's operand (docs/cuda.md has the
+picture).
 
-The weight lies in *fragment order* (`order.to_fragments`): one 32-bit word a lane is exactly the A operand of one mma.m16n8k16, eight codes of rows
-g and g + 8 at the inputs this lane owns, and the words of 64 inputs lie together, 16 bytes a lane. So one load brings four operands, a few
-logic operations make the four half2 registers of each, and one instruction multiplies them with eight tokens. The inputs of a lane are 16
-contiguous bytes of x, read as they are. No shared memory, no barrier until the end, no dense tile anywhere.
+The weight lies in *fragment order* (`order.to_fragments`): one 32-bit word a lane is exactly the A operand of one mma.m16n8k16,
+eight codes of rows g and g + 8 at the inputs this lane owns, and the words of 64 inputs lie together, 16 bytes a lane. So one
+load brings four operands, a few logic operations make the four half2 registers of each, and one instruction multiplies them
+with eight tokens. The inputs of a lane are 16 contiguous bytes of x, read as they are. No shared memory, no barrier until the
+end, no dense tile anywhere.
 
     acc[row, token] += scale[row, g] · Σ_{j in g} element[row, j] · x[token, j]
 
-The eight columns of a product are SET slots of TOKENS tokens: with fewer than eight tokens, a column holds the x of one group and zeros
-elsewhere, so SET groups gather in one accumulator without a scale between them, and each lane then scales the groups of its own columns only. At
-m = 1 that is one scale and one multiply-add where eight were.
+The eight columns of a product are SET slots of TOKENS tokens: with fewer than eight tokens, a column holds the x of one group
+and zeros elsewhere, so SET groups gather in one accumulator without a scale between them, and each lane then scales the groups
+of its own columns only. At m = 1 that is one scale and one multiply-add where eight were.
 
-A program's warps split the inputs WK ways and the rows WN ways; each warp holds RT tiles of 16 rows by NB blocks of 8 columns. Where a warp's
-inputs are one step, their x stays in registers for all the tiles a program takes. The next words are on their way while those at hand are
-multiplied, and the first ones before the previous kernel has ended (PDL: weights do not depend on it, x does). The partial sums of a tile meet at
-its end, in order. Products are exact, sums float32: scales multiply float32 sums, so E8M0 scales outside float16's range cost nothing. Zero points
-and biases meet Σ x of their group, one more product with an operand of ones.
+A program's warps split the inputs WK ways and the rows WN ways; each warp holds RT tiles of 16 rows by NB blocks of 8 columns.
+Where a warp's inputs are one step, their x stays in registers for all the tiles a program takes. The next words are on their
+way while those at hand are multiplied, and the first ones before the previous kernel has ended (PDL: weights do not depend on
+it, x does). The partial sums of a tile meet at its end, in order. Products are exact, sums float32: scales multiply float32
+sums, so E8M0 scales outside float16's range cost nothing. Zero points and biases meet Σ x of their group, one more product with
+an operand of ones.
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .decode import INT, SMALL
-from .operands import axis, decode_word, mma, pieces, scale_of, unit_of
+from .operands import axis, decode_scaled, decode_word, mma, pieces, scale_of, twice_f16, unit_of
+from .outputs import store
 from .tiles import MIN, NONE, ZERO
 
 
 @gluon.jit
-def _product(word, b0, b1, c0, c1, c2, c3, LW: gl.constexpr, LX: gl.constexpr, KIND: gl.constexpr, HALF: gl.constexpr, OFFSET: gl.constexpr):
+def _product(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, LW: gl.constexpr, LX: gl.constexpr, HALF: gl.constexpr):
     """c += a · b for one block of 16 inputs, all row tiles by all column blocks."""
-    a0, a1, a2, a3 = decode_word(word, KIND, HALF, OFFSET)
     b0 = gl.expand_dims(gl.convert_layout(b0, LX), 3)
     b1 = gl.expand_dims(gl.convert_layout(b1, LX), 3)
     a0, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a0, LW), 4), c0)
@@ -57,7 +60,8 @@ def _sums(b0, b1, t0, t1, t2, t3, LX: gl.constexpr, HALF: gl.constexpr):
 def _stored(
     S, SUPER, A, SMIN, tile, group, row, live, GROUPS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, PER: gl.constexpr
 ):
-    """What memory holds of a group: scale, super scale, addend, super minimum. What a format lacks is the scale again, never used."""
+    """What memory holds of a group: scale, super scale, addend, super minimum. What a format lacks is the scale again, never
+    used."""
     live = live & (group < GROUPS)
     at = (tile * GROUPS + group) * 16 + row
     over = (tile * (GROUPS // PER) + group // PER) * 16 + row
@@ -124,22 +128,27 @@ def _gather(
 
 @gluon.jit(do_not_specialize=["m"])
 def fragment_kernel(
-    Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, ROUTE, XROW, YROW,
+    Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, EXPERT, FIRST, LAST, XROW, YROW,
     m, n, ldx, divisor, TILES,
     UNITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr,
-    ADD: gl.constexpr, PER: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
+    ADD: gl.constexpr, PER: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    HALF: gl.constexpr,
     RT: gl.constexpr, NB: gl.constexpr, WK: gl.constexpr, WN: gl.constexpr, STEP: gl.constexpr, SET: gl.constexpr,
-    TOKENS: gl.constexpr, AHEAD: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
+    TOKENS: gl.constexpr, AHEAD: gl.constexpr, SCALED: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """y (m, n) = x · wᵀ + bias. A program takes WN · RT tiles of 16 rows at a time, every num_programs-th, and NB blocks of 8 columns.
+    """y (m, n) = x · wᵀ + bias. A program takes WN · RT tiles of 16 rows at a time, every num_programs-th, and NB blocks of 8
+    columns.
 
     UNITS   units of 64 inputs in a row            TILES  tiles of 16 rows in the weight
     GROUPS  scale groups in a row                  GROUP  inputs that share a scale: 16, 32 or a multiple of 64
     X       pairs of activations (int32), rows of ldx pairs, at least 32 · UNITS of them, the tail zero
     STEP    units loaded at once: a power of two; whole groups or a whole part of one, and of whole sets when SET > 1
-    ROUTED  a stack of weights: ROUTE [3, blocks] says of a block its expert and its span of pairs, XROW and YROW each pair's rows of x and y
+    ROUTED  a stack of weights: EXPERT, FIRST, LAST give each block its expert and span of pairs, XROW and YROW each pair its
+    rows of x and y SCALED  weights are finished in float16 before the product (one rounding), and one accumulator takes all
+    groups; SET = 1
     AHEAD   steps whose words are on their way while one is multiplied, 1 or 2
-    SET     groups that share an accumulator, each with TOKENS columns: 1, 2, 4 or 8, and so is TOKENS; NB = 1 unless SET = 1, TOKENS = 8
+    SET     groups that share an accumulator, each with TOKENS columns: 1, 2, 4 or 8, and so is TOKENS; NB = 1 unless SET = 1,
+    TOKENS = 8
     """
     if PDL:
         gdc_launch_dependents()
@@ -151,13 +160,15 @@ def fragment_kernel(
     SPAN: gl.constexpr = SET * GROUP // 16  # blocks of 16 inputs that gather in one accumulator
     FLUSHES: gl.constexpr = max(1, 4 * STEP // SPAN)  # accumulators that fill in one step
     PARITIES: gl.constexpr = 2 if TOKENS == 1 else 1  # groups among the two columns of a lane
-    U0: gl.constexpr = unit_of(KIND, HALF, 0)
-    U1: gl.constexpr = unit_of(KIND, HALF, 1)
+    U0: gl.constexpr = unit_of(KIND, HALF and not SCALED, 0)
+    U1: gl.constexpr = unit_of(KIND, HALF and not SCALED, 1)
     L: gl.constexpr = gl.BlockedLayout([1, 1, 1, RT, NB], [1, 1, 32, 1, 1], [WK, WN, 1, 1, 1], [4, 3, 2, 1, 0])
     LW: gl.constexpr = gl.SliceLayout(4, L)  # [WK, WN, 32, RT]
     LX: gl.constexpr = gl.SliceLayout(3, L)  # [WK, WN, 32, NB]
     LW6: gl.constexpr = gl.BlockedLayout([1, 1, 1, RT, STEP, 4], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0])
-    LS: gl.constexpr = gl.BlockedLayout([1, 1, 1, RT, FLUSHES * PARITIES, 2], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0])
+    LS: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 1, RT, FLUSHES * PARITIES, 2], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0]
+    )
     LX6: gl.constexpr = gl.BlockedLayout([1, 1, 1, NB, 4, 2], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [4, 5, 3, 2, 1, 0])
     first = gl.program_id(0) * (WN * RT)
     stride = gl.num_programs(0) * (WN * RT)
@@ -165,9 +176,9 @@ def fragment_kernel(
     if ROUTED:
         if PDL:
             gdc_wait()  # which expert's words to read is known only now
-        expert = gl.load(ROUTE + gl.program_id(1)).to(gl.int64)
-        tokens = gl.load(ROUTE + gl.num_programs(1) + gl.program_id(1))
-        m = gl.load(ROUTE + 2 * gl.num_programs(1) + gl.program_id(1))
+        expert = gl.load(EXPERT + gl.program_id(1)).to(gl.int64)
+        tokens = gl.load(FIRST + gl.program_id(1)).to(gl.int32)
+        m = gl.load(LAST + gl.program_id(1)).to(gl.int32)
         W += expert * TILES * (UNITS * 128)
         S += expert * TILES * (GROUPS * 16)
         A += expert * TILES * (GROUPS * 16)
@@ -195,15 +206,31 @@ def fragment_kernel(
     s_row = s_lane // 4 * 2 + axis(5, 2, LS, 6)
     s_live = s_slot < SET
     scales, supers, addends, lows = _stored(
-        S, SUPER, A, SMIN, s_tile + first, s_group + s_unit * 4 // SPAN * SET, s_row, s_live & (s_tile + first < TILES), GROUPS, SCALE, ADD, PER
+        S,
+        SUPER,
+        A,
+        SMIN,
+        s_tile + first,
+        s_group + s_unit * 4 // SPAN * SET,
+        s_row,
+        s_live & (s_tile + first < TILES),
+        GROUPS,
+        SCALE,
+        ADD,
+        PER,
     )
 
     if AHEAD == 2:
         tile = first + (stride if STEPS == 1 else 0)
         base = 0 if STEPS == 1 else STEP
-        words2 = gl.load(W + (tile.to(gl.int64) * UNITS + base) * 128 + w_at, mask=w_live & (w_unit + base < UNITS) & (w_tile + tile < TILES), other=0)
+        words2 = gl.load(
+            W + (tile.to(gl.int64) * UNITS + base) * 128 + w_at,
+            mask=w_live & (w_unit + base < UNITS) & (w_tile + tile < TILES),
+            other=0,
+        )
         scales2, supers2, addends2, lows2 = _stored(
-            S, SUPER, A, SMIN, s_tile + tile, s_group + (s_unit + base) * 4 // SPAN * SET, s_row, s_live & (s_tile + tile < TILES), GROUPS,
+            S, SUPER, A, SMIN, s_tile + tile, s_group + (s_unit + base) * 4 // SPAN * SET, s_row,
+            s_live & (s_tile + tile < TILES), GROUPS,
             SCALE, ADD, PER,
         )  # fmt: skip
 
@@ -238,7 +265,7 @@ def fragment_kernel(
         y1 = none
         y2 = none
         y3 = none
-        for many in range(0, STEPS):
+        for many in range(STEPS):
             a = pieces(gl.reshape(words, [WK, WN, 32, RT, STEP * 4]), STEP * 4)
             factor, addend = _terms(scales, supers, addends, lows, SCALE, ADD, FLUSHES * PARITIES * 2)
             if AHEAD == 2:
@@ -255,7 +282,8 @@ def fragment_kernel(
                 live = live & (w_unit + base < UNITS)
             later = gl.load(W + (tile.to(gl.int64) * UNITS + base) * 128 + w_at, mask=live, other=0)
             later_s, later_up, later_a, later_low = _stored(
-                S, SUPER, A, SMIN, s_tile + tile, s_group + (s_unit + base) * 4 // SPAN * SET, s_row, s_live & (s_tile + tile < TILES), GROUPS,
+                S, SUPER, A, SMIN, s_tile + tile, s_group + (s_unit + base) * 4 // SPAN * SET, s_row,
+                s_live & (s_tile + tile < TILES), GROUPS,
                 SCALE, ADD, PER,
             )  # fmt: skip
             if AHEAD == 2:
@@ -283,22 +311,39 @@ def fragment_kernel(
             t2 = no_sum
             t3 = no_sum
             for i in gl.static_range(4 * STEP):
-                c0, c1, c2, c3 = _product(a[i], x[2 * i], x[2 * i + 1], c0, c1, c2, c3, LW, LX, KIND, HALF, OFFSET)
-                if SUMS:
-                    t0, t1, t2, t3 = _sums(x[2 * i], x[2 * i + 1], t0, t1, t2, t3, LX, HALF)
-                if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
-                    y0, y1, y2, y3 = _gather(y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, factor, addend, i // SPAN, PARITIES, LW, KIND, HALF, ADD,
-                                             OFFSET)  # fmt: skip
-                    c0 = none
-                    c1 = none
-                    c2 = none
-                    c3 = none
-                    t0 = no_sum
-                    t1 = no_sum
-                    t2 = no_sum
-                    t3 = no_sum
-        y = gl.join(gl.join(y0 * (1.0 / U0), y2 * (1.0 / U1)), gl.join(y1 * (1.0 / U0), y3 * (1.0 / U1)))  # [..., row + 8, column + 1]
-        _store(Y, BIAS_PTR, GLOBAL, YROW, y, turn, tokens, m, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, ROUTED)
+                if SCALED:
+                    s0 = twice_f16(gl.convert_layout(factor[i // SPAN * 2], LW))
+                    s1 = twice_f16(gl.convert_layout(factor[i // SPAN * 2 + 1], LW))
+                    z0 = s0
+                    z1 = s1
+                    if ADD != NONE:
+                        z0 = twice_f16(gl.convert_layout(addend[i // SPAN * 2], LW))
+                        z1 = twice_f16(gl.convert_layout(addend[i // SPAN * 2 + 1], LW))
+                    w0, w1, w2, w3 = decode_scaled(gl.convert_layout(a[i], LW), s0, s1, z0, z1, KIND, ADD)
+                    y0, y1, y2, y3 = _product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], y0, y1, y2, y3, LW, LX, HALF)
+                else:
+                    w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
+                    c0, c1, c2, c3 = _product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], c0, c1, c2, c3, LW, LX, HALF)
+                    if SUMS:
+                        t0, t1, t2, t3 = _sums(x[2 * i], x[2 * i + 1], t0, t1, t2, t3, LX, HALF)
+                    if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
+                        y0, y1, y2, y3 = _gather(y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, factor, addend, i // SPAN, PARITIES,
+                        LW, KIND, HALF,
+                                                 ADD, OFFSET)  # fmt: skip
+                        c0 = none
+                        c1 = none
+                        c2 = none
+                        c3 = none
+                        t0 = no_sum
+                        t1 = no_sum
+                        t2 = no_sum
+                        t3 = no_sum
+        y = gl.join(
+            gl.join(y0 * (1.0 / U0), y2 * (1.0 / U1)), gl.join(y1 * (1.0 / U0), y3 * (1.0 / U1))
+        )  # [..., row + 8, column + 1]
+        store(
+            Y, BIAS_PTR, GLOBAL, YROW, y, turn, tokens, m, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, ROUTED
+        )
 
 
 @gluon.jit
@@ -319,54 +364,3 @@ def _activations(
         low, high = gl.split(gl.load(x_ptr + (base + u) * 32, mask=mine, other=0))
         b = b + pieces(low, 4) + pieces(high, 4)
     return b
-
-
-@gluon.constexpr_function
-def _meeting(wk, wn, pairs, nb, right):
-    """Layout in which one thread holds all WK sums of an output: one conflict-free pass through shared memory and additions in order.
-
-    (A reduction across warps left to the compiler writes with a stride of WK words and cost 16 µs of 30 at m = 16.)
-    """
-    p = min(pairs, wk)
-    b = min(nb, wk // p)
-    lanes = [1, 1, 8, 2 // right, 1, 1, 2, right]
-    return gl.BlockedLayout([wk, 1, 1, 1, 1, 1, 1, 1], lanes, [1, wn, 1, p, wk // (p * b), b, 1, 1], [0, 2, 6, 7, 3, 5, 4, 1])
-
-
-@gluon.jit
-def _store(
-    Y, BIAS_PTR, GLOBAL, YROW, y, first, tokens, m, n, divisor,
-    GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr,
-    RT: gl.constexpr, NB: gl.constexpr, WK: gl.constexpr, WN: gl.constexpr, TOKENS: gl.constexpr, ROUTED: gl.constexpr,
-):  # fmt: skip
-    """Sums [WK, WN, 32, RT, NB, 2 down, 2 right] to y: row 16 · tile + lane / 4 + 8 · down, column 2 · (lane % 4) + right, over WK and slots."""
-    SLOTS: gl.constexpr = 4 if TOKENS <= 2 else 8 // TOKENS  # lanes that hold the same token
-    PAIRS: gl.constexpr = 4 // SLOTS
-    if TOKENS == 1:
-        even, odd = gl.split(y)
-        y = gl.expand_dims(even + odd, 6)
-    RIGHT: gl.constexpr = 1 if TOKENS == 1 else 2
-    y = gl.reshape(y, [WK, WN, 8, SLOTS, PAIRS, RT, NB, 2, RIGHT])
-    y = gl.sum(y, 3)  # [WK, WN, 8, PAIRS, RT, NB, down, right]
-    if WK > 1:
-        y = gl.convert_layout(y, _meeting(WK, WN, PAIRS, NB, RIGHT))
-    y = gl.sum(y, 0)
-    R: gl.constexpr = y.type.layout
-    row = (first + axis(0, WN, R, 7) * RT + axis(3, RT, R, 7)) * 16 + axis(1, 8, R, 7) + axis(5, 2, R, 7) * 8
-    token = tokens + axis(4, NB, R, 7) * 8 + axis(2, PAIRS, R, 7) * 2 + axis(6, RIGHT, R, 7)
-    if (GLOBAL_OP == 1) and (not DIVIDE):
-        y = y * gl.load(GLOBAL)
-    elif GLOBAL_OP:  # float64 keeps the quotient clear of float32's midpoints (docs/cuda.md)
-        g = gl.load(GLOBAL).to(gl.float64)
-        wide = y.to(gl.float64)
-        if GLOBAL_OP == 1:
-            wide = wide * g
-        else:
-            wide = wide / g
-        y = (wide / divisor).to(gl.float32)
-    keep = (row < n) & (token < m)
-    if HAS_BIAS:
-        y = y + gl.load(BIAS_PTR + row + token * 0, mask=keep, other=0).to(gl.float32)
-    if ROUTED:
-        token = gl.load(YROW + token, mask=token < m, other=0)
-    gl.store(Y + token.to(gl.int64) * n + row, y.to(Y.dtype.element_ty), mask=keep)

@@ -33,13 +33,15 @@ def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
     add = 1 if f.zero == "int" else 2 if f.bias else 3 if f.minimum else 0
     return {
         "WORDS": w.words, "GROUP": group_elements(w), "KIND": ELEMENTS[f.element], "BITS": f.bits, "SCALE": SCALES[f.scale],
-        "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed, "UNITS": w.units,
+        "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed,
+        "UNITS": w.units,
         "DIVIDE": f.divisor != 1.0,
     }  # fmt: skip
 
 
 def _pointers(w: CudaWeight) -> list[Any]:
-    """Planes, scales, super scales, addend, super minimums, global scale, table; what is absent points at the scales and is never read."""
+    """Planes, scales, super scales, addend, super minimums, global scale, table; what is absent points at the scales and is
+    never read."""
     s = w.scales
     return [*(w.planes.get(b, s) for b in (8, 4, 2, 1)), s, *(s if t is None else t
             for t in (w.super_scales, w.addend, w.super_mins, w.global_scale, w.table))]  # fmt: skip
@@ -74,7 +76,9 @@ def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def matvec(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True) -> torch.Tensor:
+def matvec(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True
+) -> torch.Tensor:
     """The m = 1 … 8 schedule: the weight is read once a token, float32 products and sums for any dtype of x."""
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
@@ -89,7 +93,9 @@ def matvec(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile
     return y
 
 
-def matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True) -> torch.Tensor:
+def matmul(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True
+) -> torch.Tensor:
     """The small-m schedule on the matrix unit; x float16 or bfloat16 (float32 runs through IEEE products, slowly)."""
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
@@ -111,9 +117,12 @@ def matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile
 
 @dataclass(frozen=True)
 class Route:
-    """Tokens of a stack of experts: `table` int32 [3, blocks] (expert, first pair, end of pairs), rows of x and y a pair, most tokens a block."""
+    """Tokens of a stack of experts: each block's expert, first pair and end of pairs; each pair's rows of x and y; most tokens
+    a block."""
 
-    table: torch.Tensor
+    expert: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
     x_rows: torch.Tensor
     y_rows: torch.Tensor
     tokens: int
@@ -127,7 +136,8 @@ def fragments(
     route: Route | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m. `route` for a stack of them, y of `dtype`."""
+    """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m. `route` for a stack of them, y
+    of `dtype`."""
     n = w.shape[-2]
     m, count = (x.shape[0], x.shape[0]) if route is None else (route.tokens, route.y_rows.numel())
     x = _inputs(x, w, 64)
@@ -135,32 +145,39 @@ def fragments(
         x = x.contiguous()  # rows of x are read 16 bytes at a time
     pairs = x.view(torch.int32)
     y = torch.empty((count, n), dtype=dtype or x.dtype, device=x.device)
-    tile = tile or fragment_tile(w.units, n, m)
+    family = "e2m1" if w.format.element == "e2m1" else "int" if w.addend is None else "affine"
+    tile = tile or fragment_tile(w.units, n, m, family)
     s, c = w.scales, _constants(w, True)
     scale = E8M0_NORMAL.value if w.normal_scales else c["SCALE"]
     step, groups, columns = steps(c["GROUP"], w.units, m, tile)
     absent = [s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale)]
-    routing = (s, s, s) if route is None else (route.table, route.x_rows, route.y_rows)
+    routing = (s,) * 5 if route is None else (route.expert, route.first, route.last, route.x_rows, route.y_rows)
     tiles = triton.cdiv(n, 16)
+    blocks = triton.cdiv(m, columns * tile.columns) if route is None else route.expert.numel()
     programs = triton.cdiv(tiles, tile.rows * tile.row_warps)
-    if tile.programs:
-        programs = min(programs, tile.programs * _multiprocessors(w.device))
-    blocks = triton.cdiv(m, columns * tile.columns) if route is None else route.table.shape[1]
+    share = (
+        2 if route is not None else tile.programs
+    )  # programs that walk the tiles; a block without tokens ends at once, so some more
+    if share:
+        programs = min(programs, triton.cdiv(share * _multiprocessors(w.device), blocks))
     with _on(w.device):
         fragment_kernel[(programs, blocks)](
-            y, pairs, s if bias is None else bias, w.planes[4], s, *absent, *routing, m, n, pairs.stride(0), float(w.format.divisor), tiles,
+            y, pairs, s if bias is None else bias, w.planes[4], s, *absent, *routing, m, n, pairs.stride(0),
+            float(w.format.divisor), tiles,
             UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=scale, ADD=c["ADD"],
             PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None,
-            HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step, SET=groups,
-            TOKENS=columns, AHEAD=tile.ahead, ROUTED=route is not None, **_overlap(w.device),
+            HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step,
+            SET=groups,
+            TOKENS=columns, AHEAD=tile.ahead, SCALED=tile.scaled and w.scales_half and x.dtype == torch.float16,
+            ROUTED=route is not None, **_overlap(w.device),
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y
 
 
 def _overlap(device: torch.device) -> dict[str, Any]:
-    """Launch before the previous kernel has ended, from compute capability 9 on. Weights are read early (nothing on the device writes them:
-    `to_device` waits for its copies), x after the wait."""
+    """Launch before the previous kernel has ended, from compute capability 9 on. Weights are read early (nothing on the device
+    writes them: `to_device` waits for its copies), x after the wait."""
     hopper = _hopper(device)
     return {"PDL": hopper, "launch_pdl": hopper} if device.type == "cuda" else {"PDL": hopper}
 

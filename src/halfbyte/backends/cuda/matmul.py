@@ -2,8 +2,8 @@
 
     y = Σ over tiles of BK inputs   x[BM, BK] · value(w)[BN, BK]ᵀ      (float32 accumulators)
 
-With SPLIT > 1 the inputs are divided among SPLIT programs, each writes its float32 partial sums, and the last to arrive adds them in
-order: the result does not depend on who was last.
+With SPLIT > 1 the inputs are divided among SPLIT programs, each writes its float32 partial sums, and the last to arrive adds
+them in order: the result does not depend on who was last.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def matmul_kernel(
     Y, X, BIAS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR, PARTIAL, COUNT,
     m, n, ldx, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr, SPLIT: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    UNITS: tl.constexpr, SPLIT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """y (m, n). Grid (n / BN, m / BM, SPLIT). X rows hold 8 · WORDS values, the tail zero."""

@@ -2,9 +2,9 @@
 
     y[m, r] = Σ_g scale[r, g] · (Σ_{j in g} x[m, j] · element[r, j]) + addend[r, g] · Σ_{j in g} x[m, j]
 
-Each program owns BN rows and walks the words of the row BC at a time; a thread holds the same words of every row, so eight activations are
-loaded once for BN rows. A word costs one load, its share of a scale, and for each element half a lop3, half a subtraction, a conversion and a
-fused multiply-add. Sums are float32, in a fixed order: the same from run to run and for any m.
+Each program owns BN rows and walks the words of the row BC at a time; a thread holds the same words of every row, so eight
+activations are loaded once for BN rows. A word costs one load, its share of a scale, and for each element half a lop3, half a
+subtraction, a conversion and a fused multiply-add. Sums are float32, in a fixed order: the same from run to run and for any m.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ def matvec_kernel(
     Y, X, BIAS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR,
     n, ldx, G, divisor,
     WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr,
+    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    UNITS: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold 8 · WORDS values, the tail zero."""
+    """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold 8 · WORDS values, the tail
+    zero."""
     r = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     token = tl.program_id(1).to(tl.int64)
     live = r < n

@@ -1,13 +1,16 @@
 """Words of fragment order to operands of mma.m16n8k16: the register decode, the product, and stored scales as float32.
 
-A word is the A operand of one product for one lane: a0 and a2 belong to row g of the tile, a1 and a3 to row g + 8. Names say what comes out:
+A word is the A operand of one product for one lane: a0 and a2 belong to row g of the tile, a1 and a3 to row g + 8. Names say
+what comes out:
 
-    *_RAW_F16   a bit pattern that is the value times a power of two (`units` says which); the caller multiplies it back, once an output
+    *_RAW_F16   a bit pattern that is the value times a power of two (`units` says which); the caller multiplies it back, once
+    an output
     others      the finished value
 
-u4 in float16 needs four `lop3` and a shift and nothing else: a nibble alone in the low mantissa bits is the subnormal q · 2^−24, the next one
-16 q · 2^−24, and the matrix unit multiplies subnormals exactly. The implicit zero of `int` is then taken from the sums, through Σ x.
-E2M1 codes lie in the word so that most reach their places by one product with a constant, which runs beside the logic unit (`order.spread_e2m1`).
+u4 in float16 needs four `lop3` and a shift and nothing else: a nibble alone in the low mantissa bits is the subnormal q ·
+2^−24, the next one 16 q · 2^−24, and the matrix unit multiplies subnormals exactly. The implicit zero of `int` is then taken
+from the sums, through Σ x. E2M1 codes lie in the word so that most reach their places by one product with a constant, which
+runs beside the logic unit (`order.spread_e2m1`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .decode import E2M1, E4M3S, E8M0, E8M0_NORMAL, UE4M3, UINT
+from .tiles import BIAS, ZERO
 
 _U4_RAW_F16 = gl.constexpr("""{
     .reg .b32 t; shr.u32 t, $4, 8;
@@ -30,6 +34,24 @@ _E2M1_RAW_F16 = gl.constexpr("""{
     and.b32 $0, $4, 0x8e008e00; shl.b32 t, $4, 3; and.b32 $1, t, 0x8e008e00;
     and.b32 t, $4, 0x40384038; mul.lo.u32 t, t, 66; and.b32 $2, t, 0x8e008e00;
     and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 516; and.b32 $3, t, 0x8e008e00; }""")
+_U4_F16 = gl.constexpr("""{
+    .reg .b32 t, one, k, c; mov.b32 one, 0x64006400; shr.u32 t, $4, 8;
+    lop3.b32 $0, $4, 0x000f000f, one, 0xea; lop3.b32 $1, $4, 0x00f000f0, one, 0xea;
+    lop3.b32 $2, t, 0x000f000f, one, 0xea; lop3.b32 $3, t, 0x00f000f0, one, 0xea;
+    sub.f16x2 $0, $0, one; sub.f16x2 $2, $2, one;
+    mov.b32 k, 0x2c002c00; mov.b32 c, 0xd400d400; fma.rn.f16x2 $1, $1, k, c; fma.rn.f16x2 $3, $3, k, c; }""")
+_U4B8_F16 = gl.constexpr("""{
+    .reg .b32 t, one, k, c; mov.b32 one, 0x64006400; shr.u32 t, $4, 8;
+    lop3.b32 $0, $4, 0x000f000f, one, 0xea; lop3.b32 $1, $4, 0x00f000f0, one, 0xea;
+    lop3.b32 $2, t, 0x000f000f, one, 0xea; lop3.b32 $3, t, 0x00f000f0, one, 0xea;
+    mov.b32 k, 0x64086408; sub.f16x2 $0, $0, k; sub.f16x2 $2, $2, k;
+    mov.b32 k, 0x2c002c00; mov.b32 c, 0xd480d480; fma.rn.f16x2 $1, $1, k, c; fma.rn.f16x2 $3, $3, k, c; }""")
+_E2M1_F16 = gl.constexpr("""{
+    .reg .b32 t, k; mov.b32 k, 0x74007400;
+    and.b32 $0, $4, 0x8e008e00; shl.b32 t, $4, 3; and.b32 $1, t, 0x8e008e00;
+    and.b32 t, $4, 0x40384038; mul.lo.u32 t, t, 66; and.b32 $2, t, 0x8e008e00;
+    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 516; and.b32 $3, t, 0x8e008e00;
+    mul.rn.f16x2 $0, $0, k; mul.rn.f16x2 $1, $1, k; mul.rn.f16x2 $2, $2, k; mul.rn.f16x2 $3, $3, k; }""")
 _U4_BF16 = gl.constexpr("""{
     .reg .b32 t, one, k, c; mov.b32 one, 0x43004300; mov.b32 k, 0x3f803f80; mov.b32 c, 0xc300c300;
     lop3.b32 $0, $4, 0x000f000f, one, 0xea; shr.u32 t, $4, 4; lop3.b32 $1, t, 0x000f000f, one, 0xea;
@@ -81,8 +103,56 @@ def unit_of(kind, half, down):
 def decode_word(w, KIND: gl.constexpr, HALF: gl.constexpr, OFFSET: gl.constexpr):
     """One word a lane to the four registers of the A operand."""
     return gl.inline_asm_elementwise(
-        decoder(KIND, HALF, OFFSET), "=&r,=&r,=&r,=&r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+        decoder(KIND, HALF, OFFSET),
+        "=&r,=&r,=&r,=&r,r",
+        [w],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
     )
+
+
+@gluon.constexpr_function
+def _finished(kind):
+    return _E2M1_F16 if kind == E2M1 else _U4_F16 if kind == UINT else _U4B8_F16
+
+
+@gluon.jit
+def twice_f16(v):
+    """A float32 as float16 in both halves of a register."""
+    return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $1, $1;", "=r,r", [v], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr):
+    """One word to (q − zero) · scale or q · scale + bias in float16, rounded once: rows g (s0, z0) and g + 8 (s1, z1)."""
+    a0, a1, a2, a3 = gl.inline_asm_elementwise(
+        _finished(KIND), "=&r,=&r,=&r,=&r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+    )
+    if ADD == BIAS:
+        return _fma_f16(a0, s0, z0), _fma_f16(a1, s1, z1), _fma_f16(a2, s0, z0), _fma_f16(a3, s1, z1)
+    else:
+        if ADD == ZERO:
+            a0 = _sub_f16(a0, z0)
+            a1 = _sub_f16(a1, z1)
+            a2 = _sub_f16(a2, z0)
+            a3 = _sub_f16(a3, z1)
+        return _mul_f16(a0, s0), _mul_f16(a1, s1), _mul_f16(a2, s0), _mul_f16(a3, s1)
+
+
+@gluon.jit
+def _mul_f16(a, b):
+    return gl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _sub_f16(a, b):
+    return gl.inline_asm_elementwise("sub.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _fma_f16(a, b, c):
+    return gl.inline_asm_elementwise("fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit

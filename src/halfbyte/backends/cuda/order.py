@@ -9,14 +9,14 @@
 
 Rows are padded with zero codes to whole words of eight. `split` and `join` are inverses on every code.
 
-4-bit integers and E2M1 lie in *fragment order* instead: int32 [tiles of 16 rows, units of 64 inputs, 32 lanes, 4 words], one word being what a lane
-holds of the A operand of one mma.m16n8k16. Within a tile, row = 8 h + g. Within a unit, half s and
+4-bit integers and E2M1 lie in *fragment order* instead: int32 [tiles of 16 rows, units of 64 inputs, 32 lanes, 4 words], one
+word being what a lane holds of the A operand of one mma.m16n8k16. Within a tile, row = 8 h + g. Within a unit, half s and
 
     input = 32 s + 8 t + 4 b + 2 i + p        (groups of 32 and more: a lane's inputs are 16 contiguous bytes of x)
     input = 32 s + 16 b + 4 t + 2 i + p       (groups of 16: no word mixes two groups)
 
-Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are spread as their decoder likes them. Rows are padded to 16, inputs to 64, with code 0. Scales follow:
-[tiles, groups, 8, 2], rows g and g + 8 side by side.
+Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are spread as their decoder likes
+them. Rows are padded to 16, inputs to 64, with code 0. Scales follow: [tiles, groups, 8, 2], rows g and g + 8 side by side.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ _E2M1_PLACES = ((9, 15), (6, 12), (3, 14), (0, 13))
 def spread_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
     """Words of eight E2M1 nibbles -> the same bits, sign and magnitude apart: `s b c d` `aaa` `bbb` `ccc` `ddd` in each half.
 
-    float16 wants the sign in bit 15 and the magnitude in bits 9 to 11. Nibble 0 is there; 1 is three places to the right as a whole; 2 and 3 get there
-    by one multiplication, 2^6 + 2 and 2^9 + 4, that shifts sign and magnitude by their own distances (operands.py).
+    float16 wants the sign in bit 15 and the magnitude in bits 9 to 11. Nibble 0 is there; 1 is three places to the right as a
+    whole; 2 and 3 get there by one multiplication, 2^6 + 2 and 2^9 + 4, that shifts sign and magnitude by their own distances
+    (operands.py).
     """
     w = words.view(np.uint32)
     out = np.zeros_like(w)
@@ -108,7 +109,8 @@ def gather_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint") -> NDArray[np.int32]:
-    """Canonical 4-bit codes [n, ceil(k/2)] -> int32 [ceil(n/16), ceil(k/64), 32, 4], some tiles at a time so that memory stays flat."""
+    """Canonical 4-bit codes [n, ceil(k/2)] -> int32 [ceil(n/16), ceil(k/64), 32, 4], some tiles at a time so that memory stays
+    flat."""
     n = codes.shape[0]
     tiles, units = -(-n // 16), -(-k // 64)
     out = np.empty((tiles, units, 32, 4), np.int32)
@@ -135,7 +137,8 @@ def from_fragments(words: NDArray[np.int32], n: int, k: int, by_16: bool = False
 
 
 def by_tiles(scales: NDArray[Any]) -> NDArray[Any]:
-    """Per-group values [n, G] -> [ceil(n/16), G, 8, 2]: rows g and g + 8 of a tile side by side, padding rows zero; a lane needs both."""
+    """Per-group values [n, G] -> [ceil(n/16), G, 8, 2]: rows g and g + 8 of a tile side by side, padding rows zero; a lane
+    needs both."""
     n, groups = scales.shape
     tiles = -(-n // TILE_ROWS)
     padded = np.zeros((tiles * TILE_ROWS, groups), scales.dtype)

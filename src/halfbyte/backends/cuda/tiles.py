@@ -2,8 +2,8 @@
 
     value = (element − zero) · scale      or      element · scale + addend
 
-with scale = group scale (· super scale) and addend = bias or −min · super_min. Each line below is exact but for one rounding at the end
-(docs/layering.md, and the argument in formats/decode.py), so the result is the exact value rounded once to float32.
+with scale = group scale (· super scale) and addend = bias or −min · super_min. Each line below is exact but for one rounding at
+the end (docs/layering.md, and the argument in formats/decode.py), so the result is the exact value rounded once to float32.
 """
 
 from __future__ import annotations
@@ -33,11 +33,23 @@ MIN = tl.constexpr(3)  # small-integer minimum times a super minimum
 
 @triton.jit
 def load_planes(
-    P8, P4, P2, P1, r, c, mask, WORDS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr
+    P8,
+    P4,
+    P2,
+    P1,
+    r,
+    c,
+    mask,
+    WORDS: tl.constexpr,
+    KIND: tl.constexpr,
+    BITS: tl.constexpr,
+    UNITS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """The plane words of rows r by words c: (low four bytes, high four bytes) for 8 bits, (nibbles, pairs, bits) below.
 
-    UNITS is 0 in plane order; in fragment order it counts units of 64 inputs, and the word is put together from two words of four codes.
+    UNITS is 0 in plane order; in fragment order it counts units of 64 inputs, and the word is put together from two words of
+    four codes.
     """
     at = r * WORDS + c
     zero = tl.zeros(at.shape, tl.int32)
@@ -105,9 +117,7 @@ def elements(lo, hi, p4, p2, p1, table, KIND: tl.constexpr, BITS: tl.constexpr, 
 
 
 @triton.jit
-def group_terms(
-    S, SUPER, A, SMIN, r, g, G, mask, SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr, UNITS: tl.constexpr
-):
+def group_terms(S, SUPER, A, SMIN, r, g, G, mask, SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr, UNITS: tl.constexpr):
     """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. PER groups share a super scale."""
     if UNITS > 0:
         line = r % 8 * 2 + r % 16 // 8
@@ -154,8 +164,8 @@ def interleave8(v0, v1, v2, v3, v4, v5, v6, v7, ROWS: tl.constexpr, WORDS: tl.co
 def globally(v, GLOBAL, divisor, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, EXACT: tl.constexpr):
     """v times or over the weight's one factor (and over the format's divisor), rounded once to float32.
 
-    EXACT says that v is unrounded (element · 8-bit scale: six bits), so float32 itself rounds once. Else float64 holds v · global exactly, and
-    keeps its quotient clear of every float32 midpoint (docs/cuda.md).
+    EXACT says that v is unrounded (element · 8-bit scale: six bits), so float32 itself rounds once. Else float64 holds v ·
+    global exactly, and keeps its quotient clear of every float32 midpoint (docs/cuda.md).
     """
     if GLOBAL_OP == 0:
         return v

@@ -1,13 +1,15 @@
-"""Tiles by shape, as data. Found on an NVIDIA H100; see docs/cuda.md."""
+"""Tiles by shape, as data: found on an NVIDIA H100 with `python -m halfbyte.bench.cuda_linear --tune`; see docs/cuda.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Tile:
-    """rows of the weight and words of eight inputs a step; tokens a program; warps; pipeline stages; programs that share the inputs."""
+    """rows of the weight and words of eight inputs a step; tokens a program; warps; pipeline stages; programs that share the
+    inputs."""
 
     rows: int
     words: int
@@ -40,8 +42,9 @@ def matmul_tile(words: int, n: int, m: int) -> Tile:
 
 @dataclass(frozen=True)
 class FragmentTile:
-    """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the rows, units a step, programs a
-    multiprocessor (0: as many as there are turns), steps in flight."""
+    """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the rows, units a step, programs
+    a multiprocessor (0: as many as there are turns), steps in flight, weights finished in float16 before the product where that
+    is exact or one rounding."""
 
     rows: int
     columns: int
@@ -50,22 +53,46 @@ class FragmentTile:
     step: int = 4
     programs: int = 0
     ahead: int = 1
+    scaled: bool = False
 
 
-def fragment_tile(units: int, n: int, m: int) -> FragmentTile:
-    """Tile of the fragment kernel."""
+MANY_ROWS = 8192
+"""Outputs from which a weight counts as tall; the table was measured at n = 4096 and 14336, k = 4096, on an H100."""
+
+FRAGMENT_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
+    # tokens up to: {family: (tile for few rows, tile for many rows)}; `affine` are integers with zero points or biases
+    2: {"int": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)), "affine": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)),
+        "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))},
+    8: {"int": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)), "affine": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)),
+        "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))},
+    16: {"int": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1)), "affine": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1)),
+         "e2m1": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1, 1, True))},
+    32: {"int": ((2, 4, 4, 2, 2), (2, 4, 4, 2, 2)), "affine": ((2, 4, 4, 2, 2), (2, 4, 4, 1, 2, 0, 1, True)),
+         "e2m1": ((2, 4, 4, 2, 2, 0, 1, True), (2, 4, 4, 2, 2, 0, 1, True))},
+    64: {"int": ((2, 8, 8, 1, 1, 0, 1, True), (2, 8, 4, 1, 1)),
+         "affine": ((2, 4, 4, 1, 2, 0, 1, True), (2, 8, 2, 2, 1, 0, 1, True)),
+         "e2m1": ((2, 4, 4, 2, 2, 0, 1, True), (2, 8, 2, 2, 1, 0, 1, True))},
+}  # fmt: skip
+
+
+def fragment_tile(units: int, n: int, m: int, family: str = "int") -> FragmentTile:
+    """Tile of the fragment kernel. A warp's inputs fit one step up to 64 units (k = 4096) only, so longer rows get no staying
+    programs."""
+    row = FRAGMENT_TILES[min((limit for limit in FRAGMENT_TILES if m <= limit), default=64)]
+    tile = FragmentTile(*row[family][n >= MANY_ROWS])
+    if units <= 64:
+        return tile
     if m <= 8:
-        return FragmentTile(1, 1, 16, 1)
-    if m <= 16:
-        return FragmentTile(2, 2, 4, 2, 2)
-    return FragmentTile(2, 4, 4, 2, 1)
+        return FragmentTile(1, 1, 16, 1, 4)
+    return FragmentTile(2, 2, 8, 1, 4) if m <= 16 else tile
 
 
 def steps(group: int, units: int, m: int, tile: FragmentTile) -> tuple[int, int, int]:
-    """(units a step, groups an accumulator, tokens a group) nearest to the tile's wish that the kernel takes for groups of `group` inputs.
+    """(units a step, groups an accumulator, tokens a group) nearest to the tile's wish that the kernel takes for groups of
+    `group` inputs.
 
-    Groups share an accumulator where columns are left: 8 tokens take all eight. A step is a power of two units, no more than a warp has,
-    and whole sets of groups, or a whole part of one group.
+    Groups share an accumulator where columns are left: 8 tokens take all eight. A step is a power of two units, no more than a
+    warp has, and whole sets of groups, or a whole part of one group.
     """
     step = tile.step
     while step > 1 and step >= 2 * -(-units // tile.input_warps):

@@ -56,8 +56,9 @@ class CudaWeight:
 
     planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in fragment order
                 {4: int32 [*lead, tiles, units, 32, 4]} with scales and addends [*lead, tiles, groups, 16]
-    exact_half  every decoded value is exact in float16 (checked on the data for MX scales)
-    normal_scales  no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects
+    exact_half  every decoded value is exact in float16 (checked on the data for MX scales) normal_scales  no E8M0 scale is 0
+    (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects scales_half  element · scale in float16
+    is exact or rounds once, in the normal range: checked on the data
     order       permutation of the inputs that makes act-order groups contiguous, or None
     """
 
@@ -73,6 +74,7 @@ class CudaWeight:
     order: Any
     exact_half: bool
     normal_scales: bool
+    scales_half: bool
 
     @property
     def words(self) -> int:
@@ -95,11 +97,11 @@ class CudaWeight:
 
     def expert(self, index: int) -> CudaWeight:
         """One matrix of a stack, as views."""
-        take = lambda t: None if t is None else t[index]  # noqa: E731
+        take = lambda t: None if t is None else t[index]
         return CudaWeight(
             self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
             take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,
-            self.normal_scales,
+            self.normal_scales, self.scales_half,
         )  # fmt: skip
 
 
@@ -153,6 +155,20 @@ def _normal_scales(q: QTensor) -> bool:
     return bool(scales.size and scales.min() > 0 and scales.max() < 255)
 
 
+def _scales_half(q: QTensor) -> bool:
+    """True when a 4-bit weight may be finished in float16 arithmetic: scales that are float16 and far from both ends, or
+    products that are exact."""
+    f = q.format
+    if f.bits != 4 or f.minimum:
+        return False
+    if f.scale in ("e8m0", "e4m3", "ue4m3"):
+        return not f.bias and f.zero != "int" and _exact_half(q)
+    if f.scale != "float16":
+        return False
+    used = np.abs(q.parts["scales"][q.parts["scales"] != 0].astype(np.float32))
+    return not used.size or bool(used.min() >= 2.0**-14 and used.max() * 15 <= HALF_MAX)
+
+
 def to_device(q: QTensor, device: Any) -> CudaWeight:
     """The weight in GPU order on `device`. One part at a time: host memory never holds a second copy of the whole weight."""
     fmt, k = q.format, q.shape[-1]
@@ -170,7 +186,11 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
 
     if fragments:
         matrices = codes.reshape(-1, *codes.shape[-2:])
-        words = np.stack([to_fragments(one, k, by_16(fmt, k), fmt.element) for one in matrices]) if len(matrices) else np.zeros((0, 1, 1, 32, 4), np.int32)
+        words = (
+            np.stack([to_fragments(one, k, by_16(fmt, k), fmt.element) for one in matrices])
+            if len(matrices)
+            else np.zeros((0, 1, 1, 32, 4), np.int32)
+        )
         planes = {4: _tensor(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
     else:
         dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
@@ -187,14 +207,15 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     table = _tensor(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
     held = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
-        None if order is None else _tensor(order, device), _exact_half(q), _normal_scales(q),
+        None if order is None else _tensor(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
     )  # fmt: skip
     settle(device)
     return held
 
 
 def settle(device: Any) -> None:
-    """Wait until the device has written its weights: kernels read them before the kernel launched before them has ended (launch.py)."""
+    """Wait until the device has written its weights: kernels read them before the kernel launched before them has ended
+    (launch.py)."""
     import torch
 
     if torch.device(device).type == "cuda":
