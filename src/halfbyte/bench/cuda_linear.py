@@ -16,6 +16,7 @@ import multiprocessing
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from ..backends.cuda.dequantize import dequantize_kernel
 from ..backends.cuda.experts import mixture
 from ..backends.cuda.matvec import matvec_kernel
 from ..backends.cuda.tune import FragmentTile, Tile
-from ..backends.cuda.weight import CudaWeight, nbytes, settle, to_device
+from ..backends.cuda.weight import CudaWeight, nbytes, scale_groups, settle, to_device
 from ..formats import family_of, format_named
 from ..qtensor import QTensor
 
@@ -75,12 +76,12 @@ def limits() -> dict[str, float]:
     x = torch.randint(0, 1 << 30, (n,), device="cuda", dtype=torch.int32)
     y = torch.zeros(4, device="cuda", dtype=torch.int32)
     read = max(
-        4 * n / graph_time_us([lambda b=b, w=w: _read[(n // b,)](x, y, BLOCK=b, num_warps=w)] * 2) / 1e3
+        4 * n / graph_time_us([partial(_read[(n // b,)], x, y, BLOCK=b, num_warps=w)] * 2) / 1e3
         for b in (2048, 4096, 8192)
         for w in (4, 8)
     )
     z = torch.empty_like(x)
-    copy = 8 * n / graph_time_us([lambda: z.copy_(x)] * 2) / 1e3
+    copy = 8 * n / graph_time_us([partial(z.copy_, x)] * 2) / 1e3
     return {"read_gbps": read, "copy_gbps": copy}
 
 
@@ -112,7 +113,7 @@ def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
     """`count` weights with other bits: planes are rolled, so every byte lies at another address."""
     out = [w]
     for i in range(1, count):
-        others = {f: None if getattr(w, f) is None else getattr(w, f).clone() for f in FIELDS}
+        others: dict[str, Any] = {f: None if getattr(w, f) is None else getattr(w, f).clone() for f in FIELDS}
         out.append(replace(w, planes={b: torch.roll(p, 17 * i) for b, p in w.planes.items()}, **others))
     settle("cuda")
     return out
@@ -122,7 +123,9 @@ def stack_of(w: CudaWeight, count: int) -> CudaWeight:
     """A stack of `count` weights with other bits."""
     some = copies(w, count)
     planes = {b: torch.stack([one.planes[b] for one in some]) for b in w.planes}
-    others = {f: None if getattr(w, f) is None else torch.stack([getattr(one, f) for one in some]) for f in FIELDS}
+    others: dict[str, Any] = {
+        f: None if getattr(w, f) is None else torch.stack([getattr(one, f) for one in some]) for f in FIELDS
+    }
     settle("cuda")
     return replace(w, shape=(count, *w.shape), planes=planes, **others)
 
@@ -134,23 +137,12 @@ def candidates(kind: str, words: int, m: int) -> list[Any]:
         if m <= 8:
             return [FragmentTile(*t) for t in ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2), (1, 1, 8, 1, 8, 3))]
         if m <= 16:
-            tiles = [(1, 2, 16, 1, 4, 1), (1, 2, 4, 1, 4, 0), (2, 2, 4, 2, 2, 0), (2, 2, 8, 1, 4, 0)]
-            return [FragmentTile(*t, 1, scaled) for t in tiles for scaled in (False, True)]
-        tiles = [
-            (2, 8, 4, 1, 1, 0, 1),
-            (2, 8, 4, 1, 1, 0, 2),
-            (4, 4, 4, 1, 1, 0, 1),
-            (2, 4, 4, 2, 2, 0, 1),
-            (2, 4, 4, 1, 2, 0, 1),
-        ]
-        tiles += [
-            (1, 8, 4, 1, 1, 0, 1),
-            (1, 8, 8, 1, 1, 0, 1),
-            (2, 8, 8, 1, 1, 0, 1),
-            (4, 8, 4, 1, 1, 0, 1),
-            (2, 8, 2, 2, 1, 0, 1),
-        ]
-        return [FragmentTile(*t, True) for t in tiles] + [FragmentTile(2, 8, 4, 1, 1), FragmentTile(2, 4, 4, 2, 2)]
+            some: list[Any] = [(1, 2, 16, 1, 4, 1), (1, 2, 4, 1, 4, 0), (2, 2, 4, 2, 2, 0), (2, 2, 8, 1, 4, 0)]
+            return [replace(FragmentTile(*t), scaled=scaled) for t in some for scaled in (False, True)]
+        wide: list[Any] = [(2, 8, 4, 1, 1), (4, 4, 4, 1, 1), (2, 4, 4, 2, 2), (2, 4, 4, 1, 2), (1, 8, 4, 1, 1), (1, 8, 8, 1, 1)]
+        wide += [(2, 8, 8, 1, 1), (4, 8, 4, 1, 1), (2, 8, 2, 2, 1)]
+        scaled = [replace(FragmentTile(*t), scaled=True) for t in wide]
+        return [*scaled, FragmentTile(2, 8, 4, 1, 1), FragmentTile(2, 4, 4, 2, 2)]
     if kind == "matvec":
         widths = sorted({min(b, 1 << max(5, (words - 1).bit_length())) for b in (128, 256, 512, 1024)})
         return [
@@ -195,19 +187,19 @@ def time_decoders(n: int, k: int) -> None:
 
         def dense(w: CudaWeight, kind: int = kind, packed: bool = packed) -> None:
             constants = {**launch._constants(w, packed), "KIND": kind}
-            dequantize_kernel[(n // 8, w.words // 64)](out, w.scales, *launch._pointers(w), n, k, launch.scale_groups(w), 1.0,
+            dequantize_kernel[(n // 8, w.words // 64)](out, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0,
             **constants,
                                                        GATHER=False, BN=8, BW=64, num_warps=4,
                                                        enable_fp_fusion=False)  # fmt: skip
 
         def product(w: CudaWeight, kind: int = kind, packed: bool = packed) -> None:
             constants = {**launch._constants(w, packed), "KIND": kind}
-            matvec_kernel[(n // 8, 1)](y, x, w.scales, *launch._pointers(w), n, k, launch.scale_groups(w), 1.0, **constants,
+            matvec_kernel[(n // 8, 1)](y, x, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0, **constants,
             HAS_BIAS=False,
                                        BN=8, BC=512, num_warps=4, enable_fp_fusion=False)  # fmt: skip
 
-        report(decoder=name, n=n, k=k, dequantize_us=graph_time_us([lambda w=w: dense(w) for w in ws]),
-               matvec_us=graph_time_us([lambda w=w: product(w) for w in ws]))  # fmt: skip
+        report(decoder=name, n=n, k=k, dequantize_us=graph_time_us([partial(dense, w) for w in ws]),
+               matvec_us=graph_time_us([partial(product, w) for w in ws]))  # fmt: skip
 
 
 def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
@@ -219,7 +211,7 @@ def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4,
     for m in tokens:
         x = torch.randn(m, hidden, device="cuda", dtype=torch.float16) * 0.1
         routes = [torch.rand(m, experts, device="cuda").topk(top) for _ in range(16)]
-        us = graph_time_us([lambda r=r, x=x: mixture(x, up, down, r[1], r[0], "swiglu_clamped", True, bu, bd) for r in routes], 5)
+        us = graph_time_us([partial(mixture, x, up, down, r[1], r[0], "swiglu_clamped", True, bu, bd) for r in routes], 5)
         report(op="experts", format=codec, experts=experts, top=top, k=hidden, m=m, time_us=us)
 
 
@@ -267,14 +259,14 @@ def main() -> None:
         ]
         sink = torch.zeros(4, device="cuda", dtype=torch.int32)
         plain = min(
-            graph_time_us([lambda s=s, b=b, sink=sink: _read[(len(s) // b,)](s, sink, BLOCK=b, num_warps=4) for s in slabs])
+            graph_time_us([partial(_read[(len(s) // b,)], s, sink, BLOCK=b, num_warps=4) for s in slabs])
             for b in (1024, 2048, 4096)
         )
         report(peer="read alone, n·k/2 bytes", n=n, k=k, time_us=plain, gbps=n * k / 2e3 / plain)
         del slabs
         base = {}
         for m in ms:
-            base[m] = graph_time_us([lambda w=w, x=xs[m]: torch.nn.functional.linear(x, w) for w in dense])
+            base[m] = graph_time_us([partial(torch.nn.functional.linear, xs[m], w) for w in dense])
             report(peer="cublas-fp16", n=n, k=k, m=m, time_us=base[m])
         for codec in formats:
             one = to_device(random_weight(codec, n, k, 0), "cuda")
@@ -282,7 +274,7 @@ def main() -> None:
             ws = copies(one, max(4, min(64, int(ROTATE_BYTES // size) + 1)))
             if args.dequantize:
                 for dtype in (torch.float16, torch.bfloat16):
-                    us = graph_time_us([lambda w=w, dtype=dtype: launch.dequantize(w, dtype) for w in ws[:8]])
+                    us = graph_time_us([partial(launch.dequantize, w, dtype) for w in ws[:8]])
                     gbps = (size + 2 * n * k) / us / 1e3
                     report(
                         op="dequantize",
@@ -300,7 +292,7 @@ def main() -> None:
                     results = []
                     for tile in candidates(kind, one.words, m) if args.tune else [None]:
                         try:
-                            us = graph_time_us([lambda w=w, tile=tile, run=run, x=xs[m]: run(x, w, None, tile) for w in ws], 5)
+                            us = graph_time_us([partial(run, xs[m], w, None, tile) for w in ws], 5)
                         except Exception as error:
                             results.append((1e9, tile, repr(error)[:120]))
                             continue

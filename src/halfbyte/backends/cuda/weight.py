@@ -97,7 +97,9 @@ class CudaWeight:
 
     def expert(self, index: int) -> CudaWeight:
         """One matrix of a stack, as views."""
-        take = lambda t: None if t is None else t[index]
+        def take(t: Any) -> Any:
+            return None if t is None else t[index]
+
         return CudaWeight(
             self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
             take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,

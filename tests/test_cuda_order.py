@@ -1,0 +1,118 @@
+"""Without a GPU: its orders of a weight are bijections, decoders' bit moves give every code, tiles keep the kernel's rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfbyte.backends.cuda.order import PLANES, by_tiles, from_fragments, gather_e2m1, join, split, spread_e2m1, to_fragments
+from halfbyte.backends.cuda.tune import FRAGMENT_TILES, FragmentTile, fragment_tile, steps
+from halfbyte.bits import pack
+from halfbyte.minifloat import element_table
+
+
+@given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_planes_are_a_bijection(bits, n, k, seed):
+    codes = pack(np.random.default_rng(seed).integers(0, 1 << bits, (n, k), dtype=np.uint8), bits)
+    planes = split(codes, bits, k)
+    assert tuple(planes) == PLANES[bits]
+    np.testing.assert_array_equal(join(planes, bits, k), codes)
+
+
+@given(st.integers(1, 40), st.integers(1, 200), st.booleans(), st.sampled_from(["uint", "e2m1"]), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_fragments_are_a_bijection(n, k, by_16, element, seed):
+    codes = pack(np.random.default_rng(seed).integers(0, 16, (n, k), dtype=np.uint8), 4)
+    words = to_fragments(codes, k, by_16, element)
+    assert words.shape == (-(-n // 16), -(-k // 64), 32, 4)
+    np.testing.assert_array_equal(from_fragments(words, n, k, by_16, element), codes)
+
+
+def test_a_word_is_one_lanes_operand():
+    """Row 8 h + g, input 32 s + 8 t + 4 b + 2 i + p lies with lane 4 g + t, word 2 s + b, nibble 4 p + 2 i + h."""
+    rng = np.random.default_rng(1)
+    q = rng.integers(0, 16, (16, 64), dtype=np.uint8)
+    words = to_fragments(pack(q, 4), 64).view(np.uint32)[0, 0]
+    for row in range(16):
+        for j in range(64):
+            h, g, s, t, b, i, p = row // 8, row % 8, j // 32, j // 8 % 4, j // 4 % 2, j // 2 % 2, j % 2
+            assert (words[4 * g + t, 2 * s + b] >> np.uint32(4 * (4 * p + 2 * i + h))) & 15 == q[row, j]
+
+
+def test_spreading_bits_is_a_bijection_of_words():
+    words = np.random.default_rng(2).integers(-(2**31), 2**31, 4096).astype(np.int32)
+    np.testing.assert_array_equal(gather_e2m1(spread_e2m1(words)), words)
+    np.testing.assert_array_equal(spread_e2m1(gather_e2m1(words)), words)
+
+
+def halves(register):
+    """The two float16 of each 32-bit register."""
+    return register.astype(np.uint32).view(np.float16).reshape(-1, 2)
+
+
+def test_every_e2m1_code_in_every_place():
+    """operands._E2M1_RAW_F16, move by move."""
+    nibbles = np.stack([np.roll(np.arange(16), r) for r in range(8)], -1).astype(np.uint32)
+    w = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
+    s = spread_e2m1(w.view(np.int32)).view(np.uint32)
+    keep = np.uint32(0x8E008E00)
+    registers = [
+        s & keep,
+        (s << np.uint32(3)) & keep,
+        ((s & np.uint32(0x40384038)) * np.uint32(66)) & keep,
+        ((s & np.uint32(0x20072007)) * np.uint32(516)) & keep,
+    ]
+    table = element_table("e2m1", 4).astype(np.float32)
+    for place, register in enumerate(registers):
+        got = halves(register).astype(np.float32) * 2.0**14
+        np.testing.assert_array_equal(got[:, 0], table[nibbles[:, place]])
+        np.testing.assert_array_equal(got[:, 1], table[nibbles[:, place + 4]])
+
+
+def test_every_nibble_is_a_subnormal():
+    """operands._U4_RAW_F16: q · 2^-24, and 16 q · 2^-24 for rows g + 8."""
+    nibbles = np.stack([np.roll(np.arange(16), r) for r in range(8)], -1).astype(np.uint32)
+    w = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
+    t = w >> np.uint32(8)
+    registers = [w & np.uint32(0x000F000F), w & np.uint32(0x00F000F0), t & np.uint32(0x000F000F), t & np.uint32(0x00F000F0)]
+    for place, register in enumerate(registers):
+        got = halves(register).astype(np.float32) * (2.0**20 if place % 2 else 2.0**24)
+        np.testing.assert_array_equal(got, np.stack([nibbles[:, place], nibbles[:, place + 4]], -1))
+
+
+def test_scales_of_rows_g_and_g_plus_8_are_neighbours():
+    scales = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
+    tiled = by_tiles(scales)
+    assert tiled.shape == (2, 3, 16)
+    for row in range(20):
+        np.testing.assert_array_equal(tiled[row // 16, :, row % 8 * 2 + row % 16 // 8], scales[row])
+    assert not tiled[1, :, 8:].any()
+    assert not tiled[1, :, 1::2].any()
+
+
+@given(
+    st.sampled_from([16, 32, 64, 128, 192, 256, 448, 2880, 4096]), st.integers(1, 300), st.integers(1, 64),
+    st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 8]),
+)  # fmt: skip
+def test_steps_keep_the_kernels_rules(group, units, m, warps, step, columns):
+    got, groups, tokens = steps(group, units, m, FragmentTile(1, columns, warps, 1, step))
+    assert 1 <= got <= step
+    assert got & (got - 1) == 0
+    assert groups * tokens <= 8
+    assert groups == 1 or (64 * got) % (groups * group) == 0
+    assert (64 * got) % group == 0 or group % (64 * got) == 0
+    assert columns == 1 or tokens == 8
+    assert tokens >= min(m, 8)
+
+
+@pytest.mark.parametrize("family", ["int", "affine", "e2m1"])
+def test_every_m_and_shape_has_a_tile(family):
+    for m in range(1, 300):
+        for units, n in ((1, 16), (45, 2880), (64, 4096), (64, 14336), (224, 4096)):
+            tile = fragment_tile(units, n, m, family)
+            assert tile.input_warps * tile.row_warps <= 16
+            assert tile.columns == 1 or m > 8
+    assert sorted(FRAGMENT_TILES) == list(FRAGMENT_TILES)
