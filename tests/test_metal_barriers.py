@@ -40,8 +40,8 @@ def run_all(route: TorchRoute, function: str) -> None:
         b.linear(x, w, None, schedule="striped")
     elif function in ("find_elements", "gemm_fused"):
         launch.fused(product(), "")
-    elif function.startswith("gemm_fused_"):
-        launch.fused(product(), function.removeprefix("gemm_fused_"))
+    elif function in ("decode_piece", "gemm_fused_columns"):
+        launch.fused(product(), "wide")
     elif function == "matvec":
         launch.matvec(product())
     elif function == "rmsnorm_matvec":

@@ -147,19 +147,42 @@ METAL_FUNC void gemm_fused(W w, const device T* x, ulong x_stride, const device 
                             columns);
 }
 
-// The improved design, three changes (docs/metal.md has the counts). A simdgroup owns 64 x 16 outputs, so a threadgroup decodes
-// each code once, not twice; a piece is decoded once for all eight row tiles; all 32 lanes decode, two codes each, and write
-// them as one pair, `stage[column][k]`: 32 pairs in 32 banks, no conflict. Two pieces of staging alternate, so one simdgroup
-// barrier a piece is enough.
-template <typename W, typename T, int op>
-METAL_FUNC void gemm_fused_wide(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor,
-                                float divisor, device T* y, uint m, uint n, threadgroup T* x_tile, threadgroup T* stages,
-                                uint2 group, uint simdgroup, uint lane) {
+// The 8 x 8 piece of B at `column0` and `unit`, decoded once by all 32 lanes.
+//
+//   staged       lane l decodes codes 2 (l % 4) and the next of column l / 4 and writes them as one pair, `stage[column][k]`:
+//                32 pairs in 32 banks, no conflict
+//   not staged   each lane decodes the two elements it will hold, straight into the matrix: no barrier, more reads
+template <typename W, typename T, bool staged>
+METAL_FUNC void decode_piece(W w, uint column0, uint n, uint unit, threadgroup T* stage, const thread uint* rows,
+                             const thread uint* columns, uint lane, thread simdgroup_matrix<T, 8, 8>& b) {
+  if (staged) {
+    const uint column = lane / 4, pair = lane % 4, at = min(column0 + column, n - 1);
+    const uint two = w.word(at, unit) >> (8 * pair);
+    const float zero = w.zero(at, unit);
+    threadgroup T* target = stage + 8 * column + 2 * pair;
+    target[0] = T(w.number(two & 15, zero));
+    target[1] = T(w.number((two >> 4) & 15, zero));
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_load(b, stage, 8, ulong2(0), true);
+  } else {
+    for (int e = 0; e < 2; ++e) {
+      const uint at = min(column0 + columns[e], n - 1);
+      b.thread_elements()[e] = T(w.number((w.word(at, unit) >> (4 * rows[e])) & 15, w.zero(at, unit)));
+    }
+  }
+}
+
+// The improved design (docs/metal.md has the counts). A simdgroup owns 64 x 16 outputs, so that a threadgroup decodes each code
+// once, and a piece serves all eight row tiles. The two pieces of a step have 64 numbers of staging each: one simdgroup barrier a
+// piece is enough, since a piece is overwritten only behind the next one's barrier.
+template <typename W, typename T, int op, bool staged>
+METAL_FUNC void gemm_fused_columns(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor,
+                                   float divisor, device T* y, uint m, uint n, threadgroup T* x_tile, threadgroup T* stage,
+                                   uint2 group, uint simdgroup, uint lane) {
   const uint m0 = group.y * TILE_M, n0 = group.x * TILE_N + 16 * simdgroup, thread_index = simdgroup * 32 + lane;
-  threadgroup T* stage = stages + 128 * simdgroup;
   uint rows[2], columns[2];
   find_elements(stage, lane, rows, columns);
-  matrix8x8 total[2][8], part[2][8], sums[8];
+  matrix8x8 total[2][8], part[2][8], sums[8];  // [column tile][row tile]
   simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
   for (int i = 0; i < 8; ++i) {
     sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -171,16 +194,8 @@ METAL_FUNC void gemm_fused_wide(W w, const device T* x, ulong x_stride, const de
     for (uint u = 0; u < FUSED_K / 8 && unit0 + u < w.units; ++u) {
       const uint unit = unit0 + u;
       simdgroup_matrix<T, 8, 8> b[2];
-      for (int j = 0; j < 2; ++j) {
-        const uint column = lane / 4, pair = lane % 4;
-        const uint n_at = min(n0 + 8 * j + column, n - 1), two = w.word(n_at, unit) >> (8 * pair);
-        const float zero = w.zero(n_at, unit);
-        threadgroup T* target = stage + 64 * j + 8 * column + 2 * pair;
-        target[0] = T(w.number(two & 15, zero));
-        target[1] = T(w.number((two >> 4) & 15, zero));
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        simdgroup_load(b[j], stage + 64 * j, 8, ulong2(0), true);
-      }
+      for (int j = 0; j < 2; ++j)
+        decode_piece<W, T, staged>(w, n0 + 8 * j, n, unit, stage + (staged ? 64 * j : 0), rows, columns, lane, b[j]);
       for (int i = 0; i < 8; ++i) {
         simdgroup_matrix<T, 8, 8> a;
         simdgroup_load(a, x_tile + 8 * i * (FUSED_K + FUSED_PAD) + 8 * u, FUSED_K + FUSED_PAD);
@@ -199,47 +214,20 @@ METAL_FUNC void gemm_fused_wide(W w, const device T* x, ulong x_stride, const de
       store_elements<T, op>(total[j][i], y, m, n, m0 + 8 * i, n0 + 8 * j, bias, has_bias, factor, divisor, rows, columns);
 }
 
-// No staging at all: each lane decodes the two elements it holds straight into the matrix. No barrier but those of the x tile.
+template <typename W, typename T, int op>
+METAL_FUNC void gemm_fused_wide(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor,
+                                float divisor, device T* y, uint m, uint n, threadgroup T* x_tile, threadgroup T* stages,
+                                uint2 group, uint simdgroup, uint lane) {
+  gemm_fused_columns<W, T, op, true>(w, x, x_stride, bias, has_bias, factor, divisor, y, m, n, x_tile, stages + 128 * simdgroup,
+                                     group, simdgroup, lane);
+}
+
 template <typename W, typename T, int op>
 METAL_FUNC void gemm_fused_registers(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias,
                                      float factor, float divisor, device T* y, uint m, uint n, threadgroup T* x_tile,
                                      threadgroup T* stages, uint2 group, uint simdgroup, uint lane) {
-  const uint m0 = group.y * TILE_M, n0 = group.x * TILE_N + 16 * simdgroup, thread_index = simdgroup * 32 + lane;
-  uint rows[2], columns[2];
-  find_elements(stages + 64 * simdgroup, lane, rows, columns);
-  matrix8x8 total[2][8], part[2][8], sums[8];
-  simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
-  for (int i = 0; i < 8; ++i) {
-    sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (int j = 0; j < 2; ++j) total[j][i] = part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
-  for (uint unit0 = 0; unit0 < w.units; unit0 += FUSED_K / 8) {
-    load_x_rows(x, x_stride, m, w.units, m0, unit0, x_tile, thread_index);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint u = 0; u < FUSED_K / 8 && unit0 + u < w.units; ++u) {
-      const uint unit = unit0 + u;
-      simdgroup_matrix<T, 8, 8> b[2];
-      for (int j = 0; j < 2; ++j)
-        for (int e = 0; e < 2; ++e) {
-          const uint column = min(n0 + 8 * j + columns[e], n - 1);
-          b[j].thread_elements()[e] = T(w.number((w.word(column, unit) >> (4 * rows[e])) & 15, w.zero(column, unit)));
-        }
-      for (int i = 0; i < 8; ++i) {
-        simdgroup_matrix<T, 8, 8> a;
-        simdgroup_load(a, x_tile + 8 * i * (FUSED_K + FUSED_PAD) + 8 * u, FUSED_K + FUSED_PAD);
-        if (W::addend == BIASES) simdgroup_multiply_accumulate(sums[i], a, ones, sums[i]);
-        for (int j = 0; j < 2; ++j) simdgroup_multiply_accumulate(part[j][i], a, b[j], part[j][i]);
-      }
-      if (w.group_ends(unit)) {
-        for (int j = 0; j < 2; ++j) fold_group<W, 8>(w, n, n0 + 8 * j, unit, part[j], sums, total[j], columns);
-        for (int i = 0; W::addend == BIASES && i < 8; ++i) sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  for (int j = 0; j < 2; ++j)
-    for (int i = 0; i < 8; ++i)
-      store_elements<T, op>(total[j][i], y, m, n, m0 + 8 * i, n0 + 8 * j, bias, has_bias, factor, divisor, rows, columns);
+  gemm_fused_columns<W, T, op, false>(w, x, x_stride, bias, has_bias, factor, divisor, y, m, n, x_tile, stages + 64 * simdgroup,
+                                      group, simdgroup, lane);
 }
 
 }  // namespace halfbyte
