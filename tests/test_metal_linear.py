@@ -168,6 +168,13 @@ def test_any_m_n_and_whole_groups_of_k(schedule, m, n, groups, seed):
     assert_product(product(schedule, x, q, bias if seed % 3 else None), x, q, "float16", bias if seed % 3 else None)
 
 
+def test_the_look_up_twin_gives_the_same_bits():
+    q = finite_tensor(SIX["mxfp4"], (9, 96), 5)
+    b, x = backend(), tokens(3, 96)
+    products = [launch.matvec(launch.Product(b.route, x, b.prepare(q).data, None), table) for table in (False, True)]
+    assert torch.equal(*products)
+
+
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 33, 65])
 def test_case_17_small_and_odd_n(n):
     q = finite_tensor(SIX["mxfp4"], (n, 1024), 1)

@@ -33,6 +33,9 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     assert {"automatic", "single-stage", "double-buffered", "striped", "dequantize_then_gemm"} <= schedules
     assert ("fused" in schedules) == (codec != "int8:g128")
     assert any(o.op == "dequantize" for o in outcomes)
+    assert {o.schedule for o in outcomes if o.op == "variant"} == (
+        set() if codec == "int8:g128" else {"fused, plain", "fused, registers"}
+    )
 
 
 class Wrong(Backend):

@@ -28,6 +28,8 @@ FORMATS = (
     "mxfp4", "nvfp4", "fp4:g32", "int4:g128", "uint4:g128", "affine4:g64", "affine2:g64", "affine3:g64", "affine5:g64",
     "affine6:g64", "affine8:g64", "int8:g128", "mxfp8_e4m3", "q4_0",
 )  # fmt: skip
+Product = Callable[[Any, Prepared], Any]
+"""Activations on the device and a prepared weight -> a product."""
 CHECKED_SHAPE = (70, 256)
 """n of no whole tile, k of a few groups of every size."""
 ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -123,13 +125,13 @@ def run(
         weight = random_weight(codec, *CHECKED_SHAPE)
         large = None if shape is None else bench.backend.prepare(random_weight(codec, *shape))
         for dtype in dtypes:
-            for op, schedule, call in _calls(bench, weight, dtype):
-                checked = _checked(bench, weight, codec, op, schedule, dtype, call)
-                if large is None or not checked.passed or op != "linear":
+            for op, schedule, product in _calls(bench.backend, weight, dtype):
+                checked = _checked(bench, weight, codec, op, schedule, dtype, _bound(product, bench.backend.prepare(weight)))
+                if large is None or not checked.passed or op == "dequantize":
                     yield checked
                     continue
                 for m in tokens:
-                    yield _timed(bench, checked, weight, large, m, schedule)
+                    yield _timed(bench, checked, weight, large, m, product)
 
 
 def random_weight(codec: str, n: int, k: int) -> QTensor:
@@ -138,18 +140,41 @@ def random_weight(codec: str, n: int, k: int) -> QTensor:
     return quantize_weight(rng.standard_normal((n, k)).astype(np.float32) / np.float32(np.sqrt(k)), codec)
 
 
-def _calls(bench: Bench, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Callable[[Any], Any]]]:
-    """(op, schedule, product) for what the backend serves: a product takes activations on the device."""
+def _calls(backend: Backend, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
+    """(op, schedule, product) for what the backend serves."""
     for schedule in (None, *SCHEDULES):
-        if bench.backend.refuses(Call("linear", w.format, dtype, "exact", schedule)) is None:
-            yield "linear", schedule, _product(bench.backend, w, schedule)
-    if bench.backend.refuses(Call("dequantize", w.format, dtype)) is None:
-        yield "dequantize", None, lambda x: bench.backend.dequantize(bench.backend.prepare(w), dtype)
+        if backend.refuses(Call("linear", w.format, dtype, "exact", schedule)) is None:
+            yield "linear", schedule, _scheduled(backend, schedule)
+    if backend.name == "metal":
+        yield from _metal_variants(backend, w, dtype)
+    if backend.refuses(Call("dequantize", w.format, dtype)) is None:
+        yield "dequantize", None, lambda x, held: backend.dequantize(held, dtype)
 
 
-def _product(backend: Backend, w: QTensor, schedule: str | None) -> Callable[[Any], Any]:
-    held = backend.prepare(w)
-    return lambda x: backend.linear(x, held, None, schedule=schedule)
+def _scheduled(backend: Backend, schedule: str | None) -> Product:
+    return lambda x, held: backend.linear(x, held, None, schedule=schedule)
+
+
+def _metal_variants(backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
+    """Kernels kept for comparison, which no schedule picks: the plain fused design, decoding without staging, the table."""
+    from .backends.metal import launch
+
+    def with_variant(variant: str) -> Product:
+        return lambda x, held: launch.fused(launch.Product(backend.route, x, held.data, None), variant)
+
+    if backend.prepare(w).data.fused_refusal(dtype) is None:
+        yield "variant", "fused, plain", with_variant("")
+        yield "variant", "fused, registers", with_variant("registers")
+    if w.format.element == "e2m1":
+        yield (
+            "variant",
+            "matvec, table",
+            lambda x, held: launch.matvec(launch.Product(backend.route, x, held.data, None), table=True),
+        )
+
+
+def _bound(product: Product, held: Prepared) -> Callable[[Any], Any]:
+    return lambda x: product(x, held)
 
 
 def _checked(
@@ -197,10 +222,10 @@ def _error(bench: Bench, w: QTensor, m: int, dtype: str, call: Callable[[Any], A
     return float(np.inf if np.isnan(share).any() else share.max())
 
 
-def _timed(bench: Bench, checked: Outcome, w: QTensor, large: Prepared, m: int, schedule: str | None) -> Outcome:
+def _timed(bench: Bench, checked: Outcome, w: QTensor, large: Prepared, m: int, product: Product) -> Outcome:
     n, k = large.shape
     x = bench.to_device(np.random.default_rng(0).standard_normal((m, k)).astype(np.float32), checked.dtype)
-    us = median_us(lambda: bench.backend.linear(x, large, None, schedule=schedule), bench.wait)
+    us = median_us(lambda: product(x, large), bench.wait)
     peer = _mlx_us(w, (m, n, k), checked.dtype) if bench.backend.device == "mps" else None
     dense = None
     if bench.dense is not None:

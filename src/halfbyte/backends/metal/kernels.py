@@ -103,8 +103,8 @@ def embedding(fmt: Format, dtype: str) -> Kernel:
     return dequantize(fmt, dtype, gather=True)
 
 
-def matvec(fmt: Format, dtype: str, tokens: int = 1) -> Kernel:
-    """y for up to `tokens` rows of x a threadgroup."""
+def matvec(fmt: Format, dtype: str, tokens: int = 1, table: bool = False) -> Kernel:
+    """y for up to `tokens` rows of x a threadgroup. table: E2M1 looked up in constant memory, the twin to compare with."""
     floats = MATVEC_SIMDGROUPS * MATVEC_ROWS * tokens
     body = (
         f"threadgroup float partial[{floats}];\n"
@@ -113,10 +113,12 @@ def matvec(fmt: Format, dtype: str, tokens: int = 1) -> Kernel:
         + "    divisor, y, uint(m), uint(n), partial, threadgroup_position_in_grid.x, threadgroup_position_in_grid.y,\n"
         + "    simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
+    text, name = _body(fmt, dtype, body), _name("matvec", fmt, dtype, f"t{tokens}")
+    if table:
+        text, name = text.replace("e2m1_code", "e2m1_table_code"), f"{name}_table"
     return Kernel(
-        _name("matvec", fmt, dtype, f"t{tokens}"), (*weight_buffers(fmt), Buffer("x", dtype), *_LAST),
-        ("units", "groups", "m", "n", "x_row", "has_bias"), ("divisor",), (Buffer("y", dtype),), _body(fmt, dtype, body),
-        (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
+        name, (*weight_buffers(fmt), Buffer("x", dtype), *_LAST), ("units", "groups", "m", "n", "x_row", "has_bias"),
+        ("divisor",), (Buffer("y", dtype),), text, (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
     )  # fmt: skip
 
 

@@ -94,10 +94,10 @@ def linear(route: Route, x: Any, w: MetalWeight, bias: Any | None = None, schedu
     return p.run(make(w.format, dtype), [w.groups], tiles)
 
 
-def matvec(p: Product) -> Any:
-    """The m ≤ 8 schedule: 1, 2 or 4 tokens a threadgroup."""
+def matvec(p: Product, table: bool = False) -> Any:
+    """The m ≤ 8 schedule: 1, 2 or 4 tokens a threadgroup. table: the look-up twin of E2M1."""
     tokens = 1 if p.m == 1 else 2 if p.m == 2 else 4
-    kernel = kernels.matvec(p.w.format, p.dtype, tokens)
+    kernel = kernels.matvec(p.w.format, p.dtype, tokens, table)
     return p.run(kernel, [p.w.groups], (_ceil(p.n, MATVEC_ROWS), _ceil(p.m, tokens)))
 
 

@@ -28,6 +28,7 @@ template <int B> struct mxint_code {  // two's complement over 2^(B - 2)
     static METAL_FUNC float value(uint c) { return expression; } \
   };
 HALFBYTE_ELEMENT(e2m1_code, 4, e2m1_to_float(c))
+HALFBYTE_ELEMENT(e2m1_table_code, 4, e2m1_from_constant(c))  // the twin, for comparison
 HALFBYTE_ELEMENT(e2m3_code, 6, (minifloat_to_float<6, 3, 1>(c)))
 HALFBYTE_ELEMENT(e3m2_code, 6, (minifloat_to_float<6, 2, 3>(c)))
 HALFBYTE_ELEMENT(e4m3_code, 8, e4m3_to_float(c))
