@@ -21,7 +21,7 @@ SHOWN = 5
 def eval(
     path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
     text: Annotated[Path | None, typer.Option(help="UTF-8 text, or .jsonl with a `text` a line.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="NAME[/CONFIG][:SPLIT] of the datasets package, instead of --text.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="NAME, NAME/CONFIG or either with :SPLIT, of the datasets package.")] = None,
     context: Annotated[int, typer.Option(help="Tokens that are read at once.")] = 512,
     chunks: Annotated[int | None, typer.Option(help="At most so many windows; without it all of the text.")] = None,
     protocol: Annotated[str, typer.Option(help="llama.cpp, or sliding.")] = "llama.cpp",
