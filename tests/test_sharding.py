@@ -1,0 +1,229 @@
+"""Cut weights hold the whole's values exactly; two processes compute what one does."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import halfbyte as hb
+from halfbyte.errors import HalfbyteError, ShapeError, UnsupportedError
+from halfbyte.formats import FAMILIES
+from halfbyte.sharding import input_unit, shard_experts, shard_inputs, shard_rows, split
+from memory_checkpoint import packed
+
+WORDS = [w for f in FAMILIES.values() for w in f.words]
+
+
+def weight(word: str, shape: tuple[int, ...] = (6, 1024), seed: int = 0) -> hb.QTensor:
+    fmt = hb.format_named(word)
+    if fmt.opaque:
+        from halfbyte.formats import family_of
+
+        spec = family_of(fmt).geometry(fmt, shape)["blocks"]
+        raw = np.random.default_rng(seed).integers(0, 256, spec.shape).astype(np.uint8)
+        return hb.QTensor(fmt, shape, {"blocks": raw})
+    if fmt.grouping == "row" and not fmt.super_size and fmt.scale != "nested":
+        return packed(word, shape, seed)
+    return hb.quantize(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), word)
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a, b, equal_nan=True)
+
+
+@given(st.integers(1, 2000), st.integers(1, 9), st.integers(1, 200))
+def test_split_covers_everything_once(size, ranks, unit):
+    if -(-size // unit) < ranks:
+        with pytest.raises(ShapeError, match="a unit for each rank is the least"):
+            split(size, ranks, unit)
+        return
+    bounds = split(size, ranks, unit)
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == size
+    assert [b for _, b in bounds[:-1]] == [a for a, _ in bounds[1:]]
+    assert all(a < b and a % unit == 0 for a, b in bounds)
+    units = [-(-(b - a) // unit) for a, b in bounds]
+    assert max(units) - min(units) <= 1
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_are_the_wholes(word, ranks):
+    """Case 46: each rank has other rows, and side by side they are the whole."""
+    w = weight(word)
+    pieces = [shard_rows(w, a, b).dequantize() for a, b in split(6, ranks)]
+    assert same(np.concatenate(pieces), w.dequantize())
+    assert not same(pieces[0], pieces[1])
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_inputs_are_the_wholes(word, ranks):
+    w = weight(word)
+    unit = input_unit(w)
+    pieces = [shard_inputs(w, a, b) for a, b in split(1024, ranks, unit)]
+    for piece in pieces:
+        piece.validate()
+    assert same(np.concatenate([p.dequantize() for p in pieces], axis=1), w.dequantize())
+    stack = hb.QTensor(w.format, (2, 6, 1024), {p: np.stack([a, a]) for p, a in w.parts.items()})
+    assert same(shard_inputs(stack, unit, 2 * unit)[1].dequantize(), shard_inputs(w, unit, 2 * unit).dequantize())
+    assert same(shard_experts(stack, 1, 2).dequantize()[0], w.dequantize())
+
+
+@given(st.integers(3, 40), st.sampled_from([2, 3, 4, 5, 8]), st.sampled_from([8, 16, 24, 32]), st.booleans(), st.data())
+def test_case_47_act_order_is_cut_anywhere(units, bits, group, zeros, data):
+    """Groups scattered over the inputs: every piece keeps the scales of the groups it has an input of."""
+    k = units * 8
+    word = f"{'u' if zeros else ''}int{bits}:g{group}"
+    w = packed(word, (5, k), seed=units)
+    groups = w.format.groups(k)
+    index = np.random.default_rng(units).permutation(np.arange(k) % groups).astype(np.int32)
+    w = hb.QTensor(w.format, w.shape, {**w.parts, "group_index": index})
+    at = data.draw(st.integers(0, units)) * 8
+    pieces = [shard_inputs(w, 0, at), shard_inputs(w, at, k)]
+    for piece in pieces:
+        piece.validate()
+    assert same(np.concatenate([p.dequantize() for p in pieces], axis=1), w.dequantize())
+
+
+def test_case_47_the_sum_of_two_halves_is_the_whole():
+    index = np.random.default_rng(0).permutation(np.arange(256) // 32).astype(np.int32)
+    w = packed("uint4:g32", (7, 256))
+    w = hb.QTensor(w.format, w.shape, {**w.parts, "group_index": index})
+    x = np.random.default_rng(1).standard_normal((3, 256)).astype(np.float32)
+    whole = hb.linear(x, w)
+    halves = hb.linear(x[:, :128].copy(), shard_inputs(w, 0, 128)) + hb.linear(x[:, 128:].copy(), shard_inputs(w, 128, 256))
+    assert np.abs(whole - halves).max() < 1e-5 * np.abs(whole).max()
+
+
+@pytest.mark.parametrize(
+    ("word", "start", "stop", "unit"), [("int4:g32", 16, 64, 32), ("q4_K", 0, 128, 256), ("iq2_s", 128, 256, 256)]
+)
+def test_other_places_are_refused(word, start, stop, unit):
+    with pytest.raises(ShapeError, match=f"inputs {start}:{stop} of 1024; .* is cut at multiples of {unit}"):
+        shard_inputs(weight(word), start, stop)
+
+
+@pytest.mark.parametrize("word", ["nf4:g4096", "bnb_fp4:g4096"])
+def test_groups_over_the_flattened_matrix_cannot_be_cut(word):
+    w = hb.quantize(np.random.default_rng(0).standard_normal((24, 256)).astype(np.float32), word)
+    with pytest.raises(UnsupportedError, match="cannot be cut along its inputs; cut its rows"):
+        shard_inputs(w, 0, 128)
+    assert same(shard_rows(w, 3, 9).dequantize(), w.dequantize()[3:9])
+
+
+def test_what_has_no_experts():
+    with pytest.raises(ShapeError, match=r"a stack \(e, n, k\) has experts"):
+        shard_experts(weight("int4"), 0, 1)
+
+
+def test_tiles_of_rows():
+    w = hb.quantize(np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32), "fp8_e4m3:g64", rows=16)
+    pieces = [shard_rows(w, a, b) for a, b in split(64, 3, 16)]
+    assert all(p.window is None for p in pieces)
+    assert same(np.concatenate([p.dequantize() for p in pieces]), w.dequantize())
+
+
+WORKER = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch
+import torch.distributed as dist
+sys.path.insert(0, sys.argv[4])
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.set_num_threads(1)
+from halfbyte.torch.parallel import parallelize
+from halfbyte.transformers import load_model
+from tiny_models import ids, logits
+for folder in sys.argv[3].split(","):
+    model = parallelize(load_model(folder)[0])
+    out = logits(model, ids())
+    torch.save(out, f"{folder}/rank{rank}.pt")
+    cached = model.generate(ids(4, 1), max_new_tokens=4, do_sample=False, eos_token_id=None)
+    torch.save(cached, f"{folder}/text{rank}.pt")
+dist.destroy_process_group()
+"""
+
+MODELS = [
+    ("llama", "gptq3", {}), ("llama", "modelopt", {"num_key_value_heads": 4}), ("gemma3_text", "mlx-mxfp4", {}),
+    ("phi3", "ct-int4", {}), ("mixtral", "gptq", {}), ("qwen3_moe", "ct-nvfp4", {}), ("gpt_oss", "gpt-oss", {}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """Every model's folder, with what two gloo processes computed in it."""
+    from tiny_models import write_tiny
+
+    folders = {}
+    for arch, producer, changes in MODELS:
+        folder = tmp_path_factory.mktemp("model")
+        # Heads of 16 and groups of 32 inputs: two query heads make a group, so each rank's heads end where a group does.
+        write_tiny(folder, arch, producer, **{"num_key_value_heads": 2, **changes})
+        folders[f"{arch} {producer}"] = folder
+    store = tmp_path_factory.mktemp("store") / "store"
+    arguments = [str(store), ",".join(map(str, folders.values())), str(Path(__file__).parent)]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(r), *arguments], stderr=subprocess.PIPE, text=True) for r in (0, 1)
+    ]
+    errors = [p.communicate(timeout=240)[1] for p in ranks]
+    assert [p.returncode for p in ranks] == [0, 0], errors[0][-2000:] + errors[1][-2000:]
+    return folders
+
+
+@pytest.mark.parametrize("name", [f"{a} {p}" for a, p, _ in MODELS])
+def test_two_processes_compute_what_one_does(two_processes, name):
+    from halfbyte.transformers import load_model
+    from tiny_models import agree, ids, logits
+
+    folder = two_processes[name]
+    model = load_model(folder)[0]
+    outs = [torch.load(folder / f"rank{r}.pt") for r in (0, 1)]
+    assert torch.equal(*outs)
+    assert agree(outs[0], logits(model, ids()))
+    texts = [torch.load(folder / f"text{r}.pt") for r in (0, 1)]
+    assert torch.equal(*texts)
+    assert torch.equal(texts[0], model.generate(ids(4, 1), max_new_tokens=4, do_sample=False, eos_token_id=None))
+
+
+def test_each_rank_holds_half(tmp_path):
+    """Cut without a process group: two ranks hold as many weights each, other ones, and together the whole."""
+    from halfbyte.torch import packed_modules
+    from halfbyte.torch.parallel import parallelize
+    from halfbyte.transformers import load_model
+    from tiny_models import write_tiny
+
+    write_tiny(tmp_path, "mixtral", "ct-int4")
+    whole = packed_modules(load_model(tmp_path)[0])
+    pieces = [packed_modules(parallelize(load_model(tmp_path)[0], rank, 2)) for rank in (0, 1)]
+    counts = [sum(math.prod(h.shape) for m in p.values() for h in m.packed.values()) for p in (whole, *pieces)]
+    assert counts[1] == counts[2] == counts[0] / 2
+    q = "model.layers.0.self_attn.q_proj"
+    a, b, both = (p[q].weight.canonical().dequantize() for p in (*pieces, whole))
+    assert same(np.concatenate([a, b]), both)
+
+
+@pytest.mark.parametrize(
+    ("arch", "producer", "ranks", "message"),
+    [
+        ("llama", "ct-int4", 3, r"model.layers.0.self_attn over 3 ranks: .* 2 in units of 1 over 3 ranks"),
+        ("llama", "bitsandbytes", 2, r"model.layers.0.self_attn over 2 ranks: .* 2 in units of 2 over 2 ranks"),
+    ],
+)
+def test_what_cannot_be_cut_is_said(tmp_path, arch, producer, ranks, message):
+    from halfbyte.torch.parallel import parallelize
+    from halfbyte.transformers import load_model
+    from tiny_models import write_tiny
+
+    write_tiny(tmp_path, arch, producer)
+    with pytest.raises(HalfbyteError, match=message):
+        parallelize(load_model(tmp_path)[0], 0, ranks)
