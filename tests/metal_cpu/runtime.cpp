@@ -17,7 +17,8 @@
 #include <vector>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-#else
+#endif
+#if !defined(__x86_64__) || defined(HB_UCONTEXT)
 #include <ucontext.h>
 #endif
 
@@ -28,7 +29,7 @@ constexpr size_t STACK = 256 * 1024;  // bytes of a fibre's stack, a guard page 
 
 // ---- context switch -------------------------------------------------------------------------------------------------------
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(HB_UCONTEXT)
 using Context = void*;
 extern "C" void hb_switch(Context* from, Context to);
 __asm__(R"(
@@ -261,6 +262,25 @@ void body() {
   abort();
 }
 
+// The register that says how float32 subnormals are treated, and its value with them taken for zero.
+#if defined(__x86_64__)
+uint64_t float_control() { return _mm_getcsr(); }
+void set_float_control(uint64_t c) { _mm_setcsr(unsigned(c)); }
+constexpr uint64_t FLUSH = 0x8040;
+#elif defined(__aarch64__)
+uint64_t float_control() {
+  uint64_t c;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(c));
+  return c;
+}
+void set_float_control(uint64_t c) { __asm__ volatile("msr fpcr, %0" ::"r"(c)); }
+constexpr uint64_t FLUSH = 1 << 24;
+#else
+uint64_t float_control() { return 0; }
+void set_float_control(uint64_t) {}
+constexpr uint64_t FLUSH = 0;
+#endif
+
 float as_float(uint32_t u) {
   float f;
   memcpy(&f, &u, 4);
@@ -480,12 +500,8 @@ const char* hb_run(void (*kernel)(uint64_t*), uint64_t* arguments, size_t argume
       mprotect(low, 4096, PROT_NONE);
       M.threads[i].stack = low + 4096;
     }
-#if defined(__x86_64__)
-  const unsigned control = _mm_getcsr();
-  _mm_setcsr(flush ? control | 0x8040 : control & ~0x8040u);
-#else
-  (void)flush;
-#endif
+  const uint64_t control = float_control();
+  set_float_control(flush ? control | FLUSH : control & ~FLUSH);
   for (M.group[2] = 0; M.group[2] < M.groups[2] && !M.failed; ++M.group[2])
     for (M.group[1] = 0; M.group[1] < M.groups[1] && !M.failed; ++M.group[1])
       for (M.group[0] = 0; M.group[0] < M.groups[0] && !M.failed; ++M.group[0]) {
@@ -536,9 +552,7 @@ const char* hb_run(void (*kernel)(uint64_t*), uint64_t* arguments, size_t argume
           }
         }
       }
-#if defined(__x86_64__)
-  _mm_setcsr(control);
-#endif
+  set_float_control(control);
   return M.failed ? M.fault : nullptr;
 }
 
