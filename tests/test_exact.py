@@ -268,3 +268,9 @@ def test_dtype_names_and_objects_are_understood_and_others_refused():
 
 def test_codec_words_are_unique_across_families():
     assert len({w.casefold() for w in words()}) == sum(len(f.words) for f in FAMILIES.values())
+
+
+@pytest.mark.parametrize("dtype", [None, object, "float8_e4m3fn", ""])
+def test_what_is_no_output_dtype_is_refused(dtype):
+    with pytest.raises(FormatError, match="is not a dtype to decode to"):
+        dtype_named(dtype)

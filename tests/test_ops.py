@@ -248,3 +248,14 @@ def test_import_needs_neither_torch_nor_transformers():
     code = f"import halfbyte, halfbyte.ops, sys; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_lists_are_arrays(rng):
+    w = weight(rng, 4, 64)
+    x = np.ones((2, 64), np.float32)
+    plain = ops.linear(x, w)
+    np.testing.assert_array_equal(ops.linear(x, w, bias=[1.0, 2.0, 3.0, 4.0]), plain + np.arange(1, 5, dtype=np.float32))
+    with pytest.raises(ShapeError, match=r"bias has shape \(3,\); the weight has n = 4 outputs"):
+        ops.linear(x, w, bias=[1.0, 2.0, 3.0])
+    assert ops.embedding([], w).shape == (0, 64)
+    assert ops.embedding([[3], [0]], w).shape == (2, 1, 64)

@@ -39,7 +39,7 @@ def dtype_named(dtype: Any) -> np.dtype[Any]:
     if name in DTYPES:
         return DTYPES[name]
     try:
-        found = np.dtype(dtype)
+        found = None if dtype is None else np.dtype(dtype)  # NumPy takes None for float64
     except TypeError:
         found = None
     if found is not None and found.name in DTYPES:

@@ -145,6 +145,7 @@ def linear(
     n, k = _check_w("linear", w, 2)
     flat, lead = as_matrix("linear", x, k)
     if bias is not None:
+        bias = bias if is_torch(bias) else np.asarray(bias)
         _check_bias("linear", bias, n)
     device = device_of(x)
     chosen, prepared = _resolve(w, Call("linear", w.format, dtype_of(x), activations, schedule), device, backend)
@@ -165,6 +166,7 @@ def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | Non
     word = str(dtype).removeprefix("torch.")
     if not is_torch(ids):
         ids = np.asarray(ids)
+        ids = ids if ids.size else ids.astype(np.int64)  # an empty list comes as floats
     chosen, prepared = _resolve(w, Call("embedding", w.format, word), device_of(ids), backend)
     if chosen.device != "cpu":
         return chosen.embedding(ids, prepared, word)

@@ -61,12 +61,17 @@ def format_named(text: str | Format, group_size: int | None = None, **options: A
     """
     if isinstance(text, Format):
         return text
+    if not isinstance(text, str):
+        raise FormatError(f"[format] {text!r}; a codec is a word such as 'mxfp4' or 'int4:g128', or a Format")
     word, _, tail = text.partition(":")
     if tail:
         match = re.fullmatch(r"g(\d+)|channel|g-1", tail)
         if not match:
             raise FormatError(f"[format] {text!r}; a codec is spelled codec[:gN] or codec:channel")
-        group_size = int(match[1]) if match[1] else -1
+        spelled = int(match[1]) if match[1] else -1
+        if group_size not in (None, spelled):
+            raise FormatError(f"[format] {text!r} with group_size={group_size!r}; give one of the two")
+        group_size = spelled
     for family in FAMILIES.values():
         for known in family.words:
             if known.casefold() == word.casefold():  # ggml writes q4_K, people q4_k

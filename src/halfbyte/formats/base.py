@@ -122,11 +122,13 @@ class Family(ABC):
 
 def check_group(word: str, group_size: int, allowed: Sequence[int] | None = None) -> int:
     """A positive group size or −1, from `allowed` when given; FormatError otherwise."""
+    if isinstance(group_size, bool) or not isinstance(group_size, (int, np.integer)):
+        raise FormatError(f"[format] {word} with group size {group_size!r}; a whole number is allowed")
     if allowed is not None and group_size not in allowed:
         raise FormatError(f"[format] {word} with group size {group_size}; allowed: {', '.join(map(str, allowed))}")
-    if group_size != -1 and group_size < 1:
-        raise FormatError(f"[format] {word} with group size {group_size}; allowed: 1 or more, or -1 for the whole row")
-    return group_size
+    if group_size != -1 and not 1 <= group_size < 1 << 31:
+        raise FormatError(f"[format] {word} with group size {group_size}; allowed: 1 to 2^31 - 1, or -1 for the whole row")
+    return int(group_size)
 
 
 def finite(x: NDArray[Any], word: str) -> NDArray[Any]:

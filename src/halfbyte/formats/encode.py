@@ -27,7 +27,7 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     policy   a producer's name ("mlx", "compressed-tensors", "torchao-rceil", ...), whose bytes are then reproduced; None for the
              default of the format, the one with the least error (docs/policies.md)
     options  single rules by name, over the policy's: `scale="floor"`, `ties="even"`, `zeros="keep"`, ... and the format's own
-             options (`scale_dtype`, `global_scale`, `rows`, ...)
+             options (`group_size`, `scale_dtype`, `global_scale`, `rows`, ...)
 
     Raises FormatError for a word, option or policy that does not exist, for NaN or infinite values (naming the first), and where
     a scale does not fit its dtype; ShapeError for an array that is not a weight. An empty tensor has empty parts, and a tensor
@@ -40,7 +40,7 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     family = family_of(format_named(codec))
     word = codec.name if isinstance(codec, Format) else format_named(codec).name
     given = {**(family.policy(word, policy) if policy is not None else {}), **options}
-    of_format = {k: given.pop(k) for k in family.format_options if k in given}
+    of_format = {k: given.pop(k) for k in ("group_size", *family.format_options) if k in given}
     if of_format.get("scale_dtype") == "input":
         of_format["scale_dtype"] = x.dtype.name if x.dtype.name in FLOAT_SCALES else "float32"
     fmt = _resolve(codec, family, of_format)
@@ -91,7 +91,7 @@ def _resolve(codec: str | Format, family: Family, options: dict[str, Any]) -> Fo
     if not isinstance(codec, Format):
         return format_named(codec, **options)
     if options:
-        wanted = family.format(codec.name, codec.group_size, **options)
+        wanted = family.format(codec.name, **{"group_size": codec.group_size, **options})
         if wanted != codec:
             raise FormatError(
                 f"[quantize] {codec} with {', '.join(f'{k}={v!r}' for k, v in options.items())} is another format; "
