@@ -74,6 +74,31 @@ def test_wrong_words_say_what_is_allowed(word, options, message):
         quantize(gaussian((2, 64)), word, **options)
 
 
+@pytest.mark.parametrize(
+    ("codec", "options", "message"),
+    [
+        (4, {}, r"\[format\] 4; a codec is a word such as 'mxfp4' or 'int4:g128', or a Format"),
+        (None, {}, r"\[format\] None; a codec"),
+        ("int4:g32", {"group_size": 64}, r"'int4:g32' with group_size=64; give one of the two"),
+        ("int4", {"group_size": "32"}, r"int4 with group size '32'; a whole number is allowed"),
+        ("int4", {"group_size": 32.0}, r"int4 with group size 32\.0; a whole number is allowed"),
+        ("int4", {"group_size": True}, r"int4 with group size True; a whole number is allowed"),
+        ("int4:g99999999999999999999", {}, r"group size 99999999999999999999; allowed: 1 to 2\^31 - 1"),
+        (format_named("int4:g32"), {"group_size": 64}, r"int4:g32 with group_size=64 is another format"),
+    ],
+)
+def test_codecs_and_group_sizes_of_the_wrong_type(codec, options, message):
+    with pytest.raises(FormatError, match=message):
+        quantize(gaussian((2, 64)), codec, **options)
+
+
+def test_a_group_size_is_an_option_too():
+    x = gaussian((2, 64))
+    assert quantize(x, "int4", group_size=32) == quantize(x, "int4:g32") == quantize(x, "int4:g32", group_size=np.int64(32))
+    assert quantize(x, "int4", group_size=-1) == quantize(x, "int4:channel")
+    assert quantize(x, "int4", group_size=None).format.group_size == 128
+
+
 def test_a_format_that_its_options_contradict_is_refused():
     fmt = format_named("nvfp4")
     with pytest.raises(FormatError, match=r"nvfp4:g16 with global_scale='divide' is another format; give the codec word"):
