@@ -22,7 +22,6 @@ def test_decode_and_products_without_a_gpu():
     done = subprocess.run(
         [sys.executable, str(HERE / "cuda_interpreter.py"), *FORMATS],
         env=environment,
-        cwd=HERE,
         capture_output=True,
         text=True,
         timeout=300,
