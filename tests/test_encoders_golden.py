@@ -116,6 +116,28 @@ def test_compressed_tensors_pack(path):
     same_answers(case, q)
 
 
+OLD = with_original("compressed-tensors-old")
+
+
+@pytest.mark.parametrize("path", OLD, ids=ids(OLD))
+def test_compressed_tensors_of_older_versions(path):
+    """Words of 3 bits held 10 codes each; `weight_g_idx` says which inputs were rounded together."""
+    case = read_case(path)
+    x, words = original(case), case.tensors["weight_packed"]
+    bits, group, asymmetric = int(re.search(r"_int(\d)", path.stem)[1]), re.search(r"_g(\d+)", path.stem)[1], "asym" in path.stem
+    index = case.tensors.get("weight_g_idx", np.arange(x.shape[1]) // int(group))
+    order = np.argsort(index, kind="stable")
+    q = quantize(np.ascontiguousarray(x[:, order]), f"{'uint' if asymmetric else 'int'}{bits}:g{group}", "compressed-tensors")
+    each = 32 // bits
+    codes = np.concatenate([stream(words[:, [i]], bits, each) for i in range(words.shape[1])], axis=1)[:, : x.shape[1]]
+    np.testing.assert_array_equal(codes_of(q), codes[:, order])
+    same_bits(q.parts["scales"], case.tensors["weight_scale"])
+    assert asymmetric == ("weight_zero_point" in case.tensors)
+    if asymmetric:
+        zeros = stream(np.ascontiguousarray(case.tensors["weight_zero_point"].T), bits, x.shape[0]).T
+        np.testing.assert_array_equal(q.parts["zeros"], zeros)
+
+
 BYTES = with_original("compressed-tensors", pattern="^(int8|fp8|mx|nv)")
 
 
@@ -303,10 +325,13 @@ def test_microxcaling_fake_quantized_values(path):
 
 def test_every_file_with_an_original_is_compared_above():
     """No file with an `orig::` tensor is left out but HQQ's optimizer; GGUF has its own tests."""
-    compared = {*MLX, *PACKED, *BYTES, *MODELOPT, *TORCHAO_MX, *TORCHAO_NVFP4, *BITSANDBYTES, *HQQ, *MICROXCALING}
+    compared = {*MLX, *PACKED, *OLD, *BYTES, *MODELOPT, *TORCHAO_MX, *TORCHAO_NVFP4, *BITSANDBYTES, *HQQ, *MICROXCALING}
     one_by_one = {
         "int4_awq_export_g128_bf16", "int4_qtensor_g128_bf16", "nf4_bf16", "int8", "affine_uint4_g32_bf16",
         "intx_b4_g32_symmetric_bf16", "intx_b4_g64_asymmetric_f32", "elemwise_sweep", "b4_g128_axis1_float32_opt",
     }  # fmt: skip
-    everything = with_original("mlx", "compressed-tensors", "modelopt", "torchao", "bitsandbytes", "hqq", "microxcaling")
+    producers = (
+        "mlx", "compressed-tensors", "compressed-tensors-old", "modelopt", "torchao", "bitsandbytes", "hqq", "microxcaling",
+    )  # fmt: skip
+    everything = with_original(*producers)
     assert {p.stem for p in set(everything) - compared} == one_by_one
