@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -282,6 +284,7 @@ def test_input_scales_of_another_producer_s_kernels_are_left_out_and_pre_quant_s
         convert(folder, tmp_path / "x", to="compressed-tensors")
 
 
+@pytest.mark.filterwarnings("ignore::halfbyte.checkpoints.CheckpointWarning")
 @pytest.mark.parametrize("name", ["tiny_mixed.gguf", "tiny_fp4_moe.gguf", "tiny_align64.gguf"])
 def test_gguf_to_gguf_keeps_names_key_values_and_values(tmp_path, name):
     source, out = GOLDEN / "gguf" / name, tmp_path / "out.gguf"
@@ -298,6 +301,7 @@ def test_gguf_to_gguf_keeps_names_key_values_and_values(tmp_path, name):
         assert a.data.tobytes() == b.data.tobytes()
 
 
+@pytest.mark.filterwarnings("ignore::halfbyte.checkpoints.CheckpointWarning")
 def test_gguf_to_another_block_type_is_read_by_gguf_s_own_reader(tmp_path):
     source, out = GOLDEN / "gguf" / "tiny_mixed.gguf", tmp_path / "out.gguf"
     with pytest.raises(LossyError, match="cannot go to gguf:q8_0 exactly"):
@@ -387,6 +391,42 @@ def test_two_runs_at_one_place(tmp_path):
     (tmp_path / ".out.partial" / "lock").write_text("999999999")
     convert(source, tmp_path / "out", to="gptq")
     assert identical(source, tmp_path / "out")
+
+
+_MEASURED = """
+import resource, sys
+from halfbyte.converting import convert
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+convert(sys.argv[1], sys.argv[2], to=sys.argv[3], workers=1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "awq", "mlx"])
+def test_case_43_conversion_streams(tmp_path, to):
+    """96 MB of weights in tensors of 8 MB: memory grows by a few tensors, not by the checkpoint."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    with SafetensorsWriter(folder / "model.safetensors") as out:
+        for i in range(12):
+            out.add(f"l.{i}.up_proj.qweight", rng.integers(-(2**31), 2**31, (512, 4096), dtype=np.int32))
+            out.add(f"l.{i}.up_proj.qzeros", np.full((32, 512), 0x77777777, np.int32))
+            out.add(f"l.{i}.up_proj.scales", np.full((32, 4096), 0.01, np.float16))
+    command = [sys.executable, "-c", _MEASURED, str(folder), str(tmp_path / "out"), to]
+    grown_kb = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert grown_kb < (64 if to != "awq" else 96) * 1024
+
+
+def test_case_55_configs_with_any_text_under_any_locale(tmp_path):
+    source = write_model(tmp_path / "in", "int4:g128")
+    for i, settings in enumerate(({"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"})):
+        code = "import sys; from halfbyte.converting import convert; convert(sys.argv[1], sys.argv[2], to='gptq')"
+        command = [sys.executable, "-c", code, str(source), str(tmp_path / f"{i}")]
+        subprocess.run(command, env={**os.environ, **settings}, check=True)
+        assert json.loads((tmp_path / f"{i}" / "config.json").read_text(encoding="utf-8"))["_note"] == "ünïcode"
 
 
 def test_progress_counts_bytes_read(tmp_path):

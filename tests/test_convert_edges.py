@@ -224,6 +224,21 @@ def test_case_02_autogptq_zero_point_16_moves_into_range():
         convert_tensor(full, "awq:uint4:g32")
 
 
+def test_case_03_three_bit_words_are_a_dense_stream():
+    """128 inputs of 3 bits are 12 words down, 64 outputs 6 words across."""
+    q = finite_tensor(format_named("uint3", 64), (64, 128), 0)
+    tensors = convert_weight(q, goal_named("gptq")).tensors
+    assert tensors["qweight"].shape == (12, 64)
+    assert tensors["qzeros"].shape == (2, 6)
+
+
+@pytest.mark.parametrize("to", ["modelopt:mxfp4", "compressed-tensors:mxfp4", "gguf", "gpt-oss", "mlx"])
+def test_case_09_odd_rows_of_fp4_are_refused_and_never_run_together(to):
+    q = finite_tensor(format_named("mxfp4"), (5, 3), 0)
+    with pytest.raises(LayoutError, match=r"\(5, 3\) has no place in"):
+        convert_tensor(q, to)
+
+
 def test_case_04_awq_interleave_of_codes_and_zero_points():
     q = integers(np.repeat(np.arange(8, dtype=np.uint8)[:, None], 32, 1), np.ones((8, 1), np.float16), np.arange(8)[:, None])
     tensors = convert_weight(q, goal_named("awq")).tensors

@@ -94,8 +94,8 @@ def test_two_levels_of_nvfp4_gain_from_the_tensor_scale():
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("fill", [0.0, 1e-30, -7.0, 1.0])
-def test_constant_and_zero_groups(codec, fill):
+@pytest.mark.parametrize("fill", [0.0, 1e-30, 1e-40, -7.0, 1.0])
+def test_case_13_constant_tiny_and_zero_groups(codec, fill):
     x = np.full((3, 64), fill, np.float32)
     q = mse(x, codec)
     assert np.isfinite(q.dequantize()).all()
