@@ -29,8 +29,8 @@ _LATE = {"convert": "converting", "verify": "verification", "load_model": "trans
 """Names whose modules are imported on first use."""
 
 __all__ = [
-    "Checkpoint", "Format", "HalfbyteError", "QTensor", "convert", "dequantize", "embedding", "experts", "format_named", "linear", "load",
-    "load_model", "open", "prepare", "quantize", "save", "verify",
+    "Checkpoint", "Format", "HalfbyteError", "QTensor", "convert", "dequantize", "embedding", "experts", "format_named", "linear",
+    "load", "load_model", "open", "prepare", "quantize", "save", "verify",
 ]  # fmt: skip
 
 
