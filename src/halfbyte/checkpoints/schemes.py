@@ -54,15 +54,13 @@ class Scheme(ABC):
         """Take from another file's config of the same method what this one leaves out; findings where the two contradict each
         other."""
         mine, theirs = self.raw, other.raw
+        keys = (*WIDTHS, *GROUPS, "checkpoint_format", "quant_algo", "version", "mode")
+        both = [k for k in keys if mine.get(k) is not None and theirs.get(k) is not None]
+        says = "{} is {!r:.60} in {} and {!r:.60} in {}; the first is used"
         odd = [
-            Finding(
-                "warning",
-                "configs-disagree",
-                "",
-                f"{key} is {mine[key]!r:.60} in {self.where} and {theirs[key]!r:.60} in {other.where}; the first is used",
-            )
-            for key in (*WIDTHS, *GROUPS, "checkpoint_format", "quant_algo", "version", "mode")
-            if mine.get(key) is not None and theirs.get(key) is not None and str(mine[key]).lower() != str(theirs[key]).lower()
+            Finding("warning", "configs-disagree", "", says.format(k, mine[k], self.where, theirs[k], other.where))
+            for k in both
+            if str(mine[k]).lower() != str(theirs[k]).lower()
         ]
         type(self).__init__(self, {**theirs, **{k: v for k, v in mine.items() if v is not None}}, self.where)
         return odd
