@@ -81,12 +81,12 @@ def test_formats_and_dtypes(word, dtype):
     check(b.experts(x, b.prepare(up), b.prepare(down), index, share), x, up, down, index, share, dtype)
 
 
-@pytest.mark.parametrize("m", [0, 63, 64, 65])
+@pytest.mark.parametrize("m", [0, 63, 64, 65, 200])
 def test_case_21_32_unaligned_row_counts_and_starved_experts(m):
     up, down = stack("mxfp4", (5, 64, 32), 1), stack("mxfp4", (5, 9, 32), 2)
     x = torch.randn(m, 32, generator=torch.Generator().manual_seed(2)).half()
     b = backend()
-    for only in ([0, 4], [3, 3]):  # experts 1 and 2 starve, then all but one
+    for only in ([0, 4], [3, 3], [1, 2]):  # experts between starve, then all but one, then those around
         index = torch.tensor(only).expand(m, 2)
         share = torch.rand(m, 2, generator=torch.Generator().manual_seed(3))
         y = b.experts(x, b.prepare(up), b.prepare(down), index, share)
