@@ -36,9 +36,10 @@ from halfbyte.evaluation.thresholds import fraction
 from halfbyte.torch import packed_modules
 from halfbyte.transformers import load_model
 from tiny_models import VOCAB, dense_model, write_tiny
+from tiny_tokenizer import write_tokenizer
 
-IDS = [1, *np.random.default_rng(0).integers(3, VOCAB, 99).tolist()]
-DOCUMENT = "<tok5> <tok7> <tok9> <tok5> <tok11>"
+IDS = [1, *np.random.default_rng(0).integers(6, VOCAB, 99).tolist()]
+DOCUMENT = "<tok15> <tok7> <tok9> <tok15> <tok11>"
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +50,9 @@ def model():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A packed checkpoint with a tokenizer of one token a word, bos added."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     where = tmp_path_factory.mktemp("packed")
     write_tiny(where, "llama", "halfbyte")
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<tok{i}>": i for i in range(3, VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    fast.save_pretrained(where)
+    write_tokenizer(where)
     (where / "text.txt").write_bytes((" ".join(f"<tok{i}>" for i in IDS[1:]) + "\n").encode())
     return where
 
@@ -250,7 +243,7 @@ def test_texts(tmp_path):
 
 def test_tokens_and_their_bos(folder):
     _, tokenizer = load_model(folder)
-    assert tokens_of(tokenizer, DOCUMENT) == ([1, 5, 7, 9, 5, 11], 1)
+    assert tokens_of(tokenizer, DOCUMENT) == ([1, 15, 7, 9, 15, 11], 1)
     tokenizer.bos_token = "<tok90>"
     assert tokens_of(tokenizer, DOCUMENT)[1] is None
 

@@ -16,7 +16,10 @@ import typer
 from .failures import explain, guarded, warn
 from .terminal import survive_any_output
 
-COMMANDS = ("inspect", "dequantize", "convert", "quantize", "verify", "generate", "eval", "plan", "bench", "backends", "selftest")
+COMMANDS = (
+    "inspect", "dequantize", "convert", "quantize", "verify", "generate", "chat", "serve", "eval", "plan", "bench",
+    "backends", "selftest",
+)  # fmt: skip
 """Modules of this package; each holds a function of the module's name."""
 
 app = typer.Typer(

@@ -1,0 +1,73 @@
+"""halfbyte chat: a conversation with a packed model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UnsupportedError
+from .terminal import print_json, printable
+
+COMMANDS = "/reset forgets the conversation, /exit (or end of input) ends it"
+
+
+def chat(
+    path: Annotated[Path, typer.Argument(help="A checkpoint of a model that was made for conversation.")],
+    system: Annotated[str, typer.Option(help="A system message.")] = "",
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many tokens a reply.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws one.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw among the so many likeliest tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the fewest tokens whose probabilities reach this.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
+    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: a record a reply.")] = False,
+) -> int:
+    """Talk to a model. Every line of standard input is a message; replies are streamed to standard output."""
+    from ..checkpoints import open as open_checkpoint
+
+    open_checkpoint(path).close()  # what is damaged is reported before torch is imported
+    from ..chat import Chat
+    from ..generation import Sampling
+    from ..transformers import load_model
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    model, tokenizer = load_model(path, activations=activations, backend=backend, device=device)
+    if tokenizer is None:
+        raise UnsupportedError(f"[chat] {path} has no tokenizer; put its tokenizer.json beside the weights")
+    talk = Chat(model, tokenizer, system=system, max_tokens=max_tokens, sampling=sampling)
+    if sys.stdin.isatty():
+        print(COMMANDS, file=sys.stderr)
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line or line.strip() == "/exit":
+            return 0
+        if line.strip() == "/reset":
+            talk.reset()
+        elif line.strip():
+            _reply(talk, line.rstrip("\n"), json)
+
+
+def _reply(talk: object, text: str, json: bool) -> None:
+    from ..chat import Chat
+
+    assert isinstance(talk, Chat)
+    for piece in talk.say(text):
+        if not json:
+            print(piece, end="", flush=True)
+    assert talk.last is not None
+    if json:
+        last = talk.last
+        print_json({"record": "reply", "text": last.text, "stopped": last.stopped, "prompt_tokens": len(last.prompt_ids),
+                    "tokens": len(last.tokens), "tokens_per_s": round(last.tokens_per_s, 2)})  # fmt: skip
+        sys.stdout.flush()
+        return
+    print(flush=True)
+    if talk.last.stopped != "eos":
+        print(printable(f"(the reply ended at its {talk.last.stopped})"), file=sys.stderr)

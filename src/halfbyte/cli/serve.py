@@ -1,0 +1,38 @@
+"""halfbyte serve: a packed model behind transformers' OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .terminal import printable
+
+
+def serve(
+    path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Port to listen at.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="What requests call the model; its file's or folder's name without it.")
+    ] = None,
+    cors: Annotated[bool, typer.Option("--cors", help="Allow requests from any origin.")] = False,
+    activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
+    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+) -> int:
+    """Serve /v1/chat/completions, /v1/completions and the rest of transformers' server until interrupted."""
+    from ..checkpoints import open as open_checkpoint
+
+    open_checkpoint(path).close()  # what is damaged is reported before torch is imported
+    from ..transformers.serving import server
+
+    app = server(path, name=name, cors=cors, activations=activations, backend=backend, device=device, dtype=dtype)
+    import uvicorn
+
+    print(printable(f"{path} at http://{host}:{port}/v1"), file=sys.stderr)
+    uvicorn.run(app, host=host, port=port, log_level="warning")
+    return 0

@@ -1,0 +1,78 @@
+"""An OpenAI-compatible server of one packed model: transformers' own server, given a model that `load_model` made.
+
+    app = server(path, name="gemma")        a FastAPI application: /v1/chat/completions, /v1/completions, /v1/models, /health, ...
+
+Endpoints, streaming, sampling options and tool calls are transformers' (`transformers serve`); only where the model comes from
+is different. Needs `pip install 'transformers[serving]'`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnsupportedError
+from .load import load_model
+
+
+def server(path: str | Path, *, name: str | None = None, cors: bool = False, **options: Any) -> Any:
+    """The application. `name` is what requests call the model, the file's or folder's name without one; `options` are those of
+    `load_model`.
+
+    Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint has no tokenizer.
+    """
+    try:
+        from transformers.cli.serving.chat_completion import ChatCompletionHandler
+        from transformers.cli.serving.completion import CompletionHandler
+        from transformers.cli.serving.response import ResponseHandler
+        from transformers.cli.serving.server import build_server
+        from transformers.cli.serving.systemone import SystemOneHandler
+        from transformers.cli.serving.transcription import TranscriptionHandler
+        from transformers.cli.serving.utils import GenerationState
+    except ImportError as error:
+        raise UnsupportedError(
+            f"[serve] {error.name or error} is missing, which transformers' server needs; pip install 'transformers[serving]'"
+        ) from error
+    model, tokenizer = load_model(path, **options)
+    if tokenizer is None:
+        raise UnsupportedError(f"[serve] {path} has no tokenizer; put its tokenizer.json beside the weights")
+    manager = _manager(model, tokenizer, name or Path(path).resolve().name)
+    state = GenerationState()
+    return build_server(
+        manager,
+        ChatCompletionHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
+        completion_handler=CompletionHandler(model_manager=manager, generation_state=state),
+        response_handler=ResponseHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
+        transcription_handler=TranscriptionHandler(manager, state),
+        systemone_handler=SystemOneHandler(
+            model_manager=manager, generation_state=state, chat_template_kwargs={}, decision_config=None
+        ),
+        generation_state=state,
+        enable_cors=cors,
+    )
+
+
+def _manager(model: Any, tokenizer: Any, name: str) -> Any:
+    """transformers' manager of models, with one model in it that is there and stays."""
+    from transformers.cli.serving.model_manager import ModelManager
+
+    class PackedManager(ModelManager):  # type: ignore[misc] # transformers is not type-checked
+        def __init__(self) -> None:
+            super().__init__(device=str(model.device), model_timeout=-1)
+            self.force_model = name
+
+        @staticmethod
+        def process_model_name(model_id: str) -> str:
+            return model_id
+
+        def load_model_and_processor(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return model, tokenizer
+
+        def list_models(self, cache_dir: str | None = None) -> list[dict[str, Any]]:
+            loaded = {"value": "loaded"}
+            return [{"owned_by": "halfbyte", "id": name, "object": "model", "created": 0, "status": loaded}]
+
+        def shutdown(self) -> None:
+            """Nothing was loaded here."""
+
+    return PackedManager()

@@ -1,0 +1,109 @@
+"""Conversations, from the template to the command; and the server, which is transformers' own."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from halfbyte.chat import Chat
+from halfbyte.cli.app import main
+from halfbyte.errors import UnsupportedError
+from halfbyte.generation import Generation
+from halfbyte.transformers import load_model
+from tiny_models import write_tiny
+from tiny_tokenizer import TEMPLATE, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("chat")
+    write_tiny(where, "llama", "mlx")
+    write_tokenizer(where, TEMPLATE)
+    return where
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load_model(folder)
+
+
+def test_the_prompt_is_the_templates(loaded):
+    chat = Chat(*loaded, max_tokens=3)
+    reply = "".join(chat.say("<tok7> <tok8>"))
+    assert chat.messages == [{"role": "user", "content": "<tok7> <tok8>"}, {"role": "assistant", "content": reply}]
+    assert chat.last.prompt_ids == loaded[1].apply_chat_template(chat.messages[:1], add_generation_prompt=True)["input_ids"]
+    assert chat.last.prompt_ids[-1] == 4
+    first = list(chat.last.tokens)
+    list(chat.say("<tok9>"))
+    assert chat.last.prompt_ids[: 6 + len(first)] == [1, 3, 7, 8, 5, 4, *first]
+    plain = Generation(*loaded, chat.last.prompt_ids, max_tokens=3)
+    list(plain)
+    assert plain.tokens == chat.last.tokens
+
+
+def test_a_system_message_that_the_template_does_not_know(loaded):
+    """It goes to the head of the first message, as the models' makers advise."""
+    chat = Chat(*loaded, system="<tok20>", max_tokens=1)
+    list(chat.say("<tok7>"))
+    assert chat.last.prompt_ids == [1, 3, 20, 7, 5, 4]
+    chat.reset()
+    assert chat.messages == [{"role": "system", "content": "<tok20>"}]
+
+
+def test_a_reply_that_is_not_read_to_its_end(loaded):
+    chat = Chat(*loaded, max_tokens=5)
+    stream = chat.say("<tok7>")
+    piece = next(stream)
+    stream.close()
+    assert chat.messages[-1] == {"role": "assistant", "content": piece}
+
+
+def test_without_a_template(loaded, tmp_path):
+    with pytest.raises(UnsupportedError, match="has no chat template"):
+        Chat(loaded[0], write_tokenizer(tmp_path))
+
+
+def test_the_command(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n\n<tok8>\n/reset\n<tok7>\n/exit\n<tok9>\n"))
+    assert main(["chat", str(folder), "-n", "2", "--json"]) == 0
+    first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {**third, "tokens_per_s": first["tokens_per_s"]}
+    assert second["prompt_tokens"] > first["prompt_tokens"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n"))
+    assert main(["chat", str(folder), "-n", "2"]) == 0
+    assert capsys.readouterr().out.strip() == first["text"].strip()
+
+
+@pytest.mark.ecosystem
+def test_the_server_answers_as_the_model(folder, loaded):
+    """Chat and text completions through HTTP; needs transformers[serving] and httpx."""
+    from fastapi.testclient import TestClient
+
+    from halfbyte.transformers.serving import server
+
+    model, tokenizer = loaded
+    with TestClient(server(folder, name="tiny")) as client:
+        [listed] = client.get("/v1/models").json()["data"]
+        assert (listed["id"], listed["status"]["value"]) == ("tiny", "loaded")
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "<tok7>"}], "max_tokens": 4, "temperature": 0}
+        answer = client.post("/v1/chat/completions", json={**body, "stream": False}).json()
+        plain = Generation(model, tokenizer, [1, 3, 7, 5, 4], max_tokens=4)
+        list(plain)
+        assert answer["choices"][0]["message"]["content"].split() == tokenizer.decode(plain.tokens).split()
+        assert answer["usage"]["prompt_tokens"] == 5
+        text = client.post(
+            "/v1/completions", json={"model": "tiny", "prompt": "<tok7>", "max_tokens": 3, "temperature": 0}
+        ).json()
+        assert text["choices"][0]["text"]
+        assert client.post("/v1/chat/completions", json={**body, "model": "other"}).status_code == 400
+
+
+def test_a_server_without_its_packages_says_so(folder, monkeypatch):
+    from halfbyte.transformers.serving import server
+
+    monkeypatch.setitem(sys.modules, "transformers.cli.serving.server", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'transformers\[serving\]'"):
+        server(folder)
