@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,10 @@ def convert(
         bool, typer.Option("--lossy", help="Requantize, with least error, the weights that cannot be kept exactly.")
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done with each tensor; write nothing.")] = False,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint of the same model whose names, config and tokenizer OUT takes: folder to GGUF and back."),
+    ] = None,
     scale_dtype: Annotated[
         str | None, typer.Option(help="float16, bfloat16 or float32 for group scales, instead of one that holds them exactly.")
     ] = None,
@@ -46,10 +51,14 @@ def convert(
     from ..dequantizing import parse_size
 
     limit = parse_size(max_shard_size)
-    with open_checkpoint(path) as checkpoint, progress("planning" if plan else "converting", in_bytes=True) as report:
+    with (
+        open_checkpoint(path) as checkpoint,
+        open_checkpoint(like) if like is not None else contextlib.nullcontext() as other,
+        progress("planning" if plan else "converting", in_bytes=True) as report,
+    ):
         done = convert_checkpoint(
-            checkpoint, out, to, lossy=lossy, plan=plan, scale_dtype=scale_dtype, workers=workers, max_shard_size=limit,
-            overwrite=force, progress=report,
+            checkpoint, out, to, lossy=lossy, plan=plan, like=other, scale_dtype=scale_dtype, workers=workers,
+            max_shard_size=limit, overwrite=force, progress=report,
         )  # fmt: skip
     for note in done.notes:
         complain(f"note: {note}")

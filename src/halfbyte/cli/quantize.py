@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,12 @@ from .failures import complain
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
     from ..converting import Converted
+    from ..converting.quantizing import Rounder
 
 _COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", True))
 
@@ -62,11 +67,13 @@ def quantize(
     calibrated = method in ("gptq", "awq") and not plan
     if calibrated and calibration is None:
         raise FormatError(f"[quantize] --method {method} wants --calibration FILE, a text like those the model will read")
+    rounder: str | Rounder = "mse" if method == "mse" else "rtn"
+    replaced: Mapping[str, NDArray[Any]] = {}
+    notes: list[str] = []
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with open_checkpoint(path) as checkpoint:
-        rounder, replaced, notes = "mse" if method == "mse" else "rtn", None, []
-        if calibrated:
+        if calibrated and calibration is not None:
             from ..calibration import calibrate
 
             with progress("calibrating") as report:

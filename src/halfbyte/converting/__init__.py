@@ -30,7 +30,8 @@ def convert(
     out      where to write a checkpoint (`convert_checkpoint`)
     to       `layout[:codec[:gN]]`: "mlx", "gguf:q4_0", "gptq:int4:g128", "compressed-tensors:nvfp4"
     lossy    allow the least-error requantization of weights that no edge keeps
-    options  of `convert_tensor` or `convert_checkpoint`: scale_dtype, name; plan, workers, max_shard_size, overwrite, progress
+    options  of `convert_tensor` or `convert_checkpoint`: scale_dtype, name; plan, like, workers, max_shard_size, overwrite,
+             progress
 
     Raises LossyError, naming weights and the error it would cost, when values would change and `lossy` is not set.
     """

@@ -27,6 +27,7 @@ from ..dequantizing import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS
 from ..errors import CheckpointError, LayoutError
 from ..qtensor import QTensor
 from .outcome import KINDS, Outcome
+from .relaid import Relaid
 from .targets import Goal, goal_named
 from .tensor import refusal
 from .unit import COPIED, QUANTIZED, Record, Unit, blocks, convert_key, from_note
@@ -82,6 +83,7 @@ def convert_checkpoint(
     *,
     lossy: bool = False,
     plan: bool = False,
+    like: Checkpoint | None = None,
     scale_dtype: str | None = None,
     workers: int = 0,
     max_shard_size: int = DEFAULT_SHARD,
@@ -94,6 +96,8 @@ def convert_checkpoint(
     to              `layout[:codec[:gN]]`
     lossy           requantize weights that no edge keeps
     plan            only say what would be done: nothing is written
+    like            a checkpoint of the same model whose names, row orders, configuration and tokenizer the result takes: for a
+                    GGUF from a folder, and for a folder from a GGUF
     workers         tensors converted at a time; 0 for one a processor, at most 4
     max_shard_size  bytes of a file of a folder
     overwrite       replace what is at `out`
@@ -102,6 +106,8 @@ def convert_checkpoint(
     be read; LayoutError when a weight has no place in the layout.
     """
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
+    if like is not None:
+        checkpoint = Relaid(checkpoint, like)
     return write_checkpoint(
         checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
         progress=progress,
@@ -129,6 +135,7 @@ def write_checkpoint(
     goal = goal if quantizing is not None else _settled(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
     result = Converted(out, goal, dropped=dropped, notes=_notes(checkpoint, goal))
+    result.dropped += checkpoint.left_out if isinstance(checkpoint, Relaid) else []
     count = workers or min(4, os.cpu_count() or 1)
     work = _Work(checkpoint, goal, keys, count, lossy, progress, quantizing, named)
     if plan:
@@ -279,7 +286,7 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def folder_of(checkpoint: Checkpoint) -> Path | None:
     """The folder whose files go along: the checkpoint's own, not that of a lone file."""
-    path = checkpoint.path
+    path = checkpoint.like.path if isinstance(checkpoint, Relaid) else checkpoint.path
     return path if path.is_dir() else path.parent if path.name.endswith(".index.json") else None
 
 
@@ -330,7 +337,7 @@ def _settled(checkpoint: Checkpoint, goal: Goal) -> Goal:
 
 
 def _notes(checkpoint: Checkpoint, goal: Goal) -> list[str]:
-    if checkpoint.format == "gguf" and goal.layout not in ("gguf", "halfbyte"):
+    if checkpoint.format == "gguf" and not isinstance(checkpoint, Relaid) and goal.layout not in ("gguf", "halfbyte"):
         text = "names stay GGUF's and no tokenizer is written: halfbyte reads the result; engines that load"
         return [f"{text} {goal.layout} want the model's own names and configuration"]
     return []
@@ -341,10 +348,11 @@ def _identity(work: _Work, limit: int) -> dict[str, Any]:
     path = work.checkpoint.path.resolve()
     files = sorted({f for k in work.keys for f in work.checkpoint.info(k).files})
     base = path if path.is_dir() else path.parent
+    like = str(work.checkpoint.like.path.resolve()) if isinstance(work.checkpoint, Relaid) else ""
     stats = [[f, (base / f).stat().st_size, (base / f).stat().st_mtime_ns] for f in files if (base / f).is_file()]
     return {
         "source": str(path), "files": stats, "to": str(work.goal), "params": dict(work.goal.params),
-        "scale_dtype": work.goal.scale_dtype, "how": work.named, "lossy": work.lossy, "limit": limit, "version": 1,
+        "scale_dtype": work.goal.scale_dtype, "how": work.named, "like": like, "lossy": work.lossy, "limit": limit, "version": 1,
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A GGUF file from a GGUF file: other block types, the same names, key-values and tokenizer.
 
 What a GGUF of a model is besides weights (architecture, tokenizer, row orders of q and k) is written nowhere in a folder of
-safetensors, so from there it is refused, with what to do instead.
+safetensors: from there it takes a GGUF of the same model to go by (`relaid`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf_writer import GGUFWriter, pairs_of
 from ..errors import UnsupportedError
 from ..formats.ggml_types import GGML_TYPES
+from .relaid import Relaid
 from .unit import Record, blocks
 
 if TYPE_CHECKING:
@@ -28,11 +29,12 @@ _PLAIN = {t.plain: t.name for t in GGML_TYPES.values() if t.plain}
 def write_gguf(work: _Work, out: Path) -> list[Record]:
     """Write `out` and return the records. UnsupportedError unless the source is a GGUF."""
     checkpoint = work.checkpoint
-    if not isinstance(checkpoint, GGUFCheckpoint):
+    home = checkpoint.like if isinstance(checkpoint, Relaid) else checkpoint
+    if not isinstance(home, GGUFCheckpoint):
         raise UnsupportedError(
             f"[convert] {checkpoint.path} is {checkpoint.format}: a GGUF also holds the model's tokenizer, key-values and its "
-            "own row orders, which a folder does not tell. Make a GGUF of the model once with llama.cpp's "
-            "convert_hf_to_gguf.py, and convert that; single weights convert with hb.convert(weight, to='gguf')"
+            "own row orders, which a folder does not tell. Give a GGUF of the same model, of any type, with --like: names, "
+            "tokenizer and key-values are taken from it (llama.cpp's convert_hf_to_gguf.py makes one)"
         )
     certain = {k for k in work.keys if _surely_has_factor(work, k)}
     scaled = [k for k in work.keys if _may_have_factor(work, k) and k not in certain]
@@ -43,16 +45,16 @@ def write_gguf(work: _Work, out: Path) -> list[Record]:
     }
     shapes: dict[str, tuple[int, ...]] = {}
     for key in work.keys:
-        name = checkpoint.tensor_name(key)
-        shapes[name] = checkpoint.file.headers[name].shape
+        name = tensor_name(home, key)
+        shapes[name] = home.file.headers[name].shape
         if factors.get(key):
             shapes[_factor_name(name)] = shapes[name][:-2] or (1,)
     records = []
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with GGUFWriter(out, pairs_of(checkpoint.file), shapes) as file:
+    with GGUFWriter(out, pairs_of(home.file), shapes) as file:
         for unit in work.units(work.keys):
             key = unit.record.key
-            name = checkpoint.tensor_name(key)
+            name = tensor_name(home, key)
             records.append(unit.record)
             if not unit.outcomes:
                 (array,) = unit.arrays.values()
@@ -63,6 +65,11 @@ def write_gguf(work: _Work, out: Path) -> list[Record]:
             if factors.get(key):
                 file.add(_factor_name(name), "F32", [np.asarray(outcome.tensors["scale"], np.float32)])
     return records
+
+
+def tensor_name(home: GGUFCheckpoint, key: str) -> str:
+    """The name in the file of a key, packed or dense."""
+    return home.tensor_name(next((k for k in (key, key.removesuffix(".weight"), f"{key}.weight") if k in home), key))
 
 
 def _may_have_factor(work: _Work, key: str) -> bool:

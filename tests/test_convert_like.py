@@ -1,0 +1,113 @@
+"""Folder to GGUF and back under another checkpoint's names: the same weights, and the same logits from both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import halfbyte
+from gguf_models import HIDDEN, VOCABULARY, dense_model, write
+from halfbyte.checkpoints import open as open_checkpoint
+from halfbyte.cli import main
+from halfbyte.converting import convert_checkpoint
+from halfbyte.converting.relaid import Relaid
+from halfbyte.errors import CheckpointError
+from halfbyte.verification import verify
+
+MODELS = ("llama", "qwen3", "gemma3", "gemma2")
+
+
+def logits(path: Path) -> torch.Tensor:
+    model, _ = halfbyte.load_model(path)
+    with torch.no_grad():
+        return model(torch.arange(3, 35)[None]).logits
+
+
+def both(tmp_path: Path, name: str, packed: bool) -> tuple[Any, Path, Path]:
+    """A dense model, a folder of it, and a GGUF of it (its matrices Q8_0 when packed)."""
+    model = dense_model(name)
+    gguf = write(tmp_path / "model.gguf", name, model, packed)
+    model.save_pretrained(tmp_path / "folder")
+    return model, tmp_path / "folder", gguf
+
+
+def converted(source: Path, out: Path, to: str, like: Path, **options: Any):
+    with open_checkpoint(source) as a, open_checkpoint(like) as b:
+        return convert_checkpoint(a, out, to, like=b, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_packed_gguf_becomes_a_folder_that_runs_the_same(tmp_path, name):
+    """Q8_0 to MLX's affine8 and to GPTQ's 8 bits: rows of q and k in transformers' order, norms without their 1."""
+    _, folder, gguf = both(tmp_path, name, packed=True)
+    want = logits(gguf)
+    for to in ("mlx", "compressed-tensors"):
+        done = converted(gguf, tmp_path / to, to, folder, workers=1)
+        assert done.counts["lossy"] == done.counts["equal"] == 0
+        assert done.counts["exact"] + done.counts["exact-if"] > 0
+        with halfbyte.open(tmp_path / to) as a, halfbyte.open(gguf) as b:
+            assert verify(a, b).verdict == "identical"
+        assert torch.allclose(logits(tmp_path / to), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_packed_folder_becomes_a_gguf_that_runs_the_same(tmp_path, name):
+    _, folder, gguf = both(tmp_path, name, packed=False)
+    arguments = ["--to", "compressed-tensors:int4:g32", "--method", "rtn"]
+    assert main(["quantize", str(folder), str(tmp_path / "int4"), *arguments]) == 0
+    out = tmp_path / "out.gguf"
+    done = converted(tmp_path / "int4", out, "gguf", gguf, workers=1)
+    assert done.counts["lossy"] == 0
+    with halfbyte.open(out) as written:
+        types = {written.info(k).dtype for k in written if written.info(k).quantized}
+    assert types == {"Q4_0"}
+    assert torch.allclose(logits(out), logits(tmp_path / "int4"), rtol=1e-5, atol=1e-5)
+    with halfbyte.open(tmp_path / "int4") as a, halfbyte.open(out) as b:
+        report = verify(a, b)
+        assert {c.status for c in report.comparisons} <= {"identical", "aside"}
+
+
+def test_there_and_back_every_part_is_as_it_was(tmp_path):
+    _, folder, gguf = both(tmp_path, "llama", packed=True)
+    converted(gguf, tmp_path / "away", "compressed-tensors", folder, workers=1)
+    converted(tmp_path / "away", tmp_path / "home.gguf", "gguf", gguf, workers=1)
+    with halfbyte.open(gguf) as a, halfbyte.open(tmp_path / "home.gguf") as b:
+        assert list(a) == list(b)
+        for key in a:
+            if a.info(key).quantized:
+                assert a[key] == b[key]
+
+
+def test_the_command_line_takes_like(tmp_path, capsys):
+    _, folder, gguf = both(tmp_path, "llama", packed=False)
+    assert main(["convert", str(folder), str(tmp_path / "x.gguf"), "--to", "gguf"]) == 2
+    assert "Give a GGUF of the same model, of any type, with --like" in capsys.readouterr().err
+    assert main(["convert", str(folder), str(tmp_path / "x.gguf"), "--to", "gguf", "--like", str(gguf)]) == 0
+    assert torch.allclose(logits(tmp_path / "x.gguf"), logits(gguf), rtol=1e-6, atol=1e-6)
+
+
+def test_another_model_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, folder, _ = both(tmp_path / "a", "llama", packed=False)
+    _, _, other = both(tmp_path / "b", "gemma3", packed=False)
+    with pytest.raises(CheckpointError, match="is it the same model"):
+        converted(folder, tmp_path / "out.gguf", "gguf", other)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_relaid_checkpoint_is_one(tmp_path):
+    _, folder, gguf = both(tmp_path, "llama", packed=False)
+    with open_checkpoint(folder) as a, open_checkpoint(gguf) as b:
+        laid = Relaid(a, b)
+        assert set(laid.keys()) >= {"token_embd.weight", "blk.0.attn_q.weight", "output_norm.weight"}
+        for key in laid:
+            info = laid.info(key)
+            assert info.shape == np.asarray(laid[key]).shape == np.asarray(b[key]).shape
+            assert np.array_equal(np.asarray(laid[key], np.float32), np.asarray(b[key], np.float32)), key
+        assert laid["token_embd.weight"].shape == (VOCABULARY, HIDDEN)
+        assert laid.metadata["general.architecture"] == "llama"
