@@ -165,8 +165,7 @@ class Relaid(Checkpoint):
             out = pieces[0].reshape(shape)
         else:
             e = shape[0]
-            each = [np.concatenate(pieces[i * len(pieces) // e : (i + 1) * len(pieces) // e]) for i in range(e)]
-            matrix = np.stack(each)
+            matrix = np.stack([np.concatenate([pieces[i] for i in own]) for own in _by_expert(parts, e)])
             if parts[0].piece.rows in ("even", "odd"):
                 matrix = matrix.reshape(e, 2, -1, *matrix.shape[2:]).swapaxes(1, 2).reshape(matrix.shape)
             out = (matrix.swapaxes(-1, -2) if parts[0].piece.transposed else matrix).reshape(shape)
@@ -239,6 +238,14 @@ def _arranged(rows: Weight, piece: Piece) -> Weight:
     return rows
 
 
+def _by_expert(parts: list[_Part], count: int) -> list[list[int]]:
+    """Numbers of the pieces of each expert, first halves first."""
+    own: list[list[int]] = [[] for _ in range(count)]
+    for i, part in enumerate(parts):
+        own[part.piece.expert or 0].append(i)
+    return [sorted(o, key=lambda i: parts[i].piece.rows in ("odd", "second")) for o in own]
+
+
 def _stacked_packed(pieces: list[QTensor], parts: list[_Part], shape: tuple[int, ...]) -> QTensor:
     """A packed tensor of `shape` from its pieces: one, or those of each expert in turn."""
     if len(pieces) == 1 and parts[0].piece.expert is None:
@@ -246,11 +253,9 @@ def _stacked_packed(pieces: list[QTensor], parts: list[_Part], shape: tuple[int,
         return q if q.shape == shape else stack([q.rows(i * shape[-2], (i + 1) * shape[-2]) for i in range(shape[0])])
     if parts[0].piece.expert is None:
         return join_rows(pieces)
-    e = shape[0]
     each = []
-    for i in range(e):
-        own = pieces[i * len(pieces) // e : (i + 1) * len(pieces) // e]
-        joined = own[0] if len(own) == 1 else join_rows(own)
+    for own in _by_expert(parts, shape[0]):
+        joined = pieces[own[0]] if len(own) == 1 else join_rows([pieces[i] for i in own])
         if parts[0].piece.rows in ("even", "odd"):
             n = joined.shape[0]
             joined = take_rows(joined, np.arange(n).reshape(2, n // 2).T.reshape(-1))
