@@ -435,3 +435,29 @@ def test_progress_counts_bytes_read(tmp_path):
     convert(source, tmp_path / "out", to="gptq", progress=lambda d, t, k: seen.append((d, t, k)))
     assert seen[-1][0] == seen[-1][1]
     assert [d for d, _, _ in seen] == sorted(d for d, _, _ in seen)
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_stopped_while_shards_get_their_names(tmp_path, monkeypatch, at):
+    """Between two renames of the end: the folder has some shards under their names and opens as nothing; the next run is whole."""
+    source = write_model(tmp_path / "in", "int4:g128")
+    real, count = Path.replace, 0
+
+    def stop(self, target):
+        nonlocal count
+        if str(target).endswith(".safetensors"):
+            count += 1
+            if count == at:
+                raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=40_000)
+    monkeypatch.undo()
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(CheckpointError):
+        halfbyte.open(tmp_path / ".out.partial")
+    convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=40_000)
+    assert identical(source, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
