@@ -265,6 +265,68 @@ void decode_scales_of(const Weight &w, int64_t panel, int64_t s0, int64_t count,
   }
 }
 
+// The entries of a tile's groups where they lie, one group after another, for NV vectors of rows: what a product that decodes
+// on the way reads, so that the scales come along with the codes instead of being waited for first.
+template <class V, int NV>
+struct Entries {
+  using F = typename V::F;
+  static constexpr int H = kPanelRows / V::W;
+  const Weight &w;
+  const bool zeros, biases;
+  F unit, scales[NV];
+  int64_t at, super_at, per_group, left, super_left;
+
+  Entries(const Weight &weight, int64_t panel, int v0)
+      : w(weight), zeros(w.zeros), biases(w.biases || w.mins), unit(V::fset((float)w.unit)), per_group(w.group / w.seg), left(per_group),
+        super_left(w.groups_per_super) {
+    panel += v0 / H;
+    at = panel * w.groups * kPanelRows, super_at = panel * w.supers * kPanelRows;
+    lane = v0 % H * V::W;
+  }
+  int lane;
+  HB_INLINE int64_t place(int j) const { return at + ((lane / V::W + j) / H * w.groups) * kPanelRows + (lane / V::W + j) % H * V::W; }
+  HB_INLINE int64_t super_place(int j) const {
+    return super_at + ((lane / V::W + j) / H * w.supers) * kPanelRows + (lane / V::W + j) % H * V::W;
+  }
+  template <Scale kind>
+  HB_INLINE void take() {
+    HB_UNROLL
+    for (int j = 0; j < NV; ++j) {
+      scales[j] = scale_lanes<V, kind>(w.scales, place(j));
+      if (w.super_scales) scales[j] = V::fmul(scales[j], V::load_f16(w.super_scales + super_place(j)));
+      scales[j] = V::fmul(scales[j], unit);
+    }
+  }
+  // One switch a segment, which a processor soon foresees.
+  HB_INLINE void load() {
+    switch (w.scale) {
+      case Scale::e8m0: return take<Scale::e8m0>();
+      case Scale::e4m3: return take<Scale::e4m3>();
+      case Scale::ue4m3: return take<Scale::ue4m3>();
+      case Scale::f16: return take<Scale::f16>();
+      case Scale::bf16: return take<Scale::bf16>();
+      case Scale::f32: return take<Scale::f32>();
+      case Scale::u8: return take<Scale::u8>();
+      case Scale::i8: return take<Scale::i8>();
+      default: return take<Scale::none>();
+    }
+  }
+  HB_INLINE F scale(int j) const { return scales[j]; }
+  HB_INLINE F zero(int j) const { return V::cvt(V::load_i16(w.zeros + place(j))); }
+  HB_INLINE F bias(int j) const {
+    if (w.mins) return V::fsub(V::fzero(), V::fmul(V::cvt(V::load_u8(w.mins + place(j))), V::load_f16(w.super_mins + super_place(j))));
+    if (w.scale == Scale::f16) return scale_lanes<V, Scale::f16>(w.biases, place(j));
+    if (w.scale == Scale::bf16) return scale_lanes<V, Scale::bf16>(w.biases, place(j));
+    return scale_lanes<V, Scale::f32>(w.biases, place(j));
+  }
+  // To the next segment.
+  HB_INLINE void advance() {
+    if (--left) return;
+    left = per_group, at += kPanelRows;
+    if (w.supers && --super_left == 0) super_left = w.groups_per_super, super_at += kPanelRows;
+  }
+};
+
 template <class V>
 void decode_scales(const Weight &w, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b) {
   switch (w.scale) {

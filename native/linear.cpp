@@ -104,6 +104,7 @@ struct Plan {
   float *xf = nullptr;
   int8_t *xq = nullptr;
   bool fused = false;  // decode on the way, not into a buffer first
+  bool whole = false;  // ... codes and group entries of all inputs at once
   float *x_scale = nullptr, *x_sum = nullptr;
   int32_t *x_start = nullptr;
 };
@@ -173,12 +174,14 @@ thread_local Scratch total_scratch, panel_scratch, scale_scratch, line_scratch;
 void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtype dtype, char *out) {
   const Weight &w = *p.w;
   const Kernels &ks = *p.ks;
+  // Decoding on the way is compiled for a full set of panels only. The last few join panels that are done already, where the codes of
+  // all inputs are taken at once, or go through the buffer, with the same sums.
+  const int done = p.whole ? kPanelsFew - count : 0;
+  first -= done, count += done;
   const int64_t width = (int64_t)count * kPanelRows;
   float *total = total_scratch.take<float>(p.tokens * width);
   std::memset(total, 0, (size_t)(p.tokens * width) * 4);
   const int64_t item = p.int8 ? 1 : 4, buffer = up(p.block, kChunk) * kPanelRows * item;
-  // Decoding on the way is compiled for a full set of panels only; the last few go through the buffer, with the same
-  // sums.
   const bool fused = p.fused && count == kPanelsFew;
   char *decoded = fused ? nullptr : panel_scratch.take<char>(buffer * count);
   const int64_t per = p.block / p.seg * kPanelRows;  // floats of one part of one panel
@@ -193,7 +196,7 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     for (int i = 0; i < count; ++i) {
       if (decode && p.int8) ks.decode_u8(w, first + i, k0, up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
       if (decode && !p.int8) ks.decode_f32(w, first + i, k0, up(inputs, kChunk), (float *)(decoded + i * buffer));
-      ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
+      if (!p.whole) ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
     }
     Block block{};
     block.weight = &w, block.panel = first, block.k0 = k0;
@@ -214,8 +217,8 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.widest = p.int8 ? widest_byte(w, ks.unsigned_bytes) : 0;
     (p.int8 ? ks.block_i8 : ks.block_f32)(block);
   }
-  const int64_t row0 = first * kPanelRows, rows = w.n - row0 < width ? w.n - row0 : width;
-  store_results(p, total, width, row0, rows, bias, dtype, out, line_scratch.take<float>(width));
+  const int64_t row0 = (first + done) * kPanelRows, room = width - done * kPanelRows, rows = w.n - row0 < room ? w.n - row0 : room;
+  store_results(p, total + done * kPanelRows, width, row0, rows, bias, dtype, out, line_scratch.take<float>(width));
 }
 
 // Weights no panel holds (groups that run over the flattened matrix, float zero points, nested scales): decode sixteen
@@ -260,12 +263,14 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
   p.inputs = w.panel_order ? w.kernel_k() : up(w.k, kChunk);
   p.seg = w.panel_order ? w.seg : kChunk;
   p.segs = p.inputs / p.seg;
-  p.block = block_inputs(p.seg, p.int8 ? kBlockInt8 : kBlockFloat);
-  p.blocks = (p.inputs + p.block - 1) / p.block;
   for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
     p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
     // Decoding on the way has tiles of 4 tokens at most; the panels of such a call that go through the buffer follow its layout.
     if (w.panel_order) p.fused = p.int8 ? p.tokens <= kFewInt8 && ks.fuses_i8(w) : p.tokens <= kFewFloat && ks.fuses_f32(w);
+    // A product of integers that decodes on the way keeps nothing in a buffer and runs over all inputs at once.
+    p.whole = p.int8 && p.fused && w.panels() >= kPanelsFew;
+    p.block = p.whole ? up(p.inputs, kChunk) : block_inputs(p.seg, p.int8 ? kBlockInt8 : kBlockFloat);
+    p.blocks = (p.inputs + p.block - 1) / p.block;
     p.largest = p.fused ? 4 : p.int8 ? ks.tokens_i8 : ks.tokens_f32;
     thread_local Scratch x_scratch, segment_scratch;
     if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);

@@ -1,5 +1,23 @@
 // Part of kernels.inl: the tiles that multiply, from a buffer or from the planes.
 
+// The entries of a tile's segments as `decode_scales` has put them in a buffer.
+template <class V, int NV>
+struct Buffered {
+  using F = typename V::F;
+  const float *scales, *zeros, *biases;
+  int64_t at[NV], step = 0;
+  HB_INLINE Buffered(const Block &b, int v0) : scales(b.scales), zeros(b.zeros), biases(b.biases) {
+    constexpr int H = kPanelRows / V::W;
+    HB_UNROLL
+    for (int j = 0; j < NV; ++j) at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
+  }
+  HB_INLINE void load() {}
+  HB_INLINE F scale(int j) const { return V::fload(scales + at[j] + step); }
+  HB_INLINE F zero(int j) const { return V::fload(zeros + at[j] + step); }
+  HB_INLINE F bias(int j) const { return V::fload(biases + at[j] + step); }
+  HB_INLINE void advance() { step += kPanelRows; }
+};
+
 // The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are copied out of the
 // Block, which the compiler must otherwise read again after every store.
 template <class V, int MT, int NV>
@@ -7,15 +25,11 @@ struct Tile {
   using F = typename V::F;
   // Few sums stay in registers from segment to segment, many in memory.
   static constexpr bool held = MT * NV <= V::registers / 4;
-  const float *scales, *zeros, *biases, *x_sum[MT];
+  const float *x_sum[MT];
   float *total[MT];
-  int64_t s_at[NV];
   F sums[held ? MT : 1][held ? NV : 1];
 
-  HB_INLINE Tile(const Block &b, int t0, int v0) : scales(b.scales), zeros(b.zeros), biases(b.biases) {
-    constexpr int H = kPanelRows / V::W;
-    HB_UNROLL
-    for (int j = 0; j < NV; ++j) s_at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
+  HB_INLINE Tile(const Block &b, int t0, int v0) {
     HB_UNROLL
     for (int t = 0; t < MT; ++t) {
       total[t] = b.total + (t0 + t) * b.total_stride + v0 * V::W;
@@ -31,18 +45,18 @@ struct Tile {
   // total += (sum - zero * x_sum) * scale + bias * x_sum, where `sum` is segment s's sum of products. A single non-zero
   // activation of 1 so gives the weight's exact value rounded once: the difference is exact, and the last step is one
   // product or one fused product and sum.
-  HB_INLINE void settle(F (&sum)[MT][NV], int s) {
+  template <class From>
+  HB_INLINE void settle(F (&sum)[MT][NV], int s, const From &from) {
     HB_UNROLL
     for (int j = 0; j < NV; ++j) {
-      const int64_t at = s_at[j] + s * kPanelRows;
-      const F scale = V::fload(scales + at);
+      const F scale = from.scale(j);
       HB_UNROLL
       for (int t = 0; t < MT; ++t) {
-        if (zeros) sum[t][j] = V::fnma(V::fload(zeros + at), V::fset(x_sum[t][s]), sum[t][j]);
+        if (from.zeros) sum[t][j] = V::fnma(from.zero(j), V::fset(x_sum[t][s]), sum[t][j]);
         F now;
         if constexpr (held) now = sums[t][j];
         else now = V::fload(total[t] + j * V::W);
-        if (biases) now = V::fadd(now, V::fma(sum[t][j], scale, V::fmul(V::fload(biases + at), V::fset(x_sum[t][s]))));
+        if (from.biases) now = V::fadd(now, V::fma(sum[t][j], scale, V::fmul(from.bias(j), V::fset(x_sum[t][s]))));
         else now = V::fma(sum[t][j], scale, now);
         if constexpr (held) sums[t][j] = now;
         else V::fstore(total[t] + j * V::W, now);
@@ -104,6 +118,10 @@ void tile_i8(const Block &b, int t0, int v0) {
   HB_UNROLL
   for (int t = 0; t < MT; ++t) x_start[t] = b.x_start + (t0 + t) * b.x_seg_stride, x_scale[t] = b.x_scale + (t0 + t) * b.x_seg_stride;
   Tile<V, MT, NV> tile(b, t0, v0);
+  auto groups = [&] {
+    if constexpr (Source::fused) return Entries<V, NV>(*b.weight, b.panel, v0);
+    else return Buffered<V, NV>(b, v0);
+  }();
   const int segments = b.segments, turns = b.seg / inputs;
   for (int s = 0; s < segments; ++s) {
     typename V::I acc[MT][NV];
@@ -156,7 +174,9 @@ void tile_i8(const Block &b, int t0, int v0) {
       HB_UNROLL
       for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
     }
-    tile.settle(sum, s);
+    groups.load();
+    tile.settle(sum, s, groups);
+    groups.advance();
   }
   tile.finish();
 }
@@ -185,6 +205,7 @@ void tile_f32(const Block &b, int t0, int v0) {
   const F back = V::fset(bits == 8 ? (float)(128 - b.weight->offset) : 0.0f);
   const float *x = (const float *)b.x + t0 * b.x_stride;
   Tile<V, MT, NV> tile(b, t0, v0);
+  Buffered<V, NV> groups(b, v0);
   const int segments = b.segments, turns = b.seg / inputs;
   for (int s = 0; s < segments; ++s) {
     F acc[MT][NV];
@@ -240,7 +261,8 @@ void tile_f32(const Block &b, int t0, int v0) {
       }
       x += MT * inputs;
     }
-    tile.settle(acc, s);
+    tile.settle(acc, s, groups);
+    groups.advance();
   }
   tile.finish();
 }
