@@ -93,7 +93,9 @@ def test_descriptions_that_lie_are_refused() -> None:
         (spoil(bits=True), "bits is True; wanted int"),
         (spoil(bits=9), "9 bits"),
         (spoil(family="mxx"), "family 'mxx'"),
-        (spoil(group_size=0), "group 0"),
+        (spoil(group_size=0), "groups of 1 by 0; sizes are 1 to 2.31 - 1, or -1"),
+        (spoil(group_size=10**30), "groups of 1 by 1000"),
+        (spoil(grouping="block", group_rows=10**30), "groups of 1000000000000000000000000000000 by 32"),
         ({**config, "shape": [4, 96]}, r"m\.codes is uint8 \[4, 32\]; mxfp4:g32 of shape \[4, 96\] wants uint8 \[4, 48\]"),
     ):
         with pytest.raises(LayoutError, match=why):

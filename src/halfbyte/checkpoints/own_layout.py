@@ -115,7 +115,6 @@ def _check(fmt: Format, name: str) -> None:
         "bits": fmt.bits == usual.bits,
         "element": fmt.element == usual.element,
         "super_size": fmt.super_size in (0, usual.super_size),
-        "group_rows": fmt.group_rows == -1 or fmt.group_rows >= 1,
         "divisor": 0 < fmt.divisor < 1e30,
         **{field: getattr(fmt, field) in words for field, words in _WORDS.items()},
     }

@@ -30,8 +30,8 @@ def rows_option(word: str, options: Mapping[str, Any]) -> dict[str, Any]:
     rows = options.get("rows")
     if rows is None:
         return {}
-    if not isinstance(rows, int) or (rows != -1 and rows < 1):
-        raise FormatError(f"[format] {word} with rows {rows!r}; allowed: 1 or more, or -1 for all rows of a matrix")
+    if isinstance(rows, bool) or not isinstance(rows, int) or (rows != -1 and not 1 <= rows < 1 << 31):
+        raise FormatError(f"[format] {word} with rows {rows!r}; allowed: 1 to 2^31 - 1, or -1 for all rows of a matrix")
     return {"grouping": "block", "group_rows": rows}
 
 

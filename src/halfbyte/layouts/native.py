@@ -120,8 +120,11 @@ def format_from_json(data: Any) -> Format:
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise FormatError(f"[format] {key} is {value!r:.80}; wanted {known[key].type}")
     fmt = Format(**data)
-    if fmt.family not in FAMILIES or (not 1 <= fmt.bits <= 8 and not fmt.opaque) or (fmt.group_size < 1 and fmt.group_size != -1):
+    tile = (fmt.group_rows, fmt.group_size)
+    sizes_fit = all(size == -1 or 1 <= size < 1 << 31 for size in tile)
+    if fmt.family not in FAMILIES or (not 1 <= fmt.bits <= 8 and not fmt.opaque) or not sizes_fit:
         raise FormatError(
-            f"[format] family {fmt.family!r}, {fmt.bits} bits, group {fmt.group_size}; families: {', '.join(FAMILIES)}"
+            f"[format] family {fmt.family!r}, {fmt.bits} bits, groups of {tile[0]} by {tile[1]}; sizes are 1 to 2^31 - 1, or -1; "
+            f"families: {', '.join(FAMILIES)}"
         )
     return fmt
