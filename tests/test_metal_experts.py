@@ -9,15 +9,30 @@ import torch
 from halfbyte import ops
 from halfbyte.backends import backend_named
 from halfbyte.backends.metal import experts as metal_experts
-from halfbyte.backends.metal import launch
+from halfbyte.backends.metal import kernels, launch
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
 from halfbyte.qtensor import QTensor
 from metal_cpu.machine import available
-from metal_formats import TORCH, as_float, backend
+from metal_formats import TORCH, as_float, backend, stand
 from random_tensors import random_tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """All kernels of this file, compiled together."""
+    if not available():
+        return
+    f32, few = "float32", []
+    for make in (kernels.experts_gemm, kernels.experts_matvec):
+        few += [make(format_named("mxfp4"), "float16", activation, down=False) for activation in kernels.ACTIVATIONS]
+    few += [make(format_named("mxfp4"), f32, "none", down=True) for make in (kernels.experts_gemm, kernels.experts_matvec)]
+    for fmt in (format_named("nvfp4"), format_named("affine4", 32), format_named("int4", 32)):
+        few += [kernels.experts_gemm(fmt, dtype, "swiglu", down=False) for dtype in TORCH]
+        few.append(kernels.experts_gemm(fmt, f32, "none", down=True))
+    stand().load([*few, *(kernels.experts_combine(dtype) for dtype in TORCH)])
 
 
 def stack(word, shape, seed, **options):

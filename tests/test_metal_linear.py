@@ -111,10 +111,20 @@ def test_one_hot_activations_return_the_weight_fused(layout, schedule, name):
     np.testing.assert_array_equal(as_float(y), one_hot(q, "float16"))
 
 
+OTHER = {s: "affine4" if s == "fused wide" else "uint4" if s in FUSED else "nvfp4" for s in (*TILED, *FUSED)}
+"""Format in which a schedule is tested with the other dtypes."""
+
+
+@pytest.fixture(scope="module")
+def other_dtypes():
+    reduce = [kernels.gemm_striped_reduce("multiply", dtype) for dtype in ("float32", "bfloat16")]
+    stand().load([*(MAKERS[s](SIX[f], dtype) for s, f in OTHER.items() for dtype in ("float32", "bfloat16")), *reduce])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("schedule", [*TILED, *FUSED])
-def test_case_31_the_other_dtypes(schedule, dtype):
-    name = "affine4" if schedule == "fused wide" else "uint4" if schedule in FUSED else "nvfp4"
+def test_case_31_the_other_dtypes(other_dtypes, schedule, dtype):
+    name = OTHER[schedule]
     q = finite_tensor(SIX[name], (37, 96), 2)
     np.testing.assert_array_equal(as_float(product(schedule, torch.eye(96).to(TORCH[dtype]), q)), one_hot(q, dtype))
     x = tokens(66, 96, dtype)

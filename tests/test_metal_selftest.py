@@ -27,6 +27,16 @@ def metal_bench():
 @pytest.mark.skipif(not available(), reason="clang-19 is not installed")
 @pytest.mark.parametrize("codec", ["affine4:g64", "int8:g128"])
 def test_the_metal_kernels_pass_on_the_cpu_build(codec):
+    from halfbyte.backends.metal import kernels
+    from halfbyte.formats import format_named
+    from metal_formats import stand
+
+    fmt, dtype = format_named(codec), "float16"
+    few = [kernels.matvec(fmt, dtype, 1), kernels.matvec(fmt, dtype, 4), kernels.dequantize(fmt, dtype)]
+    few += [make(fmt, dtype) for make in (kernels.gemm_single_stage, kernels.gemm_double_buffered, kernels.gemm_striped)]
+    if codec == "affine4:g64":
+        few += [kernels.gemm_fused(fmt, dtype, variant) for variant in kernels.FUSED]
+    stand().load([*few, kernels.gemm_striped_reduce("", dtype)])
     outcomes = list(selftest.run(metal_bench(), (codec,), shape=None))
     assert [o for o in outcomes if not o.passed] == []
     schedules = {o.schedule for o in outcomes if o.op == "linear"}

@@ -44,7 +44,7 @@ BACK = [
     "-Xclang", "-fsanitize-coverage-type=1",
     "-Xclang", "-fsanitize-coverage-trace-loads", "-Xclang", "-fsanitize-coverage-trace-stores", "-S", "-emit-llvm",
 ]  # fmt: skip
-CODE = ["-x", "ir", "-O0", "-fPIC", "-Wno-override-module", "-c"]
+CODE = ["-shared", "-O0", "-fPIC", "-Wno-override-module", "-Wl,-z,separate-code", "-x", "ir"]
 GUARD_BYTES = 4096
 MAX_THREADS = 1024
 MAX_THREADGROUP_BYTES = 32768
@@ -309,7 +309,6 @@ def _compile(source: str) -> Library:
             (scratch / "g.ll").write_text(_guarded((scratch / "k.ll").read_text()))
             _invoke([*BACK, str(scratch / "g.ll"), "-o", str(scratch / "o.ll")])
             _all_checked((scratch / "o.ll").read_text())
-            _invoke([*CODE, str(scratch / "o.ll"), "-o", str(scratch / "g.o")])
-            _invoke(["-shared", str(scratch / "g.o"), runtime, "-Wl,-z,separate-code", "-o", str(scratch / name)])
+            _invoke([*CODE, str(scratch / "o.ll"), "-x", "none", runtime, "-o", str(scratch / name)])
             os.replace(scratch / name, CACHE / name)
     return Library(source, CACHE / name)
