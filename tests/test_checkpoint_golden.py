@@ -158,3 +158,8 @@ def test_gguf_opens_through_the_same_door(file: str):
         checkpoint = hb.open(GOLDEN / file)
     assert checkpoint.format == "gguf"
     assert len(checkpoint) > 0
+
+
+def test_without_a_config_the_complaint_is_that_of_the_layout_most_tensors_belong_to():
+    (finding,) = (f for f in hb.open(GOLDEN / "modelopt/nf4_bf16.safetensors").findings() if f.severity == "error")
+    assert "[modelopt] model.layers.0.mlp.down_proj.weight is flat" in finding.message

@@ -110,13 +110,15 @@ class Detector:
     def _try(
         self, layouts: Sequence[Layout], params: Mapping[str, Any], module: str, tensors: Mapping[str, str]
     ) -> tuple[list[Reading], HalfbyteError | None]:
-        """Readings that fit, and the first problem."""
-        readings, problem = [], None
+        """Readings that fit, and the problem of the layout that has a place for most of the tensors."""
+        readings, problem, most = [], None, 0
         for layout in layouts:
             try:
                 readings.append(Reading(layout, params, self._describe(layout, params, module, tensors)))
             except HalfbyteError as error:
-                problem = problem or error
+                own = own_suffixes(layout, tensors)
+                if problem is None or len(layout.claims(own)) > most:
+                    problem, most = error, len(layout.claims(own))
         return readings, problem
 
     def _describe(self, layout: Layout, params: Mapping[str, Any], module: str, tensors: Mapping[str, str]) -> Described:
