@@ -122,3 +122,14 @@ def test_a_long_weight_is_searched_in_pieces(monkeypatch):
 def test_formats_without_a_grid_say_so(codec):
     with pytest.raises(FormatError, match=r"is no grid of one scale a group; allowed for mse and gptq: int"):
         mse(np.zeros((2, 256), np.float32), codec)
+
+
+@pytest.mark.parametrize("codec", ["int4:g32", "uint4:g32", "affine4:g32", "mxfp4", "nvfp4", "int8:g32", "uint2:g32"])
+def test_rounding_without_codes_is_rounding_with_codes(codec):
+    """Every multiple of an eighth of a step, middles among them, and beyond the ends."""
+    grid = Grid(format_named(codec))
+    x = np.arange(-300, 300)[None] / 8.0
+    for scale in (1.0, 0.25, -1.0, 0.0):
+        zero = np.full((1, 1), 5.0) if grid.fmt.zero == "int" else None
+        params = Params(np.full((1, 1), scale), zero, np.full((1, 1), 0.75) if grid.fmt.bias else None)
+        assert np.array_equal(grid.rounded(x, params), grid.values(grid.codes(x, params), params))

@@ -141,8 +141,38 @@ class Grid:
         return out if params.bias is None else out + params.bias
 
     def rounded(self, x: F64, params: Params) -> F64:
-        """The value of the nearest code."""
-        return self.values(self.codes(x, params), params)
+        """The value of the nearest code; what a search does most, so integers and E2M1 are rounded without looking codes up."""
+        f = self.fmt
+        if f.element not in ("int", "uint", "e2m1"):
+            return self.values(self.codes(x, params), params)
+        t = self.steps(x, params)
+        t *= params.scale
+        if params.bias is not None:
+            t += params.bias
+        return t
+
+    def steps(self, x: F64, params: Params) -> F64:
+        """The element of the nearest code, less its zero point: integers and E2M1 only."""
+        f = self.fmt
+        t: F64 = x - params.bias if params.bias is not None else x.copy()
+        empty = params.scale == 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            t /= np.where(empty, 1.0, params.scale)
+        if empty.any():
+            t *= ~empty
+        if f.element == "e2m1":
+            # Steps of 1/2 below 2, 1 below 4, 2 beyond: rounding to even there is rounding to the even code.
+            size = np.abs(t)
+            quantum = 0.5 + 0.5 * (size >= 2) + (size >= 4)
+            t /= quantum
+            np.rint(t, out=t)
+            t *= quantum
+            np.clip(t, -6.0, 6.0, out=t)
+            return t
+        np.rint(t, out=t)
+        zero = params.zero if params.zero is not None else float(1 << (f.bits - 1)) if f.element == "int" else 0.0
+        np.clip(t, -zero, (1 << f.bits) - 1 - zero, out=t)
+        return t
 
     def tensor(self, codes: NDArray[np.uint8], params: Params, shape: tuple[int, ...]) -> QTensor:
         """The packed weight [n, k] of codes [n, k] and parameters [n, G]."""
