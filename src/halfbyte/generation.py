@@ -137,9 +137,10 @@ class Generation:
                 break
             start = time.perf_counter()
             with torch.inference_mode():
-                out = self.model(input_ids=torch.tensor([feed]), use_cache=True, logits_to_keep=1, **{cache_name: state})
+                ids = torch.tensor([feed], device=getattr(self.model, "device", "cpu"))
+                out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{cache_name: state})
             state = out[cache_name]
-            token = choose(out.logits[0, -1].float().numpy(), self.sampling, random)
+            token = choose(out.logits[0, -1].float().cpu().numpy(), self.sampling, random)
             seconds = time.perf_counter() - start
             if self.tokens or state is None:
                 self.decode_seconds += seconds
@@ -180,13 +181,13 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    activations: str = "exact",
-    backend: str | None = None,
+    **options: Any,
 ) -> Iterator[str]:
-    """Loads a packed model and streams the text that follows `prompt`; see `Generation` for the parts and the statistics."""
+    """Loads a packed model (`options` as for `load_model`) and streams the text that follows `prompt`; see `Generation` for the
+    parts and the statistics."""
     from .transformers import load_model
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    model, tokenizer = load_model(path, activations=activations, backend=backend)
+    model, tokenizer = load_model(path, **options)
     for piece in Generation(model, tokenizer, prompt, max_tokens=max_tokens, sampling=sampling):
         yield piece.text

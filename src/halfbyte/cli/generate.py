@@ -15,7 +15,9 @@ from .terminal import human_bytes, human_count, print_json, printable
 
 def generate(
     path: Annotated[Path, typer.Argument(help="A folder, a .safetensors or .gguf file, or any shard of a split one.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; - reads it from standard input.")],
+    prompt: Annotated[
+        list[str], typer.Option("--prompt", "-p", help="The text to continue; - reads it from standard input. Several at once.")
+    ],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many new tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws one.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw among the so many likeliest tokens; 0 is all.")] = 0,
@@ -23,9 +25,11 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     activations: Annotated[str, typer.Option(help="exact, or int8: faster, activations rounded a group at a time.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every piece as it comes, then the summary.")] = False,
 ) -> int:
-    """Continue a text. The weights stay packed; the text goes to standard output, the summary to standard error."""
+    """Continue a text, or several at once. The weights stay packed; text goes to standard output, summaries to standard error."""
     from ..checkpoints import open as open_checkpoint
 
     # A damaged or incomplete file is reported at once, before torch and transformers are imported.
@@ -36,18 +40,24 @@ def generate(
                 "Its weights can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
             )
         path = checkpoint.path
+    from ..batched import BatchGeneration
     from ..generation import Generation, Sampling
     from ..transformers import import_model_code, load_model, model_size
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    texts = [sys.stdin.read() if p == "-" else p for p in prompt]
     import_model_code(path)
     start = time.perf_counter()
-    model, tokenizer = load_model(path, activations=activations, backend=backend)
+    model, tokenizer = load_model(path, activations=activations, backend=backend, device=device, dtype=dtype)
     if tokenizer is None:
         raise UnsupportedError(f"[generate] {path} has no tokenizer; put its tokenizer.json beside the weights")
     ready_s = time.perf_counter() - start
-    generation = Generation(model, tokenizer, text, max_tokens=max_tokens, sampling=sampling)
+    facts = {"path": str(path), "activations": activations}
+    if len(texts) > 1:
+        batch = BatchGeneration(model, tokenizer, texts, max_tokens=max_tokens, sampling=sampling)
+        _several(batch, texts, facts, model_size(model), ready_s, json)
+        return 0
+    generation = Generation(model, tokenizer, texts[0], max_tokens=max_tokens, sampling=sampling)
     for piece in generation:
         if json:
             print_json({"record": "piece", "token": piece.token, "text": piece.text})
@@ -56,11 +66,26 @@ def generate(
         sys.stdout.flush()
     record = summary(generation, model_size(model), ready_s)
     if json:
-        print_json({"record": "summary", "path": str(path), "activations": activations, **record})
+        print_json({"record": "summary", **facts, **record})
     else:
         print(flush=True)
         print(printable(sentence(record)), file=sys.stderr)
     return 0
+
+
+def _several(batch: Any, texts: list[str], facts: dict[str, str], size: Any, ready_s: float, json: bool) -> None:
+    """Pieces of every text as they come with --json, else each text whole when all are done."""
+    for index, piece in batch:
+        if json:
+            print_json({"record": "piece", "prompt": index, "token": piece.token, "text": piece.text})
+            sys.stdout.flush()
+    for index, generation in enumerate(batch.texts):
+        record = summary(generation, size, ready_s)
+        if json:
+            print_json({"record": "summary", "prompt": index, **facts, **record})
+        else:
+            print(f"{texts[index]}{generation.text}\n", flush=True)
+            print(printable(sentence(record)), file=sys.stderr)
 
 
 def summary(generation: Any, size: Any, ready_s: float) -> dict[str, Any]:

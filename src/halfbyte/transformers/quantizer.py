@@ -113,6 +113,11 @@ def prepared_for_saving(model: Any, quantizer: HalfbyteQuantizer | None = None) 
     model.hf_quantizer = quantizer or HalfbyteQuantizer(config)
     model.config.quantization_config = config
     model._weight_conversions = []  # names and stacks are written as the model has them
+    # Only what is one parameter by now is tied: another call of tie_weights() must not look for packed weights, nor put an
+    # embedding in the place of a head that was stored.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = {a: b for a, b in model.all_tied_weights_keys.items() if a in parameters and parameters[a] is parameters.get(b)}
+    model.all_tied_weights_keys = model._tied_weights_keys = tied
     return model
 
 
