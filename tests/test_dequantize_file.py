@@ -252,6 +252,12 @@ def test_force_leaves_folders_without_weights_and_devices_alone(tmp_path, capsys
     assert "is a device, a pipe or a socket" in capsys.readouterr().err
 
 
+def test_a_gguf_is_not_written_dense(tmp_path, capsys):
+    assert main(["dequantize", str(model(tmp_path)), str(tmp_path / "x.gguf")]) == 2
+    assert "x.gguf: dense weights are written as a folder, or as one file named *.safetensors" in capsys.readouterr().err
+    assert not (tmp_path / "x.gguf").exists()
+
+
 def test_the_current_folder_is_a_place_too(tmp_path, monkeypatch):
     folder = model(tmp_path)
     (tmp_path / "here").mkdir()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import numpy as np
 import pytest
 
+from halfbyte import namemap
 from halfbyte.errors import CheckpointError
 from halfbyte.namemap import Dialect, canonical, canonical_names, dialect_of, read_rules
 from halfbyte.pairing import Match, Side, pair
@@ -238,3 +242,16 @@ def test_rules_that_merge_two_tensors_are_refused():
     a = MemoryCheckpoint({"x.a": np.zeros(1), "x.b": np.zeros(1)})
     with pytest.raises(CheckpointError, match=r"\[map\] x\.a and x\.b both become x\.c; each tensor needs a name of its own"):
         Side.of(list(a.infos()), Dialect(), read_rules(["[ab]$=c"]))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are Unix's")
+def test_a_file_of_rules_without_end_is_refused_and_a_pipe_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(namemap, "MAX_BYTES", 100)
+    (tmp_path / "long").write_text("a=b\n" * 26)
+    with pytest.raises(CheckpointError, match=r"long: over 100 bytes; a map is read up to that"):
+        read_rules([str(tmp_path / "long")])
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("a=b\n",))
+    writer.start()
+    assert [(p.pattern, new) for p, new in read_rules([str(tmp_path / "pipe")]).rules] == [("a", "b")]
+    writer.join()

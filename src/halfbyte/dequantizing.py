@@ -169,6 +169,8 @@ def dequantize_checkpoint(
         raise FormatError("[dequantize] dtype float64; allowed: float32, bfloat16, float16")
     if arithmetic not in ("exact", "producer"):
         raise FormatError(f"[dequantize] arithmetic {arithmetic!r}; allowed: exact, producer")
+    if given.suffix == ".gguf":
+        raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
     check_place("dequantize", checkpoint.path, given, overwrite)
     tensors, dropped = outputs(checkpoint, word)
     result = Written(given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped)

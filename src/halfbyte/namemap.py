@@ -173,6 +173,10 @@ class Rules:
         return bool(self.rules)
 
 
+MAX_BYTES = 16 << 20
+"""Largest file of rules: 100,000 renamed tensors are 10 MB."""
+
+
 def read_rules(texts: Iterable[str]) -> Rules:
     """Rules from `old=new` texts and from files, either a JSON object or one `old=new` a line (`#` starts a comment line).
 
@@ -204,10 +208,14 @@ def _pair(text: str, where: str) -> tuple[str, str]:
 
 def _file_rules(path: Path) -> list[tuple[str, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as f:  # a pipe is fine: --map <(sed ...)
+            data = f.read(MAX_BYTES + 1)
+        text = data[:MAX_BYTES].decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"[map] {str(path)!r} is neither a rule old=new nor a readable file of rules: {reason}") from error
+    if len(data) > MAX_BYTES:
+        raise CheckpointError(f"[map] {path}: over {MAX_BYTES:,} bytes; a map is read up to that")
     if text.lstrip().startswith("{"):
         try:
             table = json.loads(text)
