@@ -27,7 +27,7 @@ from halfbyte.evaluation import (
     sliding,
     windows_of,
 )
-from halfbyte.evaluation.compare import cosine_of, divergence
+from halfbyte.evaluation.compare import cosine_of, paired
 from halfbyte.evaluation.plots import bars, histogram
 from halfbyte.evaluation.report import report
 from halfbyte.evaluation.requantize import requantized
@@ -148,7 +148,10 @@ def test_divergence_is_the_sum_over_the_vocabulary():
     rng = np.random.default_rng(0)
     a, b = (torch.from_numpy(rng.standard_normal((70, 50))) for _ in range(2))
     b[:, 3] = a[:, 3] = -math.inf
-    kl, same = divergence(a, b)
+    targets = torch.from_numpy(rng.integers(4, 50, 70))
+    kl, theirs, ours, same = paired(a, b, targets)
+    assert np.allclose(theirs, functional.cross_entropy(a, targets, reduction="none"), rtol=1e-12)
+    assert np.allclose(ours, functional.cross_entropy(b, targets, reduction="none"), rtol=1e-12)
     p, q = a.softmax(-1), b.softmax(-1)
     want = [sum(float(x * (x / y).log()) for x, y in zip(pr, qr, strict=True) if x > 0) for pr, qr in zip(p, q, strict=True)]
     assert np.allclose(kl.numpy(), want, rtol=1e-10)

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .perplexity import ROWS, Perplexity, Progress, losses_of, scored_logits, targets_of
+from .perplexity import ROWS, Perplexity, Progress, scored_logits, targets_of
 from .protocols import EvaluationError, Window
 
 
@@ -118,17 +118,30 @@ def cosine_of(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(both[..., 0], torch.ones_like(dot), dot)
 
 
-def divergence(baseline: Tensor, model: Tensor) -> tuple[Tensor, int]:
-    """KL divergence of each row of two arrays of logits, float64, and the number of rows with the same likeliest token."""
-    rows, same = [], 0
+class Paired(NamedTuple):
+    """Of each row of two arrays of logits, float64: KL divergence, −ln of the target's probability by either, and the number of
+    rows with the same likeliest token."""
+
+    kl: Tensor
+    baseline: Tensor
+    model: Tensor
+    same: int
+
+
+def paired(baseline: Tensor, model: Tensor, targets: Tensor) -> Paired:
+    """Both models' logits [rows, vocabulary] and the tokens that came, some rows at a time."""
+    kl, theirs, ours, same = [], [], [], 0
     for start in range(0, len(baseline), ROWS):
         p = torch.log_softmax(baseline[start : start + ROWS].double(), dim=-1)
         q = torch.log_softmax(model[start : start + ROWS].to(p.device).double(), dim=-1)
+        came = targets[start : start + ROWS, None]
+        theirs.append(-p.gather(1, came)[:, 0])
+        ours.append(-q.gather(1, came)[:, 0])
         # A token that p rules out adds nothing, whatever q says of it.
         terms = p.exp() * (p - q)
-        rows.append(torch.where(p == -math.inf, torch.zeros_like(terms), terms).sum(-1))
+        kl.append(torch.where(p == -math.inf, torch.zeros_like(terms), terms).sum(-1))
         same += int((p.argmax(-1) == q.argmax(-1)).sum())
-    return torch.cat(rows), same
+    return Paired(torch.cat(kl), torch.cat(theirs), torch.cat(ours), same)
 
 
 def compare(model: Any, baseline: Any, windows: Sequence[Window], progress: Progress | None = None) -> Comparison:
@@ -147,11 +160,11 @@ def compare(model: Any, baseline: Any, windows: Sequence[Window], progress: Prog
                 f"[eval] the model has {ours.shape[-1]} tokens and {len(our_states) - 1} layers, the baseline "
                 f"{theirs.shape[-1]} and {len(their_states) - 1}; only models of one architecture and vocabulary are compared"
             )
-        kl, equal = divergence(theirs, ours)
-        kls.append(kl.cpu().numpy())
-        same += equal
-        theirs_losses.append(losses_of(theirs, targets_of(window, theirs.device)))
-        ours_losses.append(losses_of(ours, targets_of(window, ours.device)))
+        pair = paired(theirs, ours, targets_of(window, theirs.device))
+        kls.append(pair.kl.cpu().numpy())
+        same += pair.same
+        theirs_losses.append(pair.baseline)
+        ours_losses.append(pair.model)
         drifts = drifts or [_Drift() for _ in our_states]
         for drift, a, b in zip(drifts, our_states, their_states, strict=True):
             drift.add(a, b)
