@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import pickle
 
 import numpy as np
@@ -121,3 +122,19 @@ def test_case_28_more_than_2_to_31_elements():
     assert np.array_equal(dense[-1], q[rows - 1 : rows].dequantize("float16")[0])
     assert not dense[:-1:4096].any()
     assert np.array_equal(CPU.embedding(np.array([rows - 1]), prepared, "float16")[0], dense[-1])
+
+
+def test_a_large_weight_starts_on_a_huge_page_and_comes_back():
+    from halfbyte.backends.cpu_weight import HUGE_PAGE, address, canonical
+
+    q = ordinary_tensor(format_named("int4:g128"), (1040, 4096), 12)
+    prepared = CPU.prepare(q)
+    plane = prepared.data.arrays["plane4"]
+    assert plane.nbytes >= HUGE_PAGE
+    assert address(plane) % (HUGE_PAGE if hasattr(mmap, "MADV_HUGEPAGE") else 64) == 0
+    parts = canonical(pickle.loads(pickle.dumps(prepared.data)), q)
+    assert all(np.array_equal(parts[name], q.parts[name]) for name in q.parts)
+    one_hot = np.zeros((1, 4096), np.float32)
+    one_hot[0, 4095] = 1
+    y = CPU.linear(one_hot, prepared, None, activations="int8")
+    assert np.array_equal(y[0], CPU.dequantize(prepared, "float32")[:, 4095])
