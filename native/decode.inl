@@ -275,6 +275,7 @@ struct Entries {
   const bool zeros, biases;
   F unit, scales[NV];
   int64_t at, super_at, per_group, left, super_left;
+  int lane;
 
   Entries(const Weight &weight, int64_t panel, int v0)
       : w(weight), zeros(w.zeros), biases(w.biases || w.mins), unit(V::fset((float)w.unit)), per_group(w.group / w.seg), left(per_group),
@@ -283,7 +284,6 @@ struct Entries {
     at = panel * w.groups * kPanelRows, super_at = panel * w.supers * kPanelRows;
     lane = v0 % H * V::W;
   }
-  int lane;
   HB_INLINE int64_t place(int j) const { return at + ((lane / V::W + j) / H * w.groups) * kPanelRows + (lane / V::W + j) % H * V::W; }
   HB_INLINE int64_t super_place(int j) const {
     return super_at + ((lane / V::W + j) / H * w.supers) * kPanelRows + (lane / V::W + j) % H * V::W;
