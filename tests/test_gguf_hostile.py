@@ -36,11 +36,11 @@ def read_all(path: Path) -> None:
 def refused(path: Path, error: type[Exception] = CheckpointError) -> str:
     """The message of the refusal, which names the file and costs next to nothing."""
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with pytest.raises(error) as caught:
             read_all(path)
-        assert time.perf_counter() - start < SECONDS
+        assert time.process_time() - start < SECONDS
         assert tracemalloc.get_traced_memory()[1] < MEGABYTES * 1_000_000
     finally:
         tracemalloc.stop()
@@ -302,11 +302,11 @@ def peak():
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 before = peak()
 for path in sys.argv[1:]:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         GGUFCheckpoint(path)
     except HalfbyteError as error:
-        print(time.perf_counter() - start, peak() - before, str(error)[:60])
+        print(time.process_time() - start, peak() - before, str(error)[:60])
 """
 
 

@@ -14,6 +14,7 @@ from golden_case import GOLDEN
 from halfbyte.errors import UnsupportedError
 from halfbyte.torch import QEmbedding, packed_modules
 from halfbyte.transformers import HalfbyteConfig, load_model
+from halfbyte.transformers.quantizer import _one_device
 from tiny_models import agree, ids, logits, write_tiny
 
 MATRIX = [
@@ -108,12 +109,11 @@ def test_generate_runs(tmp_path):
     assert out.shape == (1, 9)
 
 
-def test_several_devices_are_refused(tmp_path):
-    write_tiny(tmp_path, "llama", "mlx")
+def test_several_devices_are_refused():
+    """A map of several devices reaches the quantizer only where accelerate is installed, so it is asked directly."""
     with pytest.raises(UnsupportedError, match="device_map over cpu, meta; packed weights go to one device"):
-        AutoModelForCausalLM.from_pretrained(
-            tmp_path, quantization_config=HalfbyteConfig(), device_map={"model": "cpu", "lm_head": "meta"}
-        )
+        _one_device({"model": "cpu", "lm_head": "meta"})
+    assert _one_device({"": "cpu"}) == "cpu"
 
 
 def test_others_configs_are_left_alone(tmp_path):
