@@ -29,7 +29,8 @@ FLOORS: dict[str, int] = {
     "ops": 5, "namemap": 5, "pairing": 5, "rowview": 5, "verification": 5, "inspection": 5, "dequantizing": 5, "converting": 5,
     "quantizers": 5, "joining": 5, "sharding": 5,
     # 6 guests
-    "torch": 6, "transformers": 6, "mlx": 6, "generation": 6, "evaluation": 6, "planning": 6, "chat": 6, "batched": 6, "calibration": 6,
+    "torch": 6, "transformers": 6, "mlx": 6, "generation": 6, "evaluation": 6, "planning": 6, "chat": 6, "batched": 6,
+    "calibration": 6,
     # 7 door
     "cli": 7, "bench": 7, "selftest": 7, "demo": 7, "__main__": 7,
 }  # fmt: skip
@@ -48,7 +49,8 @@ ALLOWED: dict[int, set[str]] = {
     3: {"numpy", "ml_dtypes", "safetensors", "gguf"},
     4: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
     5: {"numpy", "ml_dtypes", "safetensors", "gguf"},
-    6: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx", "jinja2"},
+    6: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx"}
+    | {"jinja2"},
 }
 """Third-party packages of each floor; floor 7 may use anything."""
 
