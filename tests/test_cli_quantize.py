@@ -146,6 +146,18 @@ def test_packed_sources_are_refused_unless_asked_for(tmp_path, capsys):
         assert written.info(PROJECTIONS[0]).format.bits == 4
 
 
+def test_packed_weights_that_the_recipe_keeps_stay_as_they_are(tmp_path):
+    """A Q8_0 embedding beside projections that are rounded again: its blocks are the same bytes."""
+    write_gguf(tmp_path / "in.gguf")
+    first = ["--to", "gguf:q8_0", "--rule", "token_embd=q8_0", "--method", "rtn"]
+    assert main(["quantize", str(tmp_path / "in.gguf"), str(tmp_path / "q8.gguf"), *first]) == 0
+    again = ["--to", "gguf:q4_0", "--from-packed", "--method", "rtn"]
+    assert main(["quantize", str(tmp_path / "q8.gguf"), str(tmp_path / "q4.gguf"), *again]) == 0
+    with halfbyte.open(tmp_path / "q8.gguf") as a, halfbyte.open(tmp_path / "q4.gguf") as b:
+        assert a["token_embd"] == b["token_embd"]
+        assert b.info("blk.0.attn_q").dtype == "Q4_0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -100,6 +100,8 @@ def convert_key(
         if unit is not None:
             return unit
         weight = quantizing.replaced.get(key, weight)
+        # A packed weight that the recipe keeps takes whatever format of the layout holds it.
+        goal = replace(goal, target=replace(goal.target, codec=None, group_size=None))
     if not isinstance(weight, QTensor):
         return _copied(weight, info, goal, checkpoint)
     pieces = list(_pieces(key, weight, goal, checkpoint))
