@@ -35,7 +35,7 @@ from .unit import COPIED, QUANTIZED, Record, Unit, blocks, convert_key, from_not
 if TYPE_CHECKING:
     from .quantizing import Quantizing
 
-IN_FLIGHT = 1 << 28
+IN_FLIGHT = 1 << 27
 """Bytes read ahead of the writer, at most, or one tensor."""
 Progress = Callable[[int, int, str], None]
 
