@@ -127,6 +127,12 @@ def test_case_06_every_element_times_every_e8m0_byte_is_exact_to_the_last_subnor
         same(y[normal], exact.astype(np.float32)[normal])
 
 
+def test_products_and_sums_are_not_joined():
+    """Where Metal made one fma of the product and the sum in exact_fma, the remainder would count twice."""
+    head = shared_source().partition("namespace halfbyte")[0]
+    assert "#pragma METAL fp contract(off)\n" in head
+
+
 def test_tables_in_the_shader_are_the_tables_of_the_library():
     for name in ("nf4", "nf4_modelopt", "bnb_fp4", "iq4_nl"):
         text = shared_source().split(f"constant constexpr float {name.upper()}_TABLE[16] = {{")[1].split("}")[0]

@@ -26,6 +26,7 @@ _FORBIDDEN: dict[str, str] = {
     r"\[\s*[=&\w, ]*\]\s*\([^()]*\)\s*(?:mutable\s*)?(?:->\s*\w+\s*)?\{": "MSL has no lambda expressions",
     r"\bstatic\b(?!\s+constexpr\s+constant|\s+constant|_assert|_cast|\s+METAL_FUNC|\s+inline)": "MSL has no static variables",
     r"^\s*#\s*(if|ifdef|ifndef|elif|else|endif|undef)\b": "the sources are the same everywhere: no conditional compilation",
+    r"^[ \t]*#[ \t]*pragma(?!\s+METAL\s+fp\s+contract\(off\)\s*$)": "the one pragma here is `METAL fp contract(off)`",
     r"\b(printf|malloc|free|memcpy|memset|assert)\b": "not an MSL function",
     r"\bif\s+constexpr\b|\bauto\s*\[|\binline\s+constexpr\b|\bnamespace\s+\w+::": "MSL 3 is C++14; this is C++17",
     r"\b(concept|requires|co_await|consteval|constinit)\b": "MSL 3 is C++14; this is C++20",

@@ -35,7 +35,7 @@ FRONT = [
     "-fno-builtin", "-fPIC",
     "-O1", "-Xclang",
     "-disable-llvm-passes", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-attributes", "-Wno-unused-function",
-    "-Wno-unused-const-variable", "-ffp-contract=off",
+    "-Wno-unused-const-variable", "-Wno-unknown-pragmas", "-ffp-contract=off",
     "-fsanitize=array-bounds,integer-divide-by-zero", "-fsanitize-minimal-runtime", "-g0", "-S", "-emit-llvm",
 ]  # fmt: skip
 # No vectorisation: an access stays the one the source makes. Loops are kept: code small, compilation short.

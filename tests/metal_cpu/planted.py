@@ -156,6 +156,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "the stand-in's own names": ("y[i] = float(hb_place(0));", "not MSL"),
     "memcpy": ("memcpy(y, x, 4);", "not an MSL function"),
     "assembly": ('asm("nop"); y[i] = x[i];', "no inline assembly"),
+    "another pragma": ("\n#pragma METAL fp contract(fast)\ny[i] = x[i];", "the one pragma"),
     "C++17": ("if constexpr (sizeof(float) == 4) y[i] = x[i];", "MSL 3 is C\\+\\+14"),
     "OpenCL words": ("global float* p = y; p[i] = x[i];", "not MSL's words"),
 }

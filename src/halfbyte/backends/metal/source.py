@@ -14,7 +14,11 @@ from importlib import resources
 
 SHADERS = ("decode", "rounding", "codec", "dequantize", "matvec", "gemm_tile", "gemm", "gemm_fused", "experts", "rmsnorm_matvec")
 """Files of shaders/ in the order in which each may use those before it."""
-PREAMBLE = "#include <metal_stdlib>\n#include <metal_simdgroup>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
+PREAMBLE = (
+    "#include <metal_stdlib>\n#include <metal_simdgroup>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
+    "#pragma METAL fp contract(off)\n"
+)
+"""The pragma: Metal joins a product and a sum into one fma even in safe mode, and rounding.metal's remainders would be wrong."""
 MSL_TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bfloat", "uint8": "uchar", "uint32": "uint", "int16": "short",
     "int32": "int",

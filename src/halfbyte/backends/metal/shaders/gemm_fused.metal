@@ -109,7 +109,10 @@ METAL_FUNC void gemm_fused(W w, const device T* x, ulong x_stride, const device 
   simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
   for (int j = 0; j < 4; ++j) {
     sums[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (int i = 0; i < 4; ++i) total[j][i] = part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    for (int i = 0; i < 4; ++i) {
+      total[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
   }
   for (uint unit0 = 0; unit0 < w.units; unit0 += FUSED_K / 8) {
     load_x_rows(x, x_stride, m, w.units, m0, unit0, x_tile, thread_index);
@@ -186,7 +189,10 @@ METAL_FUNC void gemm_fused_columns(W w, const device T* x, ulong x_stride, const
   simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
   for (int i = 0; i < 8; ++i) {
     sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (int j = 0; j < 2; ++j) total[j][i] = part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    for (int j = 0; j < 2; ++j) {
+      total[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      part[j][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
   }
   for (uint unit0 = 0; unit0 < w.units; unit0 += FUSED_K / 8) {
     load_x_rows(x, x_stride, m, w.units, m0, unit0, x_tile, thread_index);
