@@ -153,3 +153,32 @@ def test_rmsnorm_dequantize_and_product_in_one_kernel(word):
     w = torch.from_numpy(q.dequantize()).double()
     error = (y.double() - normal @ w.T).abs()
     assert (error <= 2.0**-11 * (normal @ w.T).abs() + 1e-5 * (normal.abs() @ w.abs().T)).all()
+
+
+@pytest.mark.parametrize("repeats", [1, 3])  # 32 and 96 routed rows: both kernels
+def test_one_hot_activations_return_the_weight_through_experts(repeats):
+    """x · upᵀ · downᵀ where one of the two is an identity and x is the other."""
+    identity = {"codes": np.zeros((2, 32, 16), np.uint8), "scales": np.full((2, 32, 1), 127, np.uint8)}
+    i = np.arange(32)
+    identity["codes"][:, i, i // 2] = 2 << (4 * (i % 2))  # E2M1's 1
+    one, q = QTensor(format_named("mxfp4"), (2, 32, 32), identity), stack("mxfp4", (2, 32, 32), 4)
+    b = backend()
+    p_one, p_q = b.prepare(one), b.prepare(q)
+    x = torch.eye(32).half().repeat(repeats, 1)
+    for e in (0, 1):
+        index = torch.full((32 * repeats, 1), e)
+        for up, down in ((p_q, p_one), (p_one, p_q)):
+            y = b.experts(x, up, down, index, torch.ones(32 * repeats, 1), activation="none")
+            np.testing.assert_array_equal(as_float(y), np.tile(q[e].dequantize("float16").astype(np.float32).T, (repeats, 1)))
+
+
+@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "affine4", "uint4"])
+def test_one_hot_activations_return_the_weight_through_rmsnorm(word):
+    """k = 256 and an input of 16: the mean of the squares is 1, the gain of a sixteenth undoes the 16."""
+    q = stack(word, (1, 9, 256), 3, **({"group_size": 32} if word in ("affine4", "uint4") else {}))[0]
+    b = backend()
+    held, gain = b.prepare(q).data, torch.full((256,), 1 / 16).half()
+    right = q.dequantize("float32").astype(np.float16) if q.format.bias else q.dequantize("float16")
+    for k in range(0, 256, 11):
+        y = launch.rmsnorm_matvec(b.route, 16 * torch.eye(256)[k].half(), gain, held, 0.0)
+        np.testing.assert_array_equal(as_float(y), right[:, k].astype(np.float32))

@@ -36,13 +36,17 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     few += [make(fmt, dtype) for make in (kernels.gemm_single_stage, kernels.gemm_double_buffered, kernels.gemm_striped)]
     if codec == "affine4:g64":
         few += [kernels.gemm_fused(fmt, dtype, variant) for variant in kernels.FUSED]
+    few += [make(fmt, dtype, "none", down=False) for make in (kernels.experts_gemm, kernels.experts_matvec)]
+    identity = format_named("int4", -1)
+    few += [make(identity, "float32", "none", down=True) for make in (kernels.experts_gemm, kernels.experts_matvec)]
+    few += [kernels.embedding(fmt, dtype), kernels.rmsnorm_matvec(fmt, dtype), kernels.experts_combine(dtype)]
     stand().load([*few, kernels.gemm_striped_reduce("", dtype)])
     outcomes = list(selftest.run(metal_bench(), (codec,), shape=None))
     assert [o for o in outcomes if not o.passed] == []
     schedules = {o.schedule for o in outcomes if o.op == "linear"}
     assert {"automatic", "single-stage", "double-buffered", "striped", "dequantize_then_gemm"} <= schedules
     assert ("fused" in schedules) == (codec != "int8:g128")
-    assert any(o.op == "dequantize" for o in outcomes)
+    assert {"dequantize", "embedding", "experts", "rmsnorm_matvec"} <= {o.op for o in outcomes}
     assert {o.schedule for o in outcomes if o.op == "variant"} == (
         set() if codec == "int8:g128" else {"fused, plain", "fused, registers"}
     )

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backends import SCHEDULES, Backend, Call, Prepared, backends_for
+from .bits import pack
 from .errors import BackendError, HalfbyteError
 from .formats import format_named
 from .formats.encode import quantize as quantize_weight
@@ -127,7 +128,7 @@ def run(
         for dtype in dtypes:
             for op, schedule, product in _calls(bench.backend, weight, dtype):
                 checked = _checked(bench, weight, codec, op, schedule, dtype, _bound(product, bench.backend.prepare(weight)))
-                if large is None or not checked.passed or op == "dequantize":
+                if large is None or not checked.passed or op not in ("linear", "variant"):
                     yield checked
                     continue
                 for m in tokens:
@@ -147,6 +148,7 @@ def _calls(backend: Backend, w: QTensor, dtype: str) -> Iterator[tuple[str, str 
             yield "linear", schedule, _scheduled(backend, schedule)
     if backend.name == "metal":
         yield from _metal_variants(backend, w, dtype)
+        yield from _metal_others(backend, w, dtype)
     if backend.refuses(Call("dequantize", w.format, dtype)) is None:
         yield "dequantize", None, lambda x, held: backend.dequantize(held, dtype)
 
@@ -173,6 +175,32 @@ def _metal_variants(backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str,
         )
 
 
+def _metal_others(backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
+    """The other verbs' kernels, made to give x · wᵀ: experts by way of an identity, the norm with an eps that undoes it."""
+    import torch
+
+    from .backends.metal import launch
+
+    n, device = w.shape[0], backend.route.device
+    up = backend.prepare(QTensor(w.format, (1, *w.shape), {name: np.asarray(a)[None] for name, a in w.parts.items()}))
+    codes, scales = pack(8 + np.eye(n, dtype=np.uint8), 4), np.ones((n, 1), np.float16)
+    identity = backend.prepare(QTensor(format_named("int4", -1), (1, n, n), {"codes": codes[None], "scales": scales[None]}))
+
+    def experts(x: Any, held: Prepared) -> Any:
+        index = torch.zeros((x.shape[0], 1), dtype=torch.int32, device=device)
+        return backend.experts(x, up, identity, index, torch.ones(index.shape, device=device), activation="none")
+
+    def rmsnorm(x: Any, held: Prepared) -> Any:
+        eps = [1.0 - s for s in (x.float().cpu().double() ** 2).mean(1).tolist()]
+        gain = torch.ones_like(x[0])
+        rows = [launch.rmsnorm_matvec(backend.route, row, gain, held.data, e) for row, e in zip(x, eps, strict=True)]
+        return torch.stack(rows)
+
+    yield "embedding", None, lambda x, held: backend.embedding(torch.arange(n, device=device), held, dtype)
+    yield "experts", None, experts
+    yield "rmsnorm_matvec", None, rmsnorm
+
+
 def _bound(product: Product, held: Prepared) -> Callable[[Any], Any]:
     return lambda x: product(x, held)
 
@@ -185,7 +213,7 @@ def _checked(
     exact = w.dequantize(dtype).astype(np.float32)
     by_float32 = _rounded(w.dequantize("float32"), dtype)  # biases and wide scales: the kernel's own sum rounds first
     try:
-        if op == "dequantize":
+        if op in ("dequantize", "embedding"):
             return Outcome(codec, op, word, dtype, bool(np.array_equal(bench.to_numpy(call(None)), exact)), 0.0)
         y = np.concatenate(
             [bench.to_numpy(call(bench.to_device(block, dtype))) for block in np.split(np.eye(k, dtype=np.float32), 2)]
