@@ -48,6 +48,18 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
         """torch's name of the device the weights are on."""
         return next(iter(self.packed.values())).device
 
+    def canonical(self, piece: str = "") -> QTensor:
+        """One of the weights as the QTensor it was made from."""
+        return self.packed[piece].canonical()
+
+    def shape_of(self, piece: str) -> tuple[int, ...]:
+        """The shape of one of the weights."""
+        return self.packed[piece].shape
+
+    def replace(self, piece: str, held: Held) -> None:
+        """Another weight of the same shape in the place of one."""
+        self.packed[piece] = held
+
     def extra_repr(self) -> str:
         return "; ".join(f"{name}: {describe(h)}" if name else describe(h) for name, h in self.packed.items())
 
@@ -71,9 +83,9 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, held in self.packed.items():
+        for name in self.packed:
             base = f"{prefix}{name}." if name else prefix
-            destination.update({base + part: t for part, t in tensors_of(held.canonical()).items()})
+            destination.update({base + part: t for part, t in tensors_of(self.canonical(name)).items()})
 
     def _load_from_state_dict(
         self,
@@ -86,7 +98,7 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
         error_msgs: list[str],
     ) -> None:
         mine = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
-        for name, held in self.packed.items():
+        for name, held in tuple(self.packed.items()):
             base = f"{name}." if name else ""
             tensors = {part: mine.pop(base + part) for part in NAMES if base + part in mine}
             if DESCRIPTION not in tensors:
@@ -97,10 +109,10 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
             except HalfbyteError as error:
                 error_msgs.append(str(error))
                 continue
-            if q.shape != held.shape:
-                error_msgs.append(f"{prefix}{base}codes hold a weight of shape {q.shape}; the module's is {held.shape}")
+            if q.shape != self.shape_of(name):
+                error_msgs.append(f"{prefix}{base}codes hold a weight of shape {q.shape}; the module's is {self.shape_of(name)}")
                 continue
-            self.packed[name] = Held.of(q, device=held.device, backend=held.backend, activations=held.activations)
+            self.replace(name, Held.of(q, device=held.device, backend=held.backend, activations=held.activations))
         rest = {prefix + key: t for key, t in mine.items()}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 

@@ -25,6 +25,7 @@ from ..joining import apart, join_rows
 from ..qtensor import QTensor
 from ..sharding import input_unit, shard_experts, shard_inputs, shard_rows, split
 from .experts import QExperts
+from .fuse import unfuse
 from .held import Held
 from .modules import Packed, QLinear
 from .rows import QRows
@@ -79,6 +80,7 @@ def parallelize(model: Any, rank: int | None = None, ranks: int | None = None, g
     ranks = dist.get_world_size(group) if ranks is None else ranks
     if ranks == 1:
         return model
+    unfuse(model)
     for name, module in list(model.named_modules()):
         try:
             if _has(module, "o_proj") and (_has(module, "q_proj", "k_proj", "v_proj") or _has(module, "qkv_proj")):

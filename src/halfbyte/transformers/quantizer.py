@@ -131,9 +131,9 @@ def state_dict_to_save(model: Any) -> dict[str, Any]:
         if shared and module is head:
             continue
         if isinstance(module, Packed):
-            for piece, held in module.packed.items():
+            for piece in module.packed:
                 base = ".".join(p for p in (name, piece) if p)
-                state |= {f"{base}.{part}": t for part, t in tensors_of(held.canonical()).items()}
+                state |= {f"{base}.{part}": t for part, t in tensors_of(module.canonical(piece)).items()}
         for leaf, value in (*module.named_parameters(recurse=False), *_persistent(module)):
             if id(value) not in seen:
                 seen.add(id(value))

@@ -1,0 +1,136 @@
+"""q·k·v and gate·up as one product, where their weights read alike.
+
+    fuse(model)      groups whose formats, groups and global scales agree share one joined weight
+    unfuse(model)    each layer its own weight again
+
+Model code calls such layers one after another on one and the same input, so the first call computes all of them and the others
+take their part: fewer, larger products, the model's code untouched. A layer that is called on another input computes afresh, so the
+result is always that of separate layers. Layers whose weights cannot be joined stay as they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from ..backends import Prepared
+from ..joining import apart, join_rows
+from ..qtensor import QTensor
+from . import operators
+from .held import Held
+from .modules import Packed, QLinear
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one module that model code calls on one input."""
+
+
+class Shared:
+    """The product of several layers of one weight, while it is handed out.
+
+    bounds  rows of each layer
+    """
+
+    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
+        self.bounds = tuple(bounds)
+        self._made: tuple[Any, Prepared, Tensor, int] | None = None
+
+    def part(self, index: int, x: Tensor, weight: Prepared, activations: str) -> Tensor:
+        """x · wᵀ for the rows of layer `index`."""
+        made = self._made  # one read: another thread may put its own product there
+        if made is None or made[0]() is not x or made[1] is not weight:
+            y: Tensor = ops.linear(x, weight, activations=activations)
+            made = (weakref.ref(x), weight, y, (1 << len(self.bounds)) - 1)
+        product, left = made[2], made[3] & ~(1 << index)
+        # The product is let go when every layer has had its part, so that none outlives the step.
+        self._made = (*made[:3], left) if left else None
+        start, stop = self.bounds[index]
+        return product[..., start:stop]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"bounds": self.bounds, "_made": None}
+
+
+class FusedLinear(Packed):
+    """One layer of a shared weight; bias and options as for `QLinear`."""
+
+    def __init__(
+        self, held: Held, shared: Shared, index: int, bias: Tensor | None, activations: str, backend: str | None
+    ) -> None:
+        super().__init__({"": held}, activations, backend)
+        self.shared, self.index = shared, index
+        start, stop = shared.bounds[index]
+        self.out_features, self.in_features = stop - start, held.shape[1]
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def extra_repr(self) -> str:
+        start, stop = self.shared.bounds[self.index]
+        size = f"n={self.out_features}, k={self.in_features}, bias={self.bias is not None}"
+        return f"{size}, rows {start}:{stop} of {super().extra_repr()}"
+
+    def shape_of(self, piece: str) -> tuple[int, ...]:
+        return (self.out_features, self.in_features)
+
+    def canonical(self, piece: str = "") -> QTensor:
+        return self.packed[""].canonical().rows(*self.shared.bounds[self.index])
+
+    def replace(self, piece: str, held: Held) -> None:
+        """A weight of this layer alone: the sharing ends for it."""
+        self.packed = {"": held}
+        self.shared, self.index = Shared([(0, self.out_features)]), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            y: Tensor = operators.linear(x, self.bias, self.number, self.out_features)
+            return y
+        return self.compute(x, self.bias)
+
+    def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's part of the product, now."""
+        y = self.shared.part(self.index, x, self.packed[""].prepared, self.activations)
+        # A copy, since the product is shared: what a caller does in place must not reach the other layers.
+        return y.clone() if bias is None else y + bias
+
+
+def fuse(model: nn.Module) -> int:
+    """Joins what can be joined, in place. Returns the number of groups."""
+    count = 0
+    for parent in list(model.modules()):
+        for names in GROUPS:
+            layers = [parent._modules.get(name) for name in names]
+            if all(type(layer) is QLinear for layer in layers) and _join(
+                parent, names, [m for m in layers if isinstance(m, QLinear)]
+            ):
+                count += 1
+    return count
+
+
+def _join(parent: nn.Module, names: Sequence[str], layers: Sequence[QLinear]) -> bool:
+    first = layers[0]
+    weights = [layer.canonical() for layer in layers]
+    alike = all((m.activations, m.backend, m.device) == (first.activations, first.backend, first.device) for m in layers)
+    if not alike or apart(weights) is not None:
+        return False
+    held = Held.of(join_rows(weights), device=first.device, backend=first.backend, activations=first.activations)
+    ends = [0]
+    for w in weights:
+        ends.append(ends[-1] + w.shape[0])
+    shared = Shared([(ends[i], ends[i + 1]) for i in range(len(weights))])
+    for i, (name, layer) in enumerate(zip(names, layers, strict=True)):
+        setattr(parent, name, FusedLinear(held, shared, i, layer.bias, layer.activations, layer.backend))
+    return True
+
+
+def unfuse(model: nn.Module) -> None:
+    """Gives every fused layer its own weight again, in place."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent._modules.items()):
+            if isinstance(layer, FusedLinear):
+                setattr(
+                    parent, name,
+                    QLinear(layer.canonical(), layer.bias, activations=layer.activations, device=layer.device, backend=layer.backend),
+                )  # fmt: skip
