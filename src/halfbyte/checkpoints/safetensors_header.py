@@ -106,12 +106,13 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
     closed = position > 0 and data[position - 1 : position] == b"}"
     while not closed:
         match = _ENTRY.match(data, position)
-        entry = None
+        kind = None
         if match:
             raw_name, dtype, shape, start, stop, after = match.groups()
-            entry = _fast_entry(dtype, shape, start, stop)
-        if match and entry:
+            kind = _kind(dtype, shape)
+        if match and kind:
             position, closed = match.end(), after == b"}"
+            entry = Entry(kind[0], kind[1], int(start), int(stop))
             name = _text(raw_name, where, "a tensor's name")
         else:
             quoted, position = _name(data, position, where)
@@ -132,7 +133,8 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
             raise CheckpointError(f"[open] {where}: tensor {name!r} stands twice in the header")
         if not name.isprintable():
             raise CheckpointError(f"[open] {where}: tensor {name!r}: its name holds control characters")
-        _check_size(name, entry, where)
+        if kind is None or kind[2] != entry.stop - entry.start:
+            _check_size(name, entry, where)
         entries[name] = entry
     if _TEXT.search(data, position):
         raise CheckpointError(f"[open] {where}: header has more text after its closing brace, at byte {position}")
@@ -148,19 +150,22 @@ def _opening(data: bytes, where: str) -> int:
     return match.end()
 
 
-def _fast_entry(dtype: bytes, shape: bytes, start: bytes, stop: bytes) -> Entry | None:
-    """The entry of these texts; None when the slower path must explain them."""
-    word, axes = _DTYPES.get(dtype), _axes(shape)
-    return None if word is None or axes is None else Entry(word, axes, int(start), int(stop))
-
-
 @lru_cache(maxsize=1024)
-def _axes(text: bytes) -> tuple[int, ...] | None:
-    """The whole numbers of a list; None when it holds anything else. Kept: a model has few shapes and many tensors of each."""
+def _kind(dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int] | None:
+    """(dtype word, axes, bytes, −1 where `_check_size` must look) of these texts; None when the slower path must explain them.
+
+    Kept: a model has few shapes and many tensors of each.
+    """
+    word = _DTYPES.get(dtype)
     try:
-        return tuple(map(int, text.split(b","))) if text.strip() else ()
+        axes = tuple(map(int, shape.split(b","))) if shape.strip() else ()
     except ValueError:
         return None
+    if word is None:
+        return None
+    bits = math.prod(axes) * DTYPE_BITS[word]
+    plain = len(axes) <= 4 and bits % 8 == 0 and (0 < bits < 1 << 66 or max(axes, default=0) < 1 << 15)
+    return word, axes, bits // 8 if plain else -1
 
 
 def _slow_entry(text: bytes, where: str, name: str) -> Entry:
@@ -215,9 +220,9 @@ def _check_size(name: str, entry: Entry, where: str) -> None:
 
 def _check_cover(entries: dict[str, Entry], data_size: int, where: str) -> None:
     """The tensors cover the data exactly."""
-    order = sorted(entries, key=lambda name: (entries[name].start, entries[name].stop))
-    past = next((name for name in order if entries[name].stop > data_size), None)
-    if past is not None:
+    order = sorted(entries, key=lambda name: entries[name][2:])
+    if max((e.stop for e in entries.values()), default=0) > data_size:
+        past = next(name for name in order if entries[name].stop > data_size)
         e = entries[past]
         raise CheckpointError(
             f"[open] {where}: tensor {past!r} lies at bytes {e.start:,} to {e.stop:,} of the data, "
