@@ -32,7 +32,7 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     from metal_formats import stand
 
     fmt, dtype = format_named(codec), "float16"
-    few = [kernels.matvec(fmt, dtype, 1), kernels.matvec(fmt, dtype, 4), kernels.dequantize(fmt, dtype)]
+    few = [*(kernels.matvec(fmt, dtype, tokens) for tokens in (1, 2, 4)), kernels.dequantize(fmt, dtype)]
     few += [make(fmt, dtype) for make in (kernels.gemm_single_stage, kernels.gemm_double_buffered, kernels.gemm_striped)]
     if codec == "affine4:g64":
         few += [kernels.gemm_fused(fmt, dtype, variant) for variant in kernels.FUSED]

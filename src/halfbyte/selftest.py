@@ -221,7 +221,7 @@ def _checked(
         one_hot = bool(np.array_equal(y.T, exact) or np.array_equal(y.T, by_float32))
         # Eight tokens, and more than a tile of them: a schedule may have a kernel for each.
         rounds = schedule == "dequantize_then_gemm"
-        worst = max(_error(bench, w, m, dtype, call, rounds) for m in (1, 8, 67))
+        worst = max(_error(bench, w, m, dtype, call, rounds) for m in (1, 2, 8, 67))
         return Outcome(codec, op, word, dtype, one_hot, worst, n=n, k=k)
     except (HalfbyteError, RuntimeError, TypeError, ValueError, SyntaxError) as e:
         return Outcome(codec, op, word, dtype, False, float("nan"), failure=" ".join(str(e).split())[:400])

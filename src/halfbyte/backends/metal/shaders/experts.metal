@@ -15,7 +15,7 @@ template <int activation> METAL_FUNC float gated(float gate, float up, float lim
     return g / (1.0f + exp(-alpha * g)) * (u + 1.0f);
   }
   const float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-  return 0.5f * gate * (1.0f + tanh(inner)) * up;
+  return 0.5f * gate * (1.0f + precise::tanh(inner)) * up;  // the fast one is NaN for large arguments
 }
 
 // A tile's expert and its sorted rows [begin, end); begin == end beyond the last tile.
