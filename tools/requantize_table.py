@@ -55,10 +55,8 @@ def main() -> None:
         other = requantized(model, codec)
         measured = compare(other, baseline, windows)
         if i == 0:
-            print(
-                f"| as it is | {model_size(model).nbytes / 1e6:.1f} | {measured.baseline.value:.3f} | {measured.baseline.error:.2f} |"
-                + " |" * 7
-            )
+            was = measured.baseline
+            print(f"| as it is | {model_size(model).nbytes / 1e6:.1f} | {was.value:.3f} | {was.error:.2f} |" + " |" * 7)
         kept = [v.name.split("_")[1] for v in LIMITS.verdicts(measured) if v.kept]
         print(
             f"| {codec} | {model_size(other).nbytes / 1e6:.1f} | {measured.model.value:.3f} | {measured.model.error:.2f} "

@@ -4,8 +4,8 @@
     unfuse(model)    each layer its own weight again
 
 Model code calls such layers one after another on one and the same input, so the first call computes all of them and the others
-take their part: fewer, larger products, the model's code untouched. A layer that is called on another input computes afresh, so the
-result is always that of separate layers. Layers whose weights cannot be joined stay as they are.
+take their part: fewer, larger products, the model's code untouched. A layer that is called on another input computes afresh, so
+the result is always that of separate layers. Layers whose weights cannot be joined stay as they are.
 """
 
 from __future__ import annotations
@@ -130,7 +130,5 @@ def unfuse(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, layer in list(parent._modules.items()):
             if isinstance(layer, FusedLinear):
-                setattr(
-                    parent, name,
-                    QLinear(layer.canonical(), layer.bias, activations=layer.activations, device=layer.device, backend=layer.backend),
-                )  # fmt: skip
+                options: dict[str, Any] = {"activations": layer.activations, "device": layer.device, "backend": layer.backend}
+                setattr(parent, name, QLinear(layer.canonical(), layer.bias, **options))
