@@ -27,6 +27,9 @@ READERS = {
     "verify A": ("{}", "{good}"),
     "verify B": ("{good}", "{}"),
     "generate": ("{}", "-p", "x"),
+    "convert": ("{}", "{out}", "--to", "halfbyte"),
+    "quantize": ("{}", "{out}", "--to", "mlx:affine4"),
+    "eval": ("{}", "--text", "{good}/config.json"),
 }
 """Every way a command is given a checkpoint."""
 
