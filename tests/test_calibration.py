@@ -97,6 +97,17 @@ def test_awq_moves_the_logits_less_and_its_folded_norms_are_written(tmp_path, ki
         assert a[norm].dtype == b[norm].dtype
 
 
+def test_mse_weighted_by_the_inputs_moves_the_logits_less(tmp_path):
+    dense = write_model(tmp_path / "in", "llama")
+    text = write_text(tmp_path / "text.txt", 3000)
+    common = ["quantize", str(tmp_path / "in")]
+    to = ["--to", "halfbyte:int3:g64"]
+    assert main([*common, str(tmp_path / "rtn"), *to]) == 0
+    found = ["--method", "mse", "--calibration", str(text), "--context", "64", "--sequences", "40"]
+    assert main([*common, str(tmp_path / "mse"), *to, *found]) == 0
+    assert drift(tmp_path / "mse", dense) < 0.9 * drift(tmp_path / "rtn", dense)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 def test_folding_leaves_what_a_layer_computes(tmp_path, kind):
     """Scaled weights and the norm or rows before them: the layer's outputs stay, whatever the scales."""

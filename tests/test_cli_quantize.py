@@ -83,7 +83,7 @@ def test_rules_in_order_and_kept_layers_by_name(tmp_path, capsys):
     assert kinds["model.layers.0.self_attn.q_proj.weight"][0] == "copied"
     assert kinds["model.layers.0.mlp.gate.weight"][0] == "copied"
     assert kinds["lm_head.weight"][1].startswith("affine6:g64")
-    assert (summary["record"], summary["method"], summary["quantized"]) == ("quantized", "mse", 3)
+    assert (summary["record"], summary["method"], summary["quantized"]) == ("quantized", "rtn", 3)
     assert all(0 < t["relative_rms"] < 0.2 for t in tensors if t["kind"] == "quantized")
     with halfbyte.open(tmp_path / "out") as written:
         assert written.info("model.layers.0.mlp.down_proj").format.bits == 8
@@ -166,7 +166,8 @@ def test_packed_weights_that_the_recipe_keeps_stay_as_they_are(tmp_path):
         (["--to", "mlx:affine4", "--rule", "x=mxfp9"], "'mxfp9' is not a codec"),
         (["--to", "mlx:affine4", "--method", "gtpq"], "--method gtpq; allowed: rtn, mse, gptq, awq"),
         (["--to", "mlx:affine4", "--method", "gptq"], "--method gptq wants --calibration FILE"),
-        (["--to", "mlx:affine4", "--act-order"], "--act-order with --method mse; it belongs to gptq"),
+        (["--to", "mlx:affine4", "--act-order"], "--act-order with --method rtn; it belongs to gptq"),
+        (["--to", "mlx:affine4", "--calibration", "x"], "--calibration with --method rtn, which looks at weights only"),
         (["--to", "mlx:affine4", "--rule", ".=keep"], "no weight to quantize"),
     ],
 )
@@ -225,7 +226,7 @@ def test_defaults_of_the_recipe():
 
 def test_searched_scales_are_what_mse_finds(tmp_path):
     weights = write_dense(tmp_path / "in", np.float16)
-    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "halfbyte:int4:g32"]) == 0
+    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "halfbyte:int4:g32", "--method", "mse"]) == 0
     with halfbyte.open(tmp_path / "out") as written:
         for module in PROJECTIONS:
             assert written[module] == mse(weights[f"{module}.weight"], "int4:g32")

@@ -31,7 +31,7 @@ from halfbyte.transformers import load_model
 
 FORMATS = {"mxfp4": "gguf", "q4_0": "gguf", "nvfp4": "", "int4:g128": "", "affine4:g64": "mlx", "uint4:g64": ""}
 """Codec -> the producer whose own rounding stands beside ours."""
-METHODS = ("rtn", "mse", "gptq", "gptq act-order", "awq")
+METHODS = ("rtn", "mse", "mse calibrated", "gptq", "gptq act-order", "awq")
 
 
 def dense_projections(model: nn.Module) -> dict[str, nn.Linear]:

@@ -76,7 +76,7 @@ def calibrate(
     """Round the weights of `recipe` with the inputs they have on `text`.
 
     text       path of a UTF-8 file
-    method     "gptq" or "awq"
+    method     "gptq", "awq", or "mse" weighted by the inputs' mean squares
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
@@ -85,8 +85,8 @@ def calibrate(
     Modules that no token reached, experts above all, are rounded with searched scales to the same format, and named in the notes.
     Raises CalibrationError for a text that is too short or a model without tokenizer.
     """
-    if method not in ("gptq", "awq"):
-        raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: gptq, awq")
+    if method not in ("mse", "gptq", "awq"):
+        raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq")
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     source = source_of(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)

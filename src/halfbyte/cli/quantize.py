@@ -27,13 +27,13 @@ def quantize(
     out: Annotated[Path, typer.Argument(help="Folder to write, or one file named *.safetensors; *.gguf for gguf.")],
     to: Annotated[str, typer.Option("--to", help="layout:codec[:gN]: mlx:affine4:g64, gguf:q4_0, gptq:int4:g128, ...")],
     method: Annotated[
-        str, typer.Option(help="rtn: to nearest. mse: searched scales. gptq, awq: with calibration text.")
-    ] = "mse",
+        str, typer.Option(help="rtn: to nearest. mse: searched scales. gptq, awq: with calibration text, which helps mse too.")
+    ] = "rtn",
     rule: Annotated[
         list[str] | None, typer.Option("--rule", help="regex=codec[:gN] or regex=keep, for modules whose name matches; in order.")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Text file whose tokens calibrate gptq and awq; not the text you will measure with.")
+        Path | None, typer.Option(help="Text file whose tokens calibrate gptq, awq and mse; not the text you will measure with.")
     ] = None,
     context: Annotated[int, typer.Option(min=8, help="Tokens of a calibration sequence.")] = 512,
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
@@ -64,8 +64,11 @@ def quantize(
     if method not in METHODS:
         raise FormatError(f"[quantize] --method {method}; allowed: {', '.join(METHODS)}")
     recipe, limit = recipe_of(to, rule or [], scale_dtype), parse_size(max_shard_size)
-    calibrated = method in ("gptq", "awq") and not plan
-    if calibrated and calibration is None:
+    needed = method in ("gptq", "awq")
+    if calibration is not None and method == "rtn":
+        raise FormatError("[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq")
+    calibrated = (needed or calibration is not None) and not plan
+    if needed and not plan and calibration is None:
         raise FormatError(f"[quantize] --method {method} wants --calibration FILE, a text like those the model will read")
     rounder: str | Rounder = "mse" if method == "mse" else "rtn"
     replaced: Mapping[str, NDArray[Any]] = {}

@@ -120,7 +120,7 @@ def quantize_checkpoint(
     checkpoint: Checkpoint,
     out: str | os.PathLike[str],
     recipe: Recipe,
-    method: str | Rounder = "mse",
+    method: str | Rounder = "rtn",
     *,
     replaced: Mapping[str, NDArray[Any]] | None = None,
     from_packed: bool = False,
