@@ -58,6 +58,54 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], list[tuple[str, str, Any]]]] =
         ],
     ),
     "qwen3": ("qwen3", "qwen3", {"num_hidden_layers": 2, "tie_word_embeddings": False}, []),
+    "mixtral": (
+        "llama",
+        "mixtral",
+        {
+            "num_hidden_layers": 2,
+            "tie_word_embeddings": False,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+        },
+        [("expert_count", "uint32", 4), ("expert_used_count", "uint32", 2)],
+    ),
+    "qwen3moe": (
+        "qwen3moe",
+        "qwen3_moe",
+        {
+            "num_hidden_layers": 2,
+            "tie_word_embeddings": False,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [],
+        },
+        [("expert_count", "uint32", 4), ("expert_used_count", "uint32", 2), ("expert_feed_forward_length", "uint32", 32)],
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        "gpt_oss",
+        {
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": False,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": YARN | {"truncate": False},
+        },
+        [
+            ("expert_count", "uint32", 4),
+            ("expert_used_count", "uint32", 2),
+            ("attention.sliding_window", "uint32", 4),
+            ("rope.scaling.type", "string", "yarn"),
+            ("rope.scaling.factor", "float32", 4.0),
+            ("rope.scaling.original_context_length", "uint32", 64),
+        ],
+    ),
+    "phi3": ("phi3", "phi3", {"num_hidden_layers": 2, "tie_word_embeddings": False, "sliding_window": None}, []),
     "gemma2": (
         "gemma2",
         "gemma2",
@@ -103,6 +151,9 @@ GGUF_NAMES = {
     "mlp.down_proj": "ffn_down",
     "post_attention_layernorm": "ffn_norm",
 }
+MOE_NAMES = GGUF_NAMES | {"mlp.gate": "ffn_gate_inp"}
+GPT_OSS_NAMES = GGUF_NAMES | {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}
+PHI3_NAMES = GGUF_NAMES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 GEMMA_NAMES = GGUF_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -171,7 +222,11 @@ def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> P
         ("tokenizer.ggml.eos_token_id", "uint32", 2),
     ]
     tensors = []
+    names = {"gpt-oss": GPT_OSS_NAMES, "phi3": PHI3_NAMES}.get(arch, GEMMA_NAMES if gemma else MOE_NAMES)
     for i, (key, p) in enumerate(model.named_parameters()):
+        if ".experts." in key or key.endswith("sinks"):
+            tensors += experts(key, p, packed, transposed=arch == "gpt-oss")
+            continue
         x = p.detach().numpy().copy()
         if arch == "llama" and (".q_proj." in key or ".k_proj." in key):
             x = x.reshape(-1, 2, HEAD // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)  # llama.cpp's order of rotated pairs
@@ -179,13 +234,13 @@ def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> P
             x = x + np.float32(1)
             p.data = torch.from_numpy(x - np.float32(1))
         kind, data = F32, x.tobytes()
-        if packed and x.ndim == 2:
+        if packed and x.ndim == 2 and "ffn_gate_inp" not in gguf_name(key, names):
             kind = (Q8_0, Q8_0, F16, Q8_0, BF16)[i % 5]
             data, decoded = encoded(x, kind)
             if arch == "llama" and (".q_proj." in key or ".k_proj." in key):
                 decoded = decoded.reshape(-1, HEAD // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
             p.data = torch.from_numpy(decoded)
-        tensors.append(Tensor(gguf_name(key, GEMMA_NAMES if gemma else GGUF_NAMES), tuple(reversed(x.shape)), kind, data))
+        tensors.append(Tensor(gguf_name(key, names), tuple(reversed(x.shape)), kind, data))
     if name == "llama-3":
         tensors.append(Tensor("rope_freqs.weight", (HEAD // 2,), F32, rotation_factors(config).tobytes()))
     path.write_bytes(GGUF(pairs=pairs, tensors=tensors).bytes())
@@ -194,6 +249,39 @@ def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> P
         part = GGUF(pairs=[*(pairs if i == 0 else []), *split], tensors=tensors[i::shards])
         path.with_name(f"{path.stem}-{i + 1:05d}-of-{shards:05d}.gguf").write_bytes(part.bytes())
     return path
+
+
+def experts(key: str, p: Any, packed: bool, transposed: bool) -> list[Tensor]:
+    """Stacks of experts, gate and up apart; gpt-oss's are (e, k, n) in transformers, with gate and up in turns."""
+    layer, leaf = key.split(".")[2], key.rpartition(".")[2]
+    if leaf == "sinks":
+        return [Tensor(f"blk.{layer}.attn_sinks.weight", tuple(p.shape), F32, p.detach().numpy().tobytes())]
+    bias = leaf.endswith("_bias")
+    x = p.detach().numpy().copy()
+    x = x.swapaxes(1, 2) if transposed and not bias else x
+    if "gate_up" in leaf:
+        half = x.shape[1] // 2
+        parts = {"gate": x[:, ::2] if transposed else x[:, :half], "up": x[:, 1::2] if transposed else x[:, half:]}
+    else:
+        parts = {"down": x}
+    out = []
+    for word, part in parts.items():
+        part = np.ascontiguousarray(part)
+        kind, data = F32, part.tobytes()
+        if packed and not bias:
+            kind, (data, decoded) = Q8_0, q8_0(part)
+            parts[word] = decoded
+        out.append(Tensor(f"blk.{layer}.ffn_{word}_exps.{'bias' if bias else 'weight'}", part.shape[::-1], kind, data))
+    whole = list(parts.values())
+    x = whole[0]
+    if len(whole) == 2:
+        x = (
+            np.stack(whole, axis=2).reshape(p.shape if bias else (len(x), -1, x.shape[-1]))
+            if transposed
+            else np.concatenate(whole, axis=1)
+        )
+    p.data = torch.from_numpy(np.ascontiguousarray(x.swapaxes(1, 2) if transposed and not bias else x))
+    return out
 
 
 def encoded(x: np.ndarray, kind: int) -> tuple[bytes, np.ndarray]:

@@ -96,7 +96,7 @@ def with_tensor(tensor: Tensor) -> Any:
             UnsupportedError,
             "a llama model whose keys and values differ in length",
         ),
-        (with_pair("llama.expert_count", "uint32", 8), UnsupportedError, "a llama model with experts"),
+        (with_pair("llama.expert_count", "uint32", 8), CheckpointError, "key 'llama.expert_used_count' is missing"),
         (
             with_pair("llama.rope.scaling.type", "string", "longrope"),
             UnsupportedError,
@@ -105,7 +105,7 @@ def with_tensor(tensor: Tensor) -> Any:
         (
             with_pair("general.architecture", "string", "mamba"),
             UnsupportedError,
-            "architecture 'mamba'; models that can be built: gemma2, gemma3, llama, qwen2, qwen3",
+            "architecture 'mamba'; models that can be built: gemma2, gemma3, gpt-oss, llama, phi3, qwen2, qwen3, qwen3moe",
         ),
         (with_pair("general.architecture", "", None), UnsupportedError, "architecture ''"),
     ],

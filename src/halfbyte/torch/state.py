@@ -40,7 +40,7 @@ def qtensor_of(tensors: Mapping[str, Tensor], name: str) -> QTensor:
 
 def tensor(array: NDArray[Any]) -> Tensor:
     """A torch copy of a NumPy array, bfloat16 included."""
-    copy = np.array(array)
+    copy = np.array(array, order="C")
     if copy.dtype == bfloat16:
         return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(copy)

@@ -165,22 +165,32 @@ def _bias(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> 
 def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     """The parameters of a module whose experts are stored dense."""
     experts = int(module.gate_up_proj.shape[0])
-    transposed = bool(getattr(module, "is_transposed", False))
+    transposed, in_turns = bool(getattr(module, "is_transposed", False)), not getattr(module, "is_concatenated", True)
     for name, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
         for leaf in ("weight", "bias"):
-            whole = _values(filling, name, leaf, experts, keys)
-            parts = [_values(filling, half, leaf, experts, keys) for half in halves]
+            whole, matrices = _values(filling, name, leaf, experts, keys)
+            parts = [_values(filling, half, leaf, experts, keys)[0] for half in halves]
             if whole is None and parts and all(p is not None for p in parts):
-                whole = np.concatenate([p for p in parts if p is not None], axis=1)
-                whole = whole.swapaxes(1, 2) if leaf == "weight" and transposed else whole
+                whole, matrices = _joined_values([p for p in parts if p is not None], in_turns), True
             if whole is not None:
+                whole = whole.swapaxes(1, 2) if leaf == "weight" and transposed and matrices else whole
                 filling.put_dense(f"{path}.{name}", whole, path, name if leaf == "weight" else f"{name}_bias")
 
 
-def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -> Any:
+def _joined_values(halves: list[Any], in_turns: bool) -> Any:
+    """Gate's rows, then up's, or one of each in turns."""
+    if not in_turns:
+        return np.concatenate(halves, axis=1)
+    stacked = np.stack(halves, axis=2)
+    return stacked.reshape(stacked.shape[0], -1, *stacked.shape[3:])
+
+
+def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -> tuple[Any, bool]:
+    """A projection of all experts, and whether its matrices are (n, k): they are but where a parameter of transformers' own is
+    stored, which may be (k, n)."""
     mine = {place.expert: key for place, key in keys.items() if (place.piece, place.leaf) == (piece, leaf)}
     if None in mine:
-        return filling.dense(mine[None])
+        return filling.dense(mine[None]), mine[None].endswith(".weight")
     if len(mine) != experts:
-        return None
-    return np.stack([filling.dense(mine[e]) for e in range(experts)])
+        return None, True
+    return np.stack([filling.dense(mine[e]) for e in range(experts)]), True

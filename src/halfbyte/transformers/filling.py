@@ -62,8 +62,15 @@ class Filling:
         return Held.of(weight, device=self.device, backend=self.backend, activations=self.activations)
 
     def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
-        """A packed module in place of the linear or embedding module at `path`."""
+        """A packed module in place of the linear or embedding module at `path`.
+
+        A router is no layer: transformers multiplies by it as a parameter, so it is decoded here, once.
+        """
         module = self.module(key, path)
+        have = module._parameters.get(leaf)
+        if not isinstance(module, nn.Linear | nn.Embedding) and have is not None and have.ndim == 2:
+            self.put_dense(key, weight.dequantize("float32"), path, leaf)
+            return
         if leaf != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
             raise self.error(f"tensor {key!r} is quantized, and {path}.{leaf} of a {type(module).__name__} cannot be")
         self.check(key, weight.shape, module.weight)

@@ -93,21 +93,11 @@ class FolderFilling(Filling):
         elif place.part is not None:
             self.put_fused(group, keys)
         elif self.checkpoint.info(key).quantized:
-            self.put_quantized(key, place)
+            self.put_packed(key, self.packed(key), place.path, place.leaf)
         elif place.leaf == "bias":
             self.put_bias(key, place.path)
         else:
             self.put_dense(key, self.dense(key), place.path, place.leaf)
-
-    def put_quantized(self, key: str, place: Place) -> None:
-        weight = self.packed(key)
-        module = self.module(key, place.path)
-        if not isinstance(module, nn.Linear | nn.Embedding) and isinstance(getattr(module, place.leaf, None), nn.Parameter):
-            # A router: transformers multiplies by it as a parameter, so it is decoded here, once.
-            self.check(key, weight.shape, getattr(module, place.leaf))
-            self.put_dense(key, weight.dequantize("float32"), place.path, place.leaf)
-        else:
-            self.put_packed(key, weight, place.path, place.leaf)
 
     def put_bias(self, key: str, path: str) -> None:
         """A bias where the model has one, and where it is stored without: what the packed layer adds."""

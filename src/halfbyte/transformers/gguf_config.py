@@ -67,9 +67,11 @@ class Architecture:
     """How one GGUF architecture becomes a transformers model.
 
     model_type   transformers' word for it
-    names        GGUF tensor stem (after `blk.N.`) -> module path within a layer
+    names        GGUF tensor stem (after `blk.N.`) -> module path within a layer; what follows `EXPERTS` is a projection of an
+                 experts module, what follows `PARAMETER` a parameter that is no weight or bias
     norm_offset  the file holds w + 1 of norms that transformers keeps as w
     interleaved  rows of attn_q and attn_k are in llama.cpp's order of rotated pairs
+    experts      its feed-forward layers are mixtures of experts
     extra        more configuration fields, from the keys and the fields so far
     """
 
@@ -77,6 +79,7 @@ class Architecture:
     names: dict[str, str]
     norm_offset: bool = False
     interleaved: bool = False
+    experts: bool = False
     extra: Callable[[Keys, dict[str, Any]], dict[str, Any]] = lambda keys, config: {}
 
 
@@ -99,8 +102,8 @@ def config_of(checkpoint: GGUFCheckpoint) -> Any:
         raise keys.refuse("whose keys and values differ in length")
     if keys.get("rope.dimension_count", "integer", config["head_dim"]) != config["head_dim"]:
         raise keys.refuse("that rotates part of each head")
-    if keys.get("expert_count", "integer", 0):
-        raise keys.refuse("with experts")
+    if bool(keys.get("expert_count", "integer", 0)) != architecture.experts:
+        raise keys.refuse("with experts" if not architecture.experts else "without experts")
     config["rope_parameters"] = _rope(keys)
     config["vocab_size"] = _check_sizes(keys, config)
     config["tie_word_embeddings"] = not any(k in checkpoint for k in ("output", "output.weight"))
@@ -143,6 +146,8 @@ def architecture_of(checkpoint: GGUFCheckpoint) -> Architecture:
             f"[load_model] {checkpoint.path}: architecture {arch!r}; models that can be built: {', '.join(ARCHITECTURES)}. "
             "Its weights can still be opened, converted and multiplied one by one"
         )
+    if arch == "llama" and Keys(checkpoint).get("expert_count", "integer", 0):
+        return _MIXTRAL
     return ARCHITECTURES[arch]
 
 
@@ -204,6 +209,51 @@ def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mixtral(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    if "blk.0.attn_q.bias" in keys.checkpoint:
+        raise keys.refuse("with experts and biases of attention")
+    return {"sliding_window": None, **_expert_counts(keys, "num_local_experts")}
+
+
+def _qwen3_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Every layer has experts; their shares are normalized, as llama.cpp does for this architecture."""
+    return {
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        **_expert_counts(keys, "num_experts"),
+    }
+
+
+def _gpt_oss(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Local and global layers alternate; the rotation's ramp is not cut to whole places."""
+    kinds = ("sliding_attention", "full_attention")
+    rope = config["rope_parameters"]
+    return {
+        "layer_types": [kinds[i % 2] for i in range(config["num_hidden_layers"])],
+        "sliding_window": keys.size("attention.sliding_window"),
+        "intermediate_size": keys.size("expert_feed_forward_length", config["intermediate_size"]),
+        "rope_parameters": rope | ({"truncate": False} if rope["rope_type"] == "yarn" else {}),
+        **_expert_counts(keys, "num_local_experts"),
+    }
+
+
+def _expert_counts(keys: Keys, field: str) -> dict[str, Any]:
+    count, used = keys.size("expert_count"), keys.size("expert_used_count")
+    if used > count:
+        raise keys.error(f"'{keys.arch}.expert_used_count' is {used}; there are {count} experts")
+    return {field: count, "num_experts_per_tok": used}
+
+
+def _phi3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    if any(f"rope_factors_{kind}.weight" in keys.checkpoint for kind in ("long", "short")):
+        raise keys.refuse("with long and short rotation factors")
+    return {"sliding_window": keys.get("attention.sliding_window", "integer") or None}
+
+
+EXPERTS, PARAMETER = "/", "#"
+"""Within a module path of `Architecture.names`: what follows is no module."""
 _ATTENTION = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
@@ -214,14 +264,34 @@ _GEMMA = _ATTENTION | {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
+_ROUTED = {
+    "ffn_gate_exps": f"mlp.experts{EXPERTS}gate_proj", "ffn_up_exps": f"mlp.experts{EXPERTS}up_proj",
+    "ffn_down_exps": f"mlp.experts{EXPERTS}down_proj",
+}  # fmt: skip
+_GPT_OSS = _ATTENTION | _ROUTED | {
+    "post_attention_norm": "post_attention_layernorm", "attn_sinks": f"self_attn{PARAMETER}sinks", "ffn_gate_inp": "mlp.router",
+}  # fmt: skip
+_PHI3 = {
+    "attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_MIXTRAL = Architecture(
+    "mixtral", _LLAMA | _ROUTED | {"ffn_gate_inp": "mlp.gate"}, interleaved=True, experts=True, extra=_mixtral
+)
+"""What a file of architecture llama with experts becomes."""
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """GGUF tensor stem -> module path outside the layers."""
 
 ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": Architecture("gemma2", _GEMMA, norm_offset=True, extra=_gemma2),
     "gemma3": Architecture("gemma3_text", _GEMMA | _QK_NORM, norm_offset=True, extra=_gemma3),
+    "gpt-oss": Architecture("gpt_oss", _GPT_OSS, experts=True, extra=_gpt_oss),
     "llama": Architecture("llama", _LLAMA, interleaved=True, extra=_llama),
+    "phi3": Architecture("phi3", _PHI3, extra=_phi3),
     "qwen2": Architecture("qwen2", _LLAMA),
     "qwen3": Architecture("qwen3", _LLAMA | _QK_NORM),
+    "qwen3moe": Architecture(
+        "qwen3_moe", _LLAMA | _QK_NORM | _ROUTED | {"ffn_gate_inp": "mlp.gate"}, experts=True, extra=_qwen3_moe
+    ),
 }
 """GGUF architectures that become transformers models."""

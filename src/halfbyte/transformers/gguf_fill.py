@@ -7,6 +7,7 @@ norms, stored as w + 1, lose the 1.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
 from ..qtensor import QTensor
 from ..torch.state import tensor
+from .expert_fill import fill_experts
 from .filling import Filling, some
-from .gguf_config import TOP, Architecture
+from .gguf_config import EXPERTS, PARAMETER, TOP, Architecture
+from .places import Place
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _ROTATION_FACTORS = "rope_freqs.weight"
@@ -48,7 +51,8 @@ class _GGUFFilling(Filling):
     architecture: Architecture
 
     def run(self) -> None:
-        strangers = []
+        strangers: list[str] = []
+        experts: dict[str, dict[Place, str]] = defaultdict(dict)
         # The largest first: its pages of the file are let go before the others' copies are there.
         for key in sorted(self.checkpoint.keys(), key=lambda k: -self.checkpoint.info(k).nbytes):
             place = self.place(self.checkpoint.tensor_name(key))
@@ -56,6 +60,9 @@ class _GGUFFilling(Filling):
                 self.stretch_rotation(self.dense(key))
             elif place is None:
                 strangers.append(key)
+            elif EXPERTS in place[0]:
+                path, _, piece = place[0].partition(EXPERTS)
+                experts[path][Place(path, place[1], piece)] = key
             elif self.checkpoint.info(key).quantized:
                 self.put_packed(key, self.weight(key), *place)
             else:
@@ -65,6 +72,8 @@ class _GGUFFilling(Filling):
                 f"[load_model] {self.checkpoint.path}: {some(strangers)} have no place in {type(self.model).__name__}; "
                 f"this variant of {self.checkpoint.config['model_type']} is not built"
             )
+        for path, keys in experts.items():
+            fill_experts(self, path, keys)
         if self.model.config.tie_word_embeddings:
             self.tie_head()
         self.check_full()
@@ -74,7 +83,10 @@ class _GGUFFilling(Filling):
         stem, _, leaf = name.rpartition(".")
         if match := _LAYER.fullmatch(stem):
             within = self.architecture.names.get(match[2])
-            return None if within is None else (f"model.layers.{match[1]}.{within}", leaf)
+            if within is None:
+                return None
+            path, parameter, name = within.partition(PARAMETER)
+            return f"model.layers.{match[1]}.{path}", name if parameter else leaf
         return (TOP[stem], leaf) if stem in TOP else None
 
     def row_order(self, key: str, rows: int) -> NDArray[np.int64] | None:
