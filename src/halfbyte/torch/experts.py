@@ -4,11 +4,13 @@
 
 Weights come as stacks (e, n, k), gate and up in one (`gate_up_proj`) or apart (`gate_proj`, `up_proj`: their formats or global
 scales differ), or one by one (`3.down_proj`: the experts' formats differ, or their groups run over a flattened matrix). One
-gate_up and one down stack on the CPU go through `ops.experts`; everything else is a loop over the experts that have tokens.
+gate_up and one down stack go through `ops.experts`; everything else, and what a backend refuses there, is a loop over the
+experts that have tokens.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -17,7 +19,7 @@ from torch.nn import functional
 
 from .. import ops
 from ..backends import Prepared, backend_named
-from ..errors import ShapeError
+from ..errors import BackendError, ShapeError
 from ..ops import ACTIVATION_FUNCTIONS
 from . import operators
 from .held import Held
@@ -59,6 +61,7 @@ class QExperts(Packed):
         self.joined = "gate_up_proj" in counts
         self.stacked = {name: not isinstance(w, list) for name, w in weights.items()}
         self.activation, self.interleaved = activation, interleaved
+        self._looped: set[torch.dtype] = set()
         for name in PROJECTIONS:
             bias = (biases or {}).get(name)
             setattr(self, f"{name}_bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
@@ -76,17 +79,27 @@ class QExperts(Packed):
 
     def compute(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
         """The sum over the routed experts, now."""
-        if self.joined and all(self.stacked.values()) and x.device.type == "cpu":
-            masked = index >= self.num_experts
-            if bool(masked.any()):
-                index, share = index.masked_fill(masked, 0), share.masked_fill(masked, 0)
-            y: Tensor = ops.experts(
-                x, self.packed["gate_up_proj"].prepared, self.packed["down_proj"].prepared, index, share,
-                activation=self.activation, interleaved=self.interleaved, gate_up_bias=self.gate_up_proj_bias,
-                down_bias=self.down_proj_bias, activations=self.activations,
-            )  # fmt: skip
-            return y
-        return self._each(x, index, share)
+        masked = index >= self.num_experts
+        if not self.joined or not all(self.stacked.values()) or x.dtype in self._looped:
+            return self._each(x, index, share)
+        if x.device.type == "cpu":
+            # Masked slots cost nothing in the loop, and `ops.experts` knows none.
+            return self._each(x, index, share) if bool(masked.any()) else self._together(x, index, share)
+        try:
+            # A truth test would wait for the device and end the recording of a graph: a masked slot takes expert 0, times zero.
+            return self._together(x, index.masked_fill(masked, 0), share.masked_fill(masked, 0))
+        except BackendError as error:
+            warnings.warn(f"{error}; one expert after another instead, slower", RuntimeWarning, stacklevel=2)
+            self._looped = {*self._looped, x.dtype}
+            return self._each(x, index, share)
+
+    def _together(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+        y: Tensor = ops.experts(
+            x, self.packed["gate_up_proj"].prepared, self.packed["down_proj"].prepared, index, share,
+            activation=self.activation, interleaved=self.interleaved, gate_up_bias=self.gate_up_proj_bias,
+            down_bias=self.down_proj_bias, activations=self.activations,
+        )  # fmt: skip
+        return y
 
     def _each(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
         """One expert after another, products summed in float32 in the order of their slots."""
