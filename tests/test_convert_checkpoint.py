@@ -359,7 +359,8 @@ def test_a_killed_run_leaves_nothing_that_opens_and_is_taken_up(tmp_path, after)
     with pytest.raises(CheckpointError, match=r"no \.safetensors or \.gguf file here"):
         halfbyte.open(partial)
     done = convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=1)
-    assert done.resumed >= after
+    # The kill may fall between a shard's rename and its line in the journal: that one is written again.
+    assert done.resumed >= after - 1
     assert identical(source, tmp_path / "out")
     fresh = convert(source, tmp_path / "fresh", to="gptq", workers=1, max_shard_size=1)
     assert fresh.records == done.records
