@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -30,8 +29,7 @@ from ..backends.cuda.experts import mixture
 from ..backends.cuda.matvec import matvec_kernel
 from ..backends.cuda.tune import FragmentTile, Tile
 from ..backends.cuda.weight import CudaWeight, nbytes, scale_groups, settle, to_device
-from ..formats import family_of, format_named
-from ..qtensor import QTensor
+from .weights import random_weight
 
 ROTATE_BYTES = 256e6
 
@@ -83,27 +81,6 @@ def limits() -> dict[str, float]:
     z = torch.empty_like(x)
     copy = 8 * n / graph_time_us([partial(z.copy_, x)] * 2) / 1e3
     return {"read_gbps": read, "copy_gbps": copy}
-
-
-def random_weight(codec: str, n: int, k: int, seed: int) -> QTensor:
-    """A weight of random bits with scales of ordinary size."""
-    rng = np.random.default_rng(seed)
-    fmt = format_named(codec)
-    parts: dict[str, Any] = {}
-    for name, (shape, dtype) in family_of(fmt).geometry(fmt, (n, k)).items():
-        if name == "codes":
-            parts[name] = rng.integers(0, 256, shape, dtype=np.uint8)
-        elif name == "zeros":
-            parts[name] = rng.integers(0, 1 << fmt.bits, shape).astype(dtype)
-        elif dtype == np.uint8 and fmt.scale == "e8m0" and name == "scales":
-            parts[name] = rng.integers(115, 122, shape, dtype=np.uint8)
-        elif dtype == np.uint8 and fmt.scale in ("e4m3", "ue4m3") and name == "scales":
-            parts[name] = rng.integers(0x28, 0x50, shape, dtype=np.uint8)
-        elif np.dtype(dtype).kind in "iu":
-            parts[name] = rng.integers(1, 16, shape).astype(dtype)
-        else:
-            parts[name] = (rng.standard_normal(shape) * 0.01 + 0.02).astype(dtype)
-    return QTensor(fmt, (n, k), parts)
 
 
 FIELDS = ("scales", "addend", "super_scales", "super_mins", "global_scale")

@@ -49,12 +49,6 @@ def pairs_of(file: GGUFFile) -> list[Pair]:
     return [(key, *file.metadata.raw(key)) for key in file.metadata if key not in _DROPPED]
 
 
-def string_pair(key: str, text: str) -> Pair:
-    """A string key-value."""
-    raw = text.encode()
-    return key, STRING, struct.pack("<Q", len(raw)) + raw
-
-
 def uint32_pair(key: str, value: int) -> Pair:
     """A uint32 key-value."""
     return key, UINT32, struct.pack("<I", value)
