@@ -33,7 +33,7 @@ FILE_TYPES = {
     "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38, "NVFP4": 39,
 }  # fmt: skip
 """Type of most weights -> llama.cpp's file type (`LLAMA_FTYPE_MOSTLY_…`), where it has one."""
-STRING, UINT32 = 8, 4
+UINT32 = 4
 
 Pair = tuple[str, int, bytes]
 """(key, value type, bytes of the value)."""
