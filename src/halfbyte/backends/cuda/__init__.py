@@ -58,6 +58,11 @@ class CUDABackend(Backend):
         held = to_device(w, device)
         return Prepared(self.name, w.format, w.shape, held, nbytes(held))
 
+    def canonical(self, w: Prepared) -> dict[str, Any] | None:
+        from .canonical import canonical_parts
+
+        return canonical_parts(w.data)
+
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         from . import launch
 

@@ -144,3 +144,10 @@ def by_tiles(scales: NDArray[Any]) -> NDArray[Any]:
     padded = np.zeros((tiles * TILE_ROWS, groups), scales.dtype)
     padded[:n] = scales
     return np.ascontiguousarray(padded.reshape(tiles, 2, 8, groups).transpose(0, 3, 2, 1).reshape(tiles, groups, TILE_ROWS))
+
+
+def untile(tiled: NDArray[Any], n: int) -> NDArray[Any]:
+    """Inverse of `by_tiles`: [*lead, ceil(n/16), G, 16] -> [*lead, n, G]."""
+    *lead, tiles, groups, _ = tiled.shape
+    rows = np.moveaxis(tiled.reshape(*lead, tiles, groups, 8, 2), (-1, -2, -3), (-3, -2, -1))
+    return np.ascontiguousarray(rows.reshape(*lead, tiles * TILE_ROWS, groups)[..., :n, :])

@@ -1,0 +1,68 @@
+"""The canonical parts of a weight that lies in the GPU's order: the inverse of `weight.to_device`, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...bits import pack, unpack
+from ...exact import bfloat16
+from ...formats import family_of
+from .order import from_fragments, join, untile
+from .weight import CudaWeight, by_16
+
+ADDENDS = ("zeros", "biases", "mins")
+"""Parts that share the place of the addend; a format has one of them."""
+
+
+def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
+    """Parts of an (n, k) weight, or of an (e, n, k) stack."""
+    fmt, shape = w.format, w.shape
+    held = {"scales": w.scales, "super_scales": w.super_scales, "super_mins": w.super_mins, "global_scale": w.global_scale}
+    held |= {name: w.addend for name in ADDENDS}
+    parts: dict[str, NDArray[Any]] = {}
+    for name, (size, dtype) in family_of(fmt).geometry(fmt, shape).items():
+        if name == "codes":
+            parts[name] = _codes(w)
+            continue
+        part = _numpy(held[name])
+        if w.units and name != "global_scale":
+            part = untile(part, shape[-2])
+        parts[name] = np.ascontiguousarray(part).view(dtype).reshape(size)
+    if w.order is not None:
+        order = _numpy(w.order)
+        index = np.empty(shape[-1], np.int32)
+        index[order] = np.arange(shape[-1]) // (shape[-1] if fmt.group_size == -1 else fmt.group_size)
+        parts["group_index"] = index
+    return parts
+
+
+def _codes(w: CudaWeight) -> NDArray[np.uint8]:
+    """The code stream, in the order of the inputs as they were given."""
+    fmt, (n, k) = w.format, w.shape[-2:]
+    if w.units:
+        words = _numpy(w.planes[4])
+        flat = words.reshape(-1, *words.shape[-4:])
+        codes = np.stack([from_fragments(one, n, k, by_16(fmt, k), fmt.element) for one in flat])
+        codes = codes.reshape(*w.shape[:-2], *codes.shape[1:])
+    else:
+        codes = join({width: _numpy(p).view(np.uint8) for width, p in w.planes.items()}, fmt.bits, k)
+    if w.order is None:
+        return np.ascontiguousarray(codes)
+    q = unpack(codes, fmt.bits, k)
+    back = np.empty_like(q)
+    back[..., _numpy(w.order)] = q
+    return pack(back, fmt.bits)
+
+
+def _numpy(t: Any) -> NDArray[Any]:
+    """A tensor on the host; bfloat16 crosses as raw words."""
+    import torch
+
+    t = t.detach().cpu()
+    if t.dtype == torch.bfloat16:
+        raw: NDArray[Any] = t.view(torch.int16).numpy()
+        return raw.view(bfloat16)
+    return np.asarray(t.numpy())
