@@ -140,7 +140,7 @@ class TritonKernels(CudaPeer):
 
 
 def mxfp4_operands(codes: torch.Tensor, scales: torch.Tensor) -> tuple[Any, Any]:
-    """triton_kernels' weight and precision for uint8 codes [..., n, k/2] and E8M0 scales [..., n, k/32], as vllm lays them out."""
+    """triton_kernels' weight and precision for uint8 codes [..., n, k/2] and E8M0 scales [..., n, k/32], in its layouts."""
     from triton_kernels.matmul_ogs import PrecisionConfig
     from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
     from triton_kernels.tensor_details import layout

@@ -21,7 +21,7 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
     """Parts of an (n, k) weight, or of an (e, n, k) stack."""
     fmt, shape = w.format, w.shape
     held = {"scales": w.scales, "super_scales": w.super_scales, "super_mins": w.super_mins, "global_scale": w.global_scale}
-    held |= {name: w.addend for name in ADDENDS}
+    held |= dict.fromkeys(ADDENDS, w.addend)
     parts: dict[str, NDArray[Any]] = {}
     for name, (size, dtype) in family_of(fmt).geometry(fmt, shape).items():
         if name == "codes":
