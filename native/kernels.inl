@@ -37,6 +37,7 @@ HB_INLINE void repeat(Body &&body) {
 #include "decode.inl"
 #include "products.inl"
 #include "activations.inl"
+#include "limits.inl"
 
 template <class V>
 constexpr Kernels table_of(const char *name) {
@@ -57,5 +58,6 @@ constexpr Kernels table_of(const char *name) {
           from_f16<V>,
           from_bf16<V>,
           to_f16<V>,
-          to_bf16<V>};
+          to_bf16<V>,
+          probe<V>};
 }
