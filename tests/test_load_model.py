@@ -256,6 +256,24 @@ def test_experts_of_different_bits(tmp_path):
     assert agree(logits(model, ids()), logits(tiny.dense, ids()))
 
 
+def test_the_pages_of_a_projection_are_released_before_the_next_is_held(tmp_path, monkeypatch):
+    """All of a layer's experts on disk beside all of them in memory would be twice the layer, not the layer and a tensor."""
+    from halfbyte.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+    from halfbyte.torch.held import Held
+
+    events = []
+    hold, release = Held.of.__func__, SafetensorsCheckpoint.release
+    monkeypatch.setattr(
+        Held, "of", classmethod(lambda c, w, **o: (events.append(w) if isinstance(w, hb.QTensor) else None, hold(c, w, **o))[1])
+    )
+    monkeypatch.setattr(SafetensorsCheckpoint, "release", lambda self, key: (events.append(key), release(self, key))[1])
+    write_tiny(tmp_path, "gpt_oss", "gpt-oss", num_hidden_layers=1, layer_types=["full_attention"])
+    load_model(tmp_path)
+    experts = [e if isinstance(e, str) else e.shape for e in events if not isinstance(e, str) or ".experts." in e]
+    base = "model.layers.0.mlp.experts."
+    assert experts[:4] == [(4, 256, 64), f"{base}gate_up_proj", f"{base}gate_up_proj_bias", (4, 64, 128)]
+
+
 def test_packed_bytes_are_the_files(loaded):
     tiny, model = loaded("llama", "halfbyte")
     packed = sum(q.nbytes for q in tiny.packed.values())

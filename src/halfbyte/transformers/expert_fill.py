@@ -76,6 +76,10 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     _check_shapes(filling, path, module, pieces)
     for name in list(pieces):
         weights[name] = _held(filling, pieces.pop(name))
+        # At most one projection's file pages stand beside what was made of them.
+        for place, key in keys.items():
+            if place.piece == name or (name == "gate_up_proj" and place.piece in ("gate_proj", "up_proj")):
+                filling.checkpoint.release(key)
     biases = {}
     for name in weights:
         bias = _bias(filling, path, name, experts, keys)
