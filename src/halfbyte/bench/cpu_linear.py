@@ -144,7 +144,7 @@ def bench(
         raise BackendError(f"[bench] backend {backend!r} cannot run here: {why}")
     limit = limits(threads)
     common = {"op": "linear", "device": "cpu", "threads": threads}
-    yield {"record": "limits", **common, "read_gbps": limit.read_gbps, "gflops": limit.gflops, "backend": chosen.describe()}
+    yield {"record": "limits", **common, "read_gbps": limit.read_gbps, "gflops": limit.gflops, "name": chosen.describe()}
     for n, k in shapes:
         for m in tokens:
             x = np.random.default_rng(9).standard_normal((m, k)).astype(np.float32)

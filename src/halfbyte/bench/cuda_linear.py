@@ -14,7 +14,8 @@ import contextlib
 import json
 import multiprocessing
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from ..backends.cuda.experts import mixture
 from ..backends.cuda.matvec import matvec_kernel
 from ..backends.cuda.tune import FragmentTile, Tile
 from ..backends.cuda.weight import CudaWeight, nbytes, scale_groups, settle, to_device
+from .records import rates
 from .weights import random_weight
 
 ROTATE_BYTES = 256e6
@@ -69,7 +71,7 @@ def graph_time_us(calls: list[Callable[[], Any]], replays: int = 9) -> float:
 
 
 def limits() -> dict[str, float]:
-    """Measured read and copy bandwidth, GB/s."""
+    """Measured read and copy bandwidth, GB/s, and GFLOP/s of a large bfloat16 product."""
     n = 1 << 29
     x = torch.randint(0, 1 << 30, (n,), device="cuda", dtype=torch.int32)
     y = torch.zeros(4, device="cuda", dtype=torch.int32)
@@ -80,7 +82,9 @@ def limits() -> dict[str, float]:
     )
     z = torch.empty_like(x)
     copy = 8 * n / graph_time_us([partial(z.copy_, x)] * 2) / 1e3
-    return {"read_gbps": read, "copy_gbps": copy}
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = 2 * 8192**3 / graph_time_us([partial(torch.matmul, a, b)] * 4) / 1e3
+    return {"read_gbps": read, "copy_gbps": copy, "gflops": product}
 
 
 FIELDS = ("scales", "addend", "super_scales", "super_mins", "global_scale")
@@ -192,13 +196,22 @@ def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4,
         report(op="experts", format=codec, experts=experts, top=top, k=hidden, m=m, time_us=us)
 
 
-def report(**row: Any) -> None:
+def print_line(row: dict[str, Any]) -> None:
     """One JSON line."""
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
 
 
-def main() -> None:
-    """Command line."""
+_sink: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("_sink", default=print_line)
+
+
+def report(**row: Any) -> None:
+    """Hands one record to whoever runs `main`."""
+    _sink.get()(row)
+
+
+def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]], None] = print_line) -> None:
+    """Command line; each record goes to `sink`. Records "limits" and "time" have the words of `records`."""
+    _sink.set(sink)
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--shape", default="14336,4096;4096,4096")
     p.add_argument("--m", default="1,4,16,64")
@@ -209,7 +222,7 @@ def main() -> None:
     p.add_argument("--experts", default="", help="tokens, such as 1,4,16,64,256: time the expert block too")
     p.add_argument("--dequantize", action="store_true")
     p.add_argument("--jobs", type=int, default=1, help="processes that compile before the timing starts")
-    args = p.parse_args()
+    args = p.parse_args(arguments)
     shapes = [tuple(map(int, shape.split(","))) for shape in args.shape.split(";")]
     ms = [int(v) for v in args.m.split(",")]
     formats = args.format.split(",")
@@ -224,7 +237,10 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
             pool.map(compile_tile, jobs, chunksize=1)
     limit = limits()
-    report(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__, **limit)
+    name = torch.cuda.get_device_name()
+    report(record="limits", device="cuda", name=name, torch=torch.__version__, triton=triton.__version__,
+           gflops_of="bfloat16 product", **limit)  # fmt: skip
+    common = {"record": "time", "op": "linear", "device": "cuda", "kind": "half"}
     for n, k in shapes:
         dense = [
             torch.randn(n, k, device="cuda", dtype=torch.float16) for _ in range(max(2, int(ROTATE_BYTES // (2 * n * k)) + 1))
@@ -244,7 +260,8 @@ def main() -> None:
         base = {}
         for m in ms:
             base[m] = graph_time_us([partial(torch.nn.functional.linear, xs[m], w) for w in dense])
-            report(peer="cublas-fp16", n=n, k=k, m=m, time_us=base[m])
+            report(**rates({**common, "peer": "cublas-fp16", "format": "float16", "bits": 16, "m": m, "n": n, "k": k}, 2 * n * k,
+                           base[m] / 1e6, limit))  # fmt: skip
         for codec in formats:
             one = to_device(random_weight(codec, n, k, 0), "cuda")
             size = nbytes(one)
@@ -276,9 +293,9 @@ def main() -> None:
                         results.append((us, tile, ""))
                     results.sort(key=lambda r: r[0])
                     for us, tile, note in results if args.all else results[:1]:
-                        report(op="linear", schedule=kind, format=codec, n=n, k=k, m=m, time_us=us, gbps=size / us / 1e3,
-                               fraction=size / us / 1e3 / limit["read_gbps"], ratio=us / base[m], tile=str(tile),
-                               note=note)  # fmt: skip
+                        row = {**common, "peer": "halfbyte", "format": codec, "bits": 8 * size / (n * k), "m": m, "n": n, "k": k}
+                        report(**rates(row, size, us / 1e6, limit), schedule=kind, ratio=us / base[m], best_peer="cublas-fp16",
+                               tile=str(tile), note=note)  # fmt: skip
                     if results[-1][0] >= 1e9:
                         report(
                             failed=sum(r[0] >= 1e9 for r in results),

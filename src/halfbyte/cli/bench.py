@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -31,24 +32,54 @@ def _shapes(text: str) -> list[tuple[int, int]]:
 
 
 def bench(
-    device: Annotated[str, typer.Option(help="cpu; for an NVIDIA GPU run `python -m halfbyte.bench.cuda_linear`.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, or cuda for an NVIDIA GPU.")] = "cpu",
     shape: Annotated[str, typer.Option(help="N,K of the weight; several with ';' between.")] = "4096,4096",
     m: Annotated[str, typer.Option("--m", help="Tokens, with commas between.")] = "1,4,16",
     format: Annotated[str, typer.Option("--format", help="Codecs, with commas between.")] = "int4:g128,mxfp4,q4_0,q4_K",
     peers: Annotated[
-        str, typer.Option(help="Peers beside: onnxruntime, torch, or full names; '' for none.")
+        str, typer.Option(help="Peers beside: onnxruntime, openvino, torch, mlx, or full names; '' for none.")
     ] = "onnxruntime,torch",
     activations: Annotated[str, typer.Option(help="exact, int8 or both with a comma between.")] = "exact,int8",
     threads: Annotated[int, typer.Option(min=1, help="Threads of every contender.")] = 1,
     backend: Annotated[str, typer.Option(help="cpu or reference.")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all weights.")] = 3,
+    plot: Annotated[str, typer.Option(help="Write the roofline there (PNG, SVG or PDF by the suffix).")] = "",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables for a page of figures.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines instead of a table.")] = False,
 ) -> int:
     """Time linear beside its peers, in one run, against the limits measured in it."""
-    if device != "cpu":
+    if device not in ("cpu", "cuda"):
         raise UnsupportedError(
-            f"[bench] --device {device}; cpu is allowed here, and `python -m halfbyte.bench.cuda_linear` times an NVIDIA GPU"
+            f"[bench] --device {device}; cpu and cuda are allowed here; `halfbyte selftest --device mps` times an Apple GPU"
         )
+    if plot:
+        from ..bench.roofline import check_drawable
+
+        check_drawable()
+    show = print_json if json else _ignore
+    if device == "cuda":
+        records = _on_cuda(["--shape", shape, "--m", m, "--format", format], show)
+    else:
+        records = _shown(_on_cpu(shape, m, format, peers, activations, threads, backend, rounds), show)
+    _finish(records, plot, markdown, json)
+    return 0
+
+
+def _ignore(record: dict[str, Any]) -> None:
+    """A table is printed when all is known."""
+
+
+def _shown(records: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    kept = []
+    for r in records:
+        show(r)
+        kept.append(r)
+    return kept
+
+
+def _on_cpu(
+    shape: str, m: str, format: str, peers: str, activations: str, threads: int, backend: str, rounds: int
+) -> Iterable[dict[str, Any]]:
     from ..bench.cpu_linear import bench as run
     from ..bench.peers import peers_named
 
@@ -60,21 +91,43 @@ def bench(
     for name, why in absent.items():
         typer.echo(f"{name} is left out: {why}", err=True)
     running = [p for p in chosen if p.name not in absent]
-    rows: list[list[str]] = []
-    for record in run(_shapes(shape), _numbers(m, "--m"), format.split(","), running, threads=threads,
-                      activations=tuple(activations.split(",")), backend=backend, rounds=rounds):  # fmt: skip
-        if json:
-            print_json(record)
-        elif record["record"] == "limits":
-            typer.echo(f"{record['backend']}; {threads} thread(s); reads {record['read_gbps']:.1f} GB/s, "
-                       f"float32 product {record['gflops']:.0f} GFLOP/s")  # fmt: skip
-        else:
-            rows.append([
-                f"{record['peer']} {record['format']}" if record["peer"] == "halfbyte" else record["peer"], record["kind"],
-                f"{record['n']}x{record['k']}", str(record["m"]), f"{record['time_us']:,.0f}", f"{record['gbps']:.2f}",
-                f"{record['gflops']:.1f}", f"{record['fraction']:.0%}", f"{record['ratio']:.2f}" if "ratio" in record else "",
-            ])  # fmt: skip
-    if not json:
-        heads = ("what", "activations", "weight", "m", "time, us", "GB/s", "GFLOP/s", "of the limit", "of the best peer")
-        print_table([Column(h, i > 2) for i, h in enumerate(heads)], rows)
-    return 0
+    return run(_shapes(shape), _numbers(m, "--m"), format.split(","), running, threads=threads,
+               activations=tuple(activations.split(",")), backend=backend, rounds=rounds)  # fmt: skip
+
+
+def _on_cuda(arguments: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """Runs `halfbyte.bench.cuda_linear` in this process and keeps its records."""
+    from ..backends import backend_named
+
+    why = backend_named("cuda").reason()
+    if why:
+        raise UnsupportedError(f"[bench] --device cuda: {why}")
+    from ..bench import cuda_linear
+
+    kept: list[dict[str, Any]] = []
+
+    def sink(record: dict[str, Any]) -> None:
+        show(record)
+        kept.append(record)
+
+    cuda_linear.main(arguments, sink)
+    return kept
+
+
+def _finish(records: list[dict[str, Any]], plot: str, markdown: bool, json: bool) -> None:
+    from ..bench import tables
+
+    limits = [r for r in records if r.get("record") == "limits"]
+    times = [r for r in records if r.get("record") == "time"]
+    if markdown:
+        for line in tables.markdown([*limits, *times]):
+            typer.echo(line)
+    elif not json:
+        for r in limits:
+            typer.echo(tables.limits_line(r))
+        print_table([Column(h, i > 1) for i, h in enumerate(tables.HEADS)], [tables.row_of(r) for r in times])
+    if plot and limits:
+        from ..bench.roofline import draw
+
+        draw(limits[0], times, plot)
+        typer.echo(f"{plot} written", err=True)
