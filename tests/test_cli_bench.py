@@ -7,8 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from halfbyte.bench import cpu_linear
-from halfbyte.bench.peers import PEERS, TorchDense, TorchInt4, peers_named
+from halfbyte.backends import backend_named
+from halfbyte.bench import cpu_limits, cpu_linear, roofline, tables
+from halfbyte.bench.peers import all_peers, grid_of, peers_named
+from halfbyte.bench.records import judged, rates, rivals_of
+from halfbyte.bench.roofline import draw, intensity
 from halfbyte.bench.weights import random_weight
 from halfbyte.cli import main
 from halfbyte.formats import format_named, words
@@ -17,7 +20,7 @@ from halfbyte.formats import format_named, words
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(cpu_linear, "ROTATE_BYTES", 1e5)
-    monkeypatch.setattr(cpu_linear, "limits", lambda threads: cpu_linear.Limits(10.0, 50.0))
+    monkeypatch.setattr(cpu_linear, "limits", lambda threads: {"read_gbps": 10.0, "gflops": 50.0, "gops": 200.0})
 
 
 def test_json_lines_in_the_fields_words(capsys):
@@ -30,6 +33,7 @@ def test_json_lines_in_the_fields_words(capsys):
     for r in times:
         assert {"time_us", "gbps", "peer", "m", "n", "k", "format", "device", "threads", "activations", "fraction"} <= set(r)
         assert r["fraction"] == pytest.approx(r["gbps"] / 10 if r["m"] <= 8 else r["gflops"] / 50)
+        assert r["time_us"] > 0
 
 
 def test_a_table(capsys):
@@ -45,7 +49,9 @@ def test_a_table(capsys):
     [
         (["--shape", "64"], "N,K is allowed"),
         (["--m", "0"], "whole numbers above 0"),
-        (["--peers", "numpy"], "known: onnxruntime-4, onnxruntime-0, torch-dense, torch-int4pack"),
+        (["--peers", "numpy"], "known: onnxruntime-4-b32, onnxruntime-4-b64"),
+        (["--clock", "sun"], "allowed: wall, processor"),
+        (["--activations", "int7"], "allowed: exact, int8"),
         (["--device", "tpu"], "cpu and cuda are allowed here"),
         (["--format", "int44"], "not a codec"),
     ],
@@ -57,21 +63,120 @@ def test_refusals_say_what_is_allowed(capsys, arguments, message):
 
 def test_the_race_is_interleaved_and_takes_medians():
     order = []
-    a = cpu_linear.Contender({}, 1, [lambda i=i: order.append(("a", i)) for i in range(2)])
-    b = cpu_linear.Contender({}, 1, [lambda: order.append(("b", 0))])
+    a = [lambda i=i: order.append(("a", i)) for i in range(2)]
+    b = [lambda: order.append(("b", 0))]
     seconds = cpu_linear.race([a, b], rounds=2)
     assert len(seconds) == 2
-    assert order[2:] == [("a", 0), ("b", 0), ("a", 1), ("b", 0)] * 2
+    assert order == [("a", 0), ("a", 1), ("b", 0), *[("a", 0), ("b", 0), ("a", 1), ("b", 0)] * 2]
 
 
-def test_peers_multiply_right():
+def test_the_race_goes_on_until_its_seconds_have_passed():
+    ticks = iter(range(10_000))
+    assert cpu_linear.race([[lambda: None]], rounds=1, seconds=0.01, clock=lambda: next(ticks)) == [1]
+    assert next(ticks) > 4
+
+
+def _time(peer, kind, bits, us, m=1):
+    return {"record": "time", "peer": peer, "format": peer, "kind": kind, "bits": bits, "m": m, "n": 64, "k": 64, "time_us": us}
+
+
+def test_the_ratio_is_to_the_best_peer_of_the_kind_within_five_percent_in_bits():
+    mine = _time("halfbyte", "int8", 4.5, 6.0)
+    peers = [
+        _time("near", "int8", 4.25 * 1.01, 8.0), _time("nearer", "int8", 4.5, 10.0), _time("far", "int8", 4.25, 1.0),
+        _time("other kind", "exact", 4.5, 1.0), _time("other m", "int8", 4.5, 1.0, m=4),
+    ]  # fmt: skip
+    assert [r["peer"] for r in rivals_of(mine, [mine, *peers])] == ["near", "nearer"]
+    first = judged([mine, *peers])[0]
+    assert (first["ratio"], first["best_peer"]) == (0.75, "near")
+    assert "ratio" not in judged([mine, peers[2]])[0]
+
+
+def test_few_tokens_are_held_against_the_read_limit_and_more_against_the_arithmetic():
+    limits = {"read_gbps": 10.0, "gflops": 50.0, "gops": 200.0}
+    assert rates(_time("p", "int8", 4.0, 0.0, m=8), 1e6, 1e-3, limits)["fraction"] == pytest.approx(0.1)
+    assert rates(_time("p", "int8", 4.0, 0.0, m=9), 1e6, 1e-3, limits)["fraction"] == pytest.approx(2 * 9 * 64 * 64 * 1e-6 / 200)
+    assert rates(_time("p", "exact", 4.0, 0.0, m=9), 1e6, 1e-3, limits)["fraction"] == pytest.approx(2 * 9 * 64 * 64 * 1e-6 / 50)
+    assert "fraction" not in rates(_time("p", "exact", 4.0, 0.0, m=9), 1e6, 1e-3, {"read_gbps": 10.0})
+
+
+PEERS = all_peers()
+
+
+@pytest.mark.parametrize("name", list(PEERS))
+def test_peers_multiply_right(name):
+    """On a weight that lies on a symmetric 4-bit grid: others have a grid of their own, and its error."""
+    peer = PEERS[name]
+    if peer.reason():
+        pytest.skip(peer.reason())
     x = np.random.default_rng(0).standard_normal((3, 256)).astype(np.float32)
-    w = np.random.default_rng(1).integers(-8, 8, (32, 256)).astype(np.float32) * np.float32(0.01)
-    np.testing.assert_allclose(TorchDense().calls([w], x, 1)[0]().numpy(), x @ w.T, rtol=1e-4, atol=1e-5)
-    half = TorchInt4().calls([w], x, 1)[0]().float().numpy()
-    assert np.linalg.norm(half - x @ w.T) <= 0.02 * np.linalg.norm(x @ w.T)
-    assert [p.name for p in peers_named(["onnxruntime"])] == ["onnxruntime-4", "onnxruntime-0"]
-    assert all(p.reason() is None or "not installed" in p.reason() for p in PEERS.values())
+    codes = np.random.default_rng(1).integers(1, 16, (32, 256))
+    codes[:, ::32] = 1  # every group's largest magnitude is 7 steps
+    w = (codes - 8).astype(np.float32) * np.float32(2**-6)
+    y = peer.hold([w, -w], 1)(x)[1]()
+    y = np.asarray(y[0] if isinstance(y, list) else y.float() if hasattr(y, "float") else y)
+    own_grid = 0.0 if not name.startswith("mlx") and "8bit" not in name and "u8" not in name else 0.04 if "8" in name else 0.15
+    bound = 2e-3 + own_grid + (0.02 if peer.kind != "exact" else 0)
+    assert np.linalg.norm(y + x @ w.T) <= bound * np.linalg.norm(x @ w.T)
+
+
+def test_a_name_or_its_beginning_chooses_peers():
+    assert [p.name for p in peers_named(["onnxruntime-4", "torch-dense"])] == [
+        *(f"onnxruntime-4{width}-b{block}" for width in ("", "-8bit") for block in (32, 64, 128)), "torch-dense"
+    ]  # fmt: skip
+    assert PEERS["onnxruntime-4-b64"].bits == 4.5
+    assert all(p.reason() is None or "not installed" in p.reason() or "cannot start" in p.reason() for p in PEERS.values())
+
+
+def test_the_grid_of_a_peer_keeps_what_lies_on_it():
+    w = np.array([[-7, 3, 0, 7, 1, -1, 7, 2]], np.float32)
+    codes, scales = grid_of(w, 4, 4)
+    np.testing.assert_array_equal((codes.astype(np.float32) - 8) * np.repeat(scales, 4, 1), w)
+
+
+def test_limits_are_measured(monkeypatch):
+    monkeypatch.setattr(cpu_limits, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(cpu_limits, "SECONDS", 1e-4)
+    measured = cpu_limits.limits(2)
+    assert measured["read_gbps"] > 0
+    assert measured["gflops"] > 0
+    assert cpu_limits.machine_name()
+
+
+def test_markdown_has_a_table_a_kind_with_the_best_peers_letter(capsys):
+    assert main(["bench", "--shape", "64,256", "--m", "1,4", "--format", "mxfp4", "--peers", "torch-dense", "--rounds", "1",
+                 "--backend", "reference", "--activations", "exact", "--markdown"]) == 0  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert "reads 10.0 GB/s" in lines[0]
+    assert lines[2] == "| exact, n = 64, k = 256 | bits | m = 1 | 4 |"
+    assert lines[4].startswith("| A: torch-dense | 32 |")
+    assert lines[5].startswith("| `mxfp4:g32` | 4.25 |")
+    mine = {**_time("halfbyte", "int8", 4.5, 500.0), "fraction": 0.5}
+    rows = list(tables.markdown(judged([mine, _time("near", "int8", 4.5, 1000.0)])))
+    assert rows[-1] == "| `halfbyte` | 4.5 | 0.50, 0.50 A, 50 % |"
+
+
+def test_the_roofline_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    limits = {"device": "cpu", "read_gbps": 10.0, "gflops": 50.0, "gops": 200.0}
+    times = [rates(_time(p, kind, 4.5, 0.0, m=m), 64 * 64 * 4.5 / 8, 1e-5 * m, limits)
+             for p in ("halfbyte", "other") for kind in ("exact", "int8") for m in (1, 16)]  # fmt: skip
+    draw(limits, times, tmp_path / "roofline.png")
+    assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
+    assert intensity(times[1]) == pytest.approx(2 * 16 / (4.5 / 8))
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_timed(capsys, monkeypatch):
+    monkeypatch.setattr(roofline.importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "--plot", "x.png"]) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+def test_an_absent_gpu_is_a_sentence(capsys):
+    if backend_named("cuda").reason() is None:
+        pytest.skip("there is a GPU")
+    assert main(["bench", "--device", "cuda"]) == 2
+    assert "[bench] --device cuda: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", [w for w in words() if not format_named(w).opaque])

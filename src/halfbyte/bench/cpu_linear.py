@@ -1,18 +1,16 @@
 """linear on the CPU beside its peers: one run, interleaved, medians, ratios, fractions of limits measured in the same run.
 
-Protocol. Each contender has as many distinct random weights as together pass the last-level cache several times
-(`ROTATE_BYTES` for small m); one round calls every contender once a weight, in turn, so that a change of the machine's speed
-meets all of them; the median over rounds and weights counts. The limits are the best of several read loops and a float32
-matrix product of NumPy's BLAS.
+Protocol. Contenders take turns, one weight each a turn, so that a change of the machine's speed meets all of them. Every
+contender has distinct random weights, at least `LEAST_WEIGHTS` and as many that between two uses of one weight `ROTATE_BYTES` of
+others pass through the caches. All calls are made once before any is timed (a peer may compile or pack then). The median counts.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,150 +18,118 @@ import numpy as np
 
 from .. import ops
 from ..backends import Prepared, backend_named
-from .peers import Calls, Peer
+from ..errors import BackendError
+from .cpu_limits import limits, machine_name
+from .peers import F32, Calls, Peer, Ready
+from .records import Record, judged, rates
 from .weights import random_weight
 
 ROTATE_BYTES = 256e6
 LEAST_WEIGHTS = 3
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What this machine can do, measured now: GB/s read, GFLOP/s of a float32 product, both on the threads of the run."""
-
-    read_gbps: float
-    gflops: float
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def read_gbps(threads: int, nbytes: int = 1 << 28) -> float:
-    """Bytes a second of the best of three read loops over `nbytes`, split among threads (they release the GIL)."""
-    floats = np.random.default_rng(0).random(nbytes // 4, dtype=np.float32)
-    parts = np.array_split(floats, threads)
-    loops: list[Callable[[Any], Any]] = [
-        lambda p: np.dot(p, p),
-        lambda p: np.add.reduce(p.view(np.int32)),
-        lambda p: np.maximum.reduce(p.view(np.int32)),
-    ]
-
-    def run(loop: Callable[[Any], Any]) -> float:
-        workers = [threading.Thread(target=loop, args=(p,)) for p in parts]
-
-        def together() -> None:
-            for w in workers:
-                w.start()
-            for w in workers:
-                w.join()
-
-        return _timed(together)
-
-    return max(nbytes / min(run(loop) for _ in range(5)) / 1e9 for loop in loops)
-
-
-def limits(threads: int) -> Limits:
-    """Measure both limits. NumPy's BLAS takes its thread count from the environment at import, so the product is of all."""
-    a = np.random.default_rng(1).standard_normal((1024, 1024)).astype(np.float32)
-    b = a.T.copy()
-    best = min(_timed(lambda: a @ b) for _ in range(7))
-    return Limits(read_gbps(threads), 2 * 1024**3 / best / 1e9)
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
+"""`wall` on a quiet machine; `processor`, this process's processor time, where others run and one thread is timed."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One line of the table: what runs, what it reads, its calls."""
+    """One line of the table: what runs, what it reads, its calls for an x."""
 
     fields: dict[str, Any]
-    nbytes: int
-    calls: Calls
+    nbytes: float
+    ready: Ready
 
 
-def ours(codec: str, n: int, k: int, x: Any, activations: str, backend: str, count: int | None) -> Contender:
-    """halfbyte's own product, `count` weights or as many as pass the cache."""
-    first = ops.prepare(random_weight(codec, n, k, 0), backend=backend)
-    total = count or max(LEAST_WEIGHTS, int(ROTATE_BYTES // max(1, first.nbytes)) + 1)
-    held = [first, *(ops.prepare(random_weight(codec, n, k, i), backend=backend) for i in range(1, total))]
+def ours(codec: str, n: int, k: int, modes: Sequence[str], backend: str, count: int) -> list[Contender]:
+    """halfbyte's own product in each mode of activations, on the same weights."""
+    held = [ops.prepare(random_weight(codec, n, k, i), backend=backend) for i in range(count)]
 
-    def call(w: Prepared) -> Callable[[], Any]:
-        return lambda: ops.linear(x, w, activations=activations)
+    def ready(mode: str) -> Ready:
+        def call(w: Prepared, x: F32) -> Callable[[], Any]:
+            return lambda: ops.linear(x, w, activations=mode)
 
-    mode = {"activations": activations, "kind": activations}
-    fields = {"peer": "halfbyte", "format": str(first.format), "backend": backend, "bits": first.bits_per_weight, **mode}
-    return Contender(fields, first.nbytes, [call(w) for w in held])
+        return lambda x: [call(w, x) for w in held]
+
+    first = held[0]
+    common = {"peer": "halfbyte", "format": str(first.format), "backend": backend, "bits": first.bits_per_weight}
+    return [Contender({**common, "activations": mode, "kind": mode}, first.nbytes, ready(mode)) for mode in modes]
 
 
-def theirs(peer: Peer, n: int, k: int, x: Any, threads: int, count: int | None) -> Contender:
+def theirs(peer: Peer, weights: list[F32], threads: int) -> Contender:
     """A peer's product over dense random weights, which it packs itself."""
-    nbytes = int(n * k * peer.bits / 8)
-    total = count or max(LEAST_WEIGHTS, int(ROTATE_BYTES // nbytes) + 1)
-    weights = [(np.random.default_rng(i).standard_normal((n, k)) * 0.03).astype(np.float32) for i in range(total)]
-    calls = peer.calls(weights, x, threads)
+    n, k = weights[0].shape
     fields = {"peer": peer.name, "format": peer.name, "activations": peer.kind, "kind": peer.kind, "bits": peer.bits}
-    return Contender(fields, nbytes, calls)
+    return Contender(fields, n * k * peer.bits / 8, peer.hold(weights, threads))
 
 
-def race(contenders: list[Contender], rounds: int) -> list[float]:
-    """Median seconds a call for each contender, all of them called in turn in every round."""
-    times: list[list[float]] = [[] for _ in contenders]
-    for c in contenders:
-        c.calls[0]()  # the first call may compile or allocate
-    longest = max(len(c.calls) for c in contenders)
-    for _ in range(rounds):
+def field_of(
+    n: int, k: int, codecs: Sequence[str], peers: Sequence[Peer], modes: Sequence[str], backend: str, threads: int
+) -> list[Contender]:
+    """All contenders of a shape, peers first."""
+    own = [ops.prepare(random_weight(codec, n, k, 0), backend=backend).nbytes for codec in codecs]
+    turn = sum(n * k * p.bits / 8 for p in peers) + sum(own) * len(modes)
+    count = max(LEAST_WEIGHTS, math.ceil(ROTATE_BYTES / max(1.0, turn)))
+    out: list[Contender] = []
+    if peers:
+        dense = [(np.random.default_rng(i).standard_normal((n, k), np.float32) * np.float32(0.03)) for i in range(count)]
+        out += [theirs(p, dense, threads) for p in peers]
+    for codec in codecs:
+        out += ours(codec, n, k, modes, backend, count)
+    return out
+
+
+def race(calls: Sequence[Calls], rounds: int, seconds: float = 0.0, clock: Clock = time.perf_counter) -> list[float]:
+    """Median seconds a call for each contender, all of them called in turn; at least `rounds` rounds and `seconds` seconds."""
+    times: list[list[float]] = [[] for _ in calls]
+    for held in calls:
+        for call in held:
+            call()
+    longest = max(len(held) for held in calls)
+    start, done = time.perf_counter(), 0
+    while done < rounds or time.perf_counter() - start < seconds:
         for i in range(longest):
-            for c, held in zip(contenders, times, strict=True):
-                held.append(_timed(c.calls[i % len(c.calls)]))
+            for held, mine in zip(calls, times, strict=True):
+                call = held[i % len(held)]
+                before = clock()
+                call()
+                mine.append(clock() - before)
+        done += 1
     return [statistics.median(t) for t in times]
 
 
 def bench(
-    shapes: list[tuple[int, int]],
-    tokens: list[int],
-    codecs: list[str],
-    peers: list[Peer],
+    shapes: Sequence[tuple[int, int]],
+    tokens: Sequence[int],
+    codecs: Sequence[str],
+    peers: Sequence[Peer],
     *,
     threads: int = 1,
-    activations: tuple[str, ...] = ("exact", "int8"),
+    activations: Sequence[str] = ("exact", "int8"),
     backend: str = "cpu",
     rounds: int = 3,
-) -> Iterator[dict[str, Any]]:
-    """One record a contender, shape and m, in the field's words; the first record holds the limits.
-
-    ratio     our time over the best peer's of the same kind and bits within 5 %, from the same rounds; absent without such a peer
-    fraction  of the read limit for m ≤ 8 in the format's own bytes, of the float32 product beyond
-    """
-    os.environ["HALFBYTE_THREADS"] = str(threads)
+    seconds: float = 0.0,
+    clock: str = "wall",
+) -> Iterator[Record]:
+    """One record a contender, shape and m, in the words of `records`; the first record holds the limits."""
     chosen = backend_named(backend)
     why = chosen.reason()
     if why:
-        from ..errors import BackendError
-
         raise BackendError(f"[bench] backend {backend!r} cannot run here: {why}")
-    limit = limits(threads)
-    common = {"op": "linear", "device": "cpu", "threads": threads}
-    yield {"record": "limits", **common, "read_gbps": limit.read_gbps, "gflops": limit.gflops, "name": chosen.describe()}
+    if backend == "cpu":
+        from ..backends.cpu import set_threads
+
+        set_threads(threads)
+    common = {"op": "linear", "device": "cpu", "threads": threads, "clock": clock}
+    limit: Record = {"record": "limits", **common, "name": f"{machine_name()}, {chosen.describe() or backend}", **limits(threads)}
+    yield limit
     for n, k in shapes:
+        field = field_of(n, k, codecs, peers, activations, backend, threads)
         for m in tokens:
             x = np.random.default_rng(9).standard_normal((m, k)).astype(np.float32)
-            count = None if m <= 8 else LEAST_WEIGHTS
-            field = [theirs(p, n, k, x, threads, count) for p in peers]
-            field += [ours(codec, n, k, x, mode, backend, count) for codec in codecs for mode in activations]
-            seconds = race(field, rounds)
-            for c, s in zip(field, seconds, strict=True):
-                gbps = c.nbytes / s / 1e9
-                gflops = 2 * m * n * k / s / 1e9
-                fraction = gbps / limit.read_gbps if m <= 8 else gflops / limit.gflops
-                record = {"record": "time", **common, **c.fields, "m": m, "n": n, "k": k, "time_us": s * 1e6, "gbps": gbps,
-                          "gflops": gflops, "fraction": fraction}  # fmt: skip
-                rivals = [
-                    t for o, t in zip(field, seconds, strict=True)
-                    if o.fields["peer"] != "halfbyte" and o.fields["kind"] == c.fields["kind"]
-                    and abs(o.fields["bits"] / c.fields["bits"] - 1) <= 0.05
-                ]  # fmt: skip
-                if c.fields["peer"] == "halfbyte" and rivals:
-                    record["ratio"] = s / min(rivals)
-                yield record
-            del field
+            medians = race([c.ready(x) for c in field], rounds, seconds, CLOCKS[clock])
+            records = [
+                rates({"record": "time", **common, **c.fields, "m": m, "n": n, "k": k}, c.nbytes, s, limit)
+                for c, s in zip(field, medians, strict=True)
+            ]
+            yield from judged(records)
+        del field

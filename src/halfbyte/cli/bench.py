@@ -43,6 +43,8 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads of every contender.")] = 1,
     backend: Annotated[str, typer.Option(help="cpu or reference.")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all weights.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0, help="Rounds go on for so long, a shape and m.")] = 0,
+    clock: Annotated[str, typer.Option(help="wall, or processor where other programs run beside.")] = "wall",
     plot: Annotated[str, typer.Option(help="Write the roofline there (PNG, SVG or PDF by the suffix).")] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables for a page of figures.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines instead of a table.")] = False,
@@ -60,7 +62,8 @@ def bench(
     if device == "cuda":
         records = _on_cuda(["--shape", shape, "--m", m, "--format", format], show)
     else:
-        records = _shown(_on_cpu(shape, m, format, peers, activations, threads, backend, rounds), show)
+        timing = {"threads": threads, "backend": backend, "rounds": rounds, "seconds": seconds, "clock": clock}
+        records = _shown(_on_cpu(_shapes(shape), _numbers(m, "--m"), format.split(","), peers, activations, timing), show)
     _finish(records, plot, markdown, json)
     return 0
 
@@ -78,11 +81,18 @@ def _shown(records: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], N
 
 
 def _on_cpu(
-    shape: str, m: str, format: str, peers: str, activations: str, threads: int, backend: str, rounds: int
+    shapes: list[tuple[int, int]], tokens: list[int], formats: list[str], peers: str, activations: str, timing: dict[str, Any]
 ) -> Iterable[dict[str, Any]]:
+    from ..backends import ACTIVATIONS
+    from ..bench.cpu_linear import CLOCKS
     from ..bench.cpu_linear import bench as run
     from ..bench.peers import peers_named
 
+    if timing["clock"] not in CLOCKS:
+        raise FormatError(f"[bench] --clock {timing['clock']!r}; allowed: {', '.join(CLOCKS)}")
+    modes = tuple(activations.split(","))
+    if not set(modes) <= set(ACTIVATIONS):
+        raise FormatError(f"[bench] --activations {activations!r}; allowed: {', '.join(ACTIVATIONS)}, with a comma between")
     try:
         chosen = peers_named([p for p in peers.split(",") if p])
     except KeyError as error:
@@ -91,8 +101,7 @@ def _on_cpu(
     for name, why in absent.items():
         typer.echo(f"{name} is left out: {why}", err=True)
     running = [p for p in chosen if p.name not in absent]
-    return run(_shapes(shape), _numbers(m, "--m"), format.split(","), running, threads=threads,
-               activations=tuple(activations.split(",")), backend=backend, rounds=rounds)  # fmt: skip
+    return run(shapes, tokens, formats, running, activations=modes, **timing)
 
 
 def _on_cuda(arguments: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
