@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from ..errors import FormatError, ShapeError
 from ..formats import format_named
 from ..formats.base import finite
+from ..formats.encode import quantize
 from ..qtensor import QTensor
 from ..spec import Format
-from .fitting import fit, fit_weight
-from .grid import F64, Grid, Params
+from .fitting import fit, fit_factor, fit_weight
+from .grid import F64, Grid, Params, factor_of
 
-BLOCK = 128
+BLOCK = 64
 """Inputs whose updates stay among themselves."""
 
 
@@ -54,10 +55,15 @@ def gptq(
     dead = importance == 0
     h[dead, dead] = max(float(importance.mean()), 1.0) if dead.any() else 0.0
     weighing = np.where(dead, float(importance[~dead].min()) if (~dead).any() else 1.0, importance)
-    grid, params = fit_weight(Grid(fmt), x, weighing)
+    grid = Grid(fmt)
+    params: Params | None = None
+    if act_order:
+        grid, params = fit_weight(grid, x, weighing)
+    elif fmt.global_op:
+        grid = fit_factor(grid.with_factor(factor_of(quantize(x, fmt))), x, weighing)
     order = np.argsort(-importance, kind="stable") if act_order else np.arange(x.shape[1])
     factor = inverse_factor(h[np.ix_(order, order)], damping)
-    return _walk(x, grid, params, weighing, order, factor, static=act_order)
+    return _walk(x, grid, params, weighing, order, factor)
 
 
 def inverse_factor(h: F64, damping: float) -> F64:
@@ -76,39 +82,41 @@ def inverse_factor(h: F64, damping: float) -> F64:
     return upper
 
 
-def _walk(
-    x: F64, grid: Grid, params: Params, importance: F64, order: NDArray[np.intp], factor: F64, static: bool
-) -> QTensor:
+def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDArray[np.intp], factor: F64) -> QTensor:
+    """Codes of x [n, k], inputs in `order`; parameters are those given, or are fitted as groups come up."""
     n, k = x.shape
     size = k if grid.fmt.group_size == -1 else grid.fmt.group_size
-    w = x[:, order].copy()
-    codes = np.empty((n, k), np.uint8)
-    scale = params.scale.copy()
-    zero = None if params.zero is None else params.zero.copy()
-    bias = None if params.bias is None else params.bias.copy()
-    now = Params(scale, zero, bias)
+    fitted = [params.at((slice(None), g)) for g in range(params.scale.shape[1])] if params is not None else []
+    # Inputs are rows here, so that what is read and written for one of them lies together.
+    w = np.ascontiguousarray(x[:, order].T)
+    codes = np.empty((k, n), np.uint8)
     for start in range(0, k, BLOCK):
         stop = min(start + BLOCK, k)
-        errors = np.zeros((n, stop - start))
+        errors = np.zeros((stop - start, n))
         for j in range(start, stop):
-            column, group = int(order[j]), int(order[j]) // size
-            if not static and column % size == 0:
+            column = int(order[j])
+            if params is None and column % size == 0:
                 last = min(column + size, k)
                 # What lies beyond this block has not been told of its errors yet.
-                seen = w[:, column:last].copy()
+                seen = w[column:last].copy()
                 if last > stop:
-                    seen[:, stop - column :] -= errors[:, : j - start] @ factor[start:j, stop:last]
-                fitted = fit(grid, seen, importance[None, column:last])
-                for held, new in ((scale, fitted.scale), (zero, fitted.zero), (bias, fitted.bias)):
-                    if held is not None and new is not None:
-                        held[:, group] = new
-            own = now.at((slice(None), group))
-            codes[:, column] = grid.codes(w[:, j], own)
-            e = (w[:, j] - grid.values(codes[:, column], own)) / factor[j, j]
-            w[:, j + 1 : stop] -= np.outer(e, factor[j, j + 1 : stop])
-            errors[:, j - start] = e
-        w[:, stop:] -= errors @ factor[start:stop, stop:]
-    return grid.tensor(codes, now, (n, k))
+                    seen[stop - column :] -= factor[start:j, stop:last].T @ errors[: j - start]
+                fitted.append(fit(grid, np.ascontiguousarray(seen.T), importance[None, column:last]))
+            own = fitted[column // size]
+            codes[column] = grid.codes(w[j], own)
+            e = (w[j] - grid.values(codes[column], own)) / factor[j, j]
+            w[j + 1 : stop] -= np.multiply.outer(factor[j, j + 1 : stop], e)
+            errors[j - start] = e
+        w[stop:] -= factor[start:stop, stop:].T @ errors
+    return grid.tensor(np.ascontiguousarray(codes.T), _beside(fitted, n), (n, k))
+
+
+def _beside(groups: list[Params], n: int) -> Params:
+    """Parameters [n] of each group as one [n, G]."""
+    if not groups:
+        return Params(np.zeros((n, 0)))
+    scale, zero, bias = ([getattr(g, field) for g in groups] for field in ("scale", "zero", "bias"))
+    return Params(np.stack(scale, -1), None if zero[0] is None else np.stack(zero, -1), None if bias[0] is None else np.stack(bias, -1))
 
 
 def weighted_error(weight: NDArray[Any], packed: QTensor, hessian: NDArray[Any]) -> float:

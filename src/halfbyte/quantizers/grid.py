@@ -28,6 +28,21 @@ F64 = NDArray[np.float64]
 _LEVELS = ("e8m0", "e4m3", "ue4m3", "float16", "bfloat16", "float32")
 
 
+def round_e2m1(t: NDArray[Any]) -> NDArray[Any]:
+    """The nearest E2M1 values of float32 or float64 t, in place; halfway to the even code, saturating.
+
+    Steps are 1/2 below 2, 1 below 4, 2 beyond. Adding and taking off 2^m of them, m the mantissa's bits, rounds to whole steps.
+    """
+    np.clip(t, -6, 6, out=t)
+    power = np.maximum(np.abs(t), 1)
+    bits, field, mantissa = (np.int32, 0x7F800000, 23) if t.dtype == np.float32 else (np.int64, 0x7FF << 52, 52)
+    power.view(bits)[...] &= field
+    power *= t.dtype.type(1.5 * 2 ** (mantissa - 1))
+    t += power
+    t -= power
+    return t
+
+
 @dataclass(frozen=True)
 class Params:
     """Parameters of groups, arrays [...] of one shape, float64 values as the format stores them.
@@ -161,14 +176,7 @@ class Grid:
         if empty.any():
             t *= ~empty
         if f.element == "e2m1":
-            # Steps of 1/2 below 2, 1 below 4, 2 beyond: rounding to even there is rounding to the even code.
-            size = np.abs(t)
-            quantum = 0.5 + 0.5 * (size >= 2) + (size >= 4)
-            t /= quantum
-            np.rint(t, out=t)
-            t *= quantum
-            np.clip(t, -6.0, 6.0, out=t)
-            return t
+            return round_e2m1(t)
         np.rint(t, out=t)
         zero = params.zero if params.zero is not None else float(1 << (f.bits - 1)) if f.element == "int" else 0.0
         np.clip(t, -zero, (1 << f.bits) - 1 - zero, out=t)
