@@ -18,21 +18,9 @@ from halfbyte.errors import HalfbyteError, ShapeError, UnsupportedError
 from halfbyte.formats import FAMILIES
 from halfbyte.sharding import input_unit, shard_experts, shard_inputs, shard_rows, split
 from memory_checkpoint import packed
+from sharding_worker import tokens, weight
 
 WORDS = [w for f in FAMILIES.values() for w in f.words]
-
-
-def weight(word: str, shape: tuple[int, ...] = (6, 1024), seed: int = 0) -> hb.QTensor:
-    fmt = hb.format_named(word)
-    if fmt.opaque:
-        from halfbyte.formats import family_of
-
-        spec = family_of(fmt).geometry(fmt, shape)["blocks"]
-        raw = np.random.default_rng(seed).integers(0, 256, spec.shape).astype(np.uint8)
-        return hb.QTensor(fmt, shape, {"blocks": raw})
-    if fmt.grouping == "row" and not fmt.super_size and fmt.scale != "nested":
-        return packed(word, shape, seed)
-    return hb.quantize(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), word)
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -58,7 +46,7 @@ def test_split_covers_everything_once(size, ranks, unit):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_rows_are_the_wholes(word, ranks):
     """Case 46: each rank has other rows, and side by side they are the whole."""
-    w = weight(word)
+    w = weight(word, (6, 1024))
     pieces = [shard_rows(w, a, b).dequantize() for a, b in split(6, ranks)]
     assert same(np.concatenate(pieces), w.dequantize())
     assert not same(pieces[0], pieces[1])
@@ -67,7 +55,7 @@ def test_rows_are_the_wholes(word, ranks):
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_inputs_are_the_wholes(word, ranks):
-    w = weight(word)
+    w = weight(word, (6, 1024))
     unit = input_unit(w)
     pieces = [shard_inputs(w, a, b) for a, b in split(1024, ranks, unit)]
     for piece in pieces:
@@ -109,7 +97,7 @@ def test_case_47_the_sum_of_two_halves_is_the_whole():
 )
 def test_other_places_are_refused(word, start, stop, unit):
     with pytest.raises(ShapeError, match=f"inputs {start}:{stop} of 1024; .* is cut at multiples of {unit}"):
-        shard_inputs(weight(word), start, stop)
+        shard_inputs(weight(word, (6, 1024)), start, stop)
 
 
 @pytest.mark.parametrize("word", ["nf4:g4096", "bnb_fp4:g4096"])
@@ -132,36 +120,23 @@ def test_tiles_of_rows():
     assert same(np.concatenate([p.dequantize() for p in pieces]), w.dequantize())
 
 
-WORKER = """
-import sys, warnings
-warnings.simplefilter("ignore")
-import torch
-import torch.distributed as dist
-sys.path.insert(0, sys.argv[4])
-rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-torch.set_num_threads(1)
-from halfbyte.torch.parallel import parallelize
-from halfbyte.transformers import load_model
-from tiny_models import ids, logits
-for folder in sys.argv[3].split(","):
-    model = parallelize(load_model(folder)[0])
-    out = logits(model, ids())
-    torch.save(out, f"{folder}/rank{rank}.pt")
-    cached = model.generate(ids(4, 1), max_new_tokens=4, do_sample=False, eos_token_id=None)
-    torch.save(cached, f"{folder}/text{rank}.pt")
-dist.destroy_process_group()
-"""
-
 MODELS = [
     ("llama", "gptq3", {}), ("llama", "modelopt", {"num_key_value_heads": 4}), ("gemma3_text", "mlx-mxfp4", {}),
     ("phi3", "ct-int4", {}), ("mixtral", "gptq", {}), ("qwen3_moe", "ct-nvfp4", {}), ("gpt_oss", "gpt-oss", {}),
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    """Every model's folder, with what two gloo processes computed in it."""
+def run_two(store: Path, device: str, words: list[str], folders: list[Path]) -> list[dict[str, dict[str, torch.Tensor]]]:
+    """Two processes over the formats and models; what each computed of the formats."""
+    arguments = [str(store), device, ",".join(words), ",".join(map(str, folders))]
+    worker = str(Path(__file__).parent / "sharding_worker.py")
+    ranks = [subprocess.Popen([sys.executable, worker, str(r), *arguments], stderr=subprocess.PIPE, text=True) for r in (0, 1)]
+    errors = [p.communicate(timeout=240)[1] for p in ranks]
+    assert [p.returncode for p in ranks] == [0, 0], errors[0][-2000:] + errors[1][-2000:]
+    return [torch.load(f"{store}.{r}.pt") for r in (0, 1)]
+
+
+def write_models(tmp_path_factory) -> dict[str, Path]:
     from tiny_models import write_tiny
 
     folders = {}
@@ -170,22 +145,48 @@ def two_processes(tmp_path_factory):
         # Heads of 16 and groups of 32 inputs: two query heads make a group, so each rank's heads end where a group does.
         write_tiny(folder, arch, producer, **{"num_key_value_heads": 2, **changes})
         folders[f"{arch} {producer}"] = folder
-    store = tmp_path_factory.mktemp("store") / "store"
-    arguments = [str(store), ",".join(map(str, folders.values())), str(Path(__file__).parent)]
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", WORKER, str(r), *arguments], stderr=subprocess.PIPE, text=True) for r in (0, 1)
-    ]
-    errors = [p.communicate(timeout=240)[1] for p in ranks]
-    assert [p.returncode for p in ranks] == [0, 0], errors[0][-2000:] + errors[1][-2000:]
     return folders
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What two gloo processes computed of every format, and in every model's folder."""
+    folders = write_models(tmp_path_factory)
+    return run_two(tmp_path_factory.mktemp("store") / "store", "cpu", WORDS, list(folders.values())), folders
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_two_processes_multiply_as_one_does(two_processes, word):
+    """Column, row and expert sharding of every format: equal by rows, the sums of two halves within float32's rounding."""
+    ranks = [rank[word] for rank in two_processes[0]]
+    check_products(ranks, word)
+    assert torch.equal(ranks[0]["rows"], ranks[0]["whole"])
+
+
+def check_products(ranks: list[dict[str, torch.Tensor]], word: str) -> None:
+    """Both ranks have the same, and it is the whole's within float32's rounding of the sums."""
+    for name in ("whole", "rows", "inputs", "experts", "experts cut"):
+        assert torch.equal(ranks[0][name], ranks[1][name]), name
+        assert bool(ranks[0][name].isfinite().all())
+    found = ranks[0]
+    size = tokens(3).abs().double() @ torch.from_numpy(np.abs(weight(word).dequantize("float64"))).T
+    for cut in ("rows", "inputs"):
+        assert bool(((found[cut] - found["whole"]).abs() <= 1e-6 * size).all()), cut
+    scale = float(found["experts"].abs().max())
+    assert scale > 0
+    assert bool(((found["experts cut"] - found["experts"]).abs() <= 1e-6 * scale).all())
 
 
 @pytest.mark.parametrize("name", [f"{a} {p}" for a, p, _ in MODELS])
 def test_two_processes_compute_what_one_does(two_processes, name):
+    check_model(two_processes[1][name])
+
+
+def check_model(folder: Path) -> None:
+    """Logits and greedy text of both ranks are those of one process on the CPU."""
     from halfbyte.transformers import load_model
     from tiny_models import agree, ids, logits
 
-    folder = two_processes[name]
     model = load_model(folder)[0]
     outs = [torch.load(folder / f"rank{r}.pt") for r in (0, 1)]
     assert torch.equal(*outs)

@@ -103,14 +103,15 @@ class QExperts(Packed):
 
     def _each(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
         """One expert after another, products summed in float32 in the order of their slots."""
-        routed = x.new_zeros((*index.shape, x.shape[1]), dtype=torch.float32)
+        down = self.packed["down_proj" if self.stacked["down_proj"] else "0.down_proj"]
+        routed = x.new_zeros((*index.shape, down.shape[-2]), dtype=torch.float32)
         x32 = x.to(torch.float32)
         for expert in torch.unique(index).tolist():
             if expert >= self.num_experts:
                 continue
             rows, slots = torch.where(index == expert)
             routed[rows, slots] = self._expert(x32[rows], expert)
-        y = torch.zeros_like(x32)
+        y = x32.new_zeros((len(x), down.shape[-2]))
         for t in range(index.shape[1]):
             y += share[:, t, None].to(torch.float32) * routed[:, t]
         return y.to(x.dtype)

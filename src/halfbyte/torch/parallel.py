@@ -88,7 +88,7 @@ def parallelize(model: Any, rank: int | None = None, ranks: int | None = None, g
             elif _has(module, "down_proj") and (_has(module, "gate_proj", "up_proj") or _has(module, "gate_up_proj")):
                 _cut_feed_forward(module, rank, ranks, group)
             elif isinstance(module, QExperts):
-                model.set_submodule(name, _cut_experts(module, rank, ranks, group))
+                model.set_submodule(name, cut_experts(module, rank, ranks, group))
         except HalfbyteError as error:
             raise type(error)(f"[parallelize] {name} over {ranks} ranks: {error}") from error
     return model
@@ -136,7 +136,7 @@ def _cut_feed_forward(mlp: Any, rank: int, ranks: int, group: Any) -> None:
     mlp.down_proj = cut_inputs(mlp.down_proj, bounds, group)
 
 
-def _cut_experts(experts: QExperts, rank: int, ranks: int, group: Any) -> SummedExperts:
+def cut_experts(experts: QExperts, rank: int, ranks: int, group: Any) -> SummedExperts:
     first, last = split(experts.num_experts, ranks)[rank]
     weights: dict[str, Any] = {}
     biases: dict[str, Tensor] = {}
