@@ -8,20 +8,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from halfbyte.backends.cuda.decode import ELEMENTS, SCALES
+from halfbyte.backends.cuda.decode import E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, SCALES
 from halfbyte.backends.cuda.dequantize import dequantize_kernel
 from halfbyte.backends.cuda.experts import combine_kernel, gate_kernel
 from halfbyte.backends.cuda.fragments import fragment_kernel
 from halfbyte.backends.cuda.matmul import matmul_kernel
 from halfbyte.backends.cuda.matvec import matvec_kernel
+from halfbyte.backends.cuda.routing import plan_kernel, top_kernel
 
 POINTERS = {
     "OUT": "*fp16", "IDS": "*i64", "P8": "*i32", "P4": "*i32", "P2": "*i16", "P1": "*u8", "S": "*fp16", "SUPER": "*fp16",
     "A": "*fp16",
     "SMIN": "*fp16", "GLOBAL": "*fp32", "TABLE_PTR": "*fp32", "divisor": "fp32", "Y": "*fp16", "X": "*fp16", "BIAS": "*fp16",
-    "BIAS_PTR": "*fp16", "PARTIAL": "*fp32", "COUNT": "*i32", "W": "*i32", "EXPERT": "*i64", "FIRST": "*i64", "LAST": "*i64",
-    "XROW": "*i64", "YROW": "*i64", "H": "*fp32",
-    "WEIGHTS": "*fp32", "ROUTED": "*fp32",
+    "BIAS_PTR": "*fp16", "PARTIAL": "*fp32", "COUNT": "*i32", "W": "*i32", "EXPERT": "*i32", "FIRST": "*i32", "LAST": "*i32",
+    "XROW": "*i32", "YROW": "*i32", "H": "*fp32",
+    "WEIGHTS": "*fp32", "ROUTED": "*fp32", "LOGITS": "*bf16", "SHARE": "*fp32", "INDEX": "*i32", "unit": "fp32",
 }  # fmt: skip
 
 # element, bits, scale, group, addend (0 none, 1 zero, 2 bias, 3 minimum), groups a super scale, pointers that differ
@@ -68,14 +69,18 @@ def check(arch, word, deep):
         tile = {"HAS_BIAS": False, "SPLIT": 2, "BM": 16, "BN": 16, "BW": 8}
         binaries.append(compiled(matmul_kernel, {**planes, **tile}, pointers, target, 4))
     if fragments and nvidia and arch >= 80:
+        if scale in ("e8m0", "e4m3"):  # as checked data allows
+            common["SCALE"] = {"e8m0": E8M0_NORMAL, "e4m3": E4M3_NORMAL}[scale].value
+        if scale == "e4m3":
+            pointers = {**pointers, "S": "*i16"}
         half = pointers["X"] == "*fp16"
         pairs = {**pointers, "X": "*i32"}
         for rows, columns, warps, step, share, tokens in ((1, 1, 8, 2, max(1, min(8, 128 // group)), 1), (2, 2, 2, 1, 1, 8)):
             constants = {
                 **common, "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns,
                 "WK": warps, "WN": 1,
-                "STEP": step, "SET": share, "TOKENS": tokens, "AHEAD": 1, "SCALED": False, "ROUTED": columns == 2,
-                "PDL": arch >= 90,
+                "STEP": step, "SET": share, "TOKENS": tokens, "AHEAD": 1, "SCALED": columns == 2 and half, "ROUTED": columns == 2,
+                "GATE": 2 if columns == 2 else 0, "PDL": arch >= 90,
             }  # fmt: skip
             binaries.append(compiled(fragment_kernel, constants, pairs, target, warps, GluonASTSource))
     for binary in binaries:
@@ -87,10 +92,12 @@ def main():
     for name in sys.argv[1:]:
         arch = int(name) if name.isdigit() else name
         target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
-        compiled(
-            gate_kernel, {"KIND": 2, "INTERLEAVED": True, "LIMIT_": 7.0, "ALPHA_": 1.702, "BLOCK": 1024}, POINTERS, target, 4
-        )
-        compiled(combine_kernel, {"T": 4, "BLOCK": 1024}, {**POINTERS, "Y": "*bf16"}, target, 4)
+        early = {"PDL": isinstance(arch, int) and arch >= 90}
+        compiled(gate_kernel, {"KIND": 2, "BLOCK": 1024, **early}, POINTERS, target, 4)
+        compiled(combine_kernel, {"T": 4, "BLOCK": 1024, **early}, {**POINTERS, "Y": "*bf16"}, target, 4)
+        compiled(top_kernel, {"TOP": 4, "E": 32, **early}, POINTERS, target, 1)
+        plan = {"TOP": 4, "E": 32, "SOME": 256, "MINE": 32, "BLOCKS": 256, **early}
+        compiled(plan_kernel, plan, {**POINTERS, "IDS": "*i32"}, target, 4)
         for word in FORMATS if arch == 90 else ("mxfp4",):
             check(arch, word, word in ("mxfp4", "uint3:g64"))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bits import pack, unpack
+from ...act_order import as_given, group_index
 from ...exact import bfloat16
 from ...formats import family_of
 from .order import from_fragments, join, untile
@@ -32,10 +32,7 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
             part = untile(part, shape[-2])
         parts[name] = np.ascontiguousarray(part).view(dtype).reshape(size)
     if w.order is not None:
-        order = _numpy(w.order)
-        index = np.empty(shape[-1], np.int32)
-        index[order] = np.arange(shape[-1]) // (shape[-1] if fmt.group_size == -1 else fmt.group_size)
-        parts["group_index"] = index
+        parts["group_index"] = group_index(_numpy(w.order), fmt.group_size)
     return parts
 
 
@@ -51,10 +48,7 @@ def _codes(w: CudaWeight) -> NDArray[np.uint8]:
         codes = join({width: _numpy(p).view(np.uint8) for width, p in w.planes.items()}, fmt.bits, k)
     if w.order is None:
         return np.ascontiguousarray(codes)
-    q = unpack(codes, fmt.bits, k)
-    back = np.empty_like(q)
-    back[..., _numpy(w.order)] = q
-    return pack(back, fmt.bits)
+    return as_given(codes, fmt.bits, _numpy(w.order))
 
 
 def _numpy(t: Any) -> NDArray[Any]:

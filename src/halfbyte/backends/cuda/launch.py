@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import triton
 
-from .decode import E8M0_NORMAL, ELEMENTS, SCALES
+from .decode import E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, SCALES
 from .dequantize import dequantize_kernel
 from .fragments import fragment_kernel
 from .matmul import matmul_kernel
 from .matvec import matvec_kernel
-from .tune import FragmentTile, Tile, fragment_tile, matmul_tile, matvec_tile, steps
+from .tune import FragmentTile, Tile, expert_tile, fragment_tile, matmul_tile, matvec_tile, steps
 from .weight import CudaWeight, group_elements, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -117,9 +117,10 @@ def matmul(
 
 @dataclass(frozen=True)
 class Route:
-    """Tokens of a stack of experts: each block's expert, first pair and end of pairs; each pair's rows of x and y; most tokens
-    a block."""
+    """Tokens of a stack of experts: how many blocks; each block's expert, first pair and end of pairs; each pair's rows of x and
+    y; most tokens a block."""
 
+    count: torch.Tensor
     expert: torch.Tensor
     first: torch.Tensor
     last: torch.Tensor
@@ -135,41 +136,50 @@ def fragments(
     tile: FragmentTile | None = None,
     route: Route | None = None,
     dtype: torch.dtype | None = None,
+    gate: int = 0,
 ) -> torch.Tensor:
     """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m. `route` for a stack of them, y
-    of `dtype`."""
+    of `dtype`; `gate` names the activation that makes one output of rows 2 j and 2 j + 1, 0 none."""
     n = w.shape[-2]
     m, count = (x.shape[0], x.shape[0]) if route is None else (route.tokens, route.y_rows.numel())
     x = _inputs(x, w, 64)
     if x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # rows of x are read 16 bytes at a time
     pairs = x.view(torch.int32)
-    y = torch.empty((count, n), dtype=dtype or x.dtype, device=x.device)
-    family = "e2m1" if w.format.element == "e2m1" else "int" if w.addend is None else "affine"
-    tile = tile or fragment_tile(w.units, n, m, family)
-    s, c = w.scales, _constants(w, True)
-    scale = E8M0_NORMAL.value if w.normal_scales else c["SCALE"]
+    y = torch.empty((count, n // 2 if gate else n), dtype=dtype or x.dtype, device=x.device)
+    c = _constants(w, True)
+    if tile is None:
+        family = "e2m1" if w.format.element == "e2m1" else "int" if w.addend is None else "affine"
+        tile = fragment_tile(w.units, n, m, family) if route is None else expert_tile(w.units, n, m)
     step, groups, columns = steps(c["GROUP"], w.units, m, tile)
+    s, half = w.scales, x.dtype == torch.float16
+    finish = tile.scaled and half and columns == 8 and (w.scales_half or w.plain_scales or w.top >= 0)
+    scale, unit = c["SCALE"], 1.0
+    if w.plain_scales:
+        s, scale, unit = s.view(torch.int16), E4M3_NORMAL.value, 256.0
+    elif w.normal_scales and (w.top >= 0 or not finish):
+        scale = E8M0_NORMAL.value
+        unit = 2.0 ** (w.top - 128) if finish else 1.0
     absent = [s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale)]
-    routing = (s,) * 5 if route is None else (route.expert, route.first, route.last, route.x_rows, route.y_rows)
+    routing = (s,) * 6 if route is None else (
+        route.expert, route.first, route.last, route.count, route.x_rows, route.y_rows)  # fmt: skip
     tiles = triton.cdiv(n, 16)
-    blocks = triton.cdiv(m, columns * tile.columns) if route is None else route.expert.numel()
+    blocks = triton.cdiv(m, columns * tile.columns)
     programs = triton.cdiv(tiles, tile.rows * tile.row_warps)
-    share = (
-        2 if route is not None else tile.programs
-    )  # programs that walk the tiles; a block without tokens ends at once, so some more
-    if share:
-        programs = min(programs, triton.cdiv(share * _multiprocessors(w.device), blocks))
+    if route is not None:
+        grid = (min(programs * route.expert.numel(), tile.programs * _multiprocessors(w.device)), 1)
+    elif tile.programs:
+        grid = (min(programs, triton.cdiv(tile.programs * _multiprocessors(w.device), blocks)), blocks)
+    else:
+        grid = (programs, blocks)
     with _on(w.device):
-        fragment_kernel[(programs, blocks)](
+        fragment_kernel[grid](
             y, pairs, s if bias is None else bias, w.planes[4], s, *absent, *routing, m, n, pairs.stride(0),
-            float(w.format.divisor), tiles,
+            float(w.format.divisor), unit, max(w.top, 0), tiles,
             UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=scale, ADD=c["ADD"],
-            PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None,
-            HALF=x.dtype == torch.float16, RT=tile.rows, NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step,
-            SET=groups,
-            TOKENS=columns, AHEAD=tile.ahead, SCALED=tile.scaled and w.scales_half and x.dtype == torch.float16,
-            ROUTED=route is not None, **_overlap(w.device),
+            PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None, HALF=half, RT=tile.rows,
+            NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step, SET=groups, TOKENS=columns, AHEAD=tile.ahead,
+            SCALED=finish, ROUTED=route is not None, GATE=gate, **_overlap(w.device),
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y

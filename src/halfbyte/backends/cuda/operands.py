@@ -113,8 +113,10 @@ def decode_word(w, KIND: gl.constexpr, HALF: gl.constexpr, OFFSET: gl.constexpr)
 
 
 @gluon.constexpr_function
-def _finished(kind):
-    return _E2M1_F16 if kind == E2M1 else _U4_F16 if kind == UINT else _U4B8_F16
+def _finished(kind, raw):
+    if kind == E2M1:
+        return _E2M1_RAW_F16 if raw else _E2M1_F16
+    return _U4_F16 if kind == UINT else _U4B8_F16
 
 
 @gluon.jit
@@ -124,10 +126,47 @@ def twice_f16(v):
 
 
 @gluon.jit
-def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr):
-    """One word to (q − zero) · scale or q · scale + bias in float16, rounded once: rows g (s0, z0) and g + 8 (s1, z1)."""
+def twice_low(pair):
+    """The low half of a register in both halves."""
+    return gl.inline_asm_elementwise("prmt.b32 $0, $1, $1, 0x1010;", "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def twice_high(pair):
+    """The high half of a register in both halves."""
+    return gl.inline_asm_elementwise("prmt.b32 $0, $1, $1, 0x3232;", "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def pair_f16(raw):
+    """Two E4M3 bytes (int16, no NaN) to two float16 times 2^−8: bytes to the upper halves, fields one place down.
+
+    Integer operations, for the conversion instruction needs compute capability 8.9.
+    """
+    return gl.inline_asm_elementwise(
+        """{ .reg .b32 t, u; prmt.b32 t, $1, 0, 0x1404; and.b32 u, t, 0x7f007f00; shr.u32 u, u, 1;
+        lop3.b32 $0, t, 0x80008000, u, 0xea; }""",
+        "=r,r", [raw.to(gl.int32)], dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def halves_f32(pair):
+    """The two float16 of a register as float32, low half first."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+        "=f,=f,r", [pair], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW: gl.constexpr):
+    """One word to (q − zero) · scale or q · scale + bias in float16, rounded once: rows g (s0, z0) and g + 8 (s1, z1).
+
+    RAW leaves E2M1's 2^−14 in the operand, where scales are powers of two, or few bits, that make up for it.
+    """
     a0, a1, a2, a3 = gl.inline_asm_elementwise(
-        _finished(KIND), "=&r,=&r,=&r,=&r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+        _finished(KIND, RAW), "=&r,=&r,=&r,=&r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
     )
     if ADD == BIAS:
         return _fma_f16(a0, s0, z0), _fma_f16(a1, s1, z1), _fma_f16(a2, s0, z0), _fma_f16(a3, s1, z1)
@@ -137,11 +176,11 @@ def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr):
             a1 = _sub_f16(a1, z1)
             a2 = _sub_f16(a2, z0)
             a3 = _sub_f16(a3, z1)
-        return _mul_f16(a0, s0), _mul_f16(a1, s1), _mul_f16(a2, s0), _mul_f16(a3, s1)
+        return mul_f16(a0, s0), mul_f16(a1, s1), mul_f16(a2, s0), mul_f16(a3, s1)
 
 
 @gluon.jit
-def _mul_f16(a, b):
+def mul_f16(a, b):
     return gl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1)
 
 
@@ -217,7 +256,9 @@ def _halves(shape):
 @gluon.jit
 def pieces(t, N: gl.constexpr):
     """[..., N] held by one lane along the last axis -> its N members, in order. N a power of two."""
-    if N == 2:
+    if N == 1:
+        return (gl.reshape(t, t.shape[:-1]),)
+    elif N == 2:
         a, b = gl.split(t)
         return (a, b)
     else:

@@ -87,6 +87,11 @@ def fragment_tile(units: int, n: int, m: int, family: str = "int") -> FragmentTi
     return FragmentTile(2, 2, 8, 1, 4) if m <= 16 else tile
 
 
+def expert_tile(units: int, n: int, m: int) -> FragmentTile:
+    """Tile of the fragment kernel over a stack of experts, m tokens a block."""
+    return FragmentTile(1, 2 if m > 8 else 1, 4, 1, 4, 4)
+
+
 def steps(group: int, units: int, m: int, tile: FragmentTile) -> tuple[int, int, int]:
     """(units a step, groups an accumulator, tokens a group) nearest to the tile's wish that the kernel takes for groups of
     `group` inputs.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bits import pack, unpack
+from ...act_order import sorted_by_group
 from ...exact import bfloat16
 from ...minifloat import element_table, scale_table
 from ...qtensor import QTensor
@@ -56,10 +56,12 @@ class CudaWeight:
 
     planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in fragment order
                 {4: int32 [*lead, tiles, units, 32, 4]} with scales and addends [*lead, tiles, groups, 16]
-    exact_half  every decoded value is exact in float16 (checked on the data for MX scales) normal_scales  no E8M0 scale is 0
-    (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects scales_half  element · scale in float16
-    is exact or rounds once, in the normal range: checked on the data
-    order       permutation of the inputs that makes act-order groups contiguous, or None
+    order         permutation of the inputs that makes act-order groups contiguous, or None
+    exact_half    every decoded value is exact in float16 (checked on the data for MX scales)
+    normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects
+    plain_scales  no E4M3 scale is NaN, no UE4M3 scale has a sign or is 0x7F: checked on the data, two decode together
+    scales_half   element · scale in float16 is exact or rounds once, in the normal range: checked on the data
+    top           largest E8M0 byte where all lie within 24 of it (element · 2^(b - top + 1) is exact in float16), else -1
     """
 
     format: Format
@@ -75,6 +77,8 @@ class CudaWeight:
     exact_half: bool
     normal_scales: bool
     scales_half: bool
+    plain_scales: bool = False
+    top: int = -1
 
     @property
     def words(self) -> int:
@@ -103,7 +107,7 @@ class CudaWeight:
         return CudaWeight(
             self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
             take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,
-            self.normal_scales, self.scales_half,
+            self.normal_scales, self.scales_half, self.plain_scales, self.top,
         )  # fmt: skip
 
 
@@ -117,23 +121,6 @@ def _tensor(array: NDArray[Any], device: Any) -> Any:
     if not array.flags.writeable:
         array = array.copy()  # torch warns about read-only (memory-mapped) arrays
     return torch.from_numpy(array).to(device)
-
-
-def _sorted_groups(q: QTensor) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
-    """Codes with act-order undone: inputs sorted by group, and the order they were taken in."""
-    index = q.parts.get("group_index")
-    if index is None:
-        return q.parts["codes"], None
-    k = q.shape[-1]
-    order = np.argsort(index, kind="stable")
-    counts = np.bincount(index, minlength=q.format.groups(k))
-    size = k if q.format.group_size == -1 else q.format.group_size
-    if (counts[:-1] != size).any():
-        from ...errors import BackendError
-
-        raise BackendError(f"[cuda] act-order groups hold {counts.min()} to {counts.max()} inputs; kernels take {size} each")
-    codes = unpack(q.parts["codes"], q.format.bits, k)[..., order]
-    return pack(codes, q.format.bits), order
 
 
 def _exact_half(q: QTensor) -> bool:
@@ -157,6 +144,24 @@ def _normal_scales(q: QTensor) -> bool:
     return bool(scales.size and scales.min() > 0 and scales.max() < 255)
 
 
+def _plain_scales(q: QTensor) -> bool:
+    """True when the E4M3 scales of E2M1 codes hold no NaN, and unsigned ones nothing from 0x7F on."""
+    if q.format.scale not in ("e4m3", "ue4m3") or q.format.element != "e2m1":
+        return False
+    scales = q.parts["scales"]
+    odd = (scales & 0x7F) == 0x7F if q.format.scale == "e4m3" else scales >= 0x7F
+    return not odd.any()
+
+
+def _top(q: QTensor) -> int:
+    """The largest E8M0 byte when no other is more than 24 below it, else -1."""
+    scales = q.parts["scales"]
+    if q.format.scale != "e8m0" or not _normal_scales(q):
+        return -1
+    top = int(scales.max())
+    return top if top - int(scales.min()) <= 24 else -1
+
+
 def _scales_half(q: QTensor) -> bool:
     """True when a 4-bit weight may be finished in float16 arithmetic: scales that are float16 and far from both ends, or
     products that are exact."""
@@ -174,7 +179,7 @@ def _scales_half(q: QTensor) -> bool:
 def to_device(q: QTensor, device: Any) -> CudaWeight:
     """The weight in GPU order on `device`. One part at a time: host memory never holds a second copy of the whole weight."""
     fmt, k = q.format, q.shape[-1]
-    codes, order = _sorted_groups(q)
+    codes, order = sorted_by_group(q, "cuda")
     fragments = in_fragments(fmt, k)
 
     def spread(part: NDArray[Any]) -> Any:
@@ -210,6 +215,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     held = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
         None if order is None else _tensor(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
+        _plain_scales(q), _top(q),
     )  # fmt: skip
     settle(device)
     return held

@@ -1,0 +1,211 @@
+"""Products of a block of inputs, stored scales to numbers, and sums scaled into a tile's accumulators: what fragments.py does.
+
+A block is 16 inputs, one operand. Sums count in a power of two, UNIT, that the decoder leaves in the operand (rows g + 8: DOWN
+times UNIT), and so does Σ x, so that nothing but multiply-adds is left for scales and addends.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .decode import E2M1, E4M3_NORMAL, E8M0_NORMAL, SMALL
+from .operands import halves_f32, mma, mul_f16, pair_f16, pieces, scale_of, twice_f16, twice_high, twice_low
+from .tiles import MIN, NONE, ZERO
+
+
+@gluon.jit
+def product(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, LW: gl.constexpr, LX: gl.constexpr, HALF: gl.constexpr):
+    """c += a · b for one block of 16 inputs, all row tiles by all column blocks."""
+    b0 = gl.expand_dims(gl.convert_layout(b0, LX), 3)
+    b1 = gl.expand_dims(gl.convert_layout(b1, LX), 3)
+    a0, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a0, LW), 4), c0)
+    a1, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a1, LW), 4), c0)
+    a2, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a2, LW), 4), c0)
+    a3, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a3, LW), 4), c0)
+    b0, _ = gl.broadcast(b0, c0)
+    b1, _ = gl.broadcast(b1, c0)
+    return mma(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, HALF)
+
+
+@gluon.jit
+def sums_of_x(x, none, UNIT: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexpr, LX: gl.constexpr, HALF: gl.constexpr):
+    """Σ x · UNIT of each accumulator of a step, for a lane's even and odd column: products with an operand of ones."""
+    out = ()
+    t0 = none
+    t1 = none
+    t2 = none
+    t3 = none
+    for i in gl.static_range(4 * STEP):
+        b0 = gl.expand_dims(gl.convert_layout(x[2 * i], LX), 3)
+        b1 = gl.expand_dims(gl.convert_layout(x[2 * i + 1], LX), 3)
+        o = gl.full_like(b0, 0x3C003C00 if HALF else 0x3F803F80)
+        t0, t1, t2, t3 = mma(o, o, o, o, b0, b1, t0, t1, t2, t3, HALF)
+        if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
+            out = out + (t0 * UNIT, t1 * UNIT)
+            t0 = none
+            t1 = none
+            t2 = none
+            t3 = none
+    return out
+
+
+@gluon.jit
+def stored(
+    S, SUPER, A, SMIN, tile, end, unit, slot, group, over, lane, down, live, missing, PLACE: gl.constexpr
+):
+    """What memory holds of a lane's groups: scale, super scale, addend, super minimum. What a format lacks is the scale again,
+    never used. E4M3 scales without NaN come as pairs, rows g and g + 8 in one int16; `missing` is the E8M0 scale past the end.
+
+    The group is (unit · 4 // SPAN) · SET + slot + group, its tile is tile + over; `group` and `down` are constants a register,
+    and added last.
+    """
+    SPAN: gl.constexpr = PLACE[0][0]
+    SET: gl.constexpr = PLACE[0][1]
+    RT: gl.constexpr = PLACE[1][0]
+    GROUPS: gl.constexpr = PLACE[1][1]
+    SCALE: gl.constexpr = PLACE[1][2]
+    ADD: gl.constexpr = PLACE[1][3]
+    PER: gl.constexpr = PLACE[1][4]
+    FULL: gl.constexpr = PLACE[1][5]
+    WIDTH: gl.constexpr = 8 if SCALE == E4M3_NORMAL else 16  # a group's elements of S
+    far = unit * 4 // SPAN * SET + slot
+    live = live & (over + tile < end)
+    if not FULL:
+        live = live & (far + group < GROUPS)
+    at = tile.to(gl.int64) * (GROUPS * WIDTH) + ((over // RT * RT * GROUPS + far) * WIDTH + lane // 4 * (WIDTH // 8))
+    near = (over % RT * GROUPS + group) * WIDTH + down
+    if SCALE == E8M0_NORMAL:
+        s = gl.load(S + at + near, mask=live, other=missing)
+    else:
+        s = gl.load(S + at + near, mask=live, other=0)
+    if (SCALE == SMALL) or (ADD == MIN):
+        up_at = ((tile + over) * (GROUPS // PER) + (far + group) // PER) * 16 + lane // 4 * 2 + down
+        up = gl.load(SUPER + up_at, mask=live, other=0) if SCALE == SMALL else s
+        low = gl.load(SMIN + up_at, mask=live, other=0) if ADD == MIN else s
+    else:
+        up = s
+        low = s
+    a = gl.load(A + at + near, mask=live, other=0) if ADD != NONE else s
+    return s, up, a, low
+
+
+@gluon.jit
+def terms(s, up, a, low, SCALE: gl.constexpr, ADD: gl.constexpr, N: gl.constexpr):
+    """Stored scales, super scales, addends and super minimums to float32 scales and addends: tuples of N, row g before g + 8."""
+    if SCALE == E4M3_NORMAL:  # times 2^-8
+        low8, high8 = halves_f32(pair_f16(s))
+        both = _zip(pieces(low8, N // 2), pieces(high8, N // 2), N // 2)
+        return both, both
+    else:
+        s = scale_of(s, SCALE)
+        if SCALE == SMALL:
+            s = s * up.to(gl.float32)
+        if ADD == NONE:
+            a = s
+        elif ADD == MIN:
+            a = -a.to(gl.float32) * low.to(gl.float32)
+        else:
+            a = a.to(gl.float32)
+        shape: gl.constexpr = s.shape[:-2] + [N]
+        return pieces(gl.reshape(s, shape), N), pieces(gl.reshape(a, shape), N)
+
+
+@gluon.jit
+def terms_f16(s, a, missing, SCALE: gl.constexpr, ADD: gl.constexpr, KIND: gl.constexpr, N: gl.constexpr):
+    """The same as float16 in both halves of a register, for weights that are finished in float16.
+
+    E8M0 under an E2M1 operand that counts 2^-14: 2^(b − top + 15), one multiply-add from the byte to both halves (top, the
+    largest byte, is `missing`). E4M3: s · 2^6.
+    """
+    if SCALE == E4M3_NORMAL:
+        pair = pair_f16(s)
+        pair = mul_f16(pair, gl.full_like(pair, 0x74007400))
+        both = _zip(pieces(twice_low(pair), N // 2), pieces(twice_high(pair), N // 2), N // 2)
+        return both, both
+    else:
+        shape: gl.constexpr = s.shape[:-2] + [N]
+        if (SCALE == E8M0_NORMAL) and (KIND == E2M1):
+            t = s.to(gl.int32) * 0x04000400 + (30 - missing) * 0x04000400
+        else:
+            t = twice_f16(scale_of(s, SCALE))
+        both = pieces(gl.reshape(t, shape), N)
+        if ADD == NONE:
+            return both, both
+        else:
+            return both, pieces(gl.reshape(twice_f16(a.to(gl.float32)), shape), N)
+
+
+@gluon.jit
+def _zip(a, b, N: gl.constexpr):
+    """a0, b0, a1, b1, …"""
+    out = ()
+    for i in gl.static_range(N):
+        out = out + (a[i], b[i])
+    return out
+
+
+@gluon.jit
+def _spread(v, like, LW: gl.constexpr):
+    """A value a lane and row tile, over the column blocks of `like`."""
+    v, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(v, LW), 4), like)
+    return v
+
+
+@gluon.jit
+def start_of(t, like, DOWN: gl.constexpr, OFFSET: gl.constexpr):
+    """What an accumulator begins with: −8 Σ x where the implicit zero of `int` codes is left out of the operand, else 0."""
+    if OFFSET:
+        c, _ = gl.broadcast(t * (-8.0 * DOWN), like)
+        return c
+    else:
+        return like
+
+
+@gluon.jit
+def _scaled(y, c, t, s, a, ADD: gl.constexpr):
+    """y + c · s and the addend's part, t = Σ x in the same unit as c."""
+    if ADD == NONE:
+        return gl.fma(c, s, y)
+    else:
+        t, _ = gl.broadcast(t, c)
+        if ADD == ZERO:
+            return gl.fma(gl.fma(-a, t, c), s, y)
+        else:
+            return gl.fma(c, s, gl.fma(a, t, y))
+
+
+@gluon.jit
+def gather(
+    y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, factor, addend, FLUSH: gl.constexpr, PARITIES: gl.constexpr, LW: gl.constexpr,
+    DOWN: gl.constexpr, ADD: gl.constexpr,
+):  # fmt: skip
+    """The sums c of the step's accumulator FLUSH, scaled, into y: rows g (y0, y1) and g + 8 (y2, y3), even and odd columns."""
+    E: gl.constexpr = FLUSH * PARITIES * 2
+    O: gl.constexpr = E + PARITIES * 2 - 2  # the odd column's group
+    return (
+        _scaled(y0, c0, t0, _spread(factor[E], c0, LW), _spread(addend[E], c0, LW), ADD),
+        _scaled(y1, c1, t1, _spread(factor[O], c0, LW), _spread(addend[O], c0, LW), ADD),
+        _scaled(y2, c2, t0, _spread(factor[E + 1], c0, LW), _spread(addend[E + 1] * DOWN, c0, LW), ADD),
+        _scaled(y3, c3, t1, _spread(factor[O + 1], c0, LW), _spread(addend[O + 1] * DOWN, c0, LW), ADD),
+    )
+
+
+@gluon.jit
+def activations(
+    x_ptr, x_unit, x_group, x_slot, x_live, base, STEP: gl.constexpr, SET: gl.constexpr, GROUP: gl.constexpr, UNITS: gl.constexpr,
+    EXACT: gl.constexpr,
+):  # fmt: skip
+    """The B operands of a step, two registers a block of 16 inputs: x where the column holds the block's group, else 0."""
+    b = ()
+    for u in gl.static_range(STEP):
+        mine = x_live
+        if (SET > 1) or (GROUP < 64 * STEP):
+            mine = mine & (((x_group + 4 * u) * 16 // GROUP) % SET == x_slot)
+        else:
+            mine = mine & (x_slot == 0)
+        if not EXACT:
+            mine = mine & (x_unit + (base + u) < UNITS)
+        low, high = gl.split(gl.load(x_ptr + (base + u) * 32, mask=mine, other=0))
+        b = b + pieces(low, 4) + pieces(high, 4)
+    return b
