@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..backends.cpu_weight import address, aligned_empty
 from .records import Record
 
+Clock = Callable[[], float]
 READ_BYTES = 1 << 28
 SECONDS = 0.05
 """A loop of arithmetic runs about so long; the best of nine counts."""
@@ -34,7 +35,7 @@ def machine_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def together(loops: Sequence[Callable[[], float]]) -> float:
+def together(loops: Sequence[Callable[[], float]], clock: Clock = time.perf_counter) -> float:
     """Work a second of loops that return the work they did, one a thread, all at once; the best of nine."""
 
     def once() -> float:
@@ -44,18 +45,18 @@ def together(loops: Sequence[Callable[[], float]]) -> float:
             done[i] = loops[i]()
 
         workers = [threading.Thread(target=run, args=(i,)) for i in range(1, len(loops))]
-        start = time.perf_counter()
+        start = clock()
         for w in workers:
             w.start()
         run(0)
         for w in workers:
             w.join()
-        return sum(done) / (time.perf_counter() - start)
+        return sum(done) / (clock() - start)
 
     return max(once() for _ in range(9))
 
 
-def limits(threads: int) -> Record:
+def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
     """read_gbps, gflops (float32, a product and a sum are two) and gops (8-bit products, likewise)."""
     from ..backends.cpu import native
     from ..errors import BackendError
@@ -65,7 +66,7 @@ def limits(threads: int) -> Record:
     try:
         probe = native().probe
     except BackendError:
-        return _numpy_limits(memory, threads)
+        return _numpy_limits(memory, threads, clock)
     parts = np.array_split(memory, threads)
     # Pairs of equal bytes times 1 and −1: products of ordinary size whose sums stay small.
     operands = aligned_empty(512)
@@ -77,16 +78,16 @@ def limits(threads: int) -> Record:
         start = time.perf_counter()
         probe(kind, address(operands), rounds)
         rounds = max(1000, int(rounds * SECONDS / (time.perf_counter() - start)))
-        return together([lambda: float(probe(kind, address(operands), rounds))] * threads)
+        return together([lambda: float(probe(kind, address(operands), rounds))] * threads, clock)
 
     def reader(part: NDArray[Any]) -> Callable[[], float]:
         return lambda: float(probe(_READ, address(part), part.nbytes))
 
-    read = together([reader(p) for p in parts])
+    read = together([reader(p) for p in parts], clock)
     return {"read_gbps": read / 1e9, "gflops": rate(_FMA) / 1e9, "gops": rate(_DOT) / 1e9}
 
 
-def _numpy_limits(memory: NDArray[np.uint8], threads: int) -> Record:
+def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Record:
     """The same from NumPy. Its BLAS takes its thread count from the environment at import, so the product is of all."""
 
     def reader(part: NDArray[Any]) -> Callable[[], float]:
@@ -104,5 +105,5 @@ def _numpy_limits(memory: NDArray[np.uint8], threads: int) -> Record:
         return 2.0 * 1024**3
 
     words = memory.view(np.int64)
-    return {"read_gbps": together([reader(p) for p in np.array_split(words, threads)]) / 1e9, "gflops": together([product]) / 1e9,
-            "gops": 0.0, "gflops_of": "float32 product"}  # fmt: skip
+    read = together([reader(p) for p in np.array_split(words, threads)], clock)
+    return {"read_gbps": read / 1e9, "gflops": together([product], clock) / 1e9, "gops": 0.0, "gflops_of": "float32 product"}

@@ -90,6 +90,8 @@ def _on_cpu(
 
     if timing["clock"] not in CLOCKS:
         raise FormatError(f"[bench] --clock {timing['clock']!r}; allowed: {', '.join(CLOCKS)}")
+    if timing["clock"] == "processor" and timing["threads"] > 1:
+        raise FormatError("[bench] --clock processor adds up all threads' time; --threads 1 is allowed with it")
     modes = tuple(activations.split(","))
     if not set(modes) <= set(ACTIVATIONS):
         raise FormatError(f"[bench] --activations {activations!r}; allowed: {', '.join(ACTIVATIONS)}, with a comma between")
