@@ -123,7 +123,8 @@ def bench(
 
         set_threads(threads)
     common = {"op": "linear", "device": "cpu", "threads": threads, "clock": clock}
-    limit: Record = {"record": "limits", **common, "name": f"{machine_name()}, {chosen.describe() or backend}", **limits(threads, CLOCKS[clock])}
+    name = f"{machine_name()}, {chosen.describe() or backend}"
+    limit: Record = {"record": "limits", **common, "name": name, **limits(threads, CLOCKS[clock])}
     yield limit
     for n, k in shapes:
         field = field_of(n, k, codecs, peers, activations, backend, threads)
