@@ -15,6 +15,7 @@ from halfbyte.backends.cuda.fragments import fragment_kernel
 from halfbyte.backends.cuda.matmul import matmul_kernel
 from halfbyte.backends.cuda.matvec import matvec_kernel
 from halfbyte.backends.cuda.routing import plan_kernel, top_kernel
+from halfbyte.backends.cuda.schedules import striped_kernel, tile_kernel
 
 POINTERS = {
     "OUT": "*fp16", "IDS": "*i64", "P8": "*i32", "P4": "*i32", "P2": "*i16", "P1": "*u8", "S": "*fp16", "SUPER": "*fp16",
@@ -68,6 +69,9 @@ def check(arch, word, deep):
         binaries.append(compiled(matvec_kernel, {**planes, "HAS_BIAS": True, "BN": 2, "BC": 32}, pointers, target, 4))
         tile = {"HAS_BIAS": False, "SPLIT": 2, "BM": 16, "BN": 16, "BW": 8}
         binaries.append(compiled(matmul_kernel, {**planes, **tile}, pointers, target, 4))
+        tile = {"HAS_BIAS": True, "BM": 64, "BN": 64, "BW": 8, "STAGES": 3}
+        binaries.append(compiled(tile_kernel, {**planes, **tile}, pointers, target, 4))
+        binaries.append(compiled(striped_kernel, {**planes, **tile}, pointers, target, 4))
     if fragments and nvidia and arch >= 80:
         if scale in ("e8m0", "e4m3"):  # as checked data allows
             common["SCALE"] = {"e8m0": E8M0_NORMAL, "e4m3": E4M3_NORMAL}[scale].value

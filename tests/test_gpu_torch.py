@@ -29,7 +29,7 @@ def modules():
     x = torch.randn(5, 256, device="cuda", dtype=torch.float16) * 0.1
     index = torch.tensor([[0, 3], [2, 1], [0, 2], [3, 2], [1, 0]], device="cuda")
     share = torch.rand(5, 2, device="cuda")
-    experts = {"gate_up_proj": stack("mxfp4", (4, 256, 256), 2), "down_proj": stack("mxfp4", (4, 96, 128), 3)}
+    experts = {"gate_up_proj": stack("mxfp4", (4, 256, 256), 2), "down_proj": stack("mxfp4", (4, 256, 128), 3)}
     return {
         "linear": (QLinear(make("int4:g128", 48, 2, rng), bias, device="cuda"), (x,)),
         "plain planes": (QLinear(make("q6_K", 48, 1, rng), None, device="cuda"), (x,)),

@@ -123,6 +123,9 @@ def test_one_hot_activations_return_the_weight(word, name):
         if p.data.units and name == "float16"
         else None,
         "dense": launch.dense_matmul(eye, p.data, None),
+        "single-stage": launch.blocks(eye, p.data, None, "single-stage"),
+        "double-buffered": launch.blocks(eye, p.data, None, "double-buffered"),
+        "striped": launch.blocks(eye, p.data, None, "striped"),
         "linear": ops.linear(eye, p),
     }.items():
         if y is None:
@@ -176,6 +179,42 @@ def test_products_are_within_rounding(word, name):
             assert np.linalg.norm(error) <= 2e-6 * np.linalg.norm(want)
 
 
+SCHEDULES = ("single-stage", "double-buffered", "striped")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("word", ["fp4:g32", "mxfp4", "nvfp4", "int4:g128", "uint4:g32", "affine4:g64", "uint4:g-1", "q6_K"])
+def test_schedules_are_within_rounding_on_odd_shapes(schedule, word):
+    """k shorter and longer than a step, tails of n, k and m, more and fewer tiles than programs; run to run the same."""
+    cuda()
+    rng = np.random.default_rng(11)
+    torch.manual_seed(11)
+    fmt = format_named(word)
+    one = unit(fmt) if fmt.group_size > 0 else 8
+    shapes = ((1, 8, 1), (96, 96, 65), (130, 2880, 100), (64, 1040, 50), (1856, 512, 129), (300, 4096, 200), (520, 1280, 7))
+    for n, k, m in shapes:
+        k = max(one, k // one * one)
+        q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), rng))
+        p = ops.prepare(q, device="cuda")
+        for name in ("float16", "bfloat16"):
+            x = (torch.randn(m, k, device="cuda") * (2.0**-8 if word == "nvfp4" else 1)).to(DTYPES[name])
+            bias = torch.randn(n, device="cuda").to(DTYPES[name])
+            y = ops.linear(x, p, bias, schedule=schedule)
+            assert torch.equal(y, ops.linear(x, p, bias, schedule=schedule))
+            within(y, x, q, bias, name)
+
+
+def within(y, x, q, bias, name):
+    """One rounding of each decoded weight, one of the output, and float32 sums; per element."""
+    x64, w64 = x.double().cpu().numpy(), q.dequantize("float64")
+    want = x64 @ w64.T + bias.double().cpu().numpy()
+    size = np.abs(x64) @ np.abs(w64.T)
+    u = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
+    slack = u * size + u * np.abs(want) * 1.01 + 1e-5 * size + (2.0**-24 if name == "float16" else 0)
+    error = np.abs(y.double().cpu().numpy() - want)
+    assert (error <= slack).all(), (q.shape, x.shape, float((error / slack).max()))
+
+
 def test_mx_exponents_beyond_float16_give_right_float16_results():
     cuda()
     fmt = format_named("mxfp4")
@@ -190,7 +229,10 @@ def test_mx_exponents_beyond_float16_give_right_float16_results():
         x = torch.zeros(m, 64, device="cuda", dtype=torch.float16)
         x[:, 40] = 2.0**-12
         y = ops.linear(x, p)
-        same(y, (x.double().cpu().numpy() @ q.dequantize("float64").T).astype(np.float16))
+        want = (x.double().cpu().numpy() @ q.dequantize("float64").T).astype(np.float16)
+        same(y, want)
+        for schedule in SCHEDULES:
+            same(ops.linear(x, p, schedule=schedule), want)
 
 
 @pytest.mark.parametrize("shape", [(0, 128), (4, 7, 128), (2, 3, 1, 128), (128,)])

@@ -15,7 +15,9 @@ from .weight import elements_of, nbytes, refusal, to_device
 
 SMALL_M = 64
 """Tokens up to which the weight stays packed; above, it is decoded once and cuBLAS multiplies."""
-SCHEDULES = (None, "single-stage", "dequantize_then_gemm")
+TILED = ("single-stage", "double-buffered", "striped")
+"""Schedules that decode a tile of the weight at a time; every format, any m."""
+SCHEDULES = (None, *TILED, "dequantize_then_gemm")
 
 
 class CUDABackend(Backend):
@@ -45,7 +47,7 @@ class CUDABackend(Backend):
         if call.activations != "exact":
             return f"the CUDA backend computes exact activations only, not {call.activations!r}"
         if call.schedule not in SCHEDULES:
-            return f"schedule {call.schedule!r} has no CUDA kernel yet; there is single-stage and dequantize_then_gemm"
+            return f"schedule {call.schedule!r} has no CUDA kernel yet; there are {', '.join(s for s in SCHEDULES if s)}"
         return refusal(call.format)
 
     def prepare(self, w: QTensor) -> Prepared:
@@ -72,12 +74,13 @@ class CUDABackend(Backend):
         if m == 0 or elements_of(w.shape) == 0:
             y = x.new_zeros((m, w.shape[0]))
             return y if bias is None else y + bias.to(y.dtype)
+        if schedule in TILED:
+            return launch.blocks(x, held, bias, schedule)
         if schedule == "dequantize_then_gemm" or (schedule is None and m > (8 if x.element_size() == 4 else SMALL_M)):
             return launch.dense_matmul(x, held, bias)
         if held.units and x.element_size() == 2:
             return launch.fragments(x, held, bias)
-        wide = x.element_size() == 4 or (str(x.dtype) == "torch.float16" and w.format.scale == "e8m0" and not held.exact_half)
-        if m == 1 or wide:
+        if m == 1 or x.element_size() == 4 or launch.too_wide(x, held):
             return launch.matvec(x, held, bias)
         return launch.matmul(x, held, bias)
 

@@ -221,8 +221,8 @@ def walk(
         u1 = unit * (1.0 / U1)
         y = gl.join(gl.join(y0 * u0, y2 * u1), gl.join(y1 * u0, y3 * u1))  # [..., row + 8, column + 1]
         store(
-            Y, BIAS_PTR, GLOBAL, YROW, y, turn, tokens, m, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, ROUTED,
-            GATE,
+            Y, BIAS_PTR, GLOBAL, YROW, y, turn, tokens, m, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS,
+            ROUTED, GATE,
         )  # fmt: skip
 
 

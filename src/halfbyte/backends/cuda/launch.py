@@ -15,7 +15,8 @@ from .dequantize import dequantize_kernel
 from .fragments import fragment_kernel
 from .matmul import matmul_kernel
 from .matvec import matvec_kernel
-from .tune import FragmentTile, Tile, expert_tile, fragment_tile, matmul_tile, matvec_tile, steps
+from .schedules import striped_kernel, tile_kernel
+from .tune import BlockTile, FragmentTile, Tile, block_tile, expert_tile, fragment_tile, matmul_tile, matvec_tile, steps
 from .weight import CudaWeight, group_elements, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -115,6 +116,35 @@ def matmul(
     return y
 
 
+def blocks(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, schedule: str, tile: BlockTile | None = None, packed: bool = True
+) -> torch.Tensor:
+    """The schedules of schedules.py by name, any m, any dtype of x (float32 and what float16 cannot hold: IEEE products)."""
+    m, n = x.shape[0], w.shape[0]
+    dtype = x.dtype
+    x = _inputs(x.float() if too_wide(x, w) else x, w)
+    tile = tile or block_tile(n, m, x.element_size(), schedule)
+    y = torch.empty((m, n), dtype=dtype, device=x.device)
+    tiles = triton.cdiv(n, tile.rows) * triton.cdiv(m, tile.tokens)
+    programs, pieces = tiles, []
+    if schedule == "striped":
+        programs = min(tiles * triton.cdiv(w.words, tile.words), tile.programs * _multiprocessors(w.device))
+        partial = torch.empty((programs, 2, tile.tokens, tile.rows), dtype=torch.float32, device=x.device)
+        pieces = [partial, _counter(x.device, tiles)]
+    with _on(w.device):
+        (striped_kernel if pieces else tile_kernel)[(programs,)](
+            y, x, w.scales if bias is None else bias, *_pointers(w), *pieces, m, n, x.stride(0), scale_groups(w),
+            float(w.format.divisor), **_constants(w, packed), HAS_BIAS=bias is not None, BM=tile.tokens, BN=tile.rows,
+            BW=tile.words, STAGES=1 if schedule == "single-stage" else tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+    return y
+
+
+def too_wide(x: torch.Tensor, w: CudaWeight) -> bool:
+    """True when decoded values do not fit x's dtype though the result may: MX exponents beyond float16's range."""
+    return x.dtype == torch.float16 and w.format.scale == "e8m0" and not w.exact_half
+
+
 @dataclass(frozen=True)
 class Route:
     """Tokens of a stack of experts: how many blocks; each block's expert, first pair and end of pairs; each pair's rows of x and
@@ -194,7 +224,8 @@ def _overlap(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    """Streaming multiprocessors; a few for the interpreter's CPU."""
+    return 5 if device.type != "cuda" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache
@@ -213,8 +244,7 @@ def _counter(device: torch.device, tiles: int) -> torch.Tensor:
 
 def dense_matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """dequantize_then_gemm: the weight decoded once to x's dtype, then cuBLAS."""
-    wide = x.dtype == torch.float16 and w.format.scale == "e8m0" and not w.exact_half
-    dtype = torch.float32 if wide else x.dtype
+    dtype = torch.float32 if too_wide(x, w) else x.dtype
     dense = dequantize(w, dtype)
     y = torch.nn.functional.linear(x.to(dtype), dense, None if bias is None else bias.to(dtype))
     return y.to(x.dtype)

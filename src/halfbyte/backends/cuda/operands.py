@@ -181,6 +181,7 @@ def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW:
 
 @gluon.jit
 def mul_f16(a, b):
+    """Two float16 products."""
     return gl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1)
 
 

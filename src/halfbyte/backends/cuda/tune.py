@@ -87,6 +87,26 @@ def fragment_tile(units: int, n: int, m: int, family: str = "int") -> FragmentTi
     return FragmentTile(2, 2, 8, 1, 4) if m <= 16 else tile
 
 
+@dataclass(frozen=True)
+class BlockTile:
+    """tokens and rows of a tile, words of eight inputs a step, warps, steps in flight, programs a multiprocessor (striped)."""
+
+    tokens: int
+    rows: int
+    words: int
+    warps: int
+    stages: int = 3
+    programs: int = 1
+
+
+def block_tile(n: int, m: int, width: int, schedule: str) -> BlockTile:
+    """Tile of the decoded-tile schedules for activations of `width` bytes."""
+    if width == 4:
+        return BlockTile(16, 32, 4, 4, 2, 2)
+    tokens = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
+    return BlockTile(tokens, 64 if m <= 64 else 128, 8, 4 if m <= 64 else 8, 3, 2 if m <= 64 else 1)
+
+
 def expert_tile(units: int, n: int, m: int) -> FragmentTile:
     """Tile of the fragment kernel over a stack of experts, m tokens a block."""
     return FragmentTile(1, 2 if m > 8 else 1, 4, 1, 4, 4)
