@@ -40,7 +40,8 @@ def spread_e2m1_f32(w):
 def nibble_f32(w, NIBBLE: tl.constexpr, TABLE, KIND: tl.constexpr):
     """One nibble of a word of fragment order -> float32, without inline assembly."""
     if KIND == E2M1:
-        c = ((w >> (SPREAD[NIBBLE % 4][0] + NIBBLE // 4 * 16)) & 7) | (((w >> (SPREAD[NIBBLE % 4][1] + NIBBLE // 4 * 16)) & 1) << 3)
+        half = w >> (NIBBLE // 4 * 16)
+        c = ((half >> SPREAD[NIBBLE % 4][0]) & 7) | (((half >> SPREAD[NIBBLE % 4][1]) & 1) << 3)
     else:
         c = (w >> (4 * NIBBLE)) & 15
     return element(c, TABLE, KIND, 4)
@@ -121,8 +122,9 @@ def weight_block(
         s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
         v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE, KIND, BITS, PACKED)
         RAW: tl.constexpr = PACKED and ((BITS == 4) and (KIND == E2M1))
-        return interleave8(
-            finish(v0, s, a, RAW, ADD).to(D), finish(v1, s, a, RAW, ADD).to(D), finish(v2, s, a, RAW, ADD).to(D),
-            finish(v3, s, a, RAW, ADD).to(D), finish(v4, s, a, RAW, ADD).to(D), finish(v5, s, a, RAW, ADD).to(D),
-            finish(v6, s, a, RAW, ADD).to(D), finish(v7, s, a, RAW, ADD).to(D), BN, BW,
+        w = interleave8(
+            finish(v0, s, a, RAW, ADD), finish(v1, s, a, RAW, ADD), finish(v2, s, a, RAW, ADD), finish(v3, s, a, RAW, ADD),
+            finish(v4, s, a, RAW, ADD), finish(v5, s, a, RAW, ADD), finish(v6, s, a, RAW, ADD), finish(v7, s, a, RAW, ADD),
+            BN, BW,
         )  # fmt: skip
+        return w.to(D)  # last: Triton 3.6 finds no shared layout for a reshape that feeds the matrix unit
