@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 import halfbyte
 from gguf_models import VOCABULARY, dense_model, write
 from halfbyte.calibration import calibrate
-from halfbyte.calibration.folding import fold
+from halfbyte.calibration.folding import before_of, fold
 from halfbyte.calibration.statistics import Inputs
 from halfbyte.calibration.walk import CalibrationError, token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
@@ -128,8 +128,9 @@ def test_folding_leaves_what_a_layer_computes(tmp_path, kind):
         before = layer(*seen["args"], **seen["kwargs"])
         alphas = {}
         for names, group in groups.items():
-            done = fold(layer, group, dict.fromkeys(group.names, lambda w: quantize(w, "int3:g64")), set(linear))
-            alphas[names] = done if isinstance(done, str) else done[1]
+            source = before_of(layer, group, inputs)
+            readers = [linear[n].weight.data for n in group.names]
+            alphas[names] = source if isinstance(source, str) else fold(group, readers, source, lambda w: quantize(w, "int3:g64"))
         after = layer(*seen["args"], **seen["kwargs"])
     assert alphas["o_proj",] == "nothing that scales stands before it"
     assert alphas["q_proj", "k_proj", "v_proj"] > 0

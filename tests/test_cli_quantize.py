@@ -219,7 +219,9 @@ def test_defaults_of_the_recipe():
     for kept in ("model.embed_tokens", "model.layers.0.mlp.gate", "model.norm", "token_embd", "blk.0.ffn_gate_inp", "output"):
         assert recipe.of(kept, 2) is None
     assert recipe.of("model.layers.0.mlp.gate_proj", 2) is not None
-    assert recipe.of("model.layers.0.mlp.experts.gate_up_proj", 3) is None
+    for stack in ("model.layers.0.mlp.experts.gate_up_proj", "blk.0.ffn_up_exps", "model.layers.0.mlp.switch_mlp.up_proj"):
+        assert recipe.of(stack, 3) is not None
+    assert recipe.of("model.layers.0.conv1d", 3) is None
     with pytest.raises((FormatError, LayoutError)):
         recipe_of("gptq:mxfp4")
 

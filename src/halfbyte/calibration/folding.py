@@ -3,80 +3,108 @@
 | inputs of | come from | which gives x / s by |
 |---|---|---|
 | q, k, v; gate and up | a norm | its weight over s (Gemma's holds w − 1: (1 + w) / s − 1) |
-| down | up, times an activation of gate | rows of up over s |
+| down, an expert's too | up, times an activation of gate | rows of up over s |
 
-The output projection is left: with grouped heads one value row feeds several of its inputs. A layer with experts is left
-too, since their router reads the norm as well.
+The output projection is left: with grouped heads one value row feeds several of its inputs. A norm that experts read is left too,
+since their router reads it as well, and so is an up that is clamped (gpt-oss).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ..qtensor import QTensor
 from ..quantizers import awq_scales
-from .statistics import Shared
+from ..transformers.places import is_experts
+from .matrices import expert_rows, gated_input, half
+from .statistics import Inputs, Shared
 
 Round = Callable[[NDArray[Any]], QTensor]
+NOTHING = "nothing that scales stands before it"
+DEFAULT_GATE = "transformers.integrations.moe"
+"""Where the gate act(gate) · up is defined: other experts clamp up or add to it."""
 
 
-def fold(layer: nn.Module, group: Shared, roundings: dict[str, Round], watched: set[str]) -> tuple[str, float] | str:
-    """Scale the inputs of a group's modules, and what gives them. Weights change in place, still dense.
+@dataclass(frozen=True, eq=False)
+class Before:
+    """What gives an input.
 
-    roundings  how each module's weight will be rounded
-    watched    paths of all linear modules of the layer
-    Returns (path of what was changed, α), or a sentence that says why nothing was.
+    path    its module
+    weight  [k, …], a view: row j, or number j of a norm, gives input j
+    bias    [k] or None
+    offset  what the weight is short of: 1 for norms that hold w − 1
     """
+
+    path: str
+    weight: Tensor
+    bias: Tensor | None = None
+    offset: float = 0.0
+
+
+def fold(group: Shared, readers: Sequence[Tensor], before: Before, rounding: Round) -> float:
+    """Scale the columns of all that read an input, and what gives it. Values change in place, still dense. Returns α.
+
+    readers   weights [n, k], views
+    rounding  how they will be rounded
+    """
+    assert group.hessian is not None
+    hessian = group.hessian.double().cpu().numpy()
+    scales, alpha = awq_scales([m.float().cpu().numpy() for m in readers], hessian, rounding)
+    if alpha == 0:
+        return alpha
+    s = torch.from_numpy(scales).to(group.hessian.device)
+    for matrix in readers:
+        matrix.copy_(matrix.double() * s)
+    column = s[:, None] if before.weight.ndim == 2 else s
+    before.weight.copy_((before.weight.double() + before.offset) / column - before.offset)
+    if before.bias is not None:
+        before.bias.copy_(before.bias.double() / s)
+    group.hessian = group.hessian / (s[:, None] * s).to(group.hessian.dtype)
+    return alpha
+
+
+def before_of(layer: nn.Module, group: Shared, inputs: Inputs) -> Before | str:
+    """What gives a group's input, or why there is nothing to fold into."""
     if group.hessian is None:
         return "no token came"
-    if any(p.ndim == 3 for p in layer.parameters()):
-        return "the layer has experts"
-    modules = {name: layer.get_submodule(name) for name in group.names}
-    before = _before(layer, group, watched)
-    if isinstance(before, str):
-        return before
-    path, offset = before
-    if any(name not in roundings for name in group.names):
-        return "a module that shares the input is kept"
-    hessian = group.hessian.double().cpu().numpy()
-    weights = [m.weight.detach().float().cpu().numpy() for m in modules.values()]
-    first = roundings[group.names[0]]
-    scales, alpha = awq_scales(weights, hessian, first)
-    if alpha == 0:
-        return path, alpha
-    s = torch.from_numpy(scales).to(group.hessian.device)
-    for module in modules.values():
-        module.weight.data = (module.weight.double() * s).to(module.weight.dtype)
-    source = layer.get_submodule(path)
-    weight = source.weight.double()
-    column = s[:, None] if weight.ndim == 2 else s
-    source.weight.data = ((weight + offset) / column - offset).to(source.weight.dtype)
-    bias = getattr(source, "bias", None)
-    if bias is not None:
-        bias.data = (bias.double() / s).to(bias.dtype)
-    group.hessian = group.hessian / (s[:, None] * s).to(group.hessian.dtype)
-    return path, alpha
-
-
-def _before(layer: nn.Module, group: Shared, watched: set[str]) -> tuple[str, float] | str:
-    """(path, what its weight is short of) of what gives a group's input, or why there is nothing to fold into."""
+    k = group.hessian.shape[0]
     if group.norm:
-        norm = layer.get_submodule(group.norm)
-        if getattr(norm, "weight", None) is None or norm.weight.shape[0] != group.hessian.shape[0]:  # type: ignore[union-attr]
+        norm: Any = layer.get_submodule(group.norm)
+        if group.norm in inputs.read_by_experts:
+            return "a router reads its norm as well"
+        if getattr(norm, "weight", None) is None or norm.weight.shape[0] != k:
             return "its norm has no weight for each input"
-        return group.norm, 1.0 if adds_one(norm) else 0.0
-    name = group.names[0]
-    parent, _, last = name.rpartition(".")
-    up = f"{parent}.up_proj" if parent else "up_proj"
-    if last == "down_proj" and up in watched and layer.get_submodule(up).out_features == layer.get_submodule(name).in_features:
-        return up, 0.0
-    return "nothing that scales stands before it"
+        bias = getattr(norm, "bias", None)
+        return Before(group.norm, norm.weight.data, None if bias is None else bias.data, 1.0 if adds_one(norm) else 0.0)
+    for path, module in layer.named_modules():
+        if is_experts(module):
+            for expert in range(int(module.gate_up_proj.shape[0])):
+                if group.names == [gated_input(path, expert)]:
+                    return _expert_up(path, module, expert)
+    parent, _, last = group.names[0].rpartition(".")
+    if last != "down_proj":
+        return NOTHING
+    beside = {n.rpartition(".")[2]: m for n, m in layer.named_modules() if n.rpartition(".")[0] == parent}
+    for name, start in (("up_proj", 0), ("gate_up_proj", k)):
+        up = beside.get(name)
+        if isinstance(up, nn.Linear) and up.out_features == start + k:
+            bias = None if up.bias is None else up.bias.data[start:]
+            return Before(f"{parent}.{name}" if parent else name, up.weight.data[start:], bias)
+    return NOTHING
+
+
+def _expert_up(path: str, module: Any, expert: int) -> Before | str:
+    if getattr(type(module)._apply_gate, "__module__", "") != DEFAULT_GATE:
+        return "its experts' gate is no product with up"
+    bias = half(module.gate_up_proj_bias.data[expert], module, "up_proj") if getattr(module, "has_bias", False) else None
+    return Before(path, expert_rows(module, "up_proj", expert), bias)
 
 
 def adds_one(norm: nn.Module) -> bool:

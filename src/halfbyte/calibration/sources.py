@@ -7,58 +7,108 @@ The architecture stands on torch's meta device. What lies outside the layers (em
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..checkpoints import Checkpoint
+from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
+from ..converting.recipe import KEPT_LAST
 from ..errors import UnsupportedError
+from ..qtensor import QTensor
+from ..transformers.expert_fill import fill_experts
 from ..transformers.folder_config import config_of_folder, tokenizer_of_folder
 from ..transformers.folder_fill import FolderFilling
-from ..transformers.gguf_config import architecture_of, config_of
-from ..transformers.gguf_fill import _GGUFFilling
+from ..transformers.gguf_config import EXPERTS, architecture_of, config_of
+from ..transformers.gguf_fill import ROTATION_FACTORS, GGUFFilling
 from ..transformers.gguf_tokenizer import tokenizer_of
 from ..transformers.load import empty_model
 from ..transformers.places import Place
 
 
+class Decoded:
+    """A checkpoint whose packed layers read as dense float32; embedding and head stay packed."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpoint, name)
+
+    def __iter__(self) -> Any:
+        return iter(self._checkpoint)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._checkpoint
+
+    def info(self, key: str) -> TensorInfo:
+        info = self._checkpoint.info(key)
+        decoded = info.quantized and key.rpartition(".")[2] not in KEPT_LAST
+        return replace(info, kind="dense", format=None, dtype="float32") if decoded else info
+
+    def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
+        weight = self._checkpoint[key]
+        if isinstance(weight, QTensor) and not self.info(key).quantized:
+            return weight.dequantize("float32")
+        return weight
+
+
 class Source(ABC):
     """One checkpoint as an empty model that fills layer by layer.
 
-    keys   parameter path ("model.layers.0.mlp.up_proj.weight") -> key of the checkpoint
+    places      key of a checkpoint -> where it belongs in the model
+    norm_offset what the checkpoint adds to the weights of norms
     """
 
     model: Any
     tokenizer: Any
-    keys: dict[str, str]
+    places: dict[str, Place]
+    norm_offset = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         layers = [n for n, m in self.model.named_modules() if isinstance(m, nn.ModuleList) and n.rpartition(".")[2] == "layers"]
         if not layers:
             raise UnsupportedError(f"[quantize] {type(self.model).__name__} has no list of layers to walk over; use --method mse")
+        self.device = device
         self.prefix = min(layers, key=len)
         self.count = len(self.model.get_submodule(self.prefix))
 
     @abstractmethod
-    def fill(self, wanted: str, outside: str = "") -> None:
-        """Read what lies under the module path `wanted`, and not under `outside`."""
+    def put(self, keys: Iterable[str]) -> None:
+        """Read these keys into the model."""
 
     def rows(self, key: str, count: int) -> NDArray[np.int64] | None:
         """Rows of the file's tensor in the model's order; None for the same order."""
         return None
 
+    def key_of(self, path: str, leaf: str) -> str | None:
+        """The key that is all of a parameter."""
+        whole = Place(path, leaf)
+        return next((key for key, place in self.places.items() if place == whole), None)
+
     def start(self) -> None:
         """Read what is outside the layers."""
-        self.fill("", self.prefix + ".")
+        inside = f"{self.prefix}."
+        self.put(key for key, place in self.places.items() if not place.path.startswith(inside))
+        self.tie()
+        for module in self.model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(self.device))
+
+    @abstractmethod
+    def tie(self) -> None:
+        """The head from the embedding, where it is tied."""
 
     def layer(self, number: int) -> nn.Module:
         """A layer with its weights."""
         path = f"{self.prefix}.{number}"
-        self.fill(path + ".")
+        self.put(key for key, place in self.places.items() if place.path.startswith(f"{path}."))
         layer: nn.Module = self.model.get_submodule(path)
         return layer
 
@@ -73,18 +123,21 @@ class FolderSource(Source):
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:
         self.model = empty_model(config_of_folder(checkpoint), torch.float32)
         self.tokenizer = tokenizer_of_folder(checkpoint)
-        self._filling = FolderFilling(self.model, checkpoint, device=device)
-        self._groups: dict[str, dict[Place, str]] = self._filling.plan()[0]
-        self.keys = {g: next(iter(k.values())) for g, k in self._groups.items() if len(k) == 1}
-        super().__init__()
+        self._filling = FolderFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
+        groups: dict[str, dict[Place, str]] = self._filling.plan()[0]
+        self._groups = groups
+        self.places = {key: place for keys in groups.values() for place, key in keys.items()}
+        self._group_of = {key: group for group, keys in groups.items() for key in keys.values()}
+        super().__init__(device)
 
-    def fill(self, wanted: str, outside: str = "") -> None:
+    def put(self, keys: Iterable[str]) -> None:
         packed = self._filling.checkpoint.info
-        there = [g for g in self._groups if g.startswith(wanted) and not (outside and g.startswith(outside))]
+        there = dict.fromkeys(self._group_of[key] for key in keys)
         for group in sorted(there, key=lambda g: not any(packed(k).quantized for k in self._groups[g].values())):
             self._filling.put(group, self._groups[group])
-        if outside:
-            self._filling.tie()
+
+    def tie(self) -> None:
+        self._filling.tie()
 
 
 class GGUFSource(Source):
@@ -93,27 +146,36 @@ class GGUFSource(Source):
     def __init__(self, checkpoint: GGUFCheckpoint, device: str) -> None:
         self.model = empty_model(config_of(checkpoint), torch.float32)
         self.tokenizer = tokenizer_of(checkpoint)
-        self._filling = _GGUFFilling(self.model, checkpoint, device=device)
+        self._filling = GGUFFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
         self._filling.architecture = architecture_of(checkpoint)
-        self._places: dict[str, tuple[str, str]] = {}
+        self.norm_offset = 1.0 if self._filling.architecture.norm_offset else 0.0
+        self.places = {}
         for key in checkpoint:
             place = self._filling.place(checkpoint.tensor_name(key))
             if place is not None:
-                self._places[key] = place
-        self.keys = {".".join(place): key for key, place in self._places.items()}
-        super().__init__()
+                path, _, piece = place[0].partition(EXPERTS)
+                self.places[key] = Place(path, place[1], piece)
+        super().__init__(device)
 
-    def fill(self, wanted: str, outside: str = "") -> None:
+    def put(self, keys: Iterable[str]) -> None:
         filling = self._filling
-        for key, (path, leaf) in self._places.items():
-            if not path.startswith(wanted) or (outside and path.startswith(outside)):
-                continue
-            if filling.checkpoint.info(key).quantized:
-                filling.put_packed(key, filling.weight(key), path, leaf)
+        experts: dict[str, dict[Place, str]] = defaultdict(dict)
+        for key in keys:
+            place = self.places[key]
+            if place.piece:
+                experts[place.path][place] = key
+            elif filling.checkpoint.info(key).quantized:
+                filling.put_packed(key, filling.weight(key), place.path, place.leaf)
             else:
-                filling.put_dense(key, filling.values(key, path, leaf), path, leaf)
-        if outside and self.model.config.tie_word_embeddings:
-            filling.tie_head()
+                filling.put_dense(key, filling.values(key, place.path, place.leaf), place.path, place.leaf)
+        for path, pieces in experts.items():
+            fill_experts(filling, path, pieces)
+
+    def tie(self) -> None:
+        if ROTATION_FACTORS in self._filling.checkpoint:
+            self._filling.stretch_rotation(self._filling.dense(ROTATION_FACTORS))
+        if self.model.config.tie_word_embeddings:
+            self._filling.tie_head()
 
     def rows(self, key: str, count: int) -> NDArray[np.int64] | None:
         return self._filling.row_order(key, count)

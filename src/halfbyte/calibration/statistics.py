@@ -1,21 +1,28 @@
-"""What a layer's linear modules are given: one Hessian Σ x xᵀ for all that share an input, gathered while sequences pass."""
+"""What a layer's matrices are multiplied by: one Hessian Σ x xᵀ for all that share an input, gathered while sequences pass.
+
+An expert has two, over the tokens that were routed to it: of what its gate and up are given, and of what they give to its down.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from .matrices import expert_input, gated_input
 
 
 @dataclass
 class Shared:
-    """Modules of a layer with one input.
+    """One input of a layer.
 
-    names    their paths in the layer
-    hessian  Σ x xᵀ, float32 [k, k] on the model's device
+    names    what it is called: paths of the linear modules that share it, or an expert's (`matrices.expert_input`)
+    hessian  Σ x xᵀ, float32 [k, k] on the model's device; None before the first token
     tokens   rows x seen
     norm     path of the norm module whose output the input is, "" when it is none
     """
@@ -25,22 +32,36 @@ class Shared:
     tokens: int = 0
     norm: str = ""
 
+    def add(self, x: Tensor) -> None:
+        """Rows x [..., k]."""
+        rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
+        if self.hessian is None:
+            self.hessian = torch.zeros(rows.shape[1], rows.shape[1], device=rows.device)
+        self.hessian.addmm_(rows.T, rows)
+        self.tokens += rows.shape[0]
+
 
 class Inputs:
     """Watches a layer. A context manager: the hooks go when it is left.
 
-    modules  the linear modules to watch, by path in the layer
+    linear   linear modules to watch, by path in the layer
+    experts  experts modules of transformers, by path
     """
 
-    def __init__(self, layer: nn.Module, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, layer: nn.Module, linear: Mapping[str, nn.Module], experts: Mapping[str, nn.Module] | None = None) -> None:
         self.groups: list[Shared] = []
+        self.read_by_experts: set[str] = set()
+        """Norms whose output experts are given: a router reads it as well."""
         self._group_of: dict[str, Shared] = {}
         self._by_input: dict[int, Shared] = {}
         self._norms: dict[int, str] = {}
+        self._norm_at: dict[int, str] = {}
         # References, so that no address is given to a second tensor while the first sequence tells who shares what.
         self._held: list[Tensor] = []
         self._first = True
-        self._handles = [m.register_forward_pre_hook(self._hook(name)) for name, m in modules.items()]
+        self._handles = [m.register_forward_pre_hook(self._hook(name)) for name, m in linear.items()]
+        for name, module in (experts or {}).items():
+            self._handles.append(module.register_forward_pre_hook(self._experts_hook(name), with_kwargs=True))
         for name, module in layer.named_modules():
             if type(module).__name__.endswith("Norm"):
                 self._handles.append(module.register_forward_hook(self._norm_hook(name)))
@@ -50,6 +71,10 @@ class Inputs:
         self._first = False
         self._held.clear()
 
+    def of(self, name: str) -> Shared | None:
+        """The input of this name, None when no token came."""
+        return self._group_of.get(name)
+
     def _hook(self, name: str) -> Any:
         def seen(module: nn.Module, args: tuple[Any, ...]) -> None:
             x = args[0]
@@ -57,30 +82,49 @@ class Inputs:
                 # After the first sequence newcomers (an expert that had no token) stand alone.
                 group = self._by_input.get(id(x)) if self._first else None
                 if group is None:
-                    group = Shared(norm=self._norms.get(id(x), "") if self._first else "")
-                    self.groups.append(group)
+                    group = self._new(self._norms.get(id(x), "") if self._first else "")
                     if self._first:
                         self._by_input[id(x)] = group
                         self._held.append(x)
                 group.names.append(name)
                 self._group_of[name] = group
             if self._group_of[name].names[0] == name:
-                self._add(self._group_of[name], x)
+                self._group_of[name].add(x)
 
         return seen
 
-    @staticmethod
-    def _add(group: Shared, x: Tensor) -> None:
-        rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
-        if group.hessian is None:
-            group.hessian = torch.zeros(rows.shape[1], rows.shape[1], device=rows.device)
-        group.hessian.addmm_(rows.T, rows)
-        group.tokens += rows.shape[0]
+    def _new(self, norm: str = "") -> Shared:
+        group = Shared(norm=norm)
+        self.groups.append(group)
+        return group
+
+    def _named(self, name: str) -> Shared:
+        if name not in self._group_of:
+            self._group_of[name] = self._new()
+            self._group_of[name].names.append(name)
+        return self._group_of[name]
+
+    def _experts_hook(self, path: str) -> Any:
+        def seen(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = args[0] if args else kwargs["hidden_states"]
+            index = args[1] if len(args) > 1 else kwargs["top_k_index" if "top_k_index" in kwargs else "router_indices"]
+            if self._first:
+                norm = self._norm_at.get(x.data_ptr())
+                self.read_by_experts |= {norm} if norm else set()
+            rows, index = x.reshape(-1, x.shape[-1]), index.reshape(-1, index.shape[-1])
+            for expert in torch.unique(index).tolist():
+                if expert >= module.num_experts:
+                    continue  # a masked slot
+                mine = rows[(index == expert).any(-1)]
+                self._named(expert_input(path, expert)).add(mine)
+                self._named(gated_input(path, expert)).add(gated(module, mine, expert))
+
+        return seen
 
     def _norm_hook(self, name: str) -> Any:
         def seen(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if self._first and isinstance(output, Tensor):
-                self._norms[id(output)] = name
+                self._norms[id(output)] = self._norm_at[output.data_ptr()] = name
                 self._held.append(output)
 
         return seen
@@ -91,3 +135,13 @@ class Inputs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+def gated(module: Any, x: Tensor, expert: int) -> Tensor:
+    """What an expert's down is given for inputs x [m, k], as transformers computes it."""
+    matrix = module.gate_up_proj[expert]
+    both = functional.linear(x, matrix.T if getattr(module, "is_transposed", False) else matrix)
+    if getattr(module, "has_bias", False):
+        both = both + module.gate_up_proj_bias[expert]
+    out: Tensor = module._apply_gate(both)
+    return out

@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint
-from ..converting.quantizing import round_searched
+from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
 from ..errors import FormatError, HalfbyteError, ShapeError
 from ..exact import bfloat16
 from ..formats.encode import quantize
+from ..joining import stack
 from ..qtensor import QTensor
 from ..quantizers import gptq, mse
 from ..spec import Format
-from ..torch.modules import QLinear
-from .folding import fold
+from ..transformers.places import is_experts
+from .folding import NOTHING, Before, before_of, fold
+from .matrices import Matrix, matrices_of
 from .sources import Source, source_of
 from .statistics import Inputs, Shared
 
@@ -88,10 +90,11 @@ def calibrate(
     if method not in ("mse", "gptq", "awq"):
         raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq")
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    check_dense(checkpoint, from_packed)
     source = source_of(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
     found = Calibrated()
-    walk = _Walk(checkpoint, source, recipe, method, act_order, from_packed, found)
+    walk = _Walk(checkpoint, source, recipe, method, act_order, found)
     with torch.no_grad():
         hidden, arguments = walk.begin(ids, where)
         for number in range(source.count):
@@ -140,11 +143,12 @@ class _Walk:
         recipe: Recipe,
         method: str,
         act_order: bool,
-        from_packed: bool,
         found: Calibrated,
     ) -> None:
         self.checkpoint, self.source, self.recipe, self.found = checkpoint, source, recipe, found
-        self.method, self.act_order, self.from_packed = method, act_order, from_packed
+        self.method, self.act_order = method, act_order
+        self._stacks: dict[str, list[tuple[int, QTensor]]] = {}
+        self._starved: list[str] = []
 
     def begin(self, ids: list[list[int]], device: str) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
         """Hidden states before the first layer, and what each layer is called with besides."""
@@ -169,101 +173,115 @@ class _Walk:
         """Round a layer and return what it gives."""
         layer = self.source.layer(number)
         prefix = f"{self.source.prefix}.{number}"
-        wanted = self._wanted(layer, prefix)
+        matrices = matrices_of(layer, prefix, self.source.places, lambda key: self.checkpoint.info(key).shape[-2])
+        wanted = {key: fmt for key in {m.key for m in matrices} if (fmt := self._wanted(key)) is not None}
         linear = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
-        with Inputs(layer, linear) as inputs:
+        experts = {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate")}
+        with Inputs(layer, linear, experts) as inputs:
             for h in hidden:
                 _run(layer, h, arguments)
                 inputs.sequence_done()
-        for group in inputs.groups:
-            self._group(layer, prefix, group, wanted, set(linear))
-        for name, rounded in self._rounded(layer, prefix, inputs.groups, wanted).items():
-            linear[name].weight.data = rounded.to(linear[name].weight.device)
+        if self.method == "awq":
+            for group in inputs.groups:
+                self._fold(layer, prefix, group, inputs, matrices, wanted)
+        self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
         out = [_run(layer, h, arguments) for h in hidden]
         self.source.drop(number)
         return out
 
-    def _wanted(self, layer: nn.Module, prefix: str) -> dict[str, tuple[str, Format]]:
-        """Path in the layer -> (key, format) of the weights to round; packed ones become dense first."""
-        wanted: dict[str, tuple[str, Format]] = {}
-        for name, module in list(layer.named_modules()):
-            if not isinstance(module, nn.Linear | QLinear):
-                continue
-            key = self.source.keys.get(f"{prefix}.{name}.weight")
-            if key is None:
-                continue
-            info = self.checkpoint.info(key)
-            path = module_of(info)
-            goal = None if path is None else self.recipe.of(path, len(info.shape))
-            if isinstance(module, QLinear):
-                if goal is None or not self.from_packed:
-                    continue
-                dense = torch.from_numpy(module.weight.canonical().dequantize("float32")).to(module.device)
-                plain = nn.Linear(dense.shape[1], dense.shape[0], bias=False, device="meta")
-                plain.weight = nn.Parameter(dense, requires_grad=False)
-                plain.bias = module.bias
-                layer.set_submodule(name, plain)
-            if goal is None:
-                continue
-            try:
-                wanted[name] = key, format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]
-            except ShapeError:
-                continue  # kept dense, which the writer says
-        return wanted
+    def _wanted(self, key: str) -> Format | None:
+        """The format of a weight that is to be rounded."""
+        info = self.checkpoint.info(key)
+        module = module_of(info)
+        goal = None if module is None else self.recipe.of(module, len(info.shape))
+        if goal is None:
+            return None
+        try:
+            return format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]
+        except ShapeError:
+            return None  # kept dense, which the writer says
 
-    def _group(
-        self, layer: nn.Module, prefix: str, group: Shared, wanted: Mapping[str, tuple[str, Format]], watched: set[str]
+    def _fold(
+        self,
+        layer: nn.Module,
+        prefix: str,
+        group: Shared,
+        inputs: Inputs,
+        matrices: list[Matrix],
+        wanted: Mapping[str, Format],
     ) -> None:
-        """AWQ's folding for one group of modules."""
-        if self.method != "awq" or not any(n in wanted for n in group.names):
+        """AWQ's scales for one input."""
+        mine = [m for m in matrices if m.input in group.names]
+        rounded = [m for m in mine if m.key in wanted]
+        if not rounded:
             return
-        roundings = {n: _rounding(wanted[n][1]) for n in group.names if n in wanted}
-        done = fold(layer, group, roundings, watched)
-        if isinstance(done, str):
-            if not done.startswith("nothing"):
-                self.found.notes.append(f"{prefix}.{group.names[0]}: not scaled, {done}")
+        before = before_of(layer, group, inputs)
+        if before == NOTHING:
             return
-        path, alpha = done
-        if alpha > 0 and path not in wanted:
-            self._replace(f"{prefix}.{path}", layer.get_submodule(path))
+        kept = len(rounded) < len(mine) or {m.input for m in mine} != set(group.names)
+        why = before if isinstance(before, str) else "a module that shares the input is kept" if kept else ""
+        up = None if isinstance(before, str) else self._rounded_rows(before, prefix, matrices, wanted)
+        if not why and up is False:
+            why = "what gives its input is kept"
+        if isinstance(before, str) or why:
+            self.found.notes.append(f"{prefix}.{group.names[0]}: not scaled, {why}")
+            return
+        alpha = fold(group, [m.view for m in mine], before, _rounding(wanted[rounded[0].key]))
+        if alpha > 0 and up is None:
+            self._replace(f"{prefix}.{before.path}", layer.get_submodule(before.path))
+
+    def _rounded_rows(
+        self, before: Before, prefix: str, matrices: list[Matrix], wanted: Mapping[str, Format]
+    ) -> bool | None:
+        """True where what gives an input is rounded afterwards, None where it is a module that is written dense, else False."""
+        start, stop = _span(before.weight)
+        holders = [m for m in matrices if _span(m.view)[0] < stop and start < _span(m.view)[1]]
+        if any(m.key in wanted for m in holders):
+            return True
+        return None if self.source.key_of(f"{prefix}.{before.path}", "weight") else False
 
     def _replace(self, path: str, module: nn.Module) -> None:
         """Keep the new weight and bias of a dense module for the writer, in the file's dtype and convention."""
         for leaf in ("weight", "bias"):
             value = getattr(module, leaf, None)
-            key = self.source.keys.get(f"{path}.{leaf}")
+            key = self.source.key_of(path, leaf)
             if value is None or key is None:
                 continue
             stored = np.asarray(self.checkpoint[key])
             new = value.detach().float().cpu().numpy()
-            if getattr(getattr(self.source, "_filling", None), "architecture", None) is not None and leaf == "weight":
-                # GGUF holds Gemma's norms as 1 + w.
-                new = new + np.float32(1) if self.source._filling.architecture.norm_offset else new  # type: ignore[attr-defined]
+            if leaf == "weight" and new.ndim == 1:
+                new = new + np.float32(self.source.norm_offset)
             self.found.replaced[key] = new.astype(bfloat16 if stored.dtype == bfloat16 else stored.dtype)
 
-    def _rounded(
-        self, layer: nn.Module, prefix: str, groups: list[Shared], wanted: Mapping[str, tuple[str, Format]]
-    ) -> dict[str, Tensor]:
-        """The packed weights of a layer, into `found`; their values by path."""
-        out: dict[str, Tensor] = {}
-        for group in groups:
-            for name in group.names:
-                if name not in wanted:
-                    continue
-                key, fmt = wanted[name]
-                w = layer.get_submodule(name).weight.detach().float().cpu().numpy()
-                q = self._round(w, group, fmt)
-                out[name] = torch.from_numpy(q.dequantize("float32"))
-                module = module_of(self.checkpoint.info(key))
-                assert module is not None
-                self.found.weights[module] = self._in_file_order(key, q)
-            group.hessian = None
-        return out
+    def _round_all(self, matrices: list[Matrix], inputs: Inputs, wanted: Mapping[str, Format]) -> None:
+        """The packed weights of a layer, into `found`; the layer computes with them from now on."""
+        ordered = sorted(matrices, key=lambda m: id(inputs.of(m.input)))
+        hessian: NDArray[Any] | None = None
+        last: Shared | None = None
+        for matrix in ordered:
+            group = inputs.of(matrix.input)
+            if group is not None and group is not last:
+                hessian = None if group.hessian is None else group.hessian.double().cpu().numpy()
+                if last is not None:
+                    last.hessian = None
+            last = group
+            q = self._round(matrix.view.float().cpu().numpy(), None if group is None else hessian, wanted[matrix.key])
+            matrix.view.copy_(torch.from_numpy(q.dequantize("float32")))
+            module = module_of(self.checkpoint.info(matrix.key))
+            assert module is not None
+            if group is None:
+                self._starved.append(module if matrix.expert is None else f"{module}[{matrix.expert}]")
+            if matrix.expert is None:
+                self.found.weights[module] = self._in_file_order(matrix.key, q)
+            else:
+                self._stacks.setdefault(module, []).append((matrix.expert, q))
+        for module, pieces in self._stacks.items():
+            self.found.weights[module] = stack([q for _, q in sorted(pieces, key=lambda piece: piece[0])])
+        self._stacks.clear()
 
-    def _round(self, w: NDArray[np.float32], group: Shared, fmt: Format) -> QTensor:
-        if group.hessian is None or group.tokens == 0:
+    def _round(self, w: NDArray[np.float32], hessian: NDArray[Any] | None, fmt: Format) -> QTensor:
+        if hessian is None:
             return round_searched("", w, fmt)
-        hessian = group.hessian.double().cpu().numpy()
         try:
             if self.method == "gptq":
                 return gptq(w, hessian, fmt, act_order=self.act_order)
@@ -282,19 +300,24 @@ class _Walk:
         return QTensor(q.format, q.shape, parts, origin=q.origin)
 
     def name_unmet(self) -> None:
-        """Say which weights of the recipe no token reached."""
+        """Say which weights of the recipe no token reached, and which the walk did not meet."""
         unmet = []
         for info in self.checkpoint.infos():
             module = module_of(info)
-            if module is None or (info.quantized and not self.from_packed) or self.recipe.of(module, len(info.shape)) is None:
-                continue
-            if module not in self.found.weights:
+            if module is not None and self._wanted(info.key) is not None and module not in self.found.weights:
                 unmet.append(module)
-        if unmet:
-            self.found.notes.append(
-                f"{len(unmet)} weights saw no calibration token and are rounded with searched scales: {', '.join(unmet[:6])}"
-                + (", ..." if len(unmet) > 6 else "")
-            )
+        for names, why in ((self._starved, "saw no calibration token"), (unmet, "are in no layer that calibration walks over")):
+            if names:
+                self.found.notes.append(
+                    f"{len(names)} weights {why} and are rounded with searched scales: {', '.join(names[:6])}"
+                    + (", ..." if len(names) > 6 else "")
+                )
+
+
+def _span(view: Tensor) -> tuple[int, int]:
+    """First address of a view and the one behind its last number."""
+    reach = sum((n - 1) * stride for n, stride in zip(view.shape, view.stride(), strict=True)) + 1
+    return view.data_ptr(), view.data_ptr() + reach * view.element_size()
 
 
 def _rounding(fmt: Format) -> Callable[[NDArray[Any]], QTensor]:

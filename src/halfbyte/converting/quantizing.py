@@ -116,6 +116,16 @@ ROUNDERS: dict[str, Rounder] = {"rtn": round_to_nearest, "mse": round_searched}
 """Methods that need the weight only."""
 
 
+def check_dense(checkpoint: Checkpoint, from_packed: bool) -> None:
+    """Raises CheckpointError for a packed checkpoint, unless `from_packed`."""
+    packed = [i.key for i in checkpoint.infos() if i.quantized]
+    if packed and not from_packed:
+        raise CheckpointError(
+            f"[quantize] {checkpoint.path} is packed already ({checkpoint.format}, {len(packed)} weights). convert keeps their "
+            "values; --from-packed decodes them and rounds again"
+        )
+
+
 def quantize_checkpoint(
     checkpoint: Checkpoint,
     out: str | os.PathLike[str],
@@ -139,12 +149,7 @@ def quantize_checkpoint(
     """
     if isinstance(method, str) and method not in ROUNDERS:
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
-    packed = [i.key for i in checkpoint.infos() if i.quantized]
-    if packed and not from_packed:
-        raise CheckpointError(
-            f"[quantize] {checkpoint.path} is packed already ({checkpoint.format}, {len(packed)} weights). convert keeps their "
-            "values; --from-packed decodes them and rounds again"
-        )
+    check_dense(checkpoint, from_packed)
     how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(

@@ -2,7 +2,7 @@
 
 A rule is `regex=codec[:gN]` or `regex=keep`; the first whose regular expression is found in a module's name decides. Weights
 that no rule matches get the target's own codec, except those that are kept as they are: embeddings, the output head, routers,
-norms, and what is no matrix. A rule may name these too.
+norms, and what is no matrix and no stack of experts' matrices. A rule may name these too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .targets import HOLDS, Goal, goal_named
 
 KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp", "ffn_gate_inp_shexp", "shared_expert_gate")
 """Last segments of modules that are kept: first and last layers, and what decides between experts, cost little, matter much."""
+EXPERTS = re.compile(r"(^|[._])(experts|exps|switch_mlp)([.]|$)")
+"""Modules whose stacks of matrices are weights of experts; other stacks, of convolutions, are kept."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -51,7 +53,8 @@ class Recipe:
             if rule.pattern.search(module):
                 return rule.goal
         last = module.rpartition(".")[2]
-        return None if last in KEPT_LAST or "norm" in last or ndim != 2 else self.goal
+        weight = ndim == 2 or (ndim == 3 and EXPERTS.search(module) is not None)
+        return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
 
 
 def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None) -> Recipe:

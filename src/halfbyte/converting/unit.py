@@ -118,14 +118,28 @@ def convert_key(
 
 def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: bool) -> Unit:
     """The unit of a weight that was rounded to a format of the target, `record` still without the bytes written."""
-    try:
-        outcome = placed_as_is(weight, goal)
-    except MisfitError as misfit:
-        raise LayoutError(f"[quantize] {name}: {weight.format} has no place in {goal.layout}: {misfit}") from None
-    nbytes = sum(a.nbytes for a in outcome.tensors.values())
-    arrays = _named(name, outcome, goal) if write else {}
-    module = Packed(name, outcome.weight.format, outcome.weight.shape, outcome.config)
-    return Unit(arrays, replace(record, other_nbytes=nbytes), (module,), (), (outcome,))
+    arrays: dict[str, NDArray[Any]] = {}
+    modules, outcomes = [], []
+    for own, piece in _matrices(name, weight, goal):
+        try:
+            outcome = placed_as_is(piece, goal)
+        except MisfitError as misfit:
+            raise LayoutError(f"[quantize] {own}: {weight.format} has no place in {goal.layout}: {misfit}") from None
+        outcomes.append(outcome)
+        arrays |= _named(own, outcome, goal) if write else {}
+        modules.append(Packed(own, outcome.weight.format, outcome.weight.shape, outcome.config))
+    nbytes = sum(a.nbytes for o in outcomes for a in o.tensors.values())
+    return Unit(arrays, replace(record, other_nbytes=nbytes), tuple(modules), (), tuple(outcomes))
+
+
+def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTensor]]:
+    """The weight, or the matrices of a stack under names of their own where the layout holds matrices only."""
+    path, _, last = name.rpartition(".")
+    if weight.ndim > 2 and goal.layout in MATRICES:
+        for e in range(weight.shape[0]):
+            yield f"{path}.{e}.{last}", weight[e]
+    else:
+        yield name, weight
 
 
 def _named(name: str, outcome: Outcome, goal: Goal) -> dict[str, NDArray[Any]]:
@@ -172,14 +186,11 @@ def is_gpt_oss(checkpoint: Checkpoint) -> bool:
 def _pieces(key: str, weight: QTensor, goal: Goal, checkpoint: Checkpoint) -> Iterator[tuple[str, QTensor]]:
     """The modules of the target that `key` becomes."""
     path, _, last = key.rpartition(".")
-    if weight.ndim > 2 and goal.layout in MATRICES:
-        for e in range(weight.shape[0]):
-            yield f"{path}.{e}.{last}", weight[e]
-    elif weight.ndim > 2 and goal.layout == "mlx" and last == "gate_up_proj" and is_gpt_oss(checkpoint):
+    if weight.ndim > 2 and goal.layout == "mlx" and last == "gate_up_proj" and is_gpt_oss(checkpoint):
         yield f"{path}.gate_proj", every_other_row(weight, 0)
         yield f"{path}.up_proj", every_other_row(weight, 1)
     else:
-        yield key, weight
+        yield from _matrices(key, weight, goal)
 
 
 def every_other_row(q: QTensor, first: int) -> QTensor:

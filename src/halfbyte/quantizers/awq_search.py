@@ -3,8 +3,8 @@
     y = W x = (W · s) (x / s),        s_j = a_j^α / sqrt(max · min),        a_j = sqrt(H_jj / tokens)
 
 W · s is rounded, x / s is what the previous layer now gives. α is searched in [0, 1] for the least tr(D H Dᵀ),
-D = Ŵ/s − W, over all weights that share the inputs: first every tenth on part of their rows, then the twentieths beside the best; that
-one is taken if it is better than α = 0 on all rows.
+D = Ŵ/s − W, over all weights that share the inputs: first every tenth on part of their rows, then the twentieths beside the best;
+that one is taken if it is better than α = 0 on all rows.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ def awq_scales(
             losses[alpha] = _loss(part, h, _scales(size, alpha), quantize)
     best = min(losses, key=lambda a: losses[a])
     scales, one = _scales(size, best), np.ones(len(h))
-    if best == 0 or (any(len(w) > ROWS for w in weights) and _loss(weights, h, scales, quantize) >= _loss(weights, h, one, quantize)):
-        return one, 0.0
-    return scales, best
+    if best and max(len(w) for w in weights) > ROWS and _loss(weights, h, scales, quantize) >= _loss(weights, h, one, quantize):
+        best = 0.0
+    return (scales, best) if best else (one, 0.0)
 
 
 def _scales(size: F64, alpha: float) -> F64:
     s: F64 = size**alpha
-    return s / np.sqrt(s.max() * s.min())
+    s /= np.sqrt(s.max() * s.min())
+    return s
 
 
 def _loss(weights: Sequence[NDArray[Any]], h: F64, s: F64, quantize: Callable[[NDArray[Any]], QTensor]) -> float:

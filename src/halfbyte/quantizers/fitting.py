@@ -10,10 +10,10 @@
 | E8M0 | the exponents around log2(amax / M): −2 to 1 |
 | E4M3 | the scale byte of amax / M and 8 on either side, an octave each way; under 8 tensor scales within an octave |
 
-What a float scale gains is known without trying it: for codes v the best one is s = Σ h x v / Σ h v², and takes s · Σ h x v off the
-error; with a bias it is the weighted line through (v, x). The best try of a group is then refined: codes for its stored scale, the
-best scale for them, twice. Small floats are sparse near their end, so their extreme may do better on an inner value (E2M1's 4
-instead of 6): for them scales up to 1.6 times as large are tried. A tensor scale is chosen on a part of the rows.
+What a float scale gains is known without trying it: for codes v the best one is s = Σ h x v / Σ h v², and takes s · Σ h x v
+off the error; with a bias it is the weighted line through (v, x). The best try of a group is then refined: codes for its stored
+scale, the best scale for them, twice. Small floats are sparse near their end, so their extreme may do better on an inner value
+(E2M1's 4 instead of 6): for them scales up to 1.6 times as large are tried. A tensor scale is chosen on a part of the rows.
 
 Tries are compared in float32 on groups scaled to 1 (from 6 bits on in float64), the refinement and the choice against the
 round-to-nearest parameters of the format's own encoder in float64 with scales as they are stored: the result is never worse.

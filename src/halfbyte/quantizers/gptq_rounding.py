@@ -115,8 +115,12 @@ def _beside(groups: list[Params], n: int) -> Params:
     """Parameters [n] of each group as one [n, G]."""
     if not groups:
         return Params(np.zeros((n, 0)))
-    scale, zero, bias = ([getattr(g, field) for g in groups] for field in ("scale", "zero", "bias"))
-    return Params(np.stack(scale, -1), None if zero[0] is None else np.stack(zero, -1), None if bias[0] is None else np.stack(bias, -1))
+    beside: list[F64 | None] = []
+    for field in ("scale", "zero", "bias"):
+        values = [getattr(g, field) for g in groups]
+        beside.append(None if values[0] is None else np.stack(values, -1))
+    assert beside[0] is not None
+    return Params(beside[0], beside[1], beside[2])
 
 
 def weighted_error(weight: NDArray[Any], packed: QTensor, hessian: NDArray[Any]) -> float:

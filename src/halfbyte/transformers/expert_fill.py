@@ -194,7 +194,8 @@ def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -
     stored, which may be (k, n)."""
     mine = {place.expert: key for place, key in keys.items() if (place.piece, place.leaf) == (piece, leaf)}
     if None in mine:
-        return filling.dense(mine[None]), mine[None].endswith(".weight")
+        # What was packed in some layout is (n, k) too, however its key ends.
+        return filling.dense(mine[None]), mine[None].endswith(".weight") or bool(filling.checkpoint.info(mine[None]).layout)
     if len(mine) != experts:
         return None, True
     return np.stack([filling.dense(mine[e]) for e in range(experts)]), True

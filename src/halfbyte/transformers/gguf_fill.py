@@ -24,7 +24,7 @@ from .gguf_config import EXPERTS, PARAMETER, TOP, Architecture
 from .places import Place
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_ROTATION_FACTORS = "rope_freqs.weight"
+ROTATION_FACTORS = "rope_freqs.weight"
 """Llama 3's stretched rotation: one divisor for each frequency."""
 
 
@@ -41,12 +41,12 @@ def fill(
     Raises UnsupportedError when the file has tensors the architecture does not know, CheckpointError when shapes differ or a
     place stays empty.
     """
-    filling = _GGUFFilling(model, checkpoint, activations=activations, backend=backend, device=device)
+    filling = GGUFFilling(model, checkpoint, activations=activations, backend=backend, device=device)
     filling.architecture = architecture
     filling.run()
 
 
-class _GGUFFilling(Filling):
+class GGUFFilling(Filling):
     checkpoint: GGUFCheckpoint
     architecture: Architecture
 
@@ -56,7 +56,7 @@ class _GGUFFilling(Filling):
         # The largest first: its pages of the file are let go before the others' copies are there.
         for key in sorted(self.checkpoint.keys(), key=lambda k: -self.checkpoint.info(k).nbytes):
             place = self.place(self.checkpoint.tensor_name(key))
-            if key == _ROTATION_FACTORS:
+            if key == ROTATION_FACTORS:
                 self.stretch_rotation(self.dense(key))
             elif place is None:
                 strangers.append(key)
@@ -115,7 +115,7 @@ class _GGUFFilling(Filling):
     def stretch_rotation(self, factors: NDArray[Any]) -> None:
         """Divides each frequency of the rotation by its factor."""
         rotary = self.model.model.rotary_emb
-        self.check(_ROTATION_FACTORS, factors.shape, rotary.inv_freq)
+        self.check(ROTATION_FACTORS, factors.shape, rotary.inv_freq)
         rotary.inv_freq = rotary.inv_freq / tensor(factors).to(torch.float32)
         rotary.original_inv_freq = rotary.inv_freq.clone()
 
