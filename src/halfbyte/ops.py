@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
-from .backends.arrays import as_matrix, device_of, dtype_of, is_torch, like, to_numpy
+from .backends.arrays import as_matrix, device_of, dtype_of, is_torch, like, records_gradient, to_numpy
 from .errors import BackendError, ShapeError
 from .qtensor import QTensor
 from .spec import Format
@@ -111,6 +111,11 @@ def _check_x(op: str, x: Any) -> Any:
         x = np.asarray(x)
     if dtype_of(x) not in X_DTYPES:
         raise ShapeError(f"[{op}] x is {dtype_of(x)}; allowed: {', '.join(X_DTYPES)}")
+    if records_gradient(x):
+        raise BackendError(
+            f"[{op}] x requires a gradient, and this verb passes none on; halfbyte.torch's linear and modules do; or give "
+            "x.detach()"
+        )
     return x
 
 

@@ -21,6 +21,11 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def records_gradient(x: Any) -> bool:
+    """True for a torch tensor on which autograd records what is done with it."""
+    return is_torch(x) and bool(x.requires_grad) and bool(sys.modules["torch"].is_grad_enabled())
+
+
 def device_of(x: Any) -> str:
     """torch's name of an array's device ("cuda:1"); NumPy is "cpu"."""
     return str(x.device) if is_torch(x) else "cpu"

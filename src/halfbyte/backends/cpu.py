@@ -12,6 +12,7 @@ Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, neon);
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,8 @@ from .cpu_weight import PackedWeight, address, pack_weight
 
 _DTYPE = {"float32": 0, "float16": 1, "bfloat16": 2}
 _SCHEDULES = (None, "fused")
+MODES = {"exact": 0, "int8": 1}
+"""Modes of activations as the native core numbers them."""
 
 
 @cache
@@ -80,6 +83,15 @@ def set_threads(count: int) -> None:
     if count < 0:
         raise BackendError(f"[cpu] {count} threads; allowed: 1 or more, or 0 for all this process may use")
     native().set_threads(count)
+
+
+def native_of(w: Prepared) -> Callable[..., None]:
+    """The core's product for one (n, k) weight this backend prepared, by address.
+
+    Arguments: x, its dtype (0 float32, 1 float16, 2 bfloat16), rows, strides of rows and columns in elements, bias (float32, or
+    0 for none), mode, dtype of the result, result (contiguous). Nothing is checked: that is the caller's part.
+    """
+    return w.data.multiply  # type: ignore[no-any-return]
 
 
 class CPUBackend(Backend):
@@ -166,8 +178,8 @@ class CPUBackend(Backend):
             bias = np.ascontiguousarray(bias, dtype=np.float32)
             b = address(bias)
         out = np.empty((x.shape[0], n), x.dtype)
-        mode = 1 if activations == "int8" else 0
-        native().linear(w.data.native, address(x), dtype, x.shape[0], rows // size, columns // size, b, mode, dtype, address(out))
+        mode = MODES[activations]
+        native_of(w)(address(x), dtype, x.shape[0], rows // size, columns // size, b, mode, dtype, address(out))
         return out
 
     def embedding(self, ids: NDArray[Any], w: Prepared, dtype: str) -> NDArray[Any]:

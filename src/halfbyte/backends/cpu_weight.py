@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,12 @@ _ENTRIES = ("scales", "zeros", "biases", "mins", "super_scales", "super_mins")
 class PackedWeight:
     """One (n, k) matrix in the kernels' order.
 
-    fields  numbers of native/weight.h
-    arrays  what its addresses point at, kept alive here
+    fields    numbers of native/weight.h
+    arrays    what its addresses point at, kept alive here
+    multiply  the core's product with it, by address
     """
 
-    __slots__ = ("arrays", "fields", "native", "nbytes")
+    __slots__ = ("arrays", "fields", "multiply", "native", "nbytes")
 
     def __init__(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         from .. import _native
@@ -57,6 +59,7 @@ class PackedWeight:
         self.arrays = {name: _aligned(a) for name, a in arrays.items()}
         addresses = {name: address(a) for name, a in self.arrays.items()}
         self.native = _native.Weight(self.fields | addresses)
+        self.multiply = partial(_native.linear, self.native)
         self.nbytes = sum(a.nbytes for name, a in self.arrays.items() if name != "values")
 
     def __reduce__(self) -> tuple[Any, ...]:

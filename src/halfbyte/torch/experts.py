@@ -21,7 +21,7 @@ from .. import ops
 from ..backends import Prepared, backend_named
 from ..errors import BackendError, ShapeError
 from ..ops import ACTIVATION_FUNCTIONS
-from . import operators
+from . import operators, products
 from .held import Held
 from .modules import Packed, Weight
 
@@ -80,7 +80,8 @@ class QExperts(Packed):
     def compute(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
         """The sum over the routed experts, now."""
         masked = index >= self.num_experts
-        if not self.joined or not all(self.stacked.values()) or x.dtype in self._looped:
+        taped = torch.is_grad_enabled() and (x.requires_grad or share.requires_grad)  # `ops.experts` passes no gradient on
+        if taped or not self.joined or not all(self.stacked.values()) or x.dtype in self._looped:
             return self._each(x, index, share)
         if x.device.type == "cpu":
             # Masked slots cost nothing in the loop, and `ops.experts` knows none.
@@ -126,10 +127,7 @@ class QExperts(Packed):
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
         bias = getattr(self, f"{name}_bias")
-        y: Tensor = ops.linear(
-            x, self._weight(name, expert), None if bias is None else bias[expert], activations=self.activations
-        )
-        return y
+        return products.linear(x, self._weight(name, expert), None if bias is None else bias[expert], self.activations)
 
     def _weight(self, name: str, expert: int) -> Prepared:
         if not self.stacked[name]:

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import ops
 from ..backends import Prepared
 from ..joining import apart, join_rows
 from ..qtensor import QTensor
-from . import operators
+from . import operators, products
 from .held import Held
 from .modules import Packed, QLinear
 
@@ -43,7 +42,7 @@ class Shared:
         """x · wᵀ for the rows of layer `index`."""
         made = self._made  # one read: another thread may put its own product there
         if made is None or made[0]() is not x or made[1] is not weight:
-            y: Tensor = ops.linear(x, weight, activations=activations)
+            y = products.linear(x, weight, activations=activations)
             made = (weakref.ref(x), weight, y, (1 << len(self.bounds)) - 1)
         product, left = made[2], made[3] & ~(1 << index)
         # The product is let go when every layer has had its part, so that none outlives the step.
@@ -94,6 +93,10 @@ class FusedLinear(Packed):
         y = self.shared.part(self.index, x, self.packed[""].prepared, self.activations)
         # A copy, since the product is shared: what a caller does in place must not reach the other layers.
         return y.clone() if bias is None else y + bias
+
+    def gradient(self, g: Tensor) -> Tensor:
+        """g · w for this layer's rows: what `compute` passes back to x."""
+        return products.gradient(g, self.packed[""].prepared, self.shared.bounds[self.index])
 
 
 def fuse(model: nn.Module) -> int:

@@ -89,6 +89,24 @@ class Held:
         origin, details = self._origin
         return QTensor(self.format, self.shape, parts, origin=origin, details=details)
 
+    @property
+    def requires_grad(self) -> bool:
+        """Always false: codes have no gradient."""
+        return False
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.requires_grad_(wanted)
+
+    def requires_grad_(self, wanted: bool = True) -> Held:
+        """As torch's tensors have it. BackendError when a gradient is wanted."""
+        if wanted:
+            raise BackendError(
+                f"[linear] a packed {self.format} weight of shape {self.shape} has no gradient: its codes are whole numbers; "
+                "train an adapter beside it (x passes its gradient on), or a dense weight from dequantize()"
+            )
+        return self
+
     def on(self, device: str) -> Held:
         """This weight on a device ("cpu", "cuda:1"); modules that share it go on sharing it there."""
         if device == self.device:

@@ -1,6 +1,6 @@
 """Modules that hold a packed weight and multiply by it in place of `nn.Linear` and `nn.Embedding`.
 
-    QLinear     y = x · wᵀ + bias         through ops.linear
+    QLinear     y = x · wᵀ + bias         through products.linear, which passes a gradient on to x
     QEmbedding  y = w[ids] · scale        through ops.embedding
 
 The weight is no parameter: it has no gradient and no dense copy. Two modules may hold one weight (a tied head). Its canonical
@@ -20,7 +20,7 @@ from .. import ops
 from ..backends import Prepared
 from ..errors import HalfbyteError
 from ..qtensor import QTensor
-from . import operators
+from . import operators, products
 from .held import Held
 from .state import DESCRIPTION, NAMES, qtensor_of, tensors_of
 
@@ -155,8 +155,11 @@ class QLinear(Packed):
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x · wᵀ + bias, now."""
-        y: Tensor = ops.linear(x, self.weight.prepared, bias, activations=self.activations)
-        return y
+        return products.linear(x, self.packed[""].prepared, bias, self.activations)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        """g · w: what `compute` passes back to x."""
+        return products.gradient(g, self.packed[""].prepared)
 
 
 class QEmbedding(Packed):

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .. import ops
 from ..errors import ShapeError
-from . import operators
+from . import operators, products
 from .held import Held
 from .modules import Packed, Weight
 
@@ -51,7 +50,13 @@ class QRows(Packed):
         for held in self.packed.values():
             ends.append(ends[-1] + held.shape[0])
         parts = [
-            ops.linear(x, h.prepared, None if bias is None else bias[a:b], activations=self.activations)
+            products.linear(x, h.prepared, None if bias is None else bias[a:b], self.activations)
             for h, a, b in zip(self.packed.values(), ends, ends[1:], strict=False)
         ]
         return torch.cat(parts, dim=-1)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        """g · w: what `compute` passes back to x."""
+        held = list(self.packed.values())
+        parts = g.split([h.shape[0] for h in held], dim=-1)
+        return torch.stack([products.gradient(p, h.prepared) for p, h in zip(parts, held, strict=True)]).sum(0)

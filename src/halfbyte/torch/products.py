@@ -1,0 +1,93 @@
+"""x · wᵀ on a packed weight as torch modules need it: without detours on the CPU, and with a gradient with respect to x.
+
+    linear(x, w, bias, activations="exact")      the product; w what `ops.prepare` returned
+    gradient(g, w)                               g · w, by slabs of decoded rows
+
+What a decoding step of a model pays beside the kernel is this module: a contiguous tensor on the CPU goes to the native core by
+its address. A packed weight has no gradient: train an adapter beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..backends import Prepared
+from ..backends.cpu import MODES, native_of
+
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+SLAB_BYTES = 1 << 26
+"""Decoded rows that `gradient` holds at a time."""
+
+
+def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str = "exact") -> Tensor:
+    """y = x · wᵀ + bias, x (..., k) of any strides on w's device -> (..., n) in x's dtype.
+
+    Differentiable with respect to x and bias; in the int8 mode the gradient is that of the exact product (the rounding of x
+    passes it on unchanged). Raises what `ops.linear` raises.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        y: Tensor = _Linear.apply(x, bias, w, activations)
+        return y
+    return _product(x, w, bias, activations)
+
+
+def _product(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if w.backend != "cpu" or code is None or not x.is_cpu or not x.is_contiguous() or activations not in MODES or x.dim() == 0:
+        return _general(x, w, bias, activations)
+    *lead, last = x.shape
+    n, k = w.shape[-2:]
+    if last != k or k == 0 or len(w.shape) != 2:
+        return _general(x, w, bias, activations)
+    at = 0
+    if bias is not None:
+        if bias.dtype != torch.float32 or not bias.is_contiguous() or not bias.is_cpu or bias.shape != (n,):
+            return _general(x, w, bias, activations)
+        at = bias.data_ptr()
+    y = torch.empty((*lead, n), dtype=x.dtype)
+    native_of(w)(x.data_ptr(), code, x.numel() // k, k, 1, at, MODES[activations], code, y.data_ptr())
+    return y
+
+
+def _general(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> Tensor:
+    y: Tensor = ops.linear(x.detach(), w, bias if bias is None else bias.detach(), activations=activations)
+    return y
+
+
+def gradient(g: Tensor, w: Prepared, rows: tuple[int, int] | None = None) -> Tensor:
+    """g · w, (..., n) -> (..., k) in g's dtype, summed in float32: the gradient of x · wᵀ with respect to x.
+
+    rows  the part of w's rows that made the product, all of them when None
+    Rows are decoded exactly, `SLAB_BYTES` of them at a time, in float32 on the CPU and in g's dtype elsewhere.
+    """
+    first, last = rows or (0, w.shape[0])
+    k = w.shape[1]
+    dtype = torch.float32 if g.is_cpu else g.dtype
+    flat = g.reshape(-1, last - first).to(dtype)
+    total = torch.zeros((flat.shape[0], k), dtype=torch.float32, device=g.device)
+    step = max(1, SLAB_BYTES // max(1, 4 * k))
+    for start in range(first, last, step):
+        stop = min(start + step, last)
+        dense = ops.embedding(torch.arange(start, stop, device=g.device), w, dtype=dtype)
+        total += flat[:, start - first : stop - first] @ dense
+    return total.to(g.dtype).reshape(*g.shape[:-1], k)
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
+    """The product on autograd's tape. The weight is no input of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, w: Prepared, activations: str) -> Tensor:
+        ctx.weight = w
+        return _product(x.detach(), w, bias if bias is None else bias.detach(), activations)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        wants_x, wants_bias = ctx.needs_input_grad[:2]
+        back = gradient(g, ctx.weight) if wants_x else None
+        return back, g.reshape(-1, g.shape[-1]).sum(0) if wants_bias else None, None, None
