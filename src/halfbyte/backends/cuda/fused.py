@@ -1,101 +1,109 @@
-"""Host side of the fused schedule: x in the order of the weight's units, descriptors, tiles and the launch."""
+"""Host side of the fused schedule on Hopper: which weights it serves, tensor maps, and the launch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
-from .launch import _constants, _counter, _inputs, _multiprocessors, _on
-from .weight import CudaWeight, by_16, scale_groups
+from .fused_tiles import FusedTile, fused_tile
+from .launch import _constants, _counter, _multiprocessors, _on, _overlap
+from .weight import CudaWeight
 from .wgmma import wgmma_kernel
 
-
-@triton.jit
-def arrange_kernel(X, OUT, pairs, ldx, width, BY_16: tl.constexpr, BLOCK: tl.constexpr):
-    """OUT[r, 64 u + 16 w + 8 i + 2 t + p] = the input of unit u that word w, half i, lane t, place p stands for."""
-    r = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    t = c % 4
-    i = c // 4 % 2
-    b = c // 8 % 2
-    s = c // 16 % 2
-    if BY_16:
-        source = c // 32 * 32 + 16 * s + 8 * b + 2 * t + i
-    else:
-        source = c // 32 * 32 + 16 * s + 4 * t + 2 * b + i
-    v = tl.load(X + r * ldx + source, mask=source < pairs, other=0)
-    tl.store(OUT + r * width + c, v, mask=c < width)
+HALF, BFLOAT, WIDE = 0, 1, 2
+"""The arithmetics of register_operand."""
 
 
-def arrange(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
-    """x (m, k) with the inputs of each unit of 64 in the order in which the matrix unit takes them."""
-    x = _inputs(x, w, 2)
-    if x.stride(0) % 2 or x.data_ptr() % 4:
-        x = x.contiguous()
-    out = torch.empty((x.shape[0], 64 * w.units), dtype=x.dtype, device=x.device)
-    pairs, wide = x.view(torch.int32), out.view(torch.int32)
-    block = min(1024, triton.next_power_of_2(wide.shape[1]))
-    arrange_kernel[(x.shape[0], triton.cdiv(wide.shape[1], block))](
-        pairs, wide, pairs.shape[1], pairs.stride(0), wide.shape[1], by_16(w.format, w.shape[-1]), block, num_warps=4
-    )
-    return out
+def way(w: CudaWeight, half: bool) -> int | None:
+    """How a weight is finished for x in float16 (`half`) or bfloat16, or None where that would not be exact."""
+    scale = w.format.scale
+    if not w.units or w.format.minimum or w.super_scales is not None:
+        return None
+    if scale == "e8m0":
+        return None if half and w.top < 0 else (HALF if half else BFLOAT)
+    if scale in ("e4m3", "ue4m3"):
+        return HALF if half else BFLOAT
+    if scale == "float16":
+        return WIDE if not half else HALF if w.scales_half else None
+    if scale == "bfloat16":
+        return WIDE if half else BFLOAT
+    return None
 
 
-@dataclass(frozen=True)
-class FusedTile:
-    """Tokens; tiles of 64 rows a warpgroup; warpgroups; stages; programs a multiprocessor; token blocks side by side."""
-
-    tokens: int
-    rows: int = 1
-    groups: int = 2
-    stages: int = 4
-    programs: int = 1
-    together: int = 8
+def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
+    """The sentence why the fused schedule cannot serve, or None."""
+    if x.element_size() != 2:
+        return f"schedule 'fused' takes float16 and bfloat16 activations, not {x.dtype}; use single-stage"
+    if x.is_cuda and torch.cuda.get_device_capability(x.device)[0] != 9:
+        major, minor = torch.cuda.get_device_capability(x.device)
+        return f"schedule 'fused' is wgmma of compute capability 9.0 and this GPU has {major}.{minor}; use dequantize_then_gemm"
+    if way(w, x.dtype == torch.float16) is None:
+        if w.units and w.format.scale in ("e8m0", "float16"):
+            return f"schedule 'fused' finishes weights in float16, which the scales of this {w.format.name} weight do not fit; use bfloat16"
+        return f"schedule 'fused' takes 4-bit integers and E2M1 with 16-bit or 8-bit float scales, not {w.format.name}"
+    return None
 
 
 def _layout(shape: list[int], bits: int) -> Any:
     return gl.NVMMASharedLayout(min(128, shape[-1] * bits // 8), bits, rank=len(shape))
 
 
-def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile) -> torch.Tensor:
-    """y (m, n) = x wᵀ."""
+def _map(t: torch.Tensor, shape: list[int]) -> Any:
+    """A tensor map whose boxes are `shape`."""
+    return TensorDescriptor.from_tensor(t, shape, _layout(shape, 8 * t.element_size()))
+
+
+def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
+    """x in the weight's input order, as the copy engine can read it: rows a multiple of 16 bytes apart, 16-byte aligned."""
+    if w.order is not None:
+        x = x.index_select(1, w.order)
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16 or x.stride(0) < x.shape[1]:
+        whole = x.new_empty((x.shape[0], -(-x.shape[1] // 8) * 8))[:, : x.shape[1]]
+        x = whole.copy_(x)
+    return x
+
+
+def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile | None = None) -> torch.Tensor:
+    """y (m, n) = x wᵀ + bias; m ≥ 1, x float16 or bfloat16, a weight for which `refusal` is None."""
     m, n = x.shape[0], w.shape[-2]
+    half = x.dtype == torch.float16
     c = _constants(w, True)
-    group = c["GROUP"]
-    bn = 64 * tile.rows * tile.groups
-    gs = max(1, 64 // group)
-    scales = w.scales.view(torch.int16) if w.scales.element_size() == 2 else w.scales.view(torch.int16)
-    tiles16 = triton.cdiv(n, 16)
-    scales = scales.reshape(tiles16, -1)
-    sw = gs * 16 * w.scales.element_size() // 2
-    xa = arrange(x, w)
+    x = _activations(x, w)
+    programs = _multiprocessors(w.device)
+    tile = tile or fused_tile(n, w.shape[-1], m, programs)
+    rows16, bn = triton.cdiv(n, 16), 64 * tile.rows * tile.groups
+    groups = max(1, 64 // c["GROUP"])
+    words = w.planes[4].reshape(rows16, 4 * w.units, 32)
+    scales = w.scales.view(torch.int16).reshape(rows16, -1)
+    width = groups * 8 * w.scales.element_size()
+    addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(rows16, -1)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    words = w.planes[4].reshape(tiles16, w.units * 4, 32)
-    store = 1 if n % 8 == 0 else 0
-    rows, tokens = triton.cdiv(n, bn), triton.cdiv(m, tile.tokens)
-    ks = triton.cdiv(w.units, 2)
-    programs = min(tile.programs * _multiprocessors(w.device), rows * tokens * ks)
-    partial = torch.empty(2 * programs * bn * tile.tokens, dtype=torch.float32, device=x.device)
-    e8m0 = w.format.scale == "e8m0"
-    fold = 14 if e8m0 else 0
-    descriptors = [
-        TensorDescriptor.from_tensor(t, shape, _layout(shape, 8 * t.element_size()))
-        for t, shape in ((xa, [tile.tokens, 64]), (words, [bn // 16, 4, 32]), (scales, [bn // 16, sw]))
-    ]
-    shape = [tile.tokens, bn]
-    y_desc = TensorDescriptor.from_tensor(y, shape, _layout(shape, 16)) if store else descriptors[0]
+    engine = n % 8 == 0
+    rows, tokens, steps = triton.cdiv(n, bn), triton.cdiv(m, tile.tokens), triton.cdiv(w.units, 2)
+    programs = min(tile.programs * programs, rows * tokens * min(tile.split, steps))
+    rest = rows * tokens % programs
+    sharing = max(1, min(programs, rest * tile.split, rest * steps))
+    partial = torch.empty(2 * sharing * bn * tile.tokens if sharing > rest else 1, dtype=torch.float32, device=x.device)
+    e8m0, e2m1 = w.format.scale == "e8m0", w.format.element == "e2m1"
+    shift = w.top - 128 if e8m0 and half else 0
+    unit = 2.0**shift if e8m0 else 256.0 if half and e2m1 and w.format.scale in ("e4m3", "ue4m3") else 1.0
+    x_map = _map(x, [tile.tokens, 64])
+    absent = w.scales
     with _on(w.device):
         wgmma_kernel[(programs,)](
-            y_desc, y, *descriptors, partial, _counter(x.device, rows * tokens), m, n, rows * tokens, rows, tokens, ks, 1.0,
-            BT=tile.tokens, R=tile.rows, WGS=tile.groups, U=1, STAGES=tile.stages, GROUP=group, GS=gs, SW=sw,
-            KIND=ELEMENTS[w.format.element], SCALE=E8M0_NORMAL.value if e8m0 else SCALES[w.format.scale], ADD=c["ADD"], FOLD=fold,
-            TOGETHER=tile.together, STORE=store, num_warps=4 * tile.groups, enable_fp_fusion=False,
+            _map(y, [tile.tokens, bn]) if engine else x_map, y, x_map, _map(words, [bn // 16, 4, 32]),
+            _map(scales, [bn // 16, width]), _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
+            absent if bias is None else bias, absent if w.global_scale is None else w.global_scale, absent, partial,
+            _counter(x.device, rest), m, n, rows * tokens, sharing, rows, tokens, steps, shift, unit, float(w.format.divisor),
+            BT=tile.tokens, R=tile.rows, W=4 * tile.groups, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups, SW=width,
+            KIND=ELEMENTS[w.format.element],
+            SCALE=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[w.format.scale], ADD=c["ADD"], WAY=way(w, half),
+            GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None, HALF=half, TOGETHER=tile.together,
+            STORE=2 if engine else 1, ROUTED=False, **_overlap(w.device), num_warps=4 * tile.groups, enable_fp_fusion=False,
         )  # fmt: skip
     return y
