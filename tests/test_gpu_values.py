@@ -256,6 +256,33 @@ def test_embedding_gathers_exact_rows():
     same(got, q.dequantize()[ids.cpu().numpy()])
 
 
+@pytest.mark.parametrize("place", ["shared", "lanes", "bytes", "tree"])
+def test_a_table_in_every_place_gives_every_code(place):
+    """The look-up twins of the bit moves, all 16 codes in all eight nibbles of a word."""
+    cuda()
+    from dataclasses import replace
+
+    from halfbyte.backends.cuda import launch
+    from halfbyte.backends.cuda.dequantize import dequantize_kernel
+    from halfbyte.backends.cuda.lookups import PLACES, byte_planes
+    from halfbyte.bits import pack
+    from halfbyte.minifloat import element_table
+
+    codes = np.stack([np.roll(np.arange(16, dtype=np.uint8), r) for r in range(16)])
+    q = QTensor(format_named("nf4:g16"), (16, 16), {"codes": pack(codes, 4), "scales": np.ones((16, 1), np.float32)})
+    w = ops.prepare(q, device="cuda").data
+    table = element_table("nf4", 4).astype(np.float32)
+    if place == "bytes":  # float16 only
+        table = element_table("e2m1", 4).astype(np.float32)
+        w = replace(w, table=torch.from_numpy(byte_planes(table.astype(np.float16))).cuda().view(torch.float32))
+    out = torch.full((16, 16), float("nan"), device="cuda")
+    constants = {**launch._constants(w, True), "KIND": PLACES[place]}
+    dequantize_kernel[(2, 1)](
+        out, w.scales, *launch._pointers(w), 16, 16, 1, 1.0, **constants, GATHER=False, BN=8, BW=16, num_warps=4
+    )
+    np.testing.assert_array_equal(out.cpu().numpy(), table[codes])
+
+
 def test_act_order_sorts_away():
     cuda()
     rng = np.random.default_rng(7)

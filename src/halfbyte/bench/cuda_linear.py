@@ -25,11 +25,9 @@ import triton
 import triton.language as tl
 
 from ..backends.cuda import launch
-from ..backends.cuda.dequantize import dequantize_kernel
 from ..backends.cuda.experts import mixture
-from ..backends.cuda.matvec import matvec_kernel
 from ..backends.cuda.tune import FragmentTile, Tile
-from ..backends.cuda.weight import CudaWeight, nbytes, scale_groups, settle, to_device
+from ..backends.cuda.weight import CudaWeight, nbytes, settle, to_device
 from .records import rates
 from .weights import random_weight
 
@@ -149,38 +147,6 @@ def compile_tile(job: tuple[str, int, int, str, Any]) -> None:
 def kinds_of(w: CudaWeight, m: int) -> list[str]:
     """Schedules that serve a weight at m tokens."""
     return ["fragments"] if w.units else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
-
-
-def time_decoders(n: int, k: int) -> None:
-    """The same 4-bit codes decoded by packed bit operations, one at a time, and by a table in memory: dense to float16, and a
-    vector product."""
-    q = random_weight("nf4:g32", n, k, 0)
-    ws = copies(to_device(q, "cuda"), int(ROTATE_BYTES // (n * k // 2)) + 1)
-    x = torch.randn(1, k, device="cuda", dtype=torch.float16)
-    out, y = torch.empty(n, k, device="cuda", dtype=torch.float16), torch.empty(1, n, device="cuda", dtype=torch.float16)
-    for name, kind, packed in (
-        ("u4 packed", 0, True),
-        ("u4 one by one", 0, False),
-        ("e2m1 packed", 2, True),
-        ("e2m1 one by one", 2, False),
-        ("table", 8, False),
-    ):
-
-        def dense(w: CudaWeight, kind: int = kind, packed: bool = packed) -> None:
-            constants = {**launch._constants(w, packed), "KIND": kind}
-            dequantize_kernel[(n // 8, w.words // 64)](out, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0,
-            **constants,
-                                                       GATHER=False, BN=8, BW=64, num_warps=4,
-                                                       enable_fp_fusion=False)  # fmt: skip
-
-        def product(w: CudaWeight, kind: int = kind, packed: bool = packed) -> None:
-            constants = {**launch._constants(w, packed), "KIND": kind}
-            matvec_kernel[(n // 8, 1)](y, x, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0, **constants,
-            HAS_BIAS=False,
-                                       BN=8, BC=512, num_warps=4, enable_fp_fusion=False)  # fmt: skip
-
-        report(decoder=name, n=n, k=k, dequantize_us=graph_time_us([partial(dense, w) for w in ws]),
-               matvec_us=graph_time_us([partial(product, w) for w in ws]))  # fmt: skip
 
 
 def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
@@ -304,6 +270,8 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                             tile=str(results[-1][1]),
                         )
     if args.decoders:
+        from .cuda_decoders import time_decoders
+
         time_decoders(*shapes[0])
     for codec in formats if args.experts else []:
         time_experts(codec, [int(v) for v in args.experts.split(",")])

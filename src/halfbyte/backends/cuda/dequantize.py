@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from .decode import E2M1, E4M3S, UE4M3
+from .lookups import hold_table
 from .tiles import elements, finish, globally, group_terms, interleave8, load_planes
 
 
@@ -19,6 +20,7 @@ def dequantize_kernel(
     BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """OUT[i, :] = w[row i, :] (or w[IDS[i], :]). WORDS is ceil(k / 8); GROUP elements share a scale. n, the rows written."""
+    hold_table(TABLE_PTR, KIND)
     i = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     c = tl.program_id(1) * BW + tl.arange(0, BW)
     r = i

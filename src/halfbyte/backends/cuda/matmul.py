@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .decode import E2M1
+from .lookups import hold_table
 from .tiles import elements, finish, globally, group_terms, interleave8, load_planes
 
 
@@ -25,6 +26,7 @@ def matmul_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """y (m, n). Grid (n / BN, m / BM, SPLIT). X rows hold 8 · WORDS values, the tail zero."""
+    hold_table(TABLE_PTR, KIND)
     r = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     t = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM)
     part = tl.program_id(2)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from .decode import E2M1
+from .lookups import hold_table
 from .tiles import NONE, ZERO, elements, globally, group_terms, load_planes
 
 
@@ -51,6 +52,7 @@ def matvec_kernel(
 ):  # fmt: skip
     """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold 8 · WORDS values, the tail
     zero."""
+    hold_table(TABLE_PTR, KIND)
     r = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     token = tl.program_id(1).to(tl.int64)
     live = r < n

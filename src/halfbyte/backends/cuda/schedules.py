@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .blocks import weight_block
+from .lookups import hold_table
 from .tiles import globally
 
 
@@ -60,6 +61,7 @@ def tile_kernel(
 ):  # fmt: skip
     """y (m, n), one program a tile, tokens fastest: programs that run together share rows of the weight. Single-stage with
     STAGES 1, double-buffered with more."""
+    hold_table(TABLE_PTR, KIND)
     tokens = (m + BM - 1) // BM
     row = tl.program_id(0) // tokens * BN
     t = tl.program_id(0) % tokens * BM + tl.arange(0, BM).to(tl.int64)
@@ -83,6 +85,7 @@ def striped_kernel(
     PARTIAL  [P, 2, BM, BN] float32: what a program has of its first tile, when it did not begin it, and of its last, when it did
              not end it. COUNT [tiles] is zero between launches: the program that completes a tile adds the pieces and resets it.
     """
+    hold_table(TABLE_PTR, KIND)
     STEPS: tl.constexpr = (WORDS + BW - 1) // BW
     tokens = (m + BM - 1) // BM
     programs = tl.num_programs(0)

@@ -23,6 +23,7 @@ from .decode import (
     u4_f32,
     u4b8_f32,
 )
+from .lookups import SHARED, look_up
 
 # What is added to or taken from element · scale.
 NONE = tl.constexpr(0)
@@ -89,7 +90,9 @@ def load_planes(
 @triton.jit
 def elements(lo, hi, p4, p2, p1, table, KIND: tl.constexpr, BITS: tl.constexpr, PACKED: tl.constexpr):
     """Eight float32 element values, and the power of two that still multiplies them (1 unless the raw E2M1 form is used)."""
-    if PACKED and ((BITS == 4) and (KIND == UINT)):
+    if KIND >= SHARED:
+        v0, v1, v2, v3, v4, v5, v6, v7 = look_up(p4, table, KIND)
+    elif PACKED and ((BITS == 4) and (KIND == UINT)):
         v0, v1, v2, v3, v4, v5, v6, v7 = u4_f32(p4)
     elif PACKED and ((BITS == 4) and (KIND == INT)):
         v0, v1, v2, v3, v4, v5, v6, v7 = u4b8_f32(p4)
