@@ -121,14 +121,17 @@ class GemLite(CudaPeer):
 
 
 class TritonKernels(CudaPeer):
-    """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts."""
+    """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts, scales laid out for 4 or 8 warps."""
 
     name, bits, dtype, modules = "triton_kernels-mxfp4", 4.25, torch.bfloat16, ("triton_kernels",)
+
+    def __init__(self, warps: int = 8) -> None:
+        self.warps = warps
 
     def weight(self, n: int, k: int) -> Any:
         codes = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
         scales = torch.randint(115, 122, (n, k // 32), device="cuda", dtype=torch.uint8)
-        return (*mxfp4_operands(codes, scales), codes, scales)
+        return (*mxfp4_operands(codes, scales, self.warps), codes, scales)
 
     def product(self, x: torch.Tensor, w: Any) -> torch.Tensor:
         from triton_kernels.matmul_ogs import matmul_ogs
@@ -139,7 +142,7 @@ class TritonKernels(CudaPeer):
         return mxfp4_values(w[2], w[3])
 
 
-def mxfp4_operands(codes: torch.Tensor, scales: torch.Tensor) -> tuple[Any, Any]:
+def mxfp4_operands(codes: torch.Tensor, scales: torch.Tensor, warps: int = 8) -> tuple[Any, Any]:
     """triton_kernels' weight and precision for uint8 codes [..., n, k/2] and E8M0 scales [..., n, k/32], in its layouts."""
     from triton_kernels.matmul_ogs import PrecisionConfig
     from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
@@ -147,7 +150,7 @@ def mxfp4_operands(codes: torch.Tensor, scales: torch.Tensor) -> tuple[Any, Any]
 
     axis = codes.ndim - 2
     value, value_options = layout.make_default_matmul_mxfp4_w_layout(mx_axis=axis)
-    scale, scale_options = layout.make_default_matmul_mxfp4_w_scale_layout(mx_axis=axis, num_warps=8)
+    scale, scale_options = layout.make_default_matmul_mxfp4_w_scale_layout(mx_axis=axis, num_warps=warps)
     w = convert_layout(wrap_torch_tensor(codes.mT, dtype=FP4), value, **value_options)
     s = convert_layout(wrap_torch_tensor(scales.mT), scale, **scale_options)
     return w, PrecisionConfig(weight_scale=s)
@@ -169,15 +172,15 @@ class TritonKernelsExperts:
 
     name = "triton_kernels-mxfp4"
 
-    def __init__(self, up: Any, down: Any, up_bias: torch.Tensor, down_bias: torch.Tensor, top: int) -> None:
+    def __init__(self, up: Any, down: Any, up_bias: torch.Tensor, down_bias: torch.Tensor, top: int, warps: int = 8) -> None:
         from triton_kernels.matmul_ogs import FnSpecs, FusedActivation
         from triton_kernels.matmul_ogs_details.opt_flags import update_opt_flags_constraints
         from triton_kernels.swiglu import swiglu_fn
 
         if torch.cuda.get_device_capability()[0] == 9:
             update_opt_flags_constraints({"split_k": 1})
-        self.up, self.up_precision = mxfp4_operands(*up)
-        self.down, self.down_precision = mxfp4_operands(*down)
+        self.up, self.up_precision = mxfp4_operands(*up, warps)
+        self.down, self.down_precision = mxfp4_operands(*down, warps)
         self.up_bias, self.down_bias = up_bias.float(), down_bias.float()
         self.top = top
         self.activation = FusedActivation(FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"), reduction_n=2), (1.702, 7.0))
