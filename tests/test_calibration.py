@@ -19,6 +19,7 @@ from halfbyte.calibration.walk import CalibrationError, token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
 from halfbyte.converting.recipe import recipe_of
+from halfbyte.errors import CheckpointError
 from halfbyte.formats.encode import quantize
 
 WORDS = 80
@@ -177,6 +178,19 @@ def test_a_packed_source_is_walked_when_asked(tmp_path):
     assert main(["quantize", str(tmp_path / "q8"), str(tmp_path / "out"), *arguments, "--context", "32", "--sequences", "4"]) == 0
     with halfbyte.open(tmp_path / "out") as written:
         assert {written.info(k).format.bits for k in written if written.info(k).quantized} == {4}
+    recipe = recipe_of("halfbyte:int4:g32")
+    with open_checkpoint(tmp_path / "q8") as packed, open_checkpoint(tmp_path / "in") as source:
+        dense = {k: np.array(source[k]) for k in source}
+        with pytest.raises(CheckpointError, match=r"q8 is packed already \(mlx, 14 weights\)"):
+            calibrate(packed, recipe, text, context=32, sequences=4)
+        found = calibrate(packed, recipe, text, context=32, sequences=4, from_packed=True)
+        plain = calibrate(source, recipe, text, context=32, sequences=4)
+    assert found.notes == plain.notes == []
+    assert set(found.weights) == set(plain.weights)
+    # 8 bits move the inputs and weights a little, so that some codes land one step away: half of what 4 bits lose at most.
+    for module, q in found.weights.items():
+        value, w = plain.weights[module].dequantize("float64"), dense[f"{module}.weight"]
+        assert np.square(q.dequantize("float64") - value).sum() < 0.5 * np.square(value - w).sum()
 
 
 def test_texts_and_tokenizers_that_do_not_do(tmp_path):

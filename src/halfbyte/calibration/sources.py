@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +21,10 @@ from torch import nn
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..converting.recipe import KEPT_LAST
-from ..errors import UnsupportedError
+from ..errors import CheckpointError, UnsupportedError
 from ..qtensor import QTensor
 from ..transformers.expert_fill import fill_experts
+from ..transformers.filling import some
 from ..transformers.folder_config import config_of_folder, tokenizer_of_folder
 from ..transformers.folder_fill import FolderFilling
 from ..transformers.gguf_config import EXPERTS, architecture_of, config_of
@@ -71,11 +73,11 @@ class Source(ABC):
     places: dict[str, Place]
     norm_offset = 0.0
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, path: Path, device: str) -> None:
         layers = [n for n, m in self.model.named_modules() if isinstance(m, nn.ModuleList) and n.rpartition(".")[2] == "layers"]
         if not layers:
             raise UnsupportedError(f"[quantize] {type(self.model).__name__} has no list of layers to walk over; use --method mse")
-        self.device = device
+        self.path, self.device = path, device
         self.prefix = min(layers, key=len)
         self.count = len(self.model.get_submodule(self.prefix))
 
@@ -110,6 +112,9 @@ class Source(ABC):
         path = f"{self.prefix}.{number}"
         self.put(key for key, place in self.places.items() if place.path.startswith(f"{path}."))
         layer: nn.Module = self.model.get_submodule(path)
+        empty = [name for name, p in layer.named_parameters() if p.is_meta]
+        if empty:
+            raise CheckpointError(f"[quantize] {self.path}: no tensor for {some(empty)} of {path}")
         return layer
 
     def drop(self, number: int) -> None:
@@ -123,12 +128,13 @@ class FolderSource(Source):
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:
         self.model = empty_model(config_of_folder(checkpoint), torch.float32)
         self.tokenizer = tokenizer_of_folder(checkpoint)
+        # Keys are placed as they are spelled, which for packed weights is without ".weight".
+        groups: dict[str, dict[Place, str]] = FolderFilling(self.model, checkpoint).plan()[0]
         self._filling = FolderFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
-        groups: dict[str, dict[Place, str]] = self._filling.plan()[0]
         self._groups = groups
         self.places = {key: place for keys in groups.values() for place, key in keys.items()}
         self._group_of = {key: group for group, keys in groups.items() for key in keys.values()}
-        super().__init__(device)
+        super().__init__(checkpoint.path, device)
 
     def put(self, keys: Iterable[str]) -> None:
         packed = self._filling.checkpoint.info
@@ -155,7 +161,7 @@ class GGUFSource(Source):
             if place is not None:
                 path, _, piece = place[0].partition(EXPERTS)
                 self.places[key] = Place(path, place[1], piece)
-        super().__init__(device)
+        super().__init__(checkpoint.path, device)
 
     def put(self, keys: Iterable[str]) -> None:
         filling = self._filling
