@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,42 +69,75 @@ def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
     return x
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """Token blocks of a stack of experts, on the device: how many there are, and each one's expert and span of pairs."""
+
+    count: torch.Tensor
+    expert: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
+
+
 def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile | None = None) -> torch.Tensor:
     """y (m, n) = x wᵀ + bias; m ≥ 1, x float16 or bfloat16, a weight for which `refusal` is None."""
     m, n = x.shape[0], w.shape[-2]
-    half = x.dtype == torch.float16
-    c = _constants(w, True)
     x = _activations(x, w)
-    programs = _multiprocessors(w.device)
-    tile = tile or fused_tile(n, w.shape[-1], m, programs)
-    rows16, bn = triton.cdiv(n, 16), 64 * tile.rows * tile.groups
-    groups = max(1, 64 // c["GROUP"])
-    words = w.planes[4].reshape(rows16, 4 * w.units, 32)
-    scales = w.scales.view(torch.int16).reshape(rows16, -1)
-    width = groups * 8 * w.scales.element_size()
-    addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(rows16, -1)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    engine = n % 8 == 0
-    rows, tokens, steps = triton.cdiv(n, bn), triton.cdiv(m, tile.tokens), triton.cdiv(w.units, 2)
-    programs = min(tile.programs * programs, rows * tokens * min(tile.split, steps))
+    tile = tile or fused_tile(n, w.shape[-1], m, _multiprocessors(w.device))
+    rows, tokens, steps = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens), triton.cdiv(w.units, 2)
+    programs = min(tile.programs * _multiprocessors(w.device), rows * tokens * min(tile.split, steps))
     rest = rows * tokens % programs
     sharing = max(1, min(programs, rest * tile.split, rest * steps))
-    partial = torch.empty(2 * sharing * bn * tile.tokens if sharing > rest else 1, dtype=torch.float32, device=x.device)
+    size = 2 * sharing * 64 * tile.rows * tile.groups * tile.tokens if sharing > rest else 1
+    partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    _launch(x, w, bias, y, tile, programs, partial, rest, sharing, tokens, None, 0)
+    return y
+
+
+def fused_blocks(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, table: Blocks, tile: FusedTile, gate: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Padded rows of x, tile.tokens a block, through each block's expert -> rows in the same places, of `dtype`."""
+    n = w.shape[-2]
+    blocks = table.expert.numel()
+    y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)
+    programs = min(tile.programs * _multiprocessors(w.device), triton.cdiv(n, 64 * tile.rows * tile.groups) * blocks)
+    _launch(x, w, bias, y, tile, programs, w.scales, 1, 1, blocks, table, gate)
+    return y
+
+
+def _launch(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, programs: int,
+    partial: torch.Tensor, rest: int, sharing: int, tokens: int, table: Blocks | None, gate: int,
+) -> None:  # fmt: skip
+    half, c = x.dtype == torch.float16, _constants(w, True)
+    n = w.shape[-2]
+    tiles16 = w.planes[4].numel() // (w.units * 128)
+    bn, groups = 64 * tile.rows * tile.groups, max(1, 64 // c["GROUP"])
+    rows = triton.cdiv(n, bn)
+    words = w.planes[4].reshape(tiles16, 4 * w.units, 32)
+    scales = w.scales.view(torch.int16).reshape(tiles16, -1)
+    width = groups * 8 * w.scales.element_size()
+    addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(tiles16, -1)
     e8m0, e2m1 = w.format.scale == "e8m0", w.format.element == "e2m1"
     shift = w.top - 128 if e8m0 and half else 0
     unit = 2.0**shift if e8m0 else 256.0 if half and e2m1 and w.format.scale in ("e4m3", "ue4m3") else 1.0
+    engine = y.dtype == x.dtype and y.shape[1] % 8 == 0
     x_map = _map(x, [tile.tokens, 64])
-    absent = w.scales
+    none = w.scales
+    routing = (none,) * 4 if table is None else (table.count, table.expert, table.first, table.last)
     with _on(w.device):
         wgmma_kernel[(programs,)](
-            _map(y, [tile.tokens, bn]) if engine else x_map, y, x_map, _map(words, [bn // 16, 4, 32]),
+            _map(y, [tile.tokens, bn // 2 if gate else bn]) if engine else x_map, y, x_map, _map(words, [bn // 16, 4, 32]),
             _map(scales, [bn // 16, width]), _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
-            absent if bias is None else bias, absent if w.global_scale is None else w.global_scale, absent, partial,
-            _counter(x.device, rest), m, n, rows * tokens, sharing, rows, tokens, steps, shift, unit, float(w.format.divisor),
+            none if bias is None else bias, none if w.global_scale is None else w.global_scale, *routing, partial,
+            _counter(x.device, rest), x.shape[0], n, rows * tokens, sharing, rows, tokens, triton.cdiv(w.units, 2), shift, unit,
+            float(w.format.divisor),
             BT=tile.tokens, R=tile.rows, W=4 * tile.groups, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups, SW=width,
             KIND=ELEMENTS[w.format.element],
             SCALE=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[w.format.scale], ADD=c["ADD"], WAY=way(w, half),
             GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None, HALF=half, TOGETHER=tile.together,
-            STORE=2 if engine else 1, ROUTED=False, **_overlap(w.device), num_warps=4 * tile.groups, enable_fp_fusion=False,
+            STORE=2 if engine else 1, ROUTED=table is not None, GATE=gate, **_overlap(w.device), num_warps=4 * tile.groups,
+            enable_fp_fusion=False,
         )  # fmt: skip
-    return y

@@ -28,3 +28,15 @@ def fused_tile(n: int, k: int, m: int, multiprocessors: int) -> FusedTile:
     if m <= 256:
         return FusedTile(128, 1, 2, 5)
     return FusedTile(256, 1, 2, 4)
+
+
+def expert_tile(pairs: int, experts: int) -> FusedTile:
+    """Tile of a block of experts: as many tokens as an expert gets on average, a power of two."""
+    each = pairs // experts
+    if each <= 24:
+        return FusedTile(16, 2, 2, 6)
+    if each <= 48:
+        return FusedTile(32, 2, 2, 6)
+    if each <= 96:
+        return FusedTile(64, 2, 2, 6)
+    return FusedTile(128, 2, 2, 4)

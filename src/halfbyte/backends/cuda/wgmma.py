@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .outputs import gated
 from .register_operand import operand, places, terms_layout, words_layout
 from .tiles import NONE
 
@@ -30,6 +31,16 @@ def _place(tile, rows, tokens, TOGETHER: gl.constexpr):
     wide = gl.minimum(tokens - first, TOGETHER)
     inside = tile % each
     return inside // wide, first + inside % wide
+
+
+@gluon.jit
+def _source(tile, rows, tokens, EXPERT, R16, more, BN: gl.constexpr, TOGETHER: gl.constexpr, ROUTED: gl.constexpr):
+    """First tile of 16 rows of a tile's weights, and its token block."""
+    row, token = _place(tile, rows, tokens, TOGETHER)
+    row *= BN // 16
+    if ROUTED:
+        row += gl.load(EXPERT + token, mask=more, other=0).to(gl.int32) * R16
+    return row, token
 
 
 @gluon.jit
@@ -119,14 +130,33 @@ def _finished(acc, BIAS_PTR, GLOBAL, row, n, unit, divisor, C: gl.constexpr, GLO
     return acc
 
 
+@gluon.constexpr_function
+def _pairs_layout(rows, tokens, warps):
+    """Layout of an accumulator (rows, tokens) with rows 2 j and 2 j + 1 in one lane: lane and register trade a bit."""
+    regs = [[1, 0], [8, 0]] + [[0, v] for v in (8, 16, 32, 64, 128) if v < tokens]
+    regs += [[16 * warps * v, 0] for v in (1, 2) if 16 * warps * v < rows]
+    lanes = [[0, 2], [0, 4], [0, 1], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(regs, lanes, [[16 * v, 0] for v in (1, 2, 4) if v < warps], [], [rows, tokens])
+
+
+@gluon.jit
+def _gated(y, GATE: gl.constexpr, W: gl.constexpr):
+    """Rows 2 j (gate) and 2 j + 1 (up) of float32 sums (rows, tokens) to output j."""
+    ROWS: gl.constexpr = y.shape[0]
+    BT: gl.constexpr = y.shape[1]
+    y = gl.convert_layout(y, _pairs_layout(ROWS, BT, W))
+    g, u = gl.split(gl.permute(gl.reshape(y, [ROWS // 2, 2, BT]), [0, 2, 1]))
+    return gated(g, u, GATE)
+
+
 @gluon.jit(do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "KS", "shift"])
 def wgmma_kernel(
-    y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, EXPERT, PARTIAL, COUNT, m, n, tiles, sharing, rows, tokens, KS, shift,
+    y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, m, n, tiles, sharing, rows, tokens, KS, shift,
     unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr,
     SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, GLOBAL_OP: gl.constexpr,
     DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr, STORE: gl.constexpr,
-    ROUTED: gl.constexpr, PDL: gl.constexpr,
+    ROUTED: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x wᵀ + bias, one tile being 16 R W rows of w by BT tokens.
 
@@ -135,7 +165,9 @@ def wgmma_kernel(
     GROUPS  scale groups in a unit (1 when larger)    SW      16-bit words of a unit's scales in 16 rows
     W       warps, 4 a warpgroup                      R       tiles of 16 rows a warp
     STORE   2: the copy engine writes y               1: every lane writes what it has
-    ROUTED  a stack of weights: token block b is of expert EXPERT[b] (one past the last: of none), rows padded to whole blocks
+    ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y have BT
+            rows a block
+    GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
     """
     BN: gl.constexpr = 16 * R * W
     C: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, BT, 16])
@@ -151,7 +183,7 @@ def wgmma_kernel(
     if ADD != NONE:
         zs = gl.allocate_shared_memory(gl.int16, [STAGES, BN // 16, 16 * GROUPS], a_desc.layout)
     if STORE == 2:
-        ys = gl.allocate_shared_memory(dtype, [BT, BN], y_desc.layout)
+        ys = gl.allocate_shared_memory(dtype, [BT, BN // 2 if GATE else BN], y_desc.layout)
     bars = ()
     for s in gl.static_range(3 if ADD == NONE else 4):
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -163,6 +195,13 @@ def wgmma_kernel(
     gl.thread_barrier()
     if PDL:
         gdc_launch_dependents()
+    R16 = (n + 15) // 16  # tiles of 16 rows of an expert
+    if ROUTED:
+        if PDL:
+            gdc_wait()  # which expert's words to read is known only now
+        tokens = gl.load(BLOCKS).to(gl.int32)
+        tiles = rows * tokens
+        sharing = gl.maximum(tiles % gl.num_programs(0), 1)
 
     # An even share of the steps of the tiles that are no whole round, then whole rounds.
     p = gl.program_id(0)
@@ -181,8 +220,7 @@ def wgmma_kernel(
         ahead = p + 0
         k_ahead = 0 * p
         coming = p + programs
-    row_ahead, token_ahead = _place(ahead, rows, tokens, TOGETHER)
-    row_ahead *= BN // 16
+    row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
     HALFWAY: gl.constexpr = (STAGES - 1) % 2  # the copies are in the middle of a step when a step begins
     for i in gl.static_range(STAGES - 1):
         _expect(bars, i, left > i // 2, BN, BT, GROUPS, SW, ADD)
@@ -190,7 +228,7 @@ def wgmma_kernel(
     for i in gl.static_range(STAGES - 1):  # weights do not depend on the previous kernel, x does
         _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, i, row_ahead, 2 * k_ahead + i % 2, left > 0, GROUPS, GROUP, SW, ADD)
         if i == 0:
-            if PDL:
+            if PDL and not ROUTED:
                 gdc_wait()
         tma.async_copy_global_to_shared(
             x_desc, [token_ahead * BT, (2 * k_ahead + i % 2) * 64], bars[0].index(i), xs.index(i), pred=left > 0
@@ -198,8 +236,7 @@ def wgmma_kernel(
         if i % 2 == 1:
             left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
             if other:
-                row_ahead, token_ahead = _place(ahead, rows, tokens, TOGETHER)
-                row_ahead *= BN // 16
+                row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
     stage = 0 * p
     phase = 0 * p
     for seg in range(whole + 2):
@@ -244,8 +281,7 @@ def wgmma_kernel(
                 if (half + HALFWAY) % 2 == 1:
                     left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
                     if other:
-                        row_ahead, token_ahead = _place(ahead, rows, tokens, TOGETHER)
-                        row_ahead *= BN // 16
+                        row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
                 stage += 1
                 if stage == STAGES:
                     stage = 0 * p
@@ -259,17 +295,27 @@ def wgmma_kernel(
                 at = at + gl.arange(0, BT, layout=gl.SliceLayout(0, C))[None, :]
                 acc, last = _meet(PARTIAL, COUNT, acc, tile - whole * programs, lo, sharing, units, p, KS, BN * BT, at)
             if last:
-                y = _finished(acc, BIAS_PTR, GLOBAL, row * BN, n, unit, divisor, C, GLOBAL_OP, DIVIDE, HAS_BIAS)
+                end = m
+                expert = 0 * p
+                if ROUTED:
+                    expert = gl.load(EXPERT + token).to(gl.int32)
+                    end = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
+                y = _finished(acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, row * BN, n, unit, divisor, C, GLOBAL_OP, DIVIDE, HAS_BIAS)
+                if GATE:
+                    y = _gated(y, GATE, W)
+                OUT: gl.constexpr = BN // 2 if GATE else BN
                 if STORE == 2:
                     tma.store_wait(0)
                     gl.thread_barrier()
                     ys.permute((1, 0)).store(y.to(dtype))
                     fence_async_shared()
                     gl.thread_barrier()
-                    tma.async_copy_shared_to_global(y_desc, [token * BT, row * BN], ys)
+                    tma.async_copy_shared_to_global(y_desc, [token * BT, row * OUT], ys)
                 else:
-                    r = row * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, C))[:, None]
-                    t = token * BT + gl.arange(0, BT, layout=gl.SliceLayout(0, C))[None, :]
-                    gl.store(Y + t.to(gl.int64) * n + r, y.to(Y.dtype.element_ty), mask=(r < n) & (t < m))
+                    L: gl.constexpr = y.type.layout
+                    width = n // 2 if GATE else n
+                    r = row * OUT + gl.arange(0, OUT, layout=gl.SliceLayout(1, L))[:, None]
+                    t = token * BT + gl.arange(0, BT, layout=gl.SliceLayout(0, L))[None, :]
+                    gl.store(Y + t.to(gl.int64) * width + r, y.to(Y.dtype.element_ty), mask=(r < width) & (t < end))
     if STORE == 2:
         tma.store_wait(0)

@@ -1,0 +1,96 @@
+"""Experts at many tokens on Hopper: the fused schedule over (expert, token block) tiles.
+
+The plan is `routing.route`'s: pairs in order of expert, in blocks of one expert. Each block gets rows of its own in a copy of x, as
+many as a tile has tokens, so that the copy engine reads whole boxes and writes whole boxes; rows that no pair fills are never
+written, never read back, and touch nothing but their own column of a product.
+
+    gather   x_pad[block, i] = x[token of the block's i-th pair];  where[pair] = that row
+    up       hidden = act(gate_up_e · x_pad), gates and ups meet in the epilogue, rounded once to x's dtype
+    down     routed = down_e · hidden, float32
+    combine  y[i] = Σ_t weight[i, t] · routed[where[i, t]], in order of t
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from .fused import Blocks, fused_blocks, way
+from .fused_tiles import FusedTile, expert_tile
+from .launch import Route, _on, _overlap
+from .routing import route
+from .weight import CudaWeight
+
+
+@triton.jit
+def gather_kernel(X, OUT, WHERE, COUNT, FIRST, LAST, XROW, YROW, k, ldx, width, BT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Row `program` of the padded copy, and where its pair is. Grid (blocks · BT,)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    block = row // BT
+    if block < tl.load(COUNT):
+        rank = tl.load(FIRST + block) + (row % BT).to(tl.int32)
+        if rank < tl.load(LAST + block):
+            tl.store(WHERE + tl.load(YROW + rank), row.to(tl.int32))
+            source = X + tl.load(XROW + rank).to(tl.int64) * ldx
+            for start in range(0, k, BLOCK):
+                c = start + tl.arange(0, BLOCK)
+                tl.store(OUT + row * width + c, tl.load(source + c, mask=c < k), mask=c < k)
+
+
+@triton.jit
+def gather_sum_kernel(ROUTED, WHERE, WEIGHTS, Y, h, T: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Y[i, j] = sum over t of WEIGHTS[i, t] · ROUTED[WHERE[i, t], j], in order. Grid (tokens, h / BLOCK)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for t in tl.static_range(T):
+        row = tl.load(WHERE + i * T + t).to(tl.int64)
+        acc += tl.load(WEIGHTS + i * T + t).to(tl.float32) * tl.load(ROUTED + row * h + j, mask=j < h, other=0)
+    tl.store(Y + i * h + j, acc.to(Y.dtype.element_ty), mask=j < h)
+
+
+def serves(x: torch.Tensor, up: CudaWeight, down: CudaWeight, kind: int, interleaved: bool) -> bool:
+    """True where the fused schedule takes a block of experts: Hopper, finished weights, gates beside ups, whole 16-byte rows."""
+    half = x.dtype == torch.float16
+    if not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9 or up.order is not None or down.order is not None:
+        return False
+    hidden = up.shape[1] // (2 if kind else 1)
+    whole = up.shape[1] % 16 == 0 and down.shape[1] % 8 == 0 and hidden % 8 == 0 and x.shape[1] % 8 == 0
+    return whole and (kind == 0 or interleaved) and way(up, half) is not None and way(down, half) is not None
+
+
+def mixture(
+    x: torch.Tensor, up: CudaWeight, down: CudaWeight, indices: torch.Tensor, weights: torch.Tensor, kind: int,
+    up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, tile: FusedTile | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes."""
+    m, top = indices.shape
+    k, h = x.shape[1], down.shape[1]
+    tile = tile or expert_tile(m * top, up.shape[0])
+    plan: Route = route(indices, up.shape[0], tile.tokens)
+    blocks = plan.expert.numel()
+    rows = blocks * tile.tokens
+    with _on(x.device):
+        x_pad = torch.empty((rows, k), dtype=x.dtype, device=x.device)
+        where = torch.empty(m * top, dtype=torch.int32, device=x.device)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        gather_kernel[(rows,)](
+            x, x_pad, where, plan.count, plan.first, plan.last, plan.x_rows, plan.y_rows, k, x.stride(0), k, BT=tile.tokens,
+            BLOCK=1024, num_warps=4, **_overlap(x.device),
+        )  # fmt: skip
+        table = Blocks(plan.count, plan.expert, plan.first, plan.last)
+        hidden = fused_blocks(x_pad, up, up_bias, table, tile, kind, x.dtype)
+        routed = fused_blocks(hidden, down, down_bias, table, tile, 0, torch.float32)
+        y = torch.empty((m, h), dtype=x.dtype, device=x.device)
+        gather_sum_kernel[(m, triton.cdiv(h, 1024))](
+            routed, where, weights.contiguous(), y, h, top, BLOCK=1024, num_warps=4, **_overlap(x.device)
+        )
+    return y
