@@ -28,7 +28,7 @@ from halfbyte.evaluation import (
     windows_of,
 )
 from halfbyte.evaluation.compare import cosine_of, paired
-from halfbyte.evaluation.plots import bars, histogram
+from halfbyte.evaluation.plots import NARROW, WIDE, bars, histogram
 from halfbyte.evaluation.report import report
 from halfbyte.evaluation.requantize import requantized
 from halfbyte.evaluation.texts import read_text, tokens_of
@@ -279,11 +279,11 @@ def test_the_command_beside_a_baseline(folder, tmp_path, capsys):
     assert {r["layer"] for r in rest if r["record"] == "layer"} == {-1, 0, 1}
     assert main([*arguments, "--requantize", "int2:g64", "--report", str(page)]) == 1
     out = capsys.readouterr().out
-    assert "min agreement 0.95: missed" in out
+    assert "% (≥ 95 % wanted): missed" in out
     assert "KL divergence, nats: mean" in out
     html = page.read_text("utf-8")
     assert html.count("<svg") == 2
-    assert 'class="missed"' in html
+    assert 'class="n missed"' in html
     assert "int2:g64" in html
 
 
@@ -336,11 +336,15 @@ def test_the_page_is_whole_and_quotes_names(model):
 @pytest.mark.parametrize("values", [[], [0.0], [1e-9, 3.0, 0.2], [math.nan, 1.0], [math.inf], [0.0, 0.0]])
 def test_plots_are_pictures_whatever_the_numbers(values):
     names = [f"layer {i}" for i in range(len(values))]
-    for drawing in (bars(names, values, "x < y"), histogram(np.array(values, np.float64), "x < y")):
-        tree = ElementTree.fromstring(drawing)
-        for rect in tree.iter("rect"):
-            numbers = [float(rect.get(k)) for k in ("x", "y", "width", "height")]
-            assert all(0 <= n <= 720 for n in numbers)
+    for size in (WIDE, NARROW):
+        marks = {"median": values[0]} if values else {}
+        for drawing in (bars(names, values, "x < y", size), histogram(np.array(values, np.float64), "x < y", size, marks)):
+            tree = ElementTree.fromstring(drawing)
+            for rect in tree.iter("rect"):
+                x, y, width, height = (float(rect.get(k)) for k in ("x", "y", "width", "height"))
+                assert min(x, y, width, height) >= 0
+                assert x + width <= size.width
+                assert y + height <= size.height
     heights = [float(r.get("height")) for r in ElementTree.fromstring(bars(names, values, "x")).iter("rect")]
     assert len(heights) == len(values)
 

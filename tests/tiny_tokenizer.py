@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tiny_models import VOCAB
+from tiny_configs import VOCAB
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"

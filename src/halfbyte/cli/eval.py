@@ -60,6 +60,8 @@ def eval(
         raise EvaluationError("[eval] a limit needs something to compare with; give --baseline, or --requantize")
     if (text is None) == (dataset is None):
         raise EvaluationError("[eval] give --text FILE or --dataset NAME, one of them")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise EvaluationError(f"[eval] --report {report}: there is no folder {report.absolute().parent}; make it first")
     words = read_text(text) if text is not None else dataset_text(dataset or "")
     options: dict[str, Any] = {"activations": activations, "backend": backend, "device": device, "dtype": dtype}
     model, tokenizer = load_model(path, **options)
@@ -126,4 +128,4 @@ def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None
     if len(worst) > SHOWN:
         print(f"and {len(worst) - SHOWN} better ones; --json and --report list all")
     for v in verdicts:
-        print(f"{v.name.replace('_', ' ')} {v.limit:g}: {'kept' if v.kept else 'missed'} ({v.value:.6g})")
+        print(printable(f"{v.words} {v.measured} ({v.allowed} wanted): {'kept' if v.kept else 'missed'}"))

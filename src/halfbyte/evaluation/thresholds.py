@@ -17,6 +17,28 @@ class Verdict:
     limit: float
     kept: bool
 
+    @property
+    def words(self) -> str:
+        """What the limit is of."""
+        return _WORDS.get(self.name, self.name.replace("_", " "))
+
+    @property
+    def measured(self) -> str:
+        """The value as people say it: a percentage, or a cosine."""
+        return _said(self.name, self.value)
+
+    @property
+    def allowed(self) -> str:
+        """The limit, with the side it is on."""
+        return f"{'≤' if self.name.startswith('max') else '≥'} {_said(self.name, self.limit)}"
+
+
+_WORDS = {"max_ppl_increase": "perplexity increase", "min_agreement": "equal greedy tokens", "min_cosine": "least cosine"}
+
+
+def _said(name: str, value: float) -> str:
+    return f"{value:.6g}" if name == "min_cosine" else f"{100 * value:.4g} %"
+
 
 @dataclass(frozen=True)
 class Thresholds:

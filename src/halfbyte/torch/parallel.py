@@ -137,6 +137,7 @@ def _cut_feed_forward(mlp: Any, rank: int, ranks: int, group: Any) -> None:
 
 
 def cut_experts(experts: QExperts, rank: int, ranks: int, group: Any) -> SummedExperts:
+    """The experts of one rank; tokens of the others contribute nothing here."""
     first, last = split(experts.num_experts, ranks)[rank]
     weights: dict[str, Any] = {}
     biases: dict[str, Tensor] = {}
