@@ -282,7 +282,7 @@ def test_the_command_beside_a_baseline(folder, tmp_path, capsys):
     assert "% (≥ 95 % wanted): missed" in out
     assert "KL divergence, nats: mean" in out
     html = page.read_text("utf-8")
-    assert html.count("<svg") == 2
+    assert html.count("<svg") == 4, "two plots in two sizes"
     assert 'class="n missed"' in html
     assert "int2:g64" in html
 

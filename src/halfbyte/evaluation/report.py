@@ -24,7 +24,7 @@ th{font-weight:600;vertical-align:top}td.n,th.n{text-align:right;white-space:now
 td.n{font-variant-numeric:tabular-nums}td:last-child,th:last-child{padding-right:0}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.6rem}
 .cards div{border:1px solid #d8dee4;border-radius:.5rem;padding:.6rem .8rem}
-.cards b{display:block;font-size:1.35rem;line-height:1.3;font-variant-numeric:tabular-nums}
+.cards strong{display:block;font-size:1.35rem;line-height:1.3;font-variant-numeric:tabular-nums}
 .cards span{color:#57606a;font-size:.85rem}
 .kept{color:#116329;font-weight:600}.missed{color:#b42318;font-weight:600}
 svg{width:100%;height:auto;display:block}svg.narrow{display:none}
@@ -82,7 +82,7 @@ def _cards(facts: Mapping[str, Any], c: Comparison) -> str:
     if "bytes" in facts and "baseline_bytes" in facts:
         was = f"baseline {facts['baseline_bytes'] / 1e6:,.1f} MB"
         cards.append(("weights", f"{facts['bytes'] / 1e6:,.1f} MB", was))
-    each = (f"<div><span>{escape(a)}</span><b>{escape(b)}</b><span>{escape(d)}</span></div>" for a, b, d in cards)
+    each = (f"<div><span>{escape(a)}</span><strong>{escape(b)}</strong><span>{escape(d)}</span></div>" for a, b, d in cards)
     return f'<div class="cards">{"".join(each)}</div>'
 
 
