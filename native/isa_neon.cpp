@@ -8,7 +8,9 @@ namespace {
 
 struct V {
   static constexpr int W = 4, registers = 32;
-  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = false, fuses = true;
+  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = false, fuses = true, merges = false;
+  static constexpr int permuted_bits = 0;
+  static constexpr int few_i8 = 4, few_f32 = 8;
   static constexpr int tokens_i8 = 4, vectors_i8 = 4, vectors_i8_four = 4, vectors_i8_two = 8, vectors_i8_one = 8;
   static constexpr int tokens_f32 = 4, vectors_f32 = 4, vectors_f32_four = 4, vectors_f32_two = 8, vectors_f32_one = 8;
   using F = float32x4_t;

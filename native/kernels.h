@@ -17,26 +17,31 @@ struct Block {
   int64_t w_stride;         // bytes from panel to panel
   const float *scales, *zeros, *biases;  // [segment][16] a panel; zeros and biases may be null
   int64_t s_stride;         // floats from panel to panel
+  float unit;               // what scales that are taken where they lie are multiplied by
   int segments, seg, panels, tokens;
   const void *x;            // int8 or f32, tile after tile
   int largest;              // tokens of the largest tile x was laid out for
   int64_t x_stride;         // elements a token takes
-  const float *x_scale;     // int8 class: [token][..] one a segment
-  const float *x_sum;       // [token][..] sum of the (rounded) activations of a segment
+  const float *x_scale;     // int8 class: one a segment and token, tile after tile, a tile as [segment of all inputs][token]
+  const float *x_sum;       // so too: sum of the (rounded) activations of a segment
   const int32_t *x_start;   // int8 class: minus buffer offset times the sum of the integer activations
-  int64_t x_seg_stride;     // entries from token to token in the three above
+  int64_t first_segment, all_segments;  // where the block's entries begin within a tile's; entries a token has
   float *total;             // [token][panels * 16]
   int64_t total_stride;
   int widest;               // int8 class: largest stored byte, decides how many products fit in 16 bits
+
+  // Of x_scale, x_sum and x_start: the block's first entry in the tile of `tile` tokens from t0 on.
+  int64_t entry(int64_t t0, int tile) const { return t0 * all_segments + first_segment * tile; }
 };
 
-// Tokens of the next tile when `left` are to be done: the largest tile, then 4, 2, 1.
+// Larger tiles find the scales of all their segments in a buffer; up to so many tokens they are taken where they lie when codes are.
+constexpr int kFewTokens = 4;
+
+// Tokens of the next tile when `left` are to be done: the largest tile, then 8, 4, 2, 1.
 static inline int tile_tokens(int64_t left, int largest) {
   if (left >= largest) return largest;
-  return left >= 4 ? 4 : left >= 2 ? 2 : 1;
+  return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
-
-enum class Probe : int { read, fma, dot };
 
 struct Kernels {
   const char *name;
@@ -52,8 +57,8 @@ struct Kernels {
   void (*decode_scales)(const Weight &, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b);
   void (*block_i8)(const Block &);
   void (*block_f32)(const Block &);
-  // Whether the two above can decode a weight from its planes on the way (then `w` may be null), and pay to up to so
-  // many tokens.
+  // Up to so many tokens it pays to decode on the way, and whether the two above can, from a weight's planes (then `w` may be null).
+  int few_i8, few_f32;
   bool (*fuses_i8)(const Weight &);
   bool (*fuses_f32)(const Weight &);
   // x [count] to int8, one scale; returns the scale and the integer sum.
@@ -63,7 +68,6 @@ struct Kernels {
   void (*from_bf16)(const uint16_t *x, int64_t count, float *out);
   void (*to_f16)(const float *x, int64_t count, uint16_t *out);
   void (*to_bf16)(const float *x, int64_t count, uint16_t *out);
-  double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // limits.inl
 };
 
 // Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's operand: non-negative

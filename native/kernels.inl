@@ -35,9 +35,10 @@ HB_INLINE void repeat(Body &&body) {
 }
 
 #include "decode.inl"
+#include "floats.inl"
+#include "scales.inl"
 #include "products.inl"
 #include "activations.inl"
-#include "limits.inl"
 
 template <class V>
 constexpr Kernels table_of(const char *name) {
@@ -51,6 +52,8 @@ constexpr Kernels table_of(const char *name) {
           decode_scales<V>,
           block_i8<V>,
           block_f32<V>,
+          V::few_i8,
+          V::few_f32,
           fuses_i8<V>,
           fuses_f32<V>,
           quantize<V>,
@@ -58,6 +61,5 @@ constexpr Kernels table_of(const char *name) {
           from_f16<V>,
           from_bf16<V>,
           to_f16<V>,
-          to_bf16<V>,
-          probe<V>};
+          to_bf16<V>};
 }

@@ -20,8 +20,6 @@ constexpr int64_t kBlockInt8 = 256, kBlockFloat = 128;
 constexpr int kPanelsFew = 4, kPanelsInt8 = 4, kPanelsFloat = 2;
 constexpr int64_t kTokens = 256;  // activations prepared at a time
 constexpr int64_t kLongestSegment = 128;
-// Up to so many tokens decoding on the way is faster than through a buffer.
-constexpr int64_t kFewInt8 = 4, kFewFloat = 8;
 
 // Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not
 // while they compute.
@@ -121,6 +119,7 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
   int64_t t0 = 0;
   int together = tile_tokens(p.tokens, p.largest);
   while (t >= t0 + together) t0 += together, together = tile_tokens(p.tokens - t0, p.largest);
+  const int64_t first = t0 * p.segs + (t - t0);  // of x_scale, x_sum and x_start
   const int off = p.int8 ? buffer_offset(w, p.ks->unsigned_bytes) : 0;
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int64_t k0 = b * p.block, count = p.inputs - k0 < p.block ? p.inputs - k0 : p.block;
@@ -129,11 +128,11 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
       float *tile = p.xf + at + (t - t0);
       for (int64_t j = 0; j < count; ++j) tile[j * together] = ordered[k0 + j];
       if (sums)
-        for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[t * p.segs + k0 / p.seg + s] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
+        for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[first + (k0 / p.seg + s) * together] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
       continue;
     }
     for (int64_t s = 0; s < count / p.seg; ++s) {
-      const int64_t entry = t * p.segs + k0 / p.seg + s;
+      const int64_t entry = first + (k0 / p.seg + s) * together;
       int32_t total;
       int8_t bytes[kLongestSegment];
       p.ks->quantize(ordered + k0 + s * p.seg, p.seg, bytes, p.x_scale + entry, &total);
@@ -155,10 +154,13 @@ void store_results(const Plan &p, const float *total, int64_t stride, int64_t ro
   for (int64_t t = 0; t < p.tokens; ++t) {
     const float *from = total + t * stride;
     if (factor || bias) {
-      for (int64_t i = 0; i < rows; ++i) {
-        float v = factor ? scaled_once(from[i], numerator, denominator) : from[i];
-        line[i] = bias ? v + bias[row0 + i] : v;
-      }
+      if (!factor) std::memcpy(line, from, (size_t)rows * 4);
+      else if (denominator == 1.0)
+        for (int64_t i = 0; i < rows; ++i) line[i] = (float)((double)from[i] * numerator);
+      else
+        for (int64_t i = 0; i < rows; ++i) line[i] = scaled_once(from[i], numerator, denominator);
+      if (bias)
+        for (int64_t i = 0; i < rows; ++i) line[i] += bias[row0 + i];
       from = line;
     }
     char *to = out + (t * w.n + row0) * (int64_t)size_of(dtype);
@@ -196,7 +198,8 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     for (int i = 0; i < count; ++i) {
       if (decode && p.int8) ks.decode_u8(w, first + i, k0, up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
       if (decode && !p.int8) ks.decode_f32(w, first + i, k0, up(inputs, kChunk), (float *)(decoded + i * buffer));
-      if (!p.whole) ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
+      if (!p.whole || p.tokens > kFewTokens)
+        ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
     }
     Block block{};
     block.weight = &w, block.panel = first, block.k0 = k0;
@@ -205,14 +208,12 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.scales = scales;
     block.zeros = w.zeros ? zeros : nullptr;
     block.biases = w.biases || w.mins ? added : nullptr;
-    block.s_stride = per;
+    block.s_stride = per, block.unit = unit;
     block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count, block.tokens = (int)p.tokens;
     block.x = p.int8 ? (const void *)(p.xq + k0 * p.tokens) : (const void *)(p.xf + k0 * p.tokens);
     block.x_stride = inputs, block.largest = p.largest;
-    block.x_scale = p.int8 ? p.x_scale + s0 : nullptr;
-    block.x_sum = p.x_sum ? p.x_sum + s0 : nullptr;
-    block.x_start = p.int8 ? p.x_start + s0 : nullptr;
-    block.x_seg_stride = p.segs;
+    block.x_scale = p.x_scale, block.x_sum = p.x_sum, block.x_start = p.x_start;
+    block.first_segment = s0, block.all_segments = p.segs;
     block.total = total, block.total_stride = width;
     block.widest = p.int8 ? widest_byte(w, ks.unsigned_bytes) : 0;
     (p.int8 ? ks.block_i8 : ks.block_f32)(block);
@@ -265,13 +266,14 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
   p.segs = p.inputs / p.seg;
   for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
     p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
-    // Decoding on the way has tiles of 4 tokens at most; the panels of such a call that go through the buffer follow its layout.
-    if (w.panel_order) p.fused = p.int8 ? p.tokens <= kFewInt8 && ks.fuses_i8(w) : p.tokens <= kFewFloat && ks.fuses_f32(w);
-    // A product of integers that decodes on the way keeps nothing in a buffer and runs over all inputs at once.
-    p.whole = p.int8 && p.fused && w.panels() >= kPanelsFew;
+    if (w.panel_order) p.fused = p.int8 ? p.tokens <= ks.few_i8 && ks.fuses_i8(w) : p.tokens <= ks.few_f32 && ks.fuses_f32(w);
+    // A product that decodes on the way keeps no codes in a buffer and runs over all inputs at once.
+    p.whole = p.fused && w.panels() >= kPanelsFew;
     p.block = p.whole ? up(p.inputs, kChunk) : block_inputs(p.seg, p.int8 ? kBlockInt8 : kBlockFloat);
     p.blocks = (p.inputs + p.block - 1) / p.block;
-    p.largest = p.fused ? 4 : p.int8 ? ks.tokens_i8 : ks.tokens_f32;
+    // Where few tokens are decoded on the way, their tiles have 4; panels of such a call that go through the buffer follow its layout.
+    const int largest = p.int8 ? ks.tokens_i8 : ks.tokens_f32, few = p.int8 ? ks.few_i8 : ks.few_f32;
+    p.largest = p.fused && few < largest ? 4 : largest;
     thread_local Scratch x_scratch, segment_scratch;
     if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
     else p.xf = x_scratch.take<float>(p.tokens * p.inputs);

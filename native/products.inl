@@ -23,45 +23,49 @@ struct Buffered {
 template <class V, int MT, int NV>
 struct Tile {
   using F = typename V::F;
-  // Few sums stay in registers from segment to segment, many in memory.
-  static constexpr bool held = MT * NV <= V::registers / 4;
-  const float *x_sum[MT];
-  float *total[MT];
+  // Sums stay in registers from segment to segment where there is room for them beside those of the segment.
+  static constexpr bool held = 2 * MT * NV + NV <= V::registers - 6;
+  const float *x_sum;  // [segment][MT], from the block's first segment on
+  float *total;
+  int64_t stride;
   F sums[held ? MT : 1][held ? NV : 1];
 
-  HB_INLINE Tile(const Block &b, int t0, int v0) {
-    HB_UNROLL
-    for (int t = 0; t < MT; ++t) {
-      total[t] = b.total + (t0 + t) * b.total_stride + v0 * V::W;
-      x_sum[t] = b.x_sum ? b.x_sum + (t0 + t) * b.x_seg_stride : nullptr;
-    }
+  HB_INLINE Tile(const Block &b, int t0, int v0)
+      : x_sum(b.x_sum ? b.x_sum + b.entry(t0, MT) : nullptr), total(b.total + t0 * b.total_stride + v0 * V::W), stride(b.total_stride) {
     if constexpr (held)
       HB_UNROLL
       for (int t = 0; t < MT; ++t)
         HB_UNROLL
-        for (int j = 0; j < NV; ++j) sums[t][j] = V::fload(total[t] + j * V::W);
+        for (int j = 0; j < NV; ++j) sums[t][j] = V::fload(total + t * stride + j * V::W);
   }
 
-  // total += (sum - zero * x_sum) * scale + bias * x_sum, where `sum` is segment s's sum of products. A single non-zero
-  // activation of 1 so gives the weight's exact value rounded once: the difference is exact, and the last step is one
-  // product or one fused product and sum.
+  // total += bias * x_sum + (sum - zero * x_sum) * scale, where `sum` is segment s's sum of products. A single non-zero
+  // activation of 1 so gives the weight's exact value rounded once: the difference and the first term are exact, and the last
+  // step is one fused product and sum.
   template <class From>
   HB_INLINE void settle(F (&sum)[MT][NV], int s, const From &from) {
+    const float *of = x_sum + s * MT;
+    if (from.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(from.zero(j), V::fset(of[t]), sum[t][j]); });
+    if (from.biases)
+      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], from.scale(j), V::fma(from.bias(j), V::fset(of[t]), at(t, j)))); });
+    else
+      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], from.scale(j), at(t, j))); });
+  }
+
+  HB_INLINE F at(int t, int j) const {
+    if constexpr (held) return sums[t][j];
+    else return V::fload(total + t * stride + j * V::W);
+  }
+  HB_INLINE void put(int t, int j, F now) {
+    if constexpr (held) sums[t][j] = now;
+    else V::fstore(total + t * stride + j * V::W, now);
+  }
+  template <class Body>
+  static HB_INLINE void each(Body &&body) {
     HB_UNROLL
-    for (int j = 0; j < NV; ++j) {
-      const F scale = from.scale(j);
+    for (int j = 0; j < NV; ++j)
       HB_UNROLL
-      for (int t = 0; t < MT; ++t) {
-        if (from.zeros) sum[t][j] = V::fnma(from.zero(j), V::fset(x_sum[t][s]), sum[t][j]);
-        F now;
-        if constexpr (held) now = sums[t][j];
-        else now = V::fload(total[t] + j * V::W);
-        if (from.biases) now = V::fadd(now, V::fma(sum[t][j], scale, V::fmul(from.bias(j), V::fset(x_sum[t][s]))));
-        else now = V::fma(sum[t][j], scale, now);
-        if constexpr (held) sums[t][j] = now;
-        else V::fstore(total[t] + j * V::W, now);
-      }
-    }
+      for (int t = 0; t < MT; ++t) body(t, j);
   }
 
   HB_INLINE void finish() {
@@ -69,7 +73,7 @@ struct Tile {
       HB_UNROLL
       for (int t = 0; t < MT; ++t)
         HB_UNROLL
-        for (int j = 0; j < NV; ++j) V::fstore(total[t] + j * V::W, sums[t][j]);
+        for (int j = 0; j < NV; ++j) V::fstore(total + t * stride + j * V::W, sums[t][j]);
   }
 };
 
@@ -86,12 +90,17 @@ struct FromBuffer {
   static constexpr bool table = false, fused = false;
 };
 
-template <class V>
-inline typename V::T byte_table(const Weight &w, int offset) {
-  alignas(64) int8_t entries[16] = {};
-  if (w.element == Element::table && w.integral)
-    for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(w.values[c] / w.unit + offset);
-  return V::tload(entries);
+template <class V, class Source>
+HB_INLINE auto decoder_of(const Weight &w) {
+  if constexpr (Source::fused) return Floats<V, Source::bits, Source::table>(w);
+  else return 0;
+}
+
+// Where a tile finds its scales.
+template <class V, int MT, int NV, class Source>
+HB_INLINE auto groups_of(const Block &b, int v0) {
+  if constexpr (Source::fused && MT <= kFewTokens) return Entries<V, NV>(*b.weight, b.panel, v0, b.unit);
+  else return Buffered<V, NV>(b, v0);
 }
 
 // MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products
@@ -113,15 +122,10 @@ void tile_i8(const Block &b, int t0, int v0) {
   const auto table = byte_table<V>(*b.weight, Source::table ? buffer_offset(*b.weight, V::unsigned_bytes) : 0);
   const B sign = V::bset(bits == 8 && !V::unsigned_bytes ? 0x80 : 0);
   const int8_t *x = (const int8_t *)b.x + t0 * b.x_stride;
-  const int32_t *x_start[MT];
-  const float *x_scale[MT];
-  HB_UNROLL
-  for (int t = 0; t < MT; ++t) x_start[t] = b.x_start + (t0 + t) * b.x_seg_stride, x_scale[t] = b.x_scale + (t0 + t) * b.x_seg_stride;
+  const int32_t *x_start = b.x_start + b.entry(t0, MT);
+  const float *x_scale = b.x_scale + b.entry(t0, MT);
   Tile<V, MT, NV> tile(b, t0, v0);
-  auto groups = [&] {
-    if constexpr (Source::fused) return Entries<V, NV>(*b.weight, b.panel, v0);
-    else return Buffered<V, NV>(b, v0);
-  }();
+  auto groups = groups_of<V, MT, NV, Source>(b, v0);
   const int segments = b.segments, turns = b.seg / inputs;
   for (int s = 0; s < segments; ++s) {
     typename V::I acc[MT][NV];
@@ -129,8 +133,9 @@ void tile_i8(const Block &b, int t0, int v0) {
     HB_UNROLL
     for (int t = 0; t < MT; ++t)
       HB_UNROLL
-      for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[t][s]);
-    for (int turn = 0; turn < turns; ++turn) {
+      for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
+    int turn = turns;
+    do {
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         B rows[NV];
@@ -166,11 +171,11 @@ void tile_i8(const Block &b, int t0, int v0) {
         else w[j] += inputs / 4 * kUnitBytes;
       }
       x += MT * inputs;
-    }
+    } while (--turn);
     typename V::F sum[MT][NV];
     HB_UNROLL
     for (int t = 0; t < MT; ++t) {
-      const typename V::F by = V::fset(x_scale[t][s]);
+      const typename V::F by = V::fset(x_scale[s * MT + t]);
       HB_UNROLL
       for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
     }
@@ -194,18 +199,10 @@ void tile_f32(const Block &b, int t0, int v0) {
     if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
     else w[j] = (const float *)((const char *)b.w + panel * b.w_stride) + (v0 + j) % H * V::W;
   }
-  // Sixteen elements as floats, or whole numbers through signed bytes (codes of 8 bits less 128, the rest added back).
-  alignas(64) float entries[16] = {};
-  if constexpr (bits == 4)
-    for (int c = 0; c < 16; ++c)
-      entries[c] = Source::table ? (float)b.weight->values[c] : (float)(c - b.weight->offset);
-  const auto floats = V::ftload(entries);
-  const auto table = byte_table<V>(*b.weight, 0);
-  const typename V::B low = V::bset(bits == 8 ? 128 : b.weight->offset);
-  const F back = V::fset(bits == 8 ? (float)(128 - b.weight->offset) : 0.0f);
+  const auto decode = decoder_of<V, Source>(*b.weight);
   const float *x = (const float *)b.x + t0 * b.x_stride;
   Tile<V, MT, NV> tile(b, t0, v0);
-  Buffered<V, NV> groups(b, v0);
+  auto groups = groups_of<V, MT, NV, Source>(b, v0);
   const int segments = b.segments, turns = b.seg / inputs;
   for (int s = 0; s < segments; ++s) {
     F acc[MT][NV];
@@ -213,38 +210,23 @@ void tile_f32(const Block &b, int t0, int v0) {
     for (int t = 0; t < MT; ++t)
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
-    for (int turn = 0; turn < turns; ++turn) {
-      if constexpr (Source::fused)
+    int turn = turns;
+    do {
+      if constexpr (Source::fused && MT <= kFewTokens)
         for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[NV];
         if constexpr (Source::fused)
           HB_UNROLL
-          for (int j = 0; j < NV; ++j) {
-            if constexpr (bits == 4 && !V::integer_tables) {
-              // The look-up reads four bits of a lane: no need to cut the nibbles out.
-              lanes[j] = V::as_i(V::bload(Planes::unit(planes[j].p4, i / 2, (v0 + j) % H * V::W * 4)));
-            } else {
-              typename V::B code = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
-              if constexpr (Source::table && bits == 4) code = V::lookup(table, code);
-              else code = V::bsub(code, low);
-              lanes[j] = V::as_i(code);
-            }
-          }
+          for (int j = 0; j < NV; ++j) lanes[j] = decode.template four<i>(planes[j], (v0 + j) % H * V::W * 4);
         repeat<0, 4>([&](auto byte) HB_INLINE_LAMBDA {
           constexpr int q = decltype(byte)::value;
           F rows[NV];
           HB_UNROLL
           for (int j = 0; j < NV; ++j) {
-            if constexpr (!Source::fused) {
-              rows[j] = V::fload(w[j] + (i * 4 + q) * kPanelRows);
-            } else if constexpr (bits == 4 && !V::integer_tables) {
-              rows[j] = V::flookup(floats, V::template srl<8 * q + 4 * (i % 2)>(lanes[j]));
-            } else {
-              rows[j] = V::cvt(signed_byte<V, q>(lanes[j]));
-              if constexpr (bits == 8 && Source::table) rows[j] = V::fadd(rows[j], back);
-            }
+            if constexpr (Source::fused) rows[j] = decode.template element<i, q>(lanes[j]);
+            else rows[j] = V::fload(w[j] + (i * 4 + q) * kPanelRows);
           }
           HB_UNROLL
           for (int t = 0; t < MT; ++t) {
@@ -260,7 +242,8 @@ void tile_f32(const Block &b, int t0, int v0) {
         else w[j] += inputs * kPanelRows;
       }
       x += MT * inputs;
-    }
+    } while (--turn);
+    groups.load();
     tile.settle(acc, s, groups);
     groups.advance();
   }
@@ -279,8 +262,10 @@ inline void tiles_i8(const Block &b, int t0) {
 template <class V, int F, class Source>
 void blocks_i8(const Block &b) {
   int t = 0;
-  if constexpr (!Source::fused)
+  if constexpr (!Source::fused || V::few_i8 >= V::tokens_i8)
     for (; V::tokens_i8 <= b.largest && t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
+  if constexpr (V::tokens_i8 > 8)
+    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_i8<V, 8, V::vectors_i8, F, Source>(b, t);
   if constexpr (Source::fused || V::tokens_i8 > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, V::vectors_i8_four, F, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, V::vectors_i8_two, F, Source>(b, t);
@@ -349,8 +334,10 @@ inline void tiles_f32(const Block &b, int t0) {
 template <class V, class Source>
 void blocks_f32(const Block &b) {
   int t = 0;
-  if constexpr (!Source::fused)
+  if constexpr (!Source::fused || V::few_f32 >= V::tokens_f32)
     for (; V::tokens_f32 <= b.largest && t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
+  if constexpr (V::tokens_f32 > 8)
+    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_f32<V, 8, V::vectors_f32, Source>(b, t);
   if constexpr (Source::fused || V::tokens_f32 > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::vectors_f32_two, Source>(b, t);
@@ -375,7 +362,7 @@ void planes_f32(const Block &b) {
     case 5: return blocks_f32<V, FromPlanes<32, 5>>(b);
     case 6: return blocks_f32<V, FromPlanes<16, 6>>(b);
     default:
-      if (b.weight->offset == 128) return blocks_f32<V, FromPlanes<16, 8>>(b);
+      if (b.weight->offset == 128 || V::merges) return blocks_f32<V, FromPlanes<16, 8>>(b);
       return blocks_f32<V, FromPlanes<16, 8, true>>(b);  // for 8 bits "through a table" means: not centred on 128, so add the rest back
   }
 }
