@@ -9,6 +9,7 @@ zero points, nested scales) stay in canonical order and are decoded row by row.
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,8 @@ from ..spec import Format
 
 PANEL_ROWS = 16
 HUGE_PAGE = 1 << 21
+SHARED_PAGES = 4  # huge pages of which one allocation of several small weights consists
+SMALL = 1 << 14  # bytes from which an array is worth a place on them
 CHUNK = 32  # inputs in which the planes of every width have whole units
 LONGEST_SEGMENT = 128  # inputs summed before a scale is applied; also the longest group an activation scale covers
 SHORTEST_GROUP = 8  # shorter groups would be mostly padding
@@ -83,17 +86,45 @@ def _aligned(a: NDArray[Any]) -> NDArray[Any]:
 def aligned_empty(nbytes: int) -> NDArray[np.uint8]:
     """Uninitialised bytes that start on a cache line, or on a huge page where they fill one.
 
-    A panel's streams lie pages apart: on pages of 2 MiB a product of one token reads a third faster than on pages of 4 KiB.
+    A panel's streams lie pages apart: on pages of 2 MiB a product of one token reads a third faster than on pages of 4 KiB, and
+    with weights of about 1 MB, which share such pages, a sixth.
     """
-    if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        start = -address(np.frombuffer(memory, np.uint8)) % HUGE_PAGE
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
-        return np.frombuffer(memory, np.uint8, nbytes, start)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        if nbytes >= HUGE_PAGE:
+            return _on_huge_pages(nbytes)
+        if nbytes >= SMALL:
+            return _shared.take(nbytes)
     raw = np.empty(nbytes + 64, np.uint8)
     start = -address(raw) % 64
     return raw[start : start + nbytes]
+
+
+def _on_huge_pages(nbytes: int) -> NDArray[np.uint8]:
+    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -address(np.frombuffer(memory, np.uint8)) % HUGE_PAGE
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
+    return np.frombuffer(memory, np.uint8, nbytes, start)
+
+
+class _SharedPages:
+    """Huge pages that weights smaller than one share, handed out from the front; they go when the last weight on them goes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """`nbytes` that start on a cache line."""
+        whole = -(-nbytes // 64) * 64
+        with self._lock:
+            if whole > self._free.nbytes:
+                self._free = _on_huge_pages(SHARED_PAGES * HUGE_PAGE)
+            taken, self._free = self._free[:whole], self._free[whole:]
+        return taken[:nbytes]
+
+
+_shared = _SharedPages()
 
 
 def holds_panels(fmt: Format) -> bool:
