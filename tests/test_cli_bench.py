@@ -20,6 +20,7 @@ from halfbyte.formats import format_named, words
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(cpu_linear, "ROTATE_BYTES", 1e5)
+    monkeypatch.setattr(cpu_linear, "last_cache_bytes", lambda: 0)
     monkeypatch.setattr(cpu_linear, "limits", lambda threads, clock: {"read_gbps": 10.0, "gflops": 50.0, "gops": 200.0})
 
 
@@ -139,6 +140,7 @@ def test_the_grid_of_a_peer_keeps_what_lies_on_it():
 def test_limits_are_measured(monkeypatch):
     monkeypatch.setattr(cpu_limits, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(cpu_limits, "SECONDS", 1e-4)
+    monkeypatch.setattr(cpu_limits, "last_cache_bytes", lambda: 1000)
     measured = cpu_limits.limits(2)
     assert measured["read_gbps"] > 0
     assert measured["gflops"] > 0

@@ -20,6 +20,7 @@ from .records import Record
 
 Clock = Callable[[], float]
 READ_BYTES = 1 << 28
+"""Read in one go at least, and three times the last cache."""
 SECONDS = 0.05
 """A loop of arithmetic runs about so long; the best of nine counts."""
 _READ, _FMA, _DOT = range(3)
@@ -33,6 +34,17 @@ def machine_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def last_cache_bytes() -> int:
+    """Size of the largest cache the system tells of, 0 where it tells nothing."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        digits = text.rstrip("KMG")
+        sizes.append(int(digits) * unit if digits.isdigit() else 0)
+    return max(sizes)
 
 
 def together(loops: Sequence[Callable[[], float]], clock: Clock = time.perf_counter) -> float:
@@ -61,7 +73,7 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
     from ..backends.cpu import native
     from ..errors import BackendError
 
-    memory = aligned_empty(READ_BYTES)
+    memory = aligned_empty(max(READ_BYTES, 3 * last_cache_bytes()))
     memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
     try:
         probe = native().probe

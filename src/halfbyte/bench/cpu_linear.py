@@ -2,7 +2,7 @@
 
 Protocol. Contenders take turns, one weight each a turn, so that a change of the machine's speed meets all of them. Every
 contender has distinct random weights, at least `LEAST_WEIGHTS` and as many that between two uses of one weight `ROTATE_BYTES` of
-others pass through the caches. All calls are made once before any is timed (a peer may compile or pack then). The median counts.
+others, and three times the last cache, pass through the caches. All calls are made once before any is timed (a peer may compile or pack then). The median counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from .. import ops
 from ..backends import Prepared, backend_named
 from ..errors import BackendError
-from .cpu_limits import Clock, limits, machine_name
+from .cpu_limits import Clock, last_cache_bytes, limits, machine_name
 from .peers import F32, Calls, Peer, Ready
 from .records import Record, judged, rates
 from .weights import random_weight
@@ -69,7 +69,7 @@ def field_of(
     """All contenders of a shape, peers first."""
     own = [ops.prepare(random_weight(codec, n, k, 0), backend=backend).nbytes for codec in codecs]
     turn = sum(n * k * p.bits / 8 for p in peers) + sum(own) * len(modes)
-    count = max(LEAST_WEIGHTS, math.ceil(ROTATE_BYTES / max(1.0, turn)))
+    count = max(LEAST_WEIGHTS, math.ceil(max(ROTATE_BYTES, 3 * last_cache_bytes()) / max(1.0, turn)))
     out: list[Contender] = []
     if peers:
         dense = [(np.random.default_rng(i).standard_normal((n, k), np.float32) * np.float32(0.03)) for i in range(count)]
