@@ -16,6 +16,7 @@ from halfbyte.backends.cuda.matmul import matmul_kernel
 from halfbyte.backends.cuda.matvec import matvec_kernel
 from halfbyte.backends.cuda.routing import plan_kernel, top_kernel
 from halfbyte.backends.cuda.schedules import striped_kernel, tile_kernel
+from halfbyte.backends.cuda.weight import FRAGMENT_ELEMENTS
 
 POINTERS = {
     "OUT": "*fp16", "IDS": "*i64", "P8": "*i32", "P4": "*i32", "P2": "*i16", "P1": "*u8", "S": "*fp16", "SUPER": "*fp16",
@@ -36,6 +37,8 @@ FORMATS = {
     "q4_K": ("uint", 4, "u6", 32, 3, 8, {"S": "*u8", "A": "*u8"}),
     "q6_K": ("int", 6, "i8", 16, 0, 16, {"S": "*i8"}),
     "mxfp8_e4m3": ("e4m3", 8, "e8m0", 32, 0, 1, {"S": "*u8"}),
+    "q8_0": ("int", 8, "float16", 32, 0, 1, {}),
+    "affine8:g64": ("uint", 8, "float16", 64, 2, 1, {}),
     "nf4": ("nf4", 4, "float32", 64, 0, 1, {"S": "*fp32"}),
     "uint3:g64": ("uint", 3, "float16", 64, 1, 1, {"A": "*i16"}),
 }
@@ -57,7 +60,7 @@ def check(arch, word, deep):
     nvidia = isinstance(arch, int)
     target = GPUTarget("cuda", arch, 32) if nvidia else GPUTarget("hip", arch, 64)
     pointers = {**POINTERS, **other}
-    fragments = bits == 4 and element in ("int", "uint", "e2m1")
+    fragments = element in FRAGMENT_ELEMENTS.get(bits, ())
     common = {
         "GROUP": group, "KIND": ELEMENTS[element], "SCALE": SCALES[scale], "ADD": add, "PER": per,
         "GLOBAL_OP": 1 if word == "nvfp4" else 0,
@@ -81,10 +84,12 @@ def check(arch, word, deep):
         pairs = {**pointers, "X": "*i32"}
         for rows, columns, warps, step, share, tokens in ((1, 1, 8, 2, max(1, min(8, 128 // group)), 1), (2, 2, 2, 1, 1, 8)):
             constants = {
-                **common, "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns,
+                **common, "BITS": bits,
+                "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns,
                 "WK": warps, "WN": 1,
-                "STEP": step, "SET": share, "TOKENS": tokens, "AHEAD": 1, "SCALED": columns == 2 and half, "ROUTED": columns == 2,
-                "GATE": 2 if columns == 2 else 0, "PDL": arch >= 90,
+                "STEP": step, "SET": share, "TOKENS": tokens,
+                "AHEAD": 1, "SCALED": columns == 2 and half and bits == 4, "ROUTED": columns == 2,
+                "GATE": 2 if columns == 2 else 0, "FP8": arch >= 89, "PDL": arch >= 90,
             }  # fmt: skip
             binaries.append(compiled(fragment_kernel, constants, pairs, target, warps, GluonASTSource))
     for binary in binaries:
@@ -102,7 +107,7 @@ def main():
         compiled(top_kernel, {"TOP": 4, "E": 32, **early}, POINTERS, target, 1)
         plan = {"TOP": 4, "E": 32, "SOME": 256, "MINE": 32, "BLOCKS": 256, **early}
         compiled(plan_kernel, plan, {**POINTERS, "IDS": "*i32"}, target, 4)
-        for word in FORMATS if arch == 90 else ("mxfp4",):
+        for word in FORMATS if arch == 90 else ("mxfp4", "mxfp8_e4m3"):
             check(arch, word, word in ("mxfp4", "uint3:g64"))
 
 

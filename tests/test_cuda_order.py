@@ -31,6 +31,25 @@ def test_fragments_are_a_bijection(n, k, by_16, element, seed):
     np.testing.assert_array_equal(from_fragments(words, n, k, by_16, element), codes)
 
 
+@given(st.integers(1, 40), st.integers(1, 200), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_fragments_of_octets_are_a_bijection(n, k, by_16, seed):
+    codes = np.random.default_rng(seed).integers(0, 256, (n, k), dtype=np.uint8)
+    words = to_fragments(codes, k, by_16, bits=8)
+    assert words.shape == (-(-n // 16), -(-k // 64) * 2, 32, 4)
+    np.testing.assert_array_equal(from_fragments(words, n, k, by_16, bits=8), codes)
+
+
+def test_an_octet_lies_where_its_operand_wants_it():
+    """Row 8 h + g, input 32 s + 8 t + 4 b + 2 i + p: half s, lane 4 g + t, word 2 b + i, byte 2 h + p."""
+    q = np.random.default_rng(1).integers(0, 256, (16, 64), dtype=np.uint8)
+    words = to_fragments(q, 64, bits=8).view(np.uint32)[0]
+    for row in range(16):
+        for j in range(64):
+            h, g, s, t, b, i, p = row // 8, row % 8, j // 32, j // 8 % 4, j // 4 % 2, j // 2 % 2, j % 2
+            assert (words[s, 4 * g + t, 2 * b + i] >> np.uint32(8 * (2 * h + p))) & 255 == q[row, j]
+
+
 def test_a_word_is_one_lanes_operand():
     """Row 8 h + g, input 32 s + 8 t + 4 b + 2 i + p lies with lane 4 g + t, word 2 s + b, nibble 4 p + 2 i + h."""
     rng = np.random.default_rng(1)
@@ -108,7 +127,7 @@ def test_steps_keep_the_kernels_rules(group, units, m, warps, step, columns):
     assert tokens >= min(m, 8)
 
 
-@pytest.mark.parametrize("family", ["int", "affine", "e2m1"])
+@pytest.mark.parametrize("family", ["int", "affine", "e2m1", "wide"])
 def test_every_m_and_shape_has_a_tile(family):
     for m in range(1, 300):
         for units, n in ((1, 16), (45, 2880), (64, 4096), (64, 14336), (224, 4096)):

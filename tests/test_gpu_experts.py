@@ -39,7 +39,7 @@ def close(y, want, dtype):
     assert error <= limit * np.linalg.norm(want) + 1e-6, error / np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "int4:g32", "uint4:g128", "affine4:g64"])
+@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "int4:g32", "uint4:g128", "affine4:g64", "q8_0", "mxfp8_e4m3"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_blocks_equal_the_reference(word, dtype):
     cuda()
@@ -75,6 +75,33 @@ def test_activations_and_biases(activation, interleaved):
         gate_up_bias=ub.float().cpu().numpy(), down_bias=db.float().cpu().numpy(), **options,
     )  # fmt: skip
     close(y, want, torch.float16)
+
+
+def test_routes_on_the_device_are_torchs():
+    """Top-k shares and the plan of blocks, few pairs (one kernel) and many (torch's sort), ties and idle experts included."""
+    cuda()
+    from halfbyte.backends.cuda import routing
+
+    torch.manual_seed(8)
+    for m, experts, top, tokens in ((1, 6, 2, 1), (7, 6, 3, 4), (64, 32, 4, 16), (200, 128, 8, 16), (2000, 32, 4, 16)):
+        logits = torch.randn(m, experts, device="cuda").bfloat16()
+        logits[: m // 2, 0] = logits[: m // 2, 1]
+        share, index = routing.top_k(logits, top)
+        values, _ = logits.float().topk(top)
+        assert torch.equal(logits.float().gather(1, index.long()), values)
+        torch.testing.assert_close(share, values.softmax(-1), rtol=1e-6, atol=1e-7)
+        plan = routing.route(index, experts, tokens)
+        flat, count = index.reshape(-1).cpu().numpy(), int(plan.count)
+        order = np.argsort(flat, kind="stable")
+        seen = []
+        for b in range(count):
+            first, last, expert = int(plan.first[b]), int(plan.last[b]), int(plan.expert[b])
+            assert 0 < last - first <= tokens
+            rows = plan.y_rows[first:last].cpu().numpy()
+            assert (flat[rows] == expert).all()
+            np.testing.assert_array_equal(plan.x_rows[first:last].cpu().numpy(), rows // top)
+            seen += rows.tolist()
+        np.testing.assert_array_equal(seen, order if m > 1 else np.arange(top))
 
 
 def test_case_32_experts_without_tokens_and_all_tokens_on_one():
@@ -115,9 +142,9 @@ def test_a_graph_replays_with_other_tokens_and_routes(m):
 
 def test_what_is_not_served_is_a_sentence():
     cuda()
-    up, down = block("mxfp8_e4m3", 5)
+    up, down = block("int3:g64", 5)
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
     x = torch.randn(2, K, device="cuda", dtype=torch.float16)
     index, share = routing(2, 2, 5)
-    with pytest.raises(BackendError, match=r"\[experts\] experts on CUDA take 4-bit integers and E2M1"):
+    with pytest.raises(BackendError, match=r"\[experts\] experts on CUDA take 4- and 8-bit codes"):
         ops.experts(x, pu, pd, index, share)

@@ -17,7 +17,7 @@ SMALL_M = 64
 """Tokens up to which the weight stays packed; above, it is decoded once and cuBLAS multiplies."""
 TILED = ("single-stage", "double-buffered", "striped")
 """Schedules that decode a tile of the weight at a time; every format, any m."""
-SCHEDULES = (None, *TILED, "dequantize_then_gemm")
+SCHEDULES = (None, *TILED, "fused", "dequantize_then_gemm")
 
 
 class CUDABackend(Backend):
@@ -76,9 +76,17 @@ class CUDABackend(Backend):
             return y if bias is None else y + bias.to(y.dtype)
         if schedule in TILED:
             return launch.blocks(x, held, bias, schedule)
+        if schedule == "fused" or (schedule is None and m > 16):
+            from . import fused
+
+            why = fused.refusal(x, held)
+            if schedule and why:
+                raise BackendError(f"[linear] {why}")
+            if not why and (schedule or fused.pays(m, held)):
+                return fused.fused(x, held, bias)
         if schedule == "dequantize_then_gemm" or (schedule is None and m > (8 if x.element_size() == 4 else SMALL_M)):
             return launch.dense_matmul(x, held, bias)
-        if held.units and x.element_size() == 2:
+        if held.fragments and x.element_size() == 2:
             return launch.fragments(x, held, bias)
         if m == 1 or x.element_size() == 4 or launch.too_wide(x, held):
             return launch.matvec(x, held, bias)

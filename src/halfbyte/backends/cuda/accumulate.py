@@ -153,10 +153,10 @@ def _spread(v, like, LW: gl.constexpr):
 
 
 @gluon.jit
-def start_of(t, like, DOWN: gl.constexpr, OFFSET: gl.constexpr):
-    """What an accumulator begins with: −8 Σ x where the implicit zero of `int` codes is left out of the operand, else 0."""
+def start_of(t, like, ZEROES: gl.constexpr, OFFSET: gl.constexpr):
+    """What an accumulator begins with: −ZEROES · Σ x where the operand lacks the implicit zero of `int` codes, else 0."""
     if OFFSET:
-        c, _ = gl.broadcast(t * (-8.0 * DOWN), like)
+        c, _ = gl.broadcast(t * -ZEROES, like)
         return c
     else:
         return like

@@ -109,7 +109,7 @@ def weight_block(
     UNITS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """Rows row … row + BN by words word … word + BW of eight inputs, finished and rounded once to D: [BN, 8 BW]."""
-    if UNITS > 0 and (BN % 16 == 0 and BW % 8 == 0):
+    if (UNITS > 0 and BITS == 4) and (BN % 16 == 0 and BW % 8 == 0):
         return fragment_block(
             P4, S, SUPER, A, SMIN, TABLE, row // 16, word // 8, (n + 15) // 16, G, D, GROUP, KIND, SCALE, ADD, PER, PACKED,
             UNITS, BN // 16, BW // 8,

@@ -28,7 +28,7 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
             parts[name] = _codes(w)
             continue
         part = _numpy(held[name])
-        if w.units and name != "global_scale":
+        if w.fragments and name != "global_scale":
             part = untile(part, shape[-2])
         parts[name] = np.ascontiguousarray(part).view(dtype).reshape(size)
     if w.order is not None:
@@ -39,10 +39,10 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
 def _codes(w: CudaWeight) -> NDArray[np.uint8]:
     """The code stream, in the order of the inputs as they were given."""
     fmt, (n, k) = w.format, w.shape[-2:]
-    if w.units:
-        words = _numpy(w.planes[4])
+    if w.fragments:
+        words = _numpy(w.planes[fmt.bits])
         flat = words.reshape(-1, *words.shape[-4:])
-        codes = np.stack([from_fragments(one, n, k, by_16(fmt, k), fmt.element) for one in flat])
+        codes = np.stack([from_fragments(one, n, k, by_16(fmt, k), fmt.element, fmt.bits) for one in flat])
         codes = codes.reshape(*w.shape[:-2], *codes.shape[1:])
     else:
         codes = join({width: _numpy(p).view(np.uint8) for width, p in w.planes.items()}, fmt.bits, k)

@@ -65,7 +65,7 @@ def combine_kernel(ROUTED, WEIGHTS, Y, h, T: tl.constexpr, BLOCK: tl.constexpr, 
 
 def tokens_a_block(m: int) -> int:
     """Tokens a block takes: no expert gets more than m pairs of distinct experts."""
-    return 1 if m == 1 else 4 if m <= 4 else 8 if m <= 64 else 16
+    return 1 if m == 1 else 4 if m <= 4 else 8 if m <= 32 else 16
 
 
 def mixture(
@@ -105,9 +105,9 @@ def mixture(
 
 def refusal(up: CudaWeight, down: CudaWeight, x: Any) -> str | None:
     """The sentence why the kernels above cannot serve, or None."""
-    if not (up.units and down.units):
+    if not (up.fragments and down.fragments):
         names = f"{up.format.name} and {down.format.name}"
-        return f"experts on CUDA take 4-bit integers and E2M1 in groups of 16, 32 or whole 64s, not {names}"
+        return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s, not {names}"
     if x.element_size() != 2:
         return f"experts on CUDA take float16 and bfloat16 activations, not {x.dtype}"
     return None

@@ -29,8 +29,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .accumulate import activations, gather, product, start_of, stored, sums_of_x, terms, terms_f16
 from .decode import E2M1, E4M3_NORMAL, E8M0_NORMAL, INT
-from .operands import axis, decode_scaled, decode_word, pieces, unit_of
-from .outputs import store
+from .operands import axis, decode_octets, decode_scaled, decode_word, pieces, unit_of
+from .outputs import biases, places, store
 from .tiles import NONE
 
 
@@ -38,42 +38,46 @@ from .tiles import NONE
 def walk(
     Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, XROW, YROW,
     first, end, stride, tokens, m, n, ldx, divisor, unit, top,
-    UNITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr,
+    UNITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr,
     ADD: gl.constexpr, PER: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr,
     HALF: gl.constexpr,
     RT: gl.constexpr, NB: gl.constexpr, WK: gl.constexpr, WN: gl.constexpr, STEP: gl.constexpr, SET: gl.constexpr,
     TOKENS: gl.constexpr, AHEAD: gl.constexpr, SCALED: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr,
-    WAIT: gl.constexpr,
+    FP8: gl.constexpr, WAIT: gl.constexpr,
 ):  # fmt: skip
     """Row tiles first, first + stride, … below end, for the tokens from `tokens` on and below m."""
     EACH: gl.constexpr = ((UNITS + WK - 1) // WK + STEP - 1) // STEP * STEP
     STEPS: gl.constexpr = EACH // STEP
     EXACT: gl.constexpr = EACH * WK == UNITS
-    OFFSET: gl.constexpr = (KIND == INT) and (HALF and ((not SCALED) and ((NB == 1) or (STEPS == 1))))
+    Q: gl.constexpr = BITS // 4  # blocks of 128 words a unit
+    OFFSET: gl.constexpr = (KIND == INT) and (HALF and ((not SCALED) and (((NB == 1) or (STEPS == 1)) or (BITS == 8))))
+    ZEROES: gl.constexpr = 2.0 ** (BITS - 1)  # the implicit zero of `int` codes
     SUMS: gl.constexpr = (not SCALED) and ((ADD != NONE) or OFFSET)
     FULL: gl.constexpr = EXACT and ((GROUPS == 1) or (GROUPS * GROUP == UNITS * 64))  # no group lies past the end
     SPAN: gl.constexpr = SET * GROUP // 16  # blocks of 16 inputs that gather in one accumulator
     FLUSHES: gl.constexpr = max(1, 4 * STEP // SPAN)  # accumulators that fill in one step
     PARITIES: gl.constexpr = 2 if TOKENS == 1 else 1  # groups among the two columns of a lane
     RAW: gl.constexpr = SCALED and ((KIND == E2M1) and ((SCALE == E8M0_NORMAL) or (SCALE == E4M3_NORMAL)))
-    U0: gl.constexpr = unit_of(KIND, HALF and not SCALED, 0)
-    U1: gl.constexpr = unit_of(KIND, HALF and not SCALED, 1)
+    U0: gl.constexpr = unit_of(KIND, BITS, HALF and not SCALED, 0)
+    U1: gl.constexpr = unit_of(KIND, BITS, HALF and not SCALED, 1)
     L: gl.constexpr = gl.BlockedLayout([1, 1, 1, RT, NB], [1, 1, 32, 1, 1], [WK, WN, 1, 1, 1], [4, 3, 2, 1, 0])
     LW: gl.constexpr = gl.SliceLayout(4, L)  # [WK, WN, 32, RT]
     LX: gl.constexpr = gl.SliceLayout(3, L)  # [WK, WN, 32, NB]
-    LW6: gl.constexpr = gl.BlockedLayout([1, 1, 1, RT, STEP, 4], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0])
+    LW6: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 1, RT, STEP * Q, 4], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0]
+    )
     LS6: gl.constexpr = gl.BlockedLayout(
         [1, 1, 1, RT, FLUSHES * PARITIES, 2], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0]
     )
     LX6: gl.constexpr = gl.BlockedLayout([1, 1, 1, NB, 4, 2], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [4, 5, 3, 2, 1, 0])
 
-    # Words of this lane: [WK, WN, 32, RT, STEP, 4]. What differs between lanes is added first: the rest is a constant a register.
+    # Words of this lane: [WK, WN, 32, RT, STEP · Q, 4]. What differs between lanes is added first: the rest is constant a register.
     w_tile = axis(1, WN, LW6, 6) * RT + axis(3, RT, LW6, 6)
-    w_unit = axis(0, WK, LW6, 6) * EACH + axis(4, STEP, LW6, 6)
-    w_far = (axis(1, WN, LW6, 6) * RT * UNITS + axis(0, WK, LW6, 6) * EACH) * 128 + axis(2, 32, LW6, 6) * 4
-    w_near = (axis(3, RT, LW6, 6) * UNITS + axis(4, STEP, LW6, 6)) * 128 + axis(5, 4, LW6, 6)
+    w_unit = axis(0, WK, LW6, 6) * EACH + axis(4, STEP * Q, LW6, 6) // Q
+    w_far = (axis(1, WN, LW6, 6) * RT * UNITS + axis(0, WK, LW6, 6) * EACH) * (128 * Q) + axis(2, 32, LW6, 6) * 4
+    w_near = (axis(3, RT, LW6, 6) * UNITS * Q + axis(4, STEP * Q, LW6, 6)) * 128 + axis(5, 4, LW6, 6)
     w_live = (axis(2, 32, LW6, 6) < 32) & (w_unit < UNITS)
-    words = gl.load(W + first.to(gl.int64) * (UNITS * 128) + w_far + w_near, mask=w_live & (w_tile + first < end), other=0)
+    words = gl.load(W + first.to(gl.int64) * (UNITS * 128 * Q) + w_far + w_near, mask=w_live & (w_tile + first < end), other=0)
 
     # Scales and addends of this lane: [WK, WN, 32, RT, groups a step (times the parity of the column), row or row + 8], or
     # without the last axis where the rows come in pairs.
@@ -101,7 +105,7 @@ def walk(
         tile = first + (stride if STEPS == 1 else 0)
         base = 0 if STEPS == 1 else STEP
         words2 = gl.load(
-            W + (tile.to(gl.int64) * UNITS + base) * 128 + w_far + w_near,
+            W + (tile.to(gl.int64) * UNITS + base) * (128 * Q) + w_far + w_near,
             mask=w_live & (w_unit + base < UNITS) & (w_tile + tile < end),
             other=0,
         )
@@ -131,23 +135,26 @@ def walk(
 
     none = gl.zeros([WK, WN, 32, RT, NB], gl.float32, layout=L)
     no_sum = gl.zeros([WK, WN, 32, 1, NB], gl.float32, layout=L)
+    factor = gl.load(GLOBAL) if GLOBAL_OP else unit
     if WAIT:
         gdc_wait()
+    place, keep = places(Y, YROW, tokens, m, n, NB, RT, WK, WN, TOKENS, ROUTED, GATE)
     if STEPS == 1:  # the inputs of a warp, and their sums, stay in its registers
         b = activations(x_ptr, x_unit, x_group, x_slot, x_live, 0, STEP, SET, GROUP, UNITS, EXACT)
         if SUMS:
             bt = sums_of_x(b, no_sum, U0, SPAN, STEP, LX, HALF)
     for turn in range(first, end, stride):
+        bias = biases(BIAS_PTR, turn, n, RT, NB, WK, WN, TOKENS) if HAS_BIAS else factor
         y0 = none
         y1 = none
         y2 = none
         y3 = none
         for many in range(STEPS):
-            a = pieces(gl.reshape(words, [WK, WN, 32, RT, STEP * 4]), STEP * 4)
+            a = pieces(gl.reshape(words, [WK, WN, 32, RT, STEP * Q * 4]), STEP * Q * 4)
             if SCALED:
-                factor, addend = terms_f16(scales, addends, top, SCALE, ADD, KIND, FLUSHES * 2)
+                scale, addend = terms_f16(scales, addends, top, SCALE, ADD, KIND, FLUSHES * 2)
             else:
-                factor, addend = terms(scales, supers, addends, lows, SCALE, ADD, FLUSHES * PARITIES * 2)
+                scale, addend = terms(scales, supers, addends, lows, SCALE, ADD, FLUSHES * PARITIES * 2)
             if AHEAD == 2:
                 words = words2
                 scales = scales2
@@ -160,7 +167,7 @@ def walk(
             live = w_live & (w_tile + tile < end)
             if not EXACT:
                 live = live & (w_unit + base < UNITS)
-            later = gl.load(W + (tile.to(gl.int64) * UNITS + base) * 128 + w_far + w_near, mask=live, other=0)
+            later = gl.load(W + (tile.to(gl.int64) * UNITS + base) * (128 * Q) + w_far + w_near, mask=live, other=0)
             later_s, later_up, later_a, later_low = stored(
                 S, SUPER, A, SMIN, tile, end, s_unit + base, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, PLACE
             )
@@ -192,8 +199,8 @@ def walk(
             c3 = none
             for i in gl.static_range(4 * STEP):
                 if SCALED:
-                    s0 = gl.convert_layout(factor[i // SPAN * 2], LW)
-                    s1 = gl.convert_layout(factor[i // SPAN * 2 + 1], LW)
+                    s0 = gl.convert_layout(scale[i // SPAN * 2], LW)
+                    s1 = gl.convert_layout(scale[i // SPAN * 2 + 1], LW)
                     z0 = gl.convert_layout(addend[i // SPAN * 2], LW)
                     z1 = gl.convert_layout(addend[i // SPAN * 2 + 1], LW)
                     w0, w1, w2, w3 = decode_scaled(gl.convert_layout(a[i], LW), s0, s1, z0, z1, KIND, ADD, RAW)
@@ -207,35 +214,38 @@ def walk(
                         if SUMS:
                             t0 = xt[i // SPAN * 2]
                             t1 = xt[i // SPAN * 2 + 1]
-                            c0 = start_of(t0, none, 1.0, OFFSET)
-                            c1 = start_of(t1, none, 1.0, OFFSET)
-                            c2 = start_of(t0, none, U1 / U0, OFFSET)
-                            c3 = start_of(t1, none, U1 / U0, OFFSET)
-                    w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
+                            c0 = start_of(t0, none, ZEROES, OFFSET)
+                            c1 = start_of(t1, none, ZEROES, OFFSET)
+                            c2 = start_of(t0, none, ZEROES * U1 / U0, OFFSET)
+                            c3 = start_of(t1, none, ZEROES * U1 / U0, OFFSET)
+                    if BITS == 8:
+                        w0, w1 = decode_octets(a[2 * i], KIND, HALF, FP8)
+                        w2, w3 = decode_octets(a[2 * i + 1], KIND, HALF, FP8)
+                    else:
+                        w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
                     c0, c1, c2, c3 = product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], c0, c1, c2, c3, LW, LX, HALF)
                     if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
                         y0, y1, y2, y3 = gather(
-                            y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, factor, addend, i // SPAN, PARITIES, LW, U1 / U0, ADD
+                            y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, scale, addend, i // SPAN, PARITIES, LW, U1 / U0, ADD
                         )
         u0 = unit * (1.0 / U0)
         u1 = unit * (1.0 / U1)
         y = gl.join(gl.join(y0 * u0, y2 * u1), gl.join(y1 * u0, y3 * u1))  # [..., row + 8, column + 1]
         store(
-            Y, BIAS_PTR, GLOBAL, YROW, y, turn, tokens, m, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS,
-            ROUTED, GATE,
-        )  # fmt: skip
+            place, keep, y, bias, factor, turn, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, GATE
+        )
 
 
 @gluon.jit(do_not_specialize=["m", "top"])
 def fragment_kernel(
     Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, EXPERT, FIRST, LAST, COUNT, XROW, YROW,
     m, n, ldx, divisor, unit, top, TILES,
-    UNITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr,
+    UNITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr,
     ADD: gl.constexpr, PER: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr,
     HALF: gl.constexpr,
     RT: gl.constexpr, NB: gl.constexpr, WK: gl.constexpr, WN: gl.constexpr, STEP: gl.constexpr, SET: gl.constexpr,
     TOKENS: gl.constexpr, AHEAD: gl.constexpr, SCALED: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr,
-    PDL: gl.constexpr,
+    FP8: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x · wᵀ + bias. A turn is WN · RT tiles of 16 rows by NB blocks of 8 columns.
 
@@ -251,6 +261,7 @@ def fragment_kernel(
             TOKENS = 8
     ROUTED  a stack of weights: COUNT blocks of tokens; EXPERT, FIRST, LAST give each its expert and span of pairs, XROW and
             YROW each pair its rows of x and y. All turns of all blocks are dealt out evenly, in order, to the programs
+    FP8     the device converts pairs of 8-bit floats in one instruction (capability 8.9)
     GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
     """
     if PDL:
@@ -265,20 +276,20 @@ def fragment_kernel(
         for block in range(low // turns, (high + turns - 1) // turns):
             expert = gl.load(EXPERT + block).to(gl.int64)
             walk(
-                Y, X, BIAS_PTR + expert * n, W + expert * TILES * (UNITS * 128),
+                Y, X, BIAS_PTR + expert * n, W + expert * TILES * (UNITS * 32 * BITS),
                 S + expert * TILES * (GROUPS * 8 if SCALE == E4M3_NORMAL else GROUPS * 16),
                 SUPER + expert * TILES * (GROUPS // PER * 16), A + expert * TILES * (GROUPS * 16),
                 SMIN + expert * TILES * (GROUPS // PER * 16), GLOBAL + expert, XROW, YROW,
                 gl.maximum(low - block * turns, 0) * (WN * RT),
                 gl.minimum(gl.minimum(high - block * turns, turns) * (WN * RT), TILES), WN * RT,
                 gl.load(FIRST + block).to(gl.int32), gl.load(LAST + block).to(gl.int32), n, ldx, divisor, unit, top,
-                UNITS, GROUPS, GROUP, KIND, SCALE, ADD, PER, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, RT, NB, WK, WN, STEP, SET,
-                TOKENS, AHEAD, SCALED, ROUTED, GATE, False,
+                UNITS, GROUPS, GROUP, KIND, BITS, SCALE, ADD, PER, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, RT, NB, WK, WN, STEP, SET,
+                TOKENS, AHEAD, SCALED, ROUTED, GATE, FP8, False,
             )  # fmt: skip
     else:
         walk(
             Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, XROW, YROW, gl.program_id(0) * (WN * RT), TILES,
             gl.num_programs(0) * (WN * RT), gl.program_id(1) * (TOKENS * NB), m, n, ldx, divisor, unit, top,
-            UNITS, GROUPS, GROUP, KIND, SCALE, ADD, PER, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, RT, NB, WK, WN, STEP, SET,
-            TOKENS, AHEAD, SCALED, ROUTED, GATE, PDL,
+            UNITS, GROUPS, GROUP, KIND, BITS, SCALE, ADD, PER, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, RT, NB, WK, WN, STEP, SET,
+            TOKENS, AHEAD, SCALED, ROUTED, GATE, FP8, PDL,
         )  # fmt: skip

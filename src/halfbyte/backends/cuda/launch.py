@@ -35,7 +35,7 @@ def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
     return {
         "WORDS": w.words, "GROUP": group_elements(w), "KIND": ELEMENTS[f.element], "BITS": f.bits, "SCALE": SCALES[f.scale],
         "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed,
-        "UNITS": w.units,
+        "UNITS": w.fragments,
         "DIVIDE": f.divisor != 1.0,
     }  # fmt: skip
 
@@ -180,10 +180,11 @@ def fragments(
     c = _constants(w, True)
     if tile is None:
         family = "e2m1" if w.format.element == "e2m1" else "int" if w.addend is None else "affine"
-        tile = fragment_tile(w.units, n, m, family) if route is None else expert_tile(w.units, n, m)
-    step, groups, columns = steps(c["GROUP"], w.units, m, tile)
+        family = "wide" if w.format.bits == 8 else family
+        tile = fragment_tile(w.fragments, n, m, family) if route is None else expert_tile(w.fragments, n, m)
+    step, groups, columns = steps(c["GROUP"], w.fragments, m, tile)
     s, half = w.scales, x.dtype == torch.float16
-    finish = tile.scaled and half and columns == 8 and (w.scales_half or w.plain_scales or w.top >= 0)
+    finish = tile.scaled and half and columns == 8 and w.format.bits == 4 and (w.scales_half or w.plain_scales or w.top >= 0)
     scale, unit = c["SCALE"], 1.0
     if w.plain_scales:
         s, scale, unit = s.view(torch.int16), E4M3_NORMAL.value, 256.0
@@ -204,12 +205,13 @@ def fragments(
         grid = (programs, blocks)
     with _on(w.device):
         fragment_kernel[grid](
-            y, pairs, s if bias is None else bias, w.planes[4], s, *absent, *routing, m, n, pairs.stride(0),
+            y, pairs, s if bias is None else bias, w.planes[w.format.bits], s, *absent, *routing, m, n, pairs.stride(0),
             float(w.format.divisor), unit, max(w.top, 0), tiles,
-            UNITS=w.units, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], SCALE=scale, ADD=c["ADD"],
+            UNITS=w.fragments, GROUPS=scale_groups(w), GROUP=c["GROUP"], KIND=c["KIND"], BITS=w.format.bits, SCALE=scale,
+            ADD=c["ADD"],
             PER=c["PER"], GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None, HALF=half, RT=tile.rows,
             NB=tile.columns, WK=tile.input_warps, WN=tile.row_warps, STEP=step, SET=groups, TOKENS=columns, AHEAD=tile.ahead,
-            SCALED=finish, ROUTED=route is not None, GATE=gate, **_overlap(w.device),
+            SCALED=finish, ROUTED=route is not None, GATE=gate, FP8=_converts(w.device), **_overlap(w.device),
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y
@@ -231,6 +233,12 @@ def _multiprocessors(device: torch.device) -> int:
 @functools.cache
 def _hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@functools.cache
+def _converts(device: torch.device) -> bool:
+    """True where pairs of E4M3 have an instruction of their own: compute capability 8.9 and up."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _counter(device: torch.device, tiles: int) -> torch.Tensor:

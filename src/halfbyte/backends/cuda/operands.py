@@ -18,7 +18,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .decode import E2M1, E4M3S, E8M0, E8M0_NORMAL, UE4M3, UINT
+from .decode import E2M1, E4M3, E4M3S, E5M2, E8M0, E8M0_NORMAL, INT, UE4M3, UINT
 from .tiles import BIAS, ZERO
 
 _U4_RAW_F16 = gl.constexpr("""{
@@ -89,11 +89,77 @@ def decoder(kind, half, offset):
     return _U4_BF16 if unsigned else _U4B8_BF16
 
 
+# Two registers of the operand from a word of four bytes, rows g and g + 8. Bytes in the low bits are subnormals, as nibbles are.
+_U8_RAW_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;")
+_E5M2_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")
+_E4M3_F16 = gl.constexpr(
+    "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"
+)
+
+
 @gluon.constexpr_function
-def unit_of(kind, half, down):
+def _e4m3_by_moves():
+    """Without the instruction: fields one place down, times 2^8; 0x7F is NaN (0x7F00 + 0x100 carries into the sign's place)."""
+    lines = [
+        f"prmt.b32 t, $2, 0, {pick}; and.b32 u, t, 0x7f007f00; add.u32 n, u, 0x01000100; and.b32 n, n, 0x80008000;"
+        f" shr.u32 m, n, 6; sub.u32 n, n, m; shr.u32 u, u, 1; lop3.b32 u, t, 0x80008000, u, 0xea; mul.rn.f16x2 u, u, k;"
+        f" or.b32 ${i}, u, n;"
+        for i, pick in enumerate(("0x1404", "0x3424"))
+    ]
+    return "{ .reg .b32 t, u, n, m, k; mov.b32 k, 0x5c005c00; " + " ".join(lines) + " }"
+
+
+@gluon.constexpr_function
+def _u8_bf16(zero):
+    """Integers by the mantissa of 2^23, two to a register."""
+    lines = [
+        f"prmt.b32 t, $2, k, {0x7540 | 2 * i}; prmt.b32 u, $2, k, {0x7540 | 2 * i + 1}; mov.b32 a, t; mov.b32 b, u;"
+        f" sub.f32 a, a, {8388608.0 + zero:f}; sub.f32 b, b, {8388608.0 + zero:f}; cvt.rn.bf16x2.f32 ${i}, b, a;"
+        for i in range(2)
+    ]
+    return "{ .reg .b32 t, u, k; .reg .f32 a, b; mov.b32 k, 0x4b000000; " + " ".join(lines) + " }"
+
+
+@gluon.constexpr_function
+def _octets(kind, half, fp8):
+    if kind == E4M3:
+        return _E4M3_F16 if fp8 else _e4m3_by_moves()
+    if kind == E5M2:
+        return _E5M2_F16
+    if half:
+        return _U8_RAW_F16
+    return _u8_bf16(128.0 if kind == INT else 0.0)
+
+
+@gluon.jit
+def decode_octets(w, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr):
+    """One word of four 8-bit codes to two registers of the A operand, rows g and g + 8. Float16 integers are raw and unsigned."""
+    a, b = gl.inline_asm_elementwise(
+        _octets(KIND, HALF, FP8), "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+    if (KIND >= E4M3) and (not HALF):
+        return _to_bf16(a), _to_bf16(b)
+    else:
+        return a, b
+
+
+@gluon.jit
+def _to_bf16(pair):
+    """Two float16 to two bfloat16; 8-bit floats have few enough bits."""
+    return gl.inline_asm_elementwise(
+        """{ .reg .b16 l, h; .reg .f32 a, b; mov.b32 {l, h}, $1; cvt.f32.f16 a, l; cvt.f32.f16 b, h;
+        cvt.rn.bf16x2.f32 $0, b, a; }""",
+        "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def unit_of(kind, bits, half, down):
     """What a decoded 1 stands for in rows g (down = 0) and g + 8 (down = 1): a power of two."""
     if not half:
         return 1.0
+    if bits == 8:
+        return 1.0 if kind in (E4M3, E5M2) else 2.0**-24
     if kind == E2M1:
         return 2.0**-14
     return 2.0**-20 if down else 2.0**-24

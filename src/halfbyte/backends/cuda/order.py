@@ -17,6 +17,9 @@ word being what a lane holds of the A operand of one mma.m16n8k16. Within a tile
 
 Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are spread as their decoder likes
 them. Rows are padded to 16, inputs to 64, with code 0. Scales follow: [tiles, groups, 8, 2], rows g and g + 8 side by side.
+
+8-bit codes lie the same way, half a unit after the other: int32 [tiles, 2 units, 32 lanes, 4 words], where half s of a unit has
+its code in word 2 b + i, byte 2 h + p: one word is two of the four registers of the operand.
 """
 
 from __future__ import annotations
@@ -77,6 +80,10 @@ _INNER = {False: (4, 2, 2, 2), True: (2, 4, 2, 2)}  # t b i p, or b t i p for gr
 _FORWARD = {False: (0, 3, 2, 5, 4, 6, 8, 7, 1), True: (0, 3, 2, 6, 4, 5, 8, 7, 1)}
 
 
+# 8 bits: (h, g, unit, s, inner four) to (unit, s, g, t, b, i, h, p).
+_FORWARD8 = {False: (0, 3, 4, 2, 5, 6, 7, 1, 8), True: (0, 3, 4, 2, 6, 5, 7, 1, 8)}
+
+
 # Nibble i of a half word (lowest first) -> (lowest bit of its three magnitude bits, its sign bit).
 _E2M1_PLACES = ((9, 15), (6, 12), (3, 14), (0, 13))
 
@@ -108,28 +115,39 @@ def gather_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
     return out.view(np.int32)
 
 
-def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint") -> NDArray[np.int32]:
-    """Canonical 4-bit codes [n, ceil(k/2)] -> int32 [ceil(n/16), ceil(k/64), 32, 4], some tiles at a time so that memory stays
-    flat."""
+def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint", bits: int = 4) -> NDArray[np.int32]:
+    """Canonical codes of 4 or 8 bits [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4], some tiles at a time so that
+    memory stays flat."""
     n = codes.shape[0]
     tiles, units = -(-n // 16), -(-k // 64)
-    out = np.empty((tiles, units, 32, 4), np.int32)
+    out = np.empty((tiles, units * bits // 4, 32, 4), np.int32)
     step = max(1, (1 << 22) // (16 * max(1, k)))
     for first in range(0, tiles, step):
         last = min(first + step, tiles)
         q = np.zeros(((last - first) * 16, units * 64), np.uint8)
         rows = codes[first * 16 : last * 16]
-        q[: len(rows), :k] = unpack(rows, 4, k)
-        q = q.reshape(last - first, 2, 8, units, 2, *_INNER[by_16]).transpose(_FORWARD[by_16])
+        q[: len(rows), :k] = rows if bits == 8 else unpack(rows, 4, k)
+        q = q.reshape(last - first, 2, 8, units, 2, *_INNER[by_16])
+        if bits == 8:
+            q = np.ascontiguousarray(q.transpose(_FORWARD8[by_16]))
+            out[first:last] = q.reshape(-1).view("<i4").reshape(last - first, units * 2, 32, 4)
+            continue
+        q = q.transpose(_FORWARD[by_16])
         words = np.ascontiguousarray(pack(q.reshape(last - first, units, 32, 4, 8), 4)).view("<i4")[..., 0]
         out[first:last] = spread_e2m1(words) if element == "e2m1" else words
     return out
 
 
-def from_fragments(words: NDArray[np.int32], n: int, k: int, by_16: bool = False, element: str = "uint") -> U8:
+def from_fragments(
+    words: NDArray[np.int32], n: int, k: int, by_16: bool = False, element: str = "uint", bits: int = 4
+) -> U8:  # fmt: skip
     """Inverse of `to_fragments`."""
-    tiles, units = words.shape[:2]
+    tiles, units = words.shape[0], words.shape[1] * 4 // bits
     words = np.ascontiguousarray(words, dtype="<i4")
+    if bits == 8:
+        sizes = [(tiles, 2, 8, units, 2, *_INNER[by_16])[a] for a in _FORWARD8[by_16]]
+        q = words.view(np.uint8).reshape(sizes).transpose(np.argsort(_FORWARD8[by_16]))
+        return np.ascontiguousarray(q.reshape(tiles * 16, units * 64)[:n, :k])
     raw = (gather_e2m1(words) if element == "e2m1" else words).view(np.uint8).reshape(tiles, units, 32, 4, 4)
     sizes = [(tiles, 2, 8, units, 2, *_INNER[by_16])[a] for a in _FORWARD[by_16]]
     q = unpack(raw, 4, 8).reshape(sizes).transpose(np.argsort(_FORWARD[by_16]))

@@ -59,10 +59,22 @@ def load_planes(
     p4 = zero
     p2 = zero
     p1 = zero
-    if BITS == 8:
+    if (BITS == 8) and (UNITS > 0):  # half a unit: word 2 b + i, byte 2 h + p
+        h = ((r % 16) // 8).to(tl.int32) * 16
+        if GROUP == 16:  # two lanes' words, t = 2 (c % 2) and the next
+            line = (((r // 16) * UNITS + c // 8) * 2 + c // 4 % 2) * 128 + (r % 8 * 4 + c % 2 * 2) * 4 + c % 4 // 2 * 2
+            far = line + 4
+        else:
+            line = (((r // 16) * UNITS + c // 8) * 2 + c // 4 % 2) * 128 + (r % 8 * 4 + c % 4) * 4
+            far = line + 2
+        lo = (tl.load(P8 + line, mask=mask, other=0) >> h) & 0xFFFF
+        lo |= ((tl.load(P8 + line + 1, mask=mask, other=0) >> h) & 0xFFFF) << 16
+        hi = (tl.load(P8 + far, mask=mask, other=0) >> h) & 0xFFFF
+        hi |= ((tl.load(P8 + far + 1, mask=mask, other=0) >> h) & 0xFFFF) << 16
+    elif BITS == 8:
         lo = tl.load(P8 + 2 * at, mask=mask, other=0)
         hi = tl.load(P8 + 2 * at + 1, mask=mask, other=0)
-    if UNITS > 0:
+    elif UNITS > 0:
         line = (((r // 16) * UNITS + c // 8) * 32 + (r % 8) * 4) * 4 + 2 * ((c // 4) % 2)
         h = ((r % 16) // 8).to(tl.int32)
         for s in tl.static_range(2):

@@ -60,16 +60,21 @@ MANY_ROWS = 8192
 """Outputs from which a weight counts as tall; the table was measured at n = 4096 and 14336, k = 4096, on an H100."""
 
 FRAGMENT_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
-    # tokens up to: {family: (tile for few rows, tile for many rows)}; `affine` are integers with zero points or biases
-    2: {"int": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)), "affine": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)),
+    # tokens up to: {family: (tile for few rows, tile for many rows)}; `affine`: with zero points or biases, `wide`: 8 bits
+    2: {"wide": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
+        "int": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)), "affine": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)),
         "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))},
-    8: {"int": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)), "affine": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)),
+    8: {"wide": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
+        "int": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)), "affine": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)),
         "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))},
-    16: {"int": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1)), "affine": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1)),
+    16: {"wide": ((1, 2, 8, 1, 2), (1, 2, 16, 1, 2, 1)),
+        "int": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1)), "affine": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1)),
          "e2m1": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1, 1, True))},
-    32: {"int": ((2, 4, 4, 2, 2), (2, 4, 4, 2, 2)), "affine": ((2, 4, 4, 2, 2), (2, 4, 4, 1, 2, 0, 1, True)),
+    32: {"wide": ((2, 4, 4, 2, 1), (2, 4, 4, 2, 1)),
+        "int": ((2, 4, 4, 2, 2), (2, 4, 4, 2, 2)), "affine": ((2, 4, 4, 2, 2), (2, 4, 4, 1, 2, 0, 1, True)),
          "e2m1": ((2, 4, 4, 2, 2, 0, 1, True), (2, 4, 4, 2, 2, 0, 1, True))},
-    64: {"int": ((2, 8, 8, 1, 1, 0, 1, True), (2, 8, 4, 1, 1)),
+    64: {"wide": ((2, 4, 4, 2, 1), (2, 4, 4, 2, 1)),
+        "int": ((2, 8, 8, 1, 1, 0, 1, True), (2, 8, 4, 1, 1)),
          "affine": ((2, 4, 4, 1, 2, 0, 1, True), (2, 8, 2, 2, 1, 0, 1, True)),
          "e2m1": ((2, 4, 4, 2, 2, 0, 1, True), (2, 8, 2, 2, 1, 0, 1, True))},
 }  # fmt: skip
@@ -109,7 +114,9 @@ def block_tile(n: int, m: int, width: int, schedule: str) -> BlockTile:
 
 def expert_tile(units: int, n: int, m: int) -> FragmentTile:
     """Tile of the fragment kernel over a stack of experts, m tokens a block."""
-    return FragmentTile(1, 2 if m > 8 else 1, 4, 1, 4, 4)
+    if m > 8:
+        return FragmentTile(2, 2, 4, 1, 2, 3)
+    return FragmentTile(2, 1, 2, 1, 4, 6) if m > 4 else FragmentTile(2, 1, 4, 1, 4, 3)
 
 
 def steps(group: int, units: int, m: int, tile: FragmentTile) -> tuple[int, int, int]:

@@ -43,9 +43,13 @@ def refusal(fmt: Format) -> str | None:
     return None
 
 
+FRAGMENT_ELEMENTS = {4: ("uint", "int", "e2m1"), 8: ("uint", "int", "e4m3", "e5m2")}
+
+
 def in_fragments(fmt: Format, k: int) -> bool:
-    """True for weights kept in fragment order: 4-bit integers and E2M1 in groups of 16, 32, whole units of 64, or one a row."""
-    if fmt.bits != 4 or fmt.element not in ("uint", "int", "e2m1"):
+    """True for weights kept in fragment order: integers and floats of 4 and 8 bits in groups of 16, 32, whole units of 64, or one
+    a row."""
+    if fmt.element not in FRAGMENT_ELEMENTS.get(fmt.bits, ()):
         return False
     return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
 
@@ -55,7 +59,7 @@ class CudaWeight:
     """Tensors and compile-time constants of one weight (or a stack: a leading expert axis on every tensor).
 
     planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in fragment order
-                {4: int32 [*lead, tiles, units, 32, 4]} with scales and addends [*lead, tiles, groups, 16]
+                {4: int32 [*lead, tiles, units (·2 for 8), 32, 4]} with scales and addends [*lead, tiles, groups, 16]
     order         permutation of the inputs that makes act-order groups contiguous, or None
     exact_half    every decoded value is exact in float16 (checked on the data for MX scales)
     normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects
@@ -87,7 +91,12 @@ class CudaWeight:
 
     @property
     def units(self) -> int:
-        """Units of 64 inputs in a row in fragment order, 0 in plane order."""
+        """Units of 64 inputs in a row of 4-bit codes in fragment order, else 0."""
+        return self.fragments if self.format.bits == 4 else 0
+
+    @property
+    def fragments(self) -> int:
+        """Units of 64 inputs in a row in fragment order, of 4 or 8 bits; 0 in plane order."""
         return -(-self.shape[-1] // 64) if in_fragments(self.format, self.shape[-1]) else 0
 
     @property
@@ -194,11 +203,11 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     if fragments:
         matrices = codes.reshape(-1, *codes.shape[-2:])
         words = (
-            np.stack([to_fragments(one, k, by_16(fmt, k), fmt.element) for one in matrices])
+            np.stack([to_fragments(one, k, by_16(fmt, k), fmt.element, fmt.bits) for one in matrices])
             if len(matrices)
             else np.zeros((0, 1, 1, 32, 4), np.int32)
         )
-        planes = {4: _tensor(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
+        planes = {fmt.bits: _tensor(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
     else:
         dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
         planes = {
@@ -243,7 +252,7 @@ def by_16(fmt: Format, k: int) -> bool:
 def group_elements(w: CudaWeight) -> int:
     """Elements that share a scale, as kernels count them: a whole padded row for one group."""
     if w.format.group_size == -1 or w.format.groups(w.shape[-1]) == 1:
-        return 64 * w.units if w.units else 8 * w.words
+        return 64 * w.fragments if w.fragments else 8 * w.words
     return w.format.group_size
 
 
