@@ -26,7 +26,7 @@ HEADER = """
 using namespace metal;
 
 // Nibble j of a word as a float: 0 to 15, less the 8 that int4 means by zero.
-METAL_FUNC float int4_at(uint word, uint j) { return float(int((word >> (4 * j)) & 15) - 8); }
+inline float int4_at(uint word, uint j) { return float(int((word >> (4 * j)) & 15) - 8); }
 """
 
 # The body of the kernel. MLX writes the signature: `codes`, `scales`, `x` are `const device` pointers of the arrays' dtypes

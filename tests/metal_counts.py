@@ -21,7 +21,7 @@ KERNELS: dict[str, Kernel] = {
     "gemm_fp4_striped": kernels.gemm_striped(FORMAT, "float16"),
     "gemm_fused_fp4": kernels.gemm_fused(FORMAT, "float16"),
     "gemm_fused_wide_fp4": kernels.gemm_fused(FORMAT, "float16", "wide"),
-    "gemm_fused_registers_fp4": kernels.gemm_fused(FORMAT, "float16", "registers"),
+    "gemm_fused_wide_fp4_threadgroup": kernels.gemm_fused(FORMAT, "float16", "wide", "threadgroup"),
 }
 HEADINGS = (
     "kernel", "threadgroup bytes", "threadgroup barriers", "simdgroup barriers", "matrix products", "word reads a weight",
@@ -36,7 +36,7 @@ def counted() -> list[list[str]]:
     for label, kernel in KERNELS.items():
         library.run(kernel.name, _arguments(kernel), (128, 1, 1), (128, 1, 1))
         c, steps = library.counts, K // 32
-        shared = sum(v for name, v in c.items() if name.split()[0] in ("tiles", "x_tile", "stages"))
+        shared = sum(v for name, v in c.items() if name.split()[0] in ("tiles", "x_tile", "stages", "table"))
         rows.append([
             label, f"{library.threadgroup_bytes(kernel.name):,}", f"{c['threadgroup_barrier'] / 128 / steps:.3g}",
             f"{c['simdgroup_barrier'] / 128 / steps:.3g}", f"{c['matrix product'] / 128 / steps:.3g}",

@@ -73,18 +73,14 @@ class Stand(TorchRoute):
 
 
 @cache
-def _stand(layout: int, flush: bool) -> Stand:
-    return Stand(fragment_layout=layout, flush=flush)
+def stand(flush: bool = True) -> Stand:
+    """One route a way of running: whether float32 subnormals are zero."""
+    return Stand(flush=flush)
 
 
-def stand(layout: int = 0, flush: bool = True) -> Stand:
-    """One route a way of running: the layout of matrices among lanes, and whether float32 subnormals are zero."""
-    return _stand(layout, flush)
-
-
-def backend(layout: int = 0, flush: bool = True) -> MetalBackend:
+def backend(flush: bool = True) -> MetalBackend:
     """The Metal backend on the stand-in."""
-    return MetalBackend(stand(layout, flush))
+    return MetalBackend(stand(flush))
 
 
 def as_float(t: torch.Tensor) -> np.ndarray:

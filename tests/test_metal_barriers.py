@@ -23,7 +23,7 @@ PLACES = list(BARRIER.finditer(shared_source()))
 
 def function_of(place: re.Match[str]) -> str:
     """Name of the device function a barrier stands in."""
-    return re.findall(r"METAL_FUNC \S+ (\w+)\(", shared_source()[: place.start()])[-1]
+    return re.findall(r"inline \S+ (\w+)\(", shared_source()[: place.start()])[-1]
 
 
 def run_all(route: TorchRoute, function: str) -> None:
@@ -38,10 +38,13 @@ def run_all(route: TorchRoute, function: str) -> None:
         b.linear(x, w, None, schedule="double-buffered")
     elif function == "gemm_striped":
         b.linear(x, w, None, schedule="striped")
-    elif function in ("find_elements", "gemm_fused"):
+    elif function == "gemm_fused":
         launch.fused(product(), "")
-    elif function in ("decode_piece", "gemm_fused_columns"):
+    elif function == "gemm_fused_wide":
         launch.fused(product(), "wide")
+    elif function == "fill_e2m1_table":
+        e2m1 = b.prepare(finite_tensor(SIX["mxfp4"], (9, 96), 1))
+        launch.matvec(launch.Product(route, x[:1], e2m1.data, None), "threadgroup")
     elif function == "matvec":
         launch.matvec(product())
     elif function == "rmsnorm_matvec":

@@ -16,14 +16,14 @@ FLOATS = {
     "e4m3_to_float(c)": ("e4m3", 8), "e5m2_to_float(c)": ("e5m2", 8), "NF4_TABLE[c]": ("nf4", 4),
     "NF4_MODELOPT_TABLE[c]": ("nf4_modelopt", 4),
     "BNB_FP4_TABLE[c]": ("bnb_fp4", 4),
-    "IQ4_NL_TABLE[c]": ("iq4_nl", 4), "e2m1_from_constant(c)": ("e2m1", 4), "mxint_code<8>::value(c)": ("mxint", 8),
+    "IQ4_NL_TABLE[c]": ("iq4_nl", 4), "e2m1_constant_code::value(c)": ("e2m1", 4), "mxint_code<8>::value(c)": ("mxint", 8),
     "mxint_code<4>::value(c)": ("mxint", 4), "mxint_code<2>::value(c)": ("mxint", 2), "int_code<3>::value(c)": ("int", 3),
-    "int_code<8>::value(c)": ("int", 8), "uint_code<5>::value(c)": ("uint", 5), "float(e2m1_half_select(c))": ("e2m1", 4),
+    "int_code<8>::value(c)": ("int", 8), "uint_code<5>::value(c)": ("uint", 5),
 }  # fmt: skip
 SCALE_FUNCTIONS = {"times_e8m0(1.0f, c)": "e8m0", "e4m3_to_float(c)": "e4m3", "ue4m3_to_float(c)": "ue4m3"}
 # function -> (nibbles it gives, first and second; what it takes off; a factor)
 PAIRS = {
-    "e2m1_to_half2": (3, 7, "e2m1", 1.0), "e2m1_raw_half2": (3, 7, "e2m1", 2.0**-14), "e2m1_to_half2_select": (3, 7, "e2m1", 1.0),
+    "e2m1_to_half2": (3, 7, "e2m1", 1.0), "e2m1_to_half2_by_subnormal": (3, 7, "e2m1", 1.0),
     "u4_low_half2": (0, 4, "uint", 1.0), "u4_high_half2": (1, 5, "uint", 1.0), "u4b8_low_half2": (0, 4, "int", 1.0),
     "u4b8_high_half2": (1, 5, "int", 1.0),
 }  # fmt: skip
@@ -42,9 +42,8 @@ def library():
     text += """
     kernel void staged(device float* y [[buffer(0)]], uint c [[thread_index_in_threadgroup]]) {
       threadgroup float table[16];
-      if (c < 16) table[c] = E2M1_TABLE[c];
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      y[c] = e2m1_from_threadgroup(table, c);
+      fill_e2m1_table(table, c);
+      y[c] = table[c & 15];
     }
     kernel void fields(const device float* v [[buffer(0)]], device float* y [[buffer(1)]],
                        uint3 at [[thread_position_in_grid]]) {

@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+import metal_bounds as bounds
 from halfbyte import ops
 from halfbyte.backends import backend_named
 from halfbyte.backends.metal import experts as metal_experts
 from halfbyte.backends.metal import kernels, launch
+from halfbyte.bits import pack
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
 from halfbyte.qtensor import QTensor
 from metal_cpu.machine import available
 from metal_formats import TORCH, as_float, backend, stand
-from random_tensors import random_tensor
+from random_tensors import finite_tensor, random_tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
 
@@ -58,13 +60,30 @@ def routed(m, experts, top_k, seed=0):
     return scores.topk(top_k).indices, torch.rand(m, top_k, generator=g)
 
 
-def check(y, x, up, down, index, share, dtype, **options):
-    """Equal to the referee but for float32 sums in another order, amplified by the two products, and one rounding."""
-    right = ops.experts(x.float(), up, down, index, share, backend="reference", **options).numpy()
-    ulp = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    scale = np.abs(right).max() if right.size else 0
-    error = np.abs(as_float(y) - right)
-    assert (error <= ulp * np.abs(right) + 2e-6 * scale).all(), (error / max(scale, 1e-30)).max()
+def check(y, x, up, down, index, share, dtype, *, gate_up_bias=None, down_bias=None, **how):
+    """Each element within what float32 sums of the two products, carried through the activation, and one rounding allow."""
+    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    how |= {name: None if b is None else b.double().numpy() for name, b in biases.items()}
+    exact, bound = bounds.experts(x.double().numpy(), up, down, index.numpy(), share.double().numpy(), **how)
+    bounds.assert_within(as_float(y), exact, bound, dtype, min(up.shape[2], down.shape[2]))
+
+
+@pytest.mark.parametrize("activation", ["none", "swiglu", "swiglu_clamped", "geglu"])
+def test_the_checker_fails_on_one_wrong_element_and_on_many_near_their_bounds(activation):
+    up, down = stack("mxfp4", (2, 32 if activation == "none" else 64, 96), 1), stack("mxfp4", (2, 64, 32), 2)
+    x, (index, share) = torch.randn(6, 96, generator=torch.Generator().manual_seed(4)), routed(6, 2, 2)
+    y = ops.experts(x, up, down, index, share, activation=activation, backend="reference")
+    args = x, up, down, index, share, "float32"
+    check(y, *args, activation=activation)
+    exact, bound = bounds.experts(x.double().numpy(), up, down, index.numpy(), share.double().numpy(), activation=activation)
+    at = np.unravel_index(bound.argmin(), bound.shape)
+    off = 2 * (bound[at] + bounds.ULP["float32"] * abs(exact[at]))
+    assert off < 1e-5 * np.abs(exact).max()  # a bound by the largest output would have to be tighter than float32 is
+    y[at] += off
+    with pytest.raises(AssertionError):
+        check(y, *args, activation=activation)
+    with pytest.raises(AssertionError):
+        check(torch.from_numpy(exact + 0.5 * bound).float(), *args, activation=activation)
 
 
 @pytest.mark.parametrize("m", [1, 5, 70])
@@ -174,11 +193,45 @@ def test_one_hot_activations_return_the_weight_through_experts(repeats):
 
 @pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "affine4", "uint4"])
 def test_one_hot_activations_return_the_weight_through_rmsnorm(word):
-    """k = 256 and an input of 16: the mean of the squares is 1, the gain of a sixteenth undoes the 16."""
-    q = stack(word, (1, 9, 256), 3, **({"group_size": 32} if word in ("affine4", "uint4") else {}))[0]
+    """k = 1024, two turns of both simdgroups, and an input of 32: the mean of the squares is 1, a gain of 1/32 undoes the 32."""
+    q = stack(word, (1, 9, 1024), 3, **({"group_size": 32} if word in ("affine4", "uint4") else {}))[0]
     b = backend()
-    held, gain = b.prepare(q).data, torch.full((256,), 1 / 16).half()
+    held, gain = b.prepare(q).data, torch.full((1024,), 1 / 32).half()
     right = q.dequantize("float32").astype(np.float16) if q.format.bias else q.dequantize("float16")
-    for k in range(0, 256, 11):
-        y = launch.rmsnorm_matvec(b.route, 16 * torch.eye(256)[k].half(), gain, held, 0.0)
+    for k in range(0, 1024, 27):
+        y = launch.rmsnorm_matvec(b.route, 32 * torch.eye(1024)[k].half(), gain, held, 0.0)
         np.testing.assert_array_equal(as_float(y), right[:, k].astype(np.float32))
+
+
+@pytest.mark.parametrize("k", [1003, 1056])  # a tail of three codes, and a third turn of the first simdgroup
+def test_rmsnorm_sums_squares_and_products_of_both_simdgroups(k):
+    q = finite_tensor(format_named("int4", -1), (9, k), 3)
+    b = backend()
+    held, gain = b.prepare(q).data, torch.ones(k)
+    owner = np.arange(k) // 8 // 32 % kernels.MATVEC_SIMDGROUPS
+    for only in (*range(kernels.MATVEC_SIMDGROUPS), None):
+        x = np.random.default_rng(0).standard_normal(k).astype(np.float32)
+        x = x if only is None else np.where(owner == only, x, 0)
+        y = launch.rmsnorm_matvec(b.route, torch.from_numpy(x), gain, held, 1e-6)
+        x64 = x.astype(np.float64)
+        exact, bound = bounds.product((x64 / np.sqrt((x64**2).mean() + 1e-6))[None], q)
+        # The norm's own sum of k squares, its root's reciprocal and the product with it.
+        bounds.assert_within(as_float(y)[None], exact, bound + (k / 2 + 8) * bounds.EPS * np.abs(exact), "float32", k)
+
+
+@pytest.mark.parametrize("k", [1003, 1056])
+def test_few_routed_rows_sum_both_simdgroups(k):
+    """One-hot inputs in every unit of a long row through the kernel without sorting; an identity for the other product."""
+    n = 8
+    codes = pack(8 + np.eye(n, dtype=np.uint8), 4)[None]
+    identity = QTensor(format_named("int4", -1), (1, n, n), {"codes": codes, "scales": np.ones((1, n, 1), np.float16)})
+    q = finite_tensor(format_named("int4", -1), (1, n, k), 3)
+    at = np.minimum(8 * np.arange(-(-k // 8)) + np.arange(-(-k // 8)) % 8, k - 1)
+    x = torch.zeros(at.size, k)
+    x[torch.arange(at.size), torch.from_numpy(at)] = 1
+    b = backend()
+    p = b.prepare(q), b.prepare(identity)
+    for rows, some in zip(x.split(metal_experts.FEW_ROUTED), torch.from_numpy(at).split(metal_experts.FEW_ROUTED), strict=True):
+        index = torch.zeros(rows.shape[0], 1, dtype=torch.int32)
+        y = b.experts(rows, *p, index, torch.ones(index.shape), activation="none")
+        np.testing.assert_array_equal(as_float(y), q[0].dequantize("float32").T[some])

@@ -19,13 +19,18 @@ def metal_bench():
     from metal_formats import backend
 
     return selftest.Bench(
-        backend(), lambda a, dtype: torch.from_numpy(np.ascontiguousarray(a, np.float32)).to(getattr(torch, dtype)),
-        lambda y: y.float().numpy(), lambda: None,
+        "torch", backend(), lambda a, dtype: torch.from_numpy(np.ascontiguousarray(a, np.float32)).to(getattr(torch, dtype)),
+        lambda y: y.float().numpy(), lambda _: None,
     )  # fmt: skip
 
 
+VARIANTS = {"fused, plain"} | {
+    f"{kernel}, {decoder}" for kernel in ("matvec", "fused") for decoder in ("single", "subnormal", "constant", "threadgroup")
+}
+
+
 @pytest.mark.skipif(not available(), reason="clang-19 is not installed")
-@pytest.mark.parametrize("codec", ["affine4:g64", "int8:g128"])
+@pytest.mark.parametrize("codec", ["affine4:g64", "int8:g128", "mxfp4"])
 def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     from halfbyte.backends.metal import kernels
     from halfbyte.formats import format_named
@@ -36,6 +41,9 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     few += [make(fmt, dtype) for make in (kernels.gemm_single_stage, kernels.gemm_double_buffered, kernels.gemm_striped)]
     if codec == "affine4:g64":
         few += [kernels.gemm_fused(fmt, dtype, variant) for variant in kernels.FUSED]
+    if codec == "mxfp4":
+        few += [kernels.matvec(fmt, dtype, t, d) for t in (1, 2, 4) for d in kernels.E2M1_DECODERS]
+        few += [kernels.gemm_fused(fmt, dtype, "wide", d) for d in kernels.E2M1_DECODERS] + [kernels.gemm_fused(fmt, dtype)]
     few += [make(fmt, dtype, "none", down=False) for make in (kernels.experts_gemm, kernels.experts_matvec)]
     identity = format_named("int4", -1)
     few += [make(identity, "float32", "none", down=True) for make in (kernels.experts_gemm, kernels.experts_matvec)]
@@ -48,8 +56,9 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     assert ("fused" in schedules) == (codec != "int8:g128")
     assert {"dequantize", "embedding", "experts", "rmsnorm_matvec"} <= {o.op for o in outcomes}
     assert {o.schedule for o in outcomes if o.op == "variant"} == (
-        set() if codec == "int8:g128" else {"fused, plain", "fused, registers"}
+        set() if codec == "int8:g128" else {"fused, plain"} if codec != "mxfp4" else VARIANTS
     )
+    assert {o.route for o in outcomes} == {"torch"}
 
 
 class Wrong(Backend):
@@ -112,11 +121,56 @@ def test_a_device_that_is_not_there_is_a_sentence(capsys):
     if torch.backends.mps.is_available():
         pytest.skip("this is a Mac")
     with pytest.raises(BackendError, match=r"nothing computes on 'mps' here: metal: Metal needs an Apple GPU; this machine runs"):
-        selftest.bench_for("mps")
+        selftest.benches_for("mps")
     assert main(["selftest", "--device", "mps"]) == 2
     assert "Metal needs an Apple GPU" in capsys.readouterr().err
     with pytest.raises(BackendError, match="allowed: mps, cuda, cpu"):
-        selftest.bench_for("tpu")
+        selftest.benches_for("tpu")
+
+
+@pytest.fixture
+def mlx_route(monkeypatch):
+    """The MLX route on the CPU build, as the one bench a Mac without torch would have."""
+    pytest.importorskip("mlx.core")
+    if not available():
+        pytest.skip("clang-19 is not installed")
+    from halfbyte.backends.metal.mlx_route import MLXRoute
+    from halfbyte.mlx.backend import MLXBackend
+    from metal_cpu.mlx_stand_in import metal_kernel
+
+    bench = selftest.mlx_bench(MLXBackend(MLXRoute(metal_kernel)))
+    monkeypatch.setattr(selftest, "_without_mlx", lambda: None)
+    monkeypatch.setattr(selftest, "mlx_bench", lambda: bench)
+    return bench
+
+
+def test_the_mlx_route_passes_on_the_cpu_build(mlx_route):
+    outcomes = list(selftest.run(mlx_route, ("affine4:g64",), shape=None))
+    assert [o for o in outcomes if not o.passed] == []
+    assert {o.route for o in outcomes} == {"mlx"}
+    assert {"linear", "variant", "dequantize", "embedding", "experts", "rmsnorm_matvec"} == {o.op for o in outcomes}
+    assert {o.schedule for o in outcomes if o.op == "variant"} == {"fused, plain"}
+
+
+def test_the_mlx_route_is_timed_beside_mlx_own_product(mlx_route, capsys):
+    """On the CPU build the times mean nothing; that both are taken, of one shape and format, does."""
+    status = main(["selftest", "--device", "mps", "--format", "affine4:g64", "--shape", "8,64", "--m", "2", "--json"])
+    assert status == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {r["route"] for r in lines} == {"mlx"}
+    timed = [r for r in lines if r["time_us"] is not None]
+    assert {r["schedule"] for r in timed} >= {"automatic", "fused", "fused, plain"}
+    assert all(r["time_us"] > 0 and r["dense_us"] > 0 and (r["m"], r["n"], r["k"]) == (2, 8, 64) for r in timed)
+    assert all(r["peer_us"] > 0 for r in timed)
+    assert selftest._mlx_us(selftest.random_weight("int4:g64", 8, 64), (2, 8, 64), "float16") is None
+
+
+def test_a_wrong_kernel_on_the_mlx_route_is_caught(mlx_route, monkeypatch):
+    product = mlx_route.backend.linear
+    monkeypatch.setattr(mlx_route.backend, "linear", lambda *a, **how: product(*a, **how) * 1.004)
+    outcomes = [o for o in selftest.run(mlx_route, ("affine4:g64",), shape=None) if o.op == "linear"]
+    assert outcomes
+    assert not any(o.passed or o.one_hot for o in outcomes)
 
 
 def test_the_command_reports_lines_and_a_status(capsys):

@@ -3,15 +3,16 @@
 For each format and schedule two checks. One-hot activations must return the decoded weight exactly: y = I · wᵀ is w. Random
 activations must stay within the bound of float32 sums: |error| ≤ ulp · |y| + 2^−24 (k + 8) Σ|x·w|, reported as the largest share
 of it (1 is the bound). Then the time of the wanted shape, median of several, beside `mx.quantized_matmul` where MLX has the
-format and beside the dense product of the device.
+format and beside the dense product of the device. On a Mac both routes are taken, torch's and MLX's, each with its own arrays.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ Product = Callable[[Any, Prepared], Any]
 """Activations on the device and a prepared weight -> a product."""
 CHECKED_SHAPE = (70, 256)
 """n of no whole tile, k of a few groups of every size."""
+ROTATED_BYTES = 256 << 20
+"""Of distinct weights a timing goes through in turn, more than any chip's last cache."""
 ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -40,11 +43,13 @@ ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 class Outcome:
     """One kernel checked, and timed when its answers were right.
 
+    route     whose arrays the kernel ran on: numpy, torch, mlx
     one_hot   every decoded weight came back exactly        worst  largest error as a share of its bound
     time_us   of the timed shape; None when not timed       peer_us  `mx.quantized_matmul`, where it has the format
     """
 
     format: str
+    route: str
     op: str
     schedule: str
     dtype: str
@@ -70,43 +75,80 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """How a device is spoken to: its backend, arrays there and back, and waiting for it."""
+    """How a device is spoken to: its backend, arrays there and back, and waiting until some are finished."""
 
+    route: str
     backend: Backend
     to_device: Callable[[NDArray[Any], str], Any]
     to_numpy: Callable[[Any], NDArray[Any]]
-    wait: Callable[[], None]
+    wait: Callable[[list[Any]], object]
     dense: Callable[[Any, Any], Any] | None = None
 
 
-def bench_for(device: str) -> Bench:
-    """The first backend that runs on `device`. Raises BackendError with the reason when none does."""
+def benches_for(device: str) -> list[Bench]:
+    """The first backend that runs on `device`, and MLX on Metal. Raises BackendError with the reasons when none does."""
     if device not in DEVICES:
         raise BackendError(f"[selftest] device {device!r}; allowed: {', '.join(DEVICES)}")
+    found: list[Bench] = []
     refused = []
     for backend in backends_for(device):
         why = backend.reason()
         if why is None:
-            return _numpy_bench(backend) if device == "cpu" else _torch_bench(backend, device)
+            found.append(_numpy_bench(backend) if device == "cpu" else _torch_bench(backend, device))
+            break
         refused.append(f"{backend.name}: {why}")
-    raise BackendError(f"[selftest] nothing computes on {device!r} here: {'; '.join(refused)}")
+    if device == "mps":
+        why = _without_mlx()
+        if why is None:
+            found.append(mlx_bench())
+        else:
+            refused.append(f"mlx: {why}")
+    if not found:
+        raise BackendError(f"[selftest] nothing computes on {device!r} here: {'; '.join(refused)}")
+    return found
+
+
+def _without_mlx() -> str | None:
+    """The sentence why the MLX route cannot run here, or None."""
+    if importlib.util.find_spec("mlx") is None:
+        return "MLX is not installed: pip install 'halfbyte[mlx]'"
+    from .mlx.backend import MLXBackend
+
+    return MLXBackend().reason()
 
 
 def _numpy_bench(backend: Backend) -> Bench:
     from .exact import dtype_named
 
-    return Bench(backend, lambda a, dtype: a.astype(dtype_named(dtype)), lambda y: y.astype(np.float32), lambda: None)
+    return Bench("numpy", backend, lambda a, dtype: a.astype(dtype_named(dtype)), lambda y: y.astype(np.float32), lambda _: None)
+
+
+def mlx_bench(backend: Backend | None = None) -> Bench:
+    """MLX arrays on halfbyte's kernels, never on MLX's own; `backend` is the tests'."""
+    import mlx.core as mx
+
+    from .mlx.backend import MLXBackend
+
+    return Bench(
+        "mlx",
+        backend or MLXBackend(),
+        lambda a, dtype: mx.array(np.ascontiguousarray(a, np.float32)).astype(getattr(mx, dtype)),
+        lambda y: np.array(y.astype(mx.float32)),
+        mx.eval,
+        lambda x, w: x @ w.T,
+    )
 
 
 def _torch_bench(backend: Backend, device: str) -> Bench:
     import torch
 
-    wait = torch.mps.synchronize if device == "mps" else torch.cuda.synchronize
+    synchronize = torch.mps.synchronize if device == "mps" else torch.cuda.synchronize
     return Bench(
+        "torch",
         backend,
         lambda a, dtype: torch.from_numpy(np.ascontiguousarray(a, np.float32)).to(getattr(torch, dtype)).to(device),
         lambda y: y.float().cpu().numpy(),
-        wait,
+        lambda _: synchronize(),
         torch.nn.functional.linear,
     )
 
@@ -124,9 +166,9 @@ def run(
     """
     for codec in formats:
         weight = random_weight(codec, *CHECKED_SHAPE)
-        large = None if shape is None else bench.backend.prepare(random_weight(codec, *shape))
+        large = None if shape is None else _copies(bench.backend, random_weight(codec, *shape))
         for dtype in dtypes:
-            for op, schedule, product in _calls(bench.backend, weight, dtype):
+            for op, schedule, product in _calls(bench, weight, dtype):
                 checked = _checked(bench, weight, codec, op, schedule, dtype, _bound(product, bench.backend.prepare(weight)))
                 if large is None or not checked.passed or op not in ("linear", "variant"):
                     yield checked
@@ -141,14 +183,21 @@ def random_weight(codec: str, n: int, k: int) -> QTensor:
     return quantize_weight(rng.standard_normal((n, k)).astype(np.float32) / np.float32(np.sqrt(k)), codec)
 
 
-def _calls(backend: Backend, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
+def _copies(backend: Backend, w: QTensor) -> list[Prepared]:
+    """The weight as often as exceeds the last cache several times, 32 at most: a call that finds it there reads no memory."""
+    first = backend.prepare(w)
+    return [first, *(backend.prepare(w) for _ in range(min(32, ROTATED_BYTES // max(1, first.nbytes) + 1) - 1))]
+
+
+def _calls(bench: Bench, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
     """(op, schedule, product) for what the backend serves."""
+    backend = bench.backend
     for schedule in (None, *SCHEDULES):
         if backend.refuses(Call("linear", w.format, dtype, "exact", schedule)) is None:
             yield "linear", schedule, _scheduled(backend, schedule)
     if backend.name == "metal":
-        yield from _metal_variants(backend, w, dtype)
-        yield from _metal_others(backend, w, dtype)
+        yield from _metal_variants(backend, w)
+        yield from _metal_others(bench, backend, w, dtype)
     if backend.refuses(Call("dequantize", w.format, dtype)) is None:
         yield "dequantize", None, lambda x, held: backend.dequantize(held, dtype)
 
@@ -157,48 +206,59 @@ def _scheduled(backend: Backend, schedule: str | None) -> Product:
     return lambda x, held: backend.linear(x, held, None, schedule=schedule)
 
 
-def _metal_variants(backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
-    """Kernels kept for comparison, which no schedule picks: the plain fused design, decoding without staging, the table."""
+def _metal_variants(backend: Any, w: QTensor) -> Iterator[tuple[str, str | None, Product]]:
+    """Kernels kept for comparison, which no schedule picks: the plain fused design, and the other ways to decode E2M1."""
     from .backends.metal import launch
+    from .backends.metal.kernels import E2M1_DECODERS
+    from .backends.metal.weight import fused_refusal
 
-    def with_variant(variant: str) -> Product:
-        return lambda x, held: launch.fused(launch.Product(backend.route, x, held.data, None), variant)
+    def of(x: Any, held: Prepared) -> launch.Product:
+        return launch.Product(backend.route, x, held.data, None)
 
-    if backend.prepare(w).data.fused_refusal(dtype) is None:
-        yield "variant", "fused, plain", with_variant("")
-        yield "variant", "fused, registers", with_variant("registers")
-    if w.format.element == "e2m1":
-        yield (
-            "variant",
-            "matvec, table",
-            lambda x, held: launch.matvec(launch.Product(backend.route, x, held.data, None), table=True),
+    def decoded(decoder: str) -> tuple[Product, Product]:
+        return (
+            lambda x, held: launch.matvec(of(x, held), decoder),
+            lambda x, held: launch.fused(of(x, held), "wide", decoder),
         )
 
+    if fused_refusal(w.format) is None:
+        yield "variant", "fused, plain", lambda x, held: launch.fused(of(x, held), "")
+    for decoder in (d for d in E2M1_DECODERS if d and w.format.element == "e2m1"):
+        matvec, fused = decoded(decoder)
+        yield "variant", f"matvec, {decoder}", matvec
+        yield "variant", f"fused, {decoder}", fused
 
-def _metal_others(backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
+
+def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
     """The other verbs' kernels, made to give x · wᵀ: experts by way of an identity, the norm with an eps that undoes it."""
-    import torch
-
     from .backends.metal import launch
 
-    n, device = w.shape[0], backend.route.device
+    n = w.shape[0]
     up = backend.prepare(QTensor(w.format, (1, *w.shape), {name: np.asarray(a)[None] for name, a in w.parts.items()}))
     codes, scales = pack(8 + np.eye(n, dtype=np.uint8), 4), np.ones((n, 1), np.float16)
     identity = backend.prepare(QTensor(format_named("int4", -1), (1, n, n), {"codes": codes[None], "scales": scales[None]}))
 
     def experts(x: Any, held: Prepared) -> Any:
-        index = torch.zeros((x.shape[0], 1), dtype=torch.int32, device=device)
-        return backend.experts(x, up, identity, index, torch.ones(index.shape, device=device), activation="none")
+        routing = np.zeros((x.shape[0], 1), np.float32)
+        index, share = bench.to_device(routing, "int32"), bench.to_device(routing + 1, "float32")
+        return backend.experts(x, up, identity, index, share, activation="none")
 
     def rmsnorm(x: Any, held: Prepared) -> Any:
-        eps = [1.0 - s for s in (x.float().cpu().double() ** 2).mean(1).tolist()]
-        gain = torch.ones_like(x[0])
-        rows = [launch.rmsnorm_matvec(backend.route, row, gain, held.data, e) for row, e in zip(x, eps, strict=True)]
-        return torch.stack(rows)
+        eps = 1.0 - (bench.to_numpy(x).astype(np.float64) ** 2).mean(1)
+        gain = bench.to_device(np.ones(x.shape[1], np.float32), dtype)
+        return [launch.rmsnorm_matvec(backend.route, row, gain, held.data, float(e)) for row, e in zip(x, eps, strict=True)]
 
-    yield "embedding", None, lambda x, held: backend.embedding(torch.arange(n, device=device), held, dtype)
+    def embedding(_: Any, held: Prepared) -> Any:
+        return backend.embedding(bench.to_device(np.arange(n, dtype=np.float32), "int32"), held, dtype)
+
+    yield "embedding", None, embedding
     yield "experts", None, experts
     yield "rmsnorm_matvec", None, rmsnorm
+
+
+def _numbers(bench: Bench, y: Any) -> NDArray[np.float32]:
+    """A result on the host; a list is one row a product."""
+    return np.stack([bench.to_numpy(row) for row in y]) if isinstance(y, list) else bench.to_numpy(y)
 
 
 def _bound(product: Product, held: Prepared) -> Callable[[Any], Any]:
@@ -214,17 +274,17 @@ def _checked(
     by_float32 = _rounded(w.dequantize("float32"), dtype)  # biases and wide scales: the kernel's own sum rounds first
     try:
         if op in ("dequantize", "embedding"):
-            return Outcome(codec, op, word, dtype, bool(np.array_equal(bench.to_numpy(call(None)), exact)), 0.0)
+            return Outcome(codec, bench.route, op, word, dtype, bool(np.array_equal(_numbers(bench, call(None)), exact)), 0.0)
         y = np.concatenate(
-            [bench.to_numpy(call(bench.to_device(block, dtype))) for block in np.split(np.eye(k, dtype=np.float32), 2)]
+            [_numbers(bench, call(bench.to_device(block, dtype))) for block in np.split(np.eye(k, dtype=np.float32), 2)]
         )
         one_hot = bool(np.array_equal(y.T, exact) or np.array_equal(y.T, by_float32))
         # Eight tokens, and more than a tile of them: a schedule may have a kernel for each.
         rounds = schedule == "dequantize_then_gemm"
         worst = max(_error(bench, w, m, dtype, call, rounds) for m in (1, 2, 8, 67))
-        return Outcome(codec, op, word, dtype, one_hot, worst, n=n, k=k)
+        return Outcome(codec, bench.route, op, word, dtype, one_hot, worst, n=n, k=k)
     except (HalfbyteError, RuntimeError, TypeError, ValueError, SyntaxError) as e:
-        return Outcome(codec, op, word, dtype, False, float("nan"), failure=" ".join(str(e).split())[:400])
+        return Outcome(codec, bench.route, op, word, dtype, False, float("nan"), failure=" ".join(str(e).split())[:400])
 
 
 def _rounded(a: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
@@ -238,7 +298,7 @@ def _error(bench: Bench, w: QTensor, m: int, dtype: str, call: Callable[[Any], A
     """Largest error as a share of its bound; `rounds`: the schedule rounds the weight to x's dtype first, as its name says."""
     k = w.shape[1]
     x = _rounded(np.random.default_rng(m).standard_normal((m, k)).astype(np.float32), dtype)
-    y = bench.to_numpy(call(bench.to_device(x, dtype))).astype(np.float64)
+    y = _numbers(bench, call(bench.to_device(x, dtype))).astype(np.float64)
     x64, w64 = x.astype(np.float64), w.dequantize("float32").astype(np.float64)
     size = np.abs(x64) @ np.abs(w64).T
     if w.format.bias:  # code · scale and bias cancel
@@ -250,55 +310,55 @@ def _error(bench: Bench, w: QTensor, m: int, dtype: str, call: Callable[[Any], A
     return float(np.inf if np.isnan(share).any() else share.max())
 
 
-def _timed(bench: Bench, checked: Outcome, w: QTensor, large: Prepared, m: int, product: Product) -> Outcome:
-    n, k = large.shape
+def _timed(bench: Bench, checked: Outcome, w: QTensor, large: list[Prepared], m: int, product: Product) -> Outcome:
+    n, k = large[0].shape
     x = bench.to_device(np.random.default_rng(0).standard_normal((m, k)).astype(np.float32), checked.dtype)
-    us = median_us(lambda: product(x, large), bench.wait)
+    us = median_us(lambda i: product(x, large[i % len(large)]), bench.wait)
     peer = _mlx_us(w, (m, n, k), checked.dtype) if bench.backend.device == "mps" else None
     dense = None
     if bench.dense is not None:
-        multiply, d = bench.dense, bench.to_device(np.zeros((n, k), np.float32), checked.dtype)
-        dense = median_us(lambda: multiply(x, d), bench.wait)
-    return Outcome(
-        checked.format, checked.op, checked.schedule, checked.dtype, checked.one_hot, checked.worst, m, n, k, us,
-        large.nbytes / us / 1e3, peer, dense,
-    )  # fmt: skip
+        multiply = bench.dense
+        count = min(32, ROTATED_BYTES // (2 * n * k) + 1)
+        copies = [bench.to_device(np.zeros((n, k), np.float32), checked.dtype) for _ in range(count)]
+        dense = median_us(lambda i: multiply(x, copies[i % len(copies)]), bench.wait)
+    return replace(checked, m=m, n=n, k=k, time_us=us, gbps=large[0].nbytes / us / 1e3, peer_us=peer, dense_us=dense)
 
 
-def median_us(call: Callable[[], Any], wait: Callable[[], None], repeats: int = 7) -> float:
-    """Median time of a call in µs: each sample is as many calls as fill 5 ms, then one wait."""
-    call()
-    wait()
+def median_us(call: Callable[[int], Any], wait: Callable[[list[Any]], object], repeats: int = 7) -> float:
+    """Median time of a call in µs: each sample is as many calls as fill 5 ms, then one wait. `call` is given its number."""
+    wait([call(0)])
     start = time.perf_counter()
-    call()
-    wait()
+    wait([call(1)])
     inner = max(1, int(0.005 / max(1e-7, time.perf_counter() - start)))
-    samples = []
+    samples, count = [], 2
     for _ in range(repeats):
         start = time.perf_counter()
-        for _ in range(inner):
-            call()
-        wait()
+        wait([call(count + i) for i in range(inner)])
         samples.append((time.perf_counter() - start) / inner * 1e6)
+        count += inner
     return statistics.median(samples)
 
 
 def _mlx_us(w: QTensor, size: tuple[int, int, int], dtype: str) -> float | None:
     """Time of `mx.quantized_matmul` at (m, n, k), when MLX is installed and has the format."""
-    try:
-        import mlx.core as mx
-
-        from .mlx.verbs import native_mode, prepare
-    except ModuleNotFoundError:
+    if importlib.util.find_spec("mlx") is None:
         return None
+    import mlx.core as mx
+
+    from .mlx.backend import MLXBackend
+    from .mlx.verbs import native_mode
+
     mode = native_mode(w.format, dtype)
-    if mode is None or not mx.metal.is_available():
+    if mode is None:
         return None
     m, n, k = size
-    held = prepare(random_weight(str(format_named(w.format.name, w.format.group_size)), n, k))
-    x = mx.zeros((m, k), getattr(mx, dtype))
-    words = held.codes.view(mx.uint32)
-    mx.eval(words, held.scales, x)
-    return median_us(
-        lambda: mx.eval(mx.quantized_matmul(x, words, held.scales, held.addends, transpose=True, **mode)), lambda: None
-    )
+    held = [p.data for p in _copies(MLXBackend(), random_weight(str(format_named(w.format.name, w.format.group_size)), n, k))]
+    words = [h.codes.view(mx.uint32) for h in held]
+    x = mx.array(np.random.default_rng(0).standard_normal((m, k)).astype(np.float32)).astype(getattr(mx, dtype))
+    mx.eval(words, x, [h.scales for h in held])
+
+    def call(i: int) -> Any:
+        h = held[i % len(held)]
+        return mx.quantized_matmul(x, words[i % len(held)], h.scales, h.addends, transpose=True, **mode)
+
+    return median_us(call, mx.eval)

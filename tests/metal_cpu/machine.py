@@ -201,7 +201,6 @@ class Library:
         group: Sequence[int],
         *,
         flush: bool = True,
-        fragment_layout: int = 0,
         may_leave: Sequence[str] = (),
     ) -> None:
         """Run a grid of threads.
@@ -227,7 +226,7 @@ class Library:
         variables = [v for v in self._variables if v[2]]
         low = min((address for _, address, _ in variables), default=0)
         high = max((address + size + GUARD_BYTES for _, address, size in variables), default=0)
-        runtime.hb_begin(ctypes.c_void_p(low), ctypes.c_void_p(high), fragment_layout)
+        runtime.hb_begin(ctypes.c_void_p(low), ctypes.c_void_p(high))
         keep: list[Any] = []
         named: list[tuple[str, int]] = []
         outputs: list[tuple[np.ndarray, np.ndarray, bytes]] = []
@@ -238,9 +237,9 @@ class Library:
         for i, (p, value) in enumerate(zip(signature.buffers, arguments, strict=True)):
             label = p.name.encode()
             raw = np.ascontiguousarray(value if isinstance(value, np.ndarray) else np.asarray(value, np.int64))
-            # A copy at the end of a guarded area: the first byte beyond it belongs to nobody.
+            # A copy between guard zones, the bytes around it nobody's, beginning as far from a multiple of 16 as the array does.
             area = np.full(raw.nbytes + 2 * GUARD_BYTES, 0xA5, np.uint8)
-            start = -area.ctypes.data % 16 + GUARD_BYTES // 2
+            start = -area.ctypes.data % 16 + GUARD_BYTES // 2 + raw.ctypes.data % 16
             held = area[start : start + raw.nbytes]
             held[:] = raw.reshape(-1).view(np.uint8)
             written = p.space == "device" and not p.const

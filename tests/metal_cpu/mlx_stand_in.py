@@ -2,7 +2,8 @@
 
 It writes the signature from what it is given: an input of fewer than 8 elements is a `constant` pointer, a 0-d input a `constant`
 reference, all others `device` pointers of the array's dtype; built-in values appear when their name stands in the source, and
-`NAME_shape`, `NAME_strides`, `NAME_ndim` likewise. Inputs are made row contiguous. The grid counts threads.
+`NAME_shape`, `NAME_strides`, `NAME_ndim` likewise. Inputs are made row contiguous, which leaves a view of neighbouring elements
+where it is, at whatever offset. The grid counts threads.
 """
 
 from __future__ import annotations
@@ -97,8 +98,29 @@ def _numpy_dtype(d: mx.Dtype) -> Any:
     return np.uint16 if d == mx.bfloat16 else np.dtype(str(d).removeprefix("mlx.core."))
 
 
+def _address(a: mx.array) -> int:
+    return np.array(a, copy=False).ctypes.data
+
+
+BASE = _address(mx.zeros(64)) % 16
+"""Where MLX's CPU allocator puts the first byte of an array; on Metal that is a multiple of 16 and more."""
+
+
 def _to_numpy(a: mx.array) -> np.ndarray:
-    return np.array(mx.contiguous(a).view(mx.uint16) if a.dtype == mx.bfloat16 else a)
+    """The array's numbers, as far from a multiple of 16 bytes as the array is from its own allocation's beginning."""
+    held = mx.contiguous(a)
+    held = held.view(mx.uint16) if a.dtype == mx.bfloat16 else held
+    mx.eval(held)
+    value = np.array(held, copy=False)
+    if not value.size:
+        return np.array(value)
+    offset = (value.ctypes.data - BASE) % 16
+    room = np.empty(value.nbytes + 32, np.uint8)
+    start = -room.ctypes.data % 16 + offset
+    out = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape) if offset % value.itemsize == 0 else None
+    assert out is not None, "MLX aligns elements"
+    out[...] = value
+    return out
 
 
 def _to_mlx(a: np.ndarray, d: mx.Dtype) -> mx.array:

@@ -118,6 +118,9 @@ FAULTS: dict[str, Planted] = {
     ),
     "a place nobody writes": Planted("if (i != 50) y[i] = x[i];", "byte 200 of the output y was never written"),
     "misaligned": Planted("y[i] = x[i]; if (i == 1) y[i] = (*(const device float2*)(x + 1)).x;", "misaligned: read of 8 bytes at byte 4 of x"),
+    "misaligned by sixteen": Planted(
+        "y[i] = x[i]; if (i == 1) y[i] = (*(const device float4*)(x + 2)).x;", "misaligned: read of 16 bytes at byte 8 of x"
+    ),
     "division by zero": Planted("y[i] = x[i / (63 - i)];", "undefined: integer division by zero"),
     "too much threadgroup memory": Planted(
         f"threadgroup float t[8200]; t[i] = x[i]; {BAR} y[i] = t[i];", "32800 bytes of threadgroup memory; 32768 is all"
@@ -158,6 +161,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "assembly": ('asm("nop"); y[i] = x[i];', "no inline assembly"),
     "another pragma": ("\n#pragma METAL fp contract(fast)\ny[i] = x[i];", "the one pragma"),
     "C++17": ("if constexpr (sizeof(float) == 4) y[i] = x[i];", "MSL 3 is C\\+\\+14"),
+    "elements of a matrix": ("simdgroup_float8x8 m; m.thread_elements()[0] = x[i]; y[i] = x[i];", "which lane holds which element"),
+    "a macro of Apple's headers": ("y[i] = once(x[i]);", "macro of Apple's headers"),
+    "derived class": ("struct base { float v; }; struct more : base { float u; }; y[i] = x[i];", "no derived classes"),
+    "noexcept": ("y[i] = noexcept(x[i]) ? x[i] : 0.0f;", "not in MSL"),
     "OpenCL words": ("global float* p = y; p[i] = x[i];", "not MSL's words"),
 }
 """What clang might take and the lint refuses: body, reason."""
@@ -169,6 +176,9 @@ NOT_COMPILED: dict[str, tuple[str, str]] = {
         "cannot initialize",
     ),
     "threadgroup variable in a function": ("y[i] = helper(x[i]);", "function scope|address space|local variable"),
+    "a product of matrices of two types": (
+        "simdgroup_half8x8 a, b; simdgroup_float8x8 c; simdgroup_multiply_accumulate(c, a, b, c); y[i] = x[i];", "no matching function",
+    ),
     "unknown function": ("y[i] = erfinv(x[i]);", "undeclared identifier"),
     "threadgroup variable in a branch": ("if (i < 64) { threadgroup float t[64]; t[i] = x[i]; y[i] = t[i]; }", "scope"),
     "program variable that is no constant": ("counter = 1.0f; y[i] = counter;", "address space|undeclared"),
@@ -176,8 +186,9 @@ NOT_COMPILED: dict[str, tuple[str, str]] = {
 """What the compiler refuses by itself: body, part of its message."""
 
 ASIDE = {
-    "recursion": "METAL_FUNC float again(float v, int n) { return n ? again(v, n - 1) : v; }\n",
-    "function pointer": "METAL_FUNC float once(float v) { return v; }\n",
-    "threadgroup variable in a function": "METAL_FUNC float helper(float v) { threadgroup float t[4]; t[0] = v; return t[0]; }\n",
+    "a macro of Apple's headers": "METAL_FUNC float once(float v) { return v; }\n",
+    "recursion": "inline float again(float v, int n) { return n ? again(v, n - 1) : v; }\n",
+    "function pointer": "inline float once(float v) { return v; }\n",
+    "threadgroup variable in a function": "inline float helper(float v) { threadgroup float t[4]; t[0] = v; return t[0]; }\n",
 }
 """Functions those bodies need."""

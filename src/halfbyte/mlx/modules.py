@@ -29,7 +29,7 @@ class Packed(nn.Module):  # type: ignore[misc] # mlx is not type-checked
 
     def __init__(self, weight: MetalWeight) -> None:
         super().__init__()
-        self._format, self._shape, self._zeros = weight.format, weight.shape, weight.zeros
+        self._format, self._shape = weight.format, weight.shape
         for name in _ARRAYS:
             a = getattr(weight, name)
             if a is not None:
@@ -39,7 +39,7 @@ class Packed(nn.Module):  # type: ignore[misc] # mlx is not type-checked
     def weight(self) -> MetalWeight:
         """The packed weight, over the module's current arrays."""
         arrays = {name: self.get(name) for name in _ARRAYS}
-        return MetalWeight(format=self._format, shape=self._shape, zeros=self._zeros, **arrays)
+        return MetalWeight(format=self._format, shape=self._shape, **arrays)
 
     def _extra_repr(self) -> str:
         return f"shape={self._shape}, {self._format}"

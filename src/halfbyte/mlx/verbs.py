@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..backends.base import SCHEDULES
 from ..backends.metal import launch
 from ..backends.metal.experts import experts as metal_experts
+from ..backends.metal.kernels import ACTIVATIONS
 from ..backends.metal.mlx_route import DTYPES, MLXRoute
 from ..backends.metal.weight import MetalWeight, metal_weight
 from ..errors import BackendError, ShapeError
@@ -88,7 +89,7 @@ def linear(x: mx.array, w: MetalWeight, bias: mx.array | None = None, *, schedul
     lead = tuple(int(d) for d in x.shape[:-1])
     flat = x.reshape(math.prod(lead), k)
     if schedule in (None, "mlx") and mode is not None and n and k and flat.shape[0]:
-        words = w.codes.view(mx.uint32)
+        words = _route().aligned(w.codes, 4).view(mx.uint32)
         y = mx.quantized_matmul(flat, words, w.scales, w.addends, transpose=True, **mode)
         return (y if bias is None else y + bias.astype(x.dtype)).reshape(*lead, n)
     if on_metal():
@@ -148,6 +149,14 @@ def experts(
     _dtype("experts", x)
     lead, k = x.shape[:-1], x.shape[-1]
     flat = x.reshape(-1, k)
+    if activation not in ACTIVATIONS:
+        raise ShapeError(f"[experts] activation {activation!r}; allowed: {', '.join(ACTIVATIONS)}")
+    f = gate_up.shape[1] // (1 if activation == "none" else 2)
+    if gate_up.shape[2] != k or down.shape != (gate_up.shape[0], down.shape[1], f):
+        raise ShapeError(
+            f"[experts] x {tuple(x.shape)}, gate_up {gate_up.shape}, down {down.shape}, activation {activation!r}; allowed: "
+            f"x (m, k), gate_up (e, {'f' if activation == 'none' else '2 f'}, k), down (e, h, f)"
+        )
     if tuple(indices.shape) != tuple(weights.shape) or indices.ndim != 2 or indices.shape[0] != flat.shape[0]:
         raise ShapeError(
             f"[experts] indices {tuple(indices.shape)}, weights {tuple(weights.shape)} for {flat.shape[0]} tokens; "
@@ -181,6 +190,4 @@ def gated(kind: str, h: mx.array, interleaved: bool, limit: float = 7.0, alpha: 
     if kind == "swiglu_clamped":
         g, u = mx.minimum(g, limit), mx.clip(u, -limit, limit)
         return g * mx.sigmoid(alpha * g) * (u + 1)
-    if kind == "geglu":
-        return 0.5 * g * (1 + mx.tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u
-    raise ShapeError(f"[experts] activation {kind!r}; allowed: swiglu, swiglu_clamped, geglu, none")
+    return 0.5 * g * (1 + mx.tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u

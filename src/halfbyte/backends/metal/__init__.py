@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import BackendError, ShapeError
 from ...qtensor import QTensor
 from ..base import SCHEDULES, Backend, Call, Prepared
-from .weight import MetalWeight, canonical_parts, metal_weight, refusal
+from .weight import MetalWeight, canonical_parts, fused_refusal, metal_weight, refusal
 
 if TYPE_CHECKING:
     from .torch_route import TorchRoute
@@ -51,13 +51,7 @@ class MetalBackend(Backend):
         if call.schedule not in (None, *SCHEDULES):
             return f"schedule {call.schedule!r} has no Metal kernel; there are {', '.join(SCHEDULES)}"
         why = refusal(call.format)
-        if (
-            why is None
-            and call.schedule == "fused"
-            and (call.format.bits != 4 or call.format.element not in ("e2m1", "int", "uint"))
-        ):
-            return f"the fused schedule stages 4-bit integers and E2M1, not {call.format.name}"
-        return why
+        return fused_refusal(call.format) if why is None and call.schedule == "fused" else why
 
     @property
     def route(self) -> TorchRoute:
@@ -135,7 +129,7 @@ class MetalBackend(Backend):
 
 def _nbytes(w: MetalWeight) -> int:
     held = (w.codes, w.scales, w.addends, w.factors, w.order)
-    return sum(t.numel() * t.element_size() for t in held if t is not None)
+    return sum(t.nbytes for t in held if t is not None)
 
 
 __all__ = ["BackendError", "MetalBackend"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from . import kernels
 from .kernels import MATVEC_ROWS, TILE
-from .launch import _ceil
+from .launch import _ceil, weight_arrays
 from .route import Route
 from .weight import MetalWeight
 
@@ -76,7 +76,7 @@ class _Place:
         n = w.shape[1]
         outputs = n if activation == "none" else n // 2
         tokens, stride = route.rows(x, 8 * w.units, w.order)
-        codes = [w.codes, w.scales, w.scales if w.addends is None else w.addends]
+        codes = weight_arrays(route, w)
         last = [w.factors if bias is None else route.cast(bias, "float32"), w.factors]
         has_bias, floats = int(bias is not None), [w.format.divisor, limit, alpha]
         shapes = [(self.rows, outputs)]

@@ -17,9 +17,14 @@ TILE = 64  # outputs and tokens of a threadgroup, as in shaders/gemm_tile.metal
 GEMM_GROUP = (128, 1, 1)
 SINGLE_STAGE_FLOATS = 2 * TILE * 36
 DOUBLE_BUFFERED_FLOATS = 2 * 2 * TILE * 20
-FUSED_ROW = 40  # numbers of a row of the fused x tile
-FUSED = {"": 64, "wide": 128, "registers": 64}
-"""Variant of the fused schedule -> numbers of staging a simdgroup."""
+FUSED_FLOATS = TILE * 36
+FUSED = {"": 4 * 16, "wide": 4 * 96}
+"""Variant of the fused schedule -> float4 of staging, of four simdgroups."""
+E2M1_DECODERS = {
+    "": "e2m1_code", "single": "e2m1_single_code", "subnormal": "e2m1_subnormal_code", "constant": "e2m1_constant_code",
+    "threadgroup": "e2m1_threadgroup_code",
+}  # fmt: skip
+"""Ways to decode E2M1: "" in pairs, what every kernel does; the others are variants of two kernels, to be compared on a Mac."""
 
 ELEMENTS = {
     "e2m1": "e2m1_code", "e2m3": "e2m3_code", "e3m2": "e3m2_code", "e4m3": "e4m3_code", "e5m2": "e5m2_code", "nf4": "nf4_code",
@@ -33,14 +38,13 @@ SCALES = {
 SCALE_DTYPES = {"e8m0": "uint8", "e4m3": "uint8", "ue4m3": "uint8"}
 FACTORS = {"": "NO_FACTOR", "multiply": "MULTIPLY", "divide": "DIVIDE"}
 ACTIVATIONS = {"none": "NONE", "swiglu": "SWIGLU", "swiglu_clamped": "SWIGLU_CLAMPED", "geglu": "GEGLU"}
-FUSED_ELEMENTS = ("e2m1", "uint", "int")
-"""Elements whose codes are exact in half and bfloat, as the fused staging holds them."""
-
 PLACE = ("threadgroup_position_in_grid", "simdgroup_index_in_threadgroup", "thread_index_in_simdgroup")
 
 
-def element_type(fmt: Format) -> str:
+def element_type(fmt: Format, decoder: str = "") -> str:
     """MSL type of the element codec."""
+    if decoder:
+        return E2M1_DECODERS[decoder]
     if fmt.element in ("uint", "int", "mxint"):
         return f"{fmt.element}_code<{fmt.bits}>"
     return ELEMENTS[fmt.element]
@@ -51,10 +55,10 @@ def addend_kind(fmt: Format) -> str:
     return "ZEROS" if fmt.zero == "int" else "BIASES" if fmt.bias else "NO_ADDEND"
 
 
-def codec_type(fmt: Format, order: str = "packed_rows") -> str:
+def codec_type(fmt: Format, order: str = "packed_rows", decoder: str = "") -> str:
     """MSL type of a weight."""
     group = max(0, fmt.group_size)
-    return f"{order}<{element_type(fmt)}, {SCALES[fmt.scale]}, {addend_kind(fmt)}, {group}>"
+    return f"{order}<{element_type(fmt, decoder)}, {SCALES[fmt.scale]}, {addend_kind(fmt)}, {group}>"
 
 
 def codec_name(fmt: Format) -> str:
@@ -73,16 +77,24 @@ def weight_buffers(fmt: Format, codes: str = "uint8") -> tuple[Buffer, ...]:
     return Buffer("codes", codes), Buffer("scales", scale), Buffer("addends", "int16" if fmt.zero == "int" else scale)
 
 
-_ROWS = "W w = {codes, scales, addends, uint(units), uint(groups)};\n"
+_ROWS = "W w = {codes, scales, addends, uint(units), uint(groups), {}};\n"
 _LAST = (Buffer("bias", "float32"), Buffer("factors", "float32"))
 
 
-def _body(fmt: Format, dtype: str, lines: str, order: str = "packed_rows") -> str:
+def _body(fmt: Format, dtype: str, lines: str, order: str = "packed_rows", decoder: str = "") -> str:
     text = (
-        f"using namespace halfbyte;\ntypedef {codec_type(fmt, order)} W;\ntypedef {MSL_TYPES[dtype]} T;\n"
+        f"using namespace halfbyte;\ntypedef {codec_type(fmt, order, decoder)} W;\ntypedef {MSL_TYPES[dtype]} T;\n"
         f"constexpr int OP = {FACTORS[fmt.global_op]};\n(void)OP;\n{lines}"
     )
     return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def _table(decoder: str) -> str:
+    """Lines behind `w` that fill the look-up table in threadgroup memory, for the decoder that reads one."""
+    if decoder != "threadgroup":
+        return ""
+    fill = "fill_e2m1_table(table, simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup);\n"
+    return f"threadgroup float table[16];\nw.decode.table = table;\n{fill}"
 
 
 def dequantize(fmt: Format, dtype: str, gather: bool = False) -> Kernel:
@@ -103,31 +115,30 @@ def embedding(fmt: Format, dtype: str) -> Kernel:
     return dequantize(fmt, dtype, gather=True)
 
 
-def matvec(fmt: Format, dtype: str, tokens: int = 1, table: bool = False) -> Kernel:
-    """y for up to `tokens` rows of x a threadgroup. table: E2M1 looked up in constant memory, the twin to compare with."""
+def matvec(fmt: Format, dtype: str, tokens: int = 1, decoder: str = "") -> Kernel:
+    """y for up to `tokens` rows of x a threadgroup. decoder: one of E2M1_DECODERS."""
     floats = MATVEC_SIMDGROUPS * MATVEC_ROWS * tokens
     body = (
         f"threadgroup float partial[{floats}];\n"
         + _ROWS
+        + _table(decoder)
         + f"matvec<W, T, OP, {tokens}>(w, x, ulong(x_row), bias, has_bias != 0, factors[0],\n"
         + "    divisor, y, uint(m), uint(n), partial, threadgroup_position_in_grid.x, threadgroup_position_in_grid.y,\n"
         + "    simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
-    text, name = _body(fmt, dtype, body), _name("matvec", fmt, dtype, f"t{tokens}")
-    if table:
-        text, name = text.replace("e2m1_code", "e2m1_table_code"), f"{name}_table"
     return Kernel(
-        name, (*weight_buffers(fmt), Buffer("x", dtype), *_LAST), ("units", "groups", "m", "n", "x_row", "has_bias"),
-        ("divisor",), (Buffer("y", dtype),), text, (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
+        _name("matvec", fmt, dtype, f"t{tokens}", *filter(None, [decoder])), (*weight_buffers(fmt), Buffer("x", dtype), *_LAST),
+        ("units", "groups", "m", "n", "x_row", "has_bias"), ("divisor",), (Buffer("y", dtype),),
+        _body(fmt, dtype, body, decoder=decoder), (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
     )  # fmt: skip
 
 
 def _gemm(function: str, name: str, floats: int, fmt: Format, dtype: str) -> Kernel:
     body = (
-        f"threadgroup float tiles[{floats}];\n"
+        f"threadgroup float4 tiles[{floats // 4}];\n"
         + _ROWS
         + f"{function}<W, T, OP>(w, x, ulong(x_row), bias, has_bias != 0, factors[0], divisor,\n"
-        + "    y, uint(m), uint(n), tiles, threadgroup_position_in_grid.xy, simdgroup_index_in_threadgroup,\n"
+        + "    y, uint(m), uint(n), (threadgroup float*)tiles, threadgroup_position_in_grid.xy, simdgroup_index_in_threadgroup,\n"
         + "    thread_index_in_simdgroup);\n"
     )
     return Kernel(
@@ -155,9 +166,9 @@ def _gemm_name(fmt: Format, dtype: str, schedule: str = "") -> str:
 def gemm_striped(fmt: Format, dtype: str) -> Kernel:
     """gemm_fp4_striped, first pass: equal shares of all tiles' steps, partial sums to `pieces`."""
     body = (
-        f"threadgroup float tiles[{SINGLE_STAGE_FLOATS}];\n"
+        f"threadgroup float4 tiles[{SINGLE_STAGE_FLOATS // 4}];\n"
         + _ROWS
-        + "gemm_striped<W, T>(w, x, ulong(x_row), pieces, uint(m), uint(n), uint(per_stripe), tiles,\n"
+        + "gemm_striped<W, T>(w, x, ulong(x_row), pieces, uint(m), uint(n), uint(per_stripe), (threadgroup float*)tiles,\n"
         + "    threadgroup_position_in_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
     return Kernel(
@@ -179,38 +190,37 @@ def gemm_striped_reduce(global_op: str, dtype: str) -> Kernel:
     )  # fmt: skip
 
 
-def gemm_fused(fmt: Format, dtype: str, variant: str = "") -> Kernel:
-    """gemm_fused_fp4, gemm_fused_u4 and their kin; variant "" (plain), "wide" or "registers".
+def gemm_fused(fmt: Format, dtype: str, variant: str = "", decoder: str = "") -> Kernel:
+    """gemm_fused_fp4, gemm_fused_u4 and their kin; variant "" (plain) or "wide", decoder one of E2M1_DECODERS.
 
     Word and scale strides are arguments, so one kernel reads [k/8, n] words and words in rows.
     """
-    t = MSL_TYPES[dtype]
     function = "_".join(filter(None, ["gemm_fused", variant]))
-    stage = FUSED[variant]
     body = (
-        f"threadgroup {t} x_tile[{TILE * FUSED_ROW}];\n"
-        f"threadgroup {t} stages[{4 * stage}];\n"
-        "W w = {codes, scales, addends, ulong(word_n), ulong(word_k), ulong(scale_n), ulong(scale_g), uint(units)};\n"
+        f"threadgroup float4 x_tile[{FUSED_FLOATS // 4}];\n"
+        f"threadgroup float4 stages[{FUSED[variant]}];\n"
+        "W w = {codes, scales, addends, ulong(word_n), ulong(word_k), ulong(scale_n), ulong(scale_g), uint(units), {}};\n"
+        f"{_table(decoder)}"
         f"{function}<W, T, OP>(w, x, ulong(x_row), bias, has_bias != 0, factors[0], divisor, y, uint(m),\n"
-        "    uint(n), x_tile, stages, threadgroup_position_in_grid.xy, simdgroup_index_in_threadgroup,\n"
-        "    thread_index_in_simdgroup);\n"
+        "    uint(n), (threadgroup float*)x_tile, (threadgroup float*)stages, threadgroup_position_in_grid.xy,\n"
+        "    simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
     return Kernel(
-        _name(function, fmt, dtype), (*weight_buffers(fmt, "uint32"), Buffer("x", dtype), *_LAST),
+        _name(function, fmt, dtype, *filter(None, [decoder])), (*weight_buffers(fmt, "uint32"), Buffer("x", dtype), *_LAST),
         ("units", "word_n", "word_k", "scale_n", "scale_g", "m", "n", "x_row", "has_bias"), ("divisor",), (Buffer("y", dtype),),
-        _body(fmt, dtype, body, "packed_words"), GEMM_GROUP,
+        _body(fmt, dtype, body, "packed_words", decoder), GEMM_GROUP,
     )  # fmt: skip
 
 
 def experts_gemm(fmt: Format, dtype: str, activation: str, down: bool) -> Kernel:
     """Products of routed tokens grouped by expert; float32 out."""
     body = (
-        f"threadgroup float tiles[{SINGLE_STAGE_FLOATS}];\n"
+        f"threadgroup float4 tiles[{SINGLE_STAGE_FLOATS // 4}];\n"
         + _ROWS
         + f"experts_gemm<W, T, OP, {ACTIVATIONS[activation]}, {str(down).lower()}>(w, x,\n"
         + "    ulong(x_row), order, offsets, bias, has_bias != 0, factors, divisor, y, uint(n), uint(experts), uint(top_k),\n"
-        + "    uint(half_rows), limit, alpha, tiles, threadgroup_position_in_grid.xy, simdgroup_index_in_threadgroup,\n"
-        + "    thread_index_in_simdgroup);\n"
+        + "    uint(half_rows), limit, alpha, (threadgroup float*)tiles, threadgroup_position_in_grid.xy,\n"
+        + "    simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
     return Kernel(
         _name("experts", fmt, dtype, activation, *(["down"] if down else [])),
@@ -266,7 +276,6 @@ def rmsnorm_matvec(fmt: Format, dtype: str) -> Kernel:
 NAMED: dict[str, Callable[[Format, str], Kernel]] = {
     "dequantize": dequantize, "embedding": embedding, "matvec": matvec, "gemm_single_stage": gemm_single_stage,
     "gemm": gemm_double_buffered, "gemm_striped": gemm_striped, "gemm_fused": gemm_fused,
-    "gemm_fused_wide": lambda f, t: gemm_fused(f, t, "wide"), "gemm_fused_registers": lambda f, t: gemm_fused(f, t, "registers"),
-    "rmsnorm_matvec": rmsnorm_matvec,
+    "gemm_fused_wide": lambda f, t: gemm_fused(f, t, "wide"), "rmsnorm_matvec": rmsnorm_matvec,
 }  # fmt: skip
 """Kernels of one weight by the word users write."""

@@ -12,7 +12,7 @@ from ...errors import BackendError
 from . import kernels
 from .kernels import GEMM_GROUP, MATVEC_ROWS, MATVEC_SIMDGROUPS, SIMDGROUP, TILE
 from .route import Route
-from .weight import FEWEST_ELEMENTS, MetalWeight, size_of
+from .weight import FEWEST_ELEMENTS, MetalWeight, fused_refusal, size_of
 
 MATVEC_M = 8
 """Tokens up to which the matrix-vector kernel serves; computed, not measured: past 8 a 64-token tile does less work a weight."""
@@ -24,8 +24,9 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _weight(w: MetalWeight) -> list[Any]:
-    return [w.codes, w.scales, w.scales if w.addends is None else w.addends]
+def weight_arrays(route: Route, w: MetalWeight) -> list[Any]:
+    """Codes, scales, addends, as every kernel takes them."""
+    return [route.aligned(w.codes, w.word_bytes), w.scales, w.scales if w.addends is None else w.addends]
 
 
 def dequantize(route: Route, w: MetalWeight, dtype: str, ids: Any | None = None) -> Any:
@@ -39,8 +40,9 @@ def dequantize(route: Route, w: MetalWeight, dtype: str, ids: Any | None = None)
     across, down, _ = kernel.group
     threads = (_ceil(w.units, across) * across, _ceil(rows, down) * down, 1)
     (y,) = route.run(
-        kernel, [*_weight(w), index, w.factors], [w.units, w.groups, k, rows], [w.format.divisor], [(rows, k)], threads
-    )
+        kernel, [*weight_arrays(route, w), index, w.factors], [w.units, w.groups, k, rows], [w.format.divisor], [(rows, k)],
+        threads,
+    )  # fmt: skip
     return y if w.order is None else route.take_columns(y, w.order)
 
 
@@ -61,7 +63,7 @@ class Product:
         threads = (groups[0] * kernel.group[0], groups[1], 1)
         (y,) = self.route.run(
             kernel,
-            [*_weight(self.w), self.x, self.bias, self.w.factors],
+            [*weight_arrays(self.route, self.w), self.x, self.bias, self.w.factors],
             ints,
             [self.w.format.divisor],
             [(self.m, self.n)],
@@ -84,7 +86,7 @@ def linear(route: Route, x: Any, w: MetalWeight, bias: Any | None = None, schedu
     if schedule is None:
         if m <= MATVEC_M:
             return matvec(p)
-        schedule = "double-buffered" if w.fused_refusal(dtype) else "fused"
+        schedule = "double-buffered" if fused_refusal(w.format) else "fused"
     tiles = (_ceil(n, TILE), _ceil(m, TILE))
     if schedule == "fused":
         return fused(p, "wide")
@@ -94,20 +96,20 @@ def linear(route: Route, x: Any, w: MetalWeight, bias: Any | None = None, schedu
     return p.run(make(w.format, dtype), [w.groups], tiles)
 
 
-def matvec(p: Product, table: bool = False) -> Any:
-    """The m ≤ 8 schedule: 1, 2 or 4 tokens a threadgroup. table: the look-up twin of E2M1."""
+def matvec(p: Product, decoder: str = "") -> Any:
+    """The m ≤ 8 schedule: 1, 2 or 4 tokens a threadgroup."""
     tokens = 1 if p.m == 1 else 2 if p.m == 2 else 4
-    kernel = kernels.matvec(p.w.format, p.dtype, tokens, table)
+    kernel = kernels.matvec(p.w.format, p.dtype, tokens, decoder)
     return p.run(kernel, [p.w.groups], (_ceil(p.n, MATVEC_ROWS), _ceil(p.m, tokens)))
 
 
-def fused(p: Product, variant: str) -> Any:
+def fused(p: Product, variant: str, decoder: str = "") -> Any:
     """The fused schedule on weights in rows; variant "" is the plain design."""
-    why = p.w.fused_refusal(p.dtype)
+    why = fused_refusal(p.w.format)
     if why:
         raise BackendError(f"[metal] {why}")
-    kernel = kernels.gemm_fused(p.w.format, p.dtype, variant)
-    p.w = replace(p.w, codes=p.route.words(p.w.codes))
+    kernel = kernels.gemm_fused(p.w.format, p.dtype, variant, decoder)
+    p.w = replace(p.w, codes=p.route.words(p.route.aligned(p.w.codes, 4)))
     return p.run(kernel, [p.w.units, 1, p.w.groups, 1], (_ceil(p.n, TILE), _ceil(p.m, TILE)))
 
 
@@ -119,8 +121,8 @@ def striped(p: Product) -> Any:
     stripes = _ceil(tiles * steps, per_stripe)
     first = kernels.gemm_striped(w.format, p.dtype)
     (pieces,) = route.run(
-        first, [*_weight(w), p.x], [w.units, w.groups, p.m, p.n, p.stride, per_stripe], [], [(stripes + tiles, TILE, TILE)],
-        (stripes * GEMM_GROUP[0], 1, 1),
+        first, [*weight_arrays(route, w), p.x], [w.units, w.groups, p.m, p.n, p.stride, per_stripe], [],
+        [(stripes + tiles, TILE, TILE)], (stripes * GEMM_GROUP[0], 1, 1),
     )  # fmt: skip
     second = kernels.gemm_striped_reduce(w.format.global_op, p.dtype)
     across, down, _ = second.group
@@ -139,6 +141,7 @@ def rmsnorm_matvec(route: Route, x: Any, gain: Any, w: MetalWeight, eps: float) 
     kernel = kernels.rmsnorm_matvec(w.format, route.dtype_of(x))
     threads = (_ceil(n, MATVEC_ROWS) * SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1)
     (y,) = route.run(
-        kernel, [*_weight(w), row, gains, w.factors], [w.units, w.groups, n, k], [w.format.divisor, eps], [(n,)], threads
-    )
+        kernel, [*weight_arrays(route, w), row, gains, w.factors], [w.units, w.groups, n, k], [w.format.divisor, eps], [(n,)],
+        threads,
+    )  # fmt: skip
     return y

@@ -1,7 +1,8 @@
 """The MLX route: kernel bodies through `mx.fast.metal_kernel`, which writes the signature from the arrays it is given.
 
-Two of its rules shape this file. An array of fewer than 8 elements becomes a `constant` pointer, which the `device` parameters of
-the shared functions do not take: short arrays are padded. A 0-d array becomes a reference: that is how numbers are passed.
+Three of its rules shape this file. An array of fewer than 8 elements becomes a `constant` pointer, which the `device` parameters
+of the shared functions do not take: short arrays are padded. A 0-d array becomes a reference: that is how numbers are passed. A
+view is bound where it begins, and MLX does not say where that is: kernels read x one number at a time, and codes are looked at.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class MLXRoute:
             return mx.array(a.view(np.uint16)).view(mx.bfloat16)
         return mx.array(a)
 
+    def to_numpy(self, a: Any) -> NDArray[Any]:
+        """An array brought to the host; bfloat16 by ml_dtypes."""
+        return np.array(a.view(mx.uint16)).view(bfloat16) if a.dtype == mx.bfloat16 else np.array(a)
+
     def dtype_of(self, x: Any) -> str:
         return str(x.dtype).removeprefix("mlx.core.")
 
@@ -51,6 +56,15 @@ class MLXRoute:
 
     def cast(self, a: Any, dtype: str) -> Any:
         return mx.contiguous(a.astype(DTYPES[dtype]))
+
+    def aligned(self, codes: Any, nbytes: int) -> Any:
+        if nbytes == 1 or not codes.size:
+            return codes
+        try:
+            address = np.array(codes, copy=False).ctypes.data  # shared with the GPU: no copy
+        except ValueError:  # inside mx.compile there is no memory yet; the weights of `prepare` are aligned
+            return codes
+        return codes if address % nbytes == 0 else mx.array(np.array(codes))
 
     def words(self, codes: Any) -> Any:
         return codes.view(mx.uint32)

@@ -26,10 +26,16 @@ class Route(Protocol):
         """ "float32", "float16" or "bfloat16"."""
 
     def rows(self, x: Any, k: int, order: Any | None) -> tuple[Any, int]:
-        """x (m, k') with inputs in `order`, zero-padded to k inputs, rows of inner stride 1 on 16 bytes; and the row stride."""
+        """x (m, k') with inputs in `order`, zero-padded to k inputs, rows of inner stride 1; and the row stride.
+
+        It may begin at any element: kernels read x, scales, zero points and biases one number at a time.
+        """
 
     def cast(self, a: Any, dtype: str) -> Any:
         """`a` in another dtype, contiguous."""
+
+    def aligned(self, codes: Any, nbytes: int) -> Any:
+        """Bytes that begin at a multiple of `nbytes` in memory: `codes` themselves, or a copy of a view that does not."""
 
     def words(self, codes: Any) -> Any:
         """Bytes [..., 4 w] as 32-bit words [..., w]."""

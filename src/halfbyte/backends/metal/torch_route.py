@@ -48,13 +48,16 @@ class TorchRoute:
             x = x.index_select(1, order)
         if x.shape[1] != k:
             x = torch.nn.functional.pad(x, (0, k - x.shape[1]))
-        aligned = x.stride(0) % 8 == 0 and x.storage_offset() * x.element_size() % 16 == 0
-        if x.stride(1) != 1 or not aligned or x.stride(0) < k:
-            x = x.clone(memory_format=torch.contiguous_format)
+        if x.stride(1) != 1:
+            x = x.contiguous()
         return x, x.stride(0)
 
     def cast(self, a: Any, dtype: str) -> Any:
         return a.to(DTYPES[dtype]).contiguous()
+
+    def aligned(self, codes: Any, nbytes: int) -> Any:
+        # Storage itself begins on a page.
+        return codes if codes.storage_offset() * codes.element_size() % nbytes == 0 else codes.clone()
 
     def words(self, codes: Any) -> Any:
         return codes.view(torch.int32)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bits import pack, unpack
+from ...act_order import as_given, group_index, sorted_by_group
 from ...errors import BackendError
 from ...qtensor import QTensor
 from ...spec import Format
-from .kernels import ELEMENTS, FUSED_ELEMENTS, SCALES
+from .kernels import ELEMENTS, SCALES
 from .widen import one_level, one_level_format, widens
 
 FEWEST_ELEMENTS = 8
@@ -46,13 +46,17 @@ def refusal(fmt: Format) -> str | None:
     return None
 
 
+def fused_refusal(fmt: Format) -> str | None:
+    """Why the fused schedule has no kernel for this format, or None."""
+    return None if fmt.bits == 4 else f"the fused schedule reads words of eight 4-bit codes, not {fmt.name}"
+
+
 @dataclass(frozen=True)
 class MetalWeight:
     """Arrays of one weight (a stack has a leading expert axis), of NumPy or of a framework.
 
     codes    uint8 [*lead, n, units · bits]     scales  [*lead, n, groups]      addends  zero points (int16) or biases, or None
     factors  float32 [experts or 1, padded]     order   permutation that makes act-order groups contiguous, or None
-    zeros    largest magnitude of a zero point, which decides whether the fused kernels can stage code − zero exactly
     kept     group parts that `widen` rewrote, as they were, on the host
     """
 
@@ -63,13 +67,17 @@ class MetalWeight:
     addends: Any
     factors: Any
     order: Any
-    zeros: int
     kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
         """Eights of codes in a row, the last padded."""
         return -(-self.shape[-1] // 8)
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of the word kernels read codes in; the codes must begin at a multiple of it, and their rows then do."""
+        return {8: 8, 4: 4, 2: 2, 6: 2}.get(self.format.bits, 1)
 
     @property
     def groups(self) -> int:
@@ -84,30 +92,6 @@ class MetalWeight:
             kept={name: a[index] for name, a in self.kept.items()},
         )  # fmt: skip
 
-    def fused_refusal(self, dtype: str) -> str | None:
-        """Why the fused schedule cannot hold this weight's numbers exactly in x's dtype, or None."""
-        f = self.format
-        if f.bits != 4 or f.element not in FUSED_ELEMENTS:
-            return f"the fused schedule stages 4-bit integers and E2M1, not {f.name}"
-        most = {"float16": 2048, "bfloat16": 256, "float32": 1 << 24}[dtype]
-        if self.zeros + 15 > most:
-            return f"a zero point of {self.zeros} leaves differences that {dtype} does not hold"
-        return None
-
-
-def _contiguous_groups(q: QTensor) -> tuple[NDArray[np.uint8], NDArray[np.int32] | None]:
-    """Codes with act-order undone, and the order their inputs were taken in."""
-    index = q.parts.get("group_index")
-    if index is None:
-        return q.parts["codes"], None
-    k = q.shape[-1]
-    order = np.argsort(index, kind="stable")
-    counts = np.bincount(index, minlength=q.format.groups(k))
-    size = k if q.format.group_size == -1 else q.format.group_size
-    if (counts[:-1] != size).any():
-        raise BackendError(f"[metal] act-order groups hold {counts.min()} to {counts.max()} inputs; kernels take {size} each")
-    return pack(unpack(q.parts["codes"], q.format.bits, k)[..., order], q.format.bits), order.astype(np.int32)
-
 
 def _padded(a: NDArray[Any], count: int) -> NDArray[Any]:
     """The last axis padded with zeros to `count`."""
@@ -121,13 +105,12 @@ def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) 
     if why:
         raise BackendError(f"[metal] {why}")
     fmt, shape = q.format, q.shape
-    codes, order = _contiguous_groups(q)
+    codes, order = sorted_by_group(q, "metal")
     scales, addends = q.parts["scales"], q.parts.get("zeros", q.parts.get("biases"))
     kept: dict[str, NDArray[Any]] = {}
     if widens(fmt):
         fmt, (scales, addends) = one_level_format(fmt), one_level(q)
         kept = {p: a for p, a in q.parts.items() if p not in ("codes", "group_index", "global_scale")}
-    zeros = int(np.abs(q.parts["zeros"].astype(np.int32)).max(initial=0)) if fmt.zero == "int" else 0
     factors = np.asarray(q.parts.get("global_scale", np.float32(1)), np.float32).reshape(-1)
     if len(shape) > 2 and factors.size != shape[0]:
         factors = np.ones(shape[0], np.float32)
@@ -135,8 +118,8 @@ def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) 
     return MetalWeight(
         fmt, shape, array(np.ascontiguousarray(_padded(codes, units * fmt.bits))), array(np.ascontiguousarray(scales)),
         None if addends is None else array(np.ascontiguousarray(addends)),
-        array(np.ascontiguousarray(_padded(factors, factors.size + FEWEST_ELEMENTS))), None if order is None else array(order),
-        zeros, kept,
+        array(np.ascontiguousarray(_padded(factors, factors.size + FEWEST_ELEMENTS))),
+        None if order is None else array(order.astype(np.int32)), kept,
     )  # fmt: skip
 
 
@@ -156,11 +139,8 @@ def canonical_parts(w: MetalWeight, fmt: Format, to_numpy: Callable[[Any], NDArr
         parts["global_scale"] = to_numpy(w.factors)[:count].reshape(lead)
     if w.order is not None:
         order = to_numpy(w.order)
-        size = k if fmt.group_size == -1 else fmt.group_size
-        index = np.empty(k, np.int32)
-        index[order] = np.arange(k) // size
-        parts["group_index"] = index
-        codes = pack(unpack(codes, fmt.bits, k)[..., np.argsort(order)], fmt.bits)
+        parts["group_index"] = group_index(order, fmt.group_size)
+        codes = as_given(codes, fmt.bits, order)
     return {"codes": codes, **parts}
 
 

@@ -1,25 +1,24 @@
 // Codes to numbers in registers, every one exact.
 //
-// Nothing here goes through a float32 subnormal: Apple GPUs take those for zero. Half subnormals are kept there, and the `_half2`
-// functions that pass through them say so and have a twin, `_select`, that does not.
+// Nothing here goes through a float32 subnormal: Apple GPUs take those for zero. Half subnormals they are said to keep, but the
+// specification lets them flush those too; the one function that passes through them says so in its name, and is a variant.
 
 // ---- element codes -> float -------------------------------------------------------------------------------------------------
 
 namespace halfbyte {
 
-// E2M1 magnitudes in halves, a nibble each: 0 1 2 3 4 6 8 12.
-constant constexpr uint E2M1_HALVES = 0xC8643210u;
+inline float with_sign(float magnitude, uint sign_bit31) { return as_type<float>(as_type<uint>(magnitude) | sign_bit31); }
 
-METAL_FUNC float with_sign(float magnitude, uint sign_bit31) { return as_type<float>(as_type<uint>(magnitude) | sign_bit31); }
-
-METAL_FUNC float e2m1_to_float(uint c) {
-  const uint halves = (E2M1_HALVES >> ((c & 7) * 4)) & 15;
-  return with_sign(float(halves) * 0.5f, (c & 8) << 28);
+// Exponent and mantissa moved into a float's places give v, right for magnitudes from 1 on; below, where E2M1 has no hidden one,
+// 0.5 and 0.75 stand for 0 and 0.5, which is 2 v - 1. That is the smaller of the two exactly there.
+inline float e2m1_to_float(uint c) {
+  const float v = as_type<float>(((c & 7) << 22) + 0x3f000000u);
+  return with_sign(min(v, fma(v, 2.0f, -1.0f)), (c & 8) << 28);
 }
 
 // A small float of `mantissa` bits and bias `bias` whose top exponent is an ordinary one; subnormals are whole multiples of
 // 2^(1 - bias - mantissa).
-template <int bits, int mantissa, int bias> METAL_FUNC float minifloat_to_float(uint c) {
+template <int bits, int mantissa, int bias> inline float minifloat_to_float(uint c) {
   const uint magnitude = c & ((1u << (bits - 1)) - 1);
   const uint moved = (magnitude << (23 - mantissa)) + (uint(127 - bias) << 23);
   const float unit = as_type<float>(uint(127 + 1 - bias - mantissa) << 23);
@@ -29,15 +28,15 @@ template <int bits, int mantissa, int bias> METAL_FUNC float minifloat_to_float(
 
 constant constexpr uint QUIET_NAN = 0x7fc00000u;
 
-METAL_FUNC float e4m3_to_float(uint c) {
+inline float e4m3_to_float(uint c) {
   const float value = minifloat_to_float<8, 3, 7>(c);
   return (c & 0x7f) == 0x7f ? as_type<float>(QUIET_NAN) : value;
 }
 
 // GGUF's reading: the sign is ignored, 0x7F is 0, 0xFF is 480.
-METAL_FUNC float ue4m3_to_float(uint c) { return c == 0x7f ? 0.0f : minifloat_to_float<8, 3, 7>(c & 0x7f); }
+inline float ue4m3_to_float(uint c) { return c == 0x7f ? 0.0f : minifloat_to_float<8, 3, 7>(c & 0x7f); }
 
-METAL_FUNC float e5m2_to_float(uint c) {
+inline float e5m2_to_float(uint c) {
   const uint top = (c & 0x80) << 24;
   const float value = minifloat_to_float<8, 2, 15>(c);
   if ((c & 0x7f) < 0x7c) return value;
@@ -61,35 +60,29 @@ constant constexpr float IQ4_NL_TABLE[16] = {-127.0f, -104.0f, -83.0f, -65.0f, -
 constant constexpr float E2M1_TABLE[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
                                            -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// The look-up twins of e2m1_to_float, for the benchmark that compares them: the table in constant memory, and a copy of it in
-// threadgroup memory.
-METAL_FUNC float e2m1_from_constant(uint c) { return E2M1_TABLE[c & 15]; }
-METAL_FUNC float e2m1_from_threadgroup(const threadgroup float* table, uint c) { return table[c & 15]; }
-
 // ---- two nibbles of a word at once -> half2 -----------------------------------------------------------------------------------
 
-// Nibbles 3 and 7 of q, times 2^-14: sign and fields moved into a half's places. 0.5 passes through a half subnormal.
-METAL_FUNC half2 e2m1_raw_half2(uint q) { return as_type<half2>((q & 0x80008000u) | ((q & 0x70007000u) >> 3)); }
-METAL_FUNC half2 e2m1_to_half2(uint q) { return e2m1_raw_half2(q) * half2(16384.0h, 16384.0h); }
-
-// The same without subnormals: 1 and more by moving the fields above the bias, 0 and 0.5 by a select.
-METAL_FUNC half e2m1_half_select(uint c) {
-  const ushort magnitude = ushort(c & 7);
-  const ushort bits = magnitude > 1 ? ushort((magnitude << 9) + 0x3800) : ushort(magnitude * 0x3800);
-  return as_type<half>(ushort(bits | ((c & 8) << 12)));
+// Nibbles 3 and 7 of q, the rule of e2m1_to_float for both halves of the word.
+inline half2 e2m1_to_half2(uint q) {
+  const half2 v = as_type<half2>(((q & 0x70007000u) >> 3) + 0x38003800u);
+  const half2 magnitude = half2(min(v.x, fma(v.x, 2.0h, -1.0h)), min(v.y, fma(v.y, 2.0h, -1.0h)));
+  return as_type<half2>(as_type<uint>(magnitude) | (q & 0x80008000u));
 }
-METAL_FUNC half2 e2m1_to_half2_select(uint q) { return half2(e2m1_half_select(q >> 12), e2m1_half_select(q >> 28)); }
+// The same with the fields left in place, times 2^-14: 0.5 is a half subnormal on the way.
+inline half2 e2m1_to_half2_by_subnormal(uint q) {
+  return as_type<half2>((q & 0x80008000u) | ((q & 0x70007000u) >> 3)) * half2(16384.0h, 16384.0h);
+}
 
 // Nibbles 0 and 4 of q as codes 0 to 15: 1024 + q is a half whose last place is 1.
-METAL_FUNC half2 u4_low_half2(uint q) { return as_type<half2>((q & 0x000f000fu) | 0x64006400u) - half2(1024.0h, 1024.0h); }
+inline half2 u4_low_half2(uint q) { return as_type<half2>((q & 0x000f000fu) | 0x64006400u) - half2(1024.0h, 1024.0h); }
 // Nibbles 1 and 5: 1024 + 16 q, a sixteenth of it less 64.
-METAL_FUNC half2 u4_high_half2(uint q) {
+inline half2 u4_high_half2(uint q) {
   const half2 v = as_type<half2>((q & 0x00f000f0u) | 0x64006400u);
   return half2(fma(v.x, 0.0625h, -64.0h), fma(v.y, 0.0625h, -64.0h));
 }
 // The same less 8.
-METAL_FUNC half2 u4b8_low_half2(uint q) { return as_type<half2>((q & 0x000f000fu) | 0x64006400u) - half2(1032.0h, 1032.0h); }
-METAL_FUNC half2 u4b8_high_half2(uint q) {
+inline half2 u4b8_low_half2(uint q) { return as_type<half2>((q & 0x000f000fu) | 0x64006400u) - half2(1032.0h, 1032.0h); }
+inline half2 u4b8_high_half2(uint q) {
   const half2 v = as_type<half2>((q & 0x00f000f0u) | 0x64006400u);
   return half2(fma(v.x, 0.0625h, -72.0h), fma(v.y, 0.0625h, -72.0h));
 }
@@ -97,10 +90,10 @@ METAL_FUNC half2 u4b8_high_half2(uint q) {
 // ---- scales -------------------------------------------------------------------------------------------------------------------
 
 // 2^e for -126 <= e <= 127.
-METAL_FUNC float power_of_two(int e) { return as_type<float>(uint(e + 127) << 23); }
+inline float power_of_two(int e) { return as_type<float>(uint(e + 127) << 23); }
 
 // v 2^(b - 127) in two steps, each factor and each product in range: 2^-127 itself would count as zero. 255 is NaN.
-METAL_FUNC float times_e8m0(float v, uint b) {
+inline float times_e8m0(float v, uint b) {
   const int e = int(b) - 127;
   const int first = e >> 1;
   const float scaled = v * power_of_two(first) * power_of_two(e - first);

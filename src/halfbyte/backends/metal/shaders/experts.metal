@@ -8,7 +8,7 @@ namespace halfbyte {
 constant constexpr int NONE = 0, SWIGLU = 1, SWIGLU_CLAMPED = 2, GEGLU = 3;
 
 // gate and up of one hidden unit, float32. The clamped form is gpt-oss's.
-template <int activation> METAL_FUNC float gated(float gate, float up, float limit, float alpha) {
+template <int activation> inline float gated(float gate, float up, float limit, float alpha) {
   if (activation == SWIGLU) return gate / (1.0f + exp(-gate)) * up;
   if (activation == SWIGLU_CLAMPED) {
     const float g = min(gate, limit), u = clamp(up, -limit, limit);
@@ -23,7 +23,7 @@ struct expert_tile {
   uint expert, begin, end;
 };
 
-METAL_FUNC expert_tile find_tile(const device int* offsets, uint experts, uint tile) {
+inline expert_tile find_tile(const device int* offsets, uint experts, uint tile) {
   for (uint e = 0; e < experts; ++e) {
     const uint begin = uint(offsets[e]), end = uint(offsets[e + 1]), tiles = (end - begin + TILE_M - 1) / TILE_M;
     if (tile < tiles) return {e, begin + tile * TILE_M, min(begin + (tile + 1) * TILE_M, end)};
@@ -36,10 +36,10 @@ METAL_FUNC expert_tile find_tile(const device int* offsets, uint experts, uint t
 //   gate·up   source = order / top_k, target = the sorted row          down   source = the sorted row, target = order
 // tiles: as in gemm_single_stage.
 template <typename W, typename T, int op, int activation, bool down>
-METAL_FUNC void experts_gemm(W stack, const device T* x, ulong x_stride, const device int* order, const device int* offsets,
-                             const device float* bias, bool has_bias, const device float* factors, float divisor,
-                             device float* y, uint n, uint experts, uint top_k, uint half_rows, float limit, float alpha,
-                             threadgroup float* tiles, uint2 group, uint simdgroup, uint lane) {
+inline void experts_gemm(W stack, const device T* x, ulong x_stride, const device int* order, const device int* offsets,
+                         const device float* bias, bool has_bias, const device float* factors, float divisor,
+                         device float* y, uint n, uint experts, uint top_k, uint half_rows, float limit, float alpha,
+                         threadgroup float* tiles, uint2 group, uint simdgroup, uint lane) {
   const expert_tile tile = find_tile(offsets, experts, group.y);
   if (tile.begin == tile.end) return;
   const W w = stack.expert(tile.expert, n);
@@ -56,8 +56,7 @@ METAL_FUNC void experts_gemm(W stack, const device T* x, ulong x_stride, const d
         const uint source = down ? row : uint(order[row]) / top_k;
         load_eight_x(x + source * x_stride + 8 * unit, v);
       }
-      threadgroup float* target = x_tile + i / 4 * (32 + TILE_PAD) + 8 * (i % 4);
-      for (int j = 0; j < 8; ++j) target[j] = v[j];
+      store_eight(x_tile + i / 4 * (32 + TILE_PAD) + 8 * (i % 4), v);
     }
     load_w_tile<W, 32>(w, n, n0, k, w_tile, thread_index, half_rows);
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -94,10 +93,10 @@ METAL_FUNC void experts_gemm(W stack, const device T* x, ulong x_stride, const d
 
 // The same for few tokens: a threadgroup makes MATVEC_ROWS outputs of one (token, slot), no sorting.
 template <typename W, typename T, int op, int activation, bool down>
-METAL_FUNC void experts_matvec(W stack, const device T* x, ulong x_stride, const device int* indices, const device float* bias,
-                               bool has_bias, const device float* factors, float divisor, device float* y, uint n, uint top_k,
-                               uint half_rows, float limit, float alpha, threadgroup float* partial, uint row_block, uint routed,
-                               uint simdgroup, uint lane) {
+inline void experts_matvec(W stack, const device T* x, ulong x_stride, const device int* indices, const device float* bias,
+                           bool has_bias, const device float* factors, float divisor, device float* y, uint n, uint top_k,
+                           uint half_rows, float limit, float alpha, threadgroup float* partial, uint row_block, uint routed,
+                           uint simdgroup, uint lane) {
   const uint expert = uint(indices[routed]);
   const W w = stack.expert(expert, n);
   const device T* row = x + ulong(down ? routed : routed / top_k) * x_stride;
@@ -126,8 +125,8 @@ METAL_FUNC void experts_matvec(W stack, const device T* x, ulong x_stride, const
 
 // y[i] = sum over slots t, in order, of share[i, t] routed[i, t].
 template <typename T>
-METAL_FUNC void experts_combine(const device float* routed, const device float* shares, device T* y, uint m, uint h, uint top_k,
-                                uint2 at) {
+inline void experts_combine(const device float* routed, const device float* shares, device T* y, uint m, uint h, uint top_k,
+                            uint2 at) {
   if (at.x >= h || at.y >= m) return;
   float sum = 0.0f;
   for (uint t = 0; t < top_k; ++t) sum += shares[at.y * top_k + t] * routed[(ulong(at.y) * top_k + t) * h + at.x];

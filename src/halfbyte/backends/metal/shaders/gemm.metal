@@ -4,9 +4,9 @@ namespace halfbyte {
 
 // One tile of x and of w at a time, two barriers a step of 32 inputs. tiles: 2 x 64 x 36 floats, 18,432 bytes.
 template <typename W, typename T, int op>
-METAL_FUNC void gemm_single_stage(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor,
-                                  float divisor, device T* y, uint m, uint n, threadgroup float* tiles, uint2 group,
-                                  uint simdgroup, uint lane) {
+inline void gemm_single_stage(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor,
+                              float divisor, device T* y, uint m, uint n, threadgroup float* tiles, uint2 group,
+                              uint simdgroup, uint lane) {
   threadgroup float* x_tile = tiles;
   threadgroup float* w_tile = tiles + TILE_M * (32 + TILE_PAD);
   const uint m0 = group.y * TILE_M, n0 = group.x * TILE_N, thread_index = simdgroup * 32 + lane;
@@ -25,9 +25,9 @@ METAL_FUNC void gemm_single_stage(W w, const device T* x, ulong x_stride, const 
 // Two buffers of 16 inputs each: the next tile is loaded and decoded while this one is multiplied, one barrier a step.
 // tiles: 2 x 2 x 64 x 20 floats, 20,480 bytes.
 template <typename W, typename T, int op>
-METAL_FUNC void gemm_double_buffered(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor,
-                                     float divisor, device T* y, uint m, uint n, threadgroup float* tiles, uint2 group,
-                                     uint simdgroup, uint lane) {
+inline void gemm_double_buffered(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor,
+                                 float divisor, device T* y, uint m, uint n, threadgroup float* tiles, uint2 group,
+                                 uint simdgroup, uint lane) {
   const uint half_tile = TILE_M * (16 + TILE_PAD), buffer = 2 * half_tile;
   const uint m0 = group.y * TILE_M, n0 = group.x * TILE_N, thread_index = simdgroup * 32 + lane;
   accumulators sum;
@@ -57,8 +57,8 @@ METAL_FUNC void gemm_double_buffered(W w, const device T* x, ulong x_stride, con
 //   [--stripe 0--][--stripe 1--][--stripe 2--]
 //
 template <typename W, typename T>
-METAL_FUNC void gemm_striped(W w, const device T* x, ulong x_stride, device float* pieces, uint m, uint n, uint per_stripe,
-                             threadgroup float* tiles, uint stripe, uint simdgroup, uint lane) {
+inline void gemm_striped(W w, const device T* x, ulong x_stride, device float* pieces, uint m, uint n, uint per_stripe,
+                         threadgroup float* tiles, uint stripe, uint simdgroup, uint lane) {
   threadgroup float* x_tile = tiles;
   threadgroup float* w_tile = tiles + TILE_M * (32 + TILE_PAD);
   const uint thread_index = simdgroup * 32 + lane;
@@ -86,8 +86,8 @@ METAL_FUNC void gemm_striped(W w, const device T* x, ulong x_stride, device floa
 
 // A thread an output: the pieces of its tile in order of the stripes.
 template <typename T, int op>
-METAL_FUNC void gemm_striped_reduce(const device float* pieces, const device float* bias, bool has_bias, float factor,
-                                    float divisor, device T* y, uint m, uint n, uint units, uint per_stripe, uint2 at) {
+inline void gemm_striped_reduce(const device float* pieces, const device float* bias, bool has_bias, float factor,
+                                float divisor, device T* y, uint m, uint n, uint units, uint per_stripe, uint2 at) {
   if (at.x >= n || at.y >= m) return;
   const uint across = (n + TILE_N - 1) / TILE_N, steps = (units + 3) / 4;
   const uint tile = at.y / TILE_M * across + at.x / TILE_N;

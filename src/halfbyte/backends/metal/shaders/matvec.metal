@@ -11,27 +11,28 @@ namespace halfbyte {
 constant constexpr int MATVEC_ROWS = 4;
 constant constexpr int MATVEC_SIMDGROUPS = 2;
 
-template <typename T> METAL_FUNC void load_eight_x(const device T* x, thread float* v) {
-  const vec<T, 4> a = *(const device vec<T, 4>*)(x), b = *(const device vec<T, 4>*)(x + 4);
-  v[0] = float(a.x); v[1] = float(a.y); v[2] = float(a.z); v[3] = float(a.w);
-  v[4] = float(b.x); v[5] = float(b.y); v[6] = float(b.z); v[7] = float(b.w);
+// One number at a time: a view of x may begin at any element. The compiler joins what it knows to be aligned.
+template <typename T> inline void load_eight_x(const device T* x, thread float* v) {
+  for (int j = 0; j < 8; ++j) v[j] = float(x[j]);
 }
 
 // Sum over one row's units of one lane, for each token.
 template <typename W, typename T, int TOKENS>
-METAL_FUNC void row_sums(W w, const device T* x, ulong x_stride, uint n, uint tokens, uint first, uint step, thread float* sums) {
+inline void row_sums(W w, const device T* x, ulong x_stride, uint n, uint tokens, uint first, uint step, thread float* sums) {
   for (int t = 0; t < TOKENS; ++t) sums[t] = 0.0f;
   for (uint unit = first; unit < w.units; unit += step) {
     const eight_codes codes = w.load(n, unit);
     const ulong at = w.entry(n, unit);
     const typename W::stored scale = w.scales[at];
+    float q[8];
+    w.decode.eight(codes, q);
     for (int t = 0; t < TOKENS; ++t) {
       if (t && uint(t) >= tokens) break;
       float v[8];
       load_eight_x(x + t * x_stride + 8 * unit, v);
       float products = 0.0f, plain = 0.0f;
       for (int j = 0; j < 8; ++j) {
-        products = fma(v[j], W::element::value(code_at<W::element::bits>(codes, j)), products);
+        products = fma(v[j], q[j], products);
         if (W::addend != NO_ADDEND) plain += v[j];
       }
       if (W::addend == ZEROS) products = fma(-float(w.addends[at]), plain, products);
@@ -43,9 +44,9 @@ METAL_FUNC void row_sums(W w, const device T* x, ulong x_stride, uint n, uint to
 
 // `partial` holds SIMDGROUPS x ROWS x TOKENS floats.
 template <typename W, typename T, int op, int TOKENS>
-METAL_FUNC void matvec(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor, float divisor,
-                       device T* y, uint m, uint n, threadgroup float* partial, uint row_block, uint token_block, uint simdgroup,
-                       uint lane) {
+inline void matvec(W w, const device T* x, ulong x_stride, const device float* bias, bool has_bias, float factor, float divisor,
+                   device T* y, uint m, uint n, threadgroup float* partial, uint row_block, uint token_block, uint simdgroup,
+                   uint lane) {
   const uint token = token_block * TOKENS, tokens = m - token;
   for (int r = 0; r < MATVEC_ROWS; ++r) {
     const uint row = row_block * MATVEC_ROWS + r;

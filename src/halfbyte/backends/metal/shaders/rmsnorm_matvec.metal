@@ -8,8 +8,8 @@
 namespace halfbyte {
 
 template <typename W, typename T, int op>
-METAL_FUNC void rmsnorm_matvec(W w, const device T* x, const device T* gain, float factor, float divisor, float eps, device T* y,
-                               uint n, uint k, threadgroup float* partial, uint row_block, uint simdgroup, uint lane) {
+inline void rmsnorm_matvec(W w, const device T* x, const device T* gain, float factor, float divisor, float eps, device T* y,
+                           uint n, uint k, threadgroup float* partial, uint row_block, uint simdgroup, uint lane) {
   float squares = 0.0f, sums[MATVEC_ROWS];
   for (int r = 0; r < MATVEC_ROWS; ++r) sums[r] = 0.0f;
   for (uint unit = simdgroup * 32 + lane; unit < w.units; unit += 32 * MATVEC_SIMDGROUPS) {
@@ -22,11 +22,9 @@ METAL_FUNC void rmsnorm_matvec(W w, const device T* x, const device T* gain, flo
     }
     for (int r = 0; r < MATVEC_ROWS; ++r) {
       const uint row = min(row_block * MATVEC_ROWS + r, n - 1);
-      const eight_codes codes = w.load(row, unit);
-      const ulong at = w.entry(row, unit);
-      const typename W::stored scale = w.scales[at];
-      const typename W::added addend = W::addend == NO_ADDEND ? typename W::added(0.0f) : w.addends[at];
-      for (int j = 0; j < 8; ++j) sums[r] = fma(v[j], w.value(code_at<W::element::bits>(codes, j), scale, addend), sums[r]);
+      float q[8];
+      decode_unit(w, row, unit, q);
+      for (int j = 0; j < 8; ++j) sums[r] = fma(v[j], q[j], sums[r]);
     }
   }
   squares = simd_sum(squares);

@@ -1,0 +1,52 @@
+"""The Metal backend on MLX arrays: the kernels `halfbyte.mlx` runs, behind the calls every backend has, so that one selftest
+serves both routes."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import mlx.core as mx
+
+from ..backends.base import Prepared
+from ..backends.metal import MetalBackend, launch
+from ..backends.metal.experts import experts
+from ..backends.metal.mlx_route import MLXRoute
+
+
+class MLXBackend(MetalBackend):
+    """halfbyte's kernels, never `mx.quantized_matmul`. Arrays are MLX's; indices are not looked at, since MLX is lazy.
+
+    route  the tests' own; `mx.fast.metal_kernel` when left out
+    """
+
+    def __init__(self, route: MLXRoute | None = None) -> None:
+        super().__init__()
+        self._given, self._mlx = route is not None, route or MLXRoute()
+
+    @property
+    def route(self) -> MLXRoute:  # type: ignore[override] # the other framework's, behind the same protocol
+        return self._mlx
+
+    def reason(self) -> str | None:
+        if self._given or mx.metal.is_available():
+            return None
+        return f"MLX finds no Metal device; this machine runs {platform.system()}"
+
+    def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
+        return launch.dequantize(self.route, w.data, dtype, ids)
+
+    def experts(
+        self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
+        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None,
+    ) -> Any:  # fmt: skip
+        return experts(
+            self.route, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
+            gate_up_bias=gate_up_bias, down_bias=down_bias,
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        return f"{platform.processor() or 'Apple GPU'}, MLX {mx.__version__}; its kernels are tested on the CPU only"
+
+    def _same_device(self, op: str, x: Any) -> None:
+        """MLX arrays have no device."""
