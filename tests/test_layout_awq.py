@@ -12,6 +12,7 @@ from halfbyte.bits import pack, unpack
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
+from halfbyte.layouts.awq import interleave, rows_of_words, words_of_rows
 from halfbyte.layouts.awq_gemv import zeros_width
 from halfbyte.qtensor import QTensor
 from layout_tensors import field, halves, headers, integer_tensor, words
@@ -278,3 +279,13 @@ def test_tensors_that_do_not_fit_are_named_with_their_sizes(name: str, changes: 
 def test_what_the_layout_cannot_hold_is_refused(name: str, q: QTensor, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         LAYOUTS[name].pack(q, {})
+
+
+@pytest.mark.parametrize(("n", "k"), [(8, 8), (16, 24), (8 * 129, 8 * 130), (8 * 128, 8 * 128), (8, 0), (0, 8), (2048, 40)])
+def test_nibbles_turned_in_tiles_are_codes_put_in_order(n, k):
+    """Row by row of nibbles to AWQ's words and back, against the way over single codes, on both sides of a tile's edge."""
+    rows = np.random.default_rng(n + k).integers(0, 256, (n, k // 2)).astype(np.uint8)
+    wanted = interleave(unpack(rows, 4, k).T, 4)
+    assert np.array_equal(words_of_rows(rows), wanted)
+    assert np.array_equal(rows_of_words(wanted), rows)
+    assert np.array_equal(rows_of_words(np.asfortranarray(wanted)), rows)

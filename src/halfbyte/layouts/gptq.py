@@ -150,7 +150,7 @@ class GPTQ(Layout):
         fmt, (n, k) = self.describe(tensors, config, name)
         how = variant(config, fmt.bits)
         details: dict[str, Any] = {"layout": self.name, "zeros": f"v{how.version} {how.writer}"}
-        down = np.ascontiguousarray(tensors["qweight"].T)
+        down = stream.turned(tensors["qweight"])
         if how.planar:
             codes = stream.pack(codes_of_planes(down, fmt.bits), fmt.bits)
         else:
@@ -159,8 +159,8 @@ class GPTQ(Layout):
         zeros = self._read_zeros(tensors["qzeros"], fmt.bits, n, how, details)
         parts: dict[str, Array] = {
             "codes": codes,
-            "scales": np.ascontiguousarray(tensors["scales"].T),
-            "zeros": np.ascontiguousarray(zeros.T),
+            "scales": stream.turned(tensors["scales"]),
+            "zeros": stream.turned(zeros),
         }
         index = tensors.get("g_idx")
         if index is None:
@@ -200,9 +200,9 @@ class GPTQ(Layout):
             nbytes = 4 * word_count(k, fmt.bits) - k * fmt.bits // 8
             down = words_of_stream(q.parts["codes"], fmt.bits, k, recall(own, "filling.qweight", (n, nbytes)))
         out: dict[str, Array] = {
-            "qweight": np.ascontiguousarray(down.T),
+            "qweight": stream.turned(down),
             "qzeros": self._write_zeros(q, how, own),
-            "scales": np.ascontiguousarray(q.parts["scales"].T),
+            "scales": stream.turned(q.parts["scales"]),
         }
         if "group_index" in q.parts:
             out["g_idx"] = q.parts["group_index"]
