@@ -34,7 +34,8 @@ class QExperts(Packed):
     weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a stack (e, n, k), or e matrices
     biases       projection name -> (e, n)
     activation   one of `ops.ACTIVATION_FUNCTIONS` but "none"
-    interleaved  rows of gate_up_proj alternate gate, up, gate, up, … (gpt-oss); else gate's rows come first
+    interleaved  rows of gate_up_proj, or of gate_proj and up_proj one after the other, alternate gate, up, gate, up, … (gpt-oss);
+                 else gate's rows come first
     """
 
     def __init__(
@@ -120,9 +121,9 @@ class QExperts(Packed):
     def _expert(self, x: Tensor, expert: int) -> Tensor:
         if self.joined:
             h = self._project("gate_up_proj", x, expert)
-            gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
         else:
-            gate, up = self._project("gate_proj", x, expert), self._project("up_proj", x, expert)
+            h = torch.cat([self._project("gate_proj", x, expert), self._project("up_proj", x, expert)], dim=-1)
+        gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
         return self._project("down_proj", gated(self.activation, gate, up).contiguous(), expert)
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:

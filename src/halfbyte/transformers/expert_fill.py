@@ -64,12 +64,22 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
     return words[act], not getattr(module, "is_concatenated", True)
 
 
+def cut_in_halves(config: Mapping[str, Any]) -> bool:
+    """True where alternating rows of gate and up were cut in the middle all the same: GPTQModel's `gate_proj` is the first half of
+    gpt-oss's `gate_up_proj`, and its forward puts the halves together again before it takes every second row."""
+    stated = config.get("quantization_config")
+    meta = stated.get("meta") if isinstance(stated, Mapping) else None
+    made_by = meta.get("quantizer") or () if isinstance(meta, Mapping) else ()
+    return "gptqmodel" in str(made_by).lower()
+
+
 def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     activation, interleaved = gate_of(module)
     experts = int(module.gate_up_proj.shape[0])
     pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.piece for k in keys if k.leaf == "weight")}
     weights: dict[str, Weight | list[Weight]] = {}
-    if "gate_proj" in pieces and "up_proj" in pieces and not interleaved:
+    halves = interleaved and cut_in_halves(filling.checkpoint.config)
+    if "gate_proj" in pieces and "up_proj" in pieces and (halves or not interleaved):
         joined = _joined(pieces["gate_proj"], pieces["up_proj"])
         if joined is not None:
             pieces = {"gate_up_proj": joined, "down_proj": pieces["down_proj"]}
@@ -92,7 +102,7 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
         elif getattr(module, "has_bias", False):
             raise filling.error(f"no tensor for {path}.{name}_bias of {type(filling.model).__name__}")
     replacement = QExperts(
-        weights, biases, activation=activation, interleaved=interleaved and "gate_up_proj" in weights,
+        weights, biases, activation=activation, interleaved=interleaved and (halves or "gate_up_proj" in weights),
         activations=filling.activations, backend=filling.backend,
     )  # fmt: skip
     filling.model.set_submodule(path, replacement)
@@ -170,6 +180,7 @@ def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     """The parameters of a module whose experts are stored dense."""
     experts = int(module.gate_up_proj.shape[0])
     transposed, in_turns = bool(getattr(module, "is_transposed", False)), not getattr(module, "is_concatenated", True)
+    in_turns = in_turns and not cut_in_halves(filling.checkpoint.config)
     for name, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
         for leaf in ("weight", "bias"):
             whole, matrices = _values(filling, name, leaf, experts, keys)

@@ -47,6 +47,8 @@ def fill(
 
 
 class GGUFFilling(Filling):
+    """Fills from the names and the layout of one GGUF architecture."""
+
     checkpoint: GGUFCheckpoint
     architecture: Architecture
 

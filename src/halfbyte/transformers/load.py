@@ -23,6 +23,7 @@ from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..errors import FormatError, UnsupportedError
 from ..torch.modules import packed_modules
+from .expert_fill import cut_in_halves
 from .folder_config import add_generation_settings, config_of_folder, tokenizer_of_folder
 from .folder_fill import fill_from_folder
 from .gguf_config import architecture_of, config_of
@@ -67,6 +68,7 @@ def load_model(
     where = _device(device)
     word = _dtype_word(dtype)
     with open_checkpoint(path) as checkpoint:
+        meta = checkpoint.config["quantization_config"]["meta"] if cut_in_halves(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
             config = config_of(checkpoint)
             tokenizer = tokenizer_of(checkpoint)
@@ -79,7 +81,7 @@ def load_model(
             model = empty_model(config, _dtype(word, where, config))
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
-    return prepared_for_saving(model.to(where).eval().requires_grad_(False)), tokenizer
+    return prepared_for_saving(model.to(where).eval().requires_grad_(False), meta=meta), tokenizer
 
 
 def _device(device: str | torch.device) -> str:

@@ -27,6 +27,7 @@ from ..checkpoints import open as open_checkpoint
 from ..errors import CheckpointError, UnsupportedError
 from ..torch.modules import Packed
 from ..torch.state import tensors_of
+from .expert_fill import cut_in_halves
 from .folder_fill import FolderFilling
 
 METHOD = "halfbyte"
@@ -38,11 +39,16 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
 
     activations  "exact" or "int8"
     backend      None picks the best one that serves
+    meta         who wrote the checkpoint that a saved model came from, where that tells how to read it (`cut_in_halves`)
     """
 
-    def __init__(self, activations: str = "exact", backend: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, activations: str = "exact", backend: str | None = None, meta: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         self.quant_method = METHOD
         self.activations, self.backend = activations, backend
+        if meta:
+            self.meta = meta
 
 
 class _Aside(nn.Module):  # type: ignore[misc]
@@ -75,6 +81,8 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         self.modules = {}
         with open_checkpoint(self.path) as checkpoint, torch.device("cpu"):
             self._filling(model, checkpoint).run(only=self.places)
+            if cut_in_halves(checkpoint.config):
+                self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
         return prepared_for_saving(model, self)
 
     def _filling(self, model: Any, checkpoint: Checkpoint) -> FolderFilling:
@@ -107,9 +115,9 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
 
-def prepared_for_saving(model: Any, quantizer: HalfbyteQuantizer | None = None) -> Any:
+def prepared_for_saving(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: dict[str, Any] | None = None) -> Any:
     """The model, so that its `save_pretrained` writes packed weights and a config that says so."""
-    config = quantizer.quantization_config if quantizer is not None else HalfbyteConfig()
+    config = quantizer.quantization_config if quantizer is not None else HalfbyteConfig(meta=meta)
     model.hf_quantizer = quantizer or HalfbyteQuantizer(config)
     model.config.quantization_config = config
     model._weight_conversions = []  # names and stacks are written as the model has them
