@@ -121,7 +121,7 @@ class GemLite(CudaPeer):
 
 
 class TritonKernels(CudaPeer):
-    """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts, scales laid out for 4 or 8 warps."""
+    """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts, scales for 4 or 8 warps."""
 
     name, bits, dtype, modules = "triton_kernels-mxfp4", 4.25, torch.bfloat16, ("triton_kernels",)
 

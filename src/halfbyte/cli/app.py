@@ -18,7 +18,7 @@ from .terminal import survive_any_output
 
 COMMANDS = (
     "inspect", "dequantize", "convert", "quantize", "verify", "generate", "chat", "serve", "eval", "plan", "bench",
-    "backends", "selftest",
+    "tune", "backends", "selftest",
 )  # fmt: skip
 """Modules of this package; each holds a function of the module's name."""
 

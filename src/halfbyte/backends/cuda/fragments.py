@@ -71,7 +71,7 @@ def walk(
     )
     LX6: gl.constexpr = gl.BlockedLayout([1, 1, 1, NB, 4, 2], [1, 1, 32, 1, 1, 1], [WK, WN, 1, 1, 1, 1], [4, 5, 3, 2, 1, 0])
 
-    # Words of this lane: [WK, WN, 32, RT, STEP · Q, 4]. What differs between lanes is added first: the rest is constant a register.
+    # Words of this lane: [WK, WN, 32, RT, STEP · Q, 4]. What differs between lanes is added first; the rest is constant.
     w_tile = axis(1, WN, LW6, 6) * RT + axis(3, RT, LW6, 6)
     w_unit = axis(0, WK, LW6, 6) * EACH + axis(4, STEP * Q, LW6, 6) // Q
     w_far = (axis(1, WN, LW6, 6) * RT * UNITS + axis(0, WK, LW6, 6) * EACH) * (128 * Q) + axis(2, 32, LW6, 6) * 4

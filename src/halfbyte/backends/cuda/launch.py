@@ -159,6 +159,13 @@ class Route:
     tokens: int
 
 
+def family_of(w: CudaWeight) -> str:
+    """Weights that share tiles."""
+    if w.format.bits == 8:
+        return "wide"
+    return "e2m1" if w.format.element == "e2m1" else "int" if w.addend is None else "affine"
+
+
 def fragments(
     x: torch.Tensor,
     w: CudaWeight,
@@ -179,9 +186,9 @@ def fragments(
     y = torch.empty((count, n // 2 if gate else n), dtype=dtype or x.dtype, device=x.device)
     c = _constants(w, True)
     if tile is None:
-        family = "e2m1" if w.format.element == "e2m1" else "int" if w.addend is None else "affine"
-        family = "wide" if w.format.bits == 8 else family
-        tile = fragment_tile(w.fragments, n, m, family) if route is None else expert_tile(w.fragments, n, m)
+        family = family_of(w)
+        choose = fragment_tile if route is None else expert_tile
+        tile = choose(w.fragments, n, m, family, _card(w.device))
     step, groups, columns = steps(c["GROUP"], w.fragments, m, tile)
     s, half = w.scales, x.dtype == torch.float16
     finish = tile.scaled and half and columns == 8 and w.format.bits == 4 and (w.scales_half or w.plain_scales or w.top >= 0)
@@ -233,6 +240,12 @@ def _multiprocessors(device: torch.device) -> int:
 @functools.cache
 def _hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@functools.cache
+def _card(device: torch.device) -> str:
+    """The card's name; "" for the interpreter's CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 @functools.cache

@@ -1,9 +1,11 @@
-"""Tiles by shape, as data: found on an NVIDIA H100 with `python -m halfbyte.bench.cuda_linear --tune`; see docs/cuda.md."""
+"""Tiles by shape. Those of a card that was measured come from its file (found.py); the rules here serve every other one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+from .found import found
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,12 @@ FRAGMENT_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = 
 }  # fmt: skip
 
 
-def fragment_tile(units: int, n: int, m: int, family: str = "int") -> FragmentTile:
+def fragment_tile(units: int, n: int, m: int, family: str = "int", card: str = "") -> FragmentTile:
     """Tile of the fragment kernel. A warp's inputs fit one step up to 64 units (k = 4096) only, so longer rows get no staying
     programs."""
+    best = found(card, "fragments", family, n, 64 * units, m) if card and n else None
+    if best:
+        return FragmentTile(*best)
     row = FRAGMENT_TILES[min((limit for limit in FRAGMENT_TILES if m <= limit), default=64)]
     tile = FragmentTile(*row[family][n >= MANY_ROWS])
     if units <= 64:
@@ -112,8 +117,11 @@ def block_tile(n: int, m: int, width: int, schedule: str) -> BlockTile:
     return BlockTile(tokens, 64 if m <= 64 else 128, 8, 4 if m <= 64 else 8, 3, 2 if m <= 64 else 1)
 
 
-def expert_tile(units: int, n: int, m: int) -> FragmentTile:
+def expert_tile(units: int, n: int, m: int, family: str = "e2m1", card: str = "") -> FragmentTile:
     """Tile of the fragment kernel over a stack of experts, m tokens a block."""
+    best = found(card, "experts", family, n, 64 * units, m) if card and n else None
+    if best:
+        return FragmentTile(*best)
     if m > 8:
         return FragmentTile(2, 2, 4, 1, 2, 3)
     return FragmentTile(2, 1, 2, 1, 4, 6) if m > 4 else FragmentTile(2, 1, 4, 1, 4, 3)

@@ -1,0 +1,43 @@
+"""halfbyte tune: the best tiles for this GPU and these shapes, written where the kernels look for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import BackendError
+from .bench import _numbers, _shapes
+from .terminal import print_json
+
+
+def tune(
+    shape: Annotated[str, typer.Option(help="N,K of weights; several with ';' between.")] = "14336,4096;4096,4096;4096,14336",
+    m: Annotated[str, typer.Option("--m", help="Tokens, with commas between; an entry serves calls up to its m.")] = "2,4,16,64",
+    format: Annotated[str, typer.Option("--format", help="Codecs, with commas between.")] = (
+        "int4:g128,uint4:g128,affine4:g64,mxfp4,nvfp4,int8:g128"
+    ),
+    out: Annotated[Path | None, typer.Option(help="File to write; the user's own for this card by default.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile.")] = 8,
+    json: Annotated[bool, typer.Option("--json", help="A JSON line a measurement.")] = False,
+) -> int:
+    """Find the fastest tiles on this NVIDIA GPU; calls read them from then on, nothing is searched for while a program runs."""
+    from ..backends import backend_named
+
+    why = backend_named("cuda").reason()
+    if why:
+        raise BackendError(f"[tune] {why}")
+    import datetime
+
+    import torch
+
+    from ..backends.cuda.found import user_file, write
+    from ..bench.cuda_tune import tune as run
+
+    shapes, tokens, card = _shapes(shape), _numbers(m, "--m"), torch.cuda.get_device_name()
+    entries = run(shapes, format.split(","), tokens, jobs, print_json if json else lambda record: None)
+    path = out or user_file(card)
+    write(path, card, datetime.date.today().isoformat(), entries)
+    typer.echo(f"{len(entries)} tiles for {card}: {path}", err=json)
+    return 0
