@@ -43,6 +43,8 @@ static inline int tile_tokens(int64_t left, int largest) {
   return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
+enum class Probe : int { read, fma, dot };  // what `halfbyte bench` holds products against
+
 struct Kernels {
   const char *name;
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
@@ -68,6 +70,7 @@ struct Kernels {
   void (*from_bf16)(const uint16_t *x, int64_t count, float *out);
   void (*to_f16)(const float *x, int64_t count, uint16_t *out);
   void (*to_bf16)(const float *x, int64_t count, uint16_t *out);
+  double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // limits.inl
 };
 
 // Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's operand: non-negative

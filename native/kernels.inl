@@ -39,6 +39,7 @@ HB_INLINE void repeat(Body &&body) {
 #include "scales.inl"
 #include "products.inl"
 #include "activations.inl"
+#include "limits.inl"
 
 template <class V>
 constexpr Kernels table_of(const char *name) {
@@ -61,5 +62,6 @@ constexpr Kernels table_of(const char *name) {
           from_f16<V>,
           from_bf16<V>,
           to_f16<V>,
-          to_bf16<V>};
+          to_bf16<V>,
+          probe<V>};
 }

@@ -86,6 +86,11 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release released;
     halfbyte::pack(w, address<uint8_t>(codes), row_bytes, planes);
   });
+  m.def("probe", [](int kind, uintptr_t data, int64_t count) {  // for halfbyte/bench/cpu_limits.py
+    const halfbyte::Kernels &table = halfbyte::kernels();
+    nb::gil_scoped_release released;
+    return table.probe(static_cast<halfbyte::Probe>(kind), address<uint8_t>(data), count);
+  });
   m.def("unpack", [](const Weight &w, uintptr_t out, int64_t row_bytes) {
     nb::gil_scoped_release released;
     halfbyte::unpack(w, reinterpret_cast<uint8_t *>(out), row_bytes);
