@@ -2,7 +2,8 @@
 
 Protocol. Contenders take turns, one weight each a turn, so that a change of the machine's speed meets all of them. Every
 contender has distinct random weights, at least `LEAST_WEIGHTS` and as many that between two uses of one weight `ROTATE_BYTES` of
-others, and three times the last cache, pass through the caches. All calls are made once before any is timed (a peer may compile or pack then). The median counts.
+others, and three times the last cache, pass through the caches. All calls are made once before any is timed (a peer may compile
+or pack then). The median counts.
 """
 
 from __future__ import annotations
