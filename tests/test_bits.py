@@ -83,8 +83,8 @@ def test_padding_that_is_not_zero_is_seen_and_read_past():
 @pytest.mark.parametrize("dtype", [np.int32, np.float16, np.uint8])
 def test_turned_is_the_transposed_matrix(shape, dtype):
     x = (np.arange(shape[0] * shape[1]) % 251).reshape(shape).astype(dtype)
-    for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
-        out = turned(given)
+    for matrix in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
+        out = turned(matrix)
         assert out.flags.c_contiguous
         assert out.dtype == x.dtype
         assert np.array_equal(out, x.T)

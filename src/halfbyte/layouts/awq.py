@@ -147,7 +147,7 @@ def words_of_rows(rows: NDArray[np.uint8]) -> NDArray[np.int32]:
     for a in range(0, n // 8, TILE):
         for b in range(0, half // 4, TILE):
             tile = eights[a : a + TILE, :, b : b + TILE]
-            fields = [np.ascontiguousarray(tile[:, row]) for row in ORDER[4]]
+            fields = [tile[:, row].copy() for row in ORDER[4]]
             turn_nibbles(fields)
             into = out[8 * b : 8 * (b + TILE), a : a + TILE]
             for j, words in enumerate(fields):
@@ -163,7 +163,7 @@ def rows_of_words(words: NDArray[np.int32]) -> NDArray[np.uint8]:
     for a in range(0, count, TILE):
         for b in range(0, k // 8, TILE):
             tile = unsigned[8 * b : 8 * (b + TILE), a : a + TILE]
-            fields = [np.ascontiguousarray(tile[j::8].T) for j in range(8)]
+            fields = [tile[j::8].T.copy() for j in range(8)]
             turn_nibbles(fields)
             for row, field in zip(ORDER[4], fields, strict=True):
                 out[a : a + TILE, row, b : b + TILE] = field
