@@ -135,7 +135,7 @@ def time_widths(n: int, k: int) -> None:
                 for warps in (4, 8):
                     if (k // values) % block:
                         continue
-                    calls = [
+                    calls: list[Any] = [
                         partial(narrow_kernel[(n, k // values // block)], out, w.planes[4].view(dtype), w.scales, k, kind, values,
                                 block, num_warps=warps, enable_fp_fusion=False) for w in ws
                     ]  # fmt: skip

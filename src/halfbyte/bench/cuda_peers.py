@@ -179,8 +179,8 @@ class TritonKernelsExperts:
 
         if torch.cuda.get_device_capability()[0] == 9:
             update_opt_flags_constraints({"split_k": 1})
-        self.up, self.up_precision = mxfp4_operands(*up, warps)
-        self.down, self.down_precision = mxfp4_operands(*down, warps)
+        self.up, self.up_precision = mxfp4_operands(up[0], up[1], warps)
+        self.down, self.down_precision = mxfp4_operands(down[0], down[1], warps)
         self.up_bias, self.down_bias = up_bias.float(), down_bias.float()
         self.top = top
         self.activation = FusedActivation(FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"), reduction_n=2), (1.702, 7.0))

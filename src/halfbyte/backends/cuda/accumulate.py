@@ -42,7 +42,7 @@ def sums_of_x(x, none, UNIT: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexp
         o = gl.full_like(b0, 0x3C003C00 if HALF else 0x3F803F80)
         t0, t1, t2, t3 = mma(o, o, o, o, b0, b1, t0, t1, t2, t3, HALF)
         if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
-            out = out + (t0 * UNIT, t1 * UNIT)
+            out = out + (t0 * UNIT, t1 * UNIT)  # type: ignore[assignment] # Triton unrolls the loop
             t0 = none
             t1 = none
             t2 = none
@@ -141,7 +141,7 @@ def _zip(a, b, N: gl.constexpr):
     """a0, b0, a1, b1, …"""
     out = ()
     for i in gl.static_range(N):
-        out = out + (a[i], b[i])
+        out = out + (a[i], b[i])  # type: ignore[assignment] # Triton unrolls the loop
     return out
 
 

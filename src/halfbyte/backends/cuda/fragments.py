@@ -81,14 +81,9 @@ def walk(
 
     # Scales and addends of this lane: [WK, WN, 32, RT, groups a step (times the parity of the column), row or row + 8], or
     # without the last axis where the rows come in pairs.
-    if SCALE == E4M3_NORMAL:
-        LS: gl.constexpr = gl.SliceLayout(5, LS6)
-        RANK: gl.constexpr = 5
-        s_down = axis(4, FLUSHES * PARITIES, LS, 5) * 0
-    else:
-        LS: gl.constexpr = LS6
-        RANK: gl.constexpr = 6
-        s_down = axis(5, 2, LS, 6)
+    LS: gl.constexpr = gl.SliceLayout(5, LS6) if SCALE == E4M3_NORMAL else LS6
+    RANK: gl.constexpr = 5 if SCALE == E4M3_NORMAL else 6
+    s_down = axis(4, FLUSHES * PARITIES, LS, 5) * 0 if SCALE == E4M3_NORMAL else axis(5, 2, LS, 6)
     s_lane = axis(2, 32, LS, RANK)
     s_set = axis(4, FLUSHES * PARITIES, LS, RANK)
     s_slot = s_lane % 4 * 2 // TOKENS

@@ -137,7 +137,8 @@ def _sorted(flat: torch.Tensor, top: int, experts: int, tokens: int, blocks: int
     expert = torch.searchsorted(ends, block, right=True).clamp(max=experts - 1)
     first = edges[expert] + (block - (ends - each)[expert]) * tokens
     last = torch.minimum(first + tokens, edges[expert + 1])
-    return Route(*(t.to(torch.int32) for t in (ends[-1:], expert, first, last, order // top, order)), tokens)
+    table = [t.to(torch.int32) for t in (ends[-1:], expert, first, last, order // top, order)]
+    return Route(table[0], table[1], table[2], table[3], table[4], table[5], tokens)
 
 
 @functools.cache
