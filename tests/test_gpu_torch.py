@@ -106,6 +106,40 @@ def test_case_51_state_copies_and_moves(kind):
         assert torch.equal(there_and_back(*args), want)
 
 
+def test_case_53_after_warmup_no_call_compiles_anything():
+    """Shapes that no other test has, so that nothing is compiled yet; every miss of Triton's in-memory caches is counted."""
+    cuda()
+    from triton import knobs
+
+    import halfbyte as hb
+    from halfbyte.torch import QEmbedding, QExperts, QLinear
+
+    rng = np.random.default_rng(10)
+    experts = {"gate_up_proj": stack("mxfp4", (5, 320, 320), 2), "down_proj": stack("mxfp4", (5, 320, 160), 3)}
+    model = torch.nn.ModuleDict({
+        "a": QLinear(make("int4:g64", 208, 5, rng), torch.zeros(208, device="cuda", dtype=torch.float16), device="cuda"),
+        "b": QLinear(make("q6_K", 208, 3, rng), device="cuda"), "e": QEmbedding(make("q8_0", 208, 10, rng), device="cuda"),
+        "same": QLinear(make("q6_K", 208, 3, rng), device="cuda"), "x": QExperts(experts, device="cuda"),
+    })  # fmt: skip
+    compiled = []
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = lambda **call: compiled.append(call["repr"])  # None: go on and compile
+    try:
+        assert hb.warmup(model, dtype=torch.float16) == 4 * 12
+        assert compiled
+        compiled.clear()
+        with torch.inference_mode():
+            for m in (1, 3, 7, 16, 17, 33, 64, 65, 100, 300, 4096):
+                model["a"](torch.randn(m, 320, device="cuda", dtype=torch.float16))
+                model["b"](torch.randn(m, 768, device="cuda", dtype=torch.float16))
+                model["e"](torch.zeros(m, dtype=torch.int64, device="cuda"))
+                index = torch.randint(0, 5, (m, 2), device="cuda")
+                model["x"](torch.randn(m, 320, device="cuda").half(), index, torch.rand(m, 2, device="cuda").half())
+        assert compiled == []
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
 def two_devices():
     cuda()
     if torch.cuda.device_count() < 2:

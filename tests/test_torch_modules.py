@@ -241,3 +241,13 @@ def test_experts_apart_equal_experts_joined():
     a, b = together(X, index, share), separate(X, index, share)
     assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * float(a.abs().max()))
     assert not a[1].any()
+
+
+def test_warmup_calls_each_kind_of_layer_once():
+    model = nn.ModuleDict({"a": QLinear(weight()), "b": QLinear(weight(seed=1)), "c": QLinear(weight(), torch.zeros(33)),
+                           "d": QEmbedding(weight("affine4")), "e": modules()["experts"]})  # fmt: skip
+    calls = dict.fromkeys(model, 0)
+    for name, module in model.items():
+        module.register_forward_hook(lambda *_, name=name: calls.__setitem__(name, calls[name] + 1))
+    assert hb.warmup(model, tokens=(1, 3), dtype=torch.float32) == 8
+    assert calls == {"a": 2, "b": 0, "c": 2, "d": 2, "e": 2}

@@ -25,12 +25,12 @@ from .spec import Format
 
 __version__ = "0.1.0"
 
-_LATE = {"convert": "converting", "verify": "verification", "load_model": "transformers"}
+_LATE = {"convert": "converting", "verify": "verification", "load_model": "transformers", "warmup": "torch.warming"}
 """Names whose modules are imported on first use."""
 
 __all__ = [
     "Checkpoint", "Format", "HalfbyteError", "QTensor", "convert", "dequantize", "embedding", "experts", "format_named", "linear",
-    "load", "load_model", "open", "prepare", "quantize", "save", "verify",
+    "load", "load_model", "open", "prepare", "quantize", "save", "verify", "warmup",
 ]  # fmt: skip
 
 

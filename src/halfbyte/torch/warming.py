@@ -1,0 +1,72 @@
+"""warmup: every kernel that a model's layers need is compiled before the first request.
+
+Kernels are compiled when they are first called; which one serves a call depends on the layer's format and shape and, in a few
+steps, on the number of tokens. Each kind of layer is called once at each step, on zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .experts import QExperts
+from .modules import Packed, QEmbedding, packed_modules
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+"""Numbers of tokens between which no backend changes kernels."""
+
+
+def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = None, top: int | None = None) -> int:
+    """Call each kind of packed layer of a model once for each number of tokens.
+
+    tokens  numbers of tokens a call; requests between two of them need no kernel that neither needs
+    dtype   of the activations; None takes the model's parameters', float16 without any
+    top     experts a token; None takes the model's configuration
+    Returns the number of calls. Two layers are of one kind when format, shapes, biases and device agree.
+    """
+    if dtype is None:
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float16)
+    seen: set[Any] = set()
+    calls = 0
+    with torch.inference_mode():
+        for module in packed_modules(model).values():
+            kind = _kind(module)
+            if kind in seen:
+                continue
+            seen.add(kind)
+            for m in tokens:
+                module(*_inputs(module, m, dtype, top or _top(model)))
+                calls += 1
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return calls
+
+
+def _kind(module: Packed) -> Any:
+    """What two layers share that need the same kernels."""
+    weights = tuple((name, h.format, h.shape) for name, h in module.packed.items())
+    biases = tuple(name for name, _ in module.named_parameters())
+    return type(module), weights, biases, module.device, module.activations, getattr(module, "activation", None)
+
+
+def _inputs(module: Packed, m: int, dtype: Any, top: int) -> tuple[Any, ...]:
+    """Zeros that a layer takes."""
+    device = module.device
+    if isinstance(module, QEmbedding):
+        return (torch.zeros(m, dtype=torch.int64, device=device),)
+    if isinstance(module, QExperts):
+        name = next(n for n in module.packed if n.rpartition(".")[2] in ("gate_up_proj", "gate_proj"))
+        x = torch.zeros(m, module.shape_of(name)[-1], dtype=dtype, device=device)
+        index = torch.arange(m * top, device=device).reshape(m, top) % module.num_experts
+        return x, index, torch.full((m, top), 1.0 / top, dtype=dtype, device=device)
+    return (torch.zeros(m, module.in_features, dtype=dtype, device=device),)
+
+
+def _top(model: nn.Module) -> int:
+    """Experts a token in a transformers configuration; 2 where it does not say."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "text_config", None) or config
+    return int(getattr(config, "num_experts_per_tok", None) or 2)
