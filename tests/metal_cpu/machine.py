@@ -287,17 +287,13 @@ class Library:
         self._runtime.hb_region(text, ctypes.c_void_p(address), ctypes.c_size_t(size), int(writable), int(shared))
 
 
+@functools.cache
 def compile_source(source: str) -> Library:
     """Compile MSL text as Apple's compiler would take it.
 
     Raises MetalCompileError with clang's message, or the lint's for what clang takes and MSL does not.
     """
     check_source(source)
-    return _compile(source)
-
-
-@functools.cache
-def _compile(source: str) -> Library:
     name = f"{hashlib.sha256((_tools() + source).encode()).hexdigest()[:24]}.so"
     with _building(name) as scratch:
         if scratch is not None:
