@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
-from .fused_tiles import FusedTile, fused_tile
+from .fused_tiles import FusedTile, fused_tile, least_tokens
 from .launch import _constants, _counter, _multiprocessors, _on, _overlap
 from .weight import CudaWeight
 from .wgmma import wgmma_kernel
@@ -21,7 +21,8 @@ HALF, BFLOAT, WIDE = 0, 1, 2
 
 
 def way(w: CudaWeight, half: bool) -> int | None:
-    """How a weight is finished for x in float16 (`half`) or bfloat16, or None where that would not be exact."""
+    """How a weight is finished for x in float16 (`half`) or bfloat16, or None where that would not be exact. (Values of 65520 and
+    more overflow float16, as in `dequantize`.)"""
     scale = w.format.scale
     if not w.units or w.format.minimum or w.super_scales is not None:
         return None
@@ -30,7 +31,7 @@ def way(w: CudaWeight, half: bool) -> int | None:
     if scale in ("e4m3", "ue4m3"):
         return HALF if half else BFLOAT
     if scale == "float16":
-        return WIDE if not half else HALF if w.scales_half else None
+        return HALF if half else WIDE
     if scale == "bfloat16":
         return WIDE if half else BFLOAT
     return None
@@ -44,10 +45,15 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
         major, minor = torch.cuda.get_device_capability(x.device)
         return f"schedule 'fused' is wgmma of compute capability 9.0 and this GPU has {major}.{minor}; use dequantize_then_gemm"
     if way(w, x.dtype == torch.float16) is None:
-        if w.units and w.format.scale in ("e8m0", "float16"):
-            return f"schedule 'fused' finishes weights in float16, which the scales of this {w.format.name} weight do not fit; use bfloat16"
+        if w.units and w.format.scale == "e8m0":
+            return f"schedule 'fused' finishes weights in float16, which takes E8M0 scales at most 2^24 apart, not those here; use bfloat16"
         return f"schedule 'fused' takes 4-bit integers and E2M1 with 16-bit or 8-bit float scales, not {w.format.name}"
     return None
+
+
+def pays(m: int, w: CudaWeight) -> bool:
+    """True where this schedule is the fastest of those measured (fused_tiles)."""
+    return m >= least_tokens(w.shape[-2], w.shape[-1])
 
 
 def _layout(shape: list[int], bits: int) -> Any:
@@ -85,7 +91,7 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or fused_tile(n, w.shape[-1], m, _multiprocessors(w.device))
-    rows, tokens, steps = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens), triton.cdiv(w.units, 2)
+    rows, tokens, steps = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens), w.units
     programs = min(tile.programs * _multiprocessors(w.device), rows * tokens * min(tile.split, steps))
     rest = rows * tokens % programs
     sharing = max(1, min(programs, rest * tile.split, rest * steps))
@@ -124,7 +130,7 @@ def _launch(
     shift = w.top - 128 if e8m0 and half else 0
     unit = 2.0**shift if e8m0 else 256.0 if half and e2m1 and w.format.scale in ("e4m3", "ue4m3") else 1.0
     engine = y.dtype == x.dtype and y.shape[1] % 8 == 0
-    x_map = _map(x, [tile.tokens, 64])
+    x_map = _map(x, [tile.tokens, 32])
     none = w.scales
     routing = (none,) * 4 if table is None else (table.count, table.expert, table.first, table.last)
     with _on(w.device):
@@ -132,7 +138,7 @@ def _launch(
             _map(y, [tile.tokens, bn // 2 if gate else bn]) if engine else x_map, y, x_map, _map(words, [bn // 16, 4, 32]),
             _map(scales, [bn // 16, width]), _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
             none if bias is None else bias, none if w.global_scale is None else w.global_scale, *routing, partial,
-            _counter(x.device, rest), x.shape[0], n, rows * tokens, sharing, rows, tokens, triton.cdiv(w.units, 2), shift, unit,
+            _counter(x.device, rest), x.shape[0], n, rows * tokens, sharing, rows, tokens, w.units, shift, unit,
             float(w.format.divisor),
             BT=tile.tokens, R=tile.rows, W=4 * tile.groups, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups, SW=width,
             KIND=ELEMENTS[w.format.element],

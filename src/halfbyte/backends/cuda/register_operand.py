@@ -115,29 +115,35 @@ def terms_layout(r, warps, groups, pair):
 
 @gluon.constexpr_function
 def operand_layout(r, warps, groups):
-    """[R, warp, g, t / 2, t mod 2, group, block of the group, i, row + 8, p]: registers in wgmma's order, then further rows."""
+    """[R, warp, g, t / 2, t mod 2, group, block of the group, i, row + 8, p] of 32 inputs: registers in wgmma's order, then further
+    rows."""
     return gl.BlockedLayout(
-        [r, 1, 1, 1, 1, groups, 4 // groups, 2, 2, 2], [1, 1, 8, 2, 2, 1, 1, 1, 1, 1], [1, warps, 1, 1, 1, 1, 1, 1, 1, 1],
+        [r, 1, 1, 1, 1, groups, 2 // groups, 2, 2, 2], [1, 1, 8, 2, 2, 1, 1, 1, 1, 1], [1, warps, 1, 1, 1, 1, 1, 1, 1, 1],
         [9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
     )  # fmt: skip
 
 
+@gluon.constexpr_function
+def place_of(kind, way, odd, down):
+    """(mask, multiplier) of an E2M1 pair in its word, or (shift, 0) of an integer pair: of lanes with odd t, of row g + 8."""
+    if kind == E2M1:  # order.spread_e2m1: sign and magnitude to bits 15 and 9 to 11
+        return [[(-0x71FF7200, 1), (0x11C011C0, 8)], [(0x40384038, 66), (0x20072007, 516)]][odd][down]
+    return (8 * odd + 4 * down if way == BFLOAT else 8 * odd, 0)
+
+
 @gluon.jit
 def places(R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, WAY: gl.constexpr):
-    """Where a lane's pairs are in its words: (mask, multiplier) for E2M1, else (shift, nothing). They differ by t mod 2 and row."""
-    L: gl.constexpr = operand_layout(R, W, GROUPS)
-    odd = axis(4, 2, L, 10)
-    down = axis(8, 2, L, 10)
-    if KIND == E2M1:  # order.spread_e2m1: sign and magnitude to bits 15 and 9 to 11
-        mask = gl.where(down == 0, gl.where(odd == 0, -0x71FF7200, 0x40384038), gl.where(odd == 0, 0x11C011C0, 0x20072007))
-        times = gl.where(down == 0, gl.where(odd == 0, 1, 66), gl.where(odd == 0, 8, 516))
-        return mask, times
-    elif WAY == BFLOAT:
-        shift = odd * 8 + down * 4
-        return shift, shift
-    else:
-        shift = odd * 8 + down * 0
-        return shift, shift
+    """`place_of` of every lane and row: two tensors."""
+    L: gl.constexpr = operand_layout(R, W, max(1, GROUPS // 2))
+    odd = axis(4, 2, L, 10) == 1
+    down = axis(8, 2, L, 10) == 1
+    A: gl.constexpr = place_of(KIND, WAY, 0, 0)
+    B: gl.constexpr = place_of(KIND, WAY, 0, 1)
+    C: gl.constexpr = place_of(KIND, WAY, 1, 0)
+    D: gl.constexpr = place_of(KIND, WAY, 1, 1)
+    place = gl.where(down, gl.where(odd, D[0], B[0]), gl.where(odd, C[0], A[0]))
+    times = gl.where(down, gl.where(odd, D[1], B[1]), gl.where(odd, C[1], A[1]))
+    return place, times
 
 
 @gluon.jit
@@ -234,6 +240,37 @@ def addends(v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.c
 
 
 @gluon.jit
+def _in_halves(v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
+    """Terms [R, W, 8, GROUPS, 2 rows] of a unit to those of its two halves of 32 inputs."""
+    if GROUPS == 1:
+        return v, v
+    else:
+        v = gl.permute(gl.reshape(v, [R, W, 8, 2, GROUPS // 2, 2]), [0, 1, 2, 4, 5, 3])
+        return gl.split(v)
+
+
+@gluon.jit
+def unit(
+    w, s, a, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr,
+    ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr,
+):  # fmt: skip
+    """Words [R W, 4, 32], stored scales and addends of a unit -> (words, scales, addends) of its first half, and of its second.
+
+    R tiles of 16 rows a warp, W warps. SCALE 0 is a 16-bit float. An ADD of NONE makes `a` unused."""
+    if BY_16:  # g, i, t / 2, half, block
+        w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 4, 6, 3, 5])
+    else:  # g, block, i, half, t / 2
+        w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 6, 3, 4, 5])
+    w0, w1 = gl.split(w)
+    s0, s1 = _in_halves(scales(s, shift, R, W, GROUPS, SCALE, WAY, HALF_X), R, W, GROUPS)
+    if ADD == NONE:
+        return (w0, s0, s0), (w1, s1, s1)
+    else:
+        a0, a1 = _in_halves(addends(a, R, W, GROUPS, ADD, WAY, HALF_X), R, W, GROUPS)
+        return (w0, s0, a0), (w1, s1, a1)
+
+
+@gluon.jit
 def _spread(v, like, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
     """Terms of a group over its blocks, lanes and pairs."""
     v = gl.convert_layout(gl.reshape(v, [R, W, 8, 1, 1, GROUPS, 1, 1, 2, 1]), like.type.layout)
@@ -243,34 +280,28 @@ def _spread(v, like, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 @gluon.jit
 def operand(
-    w, s, a, place, times, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, KIND: gl.constexpr,
-    SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr, A: gl.constexpr,
+    half, place, times, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr,
+    ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr, A: gl.constexpr,
 ):  # fmt: skip
-    """Words [R W, 4, 32], stored scales and addends of GROUPS groups of a unit to the finished A operand [16 R W, 64] in layout A.
-
-    R tiles of 16 rows a warp, W warps. SCALE 0 is a 16-bit float. An ADD of NONE makes `a` unused, and so do integers `times`.
-    """
-    L: gl.constexpr = operand_layout(R, W, GROUPS)
-    like = gl.zeros([R, W, 8, 2, 2, GROUPS, 4 // GROUPS, 2, 2, 2], gl.int32, layout=L)
-    if BY_16:  # g, i, t / 2, q
-        w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 4]), [0, 1, 2, 4, 5, 3])
-    else:  # g, q, i, s, t / 2
-        w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 6, 5, 3, 4])
-    w = gl.convert_layout(gl.reshape(w, [R, W, 8, 2, 1, GROUPS, 4 // GROUPS, 2, 1, 1]), L)
+    """Half a unit, as `unit` gives it, to the finished A operand [16 R W, 32] in layout A. GROUPS are a unit's."""
+    EACH: gl.constexpr = max(1, GROUPS // 2)
+    L: gl.constexpr = operand_layout(R, W, EACH)
+    like = gl.zeros([R, W, 8, 2, 2, EACH, 2 // EACH, 2, 2, 2], gl.int32, layout=L)
+    w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 1, EACH, 2 // EACH, 2, 1, 1]), L)
     w, _ = gl.broadcast(w, like)
     place, _ = gl.broadcast(place, like)
     arguments = [w, place]
     if KIND == E2M1:
         times, _ = gl.broadcast(times, like)
         arguments = arguments + [times]
-    arguments = arguments + [_spread(scales(s, shift, R, W, GROUPS, SCALE, WAY, HALF_X), like, R, W, GROUPS)]
+    arguments = arguments + [_spread(half[1], like, R, W, EACH)]
     if ADD != NONE:
-        arguments = arguments + [_spread(addends(a, R, W, GROUPS, ADD, WAY, HALF_X), like, R, W, GROUPS)]
+        arguments = arguments + [_spread(half[2], like, R, W, EACH)]
     asm: gl.constexpr = assembly(KIND, ADD, SCALE, WAY, HALF_X)
     registers: gl.constexpr = constraints(KIND, ADD)
     if HALF_X:
         v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.float16, is_pure=True, pack=4)
     else:
         v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.bfloat16, is_pure=True, pack=4)
-    v = gl.reshape(gl.permute(v, [0, 1, 8, 2, 5, 6, 7, 3, 4, 9]), [16 * W * R, 64])
+    v = gl.reshape(gl.permute(v, [0, 1, 8, 2, 5, 6, 7, 3, 4, 9]), [16 * W * R, 32])
     return gl.convert_layout(v, A, assert_trivial=True)

@@ -18,8 +18,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .operands import axis
 from .outputs import gated
-from .register_operand import operand, places, terms_layout, words_layout
+from .register_operand import operand, places, terms_layout, unit, words_layout
 from .tiles import NONE
 
 
@@ -49,11 +50,12 @@ def _expect(
 ):  # fmt: skip
     """Announce the bytes of a stage. A barrier a source, and announced together: no two operations here touch one allocation, or
     the compiler would put a block-wide barrier between them."""
-    mbarrier.expect(bars[0].index(stage), BT * 128, pred=more)
-    mbarrier.expect(bars[1].index(stage), BN // 16 * 512, pred=more)
+    mbarrier.expect(bars[0].index(stage), BT * 64, pred=more)
+    mbarrier.expect(bars[1].index(stage), BN * 32, pred=more)
     mbarrier.expect(bars[2].index(stage), BN // 16 * SW * 2, pred=more)
+    mbarrier.expect(bars[3].index(stage), BT * 64, pred=more)
     if ADD != NONE:
-        mbarrier.expect(bars[3].index(stage), BN * GROUPS * 2, pred=more)
+        mbarrier.expect(bars[4].index(stage), BN * GROUPS * 2, pred=more)
 
 
 @gluon.jit
@@ -66,7 +68,14 @@ def _copy_weight(
     tma.async_copy_global_to_shared(w_desc, [row, unit * 4, 0], bars[1].index(stage), ws.index(stage), pred=more)
     tma.async_copy_global_to_shared(s_desc, [row, group * (SW // GROUPS)], bars[2].index(stage), ss.index(stage), pred=more)
     if ADD != NONE:
-        tma.async_copy_global_to_shared(a_desc, [row, group * 16], bars[3].index(stage), zs.index(stage), pred=more)
+        tma.async_copy_global_to_shared(a_desc, [row, group * 16], bars[4].index(stage), zs.index(stage), pred=more)
+
+
+@gluon.jit
+def _copy_x(x_desc, x0, x1, bars, stage, token, unit, more):
+    """Activations of one unit into a stage, its two halves apart: a product of half a unit reads one block of shared memory."""
+    tma.async_copy_global_to_shared(x_desc, [token, unit * 64], bars[0].index(stage), x0.index(stage), pred=more)
+    tma.async_copy_global_to_shared(x_desc, [token, unit * 64 + 32], bars[3].index(stage), x1.index(stage), pred=more)
 
 
 @gluon.jit
@@ -87,24 +96,57 @@ def _next(left, part, ahead, k, coming, programs, KS):
 
 
 @gluon.jit
+def _words(
+    ws, ss, zs, bars, stage, phase, more, shift, LW: gl.constexpr, LS: gl.constexpr, LA: gl.constexpr, R: gl.constexpr,
+    W: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    """A stage's words and terms in registers, its two halves apart. What comes after the last unit is never multiplied."""
+    mbarrier.wait(bars[1].index(stage), phase, pred=more)
+    mbarrier.wait(bars[2].index(stage), phase, pred=more)
+    if ADD != NONE:
+        mbarrier.wait(bars[4].index(stage), phase, pred=more)
+        a = zs.index(stage).load(LA)
+    else:
+        a = 0
+    return unit(ws.index(stage).load(LW), ss.index(stage).load(LS), a, shift, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF)
+
+
+@gluon.jit
 def _owner(step, sharing, units):
     """The program whose share of the remainder holds a step."""
     return ((step + 1) * sharing + units - 1) // units - 1
 
 
 @gluon.jit
-def _meet(PARTIAL, COUNT, acc, j, lo, sharing, units, p, KS, SIZE: gl.constexpr, at):
+def _by_lanes(acc, R: gl.constexpr, W: gl.constexpr):
+    """An accumulator [16 R W, BT] as [blocks of 8 columns, lanes, 4]: what a lane has of a block is 16 bytes."""
+    BT: gl.constexpr = acc.shape[1]
+    v = gl.permute(gl.reshape(acc, [R, W, 2, 8, BT // 8, 4, 2]), [0, 4, 1, 3, 5, 2, 6])
+    return gl.reshape(v, [R * (BT // 8), 32 * W, 4])
+
+
+@gluon.jit
+def _meet(PARTIAL, COUNT, acc, j, lo, sharing, units, p, KS, R: gl.constexpr, W: gl.constexpr):
     """A part of a tile's sums: left in PARTIAL, and taken together in order by whoever comes last."""
+    BN: gl.constexpr = acc.shape[0]
+    BT: gl.constexpr = acc.shape[1]
+    SIZE: gl.constexpr = BN * BT
     first = _owner(j * KS, sharing, units)
     last = _owner(j * KS + KS - 1, sharing, units)
-    gl.store(PARTIAL + (p * 2 + (j - lo // KS)).to(gl.int64) * SIZE + at, acc)
+    v = _by_lanes(acc, R, W)
+    L: gl.constexpr = v.type.layout
+    at = axis(0, R * (BT // 8), L, 3) * (128 * W) + axis(1, 32 * W, L, 3) * 4 + axis(2, 4, L, 3)
+    gl.store(PARTIAL + (p * 2 + (j - lo // KS)).to(gl.int64) * SIZE + at, v)
     gl.thread_barrier()
     done = gl.atomic_add(COUNT + j, 1) == last - first
     if done:
-        acc = gl.zeros_like(acc)
+        total = gl.zeros_like(v)
         for q in range(first, last + 1):
             slot = q * 2 + (j - (q * units // sharing) // KS)
-            acc += gl.load(PARTIAL + slot.to(gl.int64) * SIZE + at)
+            total += gl.load(PARTIAL + slot.to(gl.int64) * SIZE + at)
+        back = gl.permute(gl.reshape(total, [R, BT // 8, W, 8, 4, 2, 2]), [0, 2, 5, 3, 1, 4, 6])
+        acc = gl.convert_layout(gl.reshape(back, [BN, BT]), acc.type.layout, assert_trivial=True)
         gl.store(COUNT + j, 0)
     return acc, done
 
@@ -152,7 +194,7 @@ def _gated(y, GATE: gl.constexpr, W: gl.constexpr):
 @gluon.jit(do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "KS", "shift"])
 def wgmma_kernel(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, m, n, tiles, sharing, rows, tokens, KS, shift,
-    unit, divisor,
+    out_unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr,
     SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, GLOBAL_OP: gl.constexpr,
     DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr, STORE: gl.constexpr,
@@ -172,11 +214,13 @@ def wgmma_kernel(
     BN: gl.constexpr = 16 * R * W
     C: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, BT, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, C, 2)
-    LW: gl.constexpr = words_layout(R, W, GROUP == 16)
+    BY_16: gl.constexpr = GROUP == 16
+    LW: gl.constexpr = words_layout(R, W, BY_16)
     LS: gl.constexpr = terms_layout(R, W, GROUPS, SW // GROUPS // 8)
     LA: gl.constexpr = terms_layout(R, W, GROUPS, 2)
     dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
-    xs = gl.allocate_shared_memory(dtype, [STAGES, BT, 64], x_desc.layout)
+    x0 = gl.allocate_shared_memory(dtype, [STAGES, BT, 32], x_desc.layout)
+    x1 = gl.allocate_shared_memory(dtype, [STAGES, BT, 32], x_desc.layout)
     ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, 4, 32], w_desc.layout)
     ss = gl.allocate_shared_memory(gl.int16, [STAGES, BN // 16, SW], s_desc.layout)
     zs = ss
@@ -185,7 +229,7 @@ def wgmma_kernel(
     if STORE == 2:
         ys = gl.allocate_shared_memory(dtype, [BT, BN // 2 if GATE else BN], y_desc.layout)
     bars = ()
-    for s in gl.static_range(3 if ADD == NONE else 4):
+    for s in gl.static_range(4 if ADD == NONE else 5):
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(STAGES):
             mbarrier.init(full.index(i), count=1)
@@ -221,24 +265,23 @@ def wgmma_kernel(
         k_ahead = 0 * p
         coming = p + programs
     row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
-    HALFWAY: gl.constexpr = (STAGES - 1) % 2  # the copies are in the middle of a step when a step begins
+    todo = left
     for i in gl.static_range(STAGES - 1):
-        _expect(bars, i, left > i // 2, BN, BT, GROUPS, SW, ADD)
+        _expect(bars, i, left > i, BN, BT, GROUPS, SW, ADD)
     gl.thread_barrier()
     for i in gl.static_range(STAGES - 1):  # weights do not depend on the previous kernel, x does
-        _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, i, row_ahead, 2 * k_ahead + i % 2, left > 0, GROUPS, GROUP, SW, ADD)
+        _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, i, row_ahead, k_ahead, left > 0, GROUPS, GROUP, SW, ADD)
         if i == 0:
             if PDL and not ROUTED:
                 gdc_wait()
-        tma.async_copy_global_to_shared(
-            x_desc, [token_ahead * BT, (2 * k_ahead + i % 2) * 64], bars[0].index(i), xs.index(i), pred=left > 0
-        )
-        if i % 2 == 1:
-            left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
-            if other:
-                row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
+        _copy_x(x_desc, x0, x1, bars, i, token_ahead * BT, k_ahead, left > 0)
+        left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
+        if other:
+            row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
     stage = 0 * p
     phase = 0 * p
+    first, second = _words(ws, ss, zs, bars, stage, phase, todo > 0, shift, LW, LS, LA, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF)
+    even = operand(first, place, times, R, W, GROUPS, KIND, SCALE, ADD, WAY, HALF, A)
     for seg in range(whole + 2):
         tile = (seg - 2) * programs + p
         k0 = 0 * p
@@ -249,58 +292,47 @@ def wgmma_kernel(
             k1 = gl.maximum(gl.minimum(hi - j * KS, KS), k0)
             tile = whole * programs + j
         acc = gl.zeros([BN, BT], gl.float32, layout=C)
-        odd = gl.zeros([BN, 64], dtype, layout=A)
+        odd = gl.zeros([BN, 32], dtype, layout=A)
         for k in range(k0, k1):
-            for half in gl.static_range(2):
-                mbarrier.wait(bars[1].index(stage), phase)
-                mbarrier.wait(bars[2].index(stage), phase)
-                if ADD != NONE:
-                    mbarrier.wait(bars[3].index(stage), phase)
-                a = operand(
-                    ws.index(stage).load(LW), ss.index(stage).load(LS), zs.index(stage).load(LA) if ADD != NONE else 0, place,
-                    times, shift, R, W, GROUPS, GROUP == 16, KIND, SCALE, ADD, WAY, HALF, A,
-                )  # fmt: skip
-                mbarrier.wait(bars[0].index(stage), phase)
-                acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
-                free = stage - 1
-                if stage == 0:
-                    free = STAGES - 1 + 0 * p
-                _expect(bars, free, left > 0, BN, BT, GROUPS, SW, ADD)
-                if half == 0:
-                    even = a
-                    acc, odd = warpgroup_mma_wait(1, deps=[acc, odd])
-                else:
-                    odd = a
-                    acc, even = warpgroup_mma_wait(1, deps=[acc, even])
-                gl.thread_barrier()
-                unit_ahead = 2 * k_ahead + (half + HALFWAY) % 2
-                _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, free, row_ahead, unit_ahead, left > 0, GROUPS, GROUP, SW, ADD)
-                tma.async_copy_global_to_shared(
-                    x_desc, [token_ahead * BT, unit_ahead * 64], bars[0].index(free), xs.index(free), pred=left > 0
-                )
-                if (half + HALFWAY) % 2 == 1:
-                    left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
-                    if other:
-                        row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
-                stage += 1
-                if stage == STAGES:
-                    stage = 0 * p
-                    phase ^= 1
+            mbarrier.wait(bars[0].index(stage), phase)
+            acc = warpgroup_mma(even, x0.index(stage).permute((1, 0)), acc, is_async=True)
+            acc, odd = warpgroup_mma_wait(1, deps=[acc, odd])
+            odd = operand(second, place, times, R, W, GROUPS, KIND, SCALE, ADD, WAY, HALF, A)
+            free = stage - 1
+            if stage == 0:
+                free = STAGES - 1 + 0 * p
+            _expect(bars, free, left > 0, BN, BT, GROUPS, SW, ADD)
+            gl.thread_barrier()  # everybody is done with the unit before
+            _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, free, row_ahead, k_ahead, left > 0, GROUPS, GROUP, SW, ADD)
+            _copy_x(x_desc, x0, x1, bars, free, token_ahead * BT, k_ahead, left > 0)
+            left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
+            if other:
+                row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
+            mbarrier.wait(bars[3].index(stage), phase)
+            acc = warpgroup_mma(odd, x1.index(stage).permute((1, 0)), acc, is_async=True)
+            stage += 1
+            if stage == STAGES:
+                stage = 0 * p
+                phase ^= 1
+            todo -= 1
+            first, second = _words(
+                ws, ss, zs, bars, stage, phase, todo > 0, shift, LW, LS, LA, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+            )
+            acc, even = warpgroup_mma_wait(1, deps=[acc, even])
+            even = operand(first, place, times, R, W, GROUPS, KIND, SCALE, ADD, WAY, HALF, A)
         acc, odd = warpgroup_mma_wait(0, deps=[acc, odd])
         if k1 > k0:
             row, token = _place(tile, rows, tokens, TOGETHER)
             last = p >= 0
             if k1 - k0 < KS:
-                at = gl.arange(0, BN, layout=gl.SliceLayout(1, C))[:, None] * BT
-                at = at + gl.arange(0, BT, layout=gl.SliceLayout(0, C))[None, :]
-                acc, last = _meet(PARTIAL, COUNT, acc, tile - whole * programs, lo, sharing, units, p, KS, BN * BT, at)
+                acc, last = _meet(PARTIAL, COUNT, acc, tile - whole * programs, lo, sharing, units, p, KS, R, W)
             if last:
                 end = m
                 expert = 0 * p
                 if ROUTED:
                     expert = gl.load(EXPERT + token).to(gl.int32)
                     end = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
-                y = _finished(acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, row * BN, n, unit, divisor, C, GLOBAL_OP, DIVIDE, HAS_BIAS)
+                y = _finished(acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, row * BN, n, out_unit, divisor, C, GLOBAL_OP, DIVIDE, HAS_BIAS)
                 if GATE:
                     y = _gated(y, GATE, W)
                 OUT: gl.constexpr = BN // 2 if GATE else BN
