@@ -29,8 +29,9 @@ _EIGHT: np.dtype[Any] = np.dtype("<u8")
 """Word of the other widths: eight codes, which fill `bits` packed bytes."""
 _BLOCK = 1 << 16
 """Codes worked on at a time: the words and their scratch fit in a 256 KiB cache."""
-_TILE = 128
-"""Sides of a tile of `turned`: two to three times as fast as a whole transposition of 30 MB."""
+_TILE = 256
+"""Sides of a tile of `turned`, copied first since rows a power of two apart share few places of a cache: twice to four times as fast
+as a whole transposition of 30 MB."""
 
 
 def pack(codes: NDArray[np.integer], bits: int) -> U8:
@@ -124,7 +125,7 @@ def turned(x: NDArray[Any]) -> NDArray[Any]:
     out = np.empty((columns, rows), x.dtype)
     for i in range(0, rows, _TILE):
         for j in range(0, columns, _TILE):
-            out[j : j + _TILE, i : i + _TILE] = x[i : i + _TILE, j : j + _TILE].T
+            out[j : j + _TILE, i : i + _TILE] = x[i : i + _TILE, j : j + _TILE].copy().T
     return out
 
 

@@ -10,12 +10,9 @@ streamed behind it, types and offsets are filled in at the end. Version 3, littl
 
 from __future__ import annotations
 
-import contextlib
-import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,6 +21,7 @@ from numpy.typing import NDArray
 from ..errors import CheckpointError, UnsupportedError
 from ..formats.ggml_types import ggml_type
 from .gguf_file import GGUFFile
+from .streamed import StreamedFile
 
 ALIGNMENT = 32
 _DROPPED = ("split.no", "split.count", "split.tensors.count", "general.alignment", "general.file_type")
@@ -54,54 +52,40 @@ def uint32_pair(key: str, value: int) -> Pair:
     return key, UINT32, struct.pack("<I", value)
 
 
-class GGUFWriter:
+class GGUFWriter(StreamedFile):
     """Writes `path`. Leaving it normally finishes the file, leaving it by an exception removes what was written.
 
     pairs    key-values; `general.file_type` is added when the tensors say one
     tensors  name -> shape in NumPy's order, of everything that will come
+    work     of a file that an interrupted run goes on with (`streamed`)
     Raises CheckpointError when a tensor is missing, unknown, or of another size, and when the file cannot be written.
     """
 
-    def __init__(self, path: Path, pairs: Sequence[Pair], tensors: Mapping[str, Sequence[int]]) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, pairs: Sequence[Pair], tensors: Mapping[str, Sequence[int]], work: Mapping[str, Any] | None = None
+    ) -> None:
         self._pairs = list(pairs)
         self._shapes = {name: tuple(shape) for name, shape in tensors.items()}
-        self._written: dict[str, tuple[int, int, int]] = {}
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        self._start = _aligned(len(self._header()))
-        try:
-            self._file = self._temporary.open("wb")
-            self._file.seek(self._start)
-        except OSError as error:
-            raise CheckpointError(f"[convert] {path}: cannot be written: {error.strerror or error}") from error
-        self._end = 0
+        self._entries = {}
+        super().__init__(path, _aligned(len(self._header())), "convert", work)
 
     def add(self, name: str, kind: str, blocks: Iterable[NDArray[Any]]) -> None:
         """Append a tensor of ggml type `kind`, its bytes in order."""
         shape = self._shapes.get(name)
-        if shape is None or name in self._written:
+        if shape is None or name in self._entries:
             raise CheckpointError(f"[convert] {self.path}: tensor {name!r} {'comes twice' if shape else 'was not announced'}")
         t = ggml_type(kind)
-        rows = int(np.prod(shape[:-1], dtype=np.int64))
-        left = rows * t.row_bytes(shape[-1] if shape else 1)
-        self._written[name] = (t.id, self._end, left)
-        try:
-            for block in blocks:
-                raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-                self._file.write(raw.data)
-                left -= raw.nbytes
-            nbytes = self._written[name][2]
-            self._file.write(bytes(_aligned(nbytes) - nbytes))
-        except OSError as error:
-            raise CheckpointError(f"[convert] {self.path}: {error.strerror or error} while {name!r} was written") from error
-        if left:
+        nbytes = int(np.prod(shape[:-1], dtype=np.int64)) * t.row_bytes(shape[-1] if shape else 1)
+        if not self._write(name, blocks, nbytes):
             raise CheckpointError(f"[convert] {self.path}: the blocks of {name!r} do not make up {kind} {list(shape)}")
+        self._write(name, [np.zeros(_aligned(nbytes) - nbytes, np.uint8)], _aligned(nbytes) - nbytes)
+        self._enter(name, (t.id, self._end, nbytes))
         self._end += _aligned(nbytes)
 
     def _file_type(self) -> int:
         """llama.cpp's number for the type that holds most bytes."""
         sizes: dict[int, int] = {}
-        for name, (kind, _, nbytes) in self._written.items():
+        for name, (kind, _, nbytes) in self._entries.items():
             if len(self._shapes[name]) > 1:
                 sizes[kind] = sizes.get(kind, 0) + nbytes
         most = max(sizes, key=lambda k: sizes[k], default=0)
@@ -113,47 +97,27 @@ class GGUFWriter:
         for key, kind, value in pairs:
             out += [struct.pack("<Q", len(key.encode())), key.encode(), struct.pack("<I", kind), value]
         for name, shape in self._shapes.items():
-            kind, offset, _ = self._written.get(name, (0, 0, 0))
+            kind, offset, _ = self._entries.get(name, (0, 0, 0))
             dims = tuple(reversed(shape))
             out += [struct.pack("<Q", len(name.encode())), name.encode()]
             out.append(struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset))
         return b"".join(out)
 
     def finish(self) -> None:
-        """Write the header and put the file in its place."""
-        missing = [name for name in self._shapes if name not in self._written]
+        """Write the header and put the file in its place. CheckpointError when an announced tensor did not come."""
+        missing = [name for name in self._shapes if name not in self._entries]
         if missing:
+            self.abandon()
             raise CheckpointError(f"[convert] {self.path}: {len(missing)} tensors did not come, the first is {missing[0]!r}")
-        offsets = [self._written[name][1] for name in self._shapes]
+        super().finish()
+
+    def _complete(self) -> None:
+        offsets = [self._entries[name][1] for name in self._shapes]
         if offsets != sorted(offsets):
-            self._shapes = {name: self._shapes[name] for name in self._written}  # programs want entries in the order of data
-        try:
-            self._file.seek(0)
-            header = self._header()
-            self._file.write(header + bytes(self._start - len(header)))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._temporary.replace(self.path)
-        except OSError as error:
-            raise CheckpointError(f"[convert] {self.path}: cannot be written: {error.strerror or error}") from error
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Remove what was written; nothing to do after `finish`."""
-        self._file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
-
-    def __enter__(self) -> GGUFWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.abandon()
+            self._shapes = {name: self._shapes[name] for name in self._entries}  # programs want entries in the order of data
+        self._file.seek(0)
+        header = self._header()
+        self._file.write(header + bytes(self._start - len(header)))
 
 
 def _aligned(size: int) -> int:

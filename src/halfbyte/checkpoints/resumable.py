@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError
 from .folder import INDEX_NAME
+from .journal import WriteError, append_line, plain, read_lines, take_lock
 from .place import put_in_place
 from .writer import SafetensorsWriter
 
@@ -52,36 +52,26 @@ class ResumableFolder:
         self._shards: list[dict[str, Any]] = []
         self._writer: SafetensorsWriter | None = None
         self._current: dict[str, Any] = {}
-        self.partial.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
-        self._resume(json.loads(json.dumps(work)))
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WriteError(f"[save] {self.out}: cannot be written: {error.strerror or error}") from error
+        take_lock(self.partial / LOCK, self.out)
+        self._resume(plain(work))
 
     @property
     def resumed(self) -> int:
         """Units that an earlier run had finished."""
         return len(self.notes)
 
-    def _take_lock(self) -> None:
-        lock = self.partial / LOCK
-        try:
-            handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
-            owner = lock.read_text(encoding="ascii", errors="replace").strip()
-            if owner.isdigit() and int(owner) != os.getpid() and _alive(int(owner)):
-                raise CheckpointError(f"[convert] {self.out}: process {owner} is writing it; wait for it, or end it") from None
-            lock.unlink(missing_ok=True)
-            handle = os.open(lock, os.O_CREAT | os.O_WRONLY)
-        with os.fdopen(handle, "w") as f:
-            f.write(str(os.getpid()))
-
     def _resume(self, work: Any) -> None:
         journal = self.partial / JOURNAL
-        lines = _lines(journal)
+        lines = read_lines(journal)
         if not lines or lines[0] != work:
             for path in self.partial.iterdir():
                 if path.name != LOCK:
                     path.unlink()
-            _append(journal, work)
+            append_line(journal, work)
             return
         for line in lines[1:]:
             path = self.partial / line["file"]
@@ -116,7 +106,7 @@ class ResumableFolder:
         self._writer = None
         self._current["size"] = (self.partial / self._current["file"]).stat().st_size
         self._shards.append(self._current)
-        _append(self.partial / JOURNAL, self._current)
+        append_line(self.partial / JOURNAL, self._current)
 
     def finish(self, files: Mapping[str, Any], carried: Mapping[str, Path]) -> list[str]:
         """Put the folder in its place, over what is there.
@@ -129,6 +119,12 @@ class ResumableFolder:
             if self._writer is None:
                 self.add([], 0, None)
             self._close_shard()
+        try:
+            return self._put(files, carried)
+        except OSError as error:
+            raise WriteError(f"[save] {self.out}: cannot be written: {error.strerror or error}") from error
+
+    def _put(self, files: Mapping[str, Any], carried: Mapping[str, Path]) -> list[str]:
         count = len(self._shards)
         names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
         for name, path in carried.items():
@@ -163,35 +159,6 @@ class ResumableFolder:
         (self.partial / LOCK).unlink(missing_ok=True)
         if not self._shards and self.partial.is_dir():
             shutil.rmtree(self.partial, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _lines(path: Path) -> list[Any]:
-    """The journal's lines; a last one that was cut off in writing is left out."""
-    out: list[Any] = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                out.append(json.loads(line))
-            except ValueError:
-                break
-    return out
-
-
-def _append(path: Path, value: Any) -> None:
-    with path.open("a", encoding="utf-8") as f:
-        f.write(json.dumps(value) + "\n")
-        f.flush()
-        os.fsync(f.fileno())
 
 
 def _write_json(path: Path, value: Any) -> None:

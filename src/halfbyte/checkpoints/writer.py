@@ -2,18 +2,17 @@
 
 Tensors go to disk as they come, so a file of any size is written in the memory of one tensor. The header stands first and its
 length depends on all of them, so room is kept for it; when that proves too small, or tensors came in an order that leaves one
-unaligned for its dtype, the data are copied once, largest elements first. A writer that is not finished leaves no file.
+unaligned for its dtype, the data are copied once, largest elements first. A writer that is not finished leaves no file, but what
+a later run can go on with where that is asked for (`streamed`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from ..errors import CheckpointError
 from .safetensors_file import NUMPY_DTYPES
 from .safetensors_header import MAX_HEADER, MAX_NAME, MAX_TENSORS
+from .streamed import StreamedFile
 
 WORDS = {dtype: word for word, dtype in NUMPY_DTYPES.items() if word not in ("F4", "F6_E2M3", "F6_E3M2")}
 """NumPy dtype -> dtype word."""
@@ -42,7 +42,7 @@ class Written(NamedTuple):
     itemsize: int
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(StreamedFile):
     """Writes `path`. A context manager: leaving it normally finishes the file, leaving it by an exception removes what was
     written.
 
@@ -52,23 +52,25 @@ class SafetensorsWriter:
 
     metadata  strings for the header
     expected  tensors that will come, a guess that saves copying the data
+    work      of a file that an interrupted run goes on with (`streamed`)
     Raises CheckpointError when a name stands twice, a dtype has no word, or the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None, expected: int = 1024) -> None:
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        metadata: Mapping[str, str] | None = None,
+        expected: int = 1024,
+        work: Mapping[str, Any] | None = None,
+    ) -> None:
         self.metadata = dict(metadata or {})
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in self.metadata.items()):
             raise CheckpointError(f"[save] {path}: metadata {self.metadata!r:.120}; a safetensors header holds strings only")
-        self._tensors: dict[str, Written] = {}
-        self._end = 0
-        self._room = _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected)
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
-        try:
-            self._file: IO[bytes] = self._temporary.open("wb+")
-            self._file.seek(self._room)
-        except OSError as error:
-            raise CheckpointError(f"[save] {self.path}: cannot be written: {error.strerror or error}") from error
+        super().__init__(Path(path), _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected), "save", work)
+
+    @staticmethod
+    def _entry(told: Any) -> Written:
+        return Written(told[0], tuple(told[1]), *told[2:])
 
     def add(self, name: str, array: NDArray[Any]) -> None:
         """Append a tensor."""
@@ -80,63 +82,37 @@ class SafetensorsWriter:
         word = WORDS.get(dtype.newbyteorder("="))
         if word is None:
             raise CheckpointError(f"[save] {self.path}: tensor {name!r} is {dtype}; a file holds {', '.join(map(str, WORDS))}")
-        if name in self._tensors:
+        if name in self._entries:
             raise CheckpointError(f"[save] {self.path}: tensor {name!r} comes twice")
         if not name or not name.isprintable() or len(name.encode()) > MAX_NAME or name == "__metadata__":
             raise CheckpointError(
                 f"[save] {self.path}: tensor name {name!r:.80}; names are printable and of 1 to {MAX_NAME} bytes"
             )
-        if len(self._tensors) == MAX_TENSORS:
+        if len(self._entries) == MAX_TENSORS:
             raise CheckpointError(f"[save] {self.path}: over {MAX_TENSORS:,} tensors; write several files")
         nbytes = dtype.itemsize * math.prod(shape)
-        left = nbytes
-        for block in blocks:
-            left -= block.nbytes if block.dtype == dtype else nbytes + 1
-            if left < 0:
-                break
-            flat = np.ascontiguousarray(block).reshape(-1)
-            little = flat.astype(dtype.newbyteorder("<"), copy=False) if dtype.itemsize > 1 else flat
-            try:
-                self._file.write(little.view(np.uint8).data)
-            except OSError as error:
-                raise CheckpointError(f"[save] {self.path}: {error.strerror or error} while {name!r} was written") from error
-        if left:
+        if not self._write(name, _little(blocks, dtype), nbytes):
             raise CheckpointError(f"[save] {self.path}: the blocks of {name!r} do not make up {dtype} {list(shape)}")
-        self._tensors[name] = Written(word, tuple(shape), self._end, nbytes, dtype.itemsize)
+        self._enter(name, Written(word, tuple(shape), self._end, nbytes, dtype.itemsize))
         self._end += nbytes
 
-    def finish(self) -> None:
-        """Write the header and put the file in its place, whole, over any that was there."""
-        try:
-            header = self._header(self._tensors)
-            if len(header) + 8 <= self._room and not any(t.start % t.itemsize for t in self._tensors.values()):
-                self._file.seek(0)
-                self._file.write(_padded(header, self._room))
-            else:
-                self._copy_sorted()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._temporary.replace(self.path)
-        except OSError as error:
-            raise CheckpointError(f"[save] {self.path}: cannot be written: {error.strerror or error}") from error
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Remove what was written; nothing to do after `finish`."""
-        self._file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
+    def _complete(self) -> None:
+        header = self._header(self._entries)
+        if len(header) + 8 <= self._start and not any(t.start % t.itemsize for t in self._entries.values()):
+            self._file.seek(0)
+            self._file.write(_padded(header, self._start))
+        else:
+            self._copy_sorted()
 
     def _copy_sorted(self) -> None:
         """Copy the data into a new file behind a header of its own length, largest elements first so that all are aligned."""
-        order = sorted(self._tensors, key=lambda name: -self._tensors[name].itemsize)
+        order = sorted(self._entries, key=lambda name: -self._entries[name].itemsize)
         moved, end = {}, 0
         for name in order:
-            moved[name] = self._tensors[name]._replace(start=end)
+            moved[name] = self._entries[name]._replace(start=end)
             end += moved[name].nbytes
         header = self._header(moved)
+        self._file.flush()
         with self._temporary.open("rb") as source:
             # The name is free for the new file while the old one stays readable through its handle.
             self._temporary.unlink()
@@ -144,7 +120,7 @@ class SafetensorsWriter:
             self._file = self._temporary.open("wb")
             self._file.write(_padded(header, _aligned(len(header) + 8)))
             for name in order:
-                source.seek(self._room + self._tensors[name].start)
+                source.seek(self._start + self._entries[name].start)
                 _copy(source, self._file, moved[name].nbytes)
 
     def _header(self, tensors: Mapping[str, Written]) -> bytes:
@@ -157,14 +133,13 @@ class SafetensorsWriter:
             raise CheckpointError(f"[save] {self.path}: a header of {len(header):,} bytes; the format allows {MAX_HEADER:,}")
         return header
 
-    def __enter__(self) -> SafetensorsWriter:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.abandon()
+def _little(blocks: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    """Little-endian blocks; a block of another dtype ends them."""
+    for block in blocks:
+        if block.dtype != dtype:
+            return
+        yield block.astype(dtype.newbyteorder("<"), copy=False) if dtype.itemsize > 1 else block
 
 
 def _aligned(size: int) -> int:

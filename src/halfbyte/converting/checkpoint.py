@@ -20,8 +20,10 @@ import numpy as np
 from ..checkpoints import Checkpoint
 from ..checkpoints.configs import CONFIGS, ConfigFiles
 from ..checkpoints.folder import SIDE_CONFIGS
+from ..checkpoints.journal import WriteError
 from ..checkpoints.place import CARRIED, check_place
 from ..checkpoints.resumable import ResumableFolder
+from ..checkpoints.streamed import StreamedFile
 from ..checkpoints.writer import SafetensorsWriter
 from ..dequantizing import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS
 from ..errors import CheckpointError, LayoutError
@@ -143,8 +145,7 @@ def write_checkpoint(
     elif goal.layout == "gguf":
         from .to_gguf import write_gguf
 
-        result.records = write_gguf(work, out)
-        result.files = [out.name]
+        write_gguf(work, out, result)
     elif out.suffix == ".safetensors":
         _write_file(work, out, result)
     else:
@@ -232,7 +233,7 @@ class _Work:
 def _write_folder(work: _Work, out: Path, result: Converted, limit: int) -> None:
     checkpoint, goal = work.checkpoint, work.goal
     metadata = {"format": "halfbyte", "version": "1"} if goal.layout == "halfbyte" else {"format": "pt"}
-    with ResumableFolder(out, _identity(work, limit), limit, metadata) as folder:
+    with ResumableFolder(out, identity(work, limit), limit, metadata) as folder:
         units = [from_note(note) for note in folder.notes if note]
         result.resumed = len(units)
         for unit in units:
@@ -243,6 +244,8 @@ def _write_folder(work: _Work, out: Path, result: Converted, limit: int) -> None
                 folder.add(work.tensors(unit), unit.record.other_nbytes, unit.note())
                 units.append(replace(unit, arrays={}, outcomes=()))
             files = _config_files(units, goal)
+        except WriteError:
+            raise  # there may be room later
         except (LayoutError, CheckpointError, ValueError):
             folder.discard()  # the same would happen again
             raise
@@ -253,17 +256,28 @@ def _write_folder(work: _Work, out: Path, result: Converted, limit: int) -> None
 def _write_file(work: _Work, out: Path, result: Converted) -> None:
     own = work.goal.layout == "halfbyte"
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    units: list[Unit] = []
-    with SafetensorsWriter(out, {"format": "halfbyte", "version": "1"} if own else {"format": "pt"}, 6 * len(work.keys)) as file:
-        for unit in work.units(work.keys):
+    metadata = {"format": "halfbyte", "version": "1"} if own else {"format": "pt"}
+    with SafetensorsWriter(out, metadata, 6 * len(work.keys), identity(work)) as file:
+        units = resumed_units(work, file, result)
+        for unit in work.units(work.keys[len(units) :]):
             for name, dtype, shape, parts in work.tensors(unit):
                 file.add_blocks(name, dtype, shape, parts)
+            file.unit_done(unit.note())
             units.append(replace(unit, arrays={}, outcomes=()))
         files = _config_files(units, work.goal)
         if "quantization_config" in files.entries:
             file.metadata["quantization_config"] = json.dumps(files.entries["quantization_config"])
     result.records = [u.record for u in units]
     result.files = [out.name]
+
+
+def resumed_units(work: _Work, file: StreamedFile, result: Converted) -> list[Unit]:
+    """The units that an earlier run had written into a file, counted as done."""
+    units = [from_note(note) for note in file.notes]
+    result.resumed = len(units)
+    for unit in units:
+        work.step(unit.record)
+    return units
 
 
 def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
@@ -343,7 +357,7 @@ def _notes(checkpoint: Checkpoint, goal: Goal) -> list[str]:
     return []
 
 
-def _identity(work: _Work, limit: int) -> dict[str, Any]:
+def identity(work: _Work, limit: int = 0) -> dict[str, Any]:
     """What makes two runs the same work."""
     path = work.checkpoint.path.resolve()
     files = sorted({f for k in work.keys for f in work.checkpoint.info(k).files})

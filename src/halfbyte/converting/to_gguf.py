@@ -7,6 +7,7 @@ safetensors: from there it takes a GGUF of the same model to go by (`relaid`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,18 @@ from ..checkpoints.gguf_writer import GGUFWriter, pairs_of
 from ..errors import UnsupportedError
 from ..formats.ggml_types import GGML_TYPES
 from .relaid import Relaid
-from .unit import Record, blocks
+from .unit import blocks
 
 if TYPE_CHECKING:
-    from .checkpoint import _Work
+    from .checkpoint import Converted, _Work
 
 _PLAIN = {t.plain: t.name for t in GGML_TYPES.values() if t.plain}
 
 
-def write_gguf(work: _Work, out: Path) -> list[Record]:
-    """Write `out` and return the records. UnsupportedError unless the source is a GGUF."""
+def write_gguf(work: _Work, out: Path, result: Converted) -> None:
+    """Write `out` and put what was done into `result`. UnsupportedError unless the source is a GGUF."""
+    from .checkpoint import identity, resumed_units
+
     checkpoint = work.checkpoint
     home = checkpoint.like if isinstance(checkpoint, Relaid) else checkpoint
     if not isinstance(home, GGUFCheckpoint):
@@ -49,22 +52,24 @@ def write_gguf(work: _Work, out: Path) -> list[Record]:
         shapes[name] = home.file.headers[name].shape
         if factors.get(key):
             shapes[_factor_name(name)] = shapes[name][:-2] or (1,)
-    records = []
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with GGUFWriter(out, pairs_of(home.file), shapes) as file:
-        for unit in work.units(work.keys):
+    with GGUFWriter(out, pairs_of(home.file), shapes, identity(work)) as file:
+        units = resumed_units(work, file, result)
+        for unit in work.units(work.keys[len(units) :]):
             key = unit.record.key
             name = tensor_name(home, key)
-            records.append(unit.record)
             if not unit.outcomes:
                 (array,) = unit.arrays.values()
                 file.add(name, _PLAIN[array.dtype.name], _released(work, key, array))
-                continue
-            outcome = unit.outcomes[0]
-            file.add(name, outcome.config["type"], _released(work, key, np.asarray(outcome.tensors["weight"])))
-            if factors.get(key):
-                file.add(_factor_name(name), "F32", [np.asarray(outcome.tensors["scale"], np.float32)])
-    return records
+            else:
+                outcome = unit.outcomes[0]
+                file.add(name, outcome.config["type"], _released(work, key, np.asarray(outcome.tensors["weight"])))
+                if factors.get(key):
+                    file.add(_factor_name(name), "F32", [np.asarray(outcome.tensors["scale"], np.float32)])
+            file.unit_done(unit.note())
+            units.append(replace(unit, arrays={}, outcomes=()))
+    result.records = [u.record for u in units]
+    result.files = [out.name]
 
 
 def tensor_name(home: GGUFCheckpoint, key: str) -> str:

@@ -1,0 +1,101 @@
+"""The matrices of one layer that a checkpoint has, as views on the parameters that the layer computes with.
+
+| in the model | in the checkpoint | matrices |
+|---|---|---|
+| Linear | one tensor | the weight |
+| Linear, fused (`qkv_proj`, `gate_up_proj`) | a tensor for each part | rows of the weight, in the parts' order |
+| experts: two stacks | stacks, or a tensor for each expert; gate and up joined or apart | one expert's rows of the stack |
+
+What is written into a view is what the layer computes with from then on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..transformers.places import Place, is_experts
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """One matrix to round.
+
+    key     of the checkpoint
+    expert  which matrix of the key's stack; None when the key is a matrix
+    input   name of what it is multiplied by, as `statistics.Inputs` has it
+    view    [n, k]
+    """
+
+    key: str
+    expert: int | None
+    input: str
+    view: Tensor
+
+
+def expert_input(path: str, expert: int) -> str:
+    """Name of what an expert's gate and up are given."""
+    return f"{path}.{expert}"
+
+
+def gated_input(path: str, expert: int) -> str:
+    """Name of what an expert's down is given."""
+    return f"{path}.{expert}.gated"
+
+
+def matrices_of(
+    layer: nn.Module, prefix: str, places: Mapping[str, Place], rows: Callable[[str], int]
+) -> list[Matrix]:
+    """Every matrix under the module path `prefix`.
+
+    places  key -> where it belongs
+    rows    rows of a key's matrix, which tell the parts of a fused module from each other
+    """
+    modules: dict[str, dict[str, Place]] = defaultdict(dict)
+    for key, place in places.items():
+        if place.leaf == "weight" and place.path.startswith(f"{prefix}."):
+            modules[place.path[len(prefix) + 1 :]][key] = place
+    found: list[Matrix] = []
+    for path, keys in modules.items():
+        module = layer.get_submodule(path)
+        if isinstance(module, nn.Linear):
+            found += _of_linear(path, module, keys, rows)
+        elif is_experts(module):
+            for key, place in keys.items():
+                found += _of_experts(path, module, key, place)
+    return found
+
+
+def _of_linear(path: str, module: nn.Linear, keys: Mapping[str, Place], rows: Callable[[str], int]) -> Iterator[Matrix]:
+    start = 0
+    for key, _ in sorted(keys.items(), key=lambda item: item[1].part or 0):
+        stop = start + rows(key)
+        yield Matrix(key, None, path, module.weight.data[start:stop])
+        start = stop
+
+
+def _of_experts(path: str, module: nn.Module, key: str, place: Place) -> Iterator[Matrix]:
+    count = int(module.gate_up_proj.shape[0])
+    for expert in range(count) if place.expert is None else (place.expert,):
+        given = gated_input(path, expert) if place.piece == "down_proj" else expert_input(path, expert)
+        yield Matrix(key, expert if place.expert is None else None, given, expert_rows(module, place.piece, expert))
+
+
+def expert_rows(module: nn.Module, piece: str, expert: int) -> Tensor:
+    """Rows (n, k) of one projection of one expert: a view on the stack, whichever way its matrices lie."""
+    stack: Tensor = (module.down_proj if piece == "down_proj" else module.gate_up_proj).data
+    matrix = stack[expert].T if getattr(module, "is_transposed", False) else stack[expert]
+    return half(matrix, module, piece)
+
+
+def half(rows: Tensor, module: nn.Module, piece: str) -> Tensor:
+    """Gate's or up's rows of both: one after the other, or in turns. Others as they are."""
+    if piece not in ("gate_proj", "up_proj"):
+        return rows
+    if getattr(module, "is_concatenated", True):
+        middle = rows.shape[0] // 2
+        return rows[:middle] if piece == "gate_proj" else rows[middle:]
+    return rows[int(piece == "up_proj") :: 2]
