@@ -24,7 +24,7 @@ from .routing import route
 from .weight import CudaWeight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ldx"], do_not_specialize_on_alignment=["X", "WHERE", "COUNT", "FIRST", "LAST", "XROW", "YROW"])
 def gather_kernel(X, OUT, WHERE, COUNT, FIRST, LAST, XROW, YROW, k, ldx, width, BT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Row `program` of the padded copy, and where its pair is. Grid (blocks · BT,)."""
     if PDL:
@@ -42,7 +42,7 @@ def gather_kernel(X, OUT, WHERE, COUNT, FIRST, LAST, XROW, YROW, k, ldx, width, 
                 tl.store(OUT + row * width + c, tl.load(source + c, mask=c < k), mask=c < k)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["WHERE", "WEIGHTS"])
 def gather_sum_kernel(ROUTED, WHERE, WEIGHTS, Y, h, T: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Y[i, j] = sum over t of WEIGHTS[i, t] · ROUTED[WHERE[i, t], j], in order. Grid (tokens, h / BLOCK)."""
     if PDL:
@@ -75,7 +75,7 @@ def mixture(
     m, top = indices.shape
     k, h = x.shape[1], down.shape[1]
     tile = tile or expert_tile(m * top, up.shape[0])
-    plan: Route = route(indices, up.shape[0], tile.tokens)
+    plan: Route = route(indices.to(torch.int32), up.shape[0], tile.tokens)
     blocks = plan.expert.numel()
     rows = blocks * tile.tokens
     with _on(x.device):

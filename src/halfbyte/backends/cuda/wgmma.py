@@ -191,7 +191,10 @@ def _gated(y, GATE: gl.constexpr, W: gl.constexpr):
     return gated(g, u, GATE)
 
 
-@gluon.jit(do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "KS", "shift"])
+@gluon.jit(
+    do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "KS", "shift"],
+    do_not_specialize_on_alignment=["BIAS_PTR", "GLOBAL", "BLOCKS", "EXPERT", "FIRST", "LAST", "COUNT"],
+)
 def wgmma_kernel(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, m, n, tiles, sharing, rows, tokens, KS, shift,
     out_unit, divisor,
