@@ -11,7 +11,9 @@ from typing import Any
 from ...errors import BackendError, ShapeError
 from ...qtensor import QTensor
 from ..base import Backend, Call, Prepared
-from .weight import elements_of, nbytes, refusal, to_device
+from . import plain
+from .plain import PlainWeight
+from .weight import elements_of, even_groups, nbytes, refusal, to_device
 
 SMALL_M = 64
 """Tokens up to which the weight stays packed; above, it is decoded once and cuBLAS multiplies."""
@@ -48,22 +50,28 @@ class CUDABackend(Backend):
             return f"the CUDA backend computes exact activations only, not {call.activations!r}"
         if call.schedule not in SCHEDULES:
             return f"schedule {call.schedule!r} has no CUDA kernel yet; there are {', '.join(s for s in SCHEDULES if s)}"
-        return refusal(call.format)
+        why = refusal(call.format)
+        if why and call.schedule not in (None, "dequantize_then_gemm"):
+            return f"{why}: it is decoded as a whole, then multiplied; schedule {call.schedule!r} needs a packed product"
+        return plain.refusal(call.format) if why else None
 
     def prepare(self, w: QTensor) -> Prepared:
         return self.prepare_on(w, "cuda")
 
     def prepare_on(self, w: QTensor, device: str) -> Prepared:
-        why = refusal(w.format)
+        if refusal(w.format) is None and even_groups(w):
+            held = to_device(w, device)
+            return Prepared(self.name, w.format, w.shape, held, nbytes(held))
+        why = plain.refusal(w.format)
         if why:
             raise BackendError(f"[cuda] {why}")
-        held = to_device(w, device)
-        return Prepared(self.name, w.format, w.shape, held, nbytes(held))
+        whole = plain.to_device(w, device)
+        return Prepared(self.name, w.format, w.shape, whole, plain.nbytes(whole))
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
         from .canonical import canonical_parts
 
-        return canonical_parts(w.data)
+        return plain.canonical_parts(w.data) if isinstance(w.data, PlainWeight) else canonical_parts(w.data)
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         from . import launch
@@ -74,6 +82,12 @@ class CUDABackend(Backend):
         if m == 0 or elements_of(w.shape) == 0:
             y = x.new_zeros((m, w.shape[0]))
             return y if bias is None else y + bias.to(y.dtype)
+        if isinstance(held, PlainWeight):
+            from . import plain_kernel
+
+            if schedule not in (None, "dequantize_then_gemm"):
+                raise BackendError(f"[linear] {w.format} is decoded as a whole, then multiplied; schedule {schedule!r} cannot")
+            return plain_kernel.linear(x, held, bias)
         if schedule in TILED:
             return launch.blocks(x, held, bias, schedule)
         if schedule == "fused" or (schedule is None and m > 16):
@@ -99,7 +113,7 @@ class CUDABackend(Backend):
         flat = ids.reshape(-1).long().contiguous()
         if flat.numel() and not (flat.is_cuda and _capturing()) and (int(flat.min()) < 0 or int(flat.max()) >= w.shape[0]):
             raise ShapeError(f"[embedding] ids run from {int(flat.min())} to {int(flat.max())}; rows are 0 to {w.shape[0] - 1}")
-        return launch.dequantize(w.data, launch.TORCH_DTYPES[dtype], flat).reshape(*ids.shape, w.shape[1])
+        return self._dense(w.data, launch.TORCH_DTYPES[dtype], flat).reshape(*ids.shape, w.shape[1])
 
     def dequantize(self, w: Prepared, dtype: str) -> Any:
         import torch
@@ -107,10 +121,20 @@ class CUDABackend(Backend):
         from . import launch
 
         if len(w.shape) == 2:
-            return launch.dequantize(w.data, launch.TORCH_DTYPES[dtype])
-        return torch.stack([launch.dequantize(w.data.expert(e), launch.TORCH_DTYPES[dtype]) for e in range(w.shape[0])])
+            return self._dense(w.data, launch.TORCH_DTYPES[dtype])
+        each = [self.expert(w, e).data for e in range(w.shape[0])]
+        return torch.stack([self._dense(one, launch.TORCH_DTYPES[dtype]) for one in each])
+
+    @staticmethod
+    def _dense(held: Any, dtype: Any, ids: Any | None = None) -> Any:
+        """A matrix, or rows of it, decoded."""
+        from . import launch, plain_kernel
+
+        return (plain_kernel if isinstance(held, PlainWeight) else launch).dequantize(held, dtype, ids)
 
     def expert(self, w: Prepared, index: int) -> Prepared:
+        if isinstance(w.data, PlainWeight):
+            return plain.expert(w, index)
         held = w.data.expert(index)
         return Prepared(self.name, w.format, w.shape[1:], held, nbytes(held))
 

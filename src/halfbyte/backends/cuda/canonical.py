@@ -27,12 +27,12 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
         if name == "codes":
             parts[name] = _codes(w)
             continue
-        part = _numpy(held[name])
+        part = to_numpy(held[name])
         if w.fragments and name != "global_scale":
             part = untile(part, shape[-2])
         parts[name] = np.ascontiguousarray(part).view(dtype).reshape(size)
     if w.order is not None:
-        parts["group_index"] = group_index(_numpy(w.order), fmt.group_size)
+        parts["group_index"] = group_index(to_numpy(w.order), fmt.group_size)
     return parts
 
 
@@ -40,18 +40,18 @@ def _codes(w: CudaWeight) -> NDArray[np.uint8]:
     """The code stream, in the order of the inputs as they were given."""
     fmt, (n, k) = w.format, w.shape[-2:]
     if w.fragments:
-        words = _numpy(w.planes[fmt.bits])
+        words = to_numpy(w.planes[fmt.bits])
         flat = words.reshape(-1, *words.shape[-4:])
         codes = np.stack([from_fragments(one, n, k, by_16(fmt, k), fmt.element, fmt.bits) for one in flat])
         codes = codes.reshape(*w.shape[:-2], *codes.shape[1:])
     else:
-        codes = join({width: _numpy(p).view(np.uint8) for width, p in w.planes.items()}, fmt.bits, k)
+        codes = join({width: to_numpy(p).view(np.uint8) for width, p in w.planes.items()}, fmt.bits, k)
     if w.order is None:
         return np.ascontiguousarray(codes)
-    return as_given(codes, fmt.bits, _numpy(w.order))
+    return as_given(codes, fmt.bits, to_numpy(w.order))
 
 
-def _numpy(t: Any) -> NDArray[Any]:
+def to_numpy(t: Any) -> NDArray[Any]:
     """A tensor on the host; bfloat16 crosses as raw words."""
     import torch
 

@@ -226,9 +226,7 @@ def walk(
         u0 = unit * (1.0 / U0)
         u1 = unit * (1.0 / U1)
         y = gl.join(gl.join(y0 * u0, y2 * u1), gl.join(y1 * u0, y3 * u1))  # [..., row + 8, column + 1]
-        store(
-            place, keep, y, bias, factor, turn, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, GATE
-        )
+        store(place, keep, y, bias, factor, turn, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, GATE)
 
 
 @gluon.jit(do_not_specialize=["m", "top"])

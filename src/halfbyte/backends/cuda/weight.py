@@ -46,6 +46,15 @@ def refusal(fmt: Format) -> str | None:
 FRAGMENT_ELEMENTS = {4: ("uint", "int", "e2m1"), 8: ("uint", "int", "e4m3", "e5m2")}
 
 
+def even_groups(q: QTensor) -> bool:
+    """True when act-order groups, if there are any, hold as many inputs each, so that sorting undoes them."""
+    index = q.parts.get("group_index")
+    if index is None or q.format.group_size == -1:
+        return True
+    counts = np.bincount(index, minlength=q.format.groups(q.shape[-1]))
+    return not (counts[:-1] != q.format.group_size).any()
+
+
 def in_fragments(fmt: Format, k: int) -> bool:
     """True for weights kept in fragment order: integers and floats of 4 and 8 bits in groups of 16, 32, whole units of 64, or one
     a row."""
@@ -120,7 +129,7 @@ class CudaWeight:
         )  # fmt: skip
 
 
-def _tensor(array: NDArray[Any], device: Any) -> Any:
+def tensor_of(array: NDArray[Any], device: Any) -> Any:
     """A NumPy array on the device; bfloat16 crosses as raw words."""
     import torch
 
@@ -194,11 +203,11 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     def spread(part: NDArray[Any]) -> Any:
         """Per-group values in the order of the codes."""
         if not fragments:
-            return _tensor(part, device)
+            return tensor_of(part, device)
         flat = part.reshape(-1, *part.shape[-2:])
         tiled = [by_tiles(one) for one in flat] or [by_tiles(np.zeros(part.shape[-2:], part.dtype))][:0]
         stack = np.stack(tiled) if tiled else np.zeros((0, 1, part.shape[-1], 16), part.dtype)
-        return _tensor(stack.reshape(*part.shape[:-2], *stack.shape[1:]), device)
+        return tensor_of(stack.reshape(*part.shape[:-2], *stack.shape[1:]), device)
 
     if fragments:
         matrices = codes.reshape(-1, *codes.shape[-2:])
@@ -207,11 +216,11 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
             if len(matrices)
             else np.zeros((0, 1, 1, 32, 4), np.int32)
         )
-        planes = {fmt.bits: _tensor(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
+        planes = {fmt.bits: tensor_of(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
     else:
         dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
         planes = {
-            width: _tensor(np.ascontiguousarray(plane).view(dtypes[width]), device)
+            width: tensor_of(np.ascontiguousarray(plane).view(dtypes[width]), device)
             for width, plane in split(codes, fmt.bits, k).items()
         }
     addend = None
@@ -219,11 +228,11 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
         if part in q.parts:
             addend = spread(q.parts[part])
     supers = {p: spread(q.parts[p]) if p in q.parts else None for p in ("super_scales", "super_mins")}
-    whole = _tensor(q.parts["global_scale"], device) if "global_scale" in q.parts else None
-    table = _tensor(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
+    whole = tensor_of(q.parts["global_scale"], device) if "global_scale" in q.parts else None
+    table = tensor_of(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
     held = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
-        None if order is None else _tensor(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
+        None if order is None else tensor_of(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
         _plain_scales(q), _top(q),
     )  # fmt: skip
     settle(device)
