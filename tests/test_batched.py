@@ -83,6 +83,37 @@ def test_the_command(loaded, capsys):
     ]
 
 
+def test_a_prompt_in_pieces_gives_the_text_of_one_pass(tmp_path, monkeypatch):
+    """gpt-oss keeps its attention scores: a long prompt goes through in pieces, alone and beside others, past its window of 8."""
+    from halfbyte import batched, generation
+
+    write_tiny(tmp_path, "gpt_oss", "gpt-oss")
+    write_tokenizer(tmp_path)
+    model, tokenizer = load_model(tmp_path)
+    prompts = [" ".join(f"<tok{6 + (7 * i) % 80}>" for i in range(n)) for n in (40, 3, 25)]
+    passes: list[int] = []
+    model.register_forward_pre_hook(lambda m, a, k: passes.append(k["input_ids"].shape[1]), with_kwargs=True)
+
+    def texts() -> list[list[int]]:
+        alone = Generation(model, tokenizer, prompts[0], max_tokens=6)
+        list(alone)
+        together = BatchGeneration(model, tokenizer, prompts, max_tokens=6)
+        list(together)
+        return [alone.tokens, *(t.tokens for t in together.texts)]
+
+    whole = texts()
+    assert max(passes) == 41
+    passes.clear()
+    assert generation.prompt_chunk(10**6, True) == generation.LEAST_CHUNK
+    assert generation.prompt_chunk(10**6, False) == 10**6
+    for module in (generation, batched):
+        monkeypatch.setattr(module, "prompt_chunk", lambda length, kept: 9 if kept else length)
+    assert texts() == whole
+    assert max(passes) == 9
+    assert passes.count(9) == 8
+    assert passes.count(5) == 2
+
+
 @pytest.mark.ecosystem
 def test_lm_evaluation_harness_gives_the_models_likelihoods(loaded):
     """Through the harness's own class; needs lm_eval."""

@@ -121,6 +121,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     """One line of figures."""
     import torch
 
+    from halfbyte.generation import keeps_scores, prompt_chunk
     from halfbyte.planning import Planner
     from halfbyte.transformers import load_model, model_size
     from halfbyte.transformers.load import import_model_code
@@ -136,12 +137,24 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     model, _ = load_model(given.folder, device=given.device, activations=given.activations)
     wait()
     loaded, loaded_busy = time.perf_counter() - start, time.process_time() - busy
-    prompt = torch.from_numpy(np.random.default_rng(1).integers(3, VOCAB, (1, given.prompt))).to(given.device)
+    ids = np.random.default_rng(1).integers(3, VOCAB, given.prompt).tolist()
+    token = torch.full((1, 1), 7, device=given.device)
+
+    def read_prompt() -> dict[str, Any]:
+        """The prompt as `Generation` reads it."""
+        state: dict[str, Any] = {"use_cache": True}
+        chunk = prompt_chunk(len(ids), keeps_scores(model))
+        for first in range(0, len(ids), chunk):
+            piece = torch.tensor([ids[first : first + chunk]], device=given.device)
+            out = model(input_ids=piece, logits_to_keep=1, **state)
+            state |= {name: out[name] for name in ("cache", "past_key_values") if name in out}
+        return state
+
     with torch.inference_mode():
-        prefill = seconds(lambda: model(input_ids=prompt, logits_to_keep=1), 3, wait)
-        out = model(input_ids=prompt, logits_to_keep=1, use_cache=True)
-        state, token = {name: out[name] for name in ("cache", "past_key_values") if name in out}, prompt[:, :1]
-        step = seconds(lambda: model(input_ids=token, use_cache=True, **state), given.decode, wait)
+        prefill = seconds(read_prompt, 3, wait)
+        state = read_prompt()
+        step = seconds(lambda: model(input_ids=token, **state), given.decode, wait)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else peak_resident()
         captured = seconds(graph_of(one_token(model)), 50, wait) if on_gpu else None
     size = model_size(model)
     after = board_memory() if on_gpu else None
@@ -154,9 +167,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "prompt_tokens_per_processor_s": given.prompt / prefill[1],
         "tokens_per_s": 1 / step[0], "tokens_per_processor_s": 1 / step[1],
         "tokens_per_s_graph": None if captured is None else 1 / captured[0],
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else peak_resident(),
+        "peak_memory_bytes": peak,
         "board_memory_bytes": None if before is None or after is None else after - before,
         "planned_bytes": plan.total, "planned_overhead": plan.overhead,
+        "planned_above_overhead": plan.total - plan.overhead,
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .generation import Generation, GenerationError, Piece, Sampling, choose
+from .generation import Generation, GenerationError, Piece, Sampling, choose, keeps_scores, prompt_chunk
 
 
 class BatchGeneration:
@@ -55,6 +55,7 @@ class BatchGeneration:
         random = [np.random.default_rng(t.sampling.seed) for t in self.texts]
         streams = [DecodeStream(skip_special_tokens=True) for _ in self.texts]
         state: Any = None
+        chunk = prompt_chunk(longest, keeps_scores(self.model))
         for step in range(self.max_tokens):
             for text in self.texts:
                 if not text.stopped and len(text.prompt_ids) + len(text.tokens) > text.context:
@@ -63,15 +64,18 @@ class BatchGeneration:
                 break
             start = time.perf_counter()
             with torch.inference_mode():
-                out = self.model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    position_ids=places,
-                    use_cache=True,
-                    logits_to_keep=1,
-                    **{cache_name: state},
-                )
-            state = out[cache_name]
+                before = mask.shape[1] - ids.shape[1]
+                for first in range(0, ids.shape[1], chunk):
+                    last = min(first + chunk, ids.shape[1])
+                    out = self.model(
+                        input_ids=ids[:, first:last],
+                        attention_mask=mask[:, : before + last],
+                        position_ids=places[:, first:last],
+                        use_cache=True,
+                        logits_to_keep=1,
+                        **{cache_name: state},
+                    )
+                    state = out[cache_name]
             logits = out.logits[:, -1].float().cpu().numpy()
             seconds = time.perf_counter() - start
             tokens = []

@@ -6,7 +6,8 @@ weights      packed matrices as a backend holds them, and dense tensors in the r
 cache        keys and values of `context` tokens: Σ over layers of 2 · kv heads · head length · tokens seen · bytes, tokens seen
              being the sliding window in local layers
 activations  of one pass over `context` tokens: the larger of a feed-forward block (2h + 4f a token) and of attention, the
-             logits of one place, and masks
+             logits of one place, and masks. Where attention writes its scores to memory (gpt-oss), of a pass over the tokens that
+             `generation.prompt_chunk` allows, and three copies of heads · tokens · context
 loading      the most that is held while tensors are read, the largest first: those before it and twice the one being read
 overhead     what the program holds besides: on the CPU measured in this process, with the libraries and the tokenizer loaded;
              on a GPU its context
@@ -24,11 +25,14 @@ from .checkpoints import Checkpoint
 from .checkpoints import open as open_checkpoint
 from .errors import CheckpointError, HalfbyteError
 from .formats import family_of, format_named
+from .generation import prompt_chunk
 from .spec import Format
 
 CUDA_OVERHEAD = 600_000_000
 """A CUDA context with cuBLAS's workspace and the allocator's slack."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SCORE_COPIES = 3
+"""Of the scores: as they are, with the largest taken off, and as probabilities."""
 PANEL_ROWS = 16
 """Rows to which the CPU kernels' order is padded."""
 CODECS = ("int8:g128", "int6:g128", "int5:g128", "int4:g32", "int4:g128", "mxfp4", "int3:g128", "int2:g128")
@@ -87,6 +91,7 @@ class Planner:
         if self.dtype not in DTYPE_BYTES:
             raise CheckpointError(f"[plan] dtype {self.dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
         self.config, self.matrices = _contents(self.path, codec)
+        self.keeps_scores = _keeps_scores(self.config)
         self.overhead = _resident_memory(self.path) if device == "cpu" else CUDA_OVERHEAD
 
     def plan(self, context: int, *, batch: int = 1, device_memory: int | None = None, codec: str | None = None) -> Plan:
@@ -154,7 +159,9 @@ class Planner:
         return int(2 * heads * head * seen * batch * DTYPE_BYTES[self.dtype])
 
     def _activations(self, context: int, batch: int) -> int:
-        c, size, tokens = self.config, DTYPE_BYTES[self.dtype], context * batch
+        c, size = self.config, DTYPE_BYTES[self.dtype]
+        chunk = prompt_chunk(context, self.keeps_scores)
+        tokens = chunk * batch
         h = c.hidden_size
         head = getattr(c, "head_dim", None) or h // c.num_attention_heads
         query, key = c.num_attention_heads * head, (getattr(c, "num_key_value_heads", None) or c.num_attention_heads) * head
@@ -163,8 +170,19 @@ class Planner:
         f = (getattr(c, "moe_intermediate_size", None) if experts else None) or c.intermediate_size
         feed = 2 * h + 4 * f
         routed = (experts + 2) * h * 4 if experts else 0  # float32 sums over the experts of a token
-        masks = context * context * (2 if getattr(c, "sliding_window", None) else 1) if size == 4 else 0
-        return int(tokens * (max(attention, feed) * size + routed) + masks + 3 * batch * c.vocab_size * 4)
+        scores = SCORE_COPIES * c.num_attention_heads * tokens * context * size if self.keeps_scores else 0
+        kinds = 2 if getattr(c, "sliding_window", None) else 1
+        masks = chunk * context * kinds * batch * (size if self.keeps_scores else 1) if size == 4 or self.keeps_scores else 0
+        widest = max(tokens * attention * size + scores, tokens * (feed * size + routed))
+        return int(widest + masks + 3 * batch * c.vocab_size * 4)
+
+
+def _keeps_scores(config: Any) -> bool:
+    """True for an architecture whose attention writes its scores to memory: transformers has no fused one for it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = type(config)
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING and not MODEL_FOR_CAUSAL_LM_MAPPING[kind]._supports_sdpa
 
 
 def packed_nbytes(fmt: Format, shape: Sequence[int], rows: int = 1) -> int:
