@@ -17,6 +17,14 @@ class WriteError(CheckpointError):
     """The disk refused: full, read-only, gone. Nothing is wrong with the work, and what is finished of it is kept."""
 
 
+def make_folder(folder: Path, out: Path) -> None:
+    """A folder for `out`, with those above it. WriteError when there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(f"[save] {out}: cannot be written: {error.strerror or error}: {error.filename or folder}") from error
+
+
 def read_lines(path: Path) -> list[Any]:
     """The journal's lines; a last one that was cut off in writing is left out."""
     out: list[Any] = []

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .folder import INDEX_NAME
-from .journal import WriteError, append_line, plain, read_lines, take_lock
+from .journal import WriteError, append_line, make_folder, plain, read_lines, take_lock
 from .place import put_in_place
 from .writer import SafetensorsWriter
 
@@ -52,10 +52,7 @@ class ResumableFolder:
         self._shards: list[dict[str, Any]] = []
         self._writer: SafetensorsWriter | None = None
         self._current: dict[str, Any] = {}
-        try:
-            self.partial.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise WriteError(f"[save] {self.out}: cannot be written: {error.strerror or error}") from error
+        make_folder(self.partial, self.out)
         take_lock(self.partial / LOCK, self.out)
         self._resume(plain(work))
 

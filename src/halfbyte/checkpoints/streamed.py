@@ -23,7 +23,6 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError
 from .journal import WriteError, append_line, plain, read_lines, take_lock
 
 BUFFER = 1 << 22

@@ -20,7 +20,7 @@ import numpy as np
 from ..checkpoints import Checkpoint
 from ..checkpoints.configs import CONFIGS, ConfigFiles
 from ..checkpoints.folder import SIDE_CONFIGS
-from ..checkpoints.journal import WriteError
+from ..checkpoints.journal import WriteError, make_folder
 from ..checkpoints.place import CARRIED, check_place
 from ..checkpoints.resumable import ResumableFolder
 from ..checkpoints.streamed import StreamedFile
@@ -255,7 +255,7 @@ def _write_folder(work: _Work, out: Path, result: Converted, limit: int) -> None
 
 def _write_file(work: _Work, out: Path, result: Converted) -> None:
     own = work.goal.layout == "halfbyte"
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.absolute().parent, out)
     metadata = {"format": "halfbyte", "version": "1"} if own else {"format": "pt"}
     with SafetensorsWriter(out, metadata, 6 * len(work.keys), identity(work)) as file:
         units = resumed_units(work, file, result)

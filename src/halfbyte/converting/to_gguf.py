@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf_writer import GGUFWriter, pairs_of
+from ..checkpoints.journal import make_folder
 from ..errors import UnsupportedError
 from ..formats.ggml_types import GGML_TYPES
 from .relaid import Relaid
@@ -52,7 +53,7 @@ def write_gguf(work: _Work, out: Path, result: Converted) -> None:
         shapes[name] = home.file.headers[name].shape
         if factors.get(key):
             shapes[_factor_name(name)] = shapes[name][:-2] or (1,)
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.absolute().parent, out)
     with GGUFWriter(out, pairs_of(home.file), shapes, identity(work)) as file:
         units = resumed_units(work, file, result)
         for unit in work.units(work.keys[len(units) :]):
