@@ -4,75 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import metal_bounds as bounds
 from halfbyte.backends.base import Call
-from halfbyte.backends.metal import MetalBackend, kernels, launch
-from halfbyte.backends.metal.torch_route import TorchRoute
+from halfbyte.backends.metal import kernels, launch
 from halfbyte.backends.metal.weight import refusal
 from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
 from halfbyte.qtensor import QTensor
 from metal_cpu.machine import MetalFaultError, available
-from metal_cpu.torch_stand_in import compile_shader
 from metal_formats import FORMATS, SIX, TORCH, as_float, backend, on_device, stand
+from metal_products import FUSED, MAKERS, TILED, assert_product, numbers, one_hot, product, tokens, whole_numbers
 from random_tensors import finite_tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
-
-NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-TILED = ("single-stage", "double-buffered", "striped")
-FUSED = ("fused plain", "fused wide")
-MAKERS = {
-    "single-stage": kernels.gemm_single_stage, "double-buffered": kernels.gemm_double_buffered, "striped": kernels.gemm_striped,
-    "fused plain": kernels.gemm_fused, "fused wide": lambda f, t: kernels.gemm_fused(f, t, "wide"),
-    "matvec": kernels.matvec,
-}  # fmt: skip
-
-
-def product(schedule, x, q, bias=None, flush=True):
-    """x · wᵀ by one schedule."""
-    b = backend(flush)
-    p = b.prepare(q)
-    if schedule in FUSED:
-        variant = schedule.removeprefix("fused ").replace("plain", "")
-        return launch.fused(launch.Product(b.route, x, p.data, bias), variant)
-    if schedule == "matvec":
-        return launch.matvec(launch.Product(b.route, x, p.data, bias))
-    return b.linear(x, p, bias, schedule=schedule)
-
-
-def tokens(m, k, dtype="float16", seed=0, scale=1.0):
-    g = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(m, k, generator=g)).to(TORCH[dtype])
-
-
-def numbers(fmt, shape, seed):
-    """A weight whose codes are all numbers: 0 · NaN and 0 · ∞ would fill a one-hot product with NaN, as they must."""
-    q = finite_tensor(fmt, shape, seed)
-    if fmt.element in ("e4m3", "e5m2"):
-        q = QTensor(q.format, q.shape, {**q.parts, "codes": q.parts["codes"] & np.uint8(0xBF)})
-    return q
-
-
-def one_hot(q, dtype):
-    """What x = identity must give: the value rounded once, or by way of float32 where the kernel's own sum rounds first."""
-    f = q.format
-    if f.bias or f.scale == "float32":
-        return q.dequantize("float32").astype(NUMPY[dtype]).astype(np.float32).T
-    return q.dequantize(dtype).astype(np.float32).T
-
-
-def assert_product(y, x, q, dtype, bias=None):
-    """|y − x·wᵀ| per element: one rounding of y's dtype and k of float32 on the row's absolute sum."""
-    exact, bound = bounds.product(x.double().numpy(), q, None if bias is None else bias.double().numpy())
-    bounds.assert_within(y.double().numpy(), exact, bound, dtype, q.shape[1])
 
 
 @pytest.fixture(scope="module")
@@ -133,42 +82,6 @@ def test_case_31_the_other_dtypes(other_dtypes, schedule, dtype):
     assert_product(y, x, q, dtype)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_matvec_of_every_format(part):
-    """One-hot in float32 for equality, random in float16 for the bound, with and without a bias."""
-    names = list(FORMATS)[part::4]
-    stand().load([kernels.matvec(on_device(FORMATS[f]), "float32", 4) for f in names])
-    for name in names:
-        q = numbers(FORMATS[name], (6, 256), 3)
-        y = product("matvec", torch.eye(256)[::7], q)
-        np.testing.assert_array_equal(as_float(y), q.dequantize("float32").T[::7], name)
-        x, bias = tokens(5, 256, "float32"), torch.randn(6, generator=torch.Generator().manual_seed(3))
-        assert_product(product("matvec", x, q, bias), x, q, "float32", bias)
-
-
-AFFINE = [(bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
-
-
-def test_matvec_of_every_affine_width_and_group():
-    formats = [format_named(f"affine{bits}", group) for bits, group in AFFINE]
-    stand().load([kernels.matvec(f, "float16", 1) for f in formats])
-    for fmt in formats:
-        q = finite_tensor(fmt, (5, 256), 3)
-        x = torch.zeros(1, 256).half()
-        x[0, 77] = 1
-        np.testing.assert_array_equal(as_float(product("matvec", x, q)), one_hot(q, "float16")[77:78])
-        x = tokens(1, 256)
-        assert_product(product("matvec", x, q), x, q, "float16")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 8])
-def test_matvec_tokens(m, dtype):
-    q = finite_tensor(SIX["mxfp4"], (13, 160), 5)
-    x = tokens(m, 160, dtype)
-    assert_product(product("matvec", x, q), x, q, dtype)
-
-
 @settings(max_examples=12)
 @given(m=st.integers(1, 70), n=st.integers(1, 70), groups=st.integers(1, 5), seed=st.integers(0, 99))
 @pytest.mark.parametrize("schedule", [*TILED, *FUSED, "matvec"])
@@ -188,75 +101,12 @@ def test_every_way_to_decode_e2m1_gives_the_same_bits(decoder):
             assert torch.equal(*pair)
 
 
-LONG = 8 * (64 + 64 + 4)
-"""Inputs past two turns of both simdgroups of a matrix-vector product: units 0 to 31 and 64 to 95 are the first's, 32 to 63 and
-96 to 127 the second's, and the last four the first's again."""
-
-
-@pytest.mark.parametrize("m", [1, 2, 4])
-@pytest.mark.parametrize("name", SIX)
-def test_matvec_one_hot_in_every_unit_of_both_simdgroups(name, m):
-    q = finite_tensor(SIX[name], (5, LONG), 7)
-    at = 8 * np.arange(LONG // 8) + np.arange(LONG // 8) % 8
-    x = torch.zeros(LONG // 8, LONG).half()
-    x[torch.arange(LONG // 8), torch.from_numpy(at)] = 1
-    y = torch.cat([product("matvec", rows, q) for rows in x.split(m)])
-    np.testing.assert_array_equal(as_float(y), one_hot(q, "float16")[at])
-
-
-@pytest.mark.parametrize("k", [250, 257, 511, 517, 1029, LONG - 3])
-def test_matvec_with_odd_tails(k):
-    q = finite_tensor(format_named("int4", -1), (5, k), 7)
-    at = np.array([0, 255, 256, k - 9, k - 8, k - 2, k - 1]) % k
-    y = product("matvec", torch.eye(k)[torch.from_numpy(at)], q)
-    np.testing.assert_array_equal(as_float(y), one_hot(q, "float32")[at])
-    x = tokens(3, k)
-    assert_product(product("matvec", x, q), x, q, "float16")
-
-
-def whole_numbers(k, n=7):
-    """A weight of small integers: every float32 sum of its products with integers is exact, in any order."""
-    q = finite_tensor(format_named("int4", -1), (n, k), 2)
-    return QTensor(q.format, q.shape, {**q.parts, "scales": np.ones_like(q.parts["scales"])})
-
-
-@pytest.mark.parametrize("m", [1, 2, 4])
-def test_each_simdgroups_share_is_in_the_sum(m):
-    q = whole_numbers(LONG)
-    owner = np.arange(LONG) // 8 // 32 % kernels.MATVEC_SIMDGROUPS
-    x = np.random.default_rng(0).integers(-3, 4, (m, LONG)).astype(np.float32)
-    for only in (*range(kernels.MATVEC_SIMDGROUPS), None):
-        part = x if only is None else np.where(owner == only, x, 0)
-        right = part @ q.dequantize("float32").T
-        assert (right != 0).any()
-        np.testing.assert_array_equal(as_float(product("matvec", torch.from_numpy(part), q)), right)
-
-
-def test_a_reduction_that_leaves_a_simdgroup_out_is_seen():
-    def broken(source):
-        assert "s < MATVEC_SIMDGROUPS; ++s) sum +=" in source
-        return compile_shader(source.replace("s < MATVEC_SIMDGROUPS; ++s) sum +=", "s < 1; ++s) sum +="))
-
-    b = MetalBackend(TorchRoute(broken, "cpu"))
-    q, x = whole_numbers(LONG), torch.ones(1, LONG)
-    short = whole_numbers(256)
-    assert torch.equal(b.linear(x[:, :256], b.prepare(short), None), product("matvec", x[:, :256], short))
-    assert not torch.equal(b.linear(x, b.prepare(q), None), product("matvec", x, q))
-
-
 @pytest.mark.parametrize("schedule", [*TILED, *FUSED])
 def test_each_simdgroup_of_a_tile_and_each_stripe_is_in_the_result(schedule):
     """Whole numbers, three tiles each way, more steps than stripes: equality everywhere."""
     q = whole_numbers(32 * 23, 131)
     x = np.random.default_rng(1).integers(-3, 4, (131, 32 * 23)).astype(np.float32)
     np.testing.assert_array_equal(as_float(product(schedule, torch.from_numpy(x), q)), x @ q.dequantize("float32").T)
-
-
-@pytest.mark.parametrize("n", [1, 3, 4, 7, 33, 65])
-def test_case_17_small_and_odd_n(n):
-    q = finite_tensor(SIX["mxfp4"], (n, 1024), 1)
-    x = tokens(1, 1024)
-    assert_product(product("matvec", x, q), x, q, "float16")
 
 
 @pytest.mark.parametrize("k", [528, 1040])
