@@ -76,6 +76,6 @@ def run(text, registers):
             registers[target] = joined(low, high, dtype)
         else:
             f = [v.view(np.float32).astype(np.float64) for v in a]
-            formula = {"mul.rn.f32": lambda x, y: x * y, "sub.rn.f32": lambda x, y: x - y, "fma.rn.f32": lambda x, y, z: x * y + z}
-            registers[target] = formula[operation](*f).astype(np.float32).view(np.uint32)
+            formula = {"mul": lambda x, y: x * y, "sub": lambda x, y: x - y, "fma": lambda x, y, z: x * y + z}[operation[:3]]
+            registers[target] = formula(*f).astype(np.float32).view(np.uint32)
     return registers

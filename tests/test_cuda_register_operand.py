@@ -1,4 +1,4 @@
-"""What wgmma is fed, without a GPU: the places of words in lanes, and the assembly that finishes them, run by a small interpreter."""
+"""What wgmma is fed, without a GPU: the places of words in lanes, and the assembly that finishes them, interpreted."""
 
 from __future__ import annotations
 
@@ -63,9 +63,11 @@ def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0):
 
 
 CASES = [
-    (UINT, NONE, HALF, True), (INT, NONE, HALF, True), (UINT, ZERO, HALF, True), (UINT, BIAS, HALF, True), (E2M1, NONE, HALF, True),
+    (UINT, NONE, HALF, True), (INT, NONE, HALF, True), (UINT, ZERO, HALF, True), (UINT, BIAS, HALF, True),
+    (E2M1, NONE, HALF, True),
     (INT, NONE, BFLOAT, False), (UINT, ZERO, BFLOAT, False), (UINT, BIAS, BFLOAT, False), (E2M1, NONE, BFLOAT, False),
-    (INT, NONE, WIDE, False), (UINT, ZERO, WIDE, False), (UINT, BIAS, WIDE, False), (UINT, BIAS, WIDE, True), (E2M1, NONE, WIDE, False),
+    (INT, NONE, WIDE, False), (UINT, ZERO, WIDE, False), (UINT, BIAS, WIDE, False), (UINT, BIAS, WIDE, True),
+    (E2M1, NONE, WIDE, False),
 ]  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
         return f"schedule 'fused' is wgmma of compute capability 9.0 and this GPU has {major}.{minor}; use dequantize_then_gemm"
     if way(w, x.dtype == torch.float16) is None:
         if w.units and w.format.scale == "e8m0":
-            return f"schedule 'fused' finishes weights in float16, which takes E8M0 scales at most 2^24 apart, not those here; use bfloat16"
+            return "schedule 'fused' takes float16 where E8M0 scales lie within 2^24, and these do not; use bfloat16"
         return f"schedule 'fused' takes 4-bit integers and E2M1 with 16-bit or 8-bit float scales, not {w.format.name}"
     return None
 

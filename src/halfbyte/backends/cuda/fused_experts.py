@@ -1,8 +1,8 @@
 """Experts at many tokens on Hopper: the fused schedule over (expert, token block) tiles.
 
-The plan is `routing.route`'s: pairs in order of expert, in blocks of one expert. Each block gets rows of its own in a copy of x, as
-many as a tile has tokens, so that the copy engine reads whole boxes and writes whole boxes; rows that no pair fills are never
-written, never read back, and touch nothing but their own column of a product.
+The plan is `routing.route`'s: pairs in order of expert, in blocks of one expert. Each block gets rows of its own in a copy of
+x, as many as a tile has tokens, so that the copy engine reads whole boxes and writes whole boxes; rows that no pair fills are
+never written, never read back, and touch nothing but their own column of a product.
 
     gather   x_pad[block, i] = x[token of the block's i-th pair];  where[pair] = that row
     up       hidden = act(gate_up_e · x_pad), gates and ups meet in the epilogue, rounded once to x's dtype
@@ -25,7 +25,9 @@ from .weight import CudaWeight
 
 
 @triton.jit(do_not_specialize=["ldx"], do_not_specialize_on_alignment=["X", "WHERE", "COUNT", "FIRST", "LAST", "XROW", "YROW"])
-def gather_kernel(X, OUT, WHERE, COUNT, FIRST, LAST, XROW, YROW, k, ldx, width, BT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def gather_kernel(
+    X, OUT, WHERE, COUNT, FIRST, LAST, XROW, YROW, k, ldx, width, BT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """Row `program` of the padded copy, and where its pair is. Grid (blocks · BT,)."""
     if PDL:
         gdc_launch_dependents()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups; stages of 64 inputs; programs a multiprocessor; most parts that a tile
-    is cut into along its inputs; token blocks side by side."""
+    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups; stages of 64 inputs; programs a multiprocessor; most parts that a
+    tile is cut into along its inputs; token blocks side by side."""
 
     tokens: int
     rows: int = 1

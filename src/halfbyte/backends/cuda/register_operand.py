@@ -4,7 +4,7 @@ One word a lane is one 16 × 16 block of a warp's rows, in the order in which wg
 to four operations a pair of weights turn codes into element values, one more multiplies by the scale or adds the bias. Every
 value is (q − zero) · scale or q · scale + bias rounded once to x's dtype, by one of three arithmetics:
 
-    half    float16 pairs; scales float16, E8M0 (times 2^(14 − shift), so that raw E2M1 patterns come out finished), E4M3 (times 2^6)
+    half    float16 pairs; scales float16, E8M0 (times 2^(14 − shift): raw E2M1 patterns come out finished), E4M3 (times 2^6)
     bfloat  bfloat16 pairs; scales bfloat16, E8M0, E4M3, all of them exact there
     wide    float32 one by one and a conversion a pair; scales of the 16-bit type that x does not have
 """
@@ -26,8 +26,7 @@ WIDE = gl.constexpr(2)
 @gluon.constexpr_function
 def assembly(kind, add, scale, way, half):
     """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8. Inputs, four registers each and
-    the third belonging to row g + 8: the word; where in the word the pairs are (`places`); for E2M1 a multiplier; the scales; the
-    addends."""
+    the third belonging to row g + 8: the word; where in it the pairs are (`places`); for E2M1 a multiplier; scales; addends."""
     names = ["word", "place"] + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
     r = {name: [f"${2 + 4 * i}", f"${4 + 4 * i}"] for i, name in enumerate(names)}
     word, place, scales, addend = r["word"][0], r["place"], r["scale"], r["addend"]
@@ -37,7 +36,8 @@ def assembly(kind, add, scale, way, half):
         body += "".join(f"and.b32 t, {word}, {place[i]}; mul.lo.u32 ${i}, t, {r['times'][i]};" for i in rows)
         if way == BFLOAT:  # times 2^-126, which one product takes back
             body += "mov.b32 k, 0x7e807e80; mov.b32 c, 0x80008000;"
-            body += "".join(f"shr.u32 t, ${i}, 3; and.b32 t, t, 0x01c001c0; lop3.b32 ${i}, ${i}, 0x80008000, t, 0xea;" for i in rows)
+            fields = "shr.u32 t, {0}, 3; and.b32 t, t, 0x01c001c0; lop3.b32 {0}, {0}, 0x80008000, t, 0xea;"
+            body += "".join(fields.format(f"${i}") for i in rows)
             body += "".join(f"fma.rn.bf16x2 ${i}, ${i}, k, c;" for i in rows)
         else:  # times 2^-14
             body += "".join(f"and.b32 ${i}, ${i}, 0x8e008e00;" for i in rows)
@@ -94,9 +94,9 @@ def _bits(values):
 def words_layout(r, warps, by_16):
     """[R · warps tiles, 4 rows of 128 bytes, 32 words]: the words that hold what lane t of wgmma's A operand wants.
 
-    A lane t' of fragment order has inputs 8 t' + 4 b + 2 i' + p of 32 (4 t' + 2 i' + p of 16). wgmma wants, of block q of 16 and half
-    i, the pair 16 q + 8 i + 2 t + p: that is half i' = t mod 2 of word b = t / 2 of lane t' = 2 q + i (of word q of lane t / 2 + 2 i).
-    The words that two lanes share come by one broadcast.
+    A lane t' of fragment order has inputs 8 t' + 4 b + 2 i' + p of 32 (4 t' + 2 i' + p of 16). wgmma wants, of block q of 16 and
+    half i, the pair 16 q + 8 i + 2 t + p: that is half i' = t mod 2 of word b = t / 2 of lane t' = 2 q + i (of word q of lane
+    t / 2 + 2 i). The words that two lanes share come by one broadcast.
     """
     own, i, q = ([0, 0, 4], [0, 0, 8], [0, 0, 1]) if by_16 else ([0, 0, 1], [0, 0, 4], [0, 0, 8])
     regs = [i, q, [0, 0, 2]] + [[warps * v, 0, 0] for v in _bits(r)]
@@ -115,8 +115,8 @@ def terms_layout(r, warps, groups, pair):
 
 @gluon.constexpr_function
 def operand_layout(r, warps, groups):
-    """[R, warp, g, t / 2, t mod 2, group, block of the group, i, row + 8, p] of 32 inputs: registers in wgmma's order, then further
-    rows."""
+    """[R, warp, g, t / 2, t mod 2, group, block of the group, i, row + 8, p] of 32 inputs: registers in wgmma's order, then
+    further rows."""
     return gl.BlockedLayout(
         [r, 1, 1, 1, 1, groups, 2 // groups, 2, 2, 2], [1, 1, 8, 2, 2, 1, 1, 1, 1, 1], [1, warps, 1, 1, 1, 1, 1, 1, 1, 1],
         [9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
@@ -187,7 +187,9 @@ def _byte_f32(b, SCALE: gl.constexpr):
 
 
 @gluon.jit
-def scales(v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr):
+def scales(
+    v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr
+):  # fmt: skip
     """Stored scales to what `assembly` multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0 in float16: byte b is
     2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros (`fused.shift_of`)."""
     if SCALE == 0:
@@ -217,7 +219,9 @@ def scales(v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCA
 
 
 @gluon.jit
-def addends(v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr):
+def addends(
+    v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr
+):  # fmt: skip
     """Stored zero points or biases to what `assembly` takes away or adds, [R, W, 8, GROUPS, 2 rows] of int32."""
     b = gl.reshape(v, [R, W, GROUPS, 8, 2])
     if ADD == BIAS:

@@ -1,14 +1,14 @@
 """m from 32 up on Hopper for weights in fragment order: outᵀ = W xᵀ, W the register operand of wgmma (docs/cuda.md).
 
-A program's warpgroups hold R · 64 rows of W each and all BT tokens of a tile. Per 64 inputs the copy engine brings x (BT rows of 128
-bytes, swizzled), the words and the scales into a stage of shared memory; every warp reads its words (16 bytes a lane), finishes
-them in registers (`register_operand`) and issues four products of 64 · R rows by BT tokens that read x from shared memory. While they
-run, the next words are decoded into a second set of registers: two units make a step, so that each set keeps its registers until the
-wait that follows the other's products. No dense tile exists anywhere.
+A program's warpgroups hold R · 64 rows of W each and all BT tokens of a tile. Per unit of 64 inputs the copy engine brings x
+(in two halves of 32), the words and the scales into a stage of shared memory. Every warp reads its words, finishes half a unit
+in registers (`register_operand`) and issues the products that read the matching half of x from shared memory; while they run,
+the other half is decoded into a second set of registers, which is not touched again before its own products are done. No dense
+tile exists.
 
-Programs stay: as many as fit the machine. The tiles that make no whole round come first, their steps shared out evenly; a tile cut in
-parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program takes every
-num_programs-th tile. Copies run STAGES − 1 units ahead, across tiles.
+Programs stay: as many as fit the machine. The tiles that make no whole round come first, their units shared out evenly; a tile
+cut in parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program takes
+every num_programs-th tile. Copies run STAGES − 1 units ahead, across tiles.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .gluon_names import block_barrier, copy_in, copy_out
 from .operands import axis
 from .outputs import gated
 from .register_operand import operand, places, terms_layout, unit, words_layout
@@ -65,17 +66,17 @@ def _copy_weight(
 ):  # fmt: skip
     """Words, scales and addends of one unit of a tile into a stage, by the copy engine. `row` counts tiles of 16 rows."""
     group = unit * 64 // GROUP
-    tma.async_copy_global_to_shared(w_desc, [row, unit * 4, 0], bars[1].index(stage), ws.index(stage), pred=more)
-    tma.async_copy_global_to_shared(s_desc, [row, group * (SW // GROUPS)], bars[2].index(stage), ss.index(stage), pred=more)
+    copy_in(w_desc, [row, unit * 4, 0], bars[1].index(stage), ws.index(stage), pred=more)
+    copy_in(s_desc, [row, group * (SW // GROUPS)], bars[2].index(stage), ss.index(stage), pred=more)
     if ADD != NONE:
-        tma.async_copy_global_to_shared(a_desc, [row, group * 16], bars[4].index(stage), zs.index(stage), pred=more)
+        copy_in(a_desc, [row, group * 16], bars[4].index(stage), zs.index(stage), pred=more)
 
 
 @gluon.jit
 def _copy_x(x_desc, x0, x1, bars, stage, token, unit, more):
     """Activations of one unit into a stage, its two halves apart: a product of half a unit reads one block of shared memory."""
-    tma.async_copy_global_to_shared(x_desc, [token, unit * 64], bars[0].index(stage), x0.index(stage), pred=more)
-    tma.async_copy_global_to_shared(x_desc, [token, unit * 64 + 32], bars[3].index(stage), x1.index(stage), pred=more)
+    copy_in(x_desc, [token, unit * 64], bars[0].index(stage), x0.index(stage), pred=more)
+    copy_in(x_desc, [token, unit * 64 + 32], bars[3].index(stage), x1.index(stage), pred=more)
 
 
 @gluon.jit
@@ -138,7 +139,7 @@ def _meet(PARTIAL, COUNT, acc, j, lo, sharing, units, p, KS, R: gl.constexpr, W:
     L: gl.constexpr = v.type.layout
     at = axis(0, R * (BT // 8), L, 3) * (128 * W) + axis(1, 32 * W, L, 3) * 4 + axis(2, 4, L, 3)
     gl.store(PARTIAL + (p * 2 + (j - lo // KS)).to(gl.int64) * SIZE + at, v)
-    gl.thread_barrier()
+    block_barrier()
     done = gl.atomic_add(COUNT + j, 1) == last - first
     if done:
         total = gl.zeros_like(v)
@@ -152,9 +153,12 @@ def _meet(PARTIAL, COUNT, acc, j, lo, sharing, units, p, KS, R: gl.constexpr, W:
 
 
 @gluon.jit
-def _finished(acc, BIAS_PTR, GLOBAL, row, n, unit, divisor, C: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr):
+def _finished(
+    acc, BIAS_PTR, GLOBAL, row, n, out_unit, divisor, C: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+):  # fmt: skip
     """Sums to outputs in float32: the decoder's power of two, the tensor's factor, the bias. `outputs.store` says why float64."""
-    acc = acc * unit
+    acc = acc * out_unit
     if (GLOBAL_OP == 1) and (not DIVIDE):
         acc = acc * gl.load(GLOBAL)
     elif GLOBAL_OP:
@@ -196,8 +200,8 @@ def _gated(y, GATE: gl.constexpr, W: gl.constexpr):
     do_not_specialize_on_alignment=["BIAS_PTR", "GLOBAL", "BLOCKS", "EXPERT", "FIRST", "LAST", "COUNT"],
 )
 def wgmma_kernel(
-    y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, m, n, tiles, sharing, rows, tokens, KS, shift,
-    out_unit, divisor,
+    y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT,
+    m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr,
     SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, GLOBAL_OP: gl.constexpr,
     DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr, STORE: gl.constexpr,
@@ -210,8 +214,8 @@ def wgmma_kernel(
     GROUPS  scale groups in a unit (1 when larger)    SW      16-bit words of a unit's scales in 16 rows
     W       warps, 4 a warpgroup                      R       tiles of 16 rows a warp
     STORE   2: the copy engine writes y               1: every lane writes what it has
-    ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y have BT
-            rows a block
+    ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y
+            have BT rows a block
     GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
     """
     BN: gl.constexpr = 16 * R * W
@@ -232,14 +236,14 @@ def wgmma_kernel(
     if STORE == 2:
         ys = gl.allocate_shared_memory(dtype, [BT, BN // 2 if GATE else BN], y_desc.layout)
     bars = ()
-    for s in gl.static_range(4 if ADD == NONE else 5):
+    for source in gl.static_range(4 if ADD == NONE else 5):  # noqa: B007
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(STAGES):
             mbarrier.init(full.index(i), count=1)
         bars = bars + (full,)
     place, times = places(R, W, GROUPS, KIND, WAY)
     fence_async_shared()
-    gl.thread_barrier()
+    block_barrier()
     if PDL:
         gdc_launch_dependents()
     R16 = (n + 15) // 16  # tiles of 16 rows of an expert
@@ -271,7 +275,7 @@ def wgmma_kernel(
     todo = left
     for i in gl.static_range(STAGES - 1):
         _expect(bars, i, left > i, BN, BT, GROUPS, SW, ADD)
-    gl.thread_barrier()
+    block_barrier()
     for i in gl.static_range(STAGES - 1):  # weights do not depend on the previous kernel, x does
         _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, i, row_ahead, k_ahead, left > 0, GROUPS, GROUP, SW, ADD)
         if i == 0:
@@ -283,7 +287,9 @@ def wgmma_kernel(
             row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
     stage = 0 * p
     phase = 0 * p
-    first, second = _words(ws, ss, zs, bars, stage, phase, todo > 0, shift, LW, LS, LA, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF)
+    first, second = _words(
+        ws, ss, zs, bars, stage, phase, todo > 0, shift, LW, LS, LA, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+    )
     even = operand(first, place, times, R, W, GROUPS, KIND, SCALE, ADD, WAY, HALF, A)
     for seg in range(whole + 2):
         tile = (seg - 2) * programs + p
@@ -296,7 +302,7 @@ def wgmma_kernel(
             tile = whole * programs + j
         acc = gl.zeros([BN, BT], gl.float32, layout=C)
         odd = gl.zeros([BN, 32], dtype, layout=A)
-        for k in range(k0, k1):
+        for k in range(k0, k1):  # noqa: B007
             mbarrier.wait(bars[0].index(stage), phase)
             acc = warpgroup_mma(even, x0.index(stage).permute((1, 0)), acc, is_async=True)
             acc, odd = warpgroup_mma_wait(1, deps=[acc, odd])
@@ -305,7 +311,7 @@ def wgmma_kernel(
             if stage == 0:
                 free = STAGES - 1 + 0 * p
             _expect(bars, free, left > 0, BN, BT, GROUPS, SW, ADD)
-            gl.thread_barrier()  # everybody is done with the unit before
+            block_barrier()  # everybody is done with the unit before
             _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, free, row_ahead, k_ahead, left > 0, GROUPS, GROUP, SW, ADD)
             _copy_x(x_desc, x0, x1, bars, free, token_ahead * BT, k_ahead, left > 0)
             left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
@@ -335,17 +341,20 @@ def wgmma_kernel(
                 if ROUTED:
                     expert = gl.load(EXPERT + token).to(gl.int32)
                     end = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
-                y = _finished(acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, row * BN, n, out_unit, divisor, C, GLOBAL_OP, DIVIDE, HAS_BIAS)
+                y = _finished(
+                    acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, row * BN, n, out_unit, divisor, C, GLOBAL_OP,
+                    DIVIDE, HAS_BIAS,
+                )  # fmt: skip
                 if GATE:
                     y = _gated(y, GATE, W)
                 OUT: gl.constexpr = BN // 2 if GATE else BN
                 if STORE == 2:
                     tma.store_wait(0)
-                    gl.thread_barrier()
+                    block_barrier()
                     ys.permute((1, 0)).store(y.to(dtype))
                     fence_async_shared()
-                    gl.thread_barrier()
-                    tma.async_copy_shared_to_global(y_desc, [token * BT, row * OUT], ys)
+                    block_barrier()
+                    copy_out(y_desc, [token * BT, row * OUT], ys)
                 else:
                     L: gl.constexpr = y.type.layout
                     width = n // 2 if GATE else n
