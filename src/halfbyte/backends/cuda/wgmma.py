@@ -3,12 +3,12 @@
 A program's warpgroups hold R · 64 rows of W each and all BT tokens of a tile. Per unit of 64 inputs the copy engine brings x
 (in two halves of 32), the words and the scales into a stage of shared memory. Every warp reads its words, finishes half a unit
 in registers (`register_operand`) and issues the products that read the matching half of x from shared memory; while they run,
-the other half is decoded into a second set of registers, which is not touched again before its own products are done. No dense
-tile exists.
+the other half is decoded into a second set of registers, which is not touched again before its own products are done. There
+is no dense tile.
 
 Programs stay: as many as fit the machine. The tiles that make no whole round come first, their units shared out evenly; a tile
-cut in parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program takes
-every num_programs-th tile. Copies run STAGES − 1 units ahead, across tiles.
+cut in parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program
+takes every num_programs-th tile. Copies run STAGES − 1 units ahead, across tiles.
 """
 
 from __future__ import annotations
@@ -43,6 +43,15 @@ def _source(tile, rows, tokens, EXPERT, R16, more, BN: gl.constexpr, TOGETHER: g
     if ROUTED:
         row += gl.load(EXPERT + token, mask=more, other=0).to(gl.int32) * R16
     return row, token
+
+
+@gluon.jit
+def _barriers(STAGES: gl.constexpr):
+    """A barrier a stage, for bytes that one thread announces."""
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+    return bars
 
 
 @gluon.jit
@@ -235,12 +244,8 @@ def wgmma_kernel(
         zs = gl.allocate_shared_memory(gl.int16, [STAGES, BN // 16, 16 * GROUPS], a_desc.layout)
     if STORE == 2:
         ys = gl.allocate_shared_memory(dtype, [BT, BN // 2 if GATE else BN], y_desc.layout)
-    bars = ()
-    for source in gl.static_range(4 if ADD == NONE else 5):  # noqa: B007
-        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(STAGES):
-            mbarrier.init(full.index(i), count=1)
-        bars = bars + (full,)
+    # The first half of x, words, scales, the second half of x, addends.
+    bars = (_barriers(STAGES), _barriers(STAGES), _barriers(STAGES), _barriers(STAGES), _barriers(STAGES))
     place, times = places(R, W, GROUPS, KIND, WAY)
     fence_async_shared()
     block_barrier()
