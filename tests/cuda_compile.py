@@ -32,6 +32,7 @@ FORMATS = {
     "int4:g128": ("int", 4, "float16", 128, 0, 1, {}),
     "mxfp4": ("e2m1", 4, "e8m0", 32, 0, 1, {"S": "*u8"}),
     "nvfp4": ("e2m1", 4, "e4m3", 16, 0, 1, {"S": "*u8"}),
+    "mxfp4 in bfloat16": ("e2m1", 4, "e8m0", 32, 0, 1, {"S": "*u8", "X": "*bf16", "Y": "*bf16"}),
     "uint4:g32": ("uint", 4, "float16", 32, 1, 1, {"A": "*i16"}),
     "affine4:g64": ("uint", 4, "bfloat16", 64, 2, 1, {"S": "*bf16", "A": "*bf16", "X": "*bf16", "Y": "*bf16"}),
     "q4_K": ("uint", 4, "u6", 32, 3, 8, {"S": "*u8", "A": "*u8"}),
@@ -88,7 +89,7 @@ def check(arch, word, deep):
                 "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns,
                 "WK": warps, "WN": 1,
                 "STEP": step, "SET": share, "TOKENS": tokens,
-                "AHEAD": 1, "SCALED": columns == 2 and half and bits == 4, "ROUTED": columns == 2,
+                "AHEAD": 1, "SCALED": columns == 2 and bits == 4 and (half or element == "e2m1"), "ROUTED": columns == 2,
                 "GATE": 2 if columns == 2 else 0, "FP8": arch >= 89, "PDL": arch >= 90,
             }  # fmt: skip
             binaries.append(compiled(fragment_kernel, constants, pairs, target, warps, GluonASTSource))

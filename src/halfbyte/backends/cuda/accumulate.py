@@ -112,11 +112,13 @@ def terms(s, up, a, low, SCALE: gl.constexpr, ADD: gl.constexpr, N: gl.constexpr
 
 
 @gluon.jit
-def terms_f16(s, a, missing, SCALE: gl.constexpr, ADD: gl.constexpr, KIND: gl.constexpr, N: gl.constexpr):
-    """The same as float16 in both halves of a register, for weights that are finished in float16.
+def terms_half(
+    s, a, missing, SCALE: gl.constexpr, ADD: gl.constexpr, KIND: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr
+):  # fmt: skip
+    """The same as x's own type in both halves of a register, for weights that are finished before the product.
 
-    E8M0 under an E2M1 operand that counts 2^-14: 2^(b − top + 15), one multiply-add from the byte to both halves (top, the
-    largest byte, is `missing`). E4M3: s · 2^6.
+    E8M0 under an E2M1 operand that counts 2^-14, bfloat16 2^-126: 2^(b − top + 15), 2^(b − top + 127), one multiply-add from the
+    byte to both halves (top, the largest byte, is `missing`). E4M3, float16 only: s · 2^6.
     """
     if SCALE == E4M3_NORMAL:
         pair = pair_f16(s)
@@ -126,7 +128,10 @@ def terms_f16(s, a, missing, SCALE: gl.constexpr, ADD: gl.constexpr, KIND: gl.co
     else:
         shape: gl.constexpr = s.shape[:-2] + [N]
         if (SCALE == E8M0_NORMAL) and (KIND == E2M1):
-            t = s.to(gl.int32) * 0x04000400 + (30 - missing) * 0x04000400
+            if HALF:
+                t = s.to(gl.int32) * 0x04000400 + (30 - missing) * 0x04000400
+            else:
+                t = s.to(gl.int32) * 0x00800080 + (254 - missing) * 0x00800080
         else:
             t = twice_f16(scale_of(s, SCALE))
         both = pieces(gl.reshape(t, shape), N)

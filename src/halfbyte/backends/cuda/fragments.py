@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .accumulate import activations, gather, product, start_of, stored, sums_of_x, terms, terms_f16
+from .accumulate import activations, gather, product, start_of, stored, sums_of_x, terms, terms_half
 from .decode import E2M1, E4M3_NORMAL, E8M0_NORMAL, INT
 from .operands import axis, decode_octets, decode_scaled, decode_word, pieces, unit_of
 from .outputs import biases, places, store
@@ -147,7 +147,7 @@ def walk(
         for many in range(STEPS):
             a = pieces(gl.reshape(words, [WK, WN, 32, RT, STEP * Q * 4]), STEP * Q * 4)
             if SCALED:
-                scale, addend = terms_f16(scales, addends, top, SCALE, ADD, KIND, FLUSHES * 2)
+                scale, addend = terms_half(scales, addends, top, SCALE, ADD, KIND, HALF, FLUSHES * 2)
             else:
                 scale, addend = terms(scales, supers, addends, lows, SCALE, ADD, FLUSHES * PARITIES * 2)
             if AHEAD == 2:
@@ -198,7 +198,7 @@ def walk(
                     s1 = gl.convert_layout(scale[i // SPAN * 2 + 1], LW)
                     z0 = gl.convert_layout(addend[i // SPAN * 2], LW)
                     z1 = gl.convert_layout(addend[i // SPAN * 2 + 1], LW)
-                    w0, w1, w2, w3 = decode_scaled(gl.convert_layout(a[i], LW), s0, s1, z0, z1, KIND, ADD, RAW)
+                    w0, w1, w2, w3 = decode_scaled(gl.convert_layout(a[i], LW), s0, s1, z0, z1, KIND, ADD, RAW, HALF)
                     y0, y1, y2, y3 = product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], y0, y1, y2, y3, LW, LX, HALF)
                 else:
                     if i % SPAN == 0:
@@ -247,8 +247,7 @@ def fragment_kernel(
     X       pairs of activations (int32), rows of ldx pairs, at least 32 · UNITS of them, the tail zero
     unit    what multiplies the sums at the end beside the decoder's power of two; top: the largest E8M0 byte
     STEP    units loaded at once: a power of two; whole groups or a whole part of one, and of whole sets when SET > 1
-    SCALED  weights are finished in float16 before the product (one rounding at most), and one accumulator takes all groups;
-            SET = 1
+    SCALED  weights are finished before the product (one rounding at most), and one accumulator takes all groups; SET = 1
     AHEAD   steps whose words are on their way while one is multiplied, 1 or 2
     SET     groups that share an accumulator, each with TOKENS columns: 1, 2, 4 or 8, and so is TOKENS; NB = 1 unless SET = 1,
             TOKENS = 8

@@ -195,7 +195,7 @@ def fragments(
         tile = choose(w.fragments, n, m, family, _card(w.device))
     step, groups, columns = steps(c["GROUP"], w.fragments, m, tile)
     s, half = w.scales, x.dtype == torch.float16
-    finish = tile.scaled and half and columns == 8 and w.format.bits == 4 and (w.scales_half or w.plain_scales or w.top >= 0)
+    finish = columns == 8 and w.format.bits == 4 and _finishes(w, half, tile.scaled)
     scale, unit = c["SCALE"], 1.0
     if w.plain_scales:
         s, scale, unit = s.view(torch.int16), E4M3_NORMAL.value, 256.0
@@ -226,6 +226,14 @@ def fragments(
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     return y
+
+
+def _finishes(w: CudaWeight, half: bool, wished: bool) -> bool:
+    """Whether weights are finished in x's type before the product: in float16 where the tile wishes it and the data allows it, in
+    bfloat16 where scales are powers of two, which costs nothing there."""
+    if half:
+        return wished and (w.scales_half or w.plain_scales or w.top >= 0)
+    return w.top >= 0 and w.format.element == "e2m1"
 
 
 def _overlap(device: torch.device) -> dict[str, Any]:

@@ -70,6 +70,14 @@ _E2M1_BF16 = gl.constexpr("""{
     shl.b32 u, $4, 1; shl.b32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $2, u, 0x80008000, t, 0xea;
     and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 68; and.b32 $3, t, 0x81c081c0;
     fma.rn.bf16x2 $0, $0, k, z; fma.rn.bf16x2 $1, $1, k, z; fma.rn.bf16x2 $2, $2, k, z; fma.rn.bf16x2 $3, $3, k, z; }""")
+# The same with a scale in place of 2^126, rows g ($5) and g + 8 ($6): as many operations, and nothing is left for the sums.
+_E2M1_SCALED_BF16 = gl.constexpr("""{
+    .reg .b32 t, u, z; mov.b32 z, 0x80008000;
+    shr.u32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $0, $4, 0x80008000, t, 0xea;
+    shl.b32 u, $4, 3; and.b32 t, $4, 0x01c001c0; lop3.b32 $1, u, 0x80008000, t, 0xea;
+    shl.b32 u, $4, 1; shl.b32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $2, u, 0x80008000, t, 0xea;
+    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 68; and.b32 $3, t, 0x81c081c0;
+    fma.rn.bf16x2 $0, $0, $5, z; fma.rn.bf16x2 $1, $1, $6, z; fma.rn.bf16x2 $2, $2, $5, z; fma.rn.bf16x2 $3, $3, $6, z; }""")
 _MMA_F16 = gl.constexpr(
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
 )
@@ -226,11 +234,24 @@ def halves_f32(pair):
 
 
 @gluon.jit
-def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW: gl.constexpr):
+def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW: gl.constexpr, HALF: gl.constexpr):
     """One word to (q − zero) · scale or q · scale + bias in float16, rounded once: rows g (s0, z0) and g + 8 (s1, z1).
 
-    RAW leaves E2M1's 2^−14 in the operand, where scales are powers of two, or few bits, that make up for it.
+    RAW leaves E2M1's 2^−14 in the operand, where scales are powers of two, or few bits, that make up for it. bfloat16 takes E2M1
+    under powers of two only.
     """
+    if not HALF:
+        return gl.inline_asm_elementwise(
+            _E2M1_SCALED_BF16, "=&r,=&r,=&r,=&r,r,r,r", [w, s0, s1], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return _scaled_f16(w, s0, s1, z0, z1, KIND, ADD, RAW)
+
+
+@gluon.jit
+def _scaled_f16(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW: gl.constexpr):
+    """decode_scaled in float16."""
     a0, a1, a2, a3 = gl.inline_asm_elementwise(
         _finished(KIND, RAW), "=&r,=&r,=&r,=&r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
     )

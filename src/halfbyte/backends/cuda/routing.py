@@ -118,11 +118,12 @@ def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
     table = torch.empty(1 + 3 * blocks + 2 * pairs, dtype=torch.int32, device=flat.device)
     count, expert, first, last, x_rows, y_rows = table.split([1, blocks, blocks, blocks, pairs, pairs])
     width = triton.next_power_of_2(experts)
-    some = max(16, min(256, 8192 // width))
+    most = max(16, min(256, 8192 // width))
+    some, table_rows = (max(16, min(most, triton.next_power_of_2(v))) for v in (pairs, blocks))
     with _on(flat.device):
         plan_kernel[(1 + triton.cdiv(pairs, 32),)](
             flat, count, expert, first, last, x_rows, y_rows, pairs, blocks, experts, tokens, TOP=top, E=width, SOME=some,
-            MINE=32, BLOCKS=some, num_warps=4, **_overlap(flat.device),
+            MINE=32, BLOCKS=table_rows, num_warps=4, **_overlap(flat.device),
         )  # fmt: skip
     return Route(count, expert, first, last, x_rows, y_rows, tokens)
 

@@ -123,7 +123,7 @@ def expert_tile(units: int, n: int, m: int, family: str = "e2m1", card: str = ""
     if best:
         return FragmentTile(*best)
     if m > 8:
-        return FragmentTile(2, 2, 4, 1, 2, 3)
+        return FragmentTile(2, 2, 2, 1, 2, 8, 1, True)
     return FragmentTile(2, 1, 2, 1, 4, 6) if m > 4 else FragmentTile(2, 1, 4, 1, 4, 3)
 
 
