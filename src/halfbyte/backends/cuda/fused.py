@@ -90,7 +90,7 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     m, n = x.shape[0], w.shape[-2]
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    tile = tile or fused_tile(n, w.shape[-1], m, _multiprocessors(w.device))
+    tile = tile or fused_tile(n, m)
     rows, tokens, steps = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens), w.units
     programs = min(tile.programs * _multiprocessors(w.device), rows * tokens * min(tile.split, steps))
     rest = rows * tokens % programs
