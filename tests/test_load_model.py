@@ -84,6 +84,43 @@ def test_producers_checkpoints_load(folder):
     assert reference
 
 
+@pytest.mark.parametrize("arch", ["llama", "phi3"])
+def test_scales_of_the_inputs_are_multiplied_by(tmp_path, arch):
+    """ModelOpt's AWQ stores `pre_quant_scale` where it cannot fold it; saved, reloaded and cut for two ranks it stays."""
+    from halfbyte.torch.parallel import cut_rows
+
+    rng = np.random.default_rng(0)
+    names = ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"]
+    scales = {n: rng.uniform(0.5, 2, 64 if "o_proj" in n else 128).astype(np.float32) for n in names}
+    tiny = write_tiny(tmp_path, arch, "modelopt", edit=lambda t: t.update({f"{n}.pre_quant_scale": s for n, s in scales.items()}))
+    model, _ = load_model(tmp_path)
+    for name, scale in scales.items():
+        tiny.dense.get_submodule(name).weight.data *= torch.from_numpy(scale)
+    want = logits(tiny.dense, ids())
+    assert agree(logits(model, ids()), want)
+    model.save_pretrained(tmp_path / "again")
+    assert agree(logits(load_model(tmp_path / "again")[0], ids()), want)
+    layer = model.get_submodule(names[0])
+    x = torch.from_numpy(rng.standard_normal((3, 64)).astype(np.float32))
+    assert torch.equal(torch.cat([cut_rows(layer, [b])(x) for b in ((0, 32), (32, 64))], -1), layer(x))
+    assert torch.equal(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        ({"model.layers.0.mlp.down_proj.pre_quant_scale": 64}, CheckpointError,
+         r"'model.layers.0.mlp.down_proj.pre_quant_scale' is \[64\]; model.layers.0.mlp.down_proj has 128 inputs"),
+        ({"lm_head.pre_quant_scale": 64}, CheckpointError, r"multiplies the inputs of lm_head, whose weight is dense"),
+        ({"model.layers.7.mlp.down_proj.pre_quant_scale": 64}, UnsupportedError, r"what is no linear layer here"),
+    ],
+)  # fmt: skip
+def test_scales_that_fit_nothing(tmp_path, edit, error, message):
+    write_tiny(tmp_path, "llama", "modelopt", edit=lambda t: t.update({n: np.ones(k, np.float32) for n, k in edit.items()}))
+    with pytest.raises(error, match=message):
+        load_model(tmp_path)
+
+
 def test_experts_are_stacked_and_joined(loaded):
     _, model = loaded("mixtral", "gptq")
     experts = model.model.layers[0].mlp.experts

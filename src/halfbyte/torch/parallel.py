@@ -29,6 +29,7 @@ from .fuse import unfuse
 from .held import Held
 from .modules import Packed, QLinear
 from .rows import QRows
+from .scaled import scale_of, scaled
 
 Bounds = tuple[int, int]
 
@@ -179,8 +180,10 @@ def cut_rows(module: nn.Module, bounds: Sequence[Bounds]) -> nn.Module:
     pieces = [piece for a, b in bounds for piece in _rows_of(module, a, b)]
     whole = [w for _, w in pieces]
     if apart(whole) is None:
-        return QLinear(_held(module, join_rows(whole)), bias, activations=module.activations, backend=module.backend)
-    return QRows([_held(module, w) for w in whole], bias, activations=module.activations, backend=module.backend)
+        cut: Any = QLinear(_held(module, join_rows(whole)), bias, activations=module.activations, backend=module.backend)
+    else:
+        cut = QRows([_held(module, w) for w in whole], bias, activations=module.activations, backend=module.backend)
+    return scaled(cut, scale_of(module))
 
 
 def _rows_of(module: Packed, start: int, stop: int) -> list[tuple[Held, QTensor]]:
@@ -205,7 +208,8 @@ def cut_inputs(module: nn.Module, bounds: Bounds, group: Any = None) -> SummedLi
     cut = [_held(module, shard_inputs(h.canonical(), *bounds)) for h in module.packed.values()]
     options: dict[str, Any] = {"activations": module.activations, "backend": module.backend}
     inner = QLinear(cut[0], **options) if len(cut) == 1 else QRows(cut, **options)
-    return SummedLinear(inner, bias, group)
+    scale = scale_of(module)
+    return SummedLinear(scaled(inner, None if scale is None else scale[bounds[0] : bounds[1]]), bias, group)
 
 
 def _held(module: Packed, w: QTensor) -> Held:

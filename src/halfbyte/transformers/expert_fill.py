@@ -65,7 +65,7 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
 
 
 def cut_in_halves(config: Mapping[str, Any]) -> bool:
-    """True where alternating rows of gate and up were cut in the middle all the same: GPTQModel's `gate_proj` is the first half of
+    """True where alternating rows of gate and up were cut in the middle: GPTQModel's `gate_proj` is the first half of
     gpt-oss's `gate_up_proj`, and its forward puts the halves together again before it takes every second row."""
     stated = config.get("quantization_config")
     meta = stated.get("meta") if isinstance(stated, Mapping) else None

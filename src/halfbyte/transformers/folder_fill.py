@@ -21,11 +21,13 @@ from ..joining import apart, join_rows
 from ..qtensor import QTensor
 from ..torch.modules import QEmbedding, QLinear
 from ..torch.rows import QRows
+from ..torch.scaled import scaled
 from ..torch.state import tensor
 from .expert_fill import fill_experts
 from .filling import Filling, some
 from .places import Place, Places
 
+INPUT_SCALE = ".pre_quant_scale"
 IGNORED = (*BENIGN, "inv_freq")
 """Last words of tensors that no weight module uses: scales of activations and caches, rotary tables."""
 
@@ -61,6 +63,9 @@ class FolderFilling(Filling):
             self.put(group, keys)
             for key in keys.values():
                 self.checkpoint.release(key)
+        for path, scales in self.input_scales.items():
+            if only is None or path in only:
+                self.put_input_scale(path, scales)
         self.tie()
         self.check_full()
 
@@ -73,7 +78,17 @@ class FolderFilling(Filling):
         places = Places(self.model)
         groups: dict[str, dict[Place, str]] = defaultdict(dict)
         strangers = []
+        self.input_scales: dict[str, list[str]] = defaultdict(list)
         for key in self.checkpoint:
+            if key.endswith(INPUT_SCALE):
+                scaled_place = places.find(key.removesuffix(INPUT_SCALE), True)
+                if scaled_place is None or scaled_place.piece:
+                    raise UnsupportedError(
+                        f"[load_model] {self.checkpoint.path}: {key} multiplies the inputs of what is no linear layer here; "
+                        "quantize without AWQ's scales, or fold them"
+                    )
+                self.input_scales[scaled_place.path].append(key)
+                continue
             place = places.find(key, self.checkpoint.info(key).quantized)
             if place is None:
                 if key.rpartition(".")[2] not in IGNORED:
@@ -110,6 +125,19 @@ class FolderFilling(Filling):
             module.bias = nn.Parameter(value, requires_grad=False) if bool(value.any()) else None
             return
         self.put_dense(key, bias, path, "bias")
+
+    def put_input_scale(self, path: str, keys: list[str]) -> None:
+        """What x is multiplied by before a packed layer; the parts of a fused one must share it, as they share x."""
+        module = self.module(keys[0], path)
+        scales = [self.dense(key) for key in keys]
+        if not isinstance(module, QLinear | QRows):
+            raise self.error(f"tensor {keys[0]!r} multiplies the inputs of {path}, whose weight is dense")
+        if any(s.shape != (module.in_features,) for s in scales):
+            raise self.error(f"tensor {keys[0]!r} is {list(scales[0].shape)}; {path} has {module.in_features} inputs")
+        if any(s.tobytes() != scales[0].tobytes() for s in scales[1:]):
+            raise self.error(f"{some(keys)} differ; {path} is one module here, with one input")
+        value = tensor(scales[0]).to(device=self.device, dtype=self.model.dtype)
+        self.model.set_submodule(path, scaled(module, value))
 
     def put_fused(self, group: str, keys: dict[Place, str]) -> None:
         """One module from the modules it was fused from: one matrix where they read alike, else side by side."""
