@@ -1,6 +1,6 @@
-"""linear and dequantize on an NVIDIA GPU beside cuBLAS and torch's tinygemm, in one run.
+"""linear, dequantize and experts on an NVIDIA GPU beside cuBLAS and what is installed of other libraries, in one run.
 
-    python -m halfbyte.bench.cuda_linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4
+    python -m halfbyte.bench.cuda_linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4 --experts 1,16
 
 Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that the last-level cache never
 holds the next one; all calls are captured in one CUDA graph; the median of nine replays counts. The limit is the best of
@@ -14,6 +14,7 @@ import contextlib
 import json
 import multiprocessing
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,10 +25,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ..backends.cuda import launch
+from ..backends import Prepared
+from ..backends.cuda import CUDABackend, launch
 from ..backends.cuda.experts import mixture
+from ..backends.cuda.routing import top_k
 from ..backends.cuda.tune import FragmentTile, Tile
 from ..backends.cuda.weight import CudaWeight, nbytes, settle, to_device
+from .cuda_peers import PEERS, TritonKernels, TritonKernelsExperts
 from .records import rates
 from .weights import random_weight
 
@@ -141,25 +145,71 @@ def compile_tile(job: tuple[str, int, int, str, Any]) -> None:
     codec, k, m, kind, tile = job
     with contextlib.suppress(Exception):  # reported when it is timed
         w = to_device(random_weight(codec, 256, k, 0), "cuda")
-        getattr(launch, kind)(torch.zeros(m, k, device="cuda", dtype=torch.float16), w, None, tile)
+        x = torch.zeros(m, k, device="cuda", dtype=torch.float16)
+        product(x, w) if kind == "linear" else getattr(launch, kind)(x, w, None, tile)
+
+
+def product(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
+    """What `halfbyte.linear` does on this device."""
+    y: torch.Tensor = CUDABackend().linear(x, Prepared("cuda", w.format, w.shape, w, 0), None)
+    return y
 
 
 def kinds_of(w: CudaWeight, m: int) -> list[str]:
-    """Schedules that serve a weight at m tokens."""
-    return ["fragments"] if w.units else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
+    """Schedules with tiles of their own that serve a weight at m tokens."""
+    return ["fragments"] if w.fragments else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
 
 
-def time_experts(codec: str, tokens: list[int], experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
-    """gpt-oss-20b's block: 2880 -> 5760, clamped swiglu, -> 2880; routing included, another routing a call."""
+def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
+    """gpt-oss-20b's block: router logits, top 4 of 32, 2880 -> 5760, clamped swiglu, -> 2880; other logits a call. Beside it
+    triton_kernels', where it is installed, on weights of the same bits, with scales laid out for 4 warps and for 8."""
     up = stack_of(to_device(random_weight(codec, 2 * hidden, hidden, 0), "cuda"), experts)
     down = stack_of(to_device(random_weight(codec, hidden, hidden, 1), "cuda"), experts)
-    bu = torch.randn(experts, 2 * hidden, device="cuda", dtype=torch.float16)
-    bd = torch.randn(experts, hidden, device="cuda", dtype=torch.float16)
+    bu, bd = (torch.randn(experts, n, device="cuda", dtype=dtype) for n in (2 * hidden, hidden))
+    peers = []
+    if codec == "mxfp4" and TritonKernels().reason() is None:
+        codes = [torch.randint(0, 256, (experts, n, hidden // 2), device="cuda", dtype=torch.uint8) for n in (2 * hidden, hidden)]
+        scales = [torch.randint(115, 122, (*c.shape[:2], hidden // 32), device="cuda", dtype=torch.uint8) for c in codes]
+        pairs = list(zip(codes, scales, strict=True))
+        peers = [(warps, TritonKernelsExperts(pairs[0], pairs[1], bu, bd, top, warps)) for warps in (4, 8)]
+
+    def block(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        share, index = top_k(logits, top)
+        return mixture(x, up, down, index, share, "swiglu_clamped", True, bu, bd)
+
     for m in tokens:
-        x = torch.randn(m, hidden, device="cuda", dtype=torch.float16) * 0.1
-        routes = [torch.rand(m, experts, device="cuda").topk(top) for _ in range(16)]
-        us = graph_time_us([partial(mixture, x, up, down, r[1], r[0], "swiglu_clamped", True, bu, bd) for r in routes], 5)
-        report(op="experts", format=codec, experts=experts, top=top, k=hidden, m=m, time_us=us)
+        logits = [torch.randn(m, experts, device="cuda", dtype=torch.bfloat16) for _ in range(16)]
+        row = {"record": "experts", "op": "experts", "device": "cuda", "experts": experts, "top": top, "k": hidden, "m": m}
+        times = {}
+        for warps, peer in peers:
+            wide = torch.randn(m, hidden, device="cuda", dtype=torch.bfloat16) * 0.1
+            times[warps] = graph_time_us([partial(peer, wide, one) for one in logits], 5)
+            report(**row, peer=TritonKernelsExperts.name, format=codec, warps=warps, dtype="bfloat16", time_us=times[warps])
+        x = torch.randn(m, hidden, device="cuda", dtype=dtype) * 0.1
+        us = graph_time_us([partial(block, x, one) for one in logits], 5)
+        ratio = {"ratio": us / min(times.values()), "best_peer": TritonKernelsExperts.name} if times else {}
+        report(**row, peer="halfbyte", format=codec, dtype=str(dtype)[6:], time_us=us, **ratio)
+
+
+def time_peers(
+    names: list[str], n: int, k: int, ms: list[int], limit: dict[str, float], common: dict[str, Any]
+) -> dict[int, float]:  # fmt: skip
+    """A record a peer and m; the least time of each m. What is not installed is said once, on the standard error output."""
+    best: dict[int, float] = {}
+    for name in names:
+        peer = PEERS[name]
+        why = peer.reason() or peer.refuses(n, k)
+        if why:
+            print(f"{name} is left out at {n}x{k}: {why}", file=sys.stderr)
+            continue
+        size = n * k * peer.bits / 8
+        weights = [peer.weight(n, k) for _ in range(max(2, min(64, int(ROTATE_BYTES // size) + 1)))]
+        for m in ms:
+            us = graph_time_us(peer.calls(torch.randn(m, k, device="cuda").to(peer.dtype), weights), 5)
+            best[m] = min(us, best.get(m, us))
+            row = {**common, "peer": name, "format": peer.format, "bits": peer.bits, "m": m, "n": n, "k": k}
+            report(**rates(row, size, us / 1e6, limit))
+    return best
 
 
 def print_line(row: dict[str, Any]) -> None:
@@ -186,19 +236,23 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
     p.add_argument("--all", action="store_true", help="a line for every tile tried, not the best alone")
     p.add_argument("--decoders", action="store_true", help="bit operations beside a table")
     p.add_argument("--experts", default="", help="tokens, such as 1,4,16,64,256: time the expert block too")
+    p.add_argument("--peers", default=",".join(name for name in PEERS if name != "cublas-fp16"), help="beside cuBLAS")
+    p.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
     p.add_argument("--dequantize", action="store_true")
     p.add_argument("--jobs", type=int, default=1, help="processes that compile before the timing starts")
     args = p.parse_args(arguments)
     shapes = [tuple(map(int, shape.split(","))) for shape in args.shape.split(";")]
     ms = [int(v) for v in args.m.split(",")]
-    formats = args.format.split(",")
+    formats = [f for f in args.format.split(",") if f]
+    dtype = getattr(torch, args.dtype)
+    peers = [name for name in args.peers.split(",") if name]
     if args.jobs > 1:
         jobs = []
         for codec in formats:
             for k in sorted({k for _, k in shapes}):
                 one = to_device(random_weight(codec, 16, k, 0), "cpu")
                 for m in ms:
-                    for kind in kinds_of(one, m):
+                    for kind in kinds_of(one, m) if args.tune else ["linear"]:
                         jobs += [(codec, k, m, kind, tile) for tile in (candidates(kind, one.words, m) if args.tune else [None])]
         with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
             pool.map(compile_tile, jobs, chunksize=1)
@@ -211,7 +265,7 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
         dense = [
             torch.randn(n, k, device="cuda", dtype=torch.float16) for _ in range(max(2, int(ROTATE_BYTES // (2 * n * k)) + 1))
         ]
-        xs = {m: torch.randn(m, k, device="cuda", dtype=torch.float16) for m in ms}
+        xs = {m: torch.randn(m, k, device="cuda", dtype=dtype) for m in ms}
         slabs = [
             torch.randint(0, 1 << 30, (n * k // 8192 * 1024,), device="cuda", dtype=torch.int32)
             for _ in range(int(ROTATE_BYTES * 2 // (n * k)) + 1)
@@ -225,34 +279,37 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
         del slabs
         base = {}
         for m in ms:
-            base[m] = graph_time_us([partial(torch.nn.functional.linear, xs[m], w) for w in dense])
+            base[m] = graph_time_us([partial(torch.nn.functional.linear, xs[m].half(), w) for w in dense])
             report(**rates({**common, "peer": "cublas-fp16", "format": "float16", "bits": 16, "m": m, "n": n, "k": k}, 2 * n * k,
                            base[m] / 1e6, limit))  # fmt: skip
+        del dense
+        best = time_peers(peers, n, k, ms, limit, common)
         for codec in formats:
             one = to_device(random_weight(codec, n, k, 0), "cuda")
             size = nbytes(one)
             ws = copies(one, max(4, min(64, int(ROTATE_BYTES // size) + 1)))
             if args.dequantize:
-                for dtype in (torch.float16, torch.bfloat16):
-                    us = graph_time_us([partial(launch.dequantize, w, dtype) for w in ws[:8]])
+                for to in (torch.float16, torch.bfloat16):
+                    us = graph_time_us([partial(launch.dequantize, w, to) for w in ws[:8]])
                     gbps = (size + 2 * n * k) / us / 1e3
                     report(
                         op="dequantize",
                         format=codec,
                         n=n,
                         k=k,
-                        dtype=str(dtype),
+                        dtype=str(to)[6:],
                         time_us=us,
                         gbps=gbps,
                         fraction=gbps / limit["copy_gbps"],
                     )
             for m in ms:
-                for kind in kinds_of(one, m):
-                    run = getattr(launch, kind)
+                for kind in kinds_of(one, m) if args.tune else ["linear"]:
+                    run = product if kind == "linear" else getattr(launch, kind)
                     results = []
                     for tile in candidates(kind, one.words, m) if args.tune else [None]:
+                        options = () if kind == "linear" else (None, tile)
                         try:
-                            us = graph_time_us([partial(run, xs[m], w, None, tile) for w in ws], 5)
+                            us = graph_time_us([partial(run, xs[m], w, *options) for w in ws], 5)
                         except Exception as error:
                             results.append((1e9, tile, repr(error)[:120]))
                             continue
@@ -260,8 +317,10 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                     results.sort(key=lambda r: r[0])
                     for us, tile, note in results if args.all else results[:1]:
                         row = {**common, "peer": "halfbyte", "format": codec, "bits": 8 * size / (n * k), "m": m, "n": n, "k": k}
-                        report(**rates(row, size, us / 1e6, limit), schedule=kind, ratio=us / base[m], best_peer="cublas-fp16",
-                               tile=str(tile), note=note)  # fmt: skip
+                        if m in best:
+                            row["ratio_packed"] = us / best[m]
+                        report(**rates(row, size, us / 1e6, limit), dtype=args.dtype, schedule=kind, ratio=us / base[m],
+                               best_peer="cublas-fp16", tile=str(tile), note=note)  # fmt: skip
                     if results[-1][0] >= 1e9:
                         report(
                             failed=sum(r[0] >= 1e9 for r in results),
@@ -274,7 +333,7 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
 
         time_decoders(*shapes[0])
     for codec in formats if args.experts else []:
-        time_experts(codec, [int(v) for v in args.experts.split(",")])
+        time_experts(codec, [int(v) for v in args.experts.split(",")], dtype)
 
 
 if __name__ == "__main__":

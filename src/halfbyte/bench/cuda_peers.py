@@ -21,13 +21,14 @@ GROUP = 128
 class CudaPeer(ABC):
     """One way of another library to multiply.
 
-    name     what reports call it
+    name     what reports call it       format  of its weight
     bits     bits a weight it reads, scales included
     dtype    of its activations
     modules  what must be importable
     """
 
     name: ClassVar[str]
+    format: ClassVar[str] = "uint4:g128"
     bits: ClassVar[float]
     dtype: ClassVar[torch.dtype]
     modules: ClassVar[tuple[str, ...]] = ()
@@ -38,6 +39,10 @@ class CudaPeer(ABC):
             if importlib.util.find_spec(module) is None:
                 return f"{module} is not installed"
         return None
+
+    def refuses(self, n: int, k: int) -> str | None:
+        """None when it takes the shape, else the sentence that says why not."""
+        return None if k % GROUP == 0 else f"k = {k} is not whole groups of {GROUP}"
 
     @abstractmethod
     def weight(self, n: int, k: int) -> Any:
@@ -66,7 +71,7 @@ class CudaPeer(ABC):
 class Dense(CudaPeer):
     """cuBLAS through torch: what a dense float16 model costs."""
 
-    name, bits, dtype = "cublas-fp16", 16.0, torch.float16
+    name, format, bits, dtype = "cublas-fp16", "float16", 16.0, torch.float16
 
     def weight(self, n: int, k: int) -> Any:
         return torch.randn(n, k, device="cuda", dtype=torch.float16)
@@ -123,10 +128,14 @@ class GemLite(CudaPeer):
 class TritonKernels(CudaPeer):
     """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts, scales for 4 or 8 warps."""
 
-    name, bits, dtype, modules = "triton_kernels-mxfp4", 4.25, torch.bfloat16, ("triton_kernels",)
+    name, format, bits, dtype = "triton_kernels-mxfp4", "mxfp4", 4.25, torch.bfloat16
+    modules = ("triton_kernels",)
 
-    def __init__(self, warps: int = 8) -> None:
+    def __init__(self, warps: int = 4) -> None:
         self.warps = warps
+
+    def refuses(self, n: int, k: int) -> str | None:
+        return None if k % 32 == 0 else f"k = {k} is not whole groups of 32"
 
     def weight(self, n: int, k: int) -> Any:
         codes = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
