@@ -1,12 +1,11 @@
 """Tiny models that the producers' own tools wrote: each loads, and its logits are those of the dense model with the same values.
 
-tests/golden/models keeps some of them; `make test-ecosystem` writes them all again with each producer in its own environment
+tests/data/models keeps some of them; `make test-ecosystem` writes them all again with each producer in its own environment
 (tests/producers/run.py) and names their folder in HALFBYTE_PRODUCED. docs/ecosystem-models.md keeps that run's log.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -20,13 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import halfbyte as hb
 from gguf_twin import gguf_twin
-from golden_case import GOLDEN
 from halfbyte.dequantizing import QUANTIZATION_KEYS
 from halfbyte.torch import packed_modules
 from halfbyte.transformers import load_model
 from tiny_models import agree, ids, logits
 
-KEPT = sorted((GOLDEN / "models").glob("*/*"))
+KEPT = sorted((Path(__file__).parent / "data" / "models").glob("*/*"))
 PRODUCED = Path(os.environ.get("HALFBYTE_PRODUCED", "none"))
 WRITTEN = sorted(p for p in PRODUCED.glob("*/*") if p.parent.name != "dense" and (p.is_dir() or p.suffix == ".gguf"))
 WORDS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -58,6 +56,7 @@ def dense_twin(path: Path, config: Any):
     state: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[tuple[int, str], np.ndarray]] = defaultdict(dict)
     fused: dict[str, np.ndarray] = {}
+    scales: dict[str, torch.Tensor] = {}
     with hb.open(path) as checkpoint:
         config = {k: v for k, v in checkpoint.config.items() if k not in QUANTIZATION_KEYS}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
@@ -74,6 +73,8 @@ def dense_twin(path: Path, config: Any):
                 state[found[1]] = torch.from_numpy(array.swapaxes(1, 2).copy())  # gpt-oss's stacks are (k, n) there
             elif name in model.state_dict():
                 state[name] = torch.from_numpy(array.copy())
+            elif name.endswith(".pre_quant_scale"):
+                scales[name.replace("pre_quant_scale", "weight")] = torch.from_numpy(array)
             elif re.search(r"\.(q|k|v|gate|up)_proj\.weight$", name):
                 fused[name] = array  # of a module that transformers keeps in one
             else:
@@ -87,6 +88,8 @@ def dense_twin(path: Path, config: Any):
         # GPTQModel cuts gpt-oss's alternating rows in the middle, and its model puts them together again before it gates.
         halves = "gptqmodel" in path.parts[-2]
         state |= stacks(module, matrices, gpt_oss=model.config.model_type == "gpt_oss", halves=halves)
+    for name, scale in scales.items():
+        state[name] = state[name] * scale  # (x · s) · wᵀ = x · (w · s)ᵀ
     if model.config.tie_word_embeddings and "lm_head.weight" not in state:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)
@@ -162,7 +165,9 @@ def test_written_models_answer_as_the_originals(path):
 
 
 def test_every_architecture_and_producer_is_kept():
-    """What `make test` has of them; a producer that cannot write one is named in docs/ecosystem-models.md."""
+    """What `make test` has of them; what a producer cannot write is in docs/ecosystem-models.md."""
     assert {architecture(p) for p in KEPT} == set(LINEARS)
-    kept = {json.dumps(sorted({p.parent.name for p in KEPT}))}
-    assert kept
+    producers = {"autoawq", "gptqmodel", "hqq", "llamacpp", "llmcompressor", "mlx", "modelopt", "transformers"}
+    assert {p.parent.name for p in KEPT} == producers
+    for path in KEPT:
+        assert sum(f.stat().st_size for f in ([path] if path.is_file() else path.iterdir())) < 205_000

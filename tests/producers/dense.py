@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,17 @@ def calibration(count: int = 16, length: int = 48, seed: int = 3) -> Iterator[di
         yield {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def each(variants: dict[str, Callable[[Path, Path, str], None]], sources: dict[str, str] | None = None) -> None:
+def each(
+    variants: dict[str, Callable[[Path, Path, str], None]],
+    sources: dict[str, str] | None = None,
+    architectures: Sequence[str] = ARCHITECTURES,
+) -> None:
     """Every variant of every architecture into OUT/ARCH-VARIANT; a line a checkpoint says what happened. Arguments of the
     command: DENSE OUT [WORD ...], words that names of checkpoints must hold one of. `sources` names another dense folder."""
     dense, out = Path(sys.argv[1]), Path(sys.argv[2])
     wanted = sys.argv[3:]
     for variant, write in variants.items():
-        for arch in ARCHITECTURES:
+        for arch in architectures:
             name = f"{arch}-{variant}"
             if wanted and not any(word in name for word in wanted):
                 continue

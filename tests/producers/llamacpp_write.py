@@ -32,7 +32,10 @@ def quantized(kind: str) -> Callable[[Path, Path, str], None]:
     def write(source: Path, target: Path, arch: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         full = target.with_suffix(".full")
+        if arch == "gpt_oss" and kind != "MXFP4_MOE":
+            raise ValueError("llama-quantize requantizes no MXFP4: the converter's own file is the one")
         source = with_another_tokenizer(source, arch)
+        kept = "bf16" if arch == "gpt_oss" else "f32"
         convert = [
             sys.executable,
             "-c",
@@ -40,7 +43,7 @@ def quantized(kind: str) -> Callable[[Path, Path, str], None]:
             os.environ["LLAMA_CPP"],
             str(source),
             "--outtype",
-            "f32",
+            kept,
             "--outfile",
             str(full),
         ]
