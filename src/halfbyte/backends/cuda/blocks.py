@@ -9,31 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decode import E2M1, UINT, element, u4_f32, u4b8_f32
+from .decode import E2M1, UINT, element, spread_e2m1_f32, u4_f32, u4b8_f32
 from .tiles import elements, finish, group_terms, interleave8, load_planes
 
 SPREAD = tl.constexpr(((9, 15), (6, 12), (3, 14), (0, 13)))  # order._E2M1_PLACES: lowest magnitude bit and sign bit of nibble i
-
-
-@triton.jit
-def spread_e2m1_f32(w):
-    """A word of `order.spread_e2m1` -> eight float32 values times 2^−14, by nibble (operands._E2M1_RAW_F16 is its twin)."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 t, a, b, c, d; .reg .b16 l, h;
-        and.b32 a, $8, 0x8e008e00; shl.b32 t, $8, 3; and.b32 b, t, 0x8e008e00;
-        and.b32 t, $8, 0x40384038; mul.lo.u32 t, t, 66; and.b32 c, t, 0x8e008e00;
-        and.b32 t, $8, 0x20072007; mul.lo.u32 t, t, 516; and.b32 d, t, 0x8e008e00;
-        mov.b32 {l, h}, a; cvt.f32.f16 $0, l; cvt.f32.f16 $4, h;
-        mov.b32 {l, h}, b; cvt.f32.f16 $1, l; cvt.f32.f16 $5, h;
-        mov.b32 {l, h}, c; cvt.f32.f16 $2, l; cvt.f32.f16 $6, h;
-        mov.b32 {l, h}, d; cvt.f32.f16 $3, l; cvt.f32.f16 $7, h; }""",
-        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r",
-        [w],
-        dtype=(tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32),
-        is_pure=True,
-        pack=1,
-    )
 
 
 @triton.jit
