@@ -7,13 +7,16 @@ import json
 import numpy as np
 import pytest
 
+from gguf_models import dense_model, write
 from halfbyte.backends import backend_named
-from halfbyte.bench import cpu_limits, cpu_linear, roofline, tables
+from halfbyte.bench import cpu_limits, cpu_linear, model, roofline, tables
+from halfbyte.bench.model_run import prompt_ids
 from halfbyte.bench.peers import all_peers, grid_of, peers_named
 from halfbyte.bench.records import judged, rates, rivals_of
 from halfbyte.bench.roofline import draw, intensity
 from halfbyte.bench.weights import random_weight
 from halfbyte.cli import main
+from halfbyte.errors import BackendError
 from halfbyte.formats import format_named, words
 
 
@@ -190,3 +193,60 @@ def test_random_weights_are_valid_and_distinct(word):
     q = random_weight(fmt, 4, k, 0)
     again = random_weight(fmt, 4, k, 1)
     assert q != again
+
+
+def test_a_model_beside_llama_takes_turns_and_medians(tmp_path, monkeypatch, capsys):
+    file, order = tmp_path / "m.gguf", []
+    file.write_bytes(b"GGUF")
+    speed = {"exact": 10.0, "int8": 20.0, "llama.cpp": 16.0}
+
+    def run_one(what, path, threads, prompt, decode, clock):
+        order.append(what)
+        late = len(order) > 6  # the third round is twice as fast: medians do not see it
+        return {"ready_s": 1.0, "peak_mb": 500.0, "prompt_tokens_per_s": 100 * speed[what] * (1 + late),
+                "decode_tokens_per_s": speed[what]}  # fmt: skip
+
+    monkeypatch.setattr(model, "run_one", run_one)
+    monkeypatch.setattr(model, "llama_reason", lambda: None)
+    assert main(["bench", "--model", str(file), "--rounds", "3", "--json"]) == 0
+    assert order == ["exact", "int8", "llama.cpp", "int8", "llama.cpp", "exact", "llama.cpp", "exact", "int8"]
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(r["peer"], r["activations"]) for r in records[:2]] == [("halfbyte", "exact"), ("halfbyte", "int8")]
+    assert (records[2]["peer"], records[2]["activations"]) == ("llama.cpp", "int8")
+    assert [r.get("decode_ratio") for r in records] == [0.625, 1.25, None]
+    assert records[0]["prompt_tokens_per_s"] == 1000
+    assert main(["bench", "--model", str(file), "--rounds", "1", "--markdown"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "| llama.cpp | 1.00 | 500 | 3200 | 16.0 |  |  |"
+
+
+def test_a_model_without_llama_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    monkeypatch.setattr(model, "run_one", lambda *_: dict.fromkeys(model.MEASURED, 1.0))
+    assert main(["bench", "--model", str(file), "--rounds", "1", "--activations", "int8"]) == 0
+    shown = capsys.readouterr()
+    assert "llama.cpp is left out: llama_cpp is not installed" in shown.err
+    assert "halfbyte int8" in shown.out
+    assert main(["bench", "--model", str(tmp_path / "absent.gguf")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_contender_that_fails_is_named_with_its_last_words(tmp_path):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(BackendError, match=r"\[bench\] int8 ended with status 1: .*m\.gguf"):
+        model.run_one("int8", file, 1, 8, 8, "wall")
+
+
+def test_a_tiny_model_in_a_process_of_its_own(tmp_path):
+    file = write(tmp_path / "m.gguf", "llama", dense_model("llama"), packed=True)
+    found = model.run_one("int8", file, 1, 8, 4, "wall")
+    assert set(found) == set(model.MEASURED)
+    assert min(found.values()) > 0
+
+
+def test_everybody_reads_the_same_tokens():
+    assert prompt_ids(3, 100) == [2, 37, 74]
+    assert len(prompt_ids(512, 262_144)) == 512
+    assert max(prompt_ids(512, 64)) < 64

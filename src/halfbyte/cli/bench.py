@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,9 +37,10 @@ def bench(
     shape: Annotated[str, typer.Option(help="N,K of the weight; several with ';' between.")] = "4096,4096",
     m: Annotated[str, typer.Option("--m", help="Tokens, with commas between.")] = "1,4,16",
     format: Annotated[str, typer.Option("--format", help="Codecs, with commas between.")] = "int4:g128,mxfp4,q4_0,q4_K",
+    model: Annotated[str, typer.Option(help="A .gguf file: measure a whole model, beside llama.cpp.")] = "",
     peers: Annotated[
-        str, typer.Option(help="Peers beside: onnxruntime, openvino, torch, mlx, or full names; '' for none.")
-    ] = "onnxruntime,torch",
+        str, typer.Option(help="Peers beside: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none.")
+    ] = "onnxruntime,torch,llama.cpp",
     activations: Annotated[str, typer.Option(help="exact, int8 or both with a comma between.")] = "exact,int8",
     threads: Annotated[int, typer.Option(min=1, help="Threads of every contender.")] = 1,
     backend: Annotated[str, typer.Option(help="cpu or reference.")] = "cpu",
@@ -59,6 +61,9 @@ def bench(
 
         check_drawable()
     show = print_json if json else _ignore
+    if model:
+        _of_model(model, peers, _modes(activations), {"threads": threads, "rounds": rounds, "clock": clock}, show, markdown, json)
+        return 0
     if device == "cuda":
         records = _on_cuda(["--shape", shape, "--m", m, "--format", format], show)
     else:
@@ -80,30 +85,64 @@ def _shown(records: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], N
     return kept
 
 
-def _on_cpu(
-    shapes: list[tuple[int, int]], tokens: list[int], formats: list[str], peers: str, activations: str, timing: dict[str, Any]
-) -> Iterable[dict[str, Any]]:
+def _modes(activations: str) -> tuple[str, ...]:
     from ..backends import ACTIVATIONS
-    from ..bench.cpu_linear import CLOCKS
-    from ..bench.cpu_linear import bench as run
-    from ..bench.peers import peers_named
 
-    if timing["clock"] not in CLOCKS:
-        raise FormatError(f"[bench] --clock {timing['clock']!r}; allowed: {', '.join(CLOCKS)}")
-    if timing["clock"] == "processor" and timing["threads"] > 1:
-        raise FormatError("[bench] --clock processor adds up all threads' time; --threads 1 is allowed with it")
     modes = tuple(activations.split(","))
     if not set(modes) <= set(ACTIVATIONS):
         raise FormatError(f"[bench] --activations {activations!r}; allowed: {', '.join(ACTIVATIONS)}, with a comma between")
+    return modes
+
+
+def _check_clock(clock: str, threads: int) -> None:
+    from ..bench.cpu_linear import CLOCKS
+
+    if clock not in CLOCKS:
+        raise FormatError(f"[bench] --clock {clock!r}; allowed: {', '.join(CLOCKS)}")
+    if clock == "processor" and threads > 1:
+        raise FormatError("[bench] --clock processor adds up all threads' time; --threads 1 is allowed with it")
+
+
+def _of_model(
+    path: str,
+    peers: str,
+    modes: tuple[str, ...],
+    timing: dict[str, Any],
+    show: Callable[[dict[str, Any]], None],
+    markdown: bool,
+    json: bool,
+) -> None:
+    from ..bench import model
+
+    _check_clock(timing["clock"], timing["threads"])
+    why = model.llama_reason()
+    wanted = model.LLAMA in peers.split(",")
+    if wanted and why:
+        typer.echo(f"{model.LLAMA} is left out: {why}", err=True)
+    records = _shown(model.bench_model(Path(path), activations=modes, with_llama=wanted and not why, **timing), show)
+    if markdown:
+        for line in model.markdown(records):
+            typer.echo(line)
+    elif not json:
+        print_table([Column(h, i > 0) for i, h in enumerate(model.HEADS)], [model.row_of(r) for r in records])
+
+
+def _on_cpu(
+    shapes: list[tuple[int, int]], tokens: list[int], formats: list[str], peers: str, activations: str, timing: dict[str, Any]
+) -> Iterable[dict[str, Any]]:
+    from ..bench.cpu_linear import bench as run
+    from ..bench.peers import peers_named
+
+    _check_clock(timing["clock"], timing["threads"])
     try:
-        chosen = peers_named([p for p in peers.split(",") if p])
+        chosen = peers_named([p for p in peers.split(",") if p and p != "llama.cpp"])
     except KeyError as error:
         raise FormatError(f"[bench] --peers: {error.args[0]}") from None
     absent = {p.name: p.reason() for p in chosen if p.reason()}
     for name, why in absent.items():
         typer.echo(f"{name} is left out: {why}", err=True)
     running = [p for p in chosen if p.name not in absent]
-    return run(shapes, tokens, formats, running, activations=modes, **timing)
+    return run(shapes, tokens, formats, running, activations=_modes(activations), **timing)
 
 
 def _on_cuda(arguments: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
