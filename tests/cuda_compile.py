@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from halfbyte.backends.cuda.decode import E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, SCALES
+from halfbyte.backends.cuda.decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES
 from halfbyte.backends.cuda.dequantize import dequantize_kernel
 from halfbyte.backends.cuda.experts import combine_kernel, gate_kernel
 from halfbyte.backends.cuda.fragments import fragment_kernel
@@ -81,6 +81,9 @@ def check(arch, word, deep):
             common["SCALE"] = {"e8m0": E8M0_NORMAL, "e4m3": E4M3_NORMAL}[scale].value
         if scale == "e4m3":
             pointers = {**pointers, "S": "*i16"}
+        if scale in ("float16", "bfloat16"):
+            common["SCALE"] = {"float16": F16_PAIR, "bfloat16": BF16_PAIR}[scale].value
+            pointers = {**pointers, "S": "*i32", "A": "*i32"}
         half = pointers["X"] == "*fp16"
         pairs = {**pointers, "X": "*i32"}
         for rows, columns, warps, step, share, tokens in ((1, 1, 8, 2, max(1, min(8, 128 // group)), 1), (2, 2, 2, 1, 1, 8)):

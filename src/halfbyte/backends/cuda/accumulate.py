@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .decode import E2M1, E4M3_NORMAL, E8M0_NORMAL, SMALL
+from .decode import BF16_PAIR, E2M1, E4M3_NORMAL, E8M0_NORMAL, F16_PAIR, SMALL
 from .operands import halves_f32, mma, mul_f16, pair_f16, pieces, scale_of, twice_f16, twice_high, twice_low
 from .tiles import MIN, NONE, ZERO
 
@@ -50,12 +50,18 @@ def sums_of_x(x, none, UNIT: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexp
     return out
 
 
+@gluon.constexpr_function
+def paired(scale):
+    """True where rows g and g + 8 are read as one number."""
+    return scale in (E4M3_NORMAL, F16_PAIR, BF16_PAIR)
+
+
 @gluon.jit
 def stored(
     S, SUPER, A, SMIN, tile, end, unit, slot, group, over, lane, down, live, missing, PLACE: gl.constexpr
 ):
     """What memory holds of a lane's groups: scale, super scale, addend, super minimum. What a format lacks is the scale again,
-    never used. E4M3 scales without NaN come as pairs, rows g and g + 8 in one int16; `missing` is the E8M0 scale past the end.
+    never used. Where `paired`, rows g and g + 8 come in one number; `missing` is the E8M0 scale past the end.
 
     The group is (unit · 4 // SPAN) · SET + slot + group, its tile is tile + over; `group` and `down` are constants a register,
     and added last.
@@ -68,7 +74,7 @@ def stored(
     ADD: gl.constexpr = PLACE[1][3]
     PER: gl.constexpr = PLACE[1][4]
     FULL: gl.constexpr = PLACE[1][5]
-    WIDTH: gl.constexpr = 8 if SCALE == E4M3_NORMAL else 16  # a group's elements of S
+    WIDTH: gl.constexpr = 8 if paired(SCALE) else 16  # a group's elements of S
     far = unit * 4 // SPAN * SET + slot
     live = live & (over + tile < end)
     if not FULL:
@@ -91,12 +97,38 @@ def stored(
 
 
 @gluon.jit
+def _pair_f32(pair, SCALE: gl.constexpr):
+    """Two 16-bit floats of a register as float32, low half first."""
+    if SCALE == F16_PAIR:
+        return halves_f32(pair)
+    else:
+        return (pair << 16).to(gl.float32, bitcast=True), (pair & -65536).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _addends_f32(pair, SCALE: gl.constexpr, ADD: gl.constexpr):
+    """Two zero points (int16) or biases (as the scales) of a register as float32."""
+    if ADD == ZERO:
+        return ((pair << 16) >> 16).to(gl.float32), (pair >> 16).to(gl.float32)
+    else:
+        return _pair_f32(pair, SCALE)
+
+
+@gluon.jit
 def terms(s, up, a, low, SCALE: gl.constexpr, ADD: gl.constexpr, N: gl.constexpr):
     """Stored scales, super scales, addends and super minimums to float32 scales and addends: tuples of N, row g before g + 8."""
     if SCALE == E4M3_NORMAL:  # times 2^-8
         low8, high8 = halves_f32(pair_f16(s))
         both = _zip(pieces(low8, N // 2), pieces(high8, N // 2), N // 2)
         return both, both
+    elif paired(SCALE):
+        s0, s1 = _pair_f32(s, SCALE)
+        both = _zip(pieces(s0, N // 2), pieces(s1, N // 2), N // 2)
+        if ADD == NONE:
+            return both, both
+        else:
+            a0, a1 = _addends_f32(a, SCALE, ADD)
+            return both, _zip(pieces(a0, N // 2), pieces(a1, N // 2), N // 2)
     else:
         s = scale_of(s, SCALE)
         if SCALE == SMALL:
@@ -125,6 +157,15 @@ def terms_half(
         pair = mul_f16(pair, gl.full_like(pair, 0x74007400))
         both = _zip(pieces(twice_low(pair), N // 2), pieces(twice_high(pair), N // 2), N // 2)
         return both, both
+    elif SCALE == F16_PAIR:
+        both = _zip(pieces(twice_low(s), N // 2), pieces(twice_high(s), N // 2), N // 2)
+        if ADD == NONE:
+            return both, both
+        elif ADD == ZERO:
+            a0, a1 = _addends_f32(a, SCALE, ADD)
+            return both, _zip(pieces(twice_f16(a0), N // 2), pieces(twice_f16(a1), N // 2), N // 2)
+        else:
+            return both, _zip(pieces(twice_low(a), N // 2), pieces(twice_high(a), N // 2), N // 2)
     else:
         shape: gl.constexpr = s.shape[:-2] + [N]
         if (SCALE == E8M0_NORMAL) and (KIND == E2M1):

@@ -35,6 +35,8 @@ UE4M3 = tl.constexpr(3)
 SMALL = tl.constexpr(4)  # small integer times a super scale
 E8M0_NORMAL = tl.constexpr(5)  # E8M0 without the bytes 0 and 255, known from the data: the byte is the exponent field, no select
 E4M3_NORMAL = tl.constexpr(6)  # (U)E4M3 without NaN (0x7F, 0xFF) and, for UE4M3, without sign bits: pairs decode together
+F16_PAIR = tl.constexpr(13)  # float16 scales, and addends of 16 bits, rows g and g + 8 in one word
+BF16_PAIR = tl.constexpr(14)
 SCALES = {"float16": 0, "bfloat16": 0, "float32": 0, "e8m0": 1, "e4m3": 2, "ue4m3": 3, "u4": 4, "u6": 4, "i6": 4, "i8": 4}
 
 

@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .accumulate import activations, gather, product, start_of, stored, sums_of_x, terms, terms_half
+from .accumulate import activations, gather, paired, product, start_of, stored, sums_of_x, terms, terms_half
 from .decode import E2M1, E4M3_NORMAL, E8M0_NORMAL, INT
 from .operands import axis, decode_octets, decode_scaled, decode_word, pieces, unit_of
 from .outputs import biases, places, store
@@ -81,9 +81,9 @@ def walk(
 
     # Scales and addends of this lane: [WK, WN, 32, RT, groups a step (times the parity of the column), row or row + 8], or
     # without the last axis where the rows come in pairs.
-    LS: gl.constexpr = gl.SliceLayout(5, LS6) if SCALE == E4M3_NORMAL else LS6
-    RANK: gl.constexpr = 5 if SCALE == E4M3_NORMAL else 6
-    s_down = axis(4, FLUSHES * PARITIES, LS, 5) * 0 if SCALE == E4M3_NORMAL else axis(5, 2, LS, 6)
+    LS: gl.constexpr = gl.SliceLayout(5, LS6) if paired(SCALE) else LS6
+    RANK: gl.constexpr = 5 if paired(SCALE) else 6
+    s_down = axis(4, FLUSHES * PARITIES, LS, 5) * 0 if paired(SCALE) else axis(5, 2, LS, 6)
     s_lane = axis(2, 32, LS, RANK)
     s_set = axis(4, FLUSHES * PARITIES, LS, RANK)
     s_slot = s_lane % 4 * 2 // TOKENS
@@ -269,8 +269,9 @@ def fragment_kernel(
             expert = gl.load(EXPERT + block).to(gl.int64)
             walk(
                 Y, X, BIAS_PTR + expert * n, W + expert * TILES * (UNITS * 32 * BITS),
-                S + expert * TILES * (GROUPS * 8 if SCALE == E4M3_NORMAL else GROUPS * 16),
-                SUPER + expert * TILES * (GROUPS // PER * 16), A + expert * TILES * (GROUPS * 16),
+                S + expert * TILES * (GROUPS * 8 if paired(SCALE) else GROUPS * 16),
+                SUPER + expert * TILES * (GROUPS // PER * 16),
+                A + expert * TILES * (GROUPS * 8 if paired(SCALE) else GROUPS * 16),
                 SMIN + expert * TILES * (GROUPS // PER * 16), GLOBAL + expert, XROW, YROW,
                 gl.maximum(low - block * turns, 0) * (WN * RT),
                 gl.minimum(gl.minimum(high - block * turns, turns) * (WN * RT), TILES), WN * RT,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 
-from .decode import E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, SCALES, TABLE
+from .decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES, TABLE
 from .dequantize import dequantize_kernel
 from .fragments import fragment_kernel
 from .lookups import LANES
@@ -21,6 +21,7 @@ from .tune import BlockTile, FragmentTile, Tile, block_tile, expert_tile, fragme
 from .weight import CudaWeight, group_elements, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+PAIRS = {torch.float16: F16_PAIR.value, torch.bfloat16: BF16_PAIR.value}
 _counters: dict[Any, Any] = {}
 
 
@@ -202,7 +203,10 @@ def fragments(
     elif w.normal_scales and (w.top >= 0 or not finish):
         scale = E8M0_NORMAL.value
         unit = 2.0 ** (w.top - 128) if finish else 1.0
-    absent = [s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale)]
+    addend = w.addend
+    if s.dtype in PAIRS and (addend is None or addend.element_size() == 2):
+        s, scale, addend = s.view(torch.int32), PAIRS[s.dtype], None if addend is None else addend.view(torch.int32)
+    absent = [s if t is None else t for t in (w.super_scales, addend, w.super_mins, w.global_scale)]
     routing = (s,) * 6 if route is None else (
         route.expert, route.first, route.last, route.count, route.x_rows, route.y_rows)  # fmt: skip
     tiles = triton.cdiv(n, 16)
