@@ -10,7 +10,6 @@ import pytest
 
 from halfbyte.backends import backend_named
 from halfbyte.batched import BatchGeneration
-from halfbyte.errors import BackendError
 from halfbyte.evaluation import compare, windows_of
 from halfbyte.generation import Generation, Sampling
 from halfbyte.torch import packed_modules
@@ -44,7 +43,7 @@ def gpu_logits(model, tokens):
     return logits(model, tokens.to(DEVICE)).cpu()
 
 
-@pytest.mark.parametrize(("arch", "producer"), [m for m in MATRIX if m[1] != "hqq"])
+@pytest.mark.parametrize(("arch", "producer"), MATRIX)
 def test_logits_equal_the_dense_model(tmp_path, arch, producer):
     """float32: the exact kernels' bound, that of the CPU."""
     tiny = write_tiny(tmp_path, arch, producer)
@@ -53,13 +52,6 @@ def test_logits_equal_the_dense_model(tmp_path, arch, producer):
     assert all(p.device.type == DEVICE for p in (*model.parameters(), *model.buffers()))
     assert agree(gpu_logits(model, ids()), logits(tiny.dense, ids()))
     assert agree(gpu_logits(model, ids(1, 1)), logits(tiny.dense, ids(1, 1)))
-
-
-def test_a_format_without_kernels_is_refused_by_name(tmp_path):
-    """HQQ's zero points are floats."""
-    write_tiny(tmp_path, "llama", "hqq")
-    with pytest.raises(BackendError, match=r"no backend serves hqq4:g64 .* on 'cuda:0': cuda: .*float zero points"):
-        on_gpu(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

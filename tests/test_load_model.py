@@ -11,7 +11,7 @@ from torch import nn
 
 import halfbyte as hb
 from golden_case import GOLDEN, read_tensors
-from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.errors import BackendError, CheckpointError, UnsupportedError
 from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows, packed_modules
 from halfbyte.transformers import load_model, model_size
 from tiny_models import CONFIGS, PRODUCERS, VOCAB, agree, dense_model, ids, logits, write_tiny
@@ -353,8 +353,51 @@ def test_a_folder_without_a_config(tmp_path):
 
 def test_an_unknown_model_type(tmp_path):
     write_tiny(tmp_path, "llama", "halfbyte", change_config=lambda c: c.update(model_type="no_such"))
-    with pytest.raises(UnsupportedError, match=r"model_type 'no_such' is not one that transformers builds"):
+    with pytest.raises(UnsupportedError, match=r"model_type 'no_such' is not one that transformers 5.* builds"):
         load_model(tmp_path)
+
+
+def break_file(name):
+    return lambda folder: (folder / name).write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("config", "spoil", "error", "message"),
+    [
+        ({"hidden_size": "big"}, None, CheckpointError, r"its config.json describes no llama: .*hidden_size"),
+        ({"num_attention_heads": 0, "head_dim": None}, None, CheckpointError, r"describes no llama: ZeroDivisionError"),
+        ({"hidden_act": "no_such"}, None, UnsupportedError,
+         r"makes no causal language model of this llama configuration \(KeyError: .*no_such"),
+        ({"model_type": "clip"}, None, UnsupportedError, r"makes no causal language model of this clip configuration"),
+        ({}, break_file("tokenizer.json"), CheckpointError, r"its tokenizer cannot be read: "),
+        ({}, break_file("generation_config.json"), CheckpointError, r"its generation_config.json cannot be read: OSError"),
+    ],
+)  # fmt: skip
+def test_what_beside_the_tensors_makes_no_sense(tmp_path, config, spoil, error, message):
+    write_tiny(tmp_path, "llama", "ct-int4", change_config=lambda c: c.update(config))
+    if spoil is not None:
+        spoil(tmp_path)
+    with pytest.raises(error, match=message):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("foo", r"device='foo'; allowed: cpu, cuda, mps, cuda:N"),
+        ("xla", r"device='xla'; allowed: cpu, cuda, mps, cuda:N"),
+        ("mps", r"torch sees no Apple GPU here; use device='cpu'"),
+        ("cuda", r"device='cuda': torch .* sees no NVIDIA GPU here; use device='cpu', or see `halfbyte backends`"),
+        ("cuda:7", r"device='cuda:7'; allowed: cuda:0 to cuda:1"),
+    ],
+)
+def test_devices_that_are_not_here(tmp_path, monkeypatch, device, message):
+    write_tiny(tmp_path, "llama", "ct-int4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda:7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(BackendError, match=message):
+        load_model(tmp_path, device=device)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", torch.float16])

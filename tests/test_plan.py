@@ -52,8 +52,8 @@ def test_weights_are_those_of_the_loaded_model(tmp_path, arch, producer):
 
 
 def test_gpt_oss_20b_in_24_and_in_16_gb(gpt_oss):
-    """10.2 GB of experts, 3.6 GB of bfloat16 beside them; caches of local layers hold their window only. Attention keeps its scores:
-    a prompt goes through in pieces, whose scores are three copies of 64 heads · 2²¹."""
+    """10.2 GB of experts, 3.6 GB of bfloat16 beside them; caches of local layers hold their window only. Attention keeps its
+    scores: a prompt goes through in pieces, whose scores are three copies of 64 heads · 2²¹."""
     planner = Planner(gpt_oss, device="cuda")
     made = planner.plan(8192, device_memory=24 * 10**9)
     expert = 32 * (2 * 2880 * 2880 + 2880 * 2880)
@@ -100,6 +100,13 @@ def test_the_command(gpt_oss, capsys):
     out = capsys.readouterr().out
     assert "does not fit 12 GB" in out
     assert "would fit: 2 such devices" in out
+
+
+def test_what_the_command_says_of_odd_wishes(gpt_oss, capsys):
+    assert main(["plan", str(gpt_oss), "--device-memory", "lots"]) == 2
+    assert "[plan] --device-memory 'lots'; allowed: a number with" in capsys.readouterr().err
+    assert main(["plan", str(gpt_oss), "--context", "1000000", "--device", "cuda"]) == 0
+    assert "the model was made for texts of up to 131,072 tokens" in capsys.readouterr().out
 
 
 def test_what_cannot_be_planned(gpt_oss, tmp_path_factory):

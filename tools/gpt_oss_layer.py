@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -63,15 +62,6 @@ def write(folder: Path, layers: int) -> None:
         out.add("lm_head.weight", dense(VOCAB, HIDDEN))
     kinds = ["sliding_attention", "full_attention"] * layers
     (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers, "layer_types": kinds[:layers]}))
-
-
-def board_memory() -> int | None:
-    """Bytes in use on the first GPU, None without one."""
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        return int(subprocess.check_output(asked, text=True).split()[0]) * 1024**2
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        return None
 
 
 def peak_resident() -> int:
@@ -130,7 +120,6 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     import_model_code(given.folder)
     on_gpu = given.device.startswith("cuda")
     wait = torch.cuda.synchronize if on_gpu else lambda: None
-    before = board_memory() if on_gpu else None
     context = given.prompt + given.decode
     plan = Planner(given.folder, device="cuda" if on_gpu else "cpu").plan(context)
     start, busy = time.perf_counter(), time.process_time()
@@ -157,7 +146,6 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         peak = torch.cuda.max_memory_allocated() if on_gpu else peak_resident()
         captured = seconds(graph_of(one_token(model)), 50, wait) if on_gpu else None
     size = model_size(model)
-    after = board_memory() if on_gpu else None
     return {
         "record": "gpt-oss layer", "layers": model.config.num_hidden_layers, "device": torch.cuda.get_device_name() if on_gpu
         else "cpu", "threads": given.threads, "activations": given.activations, "dtype": str(model.dtype).removeprefix("torch."),
@@ -168,7 +156,6 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_s": 1 / step[0], "tokens_per_processor_s": 1 / step[1],
         "tokens_per_s_graph": None if captured is None else 1 / captured[0],
         "peak_memory_bytes": peak,
-        "board_memory_bytes": None if before is None or after is None else after - before,
         "planned_bytes": plan.total, "planned_overhead": plan.overhead,
         "planned_above_overhead": plan.total - plan.overhead,
     }  # fmt: skip

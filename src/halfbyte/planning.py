@@ -158,6 +158,12 @@ class Planner:
         seen = sum(min(context, window) if window and kind == "sliding_attention" else context for kind in kinds)
         return int(2 * heads * head * seen * batch * DTYPE_BYTES[self.dtype])
 
+    def _looked_at(self, context: int, chunk: int) -> int:
+        """Tokens that one token of a pass looks at, at most."""
+        window = getattr(self.config, "sliding_window", None)
+        local = window and all(kind == "sliding_attention" for kind in getattr(self.config, "layer_types", None) or ("",))
+        return min(context, window + chunk) if local and window else context
+
     def _activations(self, context: int, batch: int) -> int:
         c, size = self.config, DTYPE_BYTES[self.dtype]
         chunk = prompt_chunk(context, self.keeps_scores)
@@ -170,7 +176,7 @@ class Planner:
         f = (getattr(c, "moe_intermediate_size", None) if experts else None) or c.intermediate_size
         feed = 2 * h + 4 * f
         routed = (experts + 2) * h * 4 if experts else 0  # float32 sums over the experts of a token
-        scores = SCORE_COPIES * c.num_attention_heads * tokens * context * size if self.keeps_scores else 0
+        scores = SCORE_COPIES * c.num_attention_heads * tokens * self._looked_at(context, chunk) * size if self.keeps_scores else 0
         kinds = 2 if getattr(c, "sliding_window", None) else 1
         masks = chunk * context * kinds * batch * (size if self.keeps_scores else 1) if size == 4 or self.keeps_scores else 0
         widest = max(tokens * attention * size + scores, tokens * (feed * size + routed))

@@ -24,11 +24,10 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> int:
     """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit --device-memory, else 0."""
-    from ..dequantizing import parse_size
     from ..planning import Planner
 
     where = device or ("cpu" if device_memory is None else "cuda")
-    memory = None if device_memory is None else parse_size(device_memory)
+    memory = None if device_memory is None else _memory(device_memory)
     planner = Planner(path, device=where.partition(":")[0], dtype=dtype, codec=codec)
     made = planner.plan(context, batch=batch, device_memory=memory)
     remedies = planner.remedies(made)
@@ -43,8 +42,24 @@ def plan(
     print_table((Column("for"), Column("bytes", True)), [[name, human_bytes(n)] for name, n in rows])
     if made.loading > made.weights + made.cache + made.activations:
         print(f"the most is held while the weights are read: {human_bytes(made.overhead + made.loading)}")
+    limit = getattr(planner.config, "max_position_embeddings", None)
+    if limit and context > limit:
+        print(f"the model was made for texts of up to {limit:,} tokens")
     if memory is not None:
         print(f"{'fits' if made.fits else 'does not fit'} {human_bytes(memory)}")
     for remedy in remedies:
         print(f"would fit: {remedy}")
     return int(made.fits is False)
+
+
+def _memory(text: str) -> int:
+    """Bytes. CheckpointError for what is no size."""
+    from ..dequantizing import parse_size
+    from ..errors import CheckpointError, HalfbyteError
+
+    try:
+        return parse_size(text)
+    except HalfbyteError:
+        raise CheckpointError(
+            f"[plan] --device-memory {text!r}; allowed: a number with B, KB, MB, GB, TB, KiB, MiB or GiB (24GB, 16GiB)"
+        ) from None

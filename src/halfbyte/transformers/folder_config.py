@@ -23,7 +23,9 @@ def config_of_folder(checkpoint: Checkpoint) -> Any:
 
     Raises CheckpointError without a config.json, UnsupportedError for a model type that transformers does not have.
     """
+    import transformers
     from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     raw = {k: v for k, v in checkpoint.config.items() if k not in QUANTIZATION_KEYS}
     kind = raw.pop("model_type", None)
@@ -34,24 +36,34 @@ def config_of_folder(checkpoint: Checkpoint) -> Any:
     for part in [v for v in raw.values() if isinstance(v, dict)]:
         for key in QUANTIZATION_KEYS:
             part.pop(key, None)
+    if kind not in CONFIG_MAPPING:
+        raise UnsupportedError(
+            f"[load_model] {checkpoint.path}: model_type {kind!r} is not one that transformers {transformers.__version__} builds"
+        )
     try:
         config = AutoConfig.for_model(kind, **raw)
-    except ValueError as error:
-        raise UnsupportedError(
-            f"[load_model] {checkpoint.path}: model_type {kind!r} is not one that transformers builds"
-        ) from error
+    except Exception as error:  # its checks raise errors of many kinds
+        raise CheckpointError(f"[load_model] {checkpoint.path}: its config.json describes no {kind}: {_first(error)}") from error
     config._name_or_path = str(folder_of(checkpoint))
     return config
 
 
 def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
-    """The tokenizer beside the tensors, None when there is none."""
+    """The tokenizer beside the tensors, None when there is none. CheckpointError for one that cannot be read."""
     from transformers import AutoTokenizer
 
     folder = folder_of(checkpoint)
     if not any((folder / name).exists() for name in TOKENIZERS):
         return None
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # of JSON, of tokenizers, of a package that it wants
+        raise CheckpointError(f"[load_model] {folder}: its tokenizer cannot be read: {_first(error)}") from error
+
+
+def _first(error: Exception) -> str:
+    """The kind of an error and what it says, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def add_generation_settings(model: Any, checkpoint: Checkpoint) -> None:
@@ -60,4 +72,7 @@ def add_generation_settings(model: Any, checkpoint: Checkpoint) -> None:
 
     folder = folder_of(checkpoint)
     if (folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:
+            raise CheckpointError(f"[load_model] {folder}: its generation_config.json cannot be read: {_first(error)}") from error

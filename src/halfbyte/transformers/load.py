@@ -21,7 +21,7 @@ from ..backends import X_DTYPES
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
-from ..errors import FormatError, UnsupportedError
+from ..errors import BackendError, FormatError, UnsupportedError
 from ..torch.modules import packed_modules
 from .expert_fill import cut_in_halves
 from .folder_config import add_generation_settings, config_of_folder, tokenizer_of_folder
@@ -30,6 +30,8 @@ from .gguf_config import architecture_of, config_of
 from .gguf_fill import fill
 from .gguf_tokenizer import tokenizer_of
 from .quantizer import prepared_for_saving
+
+DEVICES = ("cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,28 @@ def load_model(
 
 
 def _device(device: str | torch.device) -> str:
-    """torch's name of the device, its number included where there are several."""
-    found = torch.device(device)
-    if found.type == "cuda" and found.index is None:
-        return f"cuda:{torch.cuda.current_device()}"
-    return str(found)
+    """torch's name of the device, its number included where there are several. BackendError for one that is not here."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise BackendError(f"[load_model] device={str(device)!r}; allowed: {', '.join(DEVICES)}, cuda:N") from None
+    if found.type not in DEVICES:
+        raise BackendError(f"[load_model] device={str(device)!r}; allowed: {', '.join(DEVICES)}, cuda:N")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise BackendError("[load_model] device='mps': torch sees no Apple GPU here; use device='cpu'")
+    if found.type != "cuda":
+        return str(found)
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        raise BackendError(
+            f"[load_model] device={str(device)!r}: torch {torch.__version__}, {built}, sees no NVIDIA GPU here; use device='cpu', "
+            "or see `halfbyte backends`"
+        )
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if index >= count:
+        raise BackendError(f"[load_model] device={str(device)!r}; allowed: cuda:0 to cuda:{count - 1}, the GPUs that torch sees")
+    return f"cuda:{index}"
 
 
 def _dtype_word(dtype: str | torch.dtype | None) -> str | None:
@@ -133,12 +152,18 @@ def model_size(model: nn.Module) -> Size:
 def empty_model(config: Any, dtype: torch.dtype) -> Any:
     """The architecture without weights: parameters on the meta device, buffers computed.
 
-    Raises UnsupportedError when the architecture does not say how to compute a buffer.
+    Raises UnsupportedError when transformers cannot build it, or the architecture does not say how to compute a buffer.
     """
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:  # whatever its code meets in a configuration that makes no sense
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise UnsupportedError(
+            f"[load_model] transformers makes no causal language model of this {config.model_type} configuration ({why})"
+        ) from error
     for name, module in model.named_modules():
         names = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
         for n in names:
