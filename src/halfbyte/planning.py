@@ -176,7 +176,8 @@ class Planner:
         f = (getattr(c, "moe_intermediate_size", None) if experts else None) or c.intermediate_size
         feed = 2 * h + 4 * f
         routed = (experts + 2) * h * 4 if experts else 0  # float32 sums over the experts of a token
-        scores = SCORE_COPIES * c.num_attention_heads * tokens * self._looked_at(context, chunk) * size if self.keeps_scores else 0
+        seen = self._looked_at(context, chunk)
+        scores = SCORE_COPIES * c.num_attention_heads * tokens * seen * size if self.keeps_scores else 0
         kinds = 2 if getattr(c, "sliding_window", None) else 1
         masks = chunk * context * kinds * batch * (size if self.keeps_scores else 1) if size == 4 or self.keeps_scores else 0
         widest = max(tokens * attention * size + scores, tokens * (feed * size + routed))

@@ -101,8 +101,8 @@ def _device(device: str | torch.device) -> str:
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         raise BackendError(
-            f"[load_model] device={str(device)!r}: torch {torch.__version__}, {built}, sees no NVIDIA GPU here; use device='cpu', "
-            "or see `halfbyte backends`"
+            f"[load_model] device={str(device)!r}: torch {torch.__version__}, {built}, sees no NVIDIA GPU here; "
+            "use device='cpu', or see `halfbyte backends`"
         )
     count = torch.cuda.device_count()
     index = torch.cuda.current_device() if found.index is None else found.index
