@@ -10,6 +10,7 @@ import pytest
 
 from halfbyte.backends import backend_named
 from halfbyte.batched import BatchGeneration
+from halfbyte.errors import BackendError
 from halfbyte.evaluation import compare, windows_of
 from halfbyte.generation import Generation, Sampling
 from halfbyte.torch import packed_modules
@@ -45,8 +46,14 @@ def gpu_logits(model, tokens):
 
 @pytest.mark.parametrize(("arch", "producer"), MATRIX)
 def test_logits_equal_the_dense_model(tmp_path, arch, producer):
-    """float32: the exact kernels' bound, that of the CPU."""
+    """float32: the exact kernels' bound, that of the CPU. A format without CUDA kernels is refused by name."""
+    from halfbyte.backends.cuda.weight import refusal
+
     tiny = write_tiny(tmp_path, arch, producer)
+    if any(refusal(q.format) for q in tiny.packed.values()):
+        with pytest.raises(BackendError, match=r"no backend serves .* on 'cuda:0': cuda: "):
+            on_gpu(tmp_path)
+        return
     model = on_gpu(tmp_path, dtype="float32")
     assert all(m.device.startswith(DEVICE) for m in packed_modules(model).values())
     assert all(p.device.type == DEVICE for p in (*model.parameters(), *model.buffers()))
