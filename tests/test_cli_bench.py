@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from gguf_models import dense_model, write
+from halfbyte import ops
 from halfbyte.backends import backend_named
-from halfbyte.bench import cpu_limits, cpu_linear, model, roofline, tables
+from halfbyte.bench import cpu_limits, cpu_linear, model, roofline, sweep, tables
 from halfbyte.bench.model_run import prompt_ids
 from halfbyte.bench.peers import all_peers, grid_of, peers_named
 from halfbyte.bench.records import judged, rates, rivals_of
@@ -250,3 +251,28 @@ def test_everybody_reads_the_same_tokens():
     assert prompt_ids(3, 100) == [2, 37, 74]
     assert len(prompt_ids(512, 262_144)) == 512
     assert max(prompt_ids(512, 64)) < 64
+
+
+@pytest.mark.skipif(backend_named("cpu").reason() is not None, reason="no native core")
+def test_a_sweep_says_where_each_schedule_wins(monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "last_cache_bytes", lambda: 0)
+    monkeypatch.setattr(sweep, "limits", lambda threads, clock: {"read_gbps": 10.0, "gflops": 50.0, "gops": 200.0})
+    monkeypatch.setattr(sweep, "ROTATE_BYTES", 1e4)
+    small = (sweep.Case("small k", "int4:g32", 48, 32), sweep.Case("short groups", "nvfp4", 32, 64))
+    records = list(sweep.sweep(small, (1, 3), rounds=1))
+    assert [r["record"] for r in records] == ["limits", *["time", "time", "sweep"] * 4]
+    assert all(set(r["time_us"]) == {"fused", "fused, int8", "dequantize_then_gemm"} for r in records if r["record"] == "sweep")
+    monkeypatch.setattr(sweep.sweep, "__defaults__", (small, (1, 3)))
+    assert main(["bench", "--sweep", "--rounds", "1", "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| dense / fused, int8 / fused | format | weight | m = 1 | m = 3 |"
+    assert lines[2].startswith("| small k | `int4:g32` | 48x32 | ")
+    assert main(["bench", "--sweep", "--rounds", "1"]) == 0
+    assert "short groups" in capsys.readouterr().out
+
+
+def test_the_dense_schedule_is_the_same_product():
+    q = random_weight("q4_0", 16, 64, 0)
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    y = np.asarray(sweep.dense_product(1)(x, ops.prepare(q, backend="reference")))
+    np.testing.assert_allclose(y, x @ q.dequantize().T, rtol=1e-5, atol=1e-5)

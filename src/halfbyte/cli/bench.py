@@ -47,6 +47,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all weights.")] = 3,
     seconds: Annotated[float, typer.Option(min=0, help="Rounds go on for so long, a shape and m.")] = 0,
     clock: Annotated[str, typer.Option(help="wall, or processor where other programs run beside.")] = "wall",
+    sweep: Annotated[bool, typer.Option("--sweep", help="Where each schedule wins: small k, wide n, many groups, m.")] = False,
     plot: Annotated[str, typer.Option(help="Write the roofline there (PNG, SVG or PDF by the suffix).")] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables for a page of figures.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines instead of a table.")] = False,
@@ -63,6 +64,9 @@ def bench(
     show = print_json if json else _ignore
     if model:
         _of_model(model, peers, _modes(activations), {"threads": threads, "rounds": rounds, "clock": clock}, show, markdown, json)
+        return 0
+    if sweep:
+        _sweep({"threads": threads, "rounds": rounds, "clock": clock}, show, plot, markdown, json)
         return 0
     if device == "cuda":
         records = _on_cuda(["--shape", shape, "--m", m, "--format", format], show)
@@ -127,6 +131,22 @@ def _of_model(
         print_table([Column(h, i > 0) for i, h in enumerate(model.HEADS)], [model.row_of(r) for r in records])
 
 
+def _sweep(
+    timing: dict[str, Any], show: Callable[[dict[str, Any]], None], plot: str, markdown: bool, json: bool
+) -> None:
+    from ..bench import sweep
+
+    _check_clock(timing["clock"], timing["threads"])
+    records = _shown(sweep.sweep(**timing), show)
+    if markdown:
+        for line in sweep.markdown(records):
+            typer.echo(line)
+    elif not json:
+        rows = [sweep.row_of(r) for r in records if r["record"] == "sweep"]
+        print_table([Column(h, i > 2) for i, h in enumerate(sweep.HEADS)], rows)
+    _draw(records, plot)
+
+
 def _on_cpu(
     shapes: list[tuple[int, int]], tokens: list[int], formats: list[str], peers: str, activations: str, timing: dict[str, Any]
 ) -> Iterable[dict[str, Any]]:
@@ -176,8 +196,13 @@ def _finish(records: list[dict[str, Any]], plot: str, markdown: bool, json: bool
         for r in limits:
             typer.echo(tables.limits_line(r))
         print_table([Column(h, i > 1) for i, h in enumerate(tables.HEADS)], [tables.row_of(r) for r in times])
+    _draw(records, plot)
+
+
+def _draw(records: list[dict[str, Any]], plot: str) -> None:
+    limits = [r for r in records if r.get("record") == "limits"]
     if plot and limits:
         from ..bench.roofline import draw
 
-        draw(limits[0], times, plot)
+        draw(limits[0], [r for r in records if r.get("record") == "time"], plot)
         typer.echo(f"{plot} written", err=True)
