@@ -72,7 +72,8 @@ PRODUCERS: dict[str, Producer] = {
     "onnx": Producer("onnx", "uint4:g32", {"scale_dtype": "float32"}, {"quant_method": "onnx", "bits": 4, "block_size": 32}),
     "metal-marlin": Producer("metal-marlin", "uint4:g32", {"scale_dtype": "float16"},
                              {"quant_method": "metal-marlin", "codec": "uint4", "group_size": 32}),
-    "metal-marlin-fp4": Producer("metal-marlin", "fp4:g32", {}, {"quant_method": "metal-marlin", "codec": "fp4", "group_size": 32}),
+    "metal-marlin-fp4": Producer("metal-marlin", "fp4:g32", {},
+                                 {"quant_method": "metal-marlin", "codec": "fp4", "group_size": 32}),
     "fp8": Producer("fp8", "fp8_e4m3:g32", {"rows": 32}, {"quant_method": "fp8", "weight_block_size": [32, 32]}),
     "halfbyte": Producer("halfbyte", "int6:g32", {}, {}, True),
 }  # fmt: skip
