@@ -107,4 +107,5 @@ def main(what: str, path: str, threads: int, prompt: int, decode: int, clock: st
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *(int(v) for v in sys.argv[3:6]), sys.argv[6])
+    what, path, threads, prompt, decode, clock = sys.argv[1:]
+    main(what, path, int(threads), int(prompt), int(decode), clock)
