@@ -8,7 +8,7 @@ import io
 import numpy as np
 import pytest
 
-from halfbyte.backends import backend_named
+from halfbyte.backends import Call, backend_named
 from halfbyte.batched import BatchGeneration
 from halfbyte.errors import BackendError
 from halfbyte.evaluation import compare, windows_of
@@ -47,10 +47,8 @@ def gpu_logits(model, tokens):
 @pytest.mark.parametrize(("arch", "producer"), MATRIX)
 def test_logits_equal_the_dense_model(tmp_path, arch, producer):
     """float32: the exact kernels' bound, that of the CPU. A format without CUDA kernels is refused by name."""
-    from halfbyte.backends.cuda.weight import refusal
-
     tiny = write_tiny(tmp_path, arch, producer)
-    if any(refusal(q.format) for q in tiny.packed.values()):
+    if any(backend_named("cuda").refuses(Call("linear", q.format)) for q in tiny.packed.values()):
         with pytest.raises(BackendError, match=r"no backend serves .* on 'cuda:0': cuda: "):
             on_gpu(tmp_path)
         return
