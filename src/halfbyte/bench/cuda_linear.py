@@ -140,12 +140,15 @@ def candidates(kind: str, words: int, m: int) -> list[Any]:
             for sp in (1, 2, 4, 8) if r * c <= 2048 and sp <= max(1, words // c // 2)]  # fmt: skip
 
 
-def compile_tile(job: tuple[str, int, int, str, Any]) -> None:
+def compile_tile(job: tuple[str, int, int, str, Any, str]) -> None:
     """Compile one kernel into Triton's cache; run by many processes at once before anything is timed."""
-    codec, k, m, kind, tile = job
+    codec, k, m, kind, tile, dtype = job
     with contextlib.suppress(Exception):  # reported when it is timed
+        x = torch.zeros(m, k, device="cuda", dtype=getattr(torch, dtype))
+        if kind == "experts":
+            block_of(codec, k, 2, 2, x.dtype)[0](x, torch.zeros(m, 2, device="cuda"))
+            return
         w = to_device(random_weight(codec, 256, k, 0), "cuda")
-        x = torch.zeros(m, k, device="cuda", dtype=torch.float16)
         product(x, w) if kind == "linear" else getattr(launch, kind)(x, w, None, tile)
 
 
@@ -160,22 +163,32 @@ def kinds_of(w: CudaWeight, m: int) -> list[str]:
     return ["fragments"] if w.fragments else (["matvec"] if m <= 8 else []) + (["matmul"] if m > 1 else [])
 
 
-def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
-    """gpt-oss-20b's block: router logits, top 4 of 32, 2880 -> 5760, clamped swiglu, -> 2880; other logits a call. Beside it
-    triton_kernels', where it is installed, on weights of the same bits, with scales laid out for 4 warps and for 8."""
+Block = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def block_of(codec: str, hidden: int, experts: int, top: int, dtype: torch.dtype) -> tuple[Block, torch.Tensor, torch.Tensor]:
+    """gpt-oss' block, (x, router logits) -> y: top-k, hidden -> 2 hidden, clamped swiglu, -> hidden; and its two biases."""
     up = stack_of(to_device(random_weight(codec, 2 * hidden, hidden, 0), "cuda"), experts)
     down = stack_of(to_device(random_weight(codec, hidden, hidden, 1), "cuda"), experts)
     bu, bd = (torch.randn(experts, n, device="cuda", dtype=dtype) for n in (2 * hidden, hidden))
+
+    def block(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        share, index = top_k(logits, top)
+        return mixture(x, up, down, index, share, "swiglu_clamped", True, bu, bd)
+
+    return block, bu, bd
+
+
+def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
+    """gpt-oss-20b's block: 32 experts, top 4, 2880; other logits a call. Beside it triton_kernels', where it is installed, on
+    weights of the same bits, with scales laid out for 4 warps and for 8."""
+    block, bu, bd = block_of(codec, hidden, experts, top, dtype)
     peers = []
     if codec == "mxfp4" and TritonKernels().reason() is None:
         codes = [torch.randint(0, 256, (experts, n, hidden // 2), device="cuda", dtype=torch.uint8) for n in (2 * hidden, hidden)]
         scales = [torch.randint(115, 122, (*c.shape[:2], hidden // 32), device="cuda", dtype=torch.uint8) for c in codes]
         pairs = list(zip(codes, scales, strict=True))
         peers = [(warps, TritonKernelsExperts(pairs[0], pairs[1], bu, bd, top, warps)) for warps in (4, 8)]
-
-    def block(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        share, index = top_k(logits, top)
-        return mixture(x, up, down, index, share, "swiglu_clamped", True, bu, bd)
 
     for m in tokens:
         logits = [torch.randn(m, experts, device="cuda", dtype=torch.bfloat16) for _ in range(16)]
@@ -253,7 +266,10 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                 one = to_device(random_weight(codec, 16, k, 0), "cpu")
                 for m in ms:
                     for kind in kinds_of(one, m) if args.tune else ["linear"]:
-                        jobs += [(codec, k, m, kind, tile) for tile in (candidates(kind, one.words, m) if args.tune else [None])]
+                        tiles = candidates(kind, one.words, m) if args.tune else [None]
+                        jobs += [(codec, k, m, kind, tile, args.dtype) for tile in tiles]
+            if args.experts:
+                jobs += [(codec, 2880, int(m), "experts", None, args.dtype) for m in args.experts.split(",")]
         with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
             pool.map(compile_tile, jobs, chunksize=1)
     limit = limits()

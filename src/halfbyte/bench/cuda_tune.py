@@ -45,7 +45,7 @@ def tune(
     weights = {codec: to_device(random_weight(codec, 16, 4096, 0), "cpu") for codec in formats}
     chosen = [codec for codec in formats if weights[codec].fragments]
     ks = sorted({k for _, k in shapes})
-    todo = [(codec, k, m, "fragments", t) for codec in chosen for k in ks for m in ms for t in tiles_for(m)]
+    todo = [(codec, k, m, "fragments", t, "float16") for codec in chosen for k in ks for m in ms for t in tiles_for(m)]
     if jobs > 1 and todo:
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             pool.map(compile_tile, todo, chunksize=1)

@@ -165,10 +165,12 @@ class Route:
 
 
 def family_of(w: CudaWeight) -> str:
-    """Weights that share tiles."""
+    """Weights that share tiles: `wide` of 8 bits, `e2m1`, `int` without zero points, `affine` with them, `biased`."""
     if w.format.bits == 8:
         return "wide"
-    return "e2m1" if w.format.element == "e2m1" else "int" if w.addend is None else "affine"
+    if w.format.element == "e2m1":
+        return "e2m1"
+    return "int" if w.addend is None else "affine" if w.format.zero == "int" else "biased"
 
 
 def fragments(

@@ -62,7 +62,7 @@ MANY_ROWS = 8192
 """Outputs from which a weight counts as tall; the table was measured at n = 4096 and 14336, k = 4096, on an H100."""
 
 FRAGMENT_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
-    # tokens up to: {family: (tile for few rows, tile for many rows)}; `affine`: with zero points or biases, `wide`: 8 bits
+    # tokens up to: {family (launch.family_of; `biased` without a row is `affine`): (tile for few rows, tile for many rows)}
     2: {"wide": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
         "int": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)), "affine": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)),
         "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))},
@@ -89,7 +89,7 @@ def fragment_tile(units: int, n: int, m: int, family: str = "int", card: str = "
     if best:
         return FragmentTile(*best)
     row = FRAGMENT_TILES[min((limit for limit in FRAGMENT_TILES if m <= limit), default=64)]
-    tile = FragmentTile(*row[family][n >= MANY_ROWS])
+    tile = FragmentTile(*row.get(family, row["affine"])[n >= MANY_ROWS])
     if units <= 64:
         return tile
     if m <= 8:
