@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedError
-from .records import Record, name_of
+from .records import Record
 from .tables import limits_line
 
 MARKS = "osD^vP*Xhd"
+COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "k", "gold", "navy", "darkgreen")
+GREY = "0.6"
 
 
 def intensity(r: Record) -> float:
@@ -34,7 +36,7 @@ def check_drawable() -> None:
 def draw(limits: Record, times: Sequence[Record], path: str | Path) -> None:
     """Writes the picture of records `time` with `gbps` and `gflops` as a file matplotlib knows by its suffix (PNG, SVG, PDF).
 
-    One colour a contender, one panel a kind of activations, one mark an m.
+    A panel a kind of activations that ours has, a colour a format, a mark an m; other libraries are grey.
     """
     check_drawable()
     import matplotlib
@@ -43,7 +45,8 @@ def draw(limits: Record, times: Sequence[Record], path: str | Path) -> None:
     from matplotlib import pyplot
 
     shown = [r for r in times if r.get("gbps") and r.get("gflops")]
-    kinds = list(dict.fromkeys(r["kind"] for r in shown)) or ["exact"]
+    mine = [r["kind"] for r in shown if r["peer"] == "halfbyte"]
+    kinds = list(dict.fromkeys(mine or [r["kind"] for r in shown])) or ["exact"]
     figure, panels = pyplot.subplots(1, len(kinds), figsize=(7 * len(kinds), 6), squeeze=False, sharey=True)
     for axes, kind in zip(panels[0], kinds, strict=True):
         _panel(axes, kind, [r for r in shown if r["kind"] == kind], limits)
@@ -62,14 +65,14 @@ def _panel(axes: Any, kind: str, shown: Sequence[Record], limits: Record) -> Non
     if peak:
         axes.plot([knee, right], [peak, peak], "k-", lw=1)
     tokens = sorted({r["m"] for r in shown})
-    contenders = list(dict.fromkeys(name_of(r) for r in shown))
-    for i, name in enumerate(contenders):
-        mine = sorted((r for r in shown if name_of(r) == name), key=intensity)
-        ours = name.startswith("halfbyte")
-        colour = f"C{i % 10}" if ours else "0.6"
-        for r in mine:
-            axes.plot(intensity(r), r["gflops"], MARKS[tokens.index(r["m"]) % len(MARKS)], color=colour, ms=6 if ours else 4)
-        axes.plot([], [], "-" if ours else ":", color=colour, label=name)
+    formats = list(dict.fromkeys(r["format"] for r in shown if r["peer"] == "halfbyte"))
+    colours = {f: COLOURS[i % len(COLOURS)] for i, f in enumerate(formats)}
+    for r in sorted(shown, key=lambda r: r["peer"] == "halfbyte"):
+        ours = r["peer"] == "halfbyte"
+        mark = MARKS[tokens.index(r["m"]) % len(MARKS)]
+        axes.plot(intensity(r), r["gflops"], mark, color=colours[r["format"]] if ours else GREY, ms=6 if ours else 4)
+    for name, colour in [*colours.items(), ("other libraries", GREY)]:
+        axes.plot([], [], "-", color=colour, label=name)
     for i, m in enumerate(tokens):
         axes.plot([], [], MARKS[i % len(MARKS)], color="k", ms=4, label=f"m = {m}")
     axes.set(xscale="log", yscale="log", xlabel="operations a byte of packed weight", title=f"{kind} activations")
