@@ -92,7 +92,7 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or fused_tile(n, m)
     rows, tokens, steps = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens), w.units
-    programs = min(tile.programs * _multiprocessors(w.device), rows * tokens * min(tile.split, steps))
+    programs = min(_multiprocessors(w.device), rows * tokens * min(tile.split, steps))
     rest = rows * tokens % programs
     sharing = max(1, min(programs, rest * tile.split, rest * steps))
     size = 2 * sharing * 64 * tile.rows * tile.groups * tile.tokens if sharing > rest else 1
@@ -108,7 +108,7 @@ def fused_blocks(
     n = w.shape[-2]
     blocks = table.expert.numel()
     y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)
-    programs = min(tile.programs * _multiprocessors(w.device), triton.cdiv(n, 64 * tile.rows * tile.groups) * blocks)
+    programs = min(_multiprocessors(w.device), triton.cdiv(n, 64 * tile.rows * tile.groups) * blocks)
     _launch(x, w, bias, y, tile, programs, w.scales, 1, 1, blocks, table, gate)
     return y
 
@@ -130,20 +130,21 @@ def _launch(
     shift = w.top - 128 if e8m0 and half else 0
     unit = 2.0**shift if e8m0 else 256.0 if half and e2m1 and w.format.scale in ("e4m3", "ue4m3") else 1.0
     engine = y.dtype == x.dtype and y.shape[1] % 8 == 0
-    x_map = _map(x, [tile.tokens, 32])
+    x_map = _map(x, [tile.tokens, 64])
     none = w.scales
     routing = (none,) * 4 if table is None else (table.count, table.expert, table.first, table.last)
     with _on(w.device):
         wgmma_kernel[(programs,)](
-            _map(y, [tile.tokens, bn // 2 if gate else bn]) if engine else x_map, y, x_map, _map(words, [bn // 16, 4, 32]),
-            _map(scales, [bn // 16, width]), _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
+            _map(y, [tile.tokens, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map, y, x_map,
+            _map(words, [bn // 16, 4, 32]), _map(scales, [bn // 16, width]),
+            _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
             none if bias is None else bias, none if w.global_scale is None else w.global_scale, *routing, partial,
-            _counter(x.device, rest), x.shape[0], n, rows * tokens, sharing, rows, tokens, w.units, shift, unit,
+            _counter(x.device, rest * tile.groups), x.shape[0], n, rows * tokens, sharing, rows, tokens, w.units, shift, unit,
             float(w.format.divisor),
-            BT=tile.tokens, R=tile.rows, W=4 * tile.groups, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups, SW=width,
+            BT=tile.tokens, R=tile.rows, WGS=tile.groups, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups, SW=width,
             KIND=ELEMENTS[w.format.element],
             SCALE=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[w.format.scale], ADD=c["ADD"], WAY=way(w, half),
             GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None, HALF=half, TOGETHER=tile.together,
-            STORE=2 if engine else 1, ROUTED=table is not None, GATE=gate, **_overlap(w.device), num_warps=4 * tile.groups,
+            STORE=2 if engine else 1, ROUTED=table is not None, GATE=gate, **_overlap(w.device), num_warps=4,
             enable_fp_fusion=False,
         )  # fmt: skip

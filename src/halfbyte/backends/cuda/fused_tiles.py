@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups; stages of 64 inputs; programs a multiprocessor; most parts that a
-    tile is cut into along its inputs; token blocks side by side."""
+    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups (1 or 2); stages of 64 inputs; most parts that a tile is cut into
+    along its inputs; token blocks side by side."""
 
     tokens: int
     rows: int = 1
     groups: int = 2
     stages: int = 4
-    programs: int = 1
     split: int = 4
     together: int = 8
 
@@ -24,16 +23,16 @@ MANY_ROWS = 8192
 
 FUSED_TILES = {
     # (tokens up to, tall): tile. More tokens take the last row.
-    (32, False): FusedTile(32, 2, 2, 6, 1, 8),
-    (32, True): FusedTile(32, 2, 2, 6, 1, 4),
-    (64, False): FusedTile(32, 2, 2, 4, 2, 4),
-    (64, True): FusedTile(64, 2, 1, 6, 2, 2),
-    (128, False): FusedTile(128, 1, 2, 5, 1, 4),
-    (128, True): FusedTile(128, 1, 2, 5, 1, 1),
-    (256, False): FusedTile(128, 1, 2, 5, 1, 2),
-    (256, True): FusedTile(256, 1, 2, 4, 1, 1),
-    (1024, False): FusedTile(256, 1, 2, 4, 1, 1),
-    (1024, True): FusedTile(256, 1, 2, 4, 1, 2),
+    (32, False): FusedTile(32, 2, 2, 6, 8),
+    (32, True): FusedTile(32, 2, 2, 6, 4),
+    (64, False): FusedTile(64, 1, 2, 6, 4),
+    (64, True): FusedTile(64, 2, 2, 6, 2),
+    (128, False): FusedTile(128, 1, 2, 5, 4),
+    (128, True): FusedTile(128, 1, 2, 5, 1),
+    (256, False): FusedTile(128, 1, 2, 5, 2),
+    (256, True): FusedTile(128, 2, 2, 4, 1),
+    (1024, False): FusedTile(128, 2, 2, 4, 1),
+    (1024, True): FusedTile(128, 2, 2, 4, 2),
 }
 
 

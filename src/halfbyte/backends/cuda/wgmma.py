@@ -1,14 +1,14 @@
-"""m from 32 up on Hopper for weights in fragment order: outᵀ = W xᵀ, W the register operand of wgmma (docs/cuda.md).
+"""m from 32 up on Hopper for weights in fragment order: outᵀ = W xᵀ, W the register operand of wgmma (docs/cuda-gemm.md).
 
-A program's warpgroups hold R · 64 rows of W each and all BT tokens of a tile. Per unit of 64 inputs the copy engine brings x
-(in two halves of 32), the words and the scales into a stage of shared memory. Every warp reads its words, finishes half a unit
-in registers (`register_operand`) and issues the products that read the matching half of x from shared memory; while they run,
-the other half is decoded into a second set of registers, which is not touched again before its own products are done. There
-is no dense tile.
+A program is one producer warp and one or two consumer warpgroups. Per unit of 64 inputs the producer has the copy engine bring x
+(BT rows of 128 bytes, swizzled), words, scales and addends into a stage of shared memory. A consumer warpgroup owns 64 R rows of
+W and all BT tokens of a tile: it reads its words, finishes them in registers (`register_operand`) and multiplies them with the
+x that all warpgroups share. The warpgroups do not wait for each other, so one decodes while the other's products run. There is
+no dense tile.
 
 Programs stay: as many as fit the machine. The tiles that make no whole round come first, their units shared out evenly; a tile
 cut in parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program
-takes every num_programs-th tile. Copies run STAGES − 1 units ahead, across tiles.
+takes every num_programs-th tile. Copies run up to STAGES units ahead, across tiles.
 """
 
 from __future__ import annotations
@@ -26,6 +26,22 @@ from .tiles import NONE
 
 
 @gluon.jit
+def _piece(seg, p, programs, whole, sharing, units, KS):
+    """Piece `seg` of a program: tile and its units k0 to k1. Pieces 0 and 1 are its share of the tiles beyond whole rounds."""
+    tile = (seg - 2) * programs + p
+    k0 = 0 * p
+    k1 = KS + 0 * p
+    if seg < 2:
+        lo = gl.minimum(p * units // sharing, units)
+        hi = gl.minimum((p + 1) * units // sharing, units)
+        j = lo // KS + seg
+        k0 = gl.maximum(lo - j * KS, 0)
+        k1 = gl.maximum(gl.minimum(hi - j * KS, KS), k0)
+        tile = whole * programs + j
+    return tile, k0, k1
+
+
+@gluon.jit
 def _place(tile, rows, tokens, TOGETHER: gl.constexpr):
     """Row block and token block of a tile: TOGETHER token blocks side by side, then down the rows."""
     each = TOGETHER * rows
@@ -36,90 +52,160 @@ def _place(tile, rows, tokens, TOGETHER: gl.constexpr):
 
 
 @gluon.jit
-def _source(tile, rows, tokens, EXPERT, R16, more, BN: gl.constexpr, TOGETHER: gl.constexpr, ROUTED: gl.constexpr):
-    """First tile of 16 rows of a tile's weights, and its token block."""
-    row, token = _place(tile, rows, tokens, TOGETHER)
-    row *= BN // 16
+def _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED: gl.constexpr):
+    """Tiles, token blocks, whole rounds, programs that share the rest, units of the rest."""
     if ROUTED:
-        row += gl.load(EXPERT + token, mask=more, other=0).to(gl.int32) * R16
-    return row, token
+        tokens = gl.load(BLOCKS).to(gl.int32)
+        tiles = rows * tokens
+        sharing = gl.maximum(tiles % gl.num_programs(0), 1)
+    whole = tiles // gl.num_programs(0)
+    return tokens, whole, sharing, (tiles - whole * gl.num_programs(0)) * KS
 
 
 @gluon.jit
-def _barriers(STAGES: gl.constexpr):
-    """A barrier a stage, for bytes that one thread announces."""
-    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(bars.index(i), count=1)
-    return bars
-
-
-@gluon.jit
-def _expect(
-    bars, stage, more, BN: gl.constexpr, BT: gl.constexpr, GROUPS: gl.constexpr, SW: gl.constexpr, ADD: gl.constexpr,
+def _produce(
+    x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS, R16,
+    BN: gl.constexpr, BT: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr, ADD: gl.constexpr,
+    STAGES: gl.constexpr, TOGETHER: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Announce the bytes of a stage. A barrier a source, and announced together: no two operations here touch one allocation, or
-    the compiler would put a block-wide barrier between them."""
-    mbarrier.expect(bars[0].index(stage), BT * 64, pred=more)
-    mbarrier.expect(bars[1].index(stage), BN * 32, pred=more)
-    mbarrier.expect(bars[2].index(stage), BN // 16 * SW * 2, pred=more)
-    mbarrier.expect(bars[3].index(stage), BT * 64, pred=more)
-    if ADD != NONE:
-        mbarrier.expect(bars[4].index(stage), BN * GROUPS * 2, pred=more)
+    """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have left it."""
+    BYTES: gl.constexpr = BT * 128 + BN * 32 + BN // 16 * (SW + (0 if ADD == NONE else 16 * GROUPS)) * 2
+    if PDL:
+        gdc_wait()
+    p = gl.program_id(0)
+    programs = gl.num_programs(0)
+    tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
+    stage = 0 * p
+    phase = 1 + 0 * p
+    for seg in range(whole + 2):
+        tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
+        if k1 > k0:
+            row, token = _place(tile, rows, tokens, TOGETHER)
+            row *= BN // 16
+            if ROUTED:
+                row += gl.load(EXPERT + token).to(gl.int32) * R16
+            for k in range(k0, k1):
+                group = k * 64 // GROUP
+                bar = full.index(stage)
+                mbarrier.wait(empty.index(stage), phase)
+                mbarrier.expect(bar, BYTES)
+                copy_in(w_desc, [row, k * 4, 0], bar, ws.index(stage))
+                copy_in(s_desc, [row, group * (SW // GROUPS)], bar, ss.index(stage))
+                if ADD != NONE:
+                    copy_in(a_desc, [row, group * 16], bar, zs.index(stage))
+                copy_in(x_desc, [token * BT, k * 64], bar, xs.index(stage))
+                stage += 1
+                if stage == STAGES:
+                    stage = 0 * p
+                    phase ^= 1
 
 
 @gluon.jit
-def _copy_weight(
-    w_desc, s_desc, a_desc, ws, ss, zs, bars, stage, row, unit, more, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr,
-    ADD: gl.constexpr,
-):  # fmt: skip
-    """Words, scales and addends of one unit of a tile into a stage, by the copy engine. `row` counts tiles of 16 rows."""
-    group = unit * 64 // GROUP
-    copy_in(w_desc, [row, unit * 4, 0], bars[1].index(stage), ws.index(stage), pred=more)
-    copy_in(s_desc, [row, group * (SW // GROUPS)], bars[2].index(stage), ss.index(stage), pred=more)
-    if ADD != NONE:
-        copy_in(a_desc, [row, group * 16], bars[4].index(stage), zs.index(stage), pred=more)
-
-
-@gluon.jit
-def _copy_x(x_desc, x0, x1, bars, stage, token, unit, more):
-    """Activations of one unit into a stage, its two halves apart: a product of half a unit reads one block of shared memory."""
-    copy_in(x_desc, [token, unit * 64], bars[0].index(stage), x0.index(stage), pred=more)
-    copy_in(x_desc, [token, unit * 64 + 32], bars[3].index(stage), x1.index(stage), pred=more)
-
-
-@gluon.jit
-def _next(left, part, ahead, k, coming, programs, KS):
-    """Where the copies go after a step: steps left in all and in the shared tiles, tile, step of it, next whole tile; and whether
-    the tile is another."""
-    left -= 1
-    part -= 1
-    k += 1
-    other = (k == KS) | (part == 0)
-    if other:
-        k = 0 * k
-        ahead += 1
-        if part <= 0:
-            ahead = coming
-            coming += programs
-    return left, part, ahead, k, coming, other
-
-
-@gluon.jit
-def _words(
-    ws, ss, zs, bars, stage, phase, more, shift, LW: gl.constexpr, LS: gl.constexpr, LA: gl.constexpr, R: gl.constexpr,
-    W: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr,
-    HALF: gl.constexpr,
-):  # fmt: skip
-    """A stage's words and terms in registers, its two halves apart. What comes after the last unit is never multiplied."""
-    mbarrier.wait(bars[1].index(stage), phase, pred=more)
-    mbarrier.wait(bars[2].index(stage), phase, pred=more)
-    if ADD != NONE:
-        mbarrier.wait(bars[4].index(stage), phase, pred=more)
-        a = zs.index(stage).load(LA)
+def _mine(v, WG: gl.constexpr, WGS: gl.constexpr):
+    """Rows of warpgroup WG in what a stage holds for all; the loads of the others are dead."""
+    if WGS == 1:
+        return v
     else:
-        a = 0
-    return unit(ws.index(stage).load(LW), ss.index(stage).load(LS), a, shift, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF)
+        ROWS: gl.constexpr = v.shape[0] // 2
+        WIDTH: gl.constexpr = v.shape[1]
+        low, high = gl.split(gl.permute(gl.reshape(v, [2, ROWS, WIDTH]), [1, 2, 0]))
+        if WG == 0:
+            return low
+        else:
+            return high
+
+
+@gluon.jit
+def _joined(low, high, A: gl.constexpr):
+    """Two operands of 32 inputs as one of 64."""
+    ROWS: gl.constexpr = low.shape[0]
+    v = gl.reshape(gl.permute(gl.join(low, high), [0, 2, 1]), [ROWS, 64])
+    return gl.convert_layout(v, A, assert_trivial=True)
+
+
+@gluon.jit
+def _consume(
+    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty,
+    m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
+    WG: gl.constexpr, WGS: gl.constexpr, BT: gl.constexpr, R: gl.constexpr, STAGES: gl.constexpr, BY_16: gl.constexpr,
+    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr,
+    GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr,
+    STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr,
+):  # fmt: skip
+    """Warpgroup WG: rows WG · 64 R and on of every tile."""
+    MINE: gl.constexpr = 64 * R
+    BN: gl.constexpr = MINE * WGS
+    C: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BT, 16])
+    A: gl.constexpr = gl.DotOperandLayout(0, C, 2)
+    LW: gl.constexpr = words_layout(R, 4, BY_16)
+    LS: gl.constexpr = terms_layout(R * WGS, 4, GROUPS, SW // GROUPS // 8)
+    LA: gl.constexpr = terms_layout(R * WGS, 4, GROUPS, 2)
+    dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
+    place, times = places(R, 4, GROUPS, KIND, WAY)
+    p = gl.program_id(0)
+    programs = gl.num_programs(0)
+    tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
+    stage = 0 * p
+    phase = 0 * p
+    for seg in range(whole + 2):
+        tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
+        acc = gl.zeros([MINE, BT], gl.float32, layout=C)
+        for k in range(k0, k1):  # noqa: B007
+            mbarrier.wait(full.index(stage), phase)
+            if ADD == NONE:
+                z = 0
+            else:
+                z = _mine(zs.index(stage).load(LA), WG, WGS)
+            first, second = unit(
+                ws.index(stage).slice(WG * 4 * R, 4 * R).load(LW), _mine(ss.index(stage).load(LS), WG, WGS), z, shift, R, 4,
+                GROUPS, BY_16, SCALE, ADD, WAY, HALF,
+            )  # fmt: skip
+            a = _joined(
+                operand(first, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
+                operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
+                A,
+            )
+            acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
+            acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+            mbarrier.arrive(empty.index(stage))
+            stage += 1
+            if stage == STAGES:
+                stage = 0 * p
+                phase ^= 1
+        if k1 > k0:
+            row, token = _place(tile, rows, tokens, TOGETHER)
+            first_row = row * BN + WG * MINE
+            last = p >= 0
+            if k1 - k0 < KS:
+                acc, last = _meet(PARTIAL, COUNT, acc, tile - whole * programs, sharing, units, p, KS, R, WG, WGS)
+            if last:
+                end = m
+                expert = 0 * p
+                if ROUTED:
+                    expert = gl.load(EXPERT + token).to(gl.int32)
+                    end = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
+                y = _finished(
+                    acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, first_row, n, out_unit, divisor, C, GLOBAL_OP,
+                    DIVIDE, HAS_BIAS,
+                )  # fmt: skip
+                if GATE:
+                    y = _gated(y, GATE, 4)
+                HALVES: gl.constexpr = 2 if GATE else 1
+                if STORE == 2:
+                    tma.store_wait(0)
+                    block_barrier()
+                    ys.permute((1, 0)).store(y.to(dtype))
+                    fence_async_shared()
+                    block_barrier()
+                    copy_out(y_desc, [token * BT, first_row // HALVES], ys)
+                else:
+                    L: gl.constexpr = y.type.layout
+                    width = n // HALVES
+                    r = first_row // HALVES + gl.arange(0, MINE // HALVES, layout=gl.SliceLayout(1, L))[:, None]
+                    t = token * BT + gl.arange(0, BT, layout=gl.SliceLayout(0, L))[None, :]
+                    gl.store(Y + t.to(gl.int64) * width + r, y.to(Y.dtype.element_ty), mask=(r < width) & (t < end))
+    if STORE == 2:
+        tma.store_wait(0)
 
 
 @gluon.jit
@@ -137,27 +223,29 @@ def _by_lanes(acc, R: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def _meet(PARTIAL, COUNT, acc, j, lo, sharing, units, p, KS, R: gl.constexpr, W: gl.constexpr):
+def _meet(PARTIAL, COUNT, acc, j, sharing, units, p, KS, R: gl.constexpr, WG: gl.constexpr, WGS: gl.constexpr):
     """A part of a tile's sums: left in PARTIAL, and taken together in order by whoever comes last."""
     BN: gl.constexpr = acc.shape[0]
     BT: gl.constexpr = acc.shape[1]
     SIZE: gl.constexpr = BN * BT
     first = _owner(j * KS, sharing, units)
     last = _owner(j * KS + KS - 1, sharing, units)
+    W: gl.constexpr = 4
     v = _by_lanes(acc, R, W)
     L: gl.constexpr = v.type.layout
     at = axis(0, R * (BT // 8), L, 3) * (128 * W) + axis(1, 32 * W, L, 3) * 4 + axis(2, 4, L, 3)
-    gl.store(PARTIAL + (p * 2 + (j - lo // KS)).to(gl.int64) * SIZE + at, v)
+    slot = (p * 2 + (j - (p * units // sharing) // KS)) * WGS + WG
+    gl.store(PARTIAL + slot.to(gl.int64) * SIZE + at, v)
     block_barrier()
-    done = gl.atomic_add(COUNT + j, 1) == last - first
+    done = gl.atomic_add(COUNT + j * WGS + WG, 1) == last - first
     if done:
         total = gl.zeros_like(v)
         for q in range(first, last + 1):
-            slot = q * 2 + (j - (q * units // sharing) // KS)
-            total += gl.load(PARTIAL + slot.to(gl.int64) * SIZE + at)
+            theirs = (q * 2 + (j - (q * units // sharing) // KS)) * WGS + WG
+            total += gl.load(PARTIAL + theirs.to(gl.int64) * SIZE + at)
         back = gl.permute(gl.reshape(total, [R, BT // 8, W, 8, 4, 2, 2]), [0, 2, 5, 3, 1, 4, 6])
         acc = gl.convert_layout(gl.reshape(back, [BN, BT]), acc.type.layout, assert_trivial=True)
-        gl.store(COUNT + j, 0)
+        gl.store(COUNT + j * WGS + WG, 0)
     return acc, done
 
 
@@ -211,160 +299,82 @@ def _gated(y, GATE: gl.constexpr, W: gl.constexpr):
 def wgmma_kernel(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT,
     m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
-    BT: gl.constexpr, R: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr,
+    BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr,
     SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, GLOBAL_OP: gl.constexpr,
     DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr, STORE: gl.constexpr,
     ROUTED: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """y (m, n) = x wᵀ + bias, one tile being 16 R W rows of w by BT tokens.
+    """y (m, n) = x wᵀ + bias, one tile being 64 R WGS rows of w by BT tokens.
 
     tiles   rows · tokens blocks; `sharing` programs take those beyond whole rounds
-    KS      steps of two units of 64 inputs in a row
+    KS      units of 64 inputs in a row               R       blocks of 64 rows a warpgroup
     GROUPS  scale groups in a unit (1 when larger)    SW      16-bit words of a unit's scales in 16 rows
-    W       warps, 4 a warpgroup                      R       tiles of 16 rows a warp
     STORE   2: the copy engine writes y               1: every lane writes what it has
     ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y
             have BT rows a block
     GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
     """
-    BN: gl.constexpr = 16 * R * W
-    C: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, BT, 16])
-    A: gl.constexpr = gl.DotOperandLayout(0, C, 2)
+    BN: gl.constexpr = 64 * R * WGS
     BY_16: gl.constexpr = GROUP == 16
-    LW: gl.constexpr = words_layout(R, W, BY_16)
-    LS: gl.constexpr = terms_layout(R, W, GROUPS, SW // GROUPS // 8)
-    LA: gl.constexpr = terms_layout(R, W, GROUPS, 2)
     dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
-    x0 = gl.allocate_shared_memory(dtype, [STAGES, BT, 32], x_desc.layout)
-    x1 = gl.allocate_shared_memory(dtype, [STAGES, BT, 32], x_desc.layout)
+    xs = gl.allocate_shared_memory(dtype, [STAGES, BT, 64], x_desc.layout)
     ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, 4, 32], w_desc.layout)
     ss = gl.allocate_shared_memory(gl.int16, [STAGES, BN // 16, SW], s_desc.layout)
     zs = ss
     if ADD != NONE:
         zs = gl.allocate_shared_memory(gl.int16, [STAGES, BN // 16, 16 * GROUPS], a_desc.layout)
+    y0 = ss
+    y1 = ss
     if STORE == 2:
-        ys = gl.allocate_shared_memory(dtype, [BT, BN // 2 if GATE else BN], y_desc.layout)
-    # The first half of x, words, scales, the second half of x, addends.
-    bars = (_barriers(STAGES), _barriers(STAGES), _barriers(STAGES), _barriers(STAGES), _barriers(STAGES))
-    place, times = places(R, W, GROUPS, KIND, WAY)
+        y0 = gl.allocate_shared_memory(dtype, [BT, 32 * R if GATE else 64 * R], y_desc.layout)
+        if WGS == 2:
+            y1 = gl.allocate_shared_memory(dtype, [BT, 32 * R if GATE else 64 * R], y_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=WGS)
     fence_async_shared()
     block_barrier()
     if PDL:
         gdc_launch_dependents()
-    R16 = (n + 15) // 16  # tiles of 16 rows of an expert
-    if ROUTED:
-        if PDL:
+        if ROUTED:
             gdc_wait()  # which expert's words to read is known only now
-        tokens = gl.load(BLOCKS).to(gl.int32)
-        tiles = rows * tokens
-        sharing = gl.maximum(tiles % gl.num_programs(0), 1)
-
-    # An even share of the steps of the tiles that are no whole round, then whole rounds.
-    p = gl.program_id(0)
-    programs = gl.num_programs(0)
-    whole = tiles // programs
-    units = (tiles - whole * programs) * KS
-    lo = gl.minimum(p * units // sharing, units)
-    hi = gl.minimum((p + 1) * units // sharing, units)
-    # Where the copies are.
-    part = hi - lo
-    left = whole * KS + part
-    ahead = whole * programs + lo // KS
-    k_ahead = lo % KS
-    coming = p + 0
-    if part == 0:
-        ahead = p + 0
-        k_ahead = 0 * p
-        coming = p + programs
-    row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
-    todo = left
-    for i in gl.static_range(STAGES - 1):
-        _expect(bars, i, left > i, BN, BT, GROUPS, SW, ADD)
-    block_barrier()
-    for i in gl.static_range(STAGES - 1):  # weights do not depend on the previous kernel, x does
-        _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, i, row_ahead, k_ahead, left > 0, GROUPS, GROUP, SW, ADD)
-        if i == 0:
-            if PDL and not ROUTED:
-                gdc_wait()
-        _copy_x(x_desc, x0, x1, bars, i, token_ahead * BT, k_ahead, left > 0)
-        left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
-        if other:
-            row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
-    stage = 0 * p
-    phase = 0 * p
-    first, second = _words(
-        ws, ss, zs, bars, stage, phase, todo > 0, shift, LW, LS, LA, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF
-    )
-    even = operand(first, place, times, R, W, GROUPS, KIND, SCALE, ADD, WAY, HALF, A)
-    for seg in range(whole + 2):
-        tile = (seg - 2) * programs + p
-        k0 = 0 * p
-        k1 = KS + 0 * p
-        if seg < 2:
-            j = lo // KS + seg
-            k0 = gl.maximum(lo - j * KS, 0)
-            k1 = gl.maximum(gl.minimum(hi - j * KS, KS), k0)
-            tile = whole * programs + j
-        acc = gl.zeros([BN, BT], gl.float32, layout=C)
-        odd = gl.zeros([BN, 32], dtype, layout=A)
-        for k in range(k0, k1):  # noqa: B007
-            mbarrier.wait(bars[0].index(stage), phase)
-            acc = warpgroup_mma(even, x0.index(stage).permute((1, 0)), acc, is_async=True)
-            acc, odd = warpgroup_mma_wait(1, deps=[acc, odd])
-            odd = operand(second, place, times, R, W, GROUPS, KIND, SCALE, ADD, WAY, HALF, A)
-            free = stage - 1
-            if stage == 0:
-                free = STAGES - 1 + 0 * p
-            _expect(bars, free, left > 0, BN, BT, GROUPS, SW, ADD)
-            block_barrier()  # everybody is done with the unit before
-            _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bars, free, row_ahead, k_ahead, left > 0, GROUPS, GROUP, SW, ADD)
-            _copy_x(x_desc, x0, x1, bars, free, token_ahead * BT, k_ahead, left > 0)
-            left, part, ahead, k_ahead, coming, other = _next(left, part, ahead, k_ahead, coming, programs, KS)
-            if other:
-                row_ahead, token_ahead = _source(ahead, rows, tokens, EXPERT, R16, left > 0, BN, TOGETHER, ROUTED)
-            mbarrier.wait(bars[3].index(stage), phase)
-            acc = warpgroup_mma(odd, x1.index(stage).permute((1, 0)), acc, is_async=True)
-            stage += 1
-            if stage == STAGES:
-                stage = 0 * p
-                phase ^= 1
-            todo -= 1
-            first, second = _words(
-                ws, ss, zs, bars, stage, phase, todo > 0, shift, LW, LS, LA, R, W, GROUPS, BY_16, SCALE, ADD, WAY, HALF
-            )
-            acc, even = warpgroup_mma_wait(1, deps=[acc, even])
-            even = operand(first, place, times, R, W, GROUPS, KIND, SCALE, ADD, WAY, HALF, A)
-        acc, odd = warpgroup_mma_wait(0, deps=[acc, odd])
-        if k1 > k0:
-            row, token = _place(tile, rows, tokens, TOGETHER)
-            last = p >= 0
-            if k1 - k0 < KS:
-                acc, last = _meet(PARTIAL, COUNT, acc, tile - whole * programs, lo, sharing, units, p, KS, R, W)
-            if last:
-                end = m
-                expert = 0 * p
-                if ROUTED:
-                    expert = gl.load(EXPERT + token).to(gl.int32)
-                    end = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
-                y = _finished(
-                    acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, row * BN, n, out_unit, divisor, C, GLOBAL_OP,
-                    DIVIDE, HAS_BIAS,
-                )  # fmt: skip
-                if GATE:
-                    y = _gated(y, GATE, W)
-                OUT: gl.constexpr = BN // 2 if GATE else BN
-                if STORE == 2:
-                    tma.store_wait(0)
-                    block_barrier()
-                    ys.permute((1, 0)).store(y.to(dtype))
-                    fence_async_shared()
-                    block_barrier()
-                    copy_out(y_desc, [token * BT, row * OUT], ys)
-                else:
-                    L: gl.constexpr = y.type.layout
-                    width = n // 2 if GATE else n
-                    r = row * OUT + gl.arange(0, OUT, layout=gl.SliceLayout(1, L))[:, None]
-                    t = token * BT + gl.arange(0, BT, layout=gl.SliceLayout(0, L))[None, :]
-                    gl.store(Y + t.to(gl.int64) * width + r, y.to(Y.dtype.element_ty), mask=(r < width) & (t < end))
-    if STORE == 2:
-        tma.store_wait(0)
+    R16 = (n + 15) // 16  # tiles of 16 rows of an expert
+    if WGS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, y0, full, empty,
+                    m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor, 0, WGS, BT, R, STAGES, BY_16, GROUPS, SW,
+                    KIND, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED, GATE,
+                )),
+                (_consume, (
+                    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, y1, full, empty,
+                    m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor, 1, WGS, BT, R, STAGES, BY_16, GROUPS, SW,
+                    KIND, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED, GATE,
+                )),
+                (_produce, (
+                    x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS,
+                    R16, BN, BT, GROUPS, GROUP, SW, ADD, STAGES, TOGETHER, ROUTED, PDL,
+                )),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, y0, full, empty,
+                    m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor, 0, WGS, BT, R, STAGES, BY_16, GROUPS, SW,
+                    KIND, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED, GATE,
+                )),
+                (_produce, (
+                    x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS,
+                    R16, BN, BT, GROUPS, GROUP, SW, ADD, STAGES, TOGETHER, ROUTED, PDL,
+                )),
+            ],
+            [1],
+            [24],
+        )  # fmt: skip
