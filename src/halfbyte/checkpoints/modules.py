@@ -27,7 +27,7 @@ SUSPECT = (
 
 def suffixes_of(layouts: Iterable[Layout]) -> frozenset[str]:
     """Every suffix that one of `layouts` claims, with what joins it to the module's path."""
-    return frozenset(layout.joint + s for layout in layouts for s in (*layout.required, *layout.optional))
+    return frozenset(layout.joint + s for layout in layouts for s in (*layout.required, *layout.optional) if s)
 
 
 def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[str, str]]:
@@ -45,8 +45,9 @@ def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[st
 
 
 def without_joint(layout: Layout, suffixes: Iterable[str]) -> dict[str, str]:
-    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the layout's joint."""
-    return {s[len(layout.joint) :]: s for s in suffixes if s.startswith(layout.joint)}
+    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the layout's joint, and "" for a tensor
+    under the module's own name where the layout has one."""
+    return {s[len(layout.joint) :]: s for s in suffixes if s.startswith(layout.joint) or (s == "" and "" in layout.required)}
 
 
 def own_suffixes(layout: Layout, tensors: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from .hqq import HQQ
 from .metal_marlin import MetalMarlin
 from .mlx import MLX
 from .modelopt import ModelOpt
+from .modelopt_stack import ModelOptStack
 from .native import Native
 from .onnx import ONNX
 from .torchao import TorchAO
@@ -31,6 +32,7 @@ _ALL: tuple[type[Layout], ...] = (
     CompressedTensors,
     MetalMarlin,
     ModelOpt,
+    ModelOptStack,
     FineGrainedFP8,
     GptOss,
     MLX,

@@ -7,6 +7,7 @@ multiplies by the embedding; one that is stored is used, whatever the config say
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
@@ -28,8 +29,10 @@ from .filling import Filling, some
 from .places import Place, Places
 
 INPUT_SCALE = ".pre_quant_scale"
-IGNORED = (*BENIGN, "inv_freq")
-"""Last words of tensors that no weight module uses: scales of activations and caches, rotary tables."""
+IGNORED = tuple(joint + word for word in (*BENIGN, "inv_freq") for joint in "._")
+"""Endings of tensors that no weight module uses: scales of activations and caches, rotary tables."""
+ALONG_OUTPUTS = re.compile(r".*\.experts\.\w+_proj_weight_scale")
+"""What only a stack has whose groups do not run along the inputs: other scales of stacks belong to a packed weight."""
 
 
 def fill_from_folder(
@@ -48,6 +51,11 @@ class FolderFilling(Filling):
     def run(self, only: Collection[str] | None = None) -> None:
         """Puts every tensor, or those of the modules at the paths in `only`."""
         groups, strangers = self.plan()
+        if across := [key for key in strangers if ALONG_OUTPUTS.fullmatch(key)]:
+            raise UnsupportedError(
+                f"[load_model] {self.checkpoint.path}: {some(across)} scale groups along the outputs (ModelOpt's MXFP4 of "
+                "stacked experts), which no product reads; export them as NVFP4"
+            )
         if strangers:
             raise UnsupportedError(
                 f"[load_model] {self.checkpoint.path}: {some(strangers)} have no place in {type(self.model).__name__}; "
@@ -91,7 +99,7 @@ class FolderFilling(Filling):
                 continue
             place = places.find(key, self.checkpoint.info(key).quantized)
             if place is None:
-                if key.rpartition(".")[2] not in IGNORED:
+                if not key.endswith(IGNORED):
                     strangers.append(key)
                 continue
             whole = place.piece or place.part is not None
