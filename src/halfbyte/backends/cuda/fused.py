@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +57,15 @@ def pays(m: int, w: CudaWeight) -> bool:
     return m >= least_tokens(w.shape[-2], w.shape[-1])
 
 
-def _layout(shape: list[int], bits: int) -> Any:
-    return gl.NVMMASharedLayout(min(128, shape[-1] * bits // 8), bits, rank=len(shape))
+@functools.cache
+def _layout(width: int, rank: int, bits: int) -> Any:
+    """Boxes whose rows are `width` elements, swizzled as far as they are wide."""
+    return gl.NVMMASharedLayout(min(128, width * bits // 8), bits, rank=rank)
 
 
 def _map(t: torch.Tensor, shape: list[int]) -> Any:
     """A tensor map whose boxes are `shape`."""
-    return TensorDescriptor.from_tensor(t, shape, _layout(shape, 8 * t.element_size()))
+    return TensorDescriptor.from_tensor(t, shape, _layout(shape[-1], len(shape), 8 * t.element_size()))
 
 
 def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
@@ -113,19 +116,28 @@ def fused_blocks(
     return y
 
 
+def _weight_maps(w: CudaWeight, bn: int, groups: int, width: int) -> tuple[Any, ...]:
+    """Maps of words, scales and addends for blocks of bn rows; `groups` and `width` are a unit's. A stack is one tall weight."""
+    tiles = w.planes[4].numel() // (w.units * 128)
+    scales = w.scales.view(torch.int16).reshape(tiles, -1)
+    addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(tiles, -1)
+    return (
+        _map(w.planes[4].reshape(tiles, 4 * w.units, 32), [bn // 16, 4, 32]), _map(scales, [bn // 16, width]),
+        _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
+    )  # fmt: skip
+
+
 def _launch(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, programs: int,
     partial: torch.Tensor, rest: int, sharing: int, tokens: int, table: Blocks | None, gate: int,
 ) -> None:  # fmt: skip
     half, c = x.dtype == torch.float16, _constants(w, True)
-    n = w.shape[-2]
-    tiles16 = w.planes[4].numel() // (w.units * 128)
-    bn, groups = 64 * tile.rows * tile.groups, max(1, 64 // c["GROUP"])
-    rows = triton.cdiv(n, bn)
-    words = w.planes[4].reshape(tiles16, 4 * w.units, 32)
-    scales = w.scales.view(torch.int16).reshape(tiles16, -1)
-    width = groups * 8 * w.scales.element_size()
-    addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(tiles16, -1)
+    n, bn, groups = w.shape[-2], 64 * tile.rows * tile.groups, max(1, 64 // c["GROUP"])
+    rows, width = triton.cdiv(n, bn), groups * 8 * w.scales.element_size()
+    held = (bn, w.planes[4].data_ptr(), w.scales.data_ptr())
+    maps = w.maps.get(held)
+    if maps is None:
+        maps = w.maps[held] = _weight_maps(w, bn, groups, width)
     e8m0, e2m1 = w.format.scale == "e8m0", w.format.element == "e2m1"
     shift = w.top - 128 if e8m0 and half else 0
     unit = 2.0**shift if e8m0 else 256.0 if half and e2m1 and w.format.scale in ("e4m3", "ue4m3") else 1.0
@@ -136,9 +148,7 @@ def _launch(
     with _on(w.device):
         wgmma_kernel[(programs,)](
             _map(y, [tile.tokens, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map, y, x_map,
-            _map(words, [bn // 16, 4, 32]), _map(scales, [bn // 16, width]),
-            _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
-            none if bias is None else bias, none if w.global_scale is None else w.global_scale, *routing, partial,
+            *maps, none if bias is None else bias, none if w.global_scale is None else w.global_scale, *routing, partial,
             _counter(x.device, rest * tile.groups), x.shape[0], n, rows * tokens, sharing, rows, tokens, w.units, shift, unit,
             float(w.format.divisor),
             BT=tile.tokens, R=tile.rows, WGS=tile.groups, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups, SW=width,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,7 @@ class CudaWeight:
     scales_half: bool
     plain_scales: bool = False
     top: int = -1
+    maps: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # tensor maps of fused.py
 
     @property
     def words(self) -> int:
