@@ -35,11 +35,11 @@ def scaled(layer: QLinear | QRows, scale: Tensor | None) -> QLinear | QRows:
         return layer
     if scale.shape != (layer.in_features,):
         raise ShapeError(f"[scaled] a scale of shape {tuple(scale.shape)}; the layer has {layer.in_features} inputs")
-    options = {"activations": layer.activations, "backend": layer.backend}
+    activations, backend = layer.activations, layer.backend
     if isinstance(layer, QRows):
-        made: QLinear | QRows = ScaledRows(list(layer.packed.values()), layer.bias, **options)
+        made: QLinear | QRows = ScaledRows(list(layer.packed.values()), layer.bias, activations=activations, backend=backend)
     else:
-        made = ScaledLinear(layer.weight, layer.bias, **options)
+        made = ScaledLinear(layer.weight, layer.bias, activations=activations, backend=backend)
     made.pre_quant_scale = nn.Parameter(scale.detach(), requires_grad=False)
     return made
 

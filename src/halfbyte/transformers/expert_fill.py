@@ -78,8 +78,8 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     experts = int(module.gate_up_proj.shape[0])
     pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.piece for k in keys if k.leaf == "weight")}
     weights: dict[str, Weight | list[Weight]] = {}
-    halves = interleaved and cut_in_halves(filling.checkpoint.config)
-    if "gate_proj" in pieces and "up_proj" in pieces and (halves or not interleaved):
+    cut = interleaved and cut_in_halves(filling.checkpoint.config)
+    if "gate_proj" in pieces and "up_proj" in pieces and (cut or not interleaved):
         joined = _joined(pieces["gate_proj"], pieces["up_proj"])
         if joined is not None:
             pieces = {"gate_up_proj": joined, "down_proj": pieces["down_proj"]}
@@ -102,7 +102,7 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
         elif getattr(module, "has_bias", False):
             raise filling.error(f"no tensor for {path}.{name}_bias of {type(filling.model).__name__}")
     replacement = QExperts(
-        weights, biases, activation=activation, interleaved=interleaved and (halves or "gate_up_proj" in weights),
+        weights, biases, activation=activation, interleaved=interleaved and (cut or "gate_up_proj" in weights),
         activations=filling.activations, backend=filling.backend,
     )  # fmt: skip
     filling.model.set_submodule(path, replacement)
