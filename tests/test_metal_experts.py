@@ -152,6 +152,13 @@ def test_ops_reach_the_metal_experts(monkeypatch):
         ops.experts(x, up, down, index + (index == 2).long(), share, backend="metal")
     with pytest.raises(ShapeError, match=r"\(m, top_k\) twice is allowed"):
         ops.experts(x, up, down, index[:3], share, backend="metal")
+    for biases, why in (
+        ({"gate_up_bias": torch.ones(64)}, r"gate_up_bias has shape \(64,\); \(3, 64\) is allowed"),
+        ({"down_bias": torch.ones(1, 8)}, r"down_bias has shape \(1, 8\); \(3, 8\) is allowed"),
+    ):
+        for name in ("metal", "reference"):
+            with pytest.raises(ShapeError, match=why):
+                ops.experts(x, up, down, index, share, backend=name, **biases)
     with pytest.raises(ShapeError, match="allowed: swiglu"):
         ops.experts(x, up, down, index, share, activation="relu", backend="metal")
     ids = torch.tensor([2, 0])

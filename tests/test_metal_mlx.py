@@ -441,6 +441,9 @@ def test_checkpoints_of_the_producers_become_modules(folder):
         (lambda w: hm.linear(mx.zeros((1, 64)), w, schedule="mlx"), BackendError, "mx.quantized_matmul has no uint4:g32"),
         (lambda w: hm.linear(mx.zeros((1, 64)), w, schedule="fused"), BackendError, "MLX has no Metal here"),
         (lambda w: hm.dequantize(w, "float64"), ShapeError, "allowed: float32, float16, bfloat16"),
+        (lambda w: hm.embedding(mx.array([1]), w, dtype="int32"), ShapeError, "dtype 'int32'; allowed: float32, float16"),
+        (lambda w: hm.embedding(mx.array([1.0]), w), ShapeError, "ids are float32; integers are allowed"),
+        (lambda w: hm.experts(mx.zeros((1, 64)), w, w, mx.array([[0]]), mx.ones((1, 1))), ShapeError, "stacks .* are allowed"),
     ],
 )
 def test_what_does_not_fit_is_said(call, error, message):
@@ -455,6 +458,9 @@ def test_what_does_not_fit_is_said(call, error, message):
         ({"activation": "none"}, r"down \(3, 8, 32\), activation 'none'; allowed: x \(m, k\), gate_up \(e, f, k\)"),
         ({"x": mx.ones((5, 16))}, r"x \(5, 16\), gate_up \(3, 64, 32\)"),
         ({"weights": mx.ones((5, 1))}, r"indices \(5, 2\), weights \(5, 1\) for 5 tokens"),
+        ({"indices": mx.zeros((5, 2))}, "indices are float32; integers are allowed"),
+        ({"gate_up_bias": mx.ones((3, 8))}, r"gate_up_bias has shape \(3, 8\); \(3, 64\) is allowed"),
+        ({"down_bias": mx.ones((1, 8))}, r"down_bias has shape \(1, 8\); \(3, 8\) is allowed"),
     ],
 )
 def test_experts_that_do_not_fit_are_said(change, message):
@@ -462,6 +468,18 @@ def test_experts_that_do_not_fit_are_said(change, message):
     given = {"x": mx.ones((5, 32)), "indices": mx.zeros((5, 2), mx.int32), "weights": mx.ones((5, 2)), **change}
     with pytest.raises(ShapeError, match=message):
         hm.experts(given.pop("x"), up, down, given.pop("indices"), given.pop("weights"), **given)
+
+
+def test_experts_with_an_odd_number_of_gates_and_ups_are_refused():
+    """A gate without its up: the kernels would write one unit past the end of each row."""
+    up, down = (hm.prepare(finite_tensor(fmt("int4"), (3, n, 32), 1)) for n in (65, 8))
+    with pytest.raises(ShapeError, match=r"gate_up \(3, 65, 32\)"):
+        hm.experts(mx.ones((5, 32)), up, down, mx.zeros((5, 2), mx.int32), mx.ones((5, 2)))
+
+
+def test_an_embedding_of_a_stack_is_refused():
+    with pytest.raises(ShapeError, match=r"the weight has shape \(2, 8, 32\); \(n, k\) is allowed"):
+        hm.embedding(mx.array([1]), hm.prepare(finite_tensor(fmt("int4"), (2, 8, 32), 1)))
 
 
 def test_case_32_no_tokens():

@@ -260,6 +260,9 @@ def experts(
         raise ShapeError(
             f"[experts] gate_up {gate_up.shape} gives f = {f} after {activation!r}; down {down.shape} wants {down.shape[2]}"
         )
+    for name, bias, n in (("gate_up_bias", gate_up_bias, two_f), ("down_bias", down_bias, down.shape[1])):
+        if bias is not None and tuple(bias.shape) != (e, n):
+            raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {n}) is allowed")
     flat, lead = as_matrix("experts", x, k)
     device = device_of(x)
     call = Call("experts", gate_up.format, dtype_of(x), activations)

@@ -66,6 +66,11 @@ def _dtype(op: str, x: Any) -> str:
     return word
 
 
+def _integers(op: str, name: str, a: mx.array) -> None:
+    if not mx.issubdtype(a.dtype, mx.integer):
+        raise ShapeError(f"[{op}] {name} are {str(a.dtype).removeprefix('mlx.core.')}; integers are allowed")
+
+
 def linear(x: mx.array, w: MetalWeight, bias: mx.array | None = None, *, schedule: str | None = None) -> mx.array:
     """y = x · wᵀ + bias, (..., k) -> (..., n) in x's dtype.
 
@@ -121,7 +126,15 @@ def dequantize(w: MetalWeight, dtype: str = "float32") -> mx.array:
 
 
 def embedding(ids: mx.array, w: MetalWeight, *, dtype: str = "float32") -> mx.array:
-    """Rows of w by index, decoded: (*ids.shape, k) of `dtype`. Indices are not checked on the device: MLX is lazy."""
+    """Rows of w by index, decoded: (*ids.shape, k) of `dtype`.
+
+    Raises ShapeError for what is no matrix, no index or no float dtype. The indices themselves are not looked at: MLX is lazy.
+    """
+    if dtype not in _FLOATS:
+        raise ShapeError(f"[embedding] dtype {dtype!r}; allowed: {', '.join(_FLOATS)}")
+    if len(w.shape) != 2:
+        raise ShapeError(f"[embedding] the weight has shape {w.shape}; (n, k) is allowed")
+    _integers("embedding", "ids", ids)
     flat = ids.reshape(-1)
     if on_metal():
         out = launch.dequantize(_route(), w, dtype, flat)
@@ -151,8 +164,10 @@ def experts(
     flat = x.reshape(-1, k)
     if activation not in ACTIVATIONS:
         raise ShapeError(f"[experts] activation {activation!r}; allowed: {', '.join(ACTIVATIONS)}")
-    f = gate_up.shape[1] // (1 if activation == "none" else 2)
-    if gate_up.shape[2] != k or down.shape != (gate_up.shape[0], down.shape[1], f):
+    if len(gate_up.shape) != 3 or len(down.shape) != 3:
+        raise ShapeError(f"[experts] gate_up {gate_up.shape}, down {down.shape}; stacks (e, 2 f, k) and (e, h, f) are allowed")
+    f, odd = (gate_up.shape[1], 0) if activation == "none" else divmod(gate_up.shape[1], 2)
+    if odd or gate_up.shape[2] != k or down.shape != (gate_up.shape[0], down.shape[1], f):
         raise ShapeError(
             f"[experts] x {tuple(x.shape)}, gate_up {gate_up.shape}, down {down.shape}, activation {activation!r}; allowed: "
             f"x (m, k), gate_up (e, {'f' if activation == 'none' else '2 f'}, k), down (e, h, f)"
@@ -162,6 +177,10 @@ def experts(
             f"[experts] indices {tuple(indices.shape)}, weights {tuple(weights.shape)} for {flat.shape[0]} tokens; "
             "(m, top_k) twice is allowed"
         )
+    _integers("experts", "indices", indices)
+    for name, bias, stack in (("gate_up_bias", gate_up_bias, gate_up), ("down_bias", down_bias, down)):
+        if bias is not None and tuple(bias.shape) != stack.shape[:2]:
+            raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; {stack.shape[:2]} is allowed")
     if on_metal():
         y = metal_experts(
             _route(), flat, gate_up, down, indices, weights, activation=activation, interleaved=interleaved,
