@@ -115,6 +115,15 @@ def test_formats_and_dtypes(word, dtype):
     check(b.experts(x, b.prepare(up), b.prepare(down), index, share), x, up, down, index, share, dtype)
 
 
+@pytest.mark.parametrize("m", [9, 40])  # 18 and 80 routed rows: both kernels
+def test_each_expert_has_a_factor_of_its_own(m):
+    up, down = stack("nvfp4", (3, 64, 64), 1), stack("nvfp4", (3, 7, 32), 2)
+    assert len({float(g) for q in (up, down) for g in q.parts["global_scale"]}) == 6
+    x, (index, share) = torch.randn(m, 64, generator=torch.Generator().manual_seed(2)).half(), routed(m, 3, 2)
+    b = backend()
+    check(b.experts(x, b.prepare(up), b.prepare(down), index, share), x, up, down, index, share, "float16")
+
+
 @pytest.mark.parametrize("m", [0, 63, 64, 65, 200])
 def test_case_21_32_unaligned_row_counts_and_starved_experts(m):
     up, down = stack("mxfp4", (5, 64, 32), 1), stack("mxfp4", (5, 9, 32), 2)
