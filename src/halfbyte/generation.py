@@ -132,11 +132,13 @@ class Generation:
         import torch
         from tokenizers.decoders import DecodeStream
 
+        from .transformers.growing_cache import growing_cache
+
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
         cache_name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
-        state: Any = None
+        state: Any = growing_cache(self.model)
         chunk = prompt_chunk(len(self.prompt_ids), keeps_scores(self.model))
         waiting = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
         while len(self.tokens) < self.max_tokens:

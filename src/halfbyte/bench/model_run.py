@@ -39,6 +39,7 @@ def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
 
     from ..backends.cpu import set_threads
     from ..transformers import load_model
+    from ..transformers.growing_cache import growing_cache
     from ..transformers.load import import_model_code
 
     torch.set_num_threads(threads)
@@ -51,7 +52,7 @@ def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
 
     def states() -> Iterator[Step]:
         while True:
-            state: Any = None
+            state: Any = growing_cache(model)
 
             def step(ids: list[int]) -> int:
                 nonlocal state
