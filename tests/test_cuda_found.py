@@ -67,3 +67,14 @@ def test_shipped_files_hold_tiles():
             assert tile.input_warps * tile.row_warps <= 16
             assert e["kernel"] in ("fragments", "experts")
             (fragment_tile if e["kernel"] == "fragments" else expert_tile)(e["k"] // 64, e["n"], e["m"], e["family"], path.stem)
+
+
+def test_tuning_without_a_gpu_says_what_is_missing(capsys):
+    from halfbyte.backends import backend_named
+    from halfbyte.cli import main
+
+    why = backend_named("cuda").reason()
+    if why is None:
+        pytest.skip("a GPU is here")
+    assert main(["tune"]) == 2
+    assert capsys.readouterr().err == f"halfbyte: [tune] {why}\n"
