@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from halfbyte.calibration.statistics import Inputs
 from halfbyte.calibration.walk import CalibrationError, token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
+from halfbyte.converting.quantizing import quantize_checkpoint
 from halfbyte.converting.recipe import recipe_of
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.encode import quantize
@@ -242,3 +244,28 @@ def test_a_gguf_is_walked_and_written_in_its_own_row_order_and_offsets(tmp_path,
             want, got = model(test).logits.double(), other(test).logits.double()
         losses.append(float(((got - want) ** 2).sum() / (want**2).sum()))
     assert losses[0] < 0.95 * losses[1]
+
+
+def test_an_interrupted_run_goes_on_only_with_the_same_calibration(tmp_path):
+    """Other text, another method: what an earlier run wrote is not mixed into the result."""
+    write_model(tmp_path / "in", "llama")
+    texts = [write_text(tmp_path / f"{seed}.txt", 600, seed) for seed in (1, 2)]
+    recipe = recipe_of("gptq:int4:g32")
+
+    def stop(done: int, total: int, key: str) -> None:
+        if "layers.1" in key:
+            raise KeyboardInterrupt
+
+    def run(method: str, text, **options):
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            found = calibrate(checkpoint, recipe, text, method, context=32, sequences=4)
+            out = tmp_path / "out"
+            return quantize_checkpoint(
+                checkpoint, out, recipe, found.rounder, named=found.name, max_shard_size=1, workers=1, **options
+            )
+
+    for method, text, kept in (("gptq", texts[1], False), ("mse", texts[0], False), ("gptq", texts[0], True)):
+        with pytest.raises(KeyboardInterrupt):
+            run("gptq", texts[0], progress=stop)
+        assert (run(method, text, overwrite=True).resumed > 0) == kept
+        shutil.rmtree(tmp_path / "out")

@@ -358,6 +358,9 @@ def test_a_killed_run_leaves_nothing_that_opens_and_is_taken_up(tmp_path, after)
     assert not (tmp_path / "out").exists()
     with pytest.raises(CheckpointError, match=r"no \.safetensors or \.gguf file here"):
         halfbyte.open(partial)
+    for path in partial.glob("*.shard"):
+        with pytest.raises(CheckpointError, match=r"shard is part of a result that is not finished; run the same command again"):
+            halfbyte.open(path)
     done = convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=1)
     # The kill may fall between a shard's rename and its line in the journal: that one is written again.
     assert done.resumed >= after - 1

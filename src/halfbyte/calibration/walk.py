@@ -6,6 +6,8 @@ What is kept in memory is one layer, the hidden states of the sequences and the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,12 +48,14 @@ class Calibrated:
     weights   module of the checkpoint -> packed weight, rows in the file's order
     replaced  dense tensors that take another value, by key
     notes     sentences about what could not be done as asked
+    name      of the method, the text and all else that these results come from
     """
 
     weights: dict[str, QTensor] = field(default_factory=dict)
     replaced: dict[str, NDArray[Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     starved: list[str] = field(default_factory=list)
+    name: str = ""
 
     def rounder(self, module: str, x: NDArray[Any], fmt: Format) -> QTensor:
         """The weight found for a module; searched scales for one the walk did not meet."""
@@ -93,7 +97,8 @@ def calibrate(
     check_dense(checkpoint, from_packed)
     source = source_of(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
-    found = Calibrated()
+    digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
+    found = Calibrated(name=f"{method} {'act-order ' if act_order else ''}on {torch.device(where).type}, tokens {digest}")
     walk = _Walk(checkpoint, source, recipe, method, act_order, found)
     with torch.no_grad():
         hidden, arguments = walk.begin(ids, where)
@@ -255,7 +260,8 @@ class _Walk:
 
     def _round_all(self, matrices: list[Matrix], inputs: Inputs, wanted: Mapping[str, Format]) -> None:
         """The packed weights of a layer, into `found`; the layer computes with them from now on."""
-        ordered = sorted(matrices, key=lambda m: id(inputs.of(m.input)))
+        place = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
+        ordered = sorted(matrices, key=lambda m: place.get(m.input, len(place)))
         hessian: NDArray[Any] | None = None
         last: Shared | None = None
         for matrix in ordered:

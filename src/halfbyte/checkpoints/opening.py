@@ -30,6 +30,10 @@ _KNOWN = {
 """First bytes -> what the file is, when it is not read."""
 
 
+UNFINISHED = (".shard", ".partial")
+"""Suffixes of what an interrupted run leaves: `resumable`, `streamed`."""
+
+
 def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Checkpoint:
     """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when asked for.
 
@@ -60,6 +64,10 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
         raise CheckpointError(f"[open] {path}: neither a folder nor a regular file")
     if path.name.endswith(".index.json"):
         return SafetensorsCheckpoint(path, sources_of(path.parent, path), config)
+    if path.suffix in UNFINISHED:
+        raise CheckpointError(
+            f"[open] {path} is part of a result that is not finished; run the same command again, which goes on with it"
+        )
     try:
         with open_regular(path) as f:
             first = f.read(16)

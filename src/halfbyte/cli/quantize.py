@@ -73,6 +73,7 @@ def quantize(
     rounder: str | Rounder = "mse" if method == "mse" else "rtn"
     replaced: Mapping[str, NDArray[Any]] = {}
     notes: list[str] = []
+    named = ""
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with open_checkpoint(path) as checkpoint:
@@ -84,11 +85,11 @@ def quantize(
                     checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
                     device=device, from_packed=from_packed, progress=report,
                 )  # fmt: skip
-            rounder, replaced, notes = found.rounder, found.replaced, found.notes
+            rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
         with progress("planning" if plan else "quantizing", in_bytes=True) as report:
             done = quantize_checkpoint(
                 checkpoint, out, recipe, rounder, replaced=replaced, from_packed=from_packed, plan=plan, workers=workers,
-                max_shard_size=limit, overwrite=force, progress=report,
+                max_shard_size=limit, overwrite=force, progress=report, named=named,
             )  # fmt: skip
     done.notes = [*notes, *done.notes]
     for note in done.notes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any, overload
 
@@ -41,10 +42,15 @@ def convert(
         return convert_tensor(source, to, lossy=lossy, **options)
     if out is None:
         raise FormatError("[convert] a checkpoint is written somewhere: give out, a folder or a file")
-    if isinstance(source, Checkpoint):
-        return convert_checkpoint(source, out, to, lossy=lossy, **options)
-    with open_checkpoint(source) as checkpoint:
-        return convert_checkpoint(checkpoint, out, to, lossy=lossy, **options)
+    like = options.pop("like", None)
+    with _opened(source) as checkpoint, _opened(like) as other:
+        return convert_checkpoint(checkpoint, out, to, lossy=lossy, like=other, **options)
+
+
+def _opened(source: Any) -> contextlib.AbstractContextManager[Any]:
+    """A checkpoint that stays open, or one opened here."""
+    opened = source is None or isinstance(source, Checkpoint)
+    return contextlib.nullcontext(source) if opened else open_checkpoint(source)
 
 
 __all__ = [

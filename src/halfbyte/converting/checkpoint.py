@@ -334,7 +334,10 @@ def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:
 
 
 def _settled(checkpoint: Checkpoint, goal: Goal) -> Goal:
-    """GPTQ's zero points are of one version in all of a checkpoint: v1 where no zero point is 0, which more readers know."""
+    """GPTQ's zero points are of one version in all of a checkpoint: v1, which everything reads, where all are the middle code.
+
+    Others are written as v2: v1 has no code for 0, and GPTQModel refuses asymmetric v1 files of any writer but itself.
+    """
     if goal.layout != "gptq" or "checkpoint_format" in goal.params:
         return goal
     version = "gptq"
@@ -343,7 +346,7 @@ def _settled(checkpoint: Checkpoint, goal: Goal) -> Goal:
         if fmt is None or (fmt.element == "int" and fmt.zero == "none"):
             continue
         weight = checkpoint[info.key] if fmt.zero == "int" else None
-        if not isinstance(weight, QTensor) or int(weight.parts["zeros"].min(initial=1)) < 1:
+        if not isinstance(weight, QTensor) or bool((weight.parts["zeros"] != 1 << (fmt.bits - 1)).any()):
             version = "gptq_v2"
             break
         checkpoint.release(info.key)

@@ -139,10 +139,12 @@ def quantize_checkpoint(
     max_shard_size: int = DEFAULT_SHARD,
     overwrite: bool = False,
     progress: Progress | None = None,
+    named: str = "",
 ) -> Converted:
     """Write `checkpoint` to `out` with the weights of the recipe quantized.
 
     method       "rtn", "mse", or a function that rounds
+    named        what tells a function's results from another's: an interrupted run goes on only with what has the same name
     replaced     dense tensors that take another value, by key
     from_packed  also decode packed weights and round them again; without it a checkpoint that has some is refused
     Others as for `convert_checkpoint`. Raises CheckpointError when nothing is to be quantized.
@@ -155,7 +157,7 @@ def quantize_checkpoint(
         raise CheckpointError(
             f"[quantize] {checkpoint.path}: no weight to quantize; {len(checkpoint)} tensors, see halfbyte inspect"
         )
-    word = method if isinstance(method, str) else "calibrated"
+    word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(
         checkpoint, Path(out), recipe.goal, lossy=True, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
         progress=progress, quantizing=how, named=[word, *(r.text for r in recipe.rules)],
