@@ -102,8 +102,14 @@ def test_the_server_answers_as_the_model(folder, loaded):
 
 
 def test_a_server_without_its_packages_says_so(folder, monkeypatch):
-    from halfbyte.transformers.serving import server
+    """Each of them, and another version of transformers that has its parts elsewhere."""
+    from halfbyte.transformers import serving
 
+    found = {"fastapi", "pydantic", "uvicorn"}
+    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: name in found or None)
+    with pytest.raises(UnsupportedError, match=r"needs openai, not installed here; pip install 'transformers\[serving\]'"):
+        serving.server(folder)
+    found.add("openai")
     monkeypatch.setitem(sys.modules, "transformers.cli.serving.server", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'transformers\[serving\]'"):
-        server(folder)
+    with pytest.raises(UnsupportedError, match=r"is missing, .* pip install 'transformers\[serving\]'"):
+        serving.server(folder)

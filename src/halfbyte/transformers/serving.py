@@ -8,11 +8,15 @@ is different. Needs `pip install 'transformers[serving]'`.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedError
 from .load import load_model
+
+PACKAGES = ("fastapi", "openai", "pydantic", "uvicorn")
+"""What transformers' serving modules use without a word when they are imported, and miss when they are called."""
 
 
 def server(path: str | Path, *, name: str | None = None, cors: bool = False, **options: Any) -> Any:
@@ -21,6 +25,10 @@ def server(path: str | Path, *, name: str | None = None, cors: bool = False, **o
 
     Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint has no tokenizer.
     """
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UnsupportedError(
+            f"[serve] transformers' server needs {', '.join(missing)}, not installed here; pip install 'transformers[serving]'"
+        )
     try:
         from transformers.cli.serving.chat_completion import ChatCompletionHandler
         from transformers.cli.serving.completion import CompletionHandler
