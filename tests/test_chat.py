@@ -80,6 +80,8 @@ def test_the_command(folder, capsys, monkeypatch):
 @pytest.mark.ecosystem
 def test_the_server_answers_as_the_model(folder, loaded):
     """Chat and text completions through HTTP; needs transformers[serving] and httpx."""
+    for package in ("fastapi", "httpx", "openai", "uvicorn"):
+        pytest.importorskip(package)
     from fastapi.testclient import TestClient
 
     from halfbyte.transformers.serving import server
