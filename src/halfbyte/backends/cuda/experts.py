@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...errors import BackendError
+from . import fused_experts
 from .launch import _on, _overlap, fragments
 from .routing import route
 from .weight import CudaWeight
@@ -83,8 +84,10 @@ def mixture(
     where they are summed; else a kernel of its own brings them together."""
     m, top = indices.shape
     pairs = m * top
-    plan = route(indices, up.shape[0], tokens_a_block(m))
     h, kind = down.shape[1], ACTIVATIONS[activation]
+    if fused_experts.pays(pairs, up.shape[0]) and fused_experts.serves(x, up, down, kind, interleaved):
+        return fused_experts.mixture(x, up, down, indices, weights, kind, up_bias, down_bias)
+    plan = route(indices, up.shape[0], tokens_a_block(m))
     with _on(x.device):
         if kind == 0 or interleaved:
             hidden = fragments(x, up, up_bias, None, plan, gate=kind)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
-from .fused_tiles import FusedTile, fused_tile, least_tokens
+from .fused_tiles import LEAST_TOKENS, FusedTile, fused_tile, parts
 from .launch import _constants, _counter, _multiprocessors, _on, _overlap
 from .weight import CudaWeight
 from .wgmma import wgmma_kernel
@@ -54,7 +54,7 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
 
 def pays(m: int, w: CudaWeight) -> bool:
     """True where this schedule is the fastest of those measured (fused_tiles)."""
-    return m >= least_tokens(w.shape[-2], w.shape[-1])
+    return m >= LEAST_TOKENS
 
 
 @functools.cache
@@ -94,10 +94,12 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or fused_tile(n, m)
-    rows, tokens, steps = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens), w.units
-    programs = min(_multiprocessors(w.device), rows * tokens * min(tile.split, steps))
-    rest = rows * tokens % programs
-    sharing = max(1, min(programs, rest * tile.split, rest * steps))
+    rows, tokens = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens)
+    most, tiles = _multiprocessors(w.device), rows * tokens
+    split = min(tile.split, w.units) or parts(tiles % most if tiles >= most else tiles, most, w.units)
+    programs = min(most, tiles * split)
+    rest = tiles % programs
+    sharing = max(1, min(programs, rest * split))
     size = 2 * sharing * 64 * tile.rows * tile.groups * tile.tokens if sharing > rest else 1
     partial = torch.empty(size, dtype=torch.float32, device=x.device)
     _launch(x, w, bias, y, tile, programs, partial, rest, sharing, tokens, None, 0)

@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .fused import Blocks, fused_blocks, way
-from .fused_tiles import FusedTile, expert_tile
+from .fused_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from .launch import Route, _on, _overlap
 from .routing import route
 from .weight import CudaWeight
@@ -67,6 +67,11 @@ def serves(x: torch.Tensor, up: CudaWeight, down: CudaWeight, kind: int, interle
     hidden = up.shape[1] // (2 if kind else 1)
     whole = up.shape[1] % 16 == 0 and down.shape[1] % 8 == 0 and hidden % 8 == 0 and x.shape[1] % 8 == 0
     return whole and (kind == 0 or interleaved) and way(up, half) is not None and way(down, half) is not None
+
+
+def pays(pairs: int, experts: int) -> bool:
+    """True where this is faster than the kernel for few tokens."""
+    return pairs >= LEAST_PAIRS * experts
 
 
 def mixture(

@@ -1,4 +1,4 @@
-"""Tiles of the fused schedule by shape, as data: measured on NVIDIA H100 and H200 (docs/cuda.md)."""
+"""Tiles of the fused schedule, as data: measured on an NVIDIA H100 at n = 4096 and 14336, k = 4096 (docs/cuda-gemm.md)."""
 
 from __future__ import annotations
 
@@ -7,53 +7,64 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups (1 or 2); stages of 64 inputs; most parts that a tile is cut into
-    along its inputs; token blocks side by side."""
+    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups (1 or 2); stages of 64 inputs; parts that a tile beyond whole
+    rounds is cut into along its inputs (0: `parts` says); token blocks side by side."""
 
     tokens: int
     rows: int = 1
     groups: int = 2
     stages: int = 4
-    split: int = 4
+    split: int = 0
     together: int = 8
 
 
 MANY_ROWS = 8192
-"""Outputs from which a weight counts as tall; the table was measured at n = 4096 and 14336, k = 4096."""
+"""Outputs from which a weight counts as tall."""
 
 FUSED_TILES = {
-    # (tokens up to, tall): tile. More tokens take the last row.
-    (32, False): FusedTile(32, 2, 2, 6, 8),
-    (32, True): FusedTile(32, 2, 2, 6, 4),
-    (64, False): FusedTile(64, 1, 2, 6, 4),
-    (64, True): FusedTile(64, 2, 2, 6, 2),
-    (128, False): FusedTile(128, 1, 2, 5, 4),
-    (128, True): FusedTile(128, 1, 2, 5, 1),
-    (256, False): FusedTile(128, 1, 2, 5, 2),
-    (256, True): FusedTile(128, 2, 2, 4, 1),
-    (1024, False): FusedTile(128, 2, 2, 4, 1),
-    (1024, True): FusedTile(128, 2, 2, 4, 2),
+    # (tokens up to, tall): tile. More tokens take the last rows.
+    (32, False): FusedTile(32, 2, 2, 6),
+    (32, True): FusedTile(32, 2, 2, 6),
+    (64, False): FusedTile(64, 1, 2, 6),
+    (64, True): FusedTile(64, 1, 2, 6),
+    (128, False): FusedTile(128, 1, 2, 5),
+    (128, True): FusedTile(128, 1, 2, 5),
+    (256, False): FusedTile(128, 1, 2, 5),
+    (256, True): FusedTile(256, 1, 2, 4),
+    (512, False): FusedTile(256, 1, 2, 4),
+    (512, True): FusedTile(256, 1, 2, 4),
 }
+
+LEAST_TOKENS = 33
+"""Tokens from which the fused schedule serves: 0.6 of the fragment kernel's time at 64 for n = 14336, the same for n = 4096."""
+
+EXPERT_TILES = {
+    # pairs an expert gets on average, up to: tile
+    8: FusedTile(16, 2, 2, 6),
+    16: FusedTile(32, 2, 2, 6),
+    32: FusedTile(64, 2, 2, 6),
+    128: FusedTile(128, 2, 2, 4),
+    1 << 30: FusedTile(256, 1, 2, 4),
+}
+
+LEAST_PAIRS = 16
+"""Pairs an expert on average from which the fused schedule serves a block of experts."""
 
 
 def fused_tile(n: int, m: int) -> FusedTile:
     """Tile for m tokens and n outputs."""
-    limit = min((tokens for tokens, _ in FUSED_TILES if m <= tokens), default=1024)
+    limit = min((tokens for tokens, _ in FUSED_TILES if m <= tokens), default=512)
     return FUSED_TILES[limit, n >= MANY_ROWS]
 
 
-def least_tokens(n: int, k: int) -> int:
-    """Tokens from which the fused schedule is the fastest for a weight (n, k)."""
-    return 1 << 30
+def parts(rest: int, programs: int, units: int) -> int:
+    """Parts for each of `rest` tiles: as many as there are programs for, a power of two, each of four units or more."""
+    count = 1
+    while count < 8 and 2 * count * rest <= programs and units >= 8 * count:
+        count *= 2
+    return count
 
 
 def expert_tile(pairs: int, experts: int) -> FusedTile:
-    """Tile of a block of experts: as many tokens as an expert gets on average, a power of two."""
-    each = pairs // experts
-    if each <= 16:
-        return FusedTile(16, 2, 2, 6)
-    if each <= 32:
-        return FusedTile(32, 2, 2, 6)
-    if each <= 64:
-        return FusedTile(64, 2, 2, 6)
-    return FusedTile(128, 2, 2, 4)
+    """Tile of a block of experts."""
+    return next(tile for limit, tile in EXPERT_TILES.items() if pairs <= limit * experts)

@@ -2,9 +2,9 @@
 
 A program is one producer warp and one or two consumer warpgroups. Per unit of 64 inputs the producer has the copy engine bring x
 (BT rows of 128 bytes, swizzled), words, scales and addends into a stage of shared memory. A consumer warpgroup owns 64 R rows of
-W and all BT tokens of a tile: it reads its words, finishes them in registers (`register_operand`) and multiplies them with the
-x that all warpgroups share. The warpgroups do not wait for each other, so one decodes while the other's products run. There is
-no dense tile.
+W and all BT tokens of a tile: it finishes its words in registers (`register_operand`), multiplies them with the x that all
+warpgroups share, and reads the next words while the products run. The warpgroups do not wait for each other, so one decodes
+while the other's products run. There is no dense tile.
 
 Programs stay: as many as fit the machine. The tiles that make no whole round come first, their units shared out evenly; a tile
 cut in parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program
@@ -63,6 +63,19 @@ def _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED: gl.constexpr):
 
 
 @gluon.jit
+def _copy_weight(
+    w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, live, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr,
+    ADD: gl.constexpr,
+):  # fmt: skip
+    """Words, scales and addends of unit k into a stage; `row` counts tiles of 16 rows."""
+    group = k * 64 // GROUP
+    copy_in(w_desc, [row, k * 4, 0], bar, ws.index(stage), pred=live)
+    copy_in(s_desc, [row, group * (SW // GROUPS)], bar, ss.index(stage), pred=live)
+    if ADD != NONE:
+        copy_in(a_desc, [row, group * 16], bar, zs.index(stage), pred=live)
+
+
+@gluon.jit
 def _produce(
     x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS, R16,
     BN: gl.constexpr, BT: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr, ADD: gl.constexpr,
@@ -70,11 +83,24 @@ def _produce(
 ):  # fmt: skip
     """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have left it."""
     BYTES: gl.constexpr = BT * 128 + BN * 32 + BN // 16 * (SW + (0 if ADD == NONE else 16 * GROUPS)) * 2
-    if PDL:
-        gdc_wait()
     p = gl.program_id(0)
     programs = gl.num_programs(0)
     tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
+    early = 0 * p
+    if not ROUTED:  # the first weights do not depend on the kernel before, x does
+        tile, k0, k1 = _piece(0 * p, p, programs, whole, sharing, units, KS)
+        if k1 == k0:
+            tile = p + 0
+            k0 = 0 * p
+            k1 = gl.where(whole > 0, KS, 0)
+        early = gl.minimum(k1 - k0, STAGES)
+        row, token = _place(tile, rows, tokens, TOGETHER)
+        for i in gl.static_range(STAGES):
+            mbarrier.expect(full.index(i), BYTES, pred=i < early)
+            _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, full.index(i), i, row * (BN // 16), k0 + i, i < early, GROUPS, GROUP,
+                         SW, ADD)  # fmt: skip
+        if PDL:
+            gdc_wait()
     stage = 0 * p
     phase = 1 + 0 * p
     for seg in range(whole + 2):
@@ -85,15 +111,12 @@ def _produce(
             if ROUTED:
                 row += gl.load(EXPERT + token).to(gl.int32) * R16
             for k in range(k0, k1):
-                group = k * 64 // GROUP
                 bar = full.index(stage)
                 mbarrier.wait(empty.index(stage), phase)
-                mbarrier.expect(bar, BYTES)
-                copy_in(w_desc, [row, k * 4, 0], bar, ws.index(stage))
-                copy_in(s_desc, [row, group * (SW // GROUPS)], bar, ss.index(stage))
-                if ADD != NONE:
-                    copy_in(a_desc, [row, group * 16], bar, zs.index(stage))
+                mbarrier.expect(bar, BYTES, pred=early <= 0)
+                _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, early <= 0, GROUPS, GROUP, SW, ADD)
                 copy_in(x_desc, [token * BT, k * 64], bar, xs.index(stage))
+                early -= 1
                 stage += 1
                 if stage == STAGES:
                     stage = 0 * p
@@ -113,6 +136,24 @@ def _mine(v, WG: gl.constexpr, WGS: gl.constexpr):
             return low
         else:
             return high
+
+
+@gluon.jit
+def _words(
+    ws, ss, zs, full, stage, phase, more, shift, LW: gl.constexpr, LS: gl.constexpr, LA: gl.constexpr, WG: gl.constexpr,
+    WGS: gl.constexpr, R: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
+    WAY: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup's words and terms of a stage, its two halves apart. What follows the last unit is never multiplied."""
+    mbarrier.wait(full.index(stage), phase, pred=more)
+    if ADD == NONE:
+        z = 0
+    else:
+        z = _mine(zs.index(stage).load(LA), WG, WGS)
+    return unit(
+        ws.index(stage).slice(WG * 4 * R, 4 * R).load(LW), _mine(ss.index(stage).load(LS), WG, WGS), z, shift, R, 4, GROUPS,
+        BY_16, SCALE, ADD, WAY, HALF,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -145,33 +186,33 @@ def _consume(
     p = gl.program_id(0)
     programs = gl.num_programs(0)
     tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
+    left = whole * KS + gl.minimum((p + 1) * units // sharing, units) - gl.minimum(p * units // sharing, units)
     stage = 0 * p
     phase = 0 * p
+    first, second = _words(
+        ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+    )
     for seg in range(whole + 2):
         tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
         acc = gl.zeros([MINE, BT], gl.float32, layout=C)
         for k in range(k0, k1):  # noqa: B007
-            mbarrier.wait(full.index(stage), phase)
-            if ADD == NONE:
-                z = 0
-            else:
-                z = _mine(zs.index(stage).load(LA), WG, WGS)
-            first, second = unit(
-                ws.index(stage).slice(WG * 4 * R, 4 * R).load(LW), _mine(ss.index(stage).load(LS), WG, WGS), z, shift, R, 4,
-                GROUPS, BY_16, SCALE, ADD, WAY, HALF,
-            )  # fmt: skip
             a = _joined(
                 operand(first, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
                 operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
                 A,
             )
             acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
-            acc, a = warpgroup_mma_wait(0, deps=[acc, a])
-            mbarrier.arrive(empty.index(stage))
+            done = empty.index(stage)
             stage += 1
             if stage == STAGES:
                 stage = 0 * p
                 phase ^= 1
+            left -= 1
+            first, second = _words(
+                ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+            )
+            acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+            mbarrier.arrive(done)
         if k1 > k0:
             row, token = _place(tile, rows, tokens, TOGETHER)
             first_row = row * BN + WG * MINE
@@ -223,6 +264,13 @@ def _by_lanes(acc, R: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
+def _from_lanes(v, like, R: gl.constexpr, W: gl.constexpr):
+    """The inverse of `_by_lanes`."""
+    v = gl.permute(gl.reshape(v, [R, like.shape[1] // 8, W, 8, 4, 2, 2]), [0, 2, 5, 3, 1, 4, 6])
+    return gl.convert_layout(gl.reshape(v, like.shape), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
 def _meet(PARTIAL, COUNT, acc, j, sharing, units, p, KS, R: gl.constexpr, WG: gl.constexpr, WGS: gl.constexpr):
     """A part of a tile's sums: left in PARTIAL, and taken together in order by whoever comes last."""
     BN: gl.constexpr = acc.shape[0]
@@ -234,19 +282,32 @@ def _meet(PARTIAL, COUNT, acc, j, sharing, units, p, KS, R: gl.constexpr, WG: gl
     v = _by_lanes(acc, R, W)
     L: gl.constexpr = v.type.layout
     at = axis(0, R * (BT // 8), L, 3) * (128 * W) + axis(1, 32 * W, L, 3) * 4 + axis(2, 4, L, 3)
+    count = COUNT + j * WGS + WG
     slot = (p * 2 + (j - (p * units // sharing) // KS)) * WGS + WG
-    gl.store(PARTIAL + slot.to(gl.int64) * SIZE + at, v)
-    block_barrier()
-    done = gl.atomic_add(COUNT + j * WGS + WG, 1) == last - first
-    if done:
-        total = gl.zeros_like(v)
-        for q in range(first, last + 1):
+    if last - first == 1:  # two parts: the second waits for what the first is writing; a + b is b + a
+        done = gl.atomic_add(count, 1) > 0
+        if done:
+            while gl.atomic_add(count, 0) < 3:
+                pass
+            q = first + last - p
             theirs = (q * 2 + (j - (q * units // sharing) // KS)) * WGS + WG
-            total += gl.load(PARTIAL + theirs.to(gl.int64) * SIZE + at)
-        back = gl.permute(gl.reshape(total, [R, BT // 8, W, 8, 4, 2, 2]), [0, 2, 5, 3, 1, 4, 6])
-        acc = gl.convert_layout(gl.reshape(back, [BN, BT]), acc.type.layout, assert_trivial=True)
-        gl.store(COUNT + j * WGS + WG, 0)
-    return acc, done
+            v += gl.load(PARTIAL + theirs.to(gl.int64) * SIZE + at)
+            gl.store(count, 0)
+        else:
+            gl.store(PARTIAL + slot.to(gl.int64) * SIZE + at, v)
+            block_barrier()
+            gl.atomic_add(count, 1)
+    else:
+        gl.store(PARTIAL + slot.to(gl.int64) * SIZE + at, v)
+        block_barrier()
+        done = gl.atomic_add(count, 1) == last - first
+        if done:
+            v = gl.zeros_like(v)
+            for q in range(first, last + 1):
+                theirs = (q * 2 + (j - (q * units // sharing) // KS)) * WGS + WG
+                v += gl.load(PARTIAL + theirs.to(gl.int64) * SIZE + at)
+            gl.store(count, 0)
+    return _from_lanes(v, acc, R, W), done
 
 
 @gluon.jit

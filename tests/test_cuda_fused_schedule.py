@@ -1,0 +1,58 @@
+"""How the fused schedule deals out its tiles: every unit of every tile once, and parts meet as the kernel expects."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("torch")
+
+from halfbyte.backends.cuda.fused_tiles import EXPERT_TILES, FUSED_TILES, expert_tile, fused_tile, parts
+
+
+def owner(step, sharing, units):
+    """wgmma._owner."""
+    return ((step + 1) * sharing + units - 1) // units - 1
+
+
+def pieces(p, programs, whole, sharing, units, k):
+    """wgmma._piece for every piece of program p: tile and its units."""
+    low, high = (min(q * units // sharing, units) for q in (p, p + 1))
+    for j in (low // k, low // k + 1):
+        first = max(low - j * k, 0)
+        yield whole * programs + j, first, max(min(high - j * k, k), first)
+    for turn in range(whole):
+        yield turn * programs + p, 0, k
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 31, 64, 112, 131, 132, 133, 200, 448])
+@pytest.mark.parametrize("k", [1, 3, 8, 45, 64])
+@pytest.mark.parametrize("most", [132, 114, 7])
+@pytest.mark.parametrize("wish", [0, 1, 2, 5])
+def test_every_unit_is_done_once_and_parts_meet(tiles, k, most, wish):
+    split = min(wish, k) or parts(tiles % most if tiles >= most else tiles, most, k)
+    programs = min(most, tiles * split)  # as fused.fused
+    rest = tiles % programs
+    sharing = max(1, min(programs, rest * split))
+    whole = tiles // programs
+    units = rest * k
+    seen, together = set(), {}
+    for p in range(programs):
+        for tile, first, last in pieces(p, programs, whole, sharing, units, k):
+            done = {(tile, unit) for unit in range(first, last)}
+            assert not done & seen
+            seen |= done
+            if 0 < last - first < k:
+                together.setdefault(tile - whole * programs, set()).add(p)
+    assert len(seen) == tiles * k
+    for j, programs_of in together.items():
+        assert programs_of == set(range(owner(j * k, sharing, units), owner(j * k + k - 1, sharing, units) + 1))
+
+
+def test_tiles_for_every_number_of_tokens():
+    for n in (64, 4096, 14336):
+        for m in range(1, 2000, 7):
+            assert fused_tile(n, m) in FUSED_TILES.values()
+            assert fused_tile(n, m).tokens < 2 * max(32, m)
+    for pairs in (1, 8, 300, 16384, 10**6):
+        assert expert_tile(pairs, 32) in EXPERT_TILES.values()
