@@ -87,6 +87,13 @@ def test_gpt_oss_experts_become_what_transformers_keeps(tmp_path):
     np.testing.assert_array_equal(load_file(tmp_path / "out.safetensors")[key], w.dequantize("bfloat16").swapaxes(1, 2))
 
 
+def test_scales_of_the_inputs_are_refused(tmp_path):
+    """ModelOpt's AWQ: dense weights without them would be another model."""
+    ckpt = MemoryCheckpoint({"m.up": packed("int4:g32", (4, 32)), "m.up.pre_quant_scale": np.ones(32, np.float32)})
+    with pytest.raises(CheckpointError, match=r"m\.up\.pre_quant_scale scales the inputs of m\.up; its weights alone"):
+        dequantize_checkpoint(ckpt, tmp_path / "out", dtype="float32")
+
+
 def test_shards_and_their_index(tmp_path):
     folder = model(tmp_path)
     out = tmp_path / "out"

@@ -115,6 +115,11 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
     for info in checkpoint.infos():
         if not info.quantized:
             module, _, last = info.key.rpartition(".")
+            if last == "pre_quant_scale":
+                raise CheckpointError(
+                    f"[dequantize] {info.key} scales the inputs of {module}; its weights alone are another model. load_model "
+                    "multiplies by it, and halfbyte convert --to halfbyte keeps it"
+                )
             if last in ACTIVATION_SCALES and module in checkpoint and checkpoint.info(module).quantized:
                 dropped.append(info.key)
             else:
@@ -123,7 +128,7 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
         if info.format is None:
             checkpoint[info.key]  # raises with the reason
             raise CheckpointError(f"[dequantize] {info.key}: does not fit layout {info.layout!r}; see halfbyte inspect")
-        if info.layout == "gpt-oss" and len(info.shape) == 3:
+        if info.layout in ("gpt-oss", "modelopt-stack") and len(info.shape) == 3:
             e, n, k = info.shape
             found.append(Output(info.key, info, dtype, (e, k, n), transposed=True))
         else:
