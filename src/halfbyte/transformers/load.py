@@ -29,6 +29,7 @@ from .folder_fill import fill_from_folder
 from .gguf_config import architecture_of, config_of
 from .gguf_fill import fill
 from .gguf_tokenizer import tokenizer_of
+from .norms import single_calls
 from .quantizer import prepared_for_saving
 
 DEVICES = ("cpu", "cuda", "mps")
@@ -83,7 +84,9 @@ def load_model(
             model = empty_model(config, _dtype(word, where, config))
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
-    return prepared_for_saving(model.to(where).eval().requires_grad_(False), meta=meta), tokenizer
+    model = model.to(where).eval().requires_grad_(False)
+    single_calls(model)
+    return prepared_for_saving(model, meta=meta), tokenizer
 
 
 def _device(device: str | torch.device) -> str:
