@@ -16,7 +16,7 @@ struct Planes {
   // Asks for what is read `kAhead` bytes from here: the panels of a tile are as many streams, more than the hardware follows by itself.
   template <int BITS, int INPUTS>
   HB_INLINE void ask() const {
-    constexpr int kAhead = 1024;
+    constexpr int kAhead = 2048;
     if constexpr (BITS == 8) ask_units<INPUTS / 4>(p8 + kAhead);
     if constexpr (BITS != 8 && (BITS & 4) != 0) ask_units<INPUTS / 8>(p4 + kAhead);
     if constexpr (BITS != 8 && (BITS & 2) != 0) ask_units<INPUTS / 16>(p2 + kAhead);

@@ -134,8 +134,10 @@ void tile_i8(const Block &b, int t0, int v0) {
     for (int t = 0; t < MT; ++t)
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
-    int turn = turns;
-    do {
+    for (int turn = 0; turn < turns; ++turn) {
+      // Fewer tokens, or whole bytes, leave the memory no time for more than it fetches by itself.
+      if constexpr (Source::fused && (MT > 4 || (MT == 4 && bits != 8)))
+        for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         B rows[NV];
@@ -171,7 +173,7 @@ void tile_i8(const Block &b, int t0, int v0) {
         else w[j] += inputs / 4 * kUnitBytes;
       }
       x += MT * inputs;
-    } while (--turn);
+    }
     typename V::F sum[MT][NV];
     HB_UNROLL
     for (int t = 0; t < MT; ++t) {
@@ -210,8 +212,7 @@ void tile_f32(const Block &b, int t0, int v0) {
     for (int t = 0; t < MT; ++t)
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
-    int turn = turns;
-    do {
+    for (int turn = 0; turn < turns; ++turn) {
       if constexpr (Source::fused && MT <= kFewTokens)
         for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
@@ -242,7 +243,7 @@ void tile_f32(const Block &b, int t0, int v0) {
         else w[j] += inputs * kPanelRows;
       }
       x += MT * inputs;
-    } while (--turn);
+    }
     groups.load();
     tile.settle(acc, s, groups);
     groups.advance();
