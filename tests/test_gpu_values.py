@@ -99,7 +99,9 @@ def test_dequantize_is_exact(word):
 
 
 TILED = ("mxfp4", "nvfp4", "int4", "uint4", "affine4")
-"""Formats that every schedule runs with every dtype; the others share the code that decodes them (blocks.py)."""
+"""Formats that every schedule runs with every dtype."""
+PLANES = ("int3", "uint6", "mxfp8_e4m3", "nf4", "q8_0", "q6_K")
+"""One of each way to store codes beside them, for `striped`; the others share the code that decodes them (blocks.py)."""
 
 
 @pytest.mark.parametrize("word", served())
@@ -129,7 +131,7 @@ def test_one_hot_activations_return_the_weight(word, name):
         "dense": launch.dense_matmul(eye, p.data, None),
         "single-stage": launch.blocks(eye, p.data, None, "single-stage") if word in TILED else None,
         "double-buffered": launch.blocks(eye, p.data, None, "double-buffered") if word in TILED else None,
-        "striped": launch.blocks(eye, p.data, None, "striped") if name == "float16" or word in TILED else None,
+        "striped": launch.blocks(eye, p.data, None, "striped") if word in (*TILED, *PLANES) else None,
         "linear": ops.linear(eye, p),
     }.items():
         if y is None:
