@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,12 +213,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
         return tensor_of(stack.reshape(*part.shape[:-2], *stack.shape[1:]), device)
 
     if fragments:
-        matrices = codes.reshape(-1, *codes.shape[-2:])
-        words = (
-            np.stack([to_fragments(one, k, by_16(fmt, k), fmt.element, fmt.bits) for one in matrices])
-            if len(matrices)
-            else np.zeros((0, 1, 1, 32, 4), np.int32)
-        )
+        words = _fragments_of(codes.reshape(-1, *codes.shape[-2:]), k, fmt)
         planes = {fmt.bits: tensor_of(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
     else:
         dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
@@ -238,6 +235,26 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     )  # fmt: skip
     settle(device)
     return held
+
+
+def _fragments_of(matrices: NDArray[Any], k: int, fmt: Format) -> NDArray[np.int32]:
+    """Every matrix in fragment order, on all cores: the work is NumPy's, which lets other threads run meanwhile."""
+    if not len(matrices):
+        return np.zeros((0, 1, 1, 32, 4), np.int32)
+
+    def one(i: int) -> NDArray[np.int32]:
+        return to_fragments(matrices[i], k, by_16(fmt, k), fmt.element, fmt.bits)
+
+    first = one(0)
+    words = np.empty((len(matrices), *first.shape), first.dtype)
+    words[0] = first
+
+    def put(i: int) -> None:
+        words[i] = one(i)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(put, range(1, len(matrices))))
+    return words
 
 
 def settle(device: Any) -> None:
