@@ -229,7 +229,7 @@ def walk(
         store(place, keep, y, bias, factor, turn, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, GATE)
 
 
-@gluon.jit(do_not_specialize=["m", "top"])
+@gluon.jit(do_not_specialize=["m", "top", "TILES"])
 def fragment_kernel(
     Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, EXPERT, FIRST, LAST, COUNT, XROW, YROW,
     m, n, ldx, divisor, unit, top, TILES,
