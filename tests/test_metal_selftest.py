@@ -12,6 +12,7 @@ from halfbyte import selftest
 from halfbyte.backends import Backend, backend_named
 from halfbyte.cli.app import main
 from halfbyte.errors import BackendError
+from halfbyte.ops import gate
 from metal_cpu.machine import available
 
 
@@ -44,7 +45,8 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     if codec == "mxfp4":
         few += [kernels.matvec(fmt, dtype, t, d) for t in (1, 2, 4) for d in kernels.E2M1_DECODERS]
         few += [kernels.gemm_fused(fmt, dtype, "wide", d) for d in kernels.E2M1_DECODERS] + [kernels.gemm_fused(fmt, dtype)]
-    few += [make(fmt, dtype, "none", down=False) for make in (kernels.experts_gemm, kernels.experts_matvec)]
+    for activation in kernels.ACTIVATIONS:
+        few += [make(fmt, dtype, activation, down=False) for make in (kernels.experts_gemm, kernels.experts_matvec)]
     identity = format_named("int4", -1)
     few += [make(identity, "float32", "none", down=True) for make in (kernels.experts_gemm, kernels.experts_matvec)]
     few += [kernels.embedding(fmt, dtype), kernels.rmsnorm_matvec(fmt, dtype), kernels.experts_combine(dtype)]
@@ -55,6 +57,7 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     assert {"automatic", "single-stage", "double-buffered", "striped", "dequantize_then_gemm"} <= schedules
     assert ("fused" in schedules) == (codec != "int8:g128")
     assert {"dequantize", "embedding", "experts", "rmsnorm_matvec"} <= {o.op for o in outcomes}
+    assert {o.schedule for o in outcomes if o.op == "experts"} == {"", *selftest.GATES}
     assert {o.schedule for o in outcomes if o.op == "variant"} == (
         set() if codec == "int8:g128" else {"fused, plain"} if codec != "mxfp4" else VARIANTS
     )
@@ -115,6 +118,23 @@ def test_the_right_one_passes_and_is_timed():
     timed = [o for o in outcomes if o.time_us is not None]
     assert timed
     assert all(o.time_us > 0 and o.gbps > 0 and (o.m, o.n, o.k) == (1, 64, 256) for o in timed)
+
+
+@pytest.mark.parametrize("kind", selftest.GATES)
+@pytest.mark.parametrize(("wrong", "passed"), [(0.0, True), (4e-3, False)])
+def test_a_wrong_gate_is_caught(kind, wrong, passed):
+    """Gates of float32 rounded once pass; off by four thousandths, or NaN where exp or tanh overflow, they do not."""
+    w = selftest.random_weight("affine4:g64", 70, 256)
+    bench = selftest._numpy_bench(backend_named("reference"))
+
+    def gated(x, spoilt=False):
+        h = (x.astype(np.float64) @ w.dequantize("float32").astype(np.float64).T).astype(np.float32)
+        y = gate(kind, h) * np.float32(1 + wrong)
+        return np.where(np.abs(h[:, :35]) > 100, np.nan, y).astype(np.float16) if spoilt else y.astype(np.float16)
+
+    for m in (2, 67):
+        assert (selftest._gated_error(bench, w, m, "float16", gated, kind) <= 1) == passed
+        assert selftest._gated_error(bench, w, m, "float16", lambda x: gated(x, spoilt=True), kind) > 1
 
 
 def test_a_device_that_is_not_there_is_a_sentence(capsys):

@@ -32,6 +32,8 @@ FORMATS = (
 )  # fmt: skip
 Product = Callable[[Any, Prepared], Any]
 """Activations on the device and a prepared weight -> a product."""
+GATES = ("swiglu", "swiglu_clamped", "geglu")
+"""Activations of experts, each with kernels of its own: the one place where exp and tanh come in."""
 CHECKED_SHAPE = (70, 256)
 """n of no whole tile, k of a few groups of every size."""
 ROTATED_BYTES = 256 << 20
@@ -44,7 +46,7 @@ class Outcome:
     """One kernel checked, and timed when its answers were right.
 
     route     whose arrays the kernel ran on: numpy, torch, mlx
-    one_hot   every decoded weight came back exactly        worst  largest error as a share of its bound
+    one_hot   every decoded weight came back exactly (not asked of gates)        worst  largest error as a share of its bound
     time_us   of the timed shape; None when not timed       peer_us  `mx.quantized_matmul`, where it has the format
     """
 
@@ -235,13 +237,17 @@ def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterato
 
     n = w.shape[0]
     up = backend.prepare(QTensor(w.format, (1, *w.shape), {name: np.asarray(a)[None] for name, a in w.parts.items()}))
-    codes, scales = pack(8 + np.eye(n, dtype=np.uint8), 4), np.ones((n, 1), np.float16)
-    identity = backend.prepare(QTensor(format_named("int4", -1), (1, n, n), {"codes": codes[None], "scales": scales[None]}))
 
-    def experts(x: Any, held: Prepared) -> Any:
-        routing = np.zeros((x.shape[0], 1), np.float32)
-        index, share = bench.to_device(routing, "int32"), bench.to_device(routing + 1, "float32")
-        return backend.experts(x, up, identity, index, share, activation="none")
+    def experts(activation: str, f: int) -> Product:
+        codes, scales = pack(8 + np.eye(f, dtype=np.uint8), 4), np.ones((f, 1), np.float16)
+        identity = backend.prepare(QTensor(format_named("int4", -1), (1, f, f), {"codes": codes[None], "scales": scales[None]}))
+
+        def product(x: Any, held: Prepared) -> Any:
+            routing = np.zeros((x.shape[0], 1), np.float32)
+            index, share = bench.to_device(routing, "int32"), bench.to_device(routing + 1, "float32")
+            return backend.experts(x, up, identity, index, share, activation=activation)
+
+        return product
 
     def rmsnorm(x: Any, held: Prepared) -> Any:
         eps = 1.0 - (bench.to_numpy(x).astype(np.float64) ** 2).mean(1)
@@ -252,7 +258,9 @@ def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterato
         return backend.embedding(bench.to_device(np.arange(n, dtype=np.float32), "int32"), held, dtype)
 
     yield "embedding", None, embedding
-    yield "experts", None, experts
+    yield "experts", None, experts("none", n)
+    for activation in GATES:
+        yield "experts", activation, experts(activation, n // 2)
     yield "rmsnorm_matvec", None, rmsnorm
 
 
@@ -275,6 +283,9 @@ def _checked(
     try:
         if op in ("dequantize", "embedding"):
             return Outcome(codec, bench.route, op, word, dtype, bool(np.array_equal(_numbers(bench, call(None)), exact)), 0.0)
+        if schedule in GATES:
+            worst = max(_gated_error(bench, w, m, dtype, call, word) for m in (2, 67))
+            return Outcome(codec, bench.route, op, word, dtype, True, worst, n=n, k=k)
         y = np.concatenate(
             [_numbers(bench, call(bench.to_device(block, dtype))) for block in np.split(np.eye(k, dtype=np.float32), 2)]
         )
@@ -296,18 +307,42 @@ def _rounded(a: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
 
 def _error(bench: Bench, w: QTensor, m: int, dtype: str, call: Callable[[Any], Any], rounds: bool) -> float:
     """Largest error as a share of its bound; `rounds`: the schedule rounds the weight to x's dtype first, as its name says."""
-    k = w.shape[1]
-    x = _rounded(np.random.default_rng(m).standard_normal((m, k)).astype(np.float32), dtype)
+    x = _rounded(np.random.default_rng(m).standard_normal((m, w.shape[1])).astype(np.float32), dtype)
     y = _numbers(bench, call(bench.to_device(x, dtype))).astype(np.float64)
-    x64, w64 = x.astype(np.float64), w.dequantize("float32").astype(np.float64)
-    size = np.abs(x64) @ np.abs(w64).T
+    exact, size, error = _sums(w, x.astype(np.float64))
+    return _share(y, exact, ULP[dtype] * np.abs(exact) + error + 2.0**-24 + (ULP[dtype] * size if rounds else 0))
+
+
+def _sums(w: QTensor, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """x · wᵀ, the sizes of what it adds up, and the bound of a float32 sum's error."""
+    k, dense = w.shape[1], w.dequantize("float32").astype(np.float64)
+    size = np.abs(x) @ np.abs(dense).T
     if w.format.bias:  # code · scale and bias cancel
         spread = np.repeat(np.abs(w.parts["biases"].astype(np.float64)), k // w.parts["biases"].shape[1], 1)
-        size = size + 2 * np.abs(x64) @ spread.T
-    exact = x64 @ w64.T
-    bound = ULP[dtype] * np.abs(exact) + 2.0**-24 * (k + 8) * size + 2.0**-24 + (ULP[dtype] * size if rounds else 0)
+        size = size + 2 * np.abs(x) @ spread.T
+    return x @ dense.T, size, 2.0**-24 * (k + 8) * size
+
+
+def _share(y: NDArray[np.float64], exact: NDArray[np.float64], bound: NDArray[np.float64]) -> float:
     share = np.abs(y - exact) / bound
     return float(np.inf if np.isnan(share).any() else share.max())
+
+
+def _gated_error(bench: Bench, w: QTensor, m: int, dtype: str, call: Callable[[Any], Any], kind: str) -> float:
+    """The same of act(gate) · up, gates the first half of the outputs. Every second token is so large that exp overflows."""
+    wide = np.random.default_rng(m).standard_normal((m, w.shape[1])) * np.where(np.arange(m) % 2, 64, 1)[:, None]
+    x = _rounded(wide.astype(np.float32), dtype)
+    y = _numbers(bench, call(bench.to_device(x, dtype))).astype(np.float64)
+    exact, _, error = _sums(w, x.astype(np.float64))
+    (g, u), (dg, du) = (np.split(a, 2, 1) for a in (exact, error))
+    if kind == "swiglu_clamped":
+        g, u = np.minimum(g, 7.0), np.clip(u, -7.0, 7.0) + 1
+    with np.errstate(over="ignore"):
+        curve = g / (1 + np.exp(-(1.702 if kind == "swiglu_clamped" else 1.0) * g))
+    if kind == "geglu":
+        curve = g * (1 + np.tanh(0.7978845608028654 * (g + 0.044715 * g**3))) / 2
+    dcurve = 1.13 * dg + 2.0**-20 * np.abs(g) * (1 + np.abs(g))  # 1.13: the steepest slope; then exp or tanh, rounded
+    return _share(y, curve * u, dcurve * (np.abs(u) + du) + np.abs(curve) * du + ULP[dtype] * np.abs(curve * u) + 2.0**-22)
 
 
 def _timed(bench: Bench, checked: Outcome, w: QTensor, large: list[Prepared], m: int, product: Product) -> Outcome:
