@@ -20,6 +20,7 @@ from ..backends.cuda.found import Entry
 from ..backends.cuda.tune import FragmentTile
 from ..backends.cuda.weight import nbytes, to_device
 from .cuda_linear import ROTATE_BYTES, compile_tile, copies, graph_time_us
+from .cuda_tune_fused import tune as tune_fused
 from .weights import random_weight
 
 CANDIDATES: dict[int, tuple[tuple[Any, ...], ...]] = {
@@ -41,7 +42,9 @@ def tiles_for(m: int) -> list[FragmentTile]:
 def tune(
     shapes: list[tuple[int, int]], formats: list[str], ms: list[int], jobs: int, tell: Callable[[dict[str, Any]], None]
 ) -> list[Entry]:
-    """Entries for every family, shape and m; `tell` gets one record a measurement."""
+    """Entries for every family, shape and m; `tell` gets one record a measurement. The fragment kernel's m end at 64."""
+    later = tune_fused(shapes, formats, ms, jobs, tell)
+    ms = [m for m in ms if m <= max(CANDIDATES)]
     weights = {codec: to_device(random_weight(codec, 16, 4096, 0), "cpu") for codec in formats}
     chosen = [codec for codec in formats if weights[codec].fragments]
     ks = sorted({k for _, k in shapes})
@@ -71,4 +74,4 @@ def tune(
                 entries.append(
                     {"kernel": "fragments", "family": family, "n": n, "k": k, "m": m, "tile": list(vars(best).values())}
                 )
-    return entries
+    return entries + later

@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
 from .fused_tiles import LEAST_TOKENS, FusedTile, fused_tile, parts
-from .launch import _constants, _counter, _multiprocessors, _on, _overlap
+from .launch import _card, _constants, _counter, _multiprocessors, _on, _overlap
 from .weight import CudaWeight
 from .wgmma import wgmma_kernel
 
@@ -93,7 +93,7 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     m, n = x.shape[0], w.shape[-2]
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    tile = tile or fused_tile(n, m)
+    tile = tile or fused_tile(n, m, w.shape[-1], _card(w.device))
     rows, tokens = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens)
     most, tiles = _multiprocessors(w.device), rows * tokens
     split = min(tile.split, w.units) or parts(tiles % most if tiles >= most else tiles, most, w.units)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .found import found
+
 
 @dataclass(frozen=True)
 class FusedTile:
@@ -51,8 +53,11 @@ LEAST_PAIRS = 16
 """Pairs an expert on average from which the fused schedule serves a block of experts."""
 
 
-def fused_tile(n: int, m: int) -> FusedTile:
-    """Tile for m tokens and n outputs."""
+def fused_tile(n: int, m: int, k: int = 0, card: str = "") -> FusedTile:
+    """Tile for m tokens and a weight (n, k): what `halfbyte tune` found on this card, else the table's."""
+    best = found(card, "fused", "4-bit", n, k, m) if card and k else None
+    if best:
+        return FusedTile(*best)
     limit = min((tokens for tokens, _ in FUSED_TILES if m <= tokens), default=512)
     return FUSED_TILES[limit, n >= MANY_ROWS]
 
