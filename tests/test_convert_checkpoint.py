@@ -465,3 +465,12 @@ def test_stopped_while_shards_get_their_names(tmp_path, monkeypatch, at):
     convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=40_000)
     assert identical(source, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_plan_refuses_what_the_conversion_would(tmp_path):
+    """A folder has not all that a GGUF holds: said before anybody relies on the plan."""
+    source = write_model(tmp_path / "in", "int4:g32")
+    for plan in (True, False):
+        with pytest.raises(UnsupportedError, match="Give a GGUF of the same model, of any type, with --like"):
+            convert(source, tmp_path / "out.gguf", to="gguf", plan=plan)
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]

@@ -140,11 +140,13 @@ def write_checkpoint(
     result.dropped += checkpoint.left_out if isinstance(checkpoint, Relaid) else []
     count = workers or min(4, os.cpu_count() or 1)
     work = _Work(checkpoint, goal, keys, count, lossy, progress, quantizing, named)
+    if goal.layout == "gguf":
+        from .to_gguf import gguf_to_go_by, write_gguf
+
+        gguf_to_go_by(checkpoint)  # a plan too
     if plan:
         result.records = [u.record for u in work.units(keys, write=False)]
     elif goal.layout == "gguf":
-        from .to_gguf import write_gguf
-
         write_gguf(work, out, result)
     elif out.suffix == ".safetensors":
         _write_file(work, out, result)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoints import Checkpoint
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf_writer import GGUFWriter, pairs_of
 from ..checkpoints.journal import make_folder
@@ -32,14 +33,7 @@ def write_gguf(work: _Work, out: Path, result: Converted) -> None:
     """Write `out` and put what was done into `result`. UnsupportedError unless the source is a GGUF."""
     from .checkpoint import identity, resumed_units
 
-    checkpoint = work.checkpoint
-    home = checkpoint.like if isinstance(checkpoint, Relaid) else checkpoint
-    if not isinstance(home, GGUFCheckpoint):
-        raise UnsupportedError(
-            f"[convert] {checkpoint.path} is {checkpoint.format}: a GGUF also holds the model's tokenizer, key-values and its "
-            "own row orders, which a folder does not tell. Give a GGUF of the same model, of any type, with --like: names, "
-            "tokenizer and key-values are taken from it (llama.cpp's convert_hf_to_gguf.py makes one)"
-        )
+    home = gguf_to_go_by(work.checkpoint)
     certain = {k for k in work.keys if _surely_has_factor(work, k)}
     scaled = [k for k in work.keys if _may_have_factor(work, k) and k not in certain]
     # A factor is a tensor of its own, which the header announces: it is known for these from their conversion only.
@@ -71,6 +65,18 @@ def write_gguf(work: _Work, out: Path, result: Converted) -> None:
             units.append(replace(unit, arrays={}, outcomes=()))
     result.records = [u.record for u in units]
     result.files = [out.name]
+
+
+def gguf_to_go_by(checkpoint: Checkpoint) -> GGUFCheckpoint:
+    """The GGUF whose names and key-values the result takes. UnsupportedError when there is none."""
+    home = checkpoint.like if isinstance(checkpoint, Relaid) else checkpoint
+    if not isinstance(home, GGUFCheckpoint):
+        raise UnsupportedError(
+            f"[convert] {checkpoint.path} is {checkpoint.format}: a GGUF also holds the model's tokenizer, key-values and its "
+            "own row orders, which a folder does not tell. Give a GGUF of the same model, of any type, with --like: names, "
+            "tokenizer and key-values are taken from it (llama.cpp's convert_hf_to_gguf.py makes one)"
+        )
+    return home
 
 
 def tensor_name(home: GGUFCheckpoint, key: str) -> str:
