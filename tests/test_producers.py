@@ -139,6 +139,14 @@ def test_kept_checkpoints_load_as_the_dense_model(path):
     check(path)
 
 
+@pytest.mark.parametrize("path", KEPT, ids=name_of)
+def test_kept_checkpoints_saved_again_answer_the_same(path, tmp_path):
+    """save_pretrained and load_model: the same bits, whoever wrote them, GPTQModel's halves with their own group indices too."""
+    model, _ = load_model(path)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load_model(tmp_path)[0], ids()), logits(model, ids()))
+
+
 REFUSED = {"modelopt/gpt_oss-mxfp4": "scale groups along the outputs"}
 """What a producer writes and no product can read."""
 
