@@ -115,15 +115,17 @@ def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
     blocks = min(pairs, pairs // tokens + experts)
     if pairs > PLANNED:
         return _sorted(flat, top, experts, tokens, blocks)
-    table = torch.empty(1 + 3 * blocks + 2 * pairs, dtype=torch.int32, device=flat.device)
-    count, expert, first, last, x_rows, y_rows = table.split([1, blocks, blocks, blocks, pairs, pairs])
+    # Every part begins on 16 bytes: a kernel would be compiled anew for another alignment.
+    sizes = [4, *[-(-blocks // 4) * 4] * 3, *[-(-pairs // 4) * 4] * 2]
+    parts = torch.empty(sum(sizes), dtype=torch.int32, device=flat.device).split(sizes)
+    count, (expert, first, last) = parts[0][:1], (part[:blocks] for part in parts[1:4])
+    x_rows, y_rows = (part[:pairs] for part in parts[4:])
     width = triton.next_power_of_2(experts)
-    most = max(16, min(256, 8192 // width))
-    some, table_rows = (max(16, min(most, triton.next_power_of_2(v))) for v in (pairs, blocks))
+    some = max(16, min(256, 8192 // width, triton.next_power_of_2(pairs)))  # a power of two: few kernels for all m
     with _on(flat.device):
         plan_kernel[(1 + triton.cdiv(pairs, 32),)](
             flat, count, expert, first, last, x_rows, y_rows, pairs, blocks, experts, tokens, TOP=top, E=width, SOME=some,
-            MINE=32, BLOCKS=table_rows, num_warps=4, **_overlap(flat.device),
+            MINE=32, BLOCKS=some, num_warps=4, **_overlap(flat.device),
         )  # fmt: skip
     return Route(count, expert, first, last, x_rows, y_rows, tokens)
 
