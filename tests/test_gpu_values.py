@@ -74,9 +74,9 @@ def make(word, n, groups, rng, **options):
 
 
 def same(got, want):
-    """Equal by value, NaN where NaN."""
-    got = got.float().cpu().numpy() if hasattr(got, "cpu") else np.asarray(got, np.float32)
-    np.testing.assert_array_equal(got, np.asarray(want, np.float32))
+    """Equal by value, NaN where NaN; arrays or tensors of any dtype."""
+    got, want = (v.float().cpu().numpy() if hasattr(v, "cpu") else np.asarray(v, np.float32) for v in (got, want))
+    np.testing.assert_array_equal(got, want)
 
 
 def numpy_dtype(name):
