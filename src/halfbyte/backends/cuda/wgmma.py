@@ -3,8 +3,8 @@
 A program is one producer warp and one or two consumer warpgroups. Per unit of 64 inputs the producer has the copy engine bring x
 (BT rows of 128 bytes, swizzled), words, scales and addends into a stage of shared memory. A consumer warpgroup owns 64 R rows of
 W and all BT tokens of a tile: it finishes its words in registers (`register_operand`), multiplies them with the x that all
-warpgroups share, and reads the next words while the products run. The warpgroups do not wait for each other, so one decodes
-while the other's products run. There is no dense tile.
+warpgroups share, and (but for E8M0 scales) reads the next words while the products run. The warpgroups do not wait for each
+other, so one decodes while the other's products run. There is no dense tile.
 
 Programs stay: as many as fit the machine. The tiles that make no whole round come first, their units shared out evenly; a tile
 cut in parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program
@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .decode import E8M0, E8M0_NORMAL
 from .gluon_names import block_barrier, copy_in, copy_out
 from .operands import axis
 from .outputs import gated
@@ -182,6 +183,7 @@ def _consume(
     LS: gl.constexpr = terms_layout(R * WGS, 4, GROUPS, SW // GROUPS // 8)
     LA: gl.constexpr = terms_layout(R * WGS, 4, GROUPS, 2)
     dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
+    AHEAD: gl.constexpr = not ((SCALE == E8M0) or (SCALE == E8M0_NORMAL))  # the next words while products run; docs/cuda-gemm.md
     place, times = places(R, 4, GROUPS, KIND, WAY)
     p = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -189,13 +191,18 @@ def _consume(
     left = whole * KS + gl.minimum((p + 1) * units // sharing, units) - gl.minimum(p * units // sharing, units)
     stage = 0 * p
     phase = 0 * p
-    first, second = _words(
-        ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
-    )
+    if AHEAD:
+        first, second = _words(
+            ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+        )
     for seg in range(whole + 2):
         tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
         acc = gl.zeros([MINE, BT], gl.float32, layout=C)
         for k in range(k0, k1):  # noqa: B007
+            if not AHEAD:
+                first, second = _words(
+                    ws, ss, zs, full, stage, phase, True, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+                )
             a = _joined(
                 operand(first, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
                 operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
@@ -208,9 +215,10 @@ def _consume(
                 stage = 0 * p
                 phase ^= 1
             left -= 1
-            first, second = _words(
-                ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
-            )
+            if AHEAD:
+                first, second = _words(
+                    ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+                )
             acc, a = warpgroup_mma_wait(0, deps=[acc, a])
             mbarrier.arrive(done)
         if k1 > k0:
