@@ -47,6 +47,9 @@ class Room:
 class GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers is not type-checked
     """A layer that attends to everything."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self._rooms = Room(), Room()
@@ -62,6 +65,9 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers is not ty
 
 class GrowingSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc]
     """A layer that attends to the last `sliding_window` tokens."""
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, sliding_window: int) -> None:
         super().__init__(sliding_window)

@@ -55,14 +55,14 @@ def single_calls(model: nn.Module) -> int:
 
 def replacement(module: Any) -> RMSNorm | None:
     """An `RMSNorm` that gives what `module` gives; None for a module that is no such norm."""
-    weight = getattr(module, "weight", None)
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     if not type(module).__name__.endswith("RMSNorm") or isinstance(module, RMSNorm) or not isinstance(eps, float):
         return None
     named = dict(module.named_parameters())
-    if list(named) != ["weight"] or list(module.buffers()) or weight.ndim != 1 or weight.requires_grad:
+    if list(named) != ["weight"] or list(module.buffers()):
         return None
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+    weight = named["weight"]
+    if weight.ndim != 1 or weight.requires_grad or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return None
     rows = torch.randn(2, 3, weight.shape[0], generator=torch.Generator().manual_seed(0)) * torch.tensor([[[1.0]], [[30.0]]])
     with torch.no_grad():
@@ -70,5 +70,6 @@ def replacement(module: Any) -> RMSNorm | None:
         for plus_one in (False, True):
             new = RMSNorm(weight, eps, plus_one)
             if torch.equal(new(rows), wanted):
-                return new.train(module.training)
+                new.training = module.training
+                return new
     return None
