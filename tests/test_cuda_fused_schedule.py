@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
 import pytest
+
+from halfbyte import QTensor, format_named
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
 from halfbyte.backends.cuda.fused_tiles import EXPERT_TILES, FUSED_TILES, expert_tile, fused_tile, parts
+from halfbyte.backends.cuda.weight import to_device
 
 
 def owner(step, sharing, units):
@@ -56,3 +64,13 @@ def test_tiles_for_every_number_of_tokens():
             assert fused_tile(n, m).tokens < 2 * max(32, m)
     for pairs in (1, 8, 300, 16384, 10**6):
         assert expert_tile(pairs, 32) in EXPERT_TILES.values()
+
+
+def test_copies_and_pickles_of_a_weight_leave_its_tensor_maps_behind():
+    """Maps hold the weight's own memory: copied along, they would double it and describe what the copy no longer has."""
+    q = QTensor(format_named("mxfp4"), (16, 64), {"codes": np.zeros((16, 32), np.uint8), "scales": np.full((16, 2), 127, np.uint8)})
+    w = to_device(q, "cpu")
+    w.maps["tile"] = w.planes[4]
+    for other in (copy.deepcopy(w), pickle.loads(pickle.dumps(w)), dataclasses.replace(w)):
+        assert other.maps == {}
+    assert len(w.maps) == 1

@@ -65,6 +65,16 @@ def in_fragments(fmt: Format, k: int) -> bool:
     return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
 
 
+class Maps(dict[Any, Any]):
+    """Tensor maps that fused.py made of a weight, by tile and address. A copy or a pickle of the weight starts without any."""
+
+    def __deepcopy__(self, memo: Any) -> Maps:
+        return Maps()
+
+    def __reduce__(self) -> tuple[type[Maps], tuple[()]]:
+        return Maps, ()
+
+
 @dataclass
 class CudaWeight:
     """Tensors and compile-time constants of one weight (or a stack: a leading expert axis on every tensor).
@@ -94,7 +104,7 @@ class CudaWeight:
     scales_half: bool
     plain_scales: bool = False
     top: int = -1
-    maps: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # tensor maps of fused.py
+    maps: Maps = field(default_factory=Maps, init=False, repr=False, compare=False)
 
     @property
     def words(self) -> int:
