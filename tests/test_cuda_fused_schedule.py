@@ -68,8 +68,8 @@ def test_tiles_for_every_number_of_tokens():
 
 def test_copies_and_pickles_of_a_weight_leave_its_tensor_maps_behind():
     """Maps hold the weight's own memory: copied along, they would double it and describe what the copy no longer has."""
-    q = QTensor(format_named("mxfp4"), (16, 64), {"codes": np.zeros((16, 32), np.uint8), "scales": np.full((16, 2), 127, np.uint8)})
-    w = to_device(q, "cpu")
+    parts_of = {"codes": np.zeros((16, 32), np.uint8), "scales": np.full((16, 2), 127, np.uint8)}
+    w = to_device(QTensor(format_named("mxfp4"), (16, 64), parts_of), "cpu")
     w.maps["tile"] = w.planes[4]
     for other in (copy.deepcopy(w), pickle.loads(pickle.dumps(w)), dataclasses.replace(w)):
         assert other.maps == {}
