@@ -269,3 +269,21 @@ def test_an_interrupted_run_goes_on_only_with_the_same_calibration(tmp_path):
             run("gptq", texts[0], progress=stop)
         assert (run(method, text, overwrite=True).resumed > 0) == kept
         shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("to", ["gptq:int4:g32", "mlx:affine4:g32", "compressed-tensors:nvfp4", "gptq:uint4:g32"])
+def test_layers_that_are_done_are_mapped_from_a_folder(tmp_path, to):
+    """The same weights, and the same bytes written, as when they are kept in memory."""
+    write_model(tmp_path / "in", "llama")
+    text = write_text(tmp_path / "text.txt")
+    for name in ("memory", "folder"):
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            spool = None
+            if name == "folder":
+                spool = tmp_path / "spool"
+                spool.mkdir()
+            found = calibrate(checkpoint, recipe_of(to), text, context=32, sequences=4, spool=spool)
+            quantize_checkpoint(checkpoint, tmp_path / name, recipe_of(to), found.rounder, named=found.name)
+    assert sorted(p.name for p in (tmp_path / "spool").iterdir()) == ["00000.safetensors", "00001.safetensors"]
+    for path in (tmp_path / "memory").iterdir():
+        assert path.read_bytes() == (tmp_path / "folder" / path.name).read_bytes()

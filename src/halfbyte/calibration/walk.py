@@ -1,7 +1,7 @@
 """The walk: embeddings of the calibration text, then each layer in turn; its inputs are watched, its weights rounded, its outputs
 computed with the rounded weights and handed on.
 
-What is kept in memory is one layer, the hidden states of the sequences and the packed weights so far.
+What is kept in memory is one layer and the hidden states of the sequences; packed weights go to a folder where one is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..checkpoints import Checkpoint
+from ..checkpoints import Checkpoint, load, save
 from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
 from ..errors import FormatError, HalfbyteError, ShapeError
@@ -77,6 +77,7 @@ def calibrate(
     act_order: bool = False,
     device: str = "auto",
     from_packed: bool = False,
+    spool: Path | None = None,
     progress: Progress | None = None,
 ) -> Calibrated:
     """Round the weights of `recipe` with the inputs they have on `text`.
@@ -86,6 +87,7 @@ def calibrate(
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
+    spool      a folder for the packed weights of layers that are done, which are mapped from there; None keeps them in memory
     progress   called as progress(done, total, layer)
 
     Modules that no token reached, experts above all, are rounded with searched scales to the same format, and named in the notes.
@@ -105,7 +107,12 @@ def calibrate(
         for number in range(source.count):
             if progress is not None:
                 progress(number, source.count, f"layer {number}")
+            before = set(found.weights)
             hidden = walk.layer(number, hidden, arguments[number])
+            if spool is not None and len(found.weights) > len(before):
+                file = spool / f"{number:05d}.safetensors"
+                save(file, {module: q for module, q in found.weights.items() if module not in before})
+                found.weights |= {module: q for module, q in load(file).items() if isinstance(q, QTensor)}
     if progress is not None:
         progress(source.count, source.count, "")
     walk.name_unmet()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +58,7 @@ def quantize(
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
     from ..checkpoints import open as open_checkpoint
+    from ..checkpoints.journal import make_folder
     from ..converting.quantizing import quantize_checkpoint
     from ..converting.recipe import recipe_of
     from ..dequantizing import parse_size
@@ -76,14 +79,19 @@ def quantize(
     named = ""
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
-    with open_checkpoint(path) as checkpoint:
+    with contextlib.ExitStack() as held:
+        checkpoint = held.enter_context(open_checkpoint(path))
         if calibrated and calibration is not None:
             from ..calibration import calibrate
 
+            make_folder(out.absolute().parent, out)
+            layers = held.enter_context(
+                tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent, ignore_cleanup_errors=True)
+            )
             with progress("calibrating") as report:
                 found = calibrate(
                     checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
-                    device=device, from_packed=from_packed, progress=report,
+                    device=device, from_packed=from_packed, spool=Path(layers), progress=report,
                 )  # fmt: skip
             rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
         with progress("planning" if plan else "quantizing", in_bytes=True) as report:
