@@ -47,12 +47,18 @@ def test_what_differs_or_is_trained_or_is_no_norm_stays():
     assert replacement(nn.RMSNorm(16, eps=1e-6).requires_grad_(False).bfloat16()) is None
 
 
+def plain(weight):
+    norm = nn.RMSNorm(weight.shape[0], eps=1e-6)
+    norm.weight = nn.Parameter(weight, requires_grad=False)
+    return norm
+
+
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_weights_that_change_are_seen(plus_one):
-    norm = RMSNorm(nn.Parameter(torch.rand(8), requires_grad=False), 1e-6, plus_one)
+    norm = RMSNorm(plain(torch.rand(8)), 1e-6, plus_one)
     x = torch.randn(3, 8)
     new = torch.rand(8)
-    want = RMSNorm(nn.Parameter(new.clone(), requires_grad=False), 1e-6, plus_one)(x)
+    want = RMSNorm(plain(new.clone()), 1e-6, plus_one)(x)
     other = copy.deepcopy(norm)
     norm.load_state_dict({"weight": new})
     assert torch.equal(norm(x), want)
@@ -61,3 +67,29 @@ def test_weights_that_change_are_seen(plus_one):
     half = norm.bfloat16()(x.bfloat16())
     assert half.dtype == torch.bfloat16
     assert torch.equal(half, norm(x.bfloat16().float()).bfloat16())
+
+
+def test_case_51_on_another_device_the_models_own_norm_computes():
+    """A model moved to a GPU gives what one loaded there gives: the same operations."""
+    seen = []
+
+    class OwnRMSNorm(nn.RMSNorm):
+        def forward(self, x):
+            seen.append((self.weight.device.type, x.device.type))
+            return super().forward(x)
+
+    own = OwnRMSNorm(8, eps=1e-6).requires_grad_(False)
+    norm = replacement(own)
+    assert isinstance(norm, RMSNorm)
+    assert norm.plain is own
+    seen.clear()
+    norm(torch.randn(2, 8))
+    assert seen == []
+    moved = copy.deepcopy(norm).to("meta")
+    assert moved(torch.empty(2, 8, device="meta")).shape == (2, 8)
+    assert seen == [("meta", "meta")]
+    assert moved.plain.weight is moved.weight
+    assert norm.plain.weight is norm.weight
+    assert norm.weight.device.type == "cpu"
+    assert list(norm.state_dict()) == ["weight"]
+    assert [n for n, _ in norm.named_modules()] == [""]

@@ -1,7 +1,8 @@
 """RMSNorm in one call of torch, where that gives the very numbers of the model's own module.
 
 A model's norm is six to eight small calls, and a decoding step has a hundred norms. `single_calls(model)` puts an `RMSNorm` in
-the place of each norm whose module and whose replacement agree bit for bit on random rows; others stay.
+the place of each norm whose module and whose replacement agree bit for bit on random rows; others stay. That holds on the CPU;
+on another device the model's own module computes, so that a model moved there and one loaded there give the same.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
     """x / sqrt(mean(x²) + eps) · scale in float32, rounded once; scale is `weight`, or 1 + `weight` (Gemma)."""
 
-    def __init__(self, weight: nn.Parameter, eps: float, plus_one: bool) -> None:
+    def __init__(self, plain: nn.Module, eps: float, plus_one: bool) -> None:
         super().__init__()
-        self.weight, self.eps, self.plus_one = weight, eps, plus_one
+        self.weight, self.eps, self.plus_one = plain.weight, eps, plus_one
+        object.__setattr__(self, "plain", plain)  # no submodule: it has the same parameter, and names must stay
         self._refresh()
 
     def _refresh(self) -> None:
+        self.plain.weight = self.weight
         weight = self.weight.detach().float()
         self.scale, self.seen = (1.0 + weight if self.plus_one else weight), self.weight._version
 
@@ -30,6 +33,9 @@ class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
         return self
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            other: Tensor = self.plain(x)
+            return other
         if self.weight._version != self.seen:  # written in place: a checkpoint loaded into the module
             self._refresh()
         if x.dtype == torch.float32:
@@ -68,7 +74,7 @@ def replacement(module: Any) -> RMSNorm | None:
     with torch.no_grad():
         wanted = module(rows)
         for plus_one in (False, True):
-            new = RMSNorm(weight, eps, plus_one)
+            new = RMSNorm(module, eps, plus_one)
             if torch.equal(new(rows), wanted):
                 new.training = module.training
                 return new
