@@ -276,3 +276,16 @@ def test_the_dense_schedule_is_the_same_product():
     x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     y = np.asarray(sweep.dense_product(1)(x, ops.prepare(q, backend="reference")))
     np.testing.assert_allclose(y, x @ q.dequantize().T, rtol=1e-5, atol=1e-5)
+
+
+def test_modes_share_weights_and_never_follow_each_other_on_one(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cpu_linear.ops, "linear", lambda x, w, activations: seen.append((activations, id(w))))
+    field = cpu_linear.ours("mxfp4", 32, 64, ("exact", "int8"), "reference", 6)
+    cpu_linear.race([c.ready(np.zeros((1, 64), np.float32)) for c in field], rounds=1)
+    turns = seen[12:]  # after the first call of each
+    assert {w for mode, w in turns if mode == "exact"} == {w for mode, w in turns if mode == "int8"}
+    last: dict[int, int] = {}
+    for at, (_, w) in enumerate(turns):
+        assert at - last.get(w, -99) >= 5
+        last[w] = at

@@ -43,14 +43,18 @@ class Contender:
 
 
 def ours(codec: str, n: int, k: int, modes: Sequence[str], backend: str, count: int) -> list[Contender]:
-    """halfbyte's own product in each mode of activations, on the same weights."""
+    """halfbyte's own product in each mode of activations, on the same weights, but never on one just after another mode had it in
+    the cache: each mode begins as far from the others as it can."""
     held = [ops.prepare(random_weight(codec, n, k, i), backend=backend) for i in range(count)]
 
     def ready(mode: str) -> Ready:
+        start = modes.index(mode) * count // len(modes)
+        order = held[start:] + held[:start]
+
         def call(w: Prepared, x: F32) -> Callable[[], Any]:
             return lambda: ops.linear(x, w, activations=mode)
 
-        return lambda x: [call(w, x) for w in held]
+        return lambda x: [call(w, x) for w in order]
 
     first = held[0]
     common = {"peer": "halfbyte", "format": str(first.format), "backend": backend, "bits": first.bits_per_weight}
@@ -70,7 +74,7 @@ def field_of(
     """All contenders of a shape, peers first."""
     own = [ops.prepare(random_weight(codec, n, k, 0), backend=backend).nbytes for codec in codecs]
     turn = sum(n * k * p.bits / 8 for p in peers) + sum(own) * len(modes)
-    count = max(LEAST_WEIGHTS, math.ceil(max(ROTATE_BYTES, 3 * last_cache_bytes()) / max(1.0, turn)))
+    count = max(LEAST_WEIGHTS, math.ceil(len(modes) * max(ROTATE_BYTES, 3 * last_cache_bytes()) / max(1.0, turn)))
     out: list[Contender] = []
     if peers:
         dense = [(np.random.default_rng(i).standard_normal((n, k), np.float32) * np.float32(0.03)) for i in range(count)]
