@@ -130,6 +130,26 @@ def test_killed_at_any_moment_nothing_opens_and_the_next_run_is_whole(tmp_path, 
     assert left_behind(tmp_path) == [name]
 
 
+def test_a_disk_that_is_full_at_the_end_keeps_the_tensors(tmp_path, monkeypatch):
+    """The header's turn comes last: its failure costs no tensor."""
+    source, to, name = sources(tmp_path, "safetensors")
+    plain = SafetensorsWriter._complete
+    full = OSError(28, "No space left on device")
+
+    def refuse(self) -> None:
+        raise full
+
+    monkeypatch.setattr(SafetensorsWriter, "_complete", refuse)
+    said = r"No space left on device; 22 tensors are kept: run again to go on, or remove .*\.out\.safetensors\.partial"
+    with pytest.raises(WriteError, match=said):
+        convert(source, tmp_path / name, to=to, workers=1)
+    monkeypatch.setattr(SafetensorsWriter, "_complete", plain)
+    done = convert(source, tmp_path / name, to=to, workers=1)
+    assert done.resumed == len(done.records)
+    assert identical(source, tmp_path / name)
+    assert left_behind(tmp_path) == [name]
+
+
 def test_two_processes_at_one_file(tmp_path):
     source, to, name = sources(tmp_path, "gguf")
     lock = tmp_path / f".{name}.partial.lock"

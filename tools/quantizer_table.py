@@ -134,7 +134,7 @@ class Table:
         kept = self.keep / f"{codec} {method}.pickle".replace(":", "-")
         if kept.exists():
             with kept.open("rb") as f:
-                return pickle.load(f)  # noqa: S301 # written below
+                return pickle.load(f)  # written below
         start, replaced = time.process_time(), {}
         fmt = format_named(codec)
         if method in PRODUCERS:

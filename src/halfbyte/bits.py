@@ -30,8 +30,8 @@ _EIGHT: np.dtype[Any] = np.dtype("<u8")
 _BLOCK = 1 << 16
 """Codes worked on at a time: the words and their scratch fit in a 256 KiB cache."""
 _TILE = 256
-"""Sides of a tile of `turned`, copied first since rows a power of two apart share few places of a cache: twice to four times as fast
-as a whole transposition of 30 MB."""
+"""Sides of a tile of `turned`, copied first since rows a power of two apart share few places of a cache: twice to four times as
+fast as a whole transposition of 30 MB."""
 
 
 def pack(codes: NDArray[np.integer], bits: int) -> U8:

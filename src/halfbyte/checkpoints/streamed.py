@@ -132,10 +132,10 @@ class StreamedFile(ABC):
             os.fsync(self._file.fileno())
             self._file.close()
             self._temporary.replace(self.path)
-        except OSError as error:
-            raise self._refused(error) from error
-        finally:
-            self.abandon()
+        except BaseException as error:
+            self._leave(error)
+            raise (self._refused(error) if isinstance(error, OSError) else error) from None
+        self.abandon()
 
     @abstractmethod
     def _complete(self) -> None:
@@ -172,11 +172,16 @@ class StreamedFile(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self.finish()
-        elif self._resumable and (isinstance(error, WriteError | OSError) or not isinstance(error, Exception)):
+        elif error is not None:
+            self._leave(error)
+
+    def _leave(self, error: BaseException) -> None:
+        """Keep what a later run can go on with; remove it where there is nothing, or where the same would happen again."""
+        if self._resumable and (isinstance(error, WriteError | OSError) or not isinstance(error, Exception)):
             self._close()
             self._unlock()
         else:
-            self.abandon()  # nothing to go on with, or the same would happen again
+            self.abandon()
 
 
 def _checksum(file: IO[bytes], start: int, nbytes: int) -> int | None:
