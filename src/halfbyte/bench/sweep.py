@@ -79,7 +79,8 @@ def sweep(
     dense = dense_product(threads)
     for case in cases:
         first = ops.prepare(random_weight(case.codec, case.n, case.k, 0), backend="cpu")
-        count = max(LEAST_WEIGHTS, math.ceil(max(ROTATE_BYTES, 3 * last_cache_bytes()) / first.nbytes))
+        turn = 2 * first.nbytes + 4 * case.n * case.k  # the dense weight passes through the caches too
+        count = max(LEAST_WEIGHTS, math.ceil(max(ROTATE_BYTES, 3 * last_cache_bytes()) / turn))
         others = range(1, min(count, MOST_WEIGHTS))
         held = [first, *(ops.prepare(random_weight(case.codec, case.n, case.k, i), backend="cpu") for i in others)]
         for m in tokens:
