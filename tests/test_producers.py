@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import halfbyte as hb
 from gguf_twin import gguf_twin
+from halfbyte.cli import main
 from halfbyte.dequantizing import QUANTIZATION_KEYS
 from halfbyte.errors import UnsupportedError
 from halfbyte.torch import packed_modules
@@ -197,3 +198,12 @@ def test_every_architecture_and_producer_is_kept():
     assert {p.parent.name for p in KEPT} == producers
     for path in KEPT:
         assert sum(f.stat().st_size for f in ([path] if path.is_file() else path.iterdir())) < 205_000
+
+
+@pytest.mark.parametrize("verb", ["convert", "dequantize"])
+def test_gpt_oss_halves_of_gptqmodel_are_not_copied_under_names_that_mean_other_rows(verb, tmp_path, capfd):
+    path = Path(__file__).parent / "data" / "models" / "gptqmodel" / "gpt_oss-gptq-act-order"
+    words = [verb, str(path), str(tmp_path / "out.safetensors"), *(["--to", "halfbyte"] if verb == "convert" else [])]
+    assert main(words) == 2
+    assert "halves of the alternating gate_up_proj rows" in " ".join(capfd.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,7 @@ from .checkpoints.safetensors_file import NUMPY_DTYPES
 from .checkpoints.writer import SafetensorsWriter
 from .errors import CheckpointError, FormatError
 from .exact import dtype_named
+from .namemap import refuse_halves
 from .qtensor import QTensor
 from .rowview import RowView, Source
 
@@ -111,6 +112,7 @@ def dense_dtype(config: dict[str, Any]) -> str:
 
 def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]]:
     """The tensors to write, and the names of those left out. CheckpointError when headers do not fit their layout."""
+    refuse_halves(checkpoint.config, "dequantize", checkpoint.path)
     found, dropped = [], []
     for info in checkpoint.infos():
         if not info.quantized:

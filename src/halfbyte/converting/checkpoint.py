@@ -27,6 +27,7 @@ from ..checkpoints.streamed import StreamedFile
 from ..checkpoints.writer import SafetensorsWriter
 from ..dequantizing import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS
 from ..errors import CheckpointError, LayoutError
+from ..namemap import refuse_halves
 from ..qtensor import QTensor
 from .outcome import KINDS, Outcome
 from .relaid import Relaid
@@ -321,6 +322,7 @@ def _carried(checkpoint: Checkpoint) -> dict[str, Path]:
 
 def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:
     """Keys to convert, and those left out."""
+    refuse_halves(checkpoint.config, "convert", checkpoint.path)
     keys: list[str] = []
     dropped: list[str] = []
     for info in checkpoint.infos():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..joining import apart, join_rows, stack
+from ..namemap import cut_in_halves
 from ..qtensor import QTensor
 from ..torch.experts import QExperts
 from ..torch.modules import Weight
@@ -62,15 +63,6 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
     if act not in words or (own_gate is not None and own_gate.__module__ != "transformers.integrations.moe"):
         raise UnsupportedError(f"[load_model] {name} gates with {act}; SiLU and tanh GELU are computed on packed experts")
     return words[act], not getattr(module, "is_concatenated", True)
-
-
-def cut_in_halves(config: Mapping[str, Any]) -> bool:
-    """True where alternating rows of gate and up were cut in the middle: GPTQModel's `gate_proj` is the first half of
-    gpt-oss's `gate_up_proj`, and its forward puts the halves together again before it takes every second row."""
-    stated = config.get("quantization_config")
-    meta = stated.get("meta") if isinstance(stated, Mapping) else None
-    made_by = meta.get("quantizer") or () if isinstance(meta, Mapping) else ()
-    return "gptqmodel" in str(made_by).lower()
 
 
 def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:

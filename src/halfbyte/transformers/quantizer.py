@@ -25,9 +25,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..errors import CheckpointError, UnsupportedError
+from ..namemap import cut_in_halves
 from ..torch.modules import Packed
 from ..torch.state import tensors_of
-from .expert_fill import cut_in_halves
 from .folder_fill import FolderFilling
 
 METHOD = "halfbyte"
