@@ -226,6 +226,13 @@ def test_tensors_nobody_claims(tmp_path: Path):
     }  # fmt: skip
 
 
+def test_scales_of_inputs_are_said_to_be_used():
+    checkpoint = hb.open(Path(__file__).parent / "data" / "models" / "modelopt" / "mistral-int4-awq")
+    (note,) = [f for f in checkpoint.findings() if f.key == "pre_quant_scale"]
+    assert note.code == "activation-tensors"
+    assert "load_model multiplies by them" in note.message
+
+
 def test_a_width_that_the_models_config_contradicts(tmp_path: Path):
     assert codes(mlx_file(tmp_path / "right", intermediate_size=64)) == {}
     (finding,) = mlx_file(tmp_path / "wrong", intermediate_size=128).findings()

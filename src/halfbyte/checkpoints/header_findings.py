@@ -83,6 +83,8 @@ def _unclaimed(c: SafetensorsCheckpoint) -> Iterator[Finding]:
             )
     for last, count in beside.items():
         text = f"{count:,} tensors of this name belong to activations or caches; they are kept as arrays, no weight uses them"
+        if last == "pre_quant_scale":
+            text = f"{count:,} tensors of this name scale inputs of weights: load_model multiplies by them; no weight holds them"
         yield Finding("note", "activation-tensors", last, text)
 
 
