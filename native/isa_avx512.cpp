@@ -11,7 +11,7 @@ struct V {
   static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false, fuses = true, merges = true;
   static constexpr int permuted_bits = 5;  // codes whose floats one permutation finds
   static constexpr int few_i8 = 1 << 30, few_f32 = 1 << 30;
-  static constexpr int tokens_i8 = 12, vectors_i8 = 1, vectors_i8_four = 2, vectors_i8_two = 4, vectors_i8_one = 4;
+  static constexpr int tokens_i8 = 12, vectors_i8 = 1, vectors_i8_four = 2, vectors_i8_two = 4, vectors_i8_one = 4, vectors_i8_many = 2;
   static constexpr int tokens_f32 = 12, vectors_f32 = 1, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 4;
   using F = __m512;
   using I = __m512i;

@@ -270,6 +270,10 @@ void blocks_i8(const Block &b) {
   if constexpr (Source::fused || V::tokens_i8 > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, V::vectors_i8_four, F, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, V::vectors_i8_two, F, Source>(b, t);
+  // Two super-scales and minima beside codes and scales: of more panels at once the memory follows so many streams no longer.
+  if constexpr (Source::fused && V::vectors_i8_many < V::vectors_i8_one)
+    if (b.weight->super_mins)
+      for (; t < b.tokens; ++t) tiles_i8<V, 1, V::vectors_i8_many, F, Source>(b, t);
   for (; t < b.tokens; ++t) tiles_i8<V, 1, V::vectors_i8_one, F, Source>(b, t);
 }
 
