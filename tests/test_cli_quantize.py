@@ -162,6 +162,8 @@ def test_packed_weights_that_the_recipe_keeps_stay_as_they_are(tmp_path):
     ("arguments", "text"),
     [
         (["--to", "mlx"], "target 'mlx' names no codec; mlx holds affine4"),
+        (["--to", "mxfp4"], "'mxfp4' is a codec; a target is spelled layout[:codec[:gN]], for example mlx:mxfp4"),
+        (["--to", "mlx:affine4", "--rule", "nothing_here=affine6"], "rule 'nothing_here=affine6' matches no module"),
         (["--to", "mlx:affine4", "--rule", "x"], "rule 'x'; a rule is spelled regex=codec[:gN] or regex=keep"),
         (["--to", "mlx:affine4", "--rule", "x=mxfp9"], "'mxfp9' is not a codec"),
         (["--to", "mlx:affine4", "--method", "gtpq"], "--method gtpq; allowed: rtn, mse, gptq, awq"),

@@ -200,3 +200,13 @@ def test_the_command_reports_lines_and_a_status(capsys):
     assert {"format", "schedule", "dtype", "one_hot", "worst", "passed", "time_us", "peer_us"} <= set(lines[0])
     assert main(["selftest", "--device", "cpu", "--shape", "4096"]) == 2
     assert "allowed: N,K or 0" in capsys.readouterr().err
+
+
+def test_without_a_device_the_first_that_computes_here_is_checked(monkeypatch):
+    """Here the CPU, or the reference in its place; a named device is not replaced by another."""
+    from halfbyte.cli import selftest as command
+
+    monkeypatch.setattr("halfbyte.selftest.DEVICES", ("mps", "cpu"))
+    assert next(b.backend.name for b in command._benches(None)) in ("cpu", "reference")
+    with pytest.raises(BackendError, match="nothing computes on 'mps' here"):
+        command._benches("mps")

@@ -60,7 +60,7 @@ def quantize(
     from ..checkpoints import open as open_checkpoint
     from ..checkpoints.journal import make_folder
     from ..converting.quantizing import quantize_checkpoint
-    from ..converting.recipe import recipe_of
+    from ..converting.recipe import module_of, recipe_of
     from ..dequantizing import parse_size
     from ..quantizers import METHODS
 
@@ -81,6 +81,7 @@ def quantize(
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with contextlib.ExitStack() as held:
         checkpoint = held.enter_context(open_checkpoint(path))
+        recipe.check(module for info in checkpoint.infos() if (module := module_of(info)) is not None)
         if calibrated and calibration is not None:
             from ..calibration import calibrate
 

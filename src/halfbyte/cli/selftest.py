@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import FormatError
+from ..errors import BackendError, FormatError
 from .terminal import Column, plural, print_json, print_table
 
 if TYPE_CHECKING:
-    from ..selftest import Outcome
+    from ..selftest import Bench, Outcome
 
 _COLUMNS = (
     Column("format"), Column("route"), Column("op"), Column("schedule"), Column("dtype"), Column("one-hot"),
@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def selftest(
-    device: Annotated[str, typer.Option(help="mps, cuda or cpu.")] = "mps",
+    device: Annotated[str | None, typer.Option(help="mps, cuda or cpu; else the first that computes here.")] = None,
     format: Annotated[str | None, typer.Option(help="Codecs, comma separated: mxfp4,int4:g128. All when left out.")] = None,
     dtype: Annotated[str, typer.Option(help="Dtypes of x, comma separated.")] = "float16",
     shape: Annotated[str, typer.Option(help="N,K to time; 0 for no timing.")] = "4096,4096",
@@ -32,9 +32,9 @@ def selftest(
 
     Exit status: 0 all right, 1 a kernel is wrong, 2 nothing computes on that device here.
     """
-    from ..selftest import FORMATS, benches_for, run
+    from ..selftest import FORMATS, run
 
-    benches = benches_for(device)
+    benches = _benches(device)
     wanted = tuple(format.split(",")) if format else FORMATS
     outcomes = []
     tokens = tuple(_whole("--m", t) for t in m.split(","))
@@ -50,6 +50,18 @@ def selftest(
         print_table(_COLUMNS, [_row(o) for o in outcomes])
         print(f"{plural(len(outcomes), 'result')}, {len(wrong)} wrong")
     return int(bool(wrong))
+
+
+def _benches(device: str | None) -> list[Bench]:
+    """Those of the device; of the first that computes here when none is named."""
+    from ..selftest import DEVICES, benches_for
+
+    for word in DEVICES if device is None else ():
+        try:
+            return benches_for(word)
+        except BackendError:
+            continue
+    return benches_for(device or DEVICES[-1])
 
 
 def _whole(option: str, text: str) -> int:

@@ -8,7 +8,7 @@ norms, and what is no matrix and no stack of experts' matrices. A rule may name 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..checkpoints import TensorInfo
@@ -55,6 +55,14 @@ class Recipe:
         last = module.rpartition(".")[2]
         weight = ndim == 2 or (ndim == 3 and EXPERTS.search(module) is not None)
         return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
+
+
+    def check(self, modules: Iterable[str]) -> None:
+        """FormatError for a rule that matches none of the modules: a slip that would give another recipe in silence."""
+        names = list(modules)
+        for rule in self.rules:
+            if not any(rule.pattern.search(n) for n in names):
+                raise FormatError(f"[quantize] rule {rule.text!r} matches no module; they are named like {', '.join(names[:3])}")
 
 
 def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None) -> Recipe:

@@ -103,9 +103,13 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
     word, *rest = text.split(":")
     name, params = ALIASES.get(word.lower(), (word.lower(), {}))
     if name not in LAYOUTS:
-        near = difflib.get_close_matches(name, (*LAYOUTS, *ALIASES), n=3) or sorted(LAYOUTS)
+        if _is_codec(text):
+            whole = f"{_holder(text)}:{text}"
+            raise LayoutError(f"[convert] {text!r} is a codec; a target is spelled layout[:codec[:gN]], for example {whole}")
+        near = difflib.get_close_matches(name, (*LAYOUTS, *ALIASES), n=3)
+        known = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(LAYOUTS))}"
         raise LayoutError(
-            f"[convert] {word!r} is not a layout; nearest: {', '.join(near)}. A target is spelled layout[:codec[:gN]]"
+            f"[convert] {word!r} is not a layout; {known}. A target is spelled layout[:codec[:gN]]"
         )
     if len(rest) > 2:
         raise FormatError(f"[convert] target {text!r}; it is spelled layout[:codec[:gN]]")
@@ -120,6 +124,20 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
     if codec is not None:
         codec = _word(name, codec)
     return Goal(Target(name, codec, group), params, scale_dtype)
+
+
+def _is_codec(text: str) -> bool:
+    try:
+        format_named(text)
+    except FormatError:
+        return False
+    return True
+
+
+def _holder(text: str) -> str:
+    """A layout that holds the codec."""
+    name = format_named(text).name
+    return next((layout for layout in ("mlx", "compressed-tensors", "gptq", "gguf") if name in HOLDS[layout].words), "halfbyte")
 
 
 def _word(layout: str, codec: str) -> str:
