@@ -97,6 +97,17 @@ def test_case_36_a_weight_of_the_other_orientation_is_refused(rng):
         ops.linear(np.zeros((2, 64), np.float32), w)
 
 
+def test_torch_tensors_that_are_no_plain_arrays(rng):
+    """A view whose signs are kept as a bit is a tensor like others; a sparse one is refused."""
+    torch = pytest.importorskip("torch")
+    w = weight(rng, 9, 64)
+    z = torch.randn(2, 64, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    assert z.conj().imag.is_neg()
+    assert torch.equal(ops.linear(z.conj().imag, w), ops.linear(-z.imag, w))
+    with pytest.raises(ShapeError, match=r"x is laid out as torch.sparse_coo; torch.strided is allowed"):
+        ops.linear(z.imag.to_sparse(), w)
+
+
 def test_torch_tensors_come_back_as_torch_tensors(rng):
     torch = pytest.importorskip("torch")
     w = weight(rng, 9, 64)

@@ -116,6 +116,10 @@ def _check_x(op: str, x: Any) -> Any:
             f"[{op}] x requires a gradient, and this verb passes none on; halfbyte.torch's linear and modules do; or give "
             "x.detach()"
         )
+    if is_torch(x):
+        if str(x.layout) != "torch.strided":
+            raise ShapeError(f"[{op}] x is laid out as {x.layout}; torch.strided is allowed: give x.to_dense()")
+        x = x.resolve_neg()
     return x
 
 

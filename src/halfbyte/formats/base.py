@@ -132,9 +132,9 @@ def check_group(word: str, group_size: int, allowed: Sequence[int] | None = None
 
 
 def finite(x: NDArray[Any], word: str) -> NDArray[Any]:
-    """x as an array of two or more axes of finite floats, or an error that says where it is not."""
+    """x as an array of two or three axes of finite floats, or an error that says where it is not."""
     x = np.asarray(x)
-    if x.ndim < 2:
+    if x.ndim not in (2, 3):
         raise ShapeError(f"[quantize] shape {x.shape}; a weight is (n, k) or (experts, n, k)")
     if x.dtype not in (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), bfloat16):
         raise ShapeError(f"[quantize] dtype {x.dtype}; allowed: float64, float32, float16, bfloat16")
