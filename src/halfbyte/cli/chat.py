@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UnsupportedError
+from .drawing import Seed, Temperature, TopK, TopP
 from .terminal import print_json, printable
 
 COMMANDS = "/reset forgets the conversation, /exit (or end of input) ends it"
@@ -18,10 +19,10 @@ def chat(
     path: Annotated[Path, typer.Argument(help="A checkpoint of a model that was made for conversation.")],
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many tokens a reply.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws one.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw among the so many likeliest tokens; 0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the fewest tokens whose probabilities reach this.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
     activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",

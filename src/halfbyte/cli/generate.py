@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UnsupportedError
+from .drawing import Seed, Temperature, TopK, TopP
 from .terminal import human_bytes, human_count, print_json, printable
 
 
@@ -19,10 +20,10 @@ def generate(
         list[str], typer.Option("--prompt", "-p", help="The text to continue; - reads it from standard input. Several at once.")
     ],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws one.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw among the so many likeliest tokens; 0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the fewest tokens whose probabilities reach this.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
     activations: Annotated[str, typer.Option(help="exact, or int8: faster, activations rounded a group at a time.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",

@@ -103,9 +103,10 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
     word, *rest = text.split(":")
     name, params = ALIASES.get(word.lower(), (word.lower(), {}))
     if name not in LAYOUTS:
-        if _is_codec(text):
-            whole = f"{_holder(text)}:{text}"
-            raise LayoutError(f"[convert] {text!r} is a codec; a target is spelled layout[:codec[:gN]], for example {whole}")
+        holder = _holder(text)
+        if holder:
+            spelled = f"layout[:codec[:gN]], for example {holder}:{text}"
+            raise LayoutError(f"[convert] {text!r} is a codec; a target is spelled {spelled}")
         near = difflib.get_close_matches(name, (*LAYOUTS, *ALIASES), n=3)
         known = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(LAYOUTS))}"
         raise LayoutError(
@@ -126,17 +127,12 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
     return Goal(Target(name, codec, group), params, scale_dtype)
 
 
-def _is_codec(text: str) -> bool:
+def _holder(text: str) -> str | None:
+    """A layout that holds the codec; None for what is no codec."""
     try:
-        format_named(text)
+        name = format_named(text).name
     except FormatError:
-        return False
-    return True
-
-
-def _holder(text: str) -> str:
-    """A layout that holds the codec."""
-    name = format_named(text).name
+        return None
     return next((layout for layout in ("mlx", "compressed-tensors", "gptq", "gguf") if name in HOLDS[layout].words), "halfbyte")
 
 

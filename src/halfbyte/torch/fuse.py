@@ -14,15 +14,14 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..backends import Prepared
 from ..joining import apart, join_rows
 from ..qtensor import QTensor
-from . import operators, products
+from . import products
 from .held import Held
-from .modules import Packed, QLinear
+from .modules import PackedLinear, QLinear
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that model code calls on one input."""
@@ -54,7 +53,7 @@ class Shared:
         return {"bounds": self.bounds, "_made": None}
 
 
-class FusedLinear(Packed):
+class FusedLinear(PackedLinear):
     """One layer of a shared weight; bias and options as for `QLinear`."""
 
     def __init__(
@@ -81,12 +80,6 @@ class FusedLinear(Packed):
         """A weight of this layer alone: the sharing ends for it."""
         self.packed = {"": held}
         self.shared, self.index = Shared([(0, self.out_features)]), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            y: Tensor = operators.linear(x, self.bias, self.number, self.out_features)
-            return y
-        return self.compute(x, self.bias)
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's part of the product, now."""

@@ -117,7 +117,25 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
-class QLinear(Packed):
+class PackedLinear(Packed):
+    """What layers of the kind x · wᵀ + bias share: one operator in a compiled graph, the layer's own `compute` elsewhere."""
+
+    out_features: int
+    in_features: int
+    bias: nn.Parameter | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            y: Tensor = operators.linear(x, self.bias, self.number, self.out_features)
+            return y
+        return self.compute(x, self.bias)
+
+    def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x · wᵀ + bias, now."""
+        raise NotImplementedError
+
+
+class QLinear(PackedLinear):
     """A linear layer over a packed (n, k) weight.
 
     weight       QTensor, what `ops.prepare` made of one, or a `Held` that another module has too
@@ -146,12 +164,6 @@ class QLinear(Packed):
 
     def extra_repr(self) -> str:
         return f"n={self.out_features}, k={self.in_features}, bias={self.bias is not None}, {super().extra_repr()}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            y: Tensor = operators.linear(x, self.bias, self.number, self.out_features)
-            return y
-        return self.compute(x, self.bias)
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x · wᵀ + bias, now."""

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ShapeError
-from . import operators, products
+from . import products
 from .held import Held
-from .modules import Packed, Weight
+from .modules import PackedLinear, Weight
 
 
-class QRows(Packed):
+class QRows(PackedLinear):
     """Packed weights (nᵢ, k) side by side, as one layer of n = Σ nᵢ outputs; arguments as for `QLinear`."""
 
     def __init__(
@@ -37,12 +37,6 @@ class QRows(Packed):
             raise ShapeError(f"[QRows] weights {[h.shape for h in held]}; one or more with the same k are allowed")
         self.out_features, self.in_features = sum(h.shape[0] for h in held), held[0].shape[1]
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            y: Tensor = operators.linear(x, self.bias, self.number, self.out_features)
-            return y
-        return self.compute(x, self.bias)
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The products side by side, now."""
