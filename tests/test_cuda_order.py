@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,6 +40,32 @@ def test_fragments_of_octets_are_a_bijection(n, k, by_16, seed):
     words = to_fragments(codes, k, by_16, bits=8)
     assert words.shape == (-(-n // 16), -(-k // 64) * 2, 32, 4)
     np.testing.assert_array_equal(from_fragments(words, n, k, by_16, bits=8), codes)
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 200), st.booleans(), st.sampled_from([(4, "uint"), (4, "e2m1"), (8, "uint")]),
+    st.integers(1, 4), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_torch_makes_the_same_words(n, k, by_16, coded, at_once, seed):
+    """What a GPU does to the bytes of the file, in pieces of any number of tiles."""
+    torch, arrange = pytest.importorskip("torch"), importlib.import_module("halfbyte.backends.cuda.arrange")
+    bits, element = coded
+    codes = pack(np.random.default_rng(seed).integers(0, 1 << bits, (n, k), dtype=np.uint8), bits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrange, "CODES_AT_ONCE", at_once << 10)
+        got = arrange.to_fragments(torch.from_numpy(codes), k, by_16, element, bits)
+    np.testing.assert_array_equal(got.numpy(), to_fragments(codes, k, by_16, element, bits))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (20, 3), (0, 17, 2), (3, 33, 5)])
+def test_torch_lays_the_same_tiles(shape):
+    torch, arrange = pytest.importorskip("torch"), importlib.import_module("halfbyte.backends.cuda.arrange")
+    scales = np.random.default_rng(5).integers(0, 256, shape, dtype=np.uint8)
+    got = arrange.by_tiles(torch.from_numpy(scales)).numpy()
+    assert got.shape == (*shape[:-2], -(-shape[-2] // 16), shape[-1], 16)
+    for index in np.ndindex(shape[:-2]):
+        np.testing.assert_array_equal(got[index], by_tiles(scales[index]))
 
 
 def test_an_octet_lies_where_its_operand_wants_it():

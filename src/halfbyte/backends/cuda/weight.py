@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +14,7 @@ from ...exact import bfloat16
 from ...minifloat import element_table, scale_table
 from ...qtensor import QTensor
 from ...spec import Format
-from .order import by_tiles, split, to_fragments
+from .order import TILE_ROWS, split
 
 TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
 KERNEL_ELEMENTS = ("uint", "int", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint", *TABLES)
@@ -209,22 +207,19 @@ def _scales_half(q: QTensor) -> bool:
 
 def to_device(q: QTensor, device: Any) -> CudaWeight:
     """The weight in GPU order on `device`. One part at a time: host memory never holds a second copy of the whole weight."""
+    from .arrange import by_tiles
+
     fmt, k = q.format, q.shape[-1]
     codes, order = sorted_by_group(q, "cuda")
     fragments = in_fragments(fmt, k)
 
     def spread(part: NDArray[Any]) -> Any:
         """Per-group values in the order of the codes."""
-        if not fragments:
-            return tensor_of(part, device)
-        flat = part.reshape(-1, *part.shape[-2:])
-        tiled = [by_tiles(one) for one in flat] or [by_tiles(np.zeros(part.shape[-2:], part.dtype))][:0]
-        stack = np.stack(tiled) if tiled else np.zeros((0, 1, part.shape[-1], 16), part.dtype)
-        return tensor_of(stack.reshape(*part.shape[:-2], *stack.shape[1:]), device)
+        held = tensor_of(part, device)
+        return by_tiles(held) if fragments else held
 
     if fragments:
-        words = _fragments_of(codes.reshape(-1, *codes.shape[-2:]), k, fmt)
-        planes = {fmt.bits: tensor_of(words.reshape(*codes.shape[:-2], *words.shape[1:]), device)}
+        planes = {fmt.bits: _fragments_of(codes, k, fmt, device)}
     else:
         dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
         planes = {
@@ -247,24 +242,18 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     return held
 
 
-def _fragments_of(matrices: NDArray[Any], k: int, fmt: Format) -> NDArray[np.int32]:
-    """Every matrix in fragment order, on all cores: the work is NumPy's, which lets other threads run meanwhile."""
-    if not len(matrices):
-        return np.zeros((0, 1, 1, 32, 4), np.int32)
+def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) -> Any:
+    """Every matrix in fragment order: int32 [*lead, tiles, units (·2 for 8), 32, 4] on the device."""
+    import torch
 
-    def one(i: int) -> NDArray[np.int32]:
-        return to_fragments(matrices[i], k, by_16(fmt, k), fmt.element, fmt.bits)
+    from .arrange import to_fragments
 
-    first = one(0)
-    words = np.empty((len(matrices), *first.shape), first.dtype)
-    words[0] = first
-
-    def put(i: int) -> None:
-        words[i] = one(i)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(put, range(1, len(matrices))))
-    return words
+    *lead, n, width = codes.shape
+    tiles, units = -(-n // TILE_ROWS), -(-k // 64)
+    words = torch.empty((math.prod(lead), tiles, units * fmt.bits // 4, 32, 4), dtype=torch.int32, device=device)
+    for one, matrix in zip(words, codes.reshape(len(words), n, width), strict=True):
+        one.copy_(to_fragments(tensor_of(matrix, device), k, by_16(fmt, k), fmt.element, fmt.bits))
+    return words.reshape(*lead, *words.shape[1:])
 
 
 def settle(device: Any) -> None:
