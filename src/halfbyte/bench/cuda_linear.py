@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from ..backends import Prepared
 from ..backends.cuda import CUDABackend, launch
@@ -36,6 +37,8 @@ from .records import rates
 from .weights import random_weight
 
 ROTATE_BYTES = 256e6
+UNFIT = (OutOfResources, PTXASError)
+"""What Triton raises for a tile that the card has no shared memory, threads or registers for."""
 
 
 @triton.jit
@@ -143,7 +146,7 @@ def candidates(kind: str, words: int, m: int) -> list[Any]:
 def compile_tile(job: tuple[str, int, int, str, Any, str]) -> None:
     """Compile one kernel into Triton's cache; run by many processes at once before anything is timed."""
     codec, k, m, kind, tile, dtype = job
-    with contextlib.suppress(Exception):  # reported when it is timed
+    with contextlib.suppress(*UNFIT):  # reported when it is timed
         x = torch.zeros(m, k, device="cuda", dtype=getattr(torch, dtype))
         if kind == "experts":
             block_of(codec, k, 2, 2, x.dtype)[0](x, torch.zeros(m, 2, device="cuda"))
@@ -326,7 +329,7 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                         options = () if kind == "linear" else (None, tile)
                         try:
                             us = graph_time_us([partial(run, xs[m], w, *options) for w in ws], 5)
-                        except Exception as error:
+                        except UNFIT as error:
                             results.append((1e9, tile, repr(error)[:120]))
                             continue
                         results.append((us, tile, ""))

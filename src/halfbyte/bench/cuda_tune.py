@@ -19,7 +19,7 @@ from ..backends.cuda import launch
 from ..backends.cuda.found import Entry
 from ..backends.cuda.tune import FragmentTile
 from ..backends.cuda.weight import nbytes, to_device
-from .cuda_linear import ROTATE_BYTES, compile_tile, copies, graph_time_us
+from .cuda_linear import ROTATE_BYTES, UNFIT, compile_tile, copies, graph_time_us
 from .cuda_tune_fused import tune as tune_fused
 from .weights import random_weight
 
@@ -63,7 +63,7 @@ def tune(
                 for tile in tiles_for(m):
                     try:
                         us = graph_time_us([partial(launch.fragments, xs[m], w, None, tile) for w in ws], 5)
-                    except Exception:  # a tile this card has no registers or shared memory for
+                    except UNFIT:
                         us = math.inf
                     times[launch.family_of(one), m, tile].append(us)
                     record = {"op": "tune", "format": codec, "n": n, "k": k, "m": m, "tile": list(vars(tile).values())}
