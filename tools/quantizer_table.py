@@ -86,7 +86,7 @@ def main() -> None:
 
 def begin(*given: Any) -> None:
     """Load the model, once a process."""
-    global TABLE  # noqa: PLW0603 # what a worker keeps between cells
+    global TABLE  # what a worker keeps between cells
     torch.set_num_threads(1)
     TABLE = Table(*given)
 
