@@ -23,7 +23,7 @@ POINTERS = {
     "A": "*fp16",
     "SMIN": "*fp16", "GLOBAL": "*fp32", "TABLE_PTR": "*fp32", "divisor": "fp32", "Y": "*fp16", "X": "*fp16", "BIAS": "*fp16",
     "BIAS_PTR": "*fp16", "PARTIAL": "*fp32", "COUNT": "*i32", "W": "*i32", "EXPERT": "*i32", "FIRST": "*i32", "LAST": "*i32",
-    "XROW": "*i32", "YROW": "*i32", "H": "*fp32",
+    "XROW": "*i32", "YROW": "*i32", "G": "*fp32", "U": "*fp32",
     "WEIGHTS": "*fp32", "ROUTED": "*fp32", "LOGITS": "*bf16", "SHARE": "*fp32", "INDEX": "*i32", "unit": "fp32",
 }  # fmt: skip
 

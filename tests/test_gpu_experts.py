@@ -140,6 +140,49 @@ def test_a_graph_replays_with_other_tokens_and_routes(m):
         assert torch.equal(y, ops.experts(x, pu, pd, index, share))
 
 
+def two_stacks(seed):
+    """Gates and ups in NVFP4 with other factors, downs in MXFP4."""
+    rng = np.random.default_rng(seed)
+    gates, ups = (stack("nvfp4", (E, F, K), rng) for _ in range(2))
+    factors = [rng.uniform(1e-3, 4e-3, E).astype(np.float32) for _ in range(2)]
+    both = (QTensor(q.format, q.shape, {**q.parts, "global_scale": g}) for q, g in zip((gates, ups), factors, strict=True))
+    return *both, stack("mxfp4", (E, H, F), rng)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_clamped", "geglu"])
+def test_case_44_gates_and_ups_with_a_factor_each(dtype, activation):
+    """In two stacks, one of them captured and replayed with other tokens and routes."""
+    cuda()
+    gates, ups, down = two_stacks(6)
+    held = [ops.prepare(q, device="cuda") for q in (gates, down)]
+    up, biases = ops.prepare(ups, device="cuda"), [torch.randn(E, n, device="cuda").to(dtype) for n in (F, F, H)]
+    options = {"activation": activation, "gate_up_bias": biases[0], "up_bias": biases[1], "down_bias": biases[2]}
+    torch.manual_seed(6)
+    for m, top in ((1, 2), (7, 3), (70, 4), (0, 2)):
+        x = (torch.randn(m, K, device="cuda") * 0.05).to(dtype)
+        index, share = routing(m, top, m)
+        y = ops.experts(x, *held, index, share, up=up, **options)
+        assert y.dtype == dtype
+        host = {name: b.float().cpu().numpy() for name, b in options.items() if name != "activation"}
+        want = ops.experts(
+            x.float().cpu().numpy(), gates, down, index.cpu().numpy(), share.cpu().numpy(), up=ups, backend="reference",
+            activation=activation, **host,
+        )  # fmt: skip
+        close(y, want, dtype)
+        if m:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                again = ops.experts(x, *held, index, share, up=up, **options)
+            other, weights = routing(m, top, m + 100)
+            index.copy_(other)
+            share.copy_(weights)
+            again.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(again, ops.experts(x, *held, index, share, up=up, **options))
+
+
 def test_what_is_not_served_is_a_sentence():
     cuda()
     up, down = block("int3:g64", 5)

@@ -115,8 +115,9 @@ def forward_for_a_graph(model, tokens):
 @pytest.mark.parametrize("tokens", [1, 8])
 @pytest.mark.parametrize(
     ("arch", "producer"),
-    [("llama", "gptq"), ("qwen3", "mlx"), ("gemma3_text", "mlx"), ("phi3", "ct-mxfp4"), ("gpt_oss", "gpt-oss")],
-)
+    [("llama", "gptq"), ("qwen3", "mlx"), ("gemma3_text", "mlx"), ("phi3", "ct-mxfp4"), ("gpt_oss", "gpt-oss"),
+     ("qwen3_moe", "ct-nvfp4")],
+)  # fmt: skip
 def test_case_54_a_graph_of_the_whole_model_replays_eager_logits(tmp_path, arch, producer, tokens):
     """Captured after a warm-up, replayed on other tokens, bit for bit."""
     write_tiny(tmp_path, arch, producer)

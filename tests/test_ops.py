@@ -247,6 +247,61 @@ def test_case_21_routed_tokens_in_one_call_equal_chunks(rng):
         np.testing.assert_allclose(whole, np.concatenate(parts), rtol=0, atol=64 * 2.0**-24 * np.abs(whole).max())
 
 
+def of_two_factors(rng, shape):
+    """A stack of NVFP4 matrices, a factor each."""
+    fmt = format_named("nvfp4")
+    parts = {
+        "codes": rng.integers(0, 256, (*shape[:-1], shape[-1] // 2), dtype=np.uint8),
+        "scales": rng.integers(0x30, 0x48, (*shape[:-1], shape[-1] // 16), dtype=np.uint8),
+        "global_scale": rng.uniform(1e-2, 4e-2, shape[0]).astype(np.float32),
+    }
+    return QTensor(fmt, shape, parts)
+
+
+@pytest.mark.parametrize("act", ["swiglu", "geglu", "swiglu_clamped"])
+def test_case_44_gates_and_ups_with_a_factor_each(rng, act):
+    """In two stacks: what the dense matrices give, not what one factor for both would."""
+    gates, ups, down = (of_two_factors(rng, s) for s in ((3, 32, 96), (3, 32, 96), (3, 40, 32)))
+    x, indices = rng.standard_normal((10, 96)).astype(np.float32), rng.integers(0, 3, (10, 2))
+    weights, biases = rng.random((10, 2)).astype(np.float32), rng.standard_normal((2, 3, 32)).astype(np.float32)
+    options = {"activation": act, "backend": "reference"}
+    y = ops.experts(x, gates, down, indices, weights, up=ups, **options)
+    dense = np.concatenate([gates.dequantize(), ups.dequantize()], axis=1)
+    wanted = slow_experts(x, dense, down.dequantize(), indices, weights, act)
+    np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
+    one_factor = QTensor(ups.format, ups.shape, {**ups.parts, "global_scale": gates.parts["global_scale"]})
+    off = ops.experts(x, gates, down, indices, weights, up=one_factor, **options) - wanted
+    assert np.abs(off).max() > 0.1 * np.abs(wanted).max()
+    biased = ops.experts(x, gates, down, indices, weights, up=ups, gate_up_bias=biases[0], up_bias=biases[1], **options)
+    apart = [ops.linear(x, w[0], b[0], backend="reference") for w, b in ((gates, biases[0]), (ups, biases[1]))]
+    first = ops.linear(ops.gate(act, np.concatenate(apart, axis=1)), down[0], backend="reference")
+    only = ops.experts(x, gates, down, 0 * indices[:, :1], np.ones((10, 1)), up=ups, gate_up_bias=biases[0],
+                       up_bias=biases[1], **options)  # fmt: skip
+    np.testing.assert_array_equal(only, first)
+    assert not np.array_equal(biased, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"up": (3, 16, 96)}, r"gates \(3, 32, 96\), up \(3, 16, 96\), 'swiglu'; with up, two stacks of one shape"),
+        ({"activation": "none"}, r"up \(3, 32, 96\), 'none'; with up, two stacks of one shape, gated"),
+        ({"interleaved": True}, r"up \(3, 32, 96\), 'swiglu', interleaved; with up"),
+        ({"up_bias": np.zeros((3, 64))}, r"up_bias has shape \(3, 64\); \(3, 32\) is allowed"),
+        ({"up": None, "up_bias": np.zeros((3, 32))}, r"up_bias without up; .* gate_up_bias, \(e, 2f\)"),
+    ],
+)
+def test_gates_and_ups_that_do_not_fit(rng, change, message):
+    gates, ups, down = (of_two_factors(rng, s) for s in ((3, 32, 96), (3, 32, 96), (3, 40, 32)))
+    given = {"up": ups, **change}
+    if isinstance(given["up"], tuple):
+        given["up"] = of_two_factors(rng, given["up"])
+    if given["up"] is None:
+        down = of_two_factors(rng, (3, 40, 16))
+    with pytest.raises(ShapeError, match=message):
+        ops.experts(np.ones((2, 96), np.float32), gates, down, np.zeros((2, 1), int), np.ones((2, 1)), **given)
+
+
 def test_no_tokens_gives_an_empty_result(rng):
     up, down = weight(rng, 64, 32, (2,)), weight(rng, 40, 32, (2,))
     y = ops.experts(np.zeros((0, 32), np.float16), up, down, np.zeros((0, 2), int), np.zeros((0, 2)), backend="reference")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import halfbyte as hb
+from halfbyte import ops
 from halfbyte.backends import backend_named
 from halfbyte.errors import HalfbyteError, ShapeError
 from halfbyte.formats import FAMILIES
@@ -241,6 +242,33 @@ def test_experts_apart_equal_experts_joined():
     a, b = together(X, index, share), separate(X, index, share)
     assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * float(a.abs().max()))
     assert not a[1].any()
+
+
+def test_case_44_stacks_with_a_factor_each_run_at_once():
+    """NVFP4's gates and ups in a stack each, biases too: what one expert after another gives."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    stacks = {n: weight("nvfp4", (4, 256, 64) if n == "down_proj" else (4, 64, 256), i) for i, n in enumerate(names)}
+    factors = [stacks[n].parts["global_scale"] for n in names]
+    assert not np.array_equal(factors[0], factors[1])
+    biases = {n: torch.randn(4, stacks[n].shape[1], generator=torch.Generator().manual_seed(i)) for i, n in enumerate(names)}
+    together = QExperts(stacks, biases, activation="swiglu_clamped")
+    looped = QExperts({n: [q[e] for e in range(4)] for n, q in stacks.items()}, biases, activation="swiglu_clamped")
+    assert together.at_once
+    assert not looped.at_once
+    a, b = run(together), run(looped)
+    assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
+    same = QExperts({**stacks, "up_proj": stacks["gate_proj"]}, biases, activation="swiglu_clamped")
+    assert not torch.allclose(run(same), b, rtol=0.1)
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="without the native core all formats are served by one backend")
+def test_experts_of_two_backends_run_one_after_another():
+    """A GGUF file may keep gates in Q4_K and downs in a type that only the reference backend reads."""
+    up, down = weight("int4", (4, 128, 256)), weight("int4", (4, 256, 64), 1)
+    mixed = QExperts({"gate_up_proj": ops.prepare(up), "down_proj": ops.prepare(down, backend="reference")})
+    assert not mixed.at_once
+    wanted = run(QExperts({"gate_up_proj": up, "down_proj": down}, backend="reference"))
+    assert torch.allclose(run(mixed), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
 def test_warmup_calls_each_kind_of_layer_once():

@@ -244,6 +244,8 @@ def experts(
     interleaved: bool = False,
     gate_up_bias: Any | None = None,
     down_bias: Any | None = None,
+    up: Weight | None = None,
+    up_bias: Any | None = None,
     activations: str = "exact",
     backend: str | None = None,
 ) -> Any:
@@ -251,34 +253,47 @@ def experts(
 
     x        (m, k)            gate_up  packed (e, 2f, k)       down  packed (e, h, f)
     indices  (m, t) integers   weights  (m, t) floats           biases (e, 2f) and (e, h) or None
+    up       packed (e, f, k) where gates and ups cannot be one stack, as NVFP4 with a global scale each: `gate_up` then holds the
+             gates alone, (e, f, k), and its bias is (e, f) as `up_bias` is
     Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run in float32, in order of t.
     Returns (m, h) in x's dtype. Raises ShapeError when shapes or indices do not fit.
     """
     _check_mode("experts", activations, None)
     x = _check_x("experts", x)
-    e, two_f, k = _check_w("experts", gate_up, 3)
+    e, n, k = _check_w("experts", gate_up, 3)
     if _check_w("experts", down, 3)[0] != e:
         raise ShapeError(f"[experts] gate_up {gate_up.shape}, down {down.shape}; both stacks need one number of experts")
-    f = two_f if activation == "none" else two_f // 2
-    if down.shape[2] != f or (activation != "none" and two_f % 2):
+    f = n if activation == "none" or up is not None else n // 2
+    if up is not None and (_check_w("experts", up, 3) != (e, n, k) or activation == "none" or interleaved):
+        order = ", interleaved" if interleaved else ""
+        raise ShapeError(
+            f"[experts] gates {gate_up.shape}, up {up.shape}, {activation!r}{order}; with up, two stacks of one shape, gated and "
+            "not interleaved, are allowed"
+        )
+    if down.shape[2] != f or (up is None and activation != "none" and n % 2):
         raise ShapeError(
             f"[experts] gate_up {gate_up.shape} gives f = {f} after {activation!r}; down {down.shape} wants {down.shape[2]}"
         )
-    for name, bias, n in (("gate_up_bias", gate_up_bias, two_f), ("down_bias", down_bias, down.shape[1])):
-        if bias is not None and tuple(bias.shape) != (e, n):
-            raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {n}) is allowed")
+    for name, bias, rows in (("gate_up_bias", gate_up_bias, n), ("up_bias", up_bias, n), ("down_bias", down_bias, down.shape[1])):
+        if bias is not None and tuple(bias.shape) != (e, rows):
+            raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {rows}) is allowed")
+    if up is None and up_bias is not None:
+        raise ShapeError("[experts] up_bias without up; a bias of gates and ups in one stack is gate_up_bias, (e, 2f)")
     flat, lead = as_matrix("experts", x, k)
     device = device_of(x)
-    call = Call("experts", gate_up.format, dtype_of(x), activations)
-    chosen, up = _resolve(gate_up, call, device, backend)
-    _, dn = _resolve(down, Call("experts", down.format, dtype_of(x), activations), device, chosen.name)
+    chosen, first = _resolve(gate_up, Call("experts", gate_up.format, dtype_of(x), activations), device, backend)
+
+    def same(w: Weight) -> Prepared:
+        return _resolve(w, Call("experts", w.format, dtype_of(x), activations), device, chosen.name)[1]
+
+    last, second = same(down), None if up is None else same(up)
     if chosen.device != "cpu":
         if activation not in ACTIVATION_FUNCTIONS:
             raise ShapeError(f"[experts] activation {activation!r}; allowed: {', '.join(ACTIVATION_FUNCTIONS)}")
         _check_routing(tuple(indices.shape), tuple(weights.shape), flat.shape[0])
         y = chosen.experts(
-            flat, up, dn, indices, weights, activation=activation, interleaved=interleaved, gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
+            flat, first, last, indices, weights, activation=activation, interleaved=interleaved, gate_up_bias=gate_up_bias,
+            down_bias=down_bias, up=second, up_bias=up_bias,
         )  # fmt: skip
         return y.reshape(*lead, down.shape[1])
     tokens = np.asarray(to_numpy(flat), dtype=np.float32)
@@ -288,13 +303,18 @@ def experts(
         raise ShapeError(f"[experts] indices run from {index.min()} to {index.max()}; there are experts 0 to {e - 1}")
     h = down.shape[1]
     routed = np.zeros((index.shape[0], index.shape[1], h), np.float32)
+
+    def product(t: Any, w: Prepared, bias: Any | None, expert: int) -> Any:
+        b = None if bias is None else to_numpy(bias)[expert]
+        return chosen.linear(t, chosen.expert(w, expert), b, activations=activations)
+
     for expert in np.unique(index).tolist():
         rows, slots = np.nonzero(index == expert)
-        ub = None if gate_up_bias is None else to_numpy(gate_up_bias)[expert]
-        db = None if down_bias is None else to_numpy(down_bias)[expert]
-        hidden = chosen.linear(tokens[rows], chosen.expert(up, expert), ub, activations=activations)
+        hidden = product(tokens[rows], first, gate_up_bias, expert)
+        if second is not None:
+            hidden = np.concatenate([hidden, product(tokens[rows], second, up_bias, expert)], axis=1)
         hidden = np.ascontiguousarray(gate(activation, hidden, interleaved=interleaved), dtype=np.float32)
-        routed[rows, slots] = chosen.linear(hidden, chosen.expert(dn, expert), db, activations=activations)
+        routed[rows, slots] = product(hidden, last, down_bias, expert)
     y = np.zeros((index.shape[0], h), np.float32)
     for t in range(index.shape[1]):
         y += share[:, t, None] * routed[:, t]

@@ -114,6 +114,8 @@ class Backend(ABC):
         interleaved: bool,
         gate_up_bias: Any | None,
         down_bias: Any | None,
+        up: Prepared | None = None,
+        up_bias: Any | None = None,
     ) -> Any:
         """A mixture of experts as a whole, for devices where the host should not wait for the routing; see `ops.experts`."""
         raise BackendError(f"[experts] the {self.name} backend has no experts yet")

@@ -3,9 +3,9 @@
     y[i] = Σ_t share[i, t] · down_e(act(gate_e(x[i]), up_e(x[i]))),   e = index[i, t]
 
 Weights come as stacks (e, n, k), gate and up in one (`gate_up_proj`) or apart (`gate_proj`, `up_proj`: their formats or global
-scales differ), or one by one (`3.down_proj`: the experts' formats differ, or their groups run over a flattened matrix). One
-gate_up and one down stack go through `ops.experts`; everything else, and what a backend refuses there, is a loop over the
-experts that have tokens.
+scales differ), or one by one (`3.down_proj`: the experts' formats differ, or their groups run over a flattened matrix). Stacks of
+one backend go through `ops.experts`; everything else, and what a backend refuses there, is a loop over the experts that have
+tokens.
 """
 
 from __future__ import annotations
@@ -67,6 +67,12 @@ class QExperts(Packed):
             bias = (biases or {}).get(name)
             setattr(self, f"{name}_bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
 
+    @property
+    def at_once(self) -> bool:
+        """True where `ops.experts` takes the weights: stacks of one backend, gates and ups in one or not taking turns."""
+        backends = {held.prepared.backend for held in self.packed.values()}
+        return all(self.stacked.values()) and len(backends) == 1 and (self.joined or not self.interleaved)
+
     def extra_repr(self) -> str:
         order = ", interleaved" if self.interleaved else ""
         return f"experts={self.num_experts}, {self.activation}{order}; {super().extra_repr()}"
@@ -82,7 +88,7 @@ class QExperts(Packed):
         """The sum over the routed experts, now."""
         masked = index >= self.num_experts
         taped = torch.is_grad_enabled() and (x.requires_grad or share.requires_grad)  # `ops.experts` passes no gradient on
-        if taped or not self.joined or not all(self.stacked.values()) or x.dtype in self._looped:
+        if taped or not self.at_once or x.dtype in self._looped:
             return self._each(x, index, share)
         if x.device.type == "cpu":
             # Masked slots cost nothing in the loop, and `ops.experts` knows none.
@@ -96,10 +102,12 @@ class QExperts(Packed):
             return self._each(x, index, share)
 
     def _together(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+        first, last = "gate_up_proj" if self.joined else "gate_proj", "down_proj"
         y: Tensor = ops.experts(
-            x, self.packed["gate_up_proj"].prepared, self.packed["down_proj"].prepared, index, share,
-            activation=self.activation, interleaved=self.interleaved, gate_up_bias=self.gate_up_proj_bias,
-            down_bias=self.down_proj_bias, activations=self.activations,
+            x, self.packed[first].prepared, self.packed[last].prepared, index, share, activation=self.activation,
+            interleaved=self.interleaved, gate_up_bias=getattr(self, f"{first}_bias"), down_bias=self.down_proj_bias,
+            up=None if self.joined else self.packed["up_proj"].prepared, up_bias=self.up_proj_bias,
+            activations=self.activations,
         )  # fmt: skip
         return y
 

@@ -150,20 +150,23 @@ class CUDABackend(Backend):
         interleaved: bool,
         gate_up_bias: Any | None,
         down_bias: Any | None,
+        up: Prepared | None = None,
+        up_bias: Any | None = None,
     ) -> Any:
         from . import experts
 
         for name, t in (("x", x), ("indices", indices), ("weights", weights)):
             if t.device != gate_up.data.device:
                 raise ShapeError(f"[experts] {name} is on {t.device}, the weight on {gate_up.data.device}; move one of them")
-        experts.require(gate_up.data, down.data, x)
+        for one in (gate_up, down) if up is None else (gate_up, up, down):
+            experts.require(one.data, x)
         if x.shape[0] == 0:
             return x.new_zeros((0, down.shape[1]))
-        return experts.mixture(
-            x, gate_up.data, down.data, indices, weights, activation, interleaved,
-            None if gate_up_bias is None else gate_up_bias.to(x.dtype).contiguous(),
-            None if down_bias is None else down_bias.to(x.dtype).contiguous(),
-        )  # fmt: skip
+        first, second, last = (None if b is None else b.to(x.dtype).contiguous() for b in (gate_up_bias, up_bias, down_bias))
+        if up is not None:
+            ends = (gate_up.data, first), (up.data, second)
+            return experts.apart(x, *ends, down.data, indices, weights, activation, last)
+        return experts.mixture(x, gate_up.data, down.data, indices, weights, activation, interleaved, first, last)
 
     def describe(self) -> str:
         import torch

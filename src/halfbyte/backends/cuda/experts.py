@@ -20,24 +20,28 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...errors import BackendError
 from . import fused_experts
-from .launch import _on, _overlap, fragments
+from .launch import Route, _on, _overlap, fragments
 from .routing import route
 from .weight import CudaWeight
+
+Projection = tuple[CudaWeight, torch.Tensor | None]
+"""A stack and its bias (e, n)."""
 
 ACTIVATIONS = {"none": 0, "swiglu": 1, "swiglu_clamped": 2, "geglu": 3}
 
 
 @triton.jit
-def gate_kernel(H, OUT, f, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """OUT[p, j] = act(H[p, j], H[p, f + j]), float32 until the store; outputs.gated is its twin. Grid (pairs, f / BLOCK)."""
+def gate_kernel(G, U, OUT, f, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """OUT[p, j] = act(G[p, j], U[p, j]), float32 until the store; outputs.gated is its twin. Rows of G and U are `stride` apart.
+    Grid (pairs, f / BLOCK)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     p = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keep = j < f
-    g = tl.load(H + p * 2 * f + j, mask=keep, other=0)
-    u = tl.load(H + p * 2 * f + f + j, mask=keep, other=0)
+    g = tl.load(G + p * stride + j, mask=keep, other=0)
+    u = tl.load(U + p * stride + j, mask=keep, other=0)
     if KIND == 1:
         out = g / (1 + tl.exp(-g)) * u
     elif KIND == 2:  # gpt-oss: limit 7, alpha 1.702
@@ -82,42 +86,71 @@ def mixture(
 ) -> torch.Tensor:
     """x (m, k) through a stack of experts in fragment order -> (m, h) in x's dtype. Gates and ups that lie side by side meet
     where they are summed; else a kernel of its own brings them together."""
-    m, top = indices.shape
-    pairs = m * top
-    h, kind = down.shape[1], ACTIVATIONS[activation]
-    if fused_experts.pays(pairs, up.shape[0]) and fused_experts.serves(x, up, down, kind, interleaved):
+    kind = ACTIVATIONS[activation]
+    if fused_experts.pays(indices.numel(), up.shape[0]) and fused_experts.serves(x, up, down, kind, interleaved):
         return fused_experts.mixture(x, up, down, indices, weights, kind, up_bias, down_bias)
-    plan = route(indices, up.shape[0], tokens_a_block(m))
-    with _on(x.device):
-        if kind == 0 or interleaved:
-            hidden = fragments(x, up, up_bias, None, plan, gate=kind)
-        else:
-            wide = fragments(x, up, up_bias, None, plan, torch.float32)
-            f = up.shape[1] // 2
-            hidden = torch.empty((pairs, f), dtype=x.dtype, device=x.device)
-            gate_kernel[(pairs, triton.cdiv(f, 1024))](
-                wide, hidden, f, kind, BLOCK=1024, **_overlap(x.device)
-            )
-        routed = fragments(hidden, down, down_bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
-        y = torch.empty((m, h), dtype=x.dtype, device=x.device)
+    plan = route(indices, up.shape[0], tokens_a_block(x.shape[0]))
+    if kind == 0 or interleaved:
+        hidden = fragments(x, up, up_bias, None, plan, gate=kind)
+    else:
+        wide = fragments(x, up, up_bias, None, plan, torch.float32)
+        f = up.shape[1] // 2
+        hidden = _gated(wide[:, :f], wide[:, f:], kind, x.dtype)
+    return _combined(hidden, down, down_bias, plan, weights)
+
+
+def apart(
+    x: torch.Tensor,
+    gate: Projection,
+    up: Projection,
+    down: CudaWeight,
+    indices: torch.Tensor,
+    weights: torch.Tensor,
+    activation: str,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """`mixture` with gates and ups in stacks (e, f, k) of their own: one plan, a product each."""
+    plan = route(indices, down.shape[0], tokens_a_block(x.shape[0]))
+    gates, ups = (fragments(x, w, bias, None, plan, torch.float32) for w, bias in (gate, up))
+    return _combined(_gated(gates, ups, ACTIVATIONS[activation], x.dtype), down, down_bias, plan, weights)
+
+
+def _gated(gates: torch.Tensor, ups: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
+    """act(gate) · up of float32 products (pairs, f) -> (pairs, f) in `dtype`."""
+    pairs, f = gates.shape
+    hidden = torch.empty((pairs, f), dtype=dtype, device=gates.device)
+    with _on(gates.device):
+        gate_kernel[(pairs, triton.cdiv(f, 1024))](
+            gates, ups, hidden, f, gates.stride(0), kind, BLOCK=1024, **_overlap(gates.device)
+        )
+    return hidden
+
+
+def _combined(
+    hidden: torch.Tensor, down: CudaWeight, bias: torch.Tensor | None, plan: Route, weights: torch.Tensor
+) -> torch.Tensor:  # fmt: skip
+    """Σ_t weight[i, t] · (down_e · hidden) in hidden's dtype."""
+    (m, top), h = weights.shape, down.shape[1]
+    routed = fragments(hidden, down, bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
+    y = torch.empty((m, h), dtype=hidden.dtype, device=hidden.device)
+    with _on(hidden.device):
         combine_kernel[(m, triton.cdiv(h, 1024))](
-            routed, weights.contiguous(), y, h, top, BLOCK=1024, **_overlap(x.device)
+            routed, weights.contiguous(), y, h, top, BLOCK=1024, **_overlap(hidden.device)
         )
     return y
 
 
-def refusal(up: CudaWeight, down: CudaWeight, x: Any) -> str | None:
+def refusal(w: CudaWeight, x: Any) -> str | None:
     """The sentence why the kernels above cannot serve, or None."""
-    if not (up.fragments and down.fragments):
-        names = f"{up.format.name} and {down.format.name}"
-        return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s, not {names}"
+    if not w.fragments:
+        return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s, not {w.format.name}"
     if x.element_size() != 2:
         return f"experts on CUDA take float16 and bfloat16 activations, not {x.dtype}"
     return None
 
 
-def require(up: CudaWeight, down: CudaWeight, x: Any) -> None:
+def require(w: CudaWeight, x: Any) -> None:
     """Raise that sentence."""
-    why = refusal(up, down, x)
+    why = refusal(w, x)
     if why:
         raise BackendError(f"[experts] {why}")

@@ -99,9 +99,13 @@ class MetalBackend(Backend):
 
     def experts(
         self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
-        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None,
+        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, up: Prepared | None = None,
+        up_bias: Any | None = None,
     ) -> Any:  # fmt: skip
         from .experts import experts
+
+        if up is not None:
+            raise BackendError("[experts] the metal backend takes gates and ups in one stack; halfbyte.torch loops over the rest")
 
         self._same_device("experts", x)
         e = gate_up.shape[0]
