@@ -18,8 +18,11 @@ FORMATS = {
     "uint4:g64": (0, 0, 64, 1, 0, 2, True),
     "affine4:g32": (0, 0, 32, 2, 2, 2, False),
 }
-# tokens, blocks of 64 rows a warpgroup, warpgroups, stages, routed, gate
-SHAPES = {"linear": (64, 1, 2, 4, False, 0), "experts": (32, 2, 2, 4, True, 2)}
+# tokens, blocks of 64 rows a warpgroup, warpgroups along rows and inputs, stages, routed, gate
+SHAPES = {
+    "linear": (64, 1, 2, 1, 4, False, 0), "experts": (32, 2, 2, 1, 4, True, 2), "deep": (64, 1, 2, 2, 8, False, 0),
+    "narrow": (32, 1, 1, 4, 8, False, 0),
+}  # fmt: skip
 
 
 def described(kind, shape, bits):
@@ -30,21 +33,22 @@ def described(kind, shape, bits):
 
 def compile_one(word, shape):
     kind, scale, group, add, way, size, half = FORMATS[word]
-    tokens, rows, warpgroups, stages, routed, gate = SHAPES[shape]
+    tokens, rows, warpgroups, deep, stages, routed, gate = SHAPES[shape]
     groups, bn = max(1, 64 // group), 64 * rows * warpgroups
     width, x = groups * 8 * size, "fp16" if half else "bf16"
     signature = {
         "y_desc": described(x, [tokens, 32 * rows if gate else 64 * rows], 16), "Y": f"*{x}",
         "x_desc": described(x, [tokens, 64], 16), "w_desc": described("i32", [bn // 16, 4, 32], 32),
-        "s_desc": described("i16", [bn // 16, width], 16),
-        "a_desc": described("i16", [bn // 16, 16 * groups], 16), "BIAS_PTR": f"*{x}", "GLOBAL": "*fp32", "BLOCKS": "*i32",
+        "s_desc": described("i16", [max(bn // 16, 8), width], 16),
+        "a_desc": described("i16", [max(bn // 16, 8), 16 * groups], 16), "BIAS_PTR": f"*{x}", "GLOBAL": "*fp32", "BLOCKS": "*i32",
         "EXPERT": "*i32", "FIRST": "*i32", "LAST": "*i32", "PARTIAL": "*fp32", "COUNT": "*i32", "out_unit": "fp32",
         "divisor": "fp32",
     }  # fmt: skip
     constants = {
-        "BT": tokens, "R": rows, "WGS": warpgroups, "STAGES": stages, "GROUP": group, "GROUPS": groups, "SW": width, "KIND": kind,
+        "BT": tokens, "R": rows, "WGS": warpgroups, "WGK": deep, "STAGES": stages, "GROUP": group, "GROUPS": groups,
+        "SW": width, "KIND": kind,
         "SCALE": scale, "ADD": add, "WAY": way, "GLOBAL_OP": 1 if word == "nvfp4" else 0, "DIVIDE": False, "HAS_BIAS": True,
-        "HALF": half, "TOGETHER": 8, "STORE": 2, "ROUTED": routed, "GATE": gate, "PDL": True,
+        "HALF": half, "TOGETHER": 8, "STORE": 2, "ROUTED": routed, "GATE": gate, "AHEAD": word != "mxfp4", "PDL": True,
     }  # fmt: skip
     names = wgmma_kernel.arg_names
     types = {a: "constexpr" if a in constants else signature.get(a, "i32") for a in names}

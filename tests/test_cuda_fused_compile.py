@@ -12,7 +12,10 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-KERNELS = ("int4:g128/linear", "mxfp4/experts", "nvfp4/linear", "uint4:g64/linear", "affine4:g32/linear")
+KERNELS = (
+    "int4:g128/linear", "mxfp4/experts", "nvfp4/linear", "uint4:g64/linear", "affine4:g32/linear", "mxfp4/deep",
+    "uint4:g64/narrow",
+)
 
 
 def test_every_family_compiles(tmp_path):

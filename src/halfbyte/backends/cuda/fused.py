@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,7 +94,24 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or fused_tile(n, m, w.shape[-1], _card(w.device))
-    rows, tokens = triton.cdiv(n, 64 * tile.rows * tile.groups), triton.cdiv(m, tile.tokens)
+    bn, tokens, most = 64 * tile.rows * tile.groups, triton.cdiv(m, tile.tokens), _multiprocessors(w.device)
+    rows = triton.cdiv(n, bn)
+    first = 0  # blocks of rows that make no whole round
+    if tile.split < 0:
+        half = replace(tile, tokens=tile.tokens // 2, stages=tile.stages + 1, split=0)
+        tile = replace(tile, split=0)
+        first = rows % (most // tokens) if most % tokens == 0 and rows * tokens > most else 0
+        if first:
+            _tiles(x, w, bias, y, half, first, 0)
+    _tiles(x, w, bias, y, tile, rows - first, first * bn)
+    return y
+
+
+def _tiles(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, rows: int, base: int
+) -> None:
+    """`rows` blocks of rows of y from row `base` on, all tokens."""
+    tokens = triton.cdiv(x.shape[0], tile.tokens)
     most, tiles = _multiprocessors(w.device), rows * tokens
     split = min(tile.split, w.units) or parts(tiles % most if tiles >= most else tiles, most, w.units)
     programs = min(most, tiles * split)
@@ -102,8 +119,7 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     sharing = max(1, min(programs, rest * split))
     size = 2 * sharing * 64 * tile.rows * tile.groups * tile.tokens if sharing > rest else 1
     partial = torch.empty(size, dtype=torch.float32, device=x.device)
-    _launch(x, w, bias, y, tile, programs, partial, rest, sharing, tokens, None, 0)
-    return y
+    _launch(x, w, bias, y, tile, programs, partial, rest, sharing, rows, base, tokens, None, 0)
 
 
 def fused_blocks(
@@ -113,8 +129,8 @@ def fused_blocks(
     n = w.shape[-2]
     blocks = table.expert.numel()
     y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)
-    programs = min(_multiprocessors(w.device), triton.cdiv(n, 64 * tile.rows * tile.groups) * blocks)
-    _launch(x, w, bias, y, tile, programs, w.scales, 1, 1, blocks, table, gate)
+    rows = triton.cdiv(n, 64 * tile.rows * tile.groups)
+    _launch(x, w, bias, y, tile, min(_multiprocessors(w.device), rows * blocks), w.scales, 1, 1, rows, 0, blocks, table, gate)
     return y
 
 
@@ -124,18 +140,18 @@ def _weight_maps(w: CudaWeight, bn: int, groups: int, width: int) -> tuple[Any, 
     scales = w.scales.view(torch.int16).reshape(tiles, -1)
     addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(tiles, -1)
     return (
-        _map(w.planes[4].reshape(tiles, 4 * w.units, 32), [bn // 16, 4, 32]), _map(scales, [bn // 16, width]),
-        _map(addend, [bn // 16, 16 * groups if w.addend is not None else width]),
+        _map(w.planes[4].reshape(tiles, 4 * w.units, 32), [bn // 16, 4, 32]), _map(scales, [max(bn // 16, 8), width]),
+        _map(addend, [max(bn // 16, 8), 16 * groups if w.addend is not None else width]),
     )  # fmt: skip
 
 
 def _launch(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, programs: int,
-    partial: torch.Tensor, rest: int, sharing: int, tokens: int, table: Blocks | None, gate: int,
+    partial: torch.Tensor, rest: int, sharing: int, rows: int, base: int, tokens: int, table: Blocks | None, gate: int,
 ) -> None:  # fmt: skip
     half, c = x.dtype == torch.float16, _constants(w, True)
     n, bn, groups = w.shape[-2], 64 * tile.rows * tile.groups, max(1, 64 // c["GROUP"])
-    rows, width = triton.cdiv(n, bn), groups * 8 * w.scales.element_size()
+    width = groups * 8 * w.scales.element_size()
     held = (bn, w.planes[4].data_ptr(), w.scales.data_ptr())
     maps = w.maps.get(held)
     if maps is None:
@@ -151,12 +167,14 @@ def _launch(
         wgmma_kernel[(programs,)](
             _map(y, [tile.tokens, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map, y, x_map,
             *maps, none if bias is None else bias, none if w.global_scale is None else w.global_scale, *routing, partial,
-            _counter(x.device, rest * tile.groups), x.shape[0], n, rows * tokens, sharing, rows, tokens, w.units, shift, unit,
-            float(w.format.divisor),
-            BT=tile.tokens, R=tile.rows, WGS=tile.groups, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups, SW=width,
+            _counter(x.device, rest * tile.groups), x.shape[0], n, rows * tokens, sharing, rows, tokens, base, w.units, shift,
+            unit, float(w.format.divisor),
+            BT=tile.tokens, R=tile.rows, WGS=tile.groups, WGK=tile.deep, STAGES=tile.stages, GROUP=c["GROUP"], GROUPS=groups,
+            SW=width,
             KIND=ELEMENTS[w.format.element],
             SCALE=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[w.format.scale], ADD=c["ADD"], WAY=way(w, half),
             GLOBAL_OP=c["GLOBAL_OP"], DIVIDE=c["DIVIDE"], HAS_BIAS=bias is not None, HALF=half, TOGETHER=tile.together,
-            STORE=2 if engine else 1, ROUTED=table is not None, GATE=gate, **_overlap(w.device), num_warps=4,
+            STORE=2 if engine else 1, ROUTED=table is not None, GATE=gate,
+            AHEAD=not e8m0 if tile.ahead == 2 else bool(tile.ahead), **_overlap(w.device), num_warps=4,
             enable_fp_fusion=False,
         )  # fmt: skip

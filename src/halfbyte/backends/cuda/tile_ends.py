@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .gluon_names import block_barrier
 from .operands import axis
@@ -29,6 +30,31 @@ def _from_lanes(v, like, R: gl.constexpr, W: gl.constexpr):
     """The inverse of `_by_lanes`."""
     v = gl.permute(gl.reshape(v, [R, like.shape[1] // 8, W, 8, 4, 2, 2]), [0, 2, 5, 3, 1, 4, 6])
     return gl.convert_layout(gl.reshape(v, like.shape), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def give(sums, given, taken, slot: gl.constexpr, turn, acc, R: gl.constexpr):
+    """Sums of a warpgroup that shares its rows with another, left in shared memory once the last ones have been taken."""
+    mbarrier.wait(taken.index(slot), turn ^ 1)
+    sums.index(slot).store(_by_lanes(acc, R, 4))
+    block_barrier()
+    mbarrier.arrive(given.index(slot))
+
+
+@gluon.jit
+def take(sums, given, taken, WG: gl.constexpr, turn, acc, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr):
+    """The sums of all warpgroups that share the rows of warpgroup WG, in order."""
+    if WGK == 1:
+        return acc
+    else:
+        v = _by_lanes(acc, R, 4)
+        L: gl.constexpr = v.type.layout
+        for i in gl.static_range(WGK - 1):
+            mbarrier.wait(given.index(i * WGS + WG), turn)
+            v += sums.index(i * WGS + WG).load(L)
+            block_barrier()
+            mbarrier.arrive(taken.index(i * WGS + WG))
+        return _from_lanes(v, acc, R, 4)
 
 
 @gluon.jit
