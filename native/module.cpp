@@ -7,6 +7,7 @@
 #include "dispatch.h"
 #include "linear.h"
 #include "pool.h"
+#include "turning.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -94,5 +95,15 @@ NB_MODULE(_native, m) {
   m.def("unpack", [](const Weight &w, uintptr_t out, int64_t row_bytes) {
     nb::gil_scoped_release released;
     halfbyte::unpack(w, reinterpret_cast<uint8_t *>(out), row_bytes);
+  });
+
+  m.def("turn", [](uintptr_t in, int64_t rows, int64_t columns, int size, uintptr_t out) {  // for halfbyte/turning.py
+    nb::gil_scoped_release released;
+    halfbyte::turn(address<void>(in), rows, columns, size, reinterpret_cast<void *>(out));
+  });
+  m.def("turn_nibbles", [](uintptr_t in, int64_t rows, int64_t columns, uintptr_t in_order, uintptr_t out_order, uintptr_t out) {
+    nb::gil_scoped_release released;
+    halfbyte::turn_nibbles(address<uint8_t>(in), rows, columns, address<uint8_t>(in_order), address<uint8_t>(out_order),
+                           reinterpret_cast<uint8_t *>(out));
   });
 }

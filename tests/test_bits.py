@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.bits import _BLOCK, pack, padding_is_zero, turned, unpack
+from halfbyte.bits import _BLOCK, pack, padding_is_zero, unpack
 from halfbyte.errors import ShapeError
 
 BITS = range(1, 9)
@@ -77,14 +77,3 @@ def test_padding_that_is_not_zero_is_seen_and_read_past():
     packed[0, -1] |= 0x80
     assert not padding_is_zero(packed, 3, 3)
     assert unpack(packed, 3, 3).tolist() == [[1, 2, 3]]
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 7), (700, 513), (128, 4096), (513, 700)])
-@pytest.mark.parametrize("dtype", [np.int32, np.float16, np.uint8])
-def test_turned_is_the_transposed_matrix(shape, dtype):
-    x = (np.arange(shape[0] * shape[1]) % 251).reshape(shape).astype(dtype)
-    for matrix in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
-        out = turned(matrix)
-        assert out.flags.c_contiguous
-        assert out.dtype == x.dtype
-        assert np.array_equal(out, x.T)

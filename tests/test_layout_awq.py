@@ -281,11 +281,11 @@ def test_what_the_layout_cannot_hold_is_refused(name: str, q: QTensor, message: 
         LAYOUTS[name].pack(q, {})
 
 
-@pytest.mark.parametrize(("n", "k"), [(8, 8), (16, 24), (8 * 129, 8 * 130), (8 * 128, 8 * 128), (8, 0), (0, 8), (2048, 40)])
-def test_nibbles_turned_in_tiles_are_codes_put_in_order(n, k):
-    """Row by row of nibbles to AWQ's words and back, against the way over single codes, on both sides of a tile's edge."""
-    rows = np.random.default_rng(n + k).integers(0, 256, (n, k // 2)).astype(np.uint8)
-    wanted = interleave(unpack(rows, 4, k).T, 4)
-    assert np.array_equal(words_of_rows(rows), wanted)
+@pytest.mark.parametrize(("n", "k"), [(8, 8), (16, 24), (1032, 1040), (1024, 1024), (8, 0), (0, 8), (2048, 40), (24, 37)])
+def test_nibbles_turned_at_once_are_codes_put_in_order(n, k):
+    """Rows of nibbles to AWQ's words and back, against the way over single codes."""
+    codes = np.random.default_rng(n + k).integers(0, 16, (n, k)).astype(np.uint8)
+    rows, wanted = pack(codes, 4), interleave(codes.T, 4)
+    assert np.array_equal(words_of_rows(rows, k), wanted)
     assert np.array_equal(rows_of_words(wanted), rows)
     assert np.array_equal(rows_of_words(np.asfortranarray(wanted)), rows)

@@ -2,7 +2,7 @@
 // a byte read past a weight or written past a result is a crash.
 //
 // For each instruction set, each structure of weight and several shapes: one-hot products return the decoded row bit for bit in both classes, products are
-// within float32's error of float64, a row does not depend on its batch, and panel order returns the codes it was made from.
+// within float32's error of float64, a row does not depend on its batch, and panel order returns the codes it was made from. Matrices are turned.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,6 +17,7 @@
 #include "../dispatch.h"
 #include "../linear.h"
 #include "../pool.h"
+#include "../turning.h"
 
 using namespace halfbyte;
 
@@ -273,6 +274,8 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
   }
 }
 
+#include "turning_check.inl"
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -287,6 +290,7 @@ int main(int argc, char **argv) {
         for (const int64_t groups : {1, 5}) check_weight(set, s, n, s.super ? s.super * (groups > 1 ? 2 : 1) : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
     std::printf("%s: checked\n", set.c_str());
   }
+  check_turning();
   if (failures) std::printf("%d checks failed\n", failures);
   return failures ? 1 : 0;
 }

@@ -29,9 +29,6 @@ _EIGHT: np.dtype[Any] = np.dtype("<u8")
 """Word of the other widths: eight codes, which fill `bits` packed bytes."""
 _BLOCK = 1 << 16
 """Codes worked on at a time: the words and their scratch fit in a 256 KiB cache."""
-_TILE = 256
-"""Sides of a tile of `turned`, copied first since rows a power of two apart share few places of a cache: twice to four times as
-fast as a whole transposition of 30 MB."""
 
 
 def pack(codes: NDArray[np.integer], bits: int) -> U8:
@@ -115,18 +112,6 @@ def padding_is_zero(data: U8, bits: int, k: int) -> bool:
     if spare == 0 or data.size == 0:
         return True
     return not bool((data[..., -1] >> np.uint8(8 - spare)).any())
-
-
-def turned(x: NDArray[Any]) -> NDArray[Any]:
-    """xᵀ of a matrix, in C order: copied in tiles, since whole rows of one side are whole columns of the other's pages."""
-    rows, columns = x.shape
-    if x.nbytes < 1 << 20:
-        return np.ascontiguousarray(x.T)
-    out = np.empty((columns, rows), x.dtype)
-    for i in range(0, rows, _TILE):
-        for j in range(0, columns, _TILE):
-            out[j : j + _TILE, i : i + _TILE] = x[i : i + _TILE, j : j + _TILE].copy().T
-    return out
 
 
 class Step(NamedTuple):

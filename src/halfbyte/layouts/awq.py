@@ -24,6 +24,7 @@ from ..errors import LayoutError
 from ..exact import bfloat16
 from ..formats import format_named
 from ..qtensor import QTensor
+from ..turning import turned, turned_nibbles
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want, whole
 from .integers import check_integer, check_zero_range, stored_zeros
 from .words import as_bytes, as_words
@@ -32,8 +33,6 @@ I32 = np.dtype(np.int32)
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 """Column held by each field of a word, lowest field first."""
-TILE = 128
-"""Sides of what nibbles are turned in: eight arrays of 64 KiB stay in cache."""
 
 
 def word(config: Config, transformers: str, autoawq: str) -> str:
@@ -88,11 +87,10 @@ class AWQ(Layout):
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, shape = self.describe(tensors, config, name)
-        words, k = tensors["qweight"], shape[1]
-        fast = fmt.bits == 4 and k % 8 == 0
+        words = tensors["qweight"]
         parts = {
-            "codes": rows_of_words(words) if fast else stream.pack(deinterleave(words, fmt.bits).T, fmt.bits),
-            "scales": stream.turned(tensors["scales"]),
+            "codes": rows_of_words(words) if fmt.bits == 4 else stream.pack(deinterleave(words, fmt.bits).T, fmt.bits),
+            "scales": turned(tensors["scales"]),
             "zeros": np.ascontiguousarray(deinterleave(tensors["qzeros"], fmt.bits).T.astype(np.int16)),
         }
         return QTensor(fmt, shape, parts, origin="autoawq", details={"layout": self.name}, name=name)
@@ -108,11 +106,10 @@ class AWQ(Layout):
         zeros = stored_zeros(q)
         check_zero_range(self.name, q, zeros, 0, (1 << bits) - 1)
         codes = q.parts["codes"]
-        fast = bits == 4 and k % 8 == 0
         return {
-            "qweight": words_of_rows(codes) if fast else interleave(stream.unpack(codes, bits, k).T, bits),
+            "qweight": words_of_rows(codes, k) if bits == 4 else interleave(stream.unpack(codes, bits, k).T, bits),
             "qzeros": interleave(zeros.T.astype(np.uint8), bits),
-            "scales": stream.turned(q.parts["scales"]),
+            "scales": turned(q.parts["scales"]),
         }
 
     def config(self, q: QTensor) -> dict[str, Any]:
@@ -136,56 +133,14 @@ def check_config(layout: str, q: QTensor, config: Config) -> None:
     check_asked(layout, q, config, {bits: q.format.bits, size: q.format.group_size})
 
 
-def words_of_rows(rows: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Canonical rows of nibbles [n, k/2], k whole eights, -> words [k, n/8] in AWQ order.
-
-    Eight rows' words of eight inputs are a matrix of 8 × 8 nibbles to be transposed: a sixth of the time of `interleave`.
-    """
-    n, half = rows.shape
-    eights = as_words(rows, np.uint32).reshape(n // 8, 8, half // 4)
-    out = np.empty((2 * half, n // 8), np.uint32)
-    for a in range(0, n // 8, TILE):
-        for b in range(0, half // 4, TILE):
-            tile = eights[a : a + TILE, :, b : b + TILE]
-            fields = [tile[:, row].copy() for row in ORDER[4]]
-            turn_nibbles(fields)
-            into = out[8 * b : 8 * (b + TILE), a : a + TILE]
-            for j, words in enumerate(fields):
-                into[j::8] = words.T
-    return out.view(np.int32)
+def words_of_rows(rows: NDArray[np.uint8], k: int) -> NDArray[np.int32]:
+    """Canonical rows of k nibbles [n, ceil(k/2)] -> words [k, n/8] in AWQ order."""
+    return as_words(turned_nibbles(rows, k, order=ORDER[4]))
 
 
 def rows_of_words(words: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Words [k, n/8] in AWQ order, k whole eights, -> canonical rows of nibbles [n, k/2]. Inverse of `words_of_rows`."""
-    k, count = words.shape
-    unsigned = words.view(np.uint32)
-    out = np.empty((count, 8, k // 8), np.uint32)
-    for a in range(0, count, TILE):
-        for b in range(0, k // 8, TILE):
-            tile = unsigned[8 * b : 8 * (b + TILE), a : a + TILE]
-            fields = [tile[j::8].T.copy() for j in range(8)]
-            turn_nibbles(fields)
-            for row, field in zip(ORDER[4], fields, strict=True):
-                out[a : a + TILE, row, b : b + TILE] = field
-    return as_bytes(out.reshape(8 * count, k // 8))
-
-
-def turn_nibbles(words: list[NDArray[np.uint32]]) -> None:
-    """Nibble j of word i changes places with nibble i of word j, in place: eight arrays of one shape.
-
-    Halves, quarters, eighths of the words are exchanged crosswise (Warren, Hacker's Delight, 7-3).
-    """
-    for step, mask in ((1, 0x0F0F0F0F), (2, 0x00FF00FF), (4, 0x0000FFFF)):
-        shift, kept = np.uint32(4 * step), np.uint32(mask)
-        for i in range(8):
-            if not i & step:
-                low, high = words[i], words[i + step]
-                moved = low >> shift
-                moved ^= high
-                moved &= kept
-                high ^= moved
-                moved <<= shift
-                low ^= moved
+    """Words [k, n/8] in AWQ order -> canonical rows of nibbles [n, ceil(k/2)]. Inverse of `words_of_rows`."""
+    return turned_nibbles(as_bytes(words), 8 * words.shape[1], out_order=ORDER[4])
 
 
 def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:

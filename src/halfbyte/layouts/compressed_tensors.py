@@ -31,6 +31,7 @@ from ..exact import bfloat16
 from ..formats import format_named
 from ..qtensor import QTensor
 from ..spec import Format
+from ..turning import turned
 from . import compressed_tensors_pack as words
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, want, whole
 from .compressed_tensors_write import INTEGER, WORDS, group_config, scales_shape, write
@@ -255,10 +256,10 @@ class CompressedTensors(Layout):
                     f"[{self.name}] {where} has shape {list(zeros.shape)}; wanted {list(wanted)}, "
                     f"{n} codes of {fmt.bits} bits packed along n"
                 )
-            down = np.ascontiguousarray(zeros.swapaxes(-1, -2))
+            down = turned(zeros)
             codes, unused = words.codes_of_words(down, fmt.bits, n, packing)
             remember(details, "unused.weight_zero_point", unused)
-            parts["zeros"] = np.ascontiguousarray(stream.unpack(codes, fmt.bits, n).swapaxes(-1, -2).astype(np.int16))
+            parts["zeros"] = turned(stream.unpack(codes, fmt.bits, n)).astype(np.int16)
         elif zeros.dtype.kind == "i" and math.prod(zeros.shape) == math.prod(want_shape):
             if zeros.size and max(-int(zeros.min()), int(zeros.max())) > 32767 - half:
                 raise LayoutError(f"[{self.name}] {where} runs from {zeros.min()} to {zeros.max()}; zero points take 16 bits")

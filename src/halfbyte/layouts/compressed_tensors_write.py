@@ -14,6 +14,7 @@ from .. import bits as stream
 from ..formats import family_of
 from ..qtensor import QTensor
 from ..spec import Format
+from ..turning import turned
 from . import compressed_tensors_pack as words
 from .base import Array, Config, check_asked, refuse
 from .integers import check_integer, check_zero_range, monotone
@@ -126,10 +127,10 @@ def _zeros(layout: str, q: QTensor, word: str, own: Mapping[str, Any]) -> Array:
     if word == "pack-quantized" and fmt.grouping == "row" and kept is None:
         packing = own.get("packing", words.DENSE)
         check_zero_range(layout, q, zeros, 0, 2 * half - 1)
-        fields = np.ascontiguousarray(zeros.swapaxes(-1, -2)).astype(np.uint8)
+        fields = turned(zeros.astype(np.uint8))
         unused = recall(own, "unused.weight_zero_point", words.unused_shape(fields.shape[:-1], n, fmt.bits, packing))
         packed = words.words_of_codes(stream.pack(fields, fmt.bits), fmt.bits, n, packing, unused)
-        return np.ascontiguousarray(packed.swapaxes(-1, -2))
+        return turned(packed)
     dtype = np.dtype(kept[0] if kept else np.int8)
     info = np.iinfo(dtype)
     check_zero_range(layout, q, zeros, max(int(info.min) + half, -32768), min(int(info.max) + half, 32767))

@@ -35,6 +35,7 @@ from ..errors import LayoutError
 from ..exact import bfloat16
 from ..formats import format_named
 from ..qtensor import QTensor
+from ..turning import turned
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want, whole
 from .integers import check_index, check_integer, check_zero_range, monotone, stored_zeros
 from .words import (
@@ -150,7 +151,7 @@ class GPTQ(Layout):
         fmt, (n, k) = self.describe(tensors, config, name)
         how = variant(config, fmt.bits)
         details: dict[str, Any] = {"layout": self.name, "zeros": f"v{how.version} {how.writer}"}
-        down = stream.turned(tensors["qweight"])
+        down = turned(tensors["qweight"])
         if how.planar:
             codes = stream.pack(codes_of_planes(down, fmt.bits), fmt.bits)
         else:
@@ -159,8 +160,8 @@ class GPTQ(Layout):
         zeros = self._read_zeros(tensors["qzeros"], fmt.bits, n, how, details)
         parts: dict[str, Array] = {
             "codes": codes,
-            "scales": stream.turned(tensors["scales"]),
-            "zeros": stream.turned(zeros),
+            "scales": turned(tensors["scales"]),
+            "zeros": turned(zeros),
         }
         index = tensors.get("g_idx")
         if index is None:
@@ -200,9 +201,9 @@ class GPTQ(Layout):
             nbytes = 4 * word_count(k, fmt.bits) - k * fmt.bits // 8
             down = words_of_stream(q.parts["codes"], fmt.bits, k, recall(own, "filling.qweight", (n, nbytes)))
         out: dict[str, Array] = {
-            "qweight": stream.turned(down),
+            "qweight": turned(down),
             "qzeros": self._write_zeros(q, how, own),
-            "scales": stream.turned(q.parts["scales"]),
+            "scales": turned(q.parts["scales"]),
         }
         if "group_index" in q.parts:
             out["g_idx"] = q.parts["group_index"]
@@ -222,7 +223,7 @@ class GPTQ(Layout):
         else:
             # GPTQModel's own v1 files may wrap; only a reader told of GPTQModel undoes that, so nothing else is written so.
             check_zero_range(self.name, q, zeros, 0 if own.get("zeros") == "v1 gptqmodel" else 1, top, _NO_ZERO)
-        fields = np.ascontiguousarray(zeros.T)
+        fields = turned(zeros)
         if how.version == 1 and not how.wordwise:
             fields = (fields - 1) & np.int16(top)
         if how.planar:

@@ -22,6 +22,7 @@ from ..errors import LayoutError
 from ..exact import bfloat16
 from ..formats import format_named
 from ..qtensor import QTensor
+from ..turning import turned
 from .awq import awq_group
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want
 from .integers import check_integer
@@ -67,11 +68,11 @@ class MetalMarlin(Layout):
         fmt, shape = self.describe(tensors, config, name)
         details: dict[str, Any] = {"layout": self.name}
         parts: dict[str, Array] = {
-            "codes": as_bytes(np.ascontiguousarray(tensors["qweight"].swapaxes(-1, -2))),
-            "scales": np.ascontiguousarray(tensors["scales"].swapaxes(-1, -2)),
+            "codes": as_bytes(turned(tensors["qweight"])),
+            "scales": turned(tensors["scales"]),
         }
         if fmt.zero == "int":
-            stored = np.ascontiguousarray(tensors["zeros"].swapaxes(-1, -2))
+            stored = turned(tensors["zeros"])
             with np.errstate(invalid="ignore"):
                 wide = stored.astype(np.float32)
                 bad = ~((np.rint(wide) == wide) & (np.abs(wide) <= 32767))
@@ -96,8 +97,8 @@ class MetalMarlin(Layout):
             raise refuse(self.name, q, f"{k} inputs are not whole words of 8")
         check_asked(self.name, q, config, {"codec": q.format.name, "group_size": q.format.group_size})
         out: dict[str, Array] = {
-            "qweight": np.ascontiguousarray(as_words(q.parts["codes"], np.uint32).swapaxes(-1, -2)),
-            "scales": np.ascontiguousarray(q.parts["scales"].swapaxes(-1, -2)),
+            "qweight": turned(as_words(q.parts["codes"], np.uint32)),
+            "scales": turned(q.parts["scales"]),
         }
         if q.format.zero == "int":
             zeros = q.parts["zeros"]
@@ -109,7 +110,7 @@ class MetalMarlin(Layout):
             signed = recall(self.remembered(q), "negative zeros", zeros.shape, dtype)
             if signed is not None:
                 stored = np.where(signed == stored, signed, stored)
-            out["zeros"] = np.ascontiguousarray(stored.swapaxes(-1, -2))
+            out["zeros"] = turned(stored)
         return out
 
     def config(self, q: QTensor) -> dict[str, Any]:

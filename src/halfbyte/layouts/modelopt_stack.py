@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import LayoutError
 from ..formats import format_named
 from ..qtensor import QTensor
+from ..turning import turned
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, refuse
 from .eight_bits import E4M3, F32, U8, bytes_of, named
 
@@ -49,8 +50,8 @@ class ModelOptStack(Layout):
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, shape = self.describe(tensors, config, name)
         parts = {
-            "codes": np.ascontiguousarray(tensors[""].swapaxes(1, 2)),
-            "scales": np.ascontiguousarray(bytes_of(tensors["weight_scale"]).swapaxes(1, 2)),
+            "codes": turned(tensors[""]),
+            "scales": turned(bytes_of(tensors["weight_scale"])),
             "global_scale": np.full(shape[0], tensors["weight_scale_2"].reshape(()), np.float32),
         }
         details = {"layout": self.name, "factor_shape": list(tensors["weight_scale_2"].shape)}
@@ -66,8 +67,8 @@ class ModelOptStack(Layout):
             raise refuse(self.name, q, "it has one factor for the stack, and these experts have several")
         shape = tuple(self.remembered(q).get("factor_shape", ()))
         return {
-            "": np.ascontiguousarray(q.parts["codes"].swapaxes(1, 2)),
-            "weight_scale": named(np.ascontiguousarray(q.parts["scales"].swapaxes(1, 2)), "float8_e4m3fn"),
+            "": turned(q.parts["codes"]),
+            "weight_scale": named(turned(q.parts["scales"]), "float8_e4m3fn"),
             "weight_scale_2": np.float32(factors.reshape(-1)[0] if factors.size else 1).reshape(shape),
         }
 
