@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 import halfbyte
 from gguf_models import VOCABULARY, dense_model, write
-from halfbyte.calibration import calibrate
+from halfbyte.calibration import Spool, calibrate
 from halfbyte.calibration.folding import before_of, fold
 from halfbyte.calibration.statistics import Inputs
 from halfbyte.calibration.walk import CalibrationError, token_sequences
@@ -279,13 +279,12 @@ def test_layers_that_are_done_are_mapped_from_a_folder(tmp_path, to):
     write_model(tmp_path / "in", "llama")
     text = write_text(tmp_path / "text.txt")
     for name in ("memory", "folder"):
-        with open_checkpoint(tmp_path / "in") as checkpoint:
-            spool = None
-            if name == "folder":
-                spool = tmp_path / "spool"
-                spool.mkdir()
-            found = calibrate(checkpoint, recipe_of(to), text, context=32, sequences=4, spool=spool)
+        with open_checkpoint(tmp_path / "in") as checkpoint, Spool(tmp_path / name) as spool:
+            on_disk = name == "folder"
+            found = calibrate(checkpoint, recipe_of(to), text, context=32, sequences=4, spool=spool if on_disk else None)
             quantize_checkpoint(checkpoint, tmp_path / name, recipe_of(to), found.rounder, named=found.name)
-    assert sorted(p.name for p in (tmp_path / "spool").iterdir()) == ["00000.safetensors", "00001.safetensors"]
+            left = {"00000.layer", "00001.layer", "00001.hidden", "journal.jsonl"} if on_disk else set()
+            assert {p.name for p in spool.folder.iterdir()} == {"lock", *left}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "in", "memory", "text.txt"]
     for path in (tmp_path / "memory").iterdir():
         assert path.read_bytes() == (tmp_path / "folder" / path.name).read_bytes()

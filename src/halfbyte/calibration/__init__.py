@@ -4,10 +4,11 @@ Needs torch and transformers. The mathematics on one weight is `quantizers`; wha
 """
 
 try:
+    from .spool import Spool
     from .walk import Calibrated, calibrate
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(
         f"{e.name}, which calibration needs; pip install 'halfbyte[transformers]'", name=e.name
     ) from e
 
-__all__ = ["Calibrated", "calibrate"]
+__all__ = ["Calibrated", "Spool", "calibrate"]

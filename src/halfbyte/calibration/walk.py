@@ -1,7 +1,8 @@
 """The walk: embeddings of the calibration text, then each layer in turn; its inputs are watched, its weights rounded, its outputs
 computed with the rounded weights and handed on.
 
-What is kept in memory is one layer and the hidden states of the sequences; packed weights go to a folder where one is given.
+What is kept in memory is one layer and the hidden states of the sequences; where a folder is given, packed weights go there, and
+a walk that was interrupted goes on behind the last layer in it (`spool`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..checkpoints import Checkpoint, load, save
+from ..checkpoints import Checkpoint
 from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
 from ..errors import FormatError, HalfbyteError, ShapeError
@@ -32,6 +33,7 @@ from ..transformers.places import is_experts
 from .folding import NOTHING, Before, before_of, fold
 from .matrices import Matrix, matrices_of
 from .sources import Source, source_of
+from .spool import Done, Spool, work_of
 from .statistics import Inputs, Shared
 
 Progress = Callable[[int, int, str], None]
@@ -49,6 +51,8 @@ class Calibrated:
     replaced  dense tensors that take another value, by key
     notes     sentences about what could not be done as asked
     name      of the method, the text and all else that these results come from
+    layers    of the model
+    resumed   how many of them an earlier run had done
     """
 
     weights: dict[str, QTensor] = field(default_factory=dict)
@@ -56,6 +60,8 @@ class Calibrated:
     notes: list[str] = field(default_factory=list)
     starved: list[str] = field(default_factory=list)
     name: str = ""
+    layers: int = 0
+    resumed: int = 0
 
     def rounder(self, module: str, x: NDArray[Any], fmt: Format) -> QTensor:
         """The weight found for a module; searched scales for one the walk did not meet."""
@@ -77,7 +83,7 @@ def calibrate(
     act_order: bool = False,
     device: str = "auto",
     from_packed: bool = False,
-    spool: Path | None = None,
+    spool: Spool | None = None,
     progress: Progress | None = None,
 ) -> Calibrated:
     """Round the weights of `recipe` with the inputs they have on `text`.
@@ -87,7 +93,8 @@ def calibrate(
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
-    spool      a folder for the packed weights of layers that are done, which are mapped from there; None keeps them in memory
+    spool      a folder for layers that are done, which are mapped from there; a walk that finds some of the same work there goes
+               on behind them. None keeps them in memory
     progress   called as progress(done, total, layer)
 
     Modules that no token reached, experts above all, are rounded with searched scales to the same format, and named in the notes.
@@ -101,21 +108,26 @@ def calibrate(
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
     found = Calibrated(name=f"{method} {'act-order ' if act_order else ''}on {torch.device(where).type}, tokens {digest}")
-    walk = _Walk(checkpoint, source, recipe, method, act_order, found)
+    found.layers = source.count
+    walk = _Walk(checkpoint, source, recipe, method, act_order)
     with torch.no_grad():
         hidden, arguments = walk.begin(ids, where)
-        for number in range(source.count):
+        layers = [] if spool is None else spool.resume(work_of(checkpoint, recipe, found.name))
+        found.resumed = len(layers)
+        if spool is not None and layers:
+            hidden = spool.hidden(where)
+        for number in range(found.resumed, source.count):
             if progress is not None:
                 progress(number, source.count, f"layer {number}")
-            before = set(found.weights)
-            hidden = walk.layer(number, hidden, arguments[number])
-            if spool is not None and len(found.weights) > len(before):
-                file = spool / f"{number:05d}.safetensors"
-                save(file, {module: q for module, q in found.weights.items() if module not in before})
-                found.weights |= {module: q for module, q in load(file).items() if isinstance(q, QTensor)}
+            done, hidden = walk.layer(number, hidden, arguments[number])
+            layers.append(done if spool is None else spool.add(done, hidden))
     if progress is not None:
         progress(source.count, source.count, "")
-    walk.name_unmet()
+    for done in layers:
+        found.weights |= done.weights
+        found.replaced |= done.replaced
+        found.notes += done.notes
+    walk.name_unmet(found, [module for done in layers for module in done.starved])
     return found
 
 
@@ -155,12 +167,11 @@ class _Walk:
         recipe: Recipe,
         method: str,
         act_order: bool,
-        found: Calibrated,
     ) -> None:
-        self.checkpoint, self.source, self.recipe, self.found = checkpoint, source, recipe, found
+        self.checkpoint, self.source, self.recipe = checkpoint, source, recipe
         self.method, self.act_order = method, act_order
+        self._done = Done()
         self._stacks: dict[str, list[tuple[int, QTensor]]] = {}
-        self._starved: list[str] = []
 
     def begin(self, ids: list[list[int]], device: str) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
         """Hidden states before the first layer, and what each layer is called with besides."""
@@ -181,8 +192,9 @@ class _Walk:
             layers[i] = layer
         return firsts, [stop.seen for stop in stops]
 
-    def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> list[Tensor]:
-        """Round a layer and return what it gives."""
+    def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> tuple[Done, list[Tensor]]:
+        """Round a layer: what it came to, and what it gives to the next."""
+        self._done = Done()
         layer = self.source.layer(number)
         prefix = f"{self.source.prefix}.{number}"
         matrices = matrices_of(layer, prefix, self.source.places, lambda key: self.checkpoint.info(key).shape[-2])
@@ -199,7 +211,7 @@ class _Walk:
         self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
         out = [_run(layer, h, arguments) for h in hidden]
         self.source.drop(number)
-        return out
+        return self._done, out
 
     def _wanted(self, key: str) -> Format | None:
         """The format of a weight that is to be rounded."""
@@ -236,7 +248,7 @@ class _Walk:
         if not why and up is False:
             why = "what gives its input is kept"
         if isinstance(before, str) or why:
-            self.found.notes.append(f"{prefix}.{group.names[0]}: not scaled, {why}")
+            self._done.notes.append(f"{prefix}.{group.names[0]}: not scaled, {why}")
             return
         alpha = fold(group, [m.view for m in mine], before, _rounding(wanted[rounded[0].key]))
         if alpha > 0 and up is None:
@@ -263,10 +275,10 @@ class _Walk:
             new = value.detach().float().cpu().numpy()
             if leaf == "weight" and new.ndim == 1:
                 new = new + np.float32(self.source.norm_offset)
-            self.found.replaced[key] = new.astype(bfloat16 if stored.dtype == bfloat16 else stored.dtype)
+            self._done.replaced[key] = new.astype(bfloat16 if stored.dtype == bfloat16 else stored.dtype)
 
     def _round_all(self, matrices: list[Matrix], inputs: Inputs, wanted: Mapping[str, Format]) -> None:
-        """The packed weights of a layer, into `found`; the layer computes with them from now on."""
+        """The packed weights of a layer, into `Done`; the layer computes with them from now on."""
         place = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
         ordered = sorted(matrices, key=lambda m: place.get(m.input, len(place)))
         hessian: NDArray[Any] | None = None
@@ -283,13 +295,13 @@ class _Walk:
             module = module_of(self.checkpoint.info(matrix.key))
             assert module is not None
             if group is None:
-                self._starved.append(module if matrix.expert is None else f"{module}[{matrix.expert}]")
+                self._done.starved.append(module if matrix.expert is None else f"{module}[{matrix.expert}]")
             if matrix.expert is None:
-                self.found.weights[module] = self._in_file_order(matrix.key, q)
+                self._done.weights[module] = self._in_file_order(matrix.key, q)
             else:
                 self._stacks.setdefault(module, []).append((matrix.expert, q))
         for module, pieces in self._stacks.items():
-            self.found.weights[module] = stack([q for _, q in sorted(pieces, key=lambda piece: piece[0])])
+            self._done.weights[module] = stack([q for _, q in sorted(pieces, key=lambda piece: piece[0])])
         self._stacks.clear()
 
     def _round(self, w: NDArray[np.float32], hessian: NDArray[Any] | None, fmt: Format) -> QTensor:
@@ -312,16 +324,16 @@ class _Walk:
         parts = {p: a if p == "global_scale" else np.ascontiguousarray(a[back]) for p, a in q.parts.items()}
         return QTensor(q.format, q.shape, parts, origin=q.origin)
 
-    def name_unmet(self) -> None:
+    def name_unmet(self, found: Calibrated, starved: list[str]) -> None:
         """Say which weights of the recipe no token reached, and which the walk did not meet."""
         unmet = []
         for info in self.checkpoint.infos():
             module = module_of(info)
-            if module is not None and self._wanted(info.key) is not None and module not in self.found.weights:
+            if module is not None and self._wanted(info.key) is not None and module not in found.weights:
                 unmet.append(module)
-        for names, why in ((self._starved, "saw no calibration token"), (unmet, "are in no layer that calibration walks over")):
+        for names, why in ((starved, "saw no calibration token"), (unmet, "are in no layer that calibration walks over")):
             if names:
-                self.found.notes.append(
+                found.notes.append(
                     f"{len(names)} weights {why} and are rounded with searched scales: {', '.join(names[:6])}"
                     + (", ..." if len(names) > 6 else "")
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,7 +57,7 @@ def quantize(
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
     from ..checkpoints import open as open_checkpoint
-    from ..checkpoints.journal import make_folder
+    from ..converting.checkpoint import check_out
     from ..converting.quantizing import quantize_checkpoint
     from ..converting.recipe import module_of, recipe_of
     from ..dequantizing import parse_size
@@ -77,24 +76,24 @@ def quantize(
     replaced: Mapping[str, NDArray[Any]] = {}
     notes: list[str] = []
     named = ""
+    walked: dict[str, int] = {}
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with contextlib.ExitStack() as held:
         checkpoint = held.enter_context(open_checkpoint(path))
         recipe.check(module for info in checkpoint.infos() if (module := module_of(info)) is not None)
         if calibrated and calibration is not None:
-            from ..calibration import calibrate
+            from ..calibration import Spool, calibrate
 
-            make_folder(out.absolute().parent, out)
-            layers = held.enter_context(
-                tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent, ignore_cleanup_errors=True)
-            )
+            check_out(checkpoint.path, out, recipe.goal, force, plan)
+            layers = held.enter_context(Spool(out))
             with progress("calibrating") as report:
                 found = calibrate(
                     checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
-                    device=device, from_packed=from_packed, spool=Path(layers), progress=report,
+                    device=device, from_packed=from_packed, spool=layers, progress=report,
                 )  # fmt: skip
             rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
+            walked = {"layers": found.layers, "layers_resumed": found.resumed}
         with progress("planning" if plan else "quantizing", in_bytes=True) as report:
             done = quantize_checkpoint(
                 checkpoint, out, recipe, rounder, replaced=replaced, from_packed=from_packed, plan=plan, workers=workers,
@@ -106,9 +105,11 @@ def quantize(
     if json:
         for r in done.records:
             print_json(r.record())
-        print_json({**done.record(), "record": "quantized", "method": method})
+        print_json({**done.record(), "record": "quantized", "method": method, **walked})
     else:
         _print(done, plan)
+        if walked.get("layers_resumed"):
+            print(f"calibration taken up where an earlier run stopped: {walked['layers_resumed']} of {walked['layers']} layers")
     return 0
 
 
