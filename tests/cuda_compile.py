@@ -23,7 +23,7 @@ POINTERS = {
     "A": "*fp16",
     "SMIN": "*fp16", "GLOBAL": "*fp32", "TABLE_PTR": "*fp32", "divisor": "fp32", "Y": "*fp16", "X": "*fp16", "BIAS": "*fp16",
     "BIAS_PTR": "*fp16", "PARTIAL": "*fp32", "COUNT": "*i32", "W": "*i32", "EXPERT": "*i32", "FIRST": "*i32", "LAST": "*i32",
-    "XROW": "*i32", "YROW": "*i32", "G": "*fp32", "U": "*fp32",
+    "XROW": "*i32", "YROW": "*i32",
     "WEIGHTS": "*fp32", "ROUTED": "*fp32", "LOGITS": "*bf16", "SHARE": "*fp32", "INDEX": "*i32", "unit": "fp32",
 }  # fmt: skip
 
@@ -79,7 +79,6 @@ def check(arch, word, deep):
     if fragments and nvidia and arch >= 80:
         if scale in ("e8m0", "e4m3"):  # as checked data allows
             common["SCALE"] = {"e8m0": E8M0_NORMAL, "e4m3": E4M3_NORMAL}[scale].value
-        if scale == "e4m3":
             pointers = {**pointers, "S": "*i16"}
         if scale in ("float16", "bfloat16"):
             common["SCALE"] = {"float16": F16_PAIR, "bfloat16": BF16_PAIR}[scale].value
@@ -106,7 +105,7 @@ def main():
         arch = int(name) if name.isdigit() else name
         target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
         early = {"PDL": isinstance(arch, int) and arch >= 90}
-        compiled(gate_kernel, {"KIND": 2, "BLOCK": 1024, **early}, POINTERS, target, 4)
+        compiled(gate_kernel, {"KIND": 2, "BLOCK": 1024, **early}, {**POINTERS, "G": "*fp32", "U": "*fp32"}, target, 4)
         compiled(combine_kernel, {"T": 4, "BLOCK": 1024, **early}, {**POINTERS, "Y": "*bf16"}, target, 4)
         compiled(top_kernel, {"TOP": 4, "E": 32, **early}, POINTERS, target, 1)
         plan = {"TOP": 4, "E": 32, "SOME": 256, "MINE": 32, "BLOCKS": 256, **early}

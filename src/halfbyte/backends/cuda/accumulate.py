@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .decode import BF16_PAIR, E2M1, E4M3_NORMAL, E8M0_NORMAL, F16_PAIR, SMALL
-from .operands import halves_f32, mma, mul_f16, pair_f16, pieces, scale_of, twice_f16, twice_high, twice_low
+from .operands import halves_f32, mma, pair_f16, pieces, scale_of, spread_bytes, twice_f16, twice_high, twice_low, two_f16
 from .tiles import MIN, NONE, ZERO
 
 
@@ -53,7 +53,7 @@ def sums_of_x(x, none, UNIT: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexp
 @gluon.constexpr_function
 def paired(scale):
     """True where rows g and g + 8 are read as one number."""
-    return scale in (E4M3_NORMAL, F16_PAIR, BF16_PAIR)
+    return scale in (E4M3_NORMAL, E8M0_NORMAL, F16_PAIR, BF16_PAIR)
 
 
 @gluon.jit
@@ -61,7 +61,7 @@ def stored(
     S, SUPER, A, SMIN, tile, end, unit, slot, group, over, lane, down, live, missing, PLACE: gl.constexpr
 ):
     """What memory holds of a lane's groups: scale, super scale, addend, super minimum. What a format lacks is the scale again,
-    never used. Where `paired`, rows g and g + 8 come in one number; `missing` is the E8M0 scale past the end.
+    never used. Where `paired`, rows g and g + 8 come in one number; `missing` is the E8M0 byte past the end.
 
     The group is (unit · 4 // SPAN) · SET + slot + group, its tile is tile + over; `group` and `down` are constants a register,
     and added last.
@@ -82,7 +82,7 @@ def stored(
     at = tile.to(gl.int64) * (GROUPS * WIDTH) + ((over // RT * RT * GROUPS + far) * WIDTH + lane // 4 * (WIDTH // 8))
     near = (over % RT * GROUPS + group) * WIDTH + down
     if SCALE == E8M0_NORMAL:
-        s = gl.load(S + at + near, mask=live, other=missing)
+        s = gl.load(S + at + near, mask=live, other=(missing * 0x0101).to(gl.int16))
     else:
         s = gl.load(S + at + near, mask=live, other=0)
     if (SCALE == SMALL) or (ADD == MIN):
@@ -97,37 +97,38 @@ def stored(
 
 
 @gluon.jit
-def _pair_f32(pair, SCALE: gl.constexpr):
-    """Two 16-bit floats of a register as float32, low half first."""
+def _pair_f32(pair, SCALE: gl.constexpr, FP8: gl.constexpr):
+    """Two stored scales of a number as float32, row g first."""
     if SCALE == F16_PAIR:
         return halves_f32(pair)
+    elif SCALE == E4M3_NORMAL:
+        return halves_f32(pair_f16(pair, FP8))
+    elif SCALE == E8M0_NORMAL:  # a byte is the exponent field
+        both = spread_bytes(pair) << 7
+        return (both << 16).to(gl.float32, bitcast=True), (both & -65536).to(gl.float32, bitcast=True)
     else:
         return (pair << 16).to(gl.float32, bitcast=True), (pair & -65536).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
-def _addends_f32(pair, SCALE: gl.constexpr, ADD: gl.constexpr):
+def _addends_f32(pair, SCALE: gl.constexpr, ADD: gl.constexpr, FP8: gl.constexpr):
     """Two zero points (int16) or biases (as the scales) of a register as float32."""
     if ADD == ZERO:
         return ((pair << 16) >> 16).to(gl.float32), (pair >> 16).to(gl.float32)
     else:
-        return _pair_f32(pair, SCALE)
+        return _pair_f32(pair, SCALE, FP8)
 
 
 @gluon.jit
-def terms(s, up, a, low, SCALE: gl.constexpr, ADD: gl.constexpr, N: gl.constexpr):
+def terms(s, up, a, low, SCALE: gl.constexpr, ADD: gl.constexpr, FP8: gl.constexpr, N: gl.constexpr):
     """Stored scales, super scales, addends and super minimums to float32 scales and addends: tuples of N, row g before g + 8."""
-    if SCALE == E4M3_NORMAL:  # times 2^-8
-        low8, high8 = halves_f32(pair_f16(s))
-        both = _zip(pieces(low8, N // 2), pieces(high8, N // 2), N // 2)
-        return both, both
-    elif paired(SCALE):
-        s0, s1 = _pair_f32(s, SCALE)
+    if paired(SCALE):
+        s0, s1 = _pair_f32(s, SCALE, FP8)
         both = _zip(pieces(s0, N // 2), pieces(s1, N // 2), N // 2)
         if ADD == NONE:
             return both, both
         else:
-            a0, a1 = _addends_f32(a, SCALE, ADD)
+            a0, a1 = _addends_f32(a, SCALE, ADD, FP8)
             return both, _zip(pieces(a0, N // 2), pieces(a1, N // 2), N // 2)
     else:
         s = scale_of(s, SCALE)
@@ -145,37 +146,39 @@ def terms(s, up, a, low, SCALE: gl.constexpr, ADD: gl.constexpr, N: gl.constexpr
 
 @gluon.jit
 def terms_half(
-    s, a, missing, SCALE: gl.constexpr, ADD: gl.constexpr, KIND: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr
+    s, a, missing, SCALE: gl.constexpr, ADD: gl.constexpr, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr,
+    N: gl.constexpr,
 ):  # fmt: skip
     """The same as x's own type in both halves of a register, for weights that are finished before the product.
 
-    E8M0 under an E2M1 operand that counts 2^-14, bfloat16 2^-126: 2^(b − top + 15), 2^(b − top + 127), one multiply-add from the
-    byte to both halves (top, the largest byte, is `missing`). E4M3, float16 only: s · 2^6.
+    E8M0 under an E2M1 operand that counts 2^-14, bfloat16 2^-126: 2^(b − top + 15), 2^(b − top + 127), one multiply-add from two
+    bytes to two halves (top, the largest byte, is `missing`). E4M3, float16 only: as it is; under E2M1 the products count 2^-14,
+    and all of them are whole multiples of float16's least number.
     """
-    if SCALE == E4M3_NORMAL:
-        pair = pair_f16(s)
-        pair = mul_f16(pair, gl.full_like(pair, 0x74007400))
+    if paired(SCALE):
+        if SCALE == E4M3_NORMAL:
+            pair = pair_f16(s, FP8)
+        elif (SCALE == E8M0_NORMAL) and (KIND == E2M1):
+            if HALF:
+                pair = spread_bytes(s) * 0x0400 + (30 - missing) * 0x04000400
+            else:
+                pair = spread_bytes(s) * 0x0080 + (254 - missing) * 0x00800080
+        elif SCALE == E8M0_NORMAL:
+            s0, s1 = _pair_f32(s, SCALE, FP8)
+            pair = two_f16(s0, s1)
+        else:
+            pair = s
         both = _zip(pieces(twice_low(pair), N // 2), pieces(twice_high(pair), N // 2), N // 2)
-        return both, both
-    elif SCALE == F16_PAIR:
-        both = _zip(pieces(twice_low(s), N // 2), pieces(twice_high(s), N // 2), N // 2)
         if ADD == NONE:
             return both, both
         elif ADD == ZERO:
-            a0, a1 = _addends_f32(a, SCALE, ADD)
+            a0, a1 = _addends_f32(a, SCALE, ADD, FP8)
             return both, _zip(pieces(twice_f16(a0), N // 2), pieces(twice_f16(a1), N // 2), N // 2)
         else:
             return both, _zip(pieces(twice_low(a), N // 2), pieces(twice_high(a), N // 2), N // 2)
     else:
         shape: gl.constexpr = s.shape[:-2] + [N]
-        if (SCALE == E8M0_NORMAL) and (KIND == E2M1):
-            if HALF:
-                t = s.to(gl.int32) * 0x04000400 + (30 - missing) * 0x04000400
-            else:
-                t = s.to(gl.int32) * 0x00800080 + (254 - missing) * 0x00800080
-        else:
-            t = twice_f16(scale_of(s, SCALE))
-        both = pieces(gl.reshape(t, shape), N)
+        both = pieces(gl.reshape(twice_f16(scale_of(s, SCALE)), shape), N)
         if ADD == NONE:
             return both, both
         else:

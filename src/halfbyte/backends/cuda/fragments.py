@@ -147,9 +147,9 @@ def walk(
         for many in range(STEPS):
             a = pieces(gl.reshape(words, [WK, WN, 32, RT, STEP * Q * 4]), STEP * Q * 4)
             if SCALED:
-                scale, addend = terms_half(scales, addends, top, SCALE, ADD, KIND, HALF, FLUSHES * 2)
+                scale, addend = terms_half(scales, addends, top, SCALE, ADD, KIND, HALF, FP8, FLUSHES * 2)
             else:
-                scale, addend = terms(scales, supers, addends, lows, SCALE, ADD, FLUSHES * PARITIES * 2)
+                scale, addend = terms(scales, supers, addends, lows, SCALE, ADD, FP8, FLUSHES * PARITIES * 2)
             if AHEAD == 2:
                 words = words2
                 scales = scales2

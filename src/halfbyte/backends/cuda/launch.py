@@ -201,9 +201,10 @@ def fragments(
     finish = columns == 8 and w.format.bits == 4 and _finishes(w, half, tile.scaled)
     scale, unit = c["SCALE"], 1.0
     if w.plain_scales:
-        s, scale, unit = s.view(torch.int16), E4M3_NORMAL.value, 256.0
+        s, scale = s.view(torch.int16), E4M3_NORMAL.value
+        unit = 2.0**14 if finish and w.format.element == "e2m1" else 1.0
     elif w.normal_scales and (w.top >= 0 or not finish):
-        scale = E8M0_NORMAL.value
+        s, scale = s.view(torch.int16), E8M0_NORMAL.value
         unit = 2.0 ** (w.top - 128) if finish else 1.0
     addend = w.addend
     if s.dtype in PAIRS and (addend is None or addend.element_size() == 2):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .decode import E2M1, E4M3, E4M3S, E5M2, E8M0, E8M0_NORMAL, INT, UE4M3, UINT
+from .decode import E2M1, E4M3, E4M3S, E5M2, E8M0, INT, UE4M3, UINT
 from .tiles import BIAS, ZERO
 
 _U4_RAW_F16 = gl.constexpr("""{
@@ -200,28 +200,48 @@ def twice_f16(v):
 
 
 @gluon.jit
+def two_f16(low, high):
+    """Two float32 as the two float16 of a register."""
+    return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [low, high], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def twice_low(pair):
-    """The low half of a register in both halves."""
-    return gl.inline_asm_elementwise("prmt.b32 $0, $1, $1, 0x1010;", "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1)
+    """The low half of a register in both halves; as moves, which the assembler folds into the operand of a product."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b16 l, h; mov.b32 {l, h}, $1; mov.b32 $0, {l, l}; }", "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
 def twice_high(pair):
     """The high half of a register in both halves."""
-    return gl.inline_asm_elementwise("prmt.b32 $0, $1, $1, 0x3232;", "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        "{ .reg .b16 l, h; mov.b32 {l, h}, $1; mov.b32 $0, {h, h}; }", "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.constexpr_function
+def _pair_f16(fp8):
+    """One instruction from compute capability 8.9 on; else bytes to the upper halves, fields one place down, times 2^8."""
+    if fp8:
+        return "cvt.rn.f16x2.e4m3x2 $0, $1;"
+    return """{ .reg .b32 t, u, k; cvt.u32.u16 t, $1; prmt.b32 t, t, 0, 0x1404; and.b32 u, t, 0x7f007f00; shr.u32 u, u, 1;
+        lop3.b32 u, t, 0x80008000, u, 0xea; mov.b32 k, 0x5c005c00; mul.rn.f16x2 $0, u, k; }"""
 
 
 @gluon.jit
-def pair_f16(raw):
-    """Two E4M3 bytes (int16, no NaN) to two float16 times 2^−8: bytes to the upper halves, fields one place down.
+def pair_f16(raw, FP8: gl.constexpr):
+    """Two E4M3 bytes (int16, no NaN) to two float16."""
+    return gl.inline_asm_elementwise(_pair_f16(FP8), "=r,h", [raw], dtype=gl.int32, is_pure=True, pack=1)
 
-    Integer operations, for the conversion instruction needs compute capability 8.9.
-    """
+
+@gluon.jit
+def spread_bytes(raw):
+    """The two bytes of an int16 as the two halves of a register."""
     return gl.inline_asm_elementwise(
-        """{ .reg .b32 t, u; prmt.b32 t, $1, 0, 0x1404; and.b32 u, t, 0x7f007f00; shr.u32 u, u, 1;
-        lop3.b32 $0, t, 0x80008000, u, 0xea; }""",
-        "=r,r", [raw.to(gl.int32)], dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
+        "{ .reg .b32 t; cvt.u32.u16 t, $1; prmt.b32 $0, t, 0, 0x4140; }", "=r,h", [raw], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
@@ -300,8 +320,6 @@ def scale_of(raw, KIND: gl.constexpr):
         bits = gl.where(b == 0, 0x00400000, b << 23)
         bits = gl.where(b == 255, 0x7FC00000, bits)
         return bits.to(gl.float32, bitcast=True)
-    elif KIND == E8M0_NORMAL:
-        return (raw.to(gl.int32) << 23).to(gl.float32, bitcast=True)
     elif (KIND == E4M3S) or (KIND == UE4M3):
         b = raw.to(gl.int32)
         sign = 0 if KIND == UE4M3 else (b & 0x80) << 8
