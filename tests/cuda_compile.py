@@ -10,11 +10,11 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from halfbyte.backends.cuda.decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES
 from halfbyte.backends.cuda.dequantize import dequantize_kernel
-from halfbyte.backends.cuda.experts import combine_kernel, gate_kernel
+from halfbyte.backends.cuda.experts import gate_kernel
 from halfbyte.backends.cuda.fragments import fragment_kernel
 from halfbyte.backends.cuda.matmul import matmul_kernel
 from halfbyte.backends.cuda.matvec import matvec_kernel
-from halfbyte.backends.cuda.routing import plan_kernel, top_kernel
+from halfbyte.backends.cuda.routing import combine_kernel, plan_kernel, top_kernel
 from halfbyte.backends.cuda.schedules import striped_kernel, tile_kernel
 from halfbyte.backends.cuda.weight import FRAGMENT_ELEMENTS
 
@@ -106,7 +106,9 @@ def main():
         target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
         early = {"PDL": isinstance(arch, int) and arch >= 90}
         compiled(gate_kernel, {"KIND": 2, "BLOCK": 1024, **early}, {**POINTERS, "G": "*fp32", "U": "*fp32"}, target, 4)
-        compiled(combine_kernel, {"T": 4, "BLOCK": 1024, **early}, {**POINTERS, "Y": "*bf16"}, target, 4)
+        for gather in (False, True):
+            constants = {"T": 4, "GATHER": gather, "BLOCK": 1024, **early}
+            compiled(combine_kernel, constants, {**POINTERS, "WHERE": "*i32", "Y": "*bf16"}, target, 4)
         compiled(top_kernel, {"TOP": 4, "E": 32, **early}, POINTERS, target, 1)
         plan = {"TOP": 4, "E": 32, "SOME": 256, "MINE": 32, "BLOCKS": 256, **early}
         compiled(plan_kernel, plan, {**POINTERS, "IDS": "*i32"}, target, 4)

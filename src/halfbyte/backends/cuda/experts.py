@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ...errors import BackendError
 from . import fused_experts
 from .launch import Route, _on, _overlap, fragments
-from .routing import route
+from .routing import route, weighted_sum
 from .weight import CudaWeight
 
 Projection = tuple[CudaWeight, torch.Tensor | None]
@@ -52,20 +52,6 @@ def gate_kernel(G, U, OUT, f, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, P
         z = 0.7978845608028654 * (g + 0.044715 * g * g * g)
         out = 0.5 * g * (2 - 2 / (tl.exp(2 * z) + 1)) * u
     tl.store(OUT + p * f + j, out.to(OUT.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def combine_kernel(ROUTED, WEIGHTS, Y, h, T: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Y[i, j] = sum over t of WEIGHTS[i, t] * ROUTED[i, t, j], in order. Grid (tokens, h / BLOCK)."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    i = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for t in tl.static_range(T):
-        acc += tl.load(WEIGHTS + i * T + t).to(tl.float32) * tl.load(ROUTED + (i * T + t) * h + j, mask=j < h, other=0)
-    tl.store(Y + i * h + j, acc.to(Y.dtype.element_ty), mask=j < h)
 
 
 def tokens_a_block(m: int) -> int:
@@ -130,14 +116,8 @@ def _combined(
     hidden: torch.Tensor, down: CudaWeight, bias: torch.Tensor | None, plan: Route, weights: torch.Tensor
 ) -> torch.Tensor:  # fmt: skip
     """Σ_t weight[i, t] · (down_e · hidden) in hidden's dtype."""
-    (m, top), h = weights.shape, down.shape[1]
     routed = fragments(hidden, down, bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
-    y = torch.empty((m, h), dtype=hidden.dtype, device=hidden.device)
-    with _on(hidden.device):
-        combine_kernel[(m, triton.cdiv(h, 1024))](
-            routed, weights.contiguous(), y, h, top, BLOCK=1024, **_overlap(hidden.device)
-        )
-    return y
+    return weighted_sum(routed, None, weights, hidden.dtype)
 
 
 def refusal(w: CudaWeight, x: Any) -> str | None:

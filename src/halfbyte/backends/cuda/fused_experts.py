@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .fused import Blocks, fused_blocks, way
 from .fused_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from .launch import Route, _on, _overlap
-from .routing import route
+from .routing import route, weighted_sum
 from .weight import CudaWeight
 
 
@@ -44,21 +44,6 @@ def gather_kernel(
                 tl.store(OUT + row * width + c, tl.load(source + c, mask=c < k), mask=c < k)
 
 
-@triton.jit(do_not_specialize_on_alignment=["WHERE", "WEIGHTS"])
-def gather_sum_kernel(ROUTED, WHERE, WEIGHTS, Y, h, T: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Y[i, j] = sum over t of WEIGHTS[i, t] · ROUTED[WHERE[i, t], j], in order. Grid (tokens, h / BLOCK)."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    i = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for t in tl.static_range(T):
-        row = tl.load(WHERE + i * T + t).to(tl.int64)
-        acc += tl.load(WEIGHTS + i * T + t).to(tl.float32) * tl.load(ROUTED + row * h + j, mask=j < h, other=0)
-    tl.store(Y + i * h + j, acc.to(Y.dtype.element_ty), mask=j < h)
-
-
 def serves(x: torch.Tensor, up: CudaWeight, down: CudaWeight, kind: int, interleaved: bool) -> bool:
     """True where the fused schedule takes a block of experts: Hopper, finished weights, gates beside ups, whole 16-byte rows."""
     half = x.dtype == torch.float16
@@ -80,7 +65,7 @@ def mixture(
 ) -> torch.Tensor:  # fmt: skip
     """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes."""
     m, top = indices.shape
-    k, h = x.shape[1], down.shape[1]
+    k = x.shape[1]
     tile = tile or expert_tile(m * top, up.shape[0])
     plan: Route = route(indices.to(torch.int32), up.shape[0], tile.tokens)
     blocks = plan.expert.numel()
@@ -96,8 +81,4 @@ def mixture(
         table = Blocks(plan.count, plan.expert, plan.first, plan.last)
         hidden = fused_blocks(x_pad, up, up_bias, table, tile, kind, x.dtype)
         routed = fused_blocks(hidden, down, down_bias, table, tile, 0, torch.float32)
-        y = torch.empty((m, h), dtype=x.dtype, device=x.device)
-        gather_sum_kernel[(m, triton.cdiv(h, 1024))](
-            routed, where, weights.contiguous(), y, h, top, BLOCK=1024, num_warps=4, **_overlap(x.device)
-        )
-    return y
+    return weighted_sum(routed, where, weights, x.dtype)

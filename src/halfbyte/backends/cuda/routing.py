@@ -89,6 +89,24 @@ def plan_kernel(
         tl.store(YROW + rank, p, mask=p < pairs)
 
 
+@triton.jit(do_not_specialize_on_alignment=["WHERE", "WEIGHTS"])
+def combine_kernel(ROUTED, WHERE, WEIGHTS, Y, h, T: tl.constexpr, GATHER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Y[i, j] = sum over t of WEIGHTS[i, t] · ROUTED[p, j], in order; p is the pair i · T + t, or WHERE[i, t] with GATHER.
+    Grid (tokens, h / BLOCK)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for t in tl.static_range(T):
+        p = i * T + t
+        if GATHER:
+            p = tl.load(WHERE + p).to(tl.int64)
+        acc += tl.load(WEIGHTS + i * T + t).to(tl.float32) * tl.load(ROUTED + p * h + j, mask=j < h, other=0)
+    tl.store(Y + i * h + j, acc.to(Y.dtype.element_ty), mask=j < h)
+
+
 def top_k(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Router logits (m, e) -> shares (m, top) float32 that sum to 1, and experts (m, top) int32."""
     m, experts = logits.shape
@@ -101,6 +119,18 @@ def top_k(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
                 **_overlap(logits.device),
             )  # fmt: skip
     return share, index
+
+
+def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Σ_t weights[i, t] · routed[row of the pair] -> (m, h) of `dtype`; `where` gives each pair its row, None its own number."""
+    (m, top), h = weights.shape, routed.shape[1]
+    y = torch.empty((m, h), dtype=dtype, device=routed.device)
+    with _on(routed.device):
+        combine_kernel[(m, triton.cdiv(h, 1024))](
+            routed, routed if where is None else where, weights.contiguous(), y, h, top, GATHER=where is not None, BLOCK=1024,
+            num_warps=4, **_overlap(routed.device),
+        )  # fmt: skip
+    return y
 
 
 def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
