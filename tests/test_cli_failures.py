@@ -30,6 +30,10 @@ READERS = {
     "convert": ("{}", "{out}", "--to", "halfbyte"),
     "quantize": ("{}", "{out}", "--to", "mlx:affine4"),
     "eval": ("{}", "--text", "{good}/config.json"),
+    "eval --baseline": ("{good}", "--text", "{good}/config.json", "--baseline", "{}"),
+    "chat": ("{}",),
+    "serve": ("{}",),
+    "plan": ("{}",),
 }
 """Every way a command is given a checkpoint."""
 

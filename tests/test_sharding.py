@@ -213,6 +213,29 @@ def test_each_rank_holds_half(tmp_path):
     assert same(np.concatenate([a, b]), both)
 
 
+def test_case_46_each_rank_has_its_own_part_of_a_fused_projection(tmp_path):
+    """phi3's q·k·v and gate·up: a rank holds its share of each part, not the first rows; side by side they are the whole."""
+    from halfbyte.torch import packed_modules
+    from halfbyte.torch.parallel import parallelize
+    from halfbyte.transformers import load_model
+    from tiny_models import write_tiny
+
+    write_tiny(tmp_path, "phi3", "ct-int4")
+    whole = packed_modules(load_model(tmp_path)[0])
+    ranks = [packed_modules(parallelize(load_model(tmp_path)[0], rank, 2)) for rank in (0, 1)]
+    for name, sizes in (("self_attn.qkv_proj", (64, 32, 32)), ("mlp.gate_up_proj", (128, 128))):
+        path = f"model.layers.1.{name}"
+        values = whole[path].canonical().dequantize()
+        halves = [rank[path].canonical().dequantize() for rank in ranks]
+        assert values.shape[0] == sum(sizes)
+        assert halves[0].shape == halves[1].shape == (sum(sizes) // 2, 64)
+        assert not same(*halves)
+        ends = np.cumsum(sizes)[:-1]
+        parts = [np.split(half, ends // 2) for half in halves]
+        assert same(np.concatenate([np.concatenate(pair) for pair in zip(*parts, strict=True)]), values)
+        assert not same(halves[1], values[: len(halves[1])]), "rank 1 holds the first rows"
+
+
 @pytest.mark.parametrize(
     ("arch", "producer", "ranks", "message"),
     [

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import checkpoints
 from .checkpoints import Checkpoint
-from .checkpoints import open as open_checkpoint
 from .errors import CheckpointError, HalfbyteError
 from .formats import family_of, format_named
 from .generation import prompt_chunk
@@ -209,16 +209,21 @@ def _loading(sizes: Iterable[int]) -> int:
 
 def _contents(path: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
     """The text model's configuration, and every tensor."""
-    if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.gguf")):
+    if not _has_tensors(path):
         config, matrices = _described(path, codec)
     else:
         from .transformers.load import model_config
 
-        with open_checkpoint(path) as checkpoint:
+        with checkpoints.open(path) as checkpoint:
             config, matrices = model_config(checkpoint), list(_stored(checkpoint))
         if codec is not None:
             matrices = [m._replace(format=format_named(codec)) if m.packable else m for m in matrices]
     return config.get_text_config(), matrices
+
+
+def _has_tensors(path: Path) -> bool:
+    """False for a folder that only describes a model; shards that an index names count, there or not."""
+    return not path.is_dir() or any(any(path.glob(f"*.{end}")) for end in ("safetensors", "safetensors.index.json", "gguf"))
 
 
 def _stored(checkpoint: Checkpoint) -> Iterable[Matrix]:
@@ -276,9 +281,9 @@ def _resident_memory(path: Path) -> int:
     from .transformers.load import import_model_code
 
     tokenizer: Any = None
-    if any(path.glob("*.safetensors")) or path.is_file() or any(path.glob("*.gguf")):
+    if _has_tensors(path):
         import_model_code(path)
-        with open_checkpoint(path) as checkpoint:
+        with checkpoints.open(path) as checkpoint:
             if isinstance(checkpoint, GGUFCheckpoint):
                 from .transformers.gguf_tokenizer import tokenizer_of
 
