@@ -118,12 +118,21 @@ class Checkpoint(ABC):
         """The weight: a QTensor when packed, an array when dense. MissingKeyError; CheckpointError or LayoutError when it is
         damaged."""
 
+    def zero_points(self, key: str) -> NDArray[Any] | None:
+        """The stored zero points [*lead, n, G] of the packed weight `key`, None where it has none; without its codes where the
+        layout lets them be."""
+        weight = self[key]
+        return weight.parts.get("zeros") if isinstance(weight, QTensor) else None
+
     @abstractmethod
     def __contains__(self, key: object) -> bool: ...
 
     @abstractmethod
     def close(self) -> None:
         """Let go of the files. Reading after it raises CheckpointError."""
+
+    def fetch(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to fetch
+        """Ask the system for the pages behind `key` ahead of their use, without waiting for them."""
 
     def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
         """The pages behind `key` stop counting as resident memory; they come back when touched. Arrays of it stay valid."""

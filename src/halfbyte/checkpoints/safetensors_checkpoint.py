@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from .schemes import Scheme, scheme_of
 from .shards import Shards
 from .widths import expected_shape
 
+Made = TypeVar("Made")
 METADATA_KEYS = ("shape", "axis", "packing", "quant_state")
 """Parameters that a lone file may carry in its metadata beside `quantization_config`, each a JSON value or a word."""
 
@@ -180,18 +181,27 @@ class SafetensorsCheckpoint(Checkpoint):
         if key not in self._modules:
             return self.shards.array(key)
         reading, raw = self.reading(key), self.raw(key)
-        try:
-            q = reading.layout.unpack(raw, reading.params, key)
-        except HalfbyteError as error:
-            raise self._damaged(key, str(error)) from error
-        except DAMAGE as error:
-            raise self._damaged(key, f"{key}: its tensors are damaged ({type(error).__name__}: {error})") from error
+        q = self._made(key, reading.layout.unpack)
         for suffix, array in raw.items():
             if not any(np.may_share_memory(array, part) for part in q.parts.values()):
                 # Every bit has been copied: the file's pages need not stay resident beside the copy.
                 self.shards.release(own_suffixes(reading.layout, self._modules[key])[suffix])
         warn_of_overflow(q, key)
         return q
+
+    def zero_points(self, key: str) -> NDArray[Any] | None:
+        if key not in self._keys:
+            raise self.missing(key)
+        return self._made(key, self.reading(key).layout.zero_points) if key in self._modules else None
+
+    def _made(self, key: str, make: Callable[[Mapping[str, NDArray[Any]], Mapping[str, Any], str], Made]) -> Made:
+        """What a layout makes of the tensors of a packed weight. CheckpointError naming file and tensor when they are damaged."""
+        try:
+            return make(self.raw(key), self.reading(key).params, key)
+        except HalfbyteError as error:
+            raise self._damaged(key, str(error)) from error
+        except DAMAGE as error:
+            raise self._damaged(key, f"{key}: its tensors are damaged ({type(error).__name__}: {error})") from error
 
     @property
     def index(self) -> str:
@@ -232,6 +242,10 @@ class SafetensorsCheckpoint(Checkpoint):
         """The stored tensors of the packed weight `key` by suffix, as its layout is given them."""
         own = own_suffixes(self.reading(key).layout, self._modules[key])
         return {s: self.shards.array(own[s]) for s in self.reading(key).layout.claims(own)}
+
+    def fetch(self, key: str) -> None:
+        for tensor in self._modules.get(key, {key: key}).values():
+            self.shards.fetch(tensor)
 
     def release(self, key: str) -> None:
         """The pages behind `key` stop counting as resident memory; they come back when touched."""

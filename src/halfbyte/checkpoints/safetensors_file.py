@@ -91,16 +91,25 @@ class SafetensorsFile:
         entry = self.entries[name]
         return entry.stop - entry.start
 
+    def fetch(self, name: str) -> None:
+        """Ask the system for the pages of the tensor ahead of their use: it reads them in long runs, and nobody waits."""
+        if self.entries[name].start < self.entries[name].stop:
+            self._mapped()
+            self._advise(name, "MADV_WILLNEED")
+
     def release(self, name: str) -> None:
         """The pages of the tensor stop counting as resident memory; they come back from the file when touched."""
+        self._advise(name, "MADV_DONTNEED")
+
+    def _advise(self, name: str, word: str) -> None:
+        """Tell the system of a tensor's whole pages, those of its neighbours left alone: they may be in use."""
         entry = self.entries[name]
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+        if self._map is None or not hasattr(mmap, word):
             return
-        # Whole pages inside the tensor only: its neighbours may be in use.
         start = -(-(self._data_start + entry.start) // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (self._data_start + entry.stop) // mmap.PAGESIZE * mmap.PAGESIZE - start
         if length > 0:
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+            self._map.madvise(getattr(mmap, word), start, length)
 
     def _mapped(self) -> mmap.mmap:
         if self._closed:

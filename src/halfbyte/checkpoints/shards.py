@@ -72,6 +72,10 @@ class Shards:
         """Bytes in the file."""
         return self._file(tensor).nbytes(tensor)
 
+    def fetch(self, tensor: str) -> None:
+        """Ask for the pages of `tensor` ahead of their use."""
+        self._file(tensor).fetch(tensor)
+
     def release(self, tensor: str) -> None:
         """The pages of `tensor` stop counting as resident memory; they come back when touched."""
         self._file(tensor).release(tensor)

@@ -23,6 +23,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .flushing import Flusher
 from .journal import WriteError, append_line, plain, read_lines, take_lock
 
 BUFFER = 1 << 22
@@ -59,6 +60,7 @@ class StreamedFile(ABC):
             self._file: IO[bytes] = self._temporary.open("rb+" if kept else "wb+")
             self._file.truncate(start + self._end)
             self._file.seek(start + self._end)
+            self._flusher = Flusher(self._file.fileno())
         except OSError as error:
             self._unlock()
             raise self._refused(error) from error
@@ -106,6 +108,7 @@ class StreamedFile(ABC):
                 self._checksum = zlib.crc32(raw, self._checksum)
             try:
                 self._file.write(raw)
+                self._flusher.wrote(len(raw))
             except OSError as error:
                 raise self._refused(error, f" while {name!r} was written") from error
         return left == 0
@@ -127,6 +130,7 @@ class StreamedFile(ABC):
     def finish(self) -> None:
         """Write the header and put the file in its place, whole, over any that was there."""
         try:
+            self._flusher.wait()
             self._complete()
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -151,6 +155,8 @@ class StreamedFile(ABC):
         self._unlock()
 
     def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._flusher.wait()
         with contextlib.suppress(OSError):
             self._file.close()
 

@@ -28,7 +28,6 @@ from ..checkpoints.writer import SafetensorsWriter
 from ..dequantizing import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS
 from ..errors import CheckpointError, LayoutError
 from ..namemap import refuse_halves
-from ..qtensor import QTensor
 from .outcome import KINDS, Outcome
 from .relaid import Relaid
 from .targets import Goal, goal_named
@@ -218,6 +217,7 @@ class _Work:
                     size = self.checkpoint.info(key).nbytes
                     while waiting and (len(waiting) > self.workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
                         yield waiting.popleft()[1].result()
+                    self.checkpoint.fetch(key)
                     future = pool.submit(convert_key, self.checkpoint, key, self.goal, write, self.quantizing)
                     waiting.append((size, future))
                 while waiting:
@@ -349,8 +349,8 @@ def _settled(checkpoint: Checkpoint, goal: Goal) -> Goal:
         fmt = info.format
         if fmt is None or (fmt.element == "int" and fmt.zero == "none"):
             continue
-        weight = checkpoint[info.key] if fmt.zero == "int" else None
-        if not isinstance(weight, QTensor) or bool((weight.parts["zeros"] != 1 << (fmt.bits - 1)).any()):
+        zeros = checkpoint.zero_points(info.key) if fmt.zero == "int" else None
+        if zeros is None or bool((zeros != 1 << (fmt.bits - 1)).any()):
             version = "gptq_v2"
             break
         checkpoint.release(info.key)

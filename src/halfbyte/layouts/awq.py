@@ -91,9 +91,12 @@ class AWQ(Layout):
         parts = {
             "codes": rows_of_words(words) if fmt.bits == 4 else stream.pack(deinterleave(words, fmt.bits).T, fmt.bits),
             "scales": turned(tensors["scales"]),
-            "zeros": np.ascontiguousarray(deinterleave(tensors["qzeros"], fmt.bits).T.astype(np.int16)),
+            "zeros": _zeros(tensors, fmt.bits),
         }
         return QTensor(fmt, shape, parts, origin="autoawq", details={"layout": self.name}, name=name)
+
+    def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array:
+        return _zeros(tensors, self.describe(tensors, config, name).format.bits)
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         check_integer(self.name, q, tuple(ORDER))
@@ -114,6 +117,11 @@ class AWQ(Layout):
 
     def config(self, q: QTensor) -> dict[str, Any]:
         return awq_config(q, self.name)
+
+
+def _zeros(tensors: Tensors, bits: int) -> NDArray[np.int16]:
+    """Zero points [n, G]."""
+    return np.ascontiguousarray(deinterleave(tensors["qzeros"], bits).T.astype(np.int16))
 
 
 def awq_config(q: QTensor, layout: str) -> dict[str, Any]:

@@ -84,6 +84,10 @@ class Layout(ABC):
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         """The canonical tensor. Raises LayoutError as `describe` does, and for values out of range."""
 
+    def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array | None:
+        """The part `zeros` alone, None where there is none: layouts whose codes are dear to turn leave those out."""
+        return self.unpack(tensors, config, name).parts.get("zeros")
+
     @abstractmethod
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         """Foreign tensors of `q`. Raises LayoutError when this layout cannot hold `q` exactly; the message says what can."""

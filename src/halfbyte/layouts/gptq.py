@@ -172,6 +172,10 @@ class GPTQ(Layout):
                 parts["group_index"] = index
         return QTensor(fmt, (n, k), parts, origin=how.writer, details=details, name=name)
 
+    def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array:
+        fmt, (n, _) = self.describe(tensors, config, name)
+        return turned(self._read_zeros(tensors["qzeros"], fmt.bits, n, variant(config, fmt.bits), {}))
+
     @staticmethod
     def _read_zeros(words: Array, bits: int, n: int, how: Variant, details: dict[str, Any]) -> NDArray[np.int16]:
         if how.wordwise:
