@@ -5,7 +5,7 @@
 
 The dense stand-in is what the file's own blocks decode to. The seven projections of each layer are quantized, embedding, head
 and norms kept. `llama.cpp` and `mlx` round as those do. A line of --out is a cell, with the sums of each chunk; what --out has
-already is not measured again. Each worker is a process of one thread, which rounds on the CPU; the model runs on --device.
+already is not measured again. Each worker is a process of one thread; the model runs on --device.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import nn
 
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.calibration import calibrate
+from halfbyte.calibration import walk as walking
 from halfbyte.calibration.sources import source_of
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.converting.recipe import recipe_of
@@ -39,8 +40,10 @@ from halfbyte.transformers import load_model
 FORMATS = ("mxfp4", "nvfp4", "int4:g128", "uint4:g64", "affine4:g64", "q4_0")
 PRODUCERS = {"llama.cpp": ("gguf", ("mxfp4", "q4_0")), "mlx": ("mlx", ("mxfp4", "nvfp4", "affine4:g64"))}
 """Method that is a producer's own rounding -> its policy, and the codecs it has."""
-METHODS = ("awq", "gptq", "gptq act-order", "mse calibrated", "mse", "none", "rtn", *PRODUCERS)
-"""In the order of what a cell takes, so that the last ones to end are short."""
+SECONDS = {
+    "awq": 100, "gptq": 60, "gptq act-order": 60, "mse calibrated": 25, "mse": 25, "llama.cpp": 9, "mlx": 9, "rtn": 5, "none": 5,
+}  # fmt: skip
+"""Method -> about what a cell takes, NVFP4 twice that: long ones go first."""
 
 
 def main() -> None:
@@ -55,19 +58,21 @@ def main() -> None:
     arguments.add_argument("--context", type=int, default=512)
     arguments.add_argument("--device", default="cpu")
     arguments.add_argument("--walk", help="where calibration runs; --device unless given")
+    arguments.add_argument("--rounding", choices=("cpu", "walk"), default="cpu", help="on the CPU, or where calibration runs")
     arguments.add_argument("--workers", type=int, default=1)
     arguments.add_argument("--formats", default=",".join(FORMATS))
-    arguments.add_argument("--methods", default=",".join(METHODS))
+    arguments.add_argument("--methods", default=",".join(SECONDS))
     a = arguments.parse_args()
     held = [json.loads(line) for line in a.out.read_text().splitlines()] if a.out.exists() else []
     done = {(d["codec"], d["method"]) for d in held if len(d["losses"]) == a.chunks}
     cells = []
-    for method in METHODS:
+    for method in a.methods.split(","):
         known = PRODUCERS[method][1] if method in PRODUCERS else a.formats.split(",") if method != "none" else ["none"]
         wanted = known if method == "none" else [c for c in a.formats.split(",") if c in known]
-        cells += [(c, method) for c in wanted if method in a.methods.split(",") and (c, method) not in done]
+        cells += [(c, method) for c in wanted if (c, method) not in done]
+    cells.sort(key=lambda cell: -SECONDS[cell[1]] * (2 if cell[0] == "nvfp4" else 1))
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    given = (a.model, a.text, a.calibration, a.context, a.sequences, a.chunks, a.device, a.walk or a.device)
+    given = (a.model, a.text, a.calibration, a.context, a.sequences, a.chunks, a.device, a.walk or a.device, a.rounding)
     failed = []
     with ProcessPoolExecutor(min(a.workers, len(cells)) or 1, multiprocessing.get_context("spawn"), begin, given) as pool:
         futures = {pool.submit(cell, *c): c for c in cells}
@@ -87,7 +92,10 @@ def main() -> None:
 def begin(*given: Any) -> None:
     """Load the model, once a process."""
     global TABLE  # what a worker keeps between cells
+    *given, rounding = given
     torch.set_num_threads(1)
+    if rounding == "cpu":
+        walking.on_tensors = lambda fmt: False  # one GPU is slower than the cores for many small models at a time
     TABLE = Table(*given)
 
 

@@ -27,7 +27,7 @@ from ..exact import bfloat16
 from ..formats.encode import quantize
 from ..joining import stack
 from ..qtensor import QTensor
-from ..quantizers import gptq, mse
+from ..quantizers import gptq, mse, on_tensors
 from ..spec import Format
 from ..transformers.places import is_experts
 from .folding import NOTHING, Before, before_of, fold
@@ -281,16 +281,16 @@ class _Walk:
         """The packed weights of a layer, into `Done`; the layer computes with them from now on."""
         place = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
         ordered = sorted(matrices, key=lambda m: place.get(m.input, len(place)))
-        hessian: NDArray[Any] | None = None
+        hessian: Tensor | None = None
         last: Shared | None = None
         for matrix in ordered:
             group = inputs.of(matrix.input)
             if group is not None and group is not last:
-                hessian = None if group.hessian is None else group.hessian.double().cpu().numpy()
+                hessian = None if group.hessian is None else group.hessian.double()
                 if last is not None:
                     last.hessian = None
             last = group
-            q = self._round(matrix.view.float().cpu().numpy(), None if group is None else hessian, wanted[matrix.key])
+            q = self._round(matrix.view.float(), None if group is None else hessian, wanted[matrix.key])
             matrix.view.copy_(torch.from_numpy(q.dequantize("float32")))
             module = module_of(self.checkpoint.info(matrix.key))
             assert module is not None
@@ -304,17 +304,22 @@ class _Walk:
             self._done.weights[module] = stack([q for _, q in sorted(pieces, key=lambda piece: piece[0])])
         self._stacks.clear()
 
-    def _round(self, w: NDArray[np.float32], hessian: NDArray[Any] | None, fmt: Format) -> QTensor:
+    def _round(self, weight: Tensor, hessian: Tensor | None, fmt: Format) -> QTensor:
+        """On the weight's GPU where the format can, else by NumPy."""
+        there = weight.is_cuda and on_tensors(fmt)
+        w = weight if there else weight.cpu().numpy()
         if hessian is None:
-            return round_searched("", w, fmt)
+            return round_searched("", weight.cpu().numpy(), fmt)
+        h = hessian if there else hessian.cpu().numpy()
         try:
             if self.method == "gptq":
-                return gptq(w, hessian, fmt, act_order=self.act_order)
-            return mse(w, fmt, np.maximum(np.diag(hessian), 1e-12 * max(float(np.trace(hessian)), 1e-30)))
+                return gptq(w, h, fmt, act_order=self.act_order)
+            importance = h.diagonal()
+            return mse(w, fmt, importance.clip(1e-12 * max(float(importance.sum()), 1e-30), None))
         except FormatError as error:
             if "no grid" not in str(error):
                 raise
-            return round_searched("", w, fmt)
+            return round_searched("", weight.cpu().numpy(), fmt)
 
     def _in_file_order(self, key: str, q: QTensor) -> QTensor:
         order = self.source.rows(key, q.shape[0])

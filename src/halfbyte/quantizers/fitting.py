@@ -15,12 +15,15 @@ off the error; with a bias it is the weighted line through (v, x). The best try 
 scale, the best scale for them, twice. Small floats are sparse near their end, so their extreme may do better on an inner value
 (E2M1's 4 instead of 6): for them scales up to 1.6 times as large are tried. A tensor scale is chosen on a part of the rows.
 
+Weights and importance may be torch tensors (`arrays`): the search runs where they lie.
+
 Tries are compared in float32 on groups scaled to 1 (from 6 bits on in float64), the refinement and the choice against the
 round-to-nearest parameters of the format's own encoder in float64 with scales as they are stored: the result is never worse.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,18 +31,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.encode import quantize
-from ..minifloat import MINIFLOATS, element_table, round_to_element
-from .grid import F64, Grid, Params, factor_of, round_e2m1
+from ..minifloat import MINIFLOATS, element_table
+from .arrays import functions, host
+from .grid import F64, Grid, Params, factor_of, power_of_two, round_float
 from .groups import cut, weights
 
 Array = NDArray[Any]
 
-SHRINK = np.linspace(0.5, 1.1, 13)
-SHRINK_FLOAT = np.linspace(0.5, 1.6, 23)
+SHRINK = tuple(np.linspace(0.5, 1.1, 13).tolist())
+SHRINK_FLOAT = tuple(np.linspace(0.5, 1.6, 23).tolist())
 REFINEMENTS = 2
 OCTAVE = 8
 CHUNK = 1 << 15
-"""Values searched at a time: the arrays of a try stay in a 1 MB cache, which halves the time."""
+"""Values searched at a time on the CPU: the arrays of a try stay in a 1 MB cache, which halves the time."""
+CHUNK_ELSEWHERE = 1 << 24
+"""On a GPU, where each try costs a launch: 64 MB an array."""
 SAMPLE = 1 << 17
 """Values on which a tensor scale is chosen."""
 
@@ -47,8 +53,8 @@ SAMPLE = 1 << 17
 def error(grid: Grid, x: F64, h: F64, params: Params) -> F64:
     """Σ h (x − x̂)² of groups x [..., g] under parameters [...]."""
     d = grid.rounded(x, _each(params))
-    np.subtract(x, d, out=d)
-    np.multiply(d, d, out=d)
+    d -= x
+    d *= d
     d *= h
     out: F64 = d.sum(axis=-1)
     return out
@@ -56,10 +62,11 @@ def error(grid: Grid, x: F64, h: F64, params: Params) -> F64:
 
 def fit(grid: Grid, x: F64, h: F64) -> Params:
     """The best parameters found for groups x [n, …, g], importance h broadcasting against it."""
-    rows = max(1, CHUNK // max(1, x[0].size)) if len(x) else 1
+    each = math.prod(x.shape[1:])
+    rows = max(1, (CHUNK if isinstance(x, np.ndarray) else CHUNK_ELSEWHERE) // max(1, each))
     if len(x) > rows:
         pieces = [fit(grid, x[i : i + rows], h if len(h) == 1 else h[i : i + rows]) for i in range(0, len(x), rows)]
-        return Params(*(None if a[0] is None else np.concatenate(a) for a in zip(*map(_fields, pieces), strict=True)))  # type: ignore[arg-type]
+        return Params(*(None if a[0] is None else functions(x).concatenate(a) for a in zip(*map(_fields, pieces), strict=True)))  # type: ignore[arg-type]
     if grid.fmt.scale in ("e8m0", "e4m3", "ue4m3"):
         return _best_byte(grid, x, h)
     best = _best_range(grid, x, h) if grid.fmt.zero == "int" or grid.fmt.bias else _best_extreme(grid, x, h)
@@ -68,18 +75,18 @@ def fit(grid: Grid, x: F64, h: F64) -> Params:
         params = _refined(grid, x, h, params)
         e = error(grid, x, h, params)
         better = e < least
-        best, least = params.where(better, best), np.where(better, e, least)
+        best, least = params.where(better, best), functions(x).where(better, e, least)
     return best
 
 
 def fit_weight(grid: Grid, x: F64, importance: F64 | None = None) -> tuple[Grid, Params]:
     """(grid, parameters [n, G]) for a weight [n, k]: the tensor scale too, where the format has one."""
     size = grid.fmt.group_size
-    plain = quantize(x, grid.fmt)
+    plain = quantize(host(x), grid.fmt)
     own = grid.with_factor(factor_of(plain))
     grid = fit_factor(own, x, importance)
-    groups, h = cut(x, size), weights(x.shape[1], size, importance)
-    params, before = fit(grid, groups, h), own.params_of(plain)
+    groups, h = cut(x, size), weights(x, size, importance)
+    params, before = fit(grid, groups, h), own.params_of(plain).beside(x)
     found, held = error(grid, groups, h, params), error(own, groups, h, before)
     if grid.factor == own.factor:
         return grid, params.where(found < held, before)
@@ -95,14 +102,18 @@ def fit_factor(grid: Grid, x: F64, importance: F64 | None = None) -> Grid:
     The error of a weight [n, k] is estimated: that of the rows with the largest elements, whose block scales may meet the end of
     E4M3's range, and that of rows taken evenly, times how many they stand for.
     """
-    if not grid.fmt.global_op or not x.size or not np.abs(x).max() > 0:
+    if not grid.fmt.global_op or not math.prod(x.shape):
+        return grid
+    xp = functions(x)
+    largest = host(xp.amax(xp.abs(x), axis=1))
+    if not largest.max() > 0:
         return grid
     size, count = grid.fmt.group_size, max(1, SAMPLE // x.shape[1])
-    order = np.argsort(-np.abs(x).max(axis=1), kind="stable")
+    order = np.argsort(-largest, kind="stable")
     top, rest = order[: count // 4 + 1], np.sort(order[count // 4 + 1 :])
     even = rest[np.linspace(0, len(rest) - 1, min(len(rest), count)).astype(int)] if len(rest) else rest
-    groups, h = cut(x[np.concatenate([top, even])], size), weights(x.shape[1], size, importance)
-    share = np.concatenate([np.ones(len(top)), np.full(len(even), len(rest) / max(len(even), 1))])[:, None]
+    groups, h = cut(x[xp.array(np.concatenate([top, even]))], size), weights(x, size, importance)
+    share = xp.array(np.concatenate([np.ones(len(top)), np.full(len(even), len(rest) / max(len(even), 1))])[:, None])
     steps = 2.0 ** (-np.arange(OCTAVE) / OCTAVE)
     grids = [grid, *(grid.with_factor(_float32_factor(grid, grid.factor * s)) for s in steps[1:])]
     return min(grids, key=lambda g: float((share * error(g, groups, h, fit(g, groups, h))).sum()))
@@ -125,92 +136,97 @@ def _each(params: Params) -> Params:
 
 def _best_byte(grid: Grid, x: F64, h: F64) -> Params:
     """Scales that are bytes: the neighbours of the one under which the largest element meets the end of the grid."""
-    inside = np.broadcast_to(h > 0, x.shape)
-    amax = np.abs(np.where(inside, x, 0)).max(axis=-1, initial=0)
-    t, w = _in_units(x, np.where(amax > 0, amax, 1), grid), _relative(h, grid)
-    best, least = np.zeros_like(amax), np.full(amax.shape, np.inf)
+    xp = functions(x)
+    inside = xp.broadcast_to(h > 0, x.shape)
+    amax = xp.amax(xp.abs(xp.where(inside, x, 0.0)), axis=-1)
+    one = xp.where(amax > 0, amax, 1.0)
+    t, w = _in_units(x, one, grid), _relative(h, grid)
+    best, least = xp.zeros(amax.shape), xp.full(amax.shape, math.inf)
     for scale in _bytes(grid, amax):
-        unit = (scale / np.where(amax > 0, amax, 1)).astype(t.dtype)[..., None]
+        unit = xp.cast(scale / one, t.dtype)[..., None]
         d = _elements(grid, t / unit)
         d *= unit
         d -= t
-        e = np.einsum("...g,...g,...g->...", d, d, w)
+        e = xp.weighed(d, d, w)
         better = e < least
-        best, least = np.where(better, scale, best), np.where(better, e, least)
+        best, least = xp.where(better, scale, best), xp.where(better, xp.cast(e, xp.float64), least)
     return Params(best)
 
 
 def _bytes(grid: Grid, amax: F64) -> Iterator[F64]:
+    xp = functions(amax)
     if grid.fmt.scale == "e8m0":
-        power = np.ceil(np.log2(np.where(amax > 0, amax / grid.top, 1)))
+        power = xp.ceil(xp.log2(xp.where(amax > 0, amax / grid.top, 1.0)))
         for step in (0, -1, 1, -2):
-            yield np.ldexp(1.0, np.clip(np.where(amax > 0, power + step, -127), -127, 127).astype(int))
+            yield power_of_two(xp.clip(xp.where(amax > 0, power + step, -127.0), -127, 127))
         return
-    table = element_table("e4m3", 8)
-    byte = round_to_element(np.maximum(amax / grid.top / grid.factor, 2.0**-9), "e4m3").astype(int)
+    table = xp.array(element_table("e4m3", 8)[:0x7F].copy())
+    byte = xp.searchsorted(table, round_float(xp.clip(amax / grid.top / grid.factor, 2.0**-9, None), "e4m3"))
     for step in sorted(range(-8, 9), key=abs):
-        yield table[np.clip(byte + step, 1, 0x7E)] * grid.factor
+        yield table[xp.clip(byte + step, 1, 0x7E)] * grid.factor
 
 
 def _best_extreme(grid: Grid, x: F64, h: F64) -> Params:
     """The largest magnitude on an end of the grid, nearer and farther: the scale that gains most."""
-    seen = np.where(h > 0, x, 0)
-    at = np.abs(seen).argmax(axis=-1)[..., None]
-    extreme = np.take_along_axis(seen, at, axis=-1)[..., 0]
+    xp = functions(x)
+    seen = xp.where(h > 0, x, 0.0)
+    at = xp.abs(seen).argmax(axis=-1)[..., None]
+    extreme = xp.take_along_axis(seen, at, axis=-1)[..., 0]
     empty = extreme == 0
-    t, w = _in_units(x, np.where(empty, 1, extreme), grid), _relative(h, grid)
-    best, most = np.zeros(extreme.shape), np.full(extreme.shape, -np.inf)
+    t, w = _in_units(x, xp.where(empty, 1.0, extreme), grid), _relative(h, grid)
+    best, most = xp.zeros(extreme.shape), xp.full(extreme.shape, -math.inf)
     for end in {float(grid.table[0]), float(grid.table[-1])} - {0.0}:
         for shrink in SHRINK_FLOAT if grid.fmt.element in MINIFLOATS else SHRINK:
-            scale, gain = _line_through_0(t, w, _elements(grid, t * t.dtype.type(end / shrink)))
+            scale, gain = _line_through_0(t, w, _elements(grid, t * (end / shrink)))
             better = gain > most
-            best, most = np.where(better, scale, best), np.where(better, gain, most)
-    return Params(grid.stored(np.where(empty, 0, best * extreme)))
+            best, most = xp.where(better, scale, best), xp.where(better, gain, most)
+    return Params(grid.stored(xp.where(empty, 0.0, best * extreme)))
 
 
 def _best_range(grid: Grid, x: F64, h: F64) -> Params:
     """Ranges within the group's own, end to end: the line, or the scale about a zero point, that gains most."""
-    f, steps = grid.fmt, (1 << grid.fmt.bits) - 1
-    inside = np.broadcast_to(h > 0, x.shape)
-    low, high = np.where(inside, x, np.inf).min(axis=-1), np.where(inside, x, -np.inf).max(axis=-1)
-    low, high = np.where(np.isfinite(low), low, 0), np.where(np.isfinite(high), high, 0)
+    f, steps, xp = grid.fmt, (1 << grid.fmt.bits) - 1, functions(x)
+    inside = xp.broadcast_to(h > 0, x.shape)
+    low, high = xp.amin(xp.where(inside, x, math.inf), axis=-1), xp.amax(xp.where(inside, x, -math.inf), axis=-1)
+    low, high = xp.where(xp.isfinite(low), low, 0.0), xp.where(xp.isfinite(high), high, 0.0)
     if not f.bias:
-        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
     width = high - low
     flat = width == 0
-    t, w = _in_units(x - low[..., None], np.where(flat, 1, width), grid), _relative(h, grid)
-    number = t.dtype.type
-    origin = (-low / np.where(flat, 1, width)).astype(number)
+    unit = xp.where(flat, 1.0, width)
+    t, w = _in_units(x - low[..., None], unit, grid), _relative(h, grid)
+    origin = xp.cast(-low / unit, t.dtype)
     if not f.bias:
         t -= origin[..., None]
-    best, about, most = np.zeros(width.shape), np.zeros(width.shape), np.full(width.shape, -np.inf)
-    total = np.broadcast_to(w.sum(-1), width.shape)
-    mean = np.einsum("...g,...g->...", t, w) / total if f.bias else total
+    best, about, most = xp.zeros(width.shape), xp.zeros(width.shape), xp.full(width.shape, -math.inf)
+    total = xp.broadcast_to(w.sum(-1), width.shape)
+    mean = (t * w).sum(-1) / total if f.bias else total
     for shrink in SHRINK:
         for a in (0.0, 1 - shrink, (1 - shrink) / 2):
             per = steps / shrink
             if f.bias:
-                v = np.clip(np.rint((t - number(a)) * number(per)), 0, steps)
-                mv = np.einsum("...g,...g->...", v, w) / total
+                v = xp.clip(xp.rint((t - a) * per), 0, steps)
+                mv = (v * w).sum(-1) / total
                 scale, gain = _line_through_0(t - mean[..., None], w, v - mv[..., None])
                 other = mean - scale * mv
             else:
-                other = np.clip(np.rint((origin - number(a)) * number(per)), 0, steps)
-                v = np.clip(np.rint(t * number(per)), -other[..., None], steps - other[..., None])
+                other = xp.clip(xp.rint((origin - a) * per), 0, steps)
+                v = xp.clip(xp.rint(t * per), -other[..., None], steps - other[..., None])
                 scale, gain = _line_through_0(t, w, v)
             better = gain > most
-            best, about, most = np.where(better, scale, best), np.where(better, other, about), np.where(better, gain, most)
-    scale = grid.stored(np.where(flat, 0 if f.bias else 1, best * width))
+            best, about, most = xp.where(better, scale, best), xp.where(better, other, about), xp.where(better, gain, most)
+    scale = grid.stored(xp.where(flat, 0.0 if f.bias else 1.0, best * width))
     if f.bias:
-        return Params(scale, None, grid.stored_bias(low + np.where(flat, 0, about * width)))
-    return Params(scale, np.where(flat, 1 << (f.bits - 1), about).astype(np.float64))
+        return Params(scale, None, grid.stored_bias(low + xp.where(flat, 0.0, about * width)))
+    return Params(scale, xp.where(flat, float(1 << (f.bits - 1)), xp.cast(about, xp.float64)))
 
 
 def _line_through_0(t: Array, w: Array, v: Array) -> tuple[F64, F64]:
     """(s, what it takes off Σ w t²) for the s with the least Σ w (t − s v)²."""
-    both, square = np.einsum("...g,...g,...g->...", t, v, w), np.einsum("...g,...g,...g->...", v, v, w)
-    scale = _over(both, square, np.zeros_like(both))
-    return scale.astype(np.float64), scale.astype(np.float64) * both
+    xp = functions(t)
+    both, square = xp.weighed(t, v, w), xp.weighed(v, v, w)
+    scale = xp.cast(_over(both, square, 0.0 * both), xp.float64)
+    return scale, scale * both
 
 
 def _refined(grid: Grid, x: F64, h: F64, params: Params) -> Params:
@@ -228,26 +244,32 @@ def _refined(grid: Grid, x: F64, h: F64, params: Params) -> Params:
 
 def _in_units(x: F64, unit: F64, grid: Grid) -> Array:
     """x over its group's unit, in the dtype that tries are compared in."""
-    return (x / unit[..., None]).astype(np.float32 if grid.fmt.bits < 6 else np.float64)
+    xp = functions(x)
+    out: Array = xp.cast(x / unit[..., None], xp.float32 if grid.fmt.bits < 6 else xp.float64)
+    return out
 
 
 def _relative(h: F64, grid: Grid) -> Array:
     """Importance over its largest in the group."""
-    most = h.max(axis=-1, keepdims=True, initial=0)
-    return (h / np.where(most > 0, most, 1)).astype(np.float32 if grid.fmt.bits < 6 else np.float64)
+    xp = functions(h)
+    most = xp.amax(h, axis=-1, keepdims=True)
+    out: Array = xp.cast(h / xp.where(most > 0, most, 1.0), xp.float32 if grid.fmt.bits < 6 else xp.float64)
+    return out
 
 
 def _elements(grid: Grid, t: Array) -> Array:
     """The nearest elements of t, which is overwritten."""
-    return _rounded(grid, t) if grid.fmt.element in ("e2m1", "int", "uint") else _looked_up(grid, t)
+    return _rounded(grid, t) if grid.on_tensors else _looked_up(grid, t)
 
 
 def _rounded(grid: Grid, t: Array) -> Array:
-    f = grid.fmt
+    f, xp = grid.fmt, functions(t)
     if f.element == "e2m1":
-        return round_e2m1(t)
-    np.rint(t, out=t)
-    return np.clip(t, grid.table[0], grid.table[-1], out=t)
+        out: Array = round_float(t, "e2m1")
+        return out
+    xp.rint(t, out=t)
+    xp.clip(t, float(grid.table[0]), float(grid.table[-1]), out=t)
+    return t
 
 
 def _looked_up(grid: Grid, t: Array) -> Array:
@@ -257,11 +279,13 @@ def _looked_up(grid: Grid, t: Array) -> Array:
 
 def _elements_of(grid: Grid, x: F64, params: Params) -> F64:
     """The elements of the nearest codes."""
-    if grid.fmt.element in ("int", "uint", "e2m1"):
+    if grid.on_tensors:
         return grid.steps(x, _each(params))
     return grid.values(grid.codes(x, _each(params)), Params(np.ones_like(params.scale)[..., None]))
 
 
 def _over(a: F64, b: F64, otherwise: F64) -> F64:
     """a / b, and `otherwise` where b is 0."""
-    return np.where(b == 0, otherwise, a / np.where(b == 0, 1, b))
+    xp = functions(a)
+    out: F64 = xp.where(b == 0, otherwise, a / xp.where(b == 0, 1.0, b))
+    return out

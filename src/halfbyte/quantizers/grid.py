@@ -4,10 +4,13 @@
 
 Formats whose groups run along rows and whose scales are one level of floats, powers of two, or E4M3 under one tensor scale:
 integers, affine, Q4_0 … Q8_0, MX, NVFP4, FP4, FP8, IQ4_NL, NF4. K-quants and flat blocks are rounded by their own encoders only.
+
+Numbers may be torch tensors instead of arrays (`arrays`), for integers and E2M1.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,25 +25,43 @@ from ..formats.decode import scale_values
 from ..minifloat import MINIFLOATS, element_table, round_to_element
 from ..qtensor import QTensor
 from ..spec import Format
+from .arrays import functions, host
 
 F64 = NDArray[np.float64]
 
 _LEVELS = ("e8m0", "e4m3", "ue4m3", "float16", "bfloat16", "float32")
 
 
-def round_e2m1(t: NDArray[Any]) -> NDArray[Any]:
-    """The nearest E2M1 values of float32 or float64 t, in place; halfway to the even code, saturating.
+_FLOATS = {
+    "e2m1": (1, 0, 6.0), "e4m3": (3, -6, 448.0), "float16": (10, -14, 65504.0), "bfloat16": (7, -126, 3e38),
+    "float32": (23, -126, 3e38),
+}  # fmt: skip
+"""Mantissa bits, exponent of the smallest normal number, where a scale or an element is cut off."""
 
-    Steps are 1/2 below 2, 1 below 4, 2 beyond. Adding and taking off 2^m of them, m the mantissa's bits, rounds to whole steps.
+
+def round_float(t: Any, kind: str) -> Any:
+    """The nearest numbers of a kind of float for float32 or float64 t, in place; halfway to the even one, saturating.
+
+    Steps are 2^(e − m) at exponent e for m bits of mantissa. Adding and taking off 2^p of them, p the mantissa of t's dtype,
+    rounds to whole steps.
     """
-    np.clip(t, -6, 6, out=t)
-    power = np.maximum(np.abs(t), 1)
-    bits, field, mantissa = (np.int32, 0x7F800000, 23) if t.dtype == np.float32 else (np.int64, 0x7FF << 52, 52)
-    power.view(bits)[...] &= field
-    power *= t.dtype.type(1.5 * 2 ** (mantissa - 1))
+    xp = functions(t)
+    mantissa, least, top = _FLOATS[kind]
+    xp.clip(t, -top, top, out=t)
+    power = xp.clip(xp.abs(t), 2.0**least, None)
+    word, field, p = (xp.int32, 0x7F800000, 23) if t.dtype == xp.float32 else (xp.int64, 0x7FF << 52, 52)
+    bits = power.view(word)
+    bits &= field
+    power *= 1.5 * 2.0 ** (p - mantissa)
     t += power
     t -= power
     return t
+
+
+def power_of_two(exponent: Any) -> Any:
+    """2^e for whole numbers e of normal floats, float64."""
+    xp = functions(exponent)
+    return ((xp.cast(exponent, xp.int64) + 1023) << 52).view(xp.float64)
 
 
 @dataclass(frozen=True)
@@ -59,10 +80,23 @@ class Params:
     def where(self, mask: NDArray[np.bool_], other: Params) -> Params:
         """These where `mask`, else the other's."""
 
-        def pick(a: F64 | None, b: F64 | None) -> F64 | None:
-            return None if a is None or b is None else np.where(mask, a, b)
+        where = functions(mask).where
 
-        return Params(np.where(mask, self.scale, other.scale), pick(self.zero, other.zero), pick(self.bias, other.bias))
+        def pick(a: F64 | None, b: F64 | None) -> F64 | None:
+            return None if a is None or b is None else where(mask, a, b)
+
+        return Params(where(mask, self.scale, other.scale), pick(self.zero, other.zero), pick(self.bias, other.bias))
+
+    def on_host(self) -> Params:
+        """The same numbers as arrays."""
+        zero, bias = (None if a is None else host(a) for a in (self.zero, self.bias))
+        return Params(host(self.scale), zero, bias)
+
+    def beside(self, x: Any) -> Params:
+        """The same numbers where x lies."""
+        array = functions(x).array
+        zero, bias = (None if a is None else array(a) for a in (self.zero, self.bias))
+        return Params(array(self.scale), zero, bias)
 
     def at(self, index: Any) -> Params:
         """The parameters under an index."""
@@ -110,55 +144,93 @@ class Grid:
         """The grid under another tensor scale."""
         return replace(self, factor=factor)
 
+    @property
+    def on_tensors(self) -> bool:
+        """True where numbers may be torch tensors."""
+        return self.fmt.element in ("int", "uint", "e2m1")
+
+    def check(self, x: Any) -> None:
+        """FormatError for a torch tensor x and a format whose codes are looked up."""
+        if not self.on_tensors and not isinstance(x, np.ndarray):
+            raise FormatError(
+                f"[quantize] {self.fmt} of a {type(x).__name__}; allowed: int, uint, affine, E2M1. Give a NumPy array"
+            )
+
     def stored(self, scale: F64) -> F64:
         """The nearest scale that the format stores, times the tensor scale."""
-        kind = self.fmt.scale
+        xp, kind = functions(scale), self.fmt.scale
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             if kind == "e8m0":
-                power = np.rint(np.log2(np.where(scale > 0, scale, 1)))
-                two: F64 = np.ldexp(1.0, np.clip(power, -127, 127).astype(int))
+                two: F64 = power_of_two(xp.clip(xp.rint(xp.log2(xp.where(scale > 0, scale, 1.0))), -127, 127))
                 return two
             if kind in ("e4m3", "ue4m3"):
-                byte = round_to_element(np.maximum(np.abs(scale) / self.factor, 2.0**-9), "e4m3")
-                return element_table("e4m3", 8)[byte] * self.factor
-            limit = float(np.finfo(np.float16).max) if kind == "float16" else 3e38
-            out: F64 = np.clip(scale, -limit, limit).astype(SCALE_DTYPES[kind]).astype(np.float64)
+                nearest: F64 = round_float(xp.clip(xp.abs(scale) / self.factor, 2.0**-9, None), "e4m3") * self.factor
+                return nearest
+            out: F64 = round_float(scale + 0.0, kind)
             return out
 
     def stored_bias(self, bias: F64) -> F64:
         """The nearest bias that the format stores."""
-        return bias.astype(SCALE_DTYPES[self.fmt.scale]).astype(np.float64)
+        out: F64 = round_float(bias + 0.0, self.fmt.scale)
+        return out
+
+    def _zero(self, params: Params) -> Any:
+        """The zero point, of a format that stores none too."""
+        return params.zero if params.zero is not None else float(1 << (self.fmt.bits - 1)) if self.fmt.element == "int" else 0.0
 
     def codes(self, x: F64, params: Params) -> NDArray[np.uint8]:
         """The nearest code of each x, saturating; parameters broadcast against x."""
-        f = self.fmt
+        f, xp = self.fmt, functions(x)
+        if self.on_tensors:
+            return self._codes(self.steps(x, params), x, params)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             t = x if params.bias is None else x - params.bias
-            t = np.where(params.scale == 0, 0.0, t / np.where(params.scale == 0, 1.0, params.scale))
-        if f.element in ("int", "uint"):
-            zero = params.zero if params.zero is not None else float(1 << (f.bits - 1)) if f.element == "int" else 0.0
-            return np.clip(np.rint(t) + zero, 0, (1 << f.bits) - 1).astype(np.uint8)
+            t = xp.where(params.scale == 0, 0.0, t / xp.where(params.scale == 0, 1.0, params.scale))
         if f.element in MINIFLOATS:
-            return round_to_element(t, f.element)
+            minifloat: NDArray[np.uint8] = round_to_element(t, f.element)
+            return minifloat
         values = element_table(f.element, f.bits)
         order = np.argsort(values, kind="stable").astype(np.uint8)
         middle = (values[order][1:] + values[order][:-1]) / 2
-        return order[np.searchsorted(middle, t)]
+        looked_up: NDArray[np.uint8] = order[np.searchsorted(middle, t)]
+        return looked_up
+
+    def _codes(self, steps: F64, x: F64, params: Params) -> NDArray[np.uint8]:
+        """The codes of what `steps` has found for x."""
+        xp = functions(x)
+        if self.fmt.element == "e2m1":
+            # Codes count halves up to 2, ones up to 4, twos up to 6. A zero keeps the sign of the number.
+            v = xp.abs(steps)
+            code = xp.minimum(xp.minimum(2 * v, v + 2), v / 2 + 4)
+            e2m1: NDArray[np.uint8] = xp.cast(code + 8 * (xp.signbit(x) ^ (params.scale < 0)), xp.uint8)
+            return e2m1
+        out: NDArray[np.uint8] = xp.cast(steps + self._zero(params), xp.uint8)
+        return out
+
+    def nearest(self, x: F64, params: Params) -> tuple[NDArray[np.uint8], F64]:
+        """(codes, values) of `codes` and `values` at once."""
+        if not self.on_tensors:
+            codes = self.codes(x, params)
+            return codes, self.values(codes, params)
+        t = self.steps(x, params)
+        codes = self._codes(t, x, params)
+        t *= params.scale
+        if params.bias is not None:
+            t += params.bias
+        return codes, t
 
     def values(self, codes: NDArray[np.uint8], params: Params) -> F64:
         """What codes stand for."""
-        f = self.fmt
+        f, xp = self.fmt, functions(codes)
         if f.element in ("int", "uint"):
-            zero = params.zero if params.zero is not None else float(1 << (f.bits - 1)) if f.element == "int" else 0.0
-            out = (codes - zero) * params.scale
+            out: F64 = (xp.cast(codes, xp.float64) - self._zero(params)) * params.scale
         else:
-            out = element_table(f.element, f.bits)[codes] * params.scale
+            out = xp.array(element_table(f.element, f.bits).copy())[xp.cast(codes, xp.int64)] * params.scale
         return out if params.bias is None else out + params.bias
 
     def rounded(self, x: F64, params: Params) -> F64:
         """The value of the nearest code; what a search does most, so integers and E2M1 are rounded without looking codes up."""
-        f = self.fmt
-        if f.element not in ("int", "uint", "e2m1"):
+        if not self.on_tensors:
             return self.values(self.codes(x, params), params)
         t = self.steps(x, params)
         t *= params.scale
@@ -168,23 +240,21 @@ class Grid:
 
     def steps(self, x: F64, params: Params) -> F64:
         """The element of the nearest code, less its zero point: integers and E2M1 only."""
-        f = self.fmt
-        t: F64 = x - params.bias if params.bias is not None else x.copy()
-        empty = params.scale == 0
+        f, xp = self.fmt, functions(x)
+        t: F64 = x - params.bias if params.bias is not None else x + 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            t /= np.where(empty, 1.0, params.scale)
-        if empty.any():
-            t *= ~empty
+            t /= xp.where(params.scale == 0, math.inf, params.scale)
         if f.element == "e2m1":
-            return round_e2m1(t)
-        np.rint(t, out=t)
-        zero = params.zero if params.zero is not None else float(1 << (f.bits - 1)) if f.element == "int" else 0.0
-        np.clip(t, -zero, (1 << f.bits) - 1 - zero, out=t)
+            out: F64 = round_float(t, "e2m1")
+            return out
+        xp.rint(t, out=t)
+        zero = self._zero(params)
+        xp.clip(t, -zero, (1 << f.bits) - 1 - zero, out=t)
         return t
 
     def tensor(self, codes: NDArray[np.uint8], params: Params, shape: tuple[int, ...]) -> QTensor:
         """The packed weight [n, k] of codes [n, k] and parameters [n, G]."""
-        f = self.fmt
+        f, codes, params = self.fmt, host(codes), params.on_host()
         parts: dict[str, NDArray[Any]] = {"codes": pack(codes, f.bits), "scales": self._scales(params.scale)}
         if f.zero == "int":
             assert params.zero is not None
@@ -220,3 +290,11 @@ def factor_of(q: QTensor) -> float:
         return 1.0
     g = float(q.parts["global_scale"])
     return 1 / g if f.global_op == "divide" else g / f.divisor
+
+
+def on_tensors(fmt: Format) -> bool:
+    """True for a format that `mse` and `gptq` round torch tensors to."""
+    try:
+        return Grid(fmt).on_tensors
+    except FormatError:
+        return False

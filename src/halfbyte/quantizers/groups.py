@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from .arrays import functions
 
 F64 = NDArray[np.float64]
 
@@ -15,12 +19,13 @@ def cut(x: F64, size: int) -> F64:
     count = -(-k // g) if g else 0
     if count * g == k:
         return x.reshape(n, count, g)
-    out = np.zeros((n, count * g))
+    out: F64 = functions(x).zeros((n, count * g))
     out[:, :k] = x
     return out.reshape(n, count, g)
 
 
-def weights(k: int, size: int, importance: F64 | None) -> F64:
-    """[1, G, g]: what an error at each input counts, `importance` [k] or 1, and 0 behind the end."""
-    row = np.ones(k) if importance is None else np.asarray(importance, np.float64)
+def weights(x: Any, size: int, importance: F64 | None) -> F64:
+    """[1, G, g] for a weight x [n, k]: what an error at each input counts, `importance` [k] or 1, and 0 behind the end."""
+    xp = functions(x)
+    row = xp.full((x.shape[1],), 1.0) if importance is None else xp.cast(xp.array(importance), xp.float64)
     return cut(row[None], size)

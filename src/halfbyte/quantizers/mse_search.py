@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.arrays import is_torch
 from ..formats import format_named
 from ..formats.encode import quantize
 from ..qtensor import QTensor
 from ..spec import Format
+from .arrays import functions, host
 from .fitting import fit_weight
 from .grid import Grid, Params
 from .groups import cut
@@ -22,27 +25,29 @@ ROWS = 1 << 20
 def mse(weight: NDArray[Any], codec: str | Format, importance: NDArray[Any] | None = None) -> QTensor:
     """`weight` [n, k] (or [e, n, k]) packed with the least squared error that the search of `fitting` finds.
 
+    weight      array, or a torch tensor of an integer, affine or E2M1 format: the search runs on its device
     codec       `codec[:gN]` or a Format whose grid is one scale a group
     importance  [k]: what a squared error at each input counts, for example the diagonal of XᵀX; 1 unless given
 
     Never worse than `quantize`, whose parameters are among those tried. Raises FormatError for K-quants and other formats without
     such a grid, and what `quantize` raises.
     """
-    fmt, x = format_named(codec), np.asarray(weight)
+    fmt, x, xp = format_named(codec), weight if is_torch(weight) else np.asarray(weight), functions(weight)
     if x.ndim > 2 and len(x):
         pieces = [mse(m, fmt, importance) for m in x]
-        return QTensor(fmt, x.shape, {p: np.stack([i.parts[p] for i in pieces]) for p in pieces[0].parts})
-    grid, plain = Grid(fmt), quantize(x, fmt)
-    if not x.size:
-        return plain
-    values = x.astype(np.float64)
+        return QTensor(fmt, tuple(x.shape), {p: np.stack([i.parts[p] for i in pieces]) for p in pieces[0].parts})
+    grid = Grid(fmt)
+    grid.check(x)
+    if not math.prod(x.shape):
+        return quantize(host(x), fmt)
+    values = xp.cast(x, xp.float64)
     rows = max(1, ROWS // x.shape[1])
     if fmt.global_op or len(x) <= rows:
         return _written(values, *fit_weight(grid, values, importance))
     pieces = [_written(v, *fit_weight(grid, v, importance)) for v in (values[i : i + rows] for i in range(0, len(x), rows))]
-    return QTensor(fmt, x.shape, {p: np.concatenate([i.parts[p] for i in pieces]) for p in pieces[0].parts})
+    return QTensor(fmt, tuple(x.shape), {p: np.concatenate([i.parts[p] for i in pieces]) for p in pieces[0].parts})
 
 
 def _written(x: NDArray[np.float64], grid: Grid, params: Params) -> QTensor:
     codes = grid.codes(cut(x, grid.fmt.group_size), params.at((..., None)))
-    return grid.tensor(codes.reshape(len(x), -1)[:, : x.shape[1]], params, x.shape)
+    return grid.tensor(codes.reshape(len(x), -1)[:, : x.shape[1]], params, tuple(x.shape))
