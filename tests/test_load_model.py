@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from halfbyte.errors import CheckpointError
 from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows, packed_modules
 from halfbyte.transformers import load_model, model_size
 from tiny_models import CONFIGS, PRODUCERS, VOCAB, agree, dense_model, ids, logits, write_tiny
+from tiny_tokenizer import write_tokenizer
 
 MATRIX = [("llama", p) for p in PRODUCERS if p != "gpt-oss"] + [
     ("mistral", "awq"), ("qwen3", "mlx"), ("qwen3", "ct-int4"), ("qwen2", "gptq"), ("gemma3_text", "mlx"),
@@ -320,10 +322,43 @@ def test_the_pages_of_a_projection_are_released_before_the_next_is_held(tmp_path
     assert experts[:4] == [(4, 256, 64), f"{base}gate_up_proj", f"{base}gate_up_proj_bias", (4, 64, 128)]
 
 
+def test_case_55_a_model_with_any_text_loads_under_any_locale(tmp_path):
+    """Configuration, generation settings, tokenizer and template in UTF-8, where files are read as something else by default."""
+    folder = tmp_path / "model"
+    write_tiny(folder, "llama", "mlx", change_config=lambda c: c.update(_note="Zoë 模型 “½”"))
+    write_tokenizer(folder, "“{{ messages[0].content }}” <tok7>")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    words = tokenizer["model"]["vocab"]
+    words["模型"] = words.pop("<tok9>")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 7, "_note": "é½"}', encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    code = (
+        "import builtins, io, sys\n"
+        "real = io.open\n"
+        "def opened(file, mode='r', buffering=-1, encoding=None, *rest, **more):\n"
+        "    encoding = preferred if 'b' not in mode and encoding in (None, 'locale') else encoding\n"
+        "    return real(file, mode, buffering, encoding, *rest, **more)\n"
+        "from halfbyte.transformers import load_model\n"
+        "builtins.open = io.open = opened\n"
+        "for preferred in ('ascii', 'cp1252'):\n"
+        "    model, tokenizer = load_model(sys.argv[1])\n"
+        "    word = tokenizer(chr(0x6a21) + chr(0x578b))['input_ids']\n"
+        "    text = tokenizer.apply_chat_template([{'role': 'user', 'content': chr(0xe9)}], tokenize=False)\n"
+        "    print(model.generation_config.max_new_tokens, ascii(model.config._note), word, ascii(text))\n"
+    )
+    env = {**os.environ, "LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    line = f"7 {'Zoë 模型 “½”'!a} [1, 9] {'“é” <tok7>'!a}"
+    assert done.stdout.splitlines() == [line, line]
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="VmHWM is Linux's")
 def test_case_43_a_gguf_model_loads_in_its_packed_size_and_one_tensor(tmp_path):
-    """159 MB of Q4_K: far from the 1.1 GB of the same in float32. The file is one hole, so nothing of it need be written."""
-    size, feed, heads, layers, vocabulary = 2048, 8192, 16, 4, 48
+    """79 MB of Q4_K: far from the 0.5 GB of the same in float32. The file is one hole, so nothing of it need be written."""
+    size, feed, heads, layers, vocabulary = 2048, 8192, 16, 2, 48
     numbers = {
         "context_length": 256, "embedding_length": size, "block_count": layers, "feed_forward_length": feed,
         "attention.head_count": heads, "attention.head_count_kv": heads,
