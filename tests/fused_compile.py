@@ -10,13 +10,18 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from halfbyte.backends.cuda.wgmma import wgmma_kernel
 
-# element, scale, group, addend, arithmetic, bytes a scale, x in float16
+# element, scale, group, addend, arithmetic, bytes a scale, x in float16, bits
 FORMATS = {
-    "int4:g128": (1, 0, 128, 0, 0, 2, True),
-    "mxfp4": (2, 5, 32, 0, 0, 1, True),
-    "nvfp4": (2, 2, 16, 0, 1, 1, False),
-    "uint4:g64": (0, 0, 64, 1, 0, 2, True),
-    "affine4:g32": (0, 0, 32, 2, 2, 2, False),
+    "int4:g128": (1, 0, 128, 0, 0, 2, True, 4),
+    "mxfp4": (2, 5, 32, 0, 0, 1, True, 4),
+    "nvfp4": (2, 2, 16, 0, 1, 1, False, 4),
+    "uint4:g64": (0, 0, 64, 1, 0, 2, True, 4),
+    "affine4:g32": (0, 0, 32, 2, 2, 2, False, 4),
+    "q8_0": (1, 0, 32, 0, 0, 2, True, 8),
+    "uint8:g16": (0, 0, 16, 1, 2, 2, False, 8),
+    "affine8:g64": (0, 0, 64, 2, 3, 2, False, 8),
+    "mxfp8_e4m3": (5, 5, 32, 0, 0, 1, True, 8),
+    "mxfp8_e5m2": (6, 5, 32, 0, 2, 1, False, 8),
 }
 # tokens, blocks of 64 rows a warpgroup, warpgroups along rows and inputs, stages, routed, gate
 SHAPES = {
@@ -32,13 +37,13 @@ def described(kind, shape, bits):
 
 
 def compile_one(word, shape):
-    kind, scale, group, add, way, size, half = FORMATS[word]
+    kind, scale, group, add, way, size, half, bits = FORMATS[word]
     tokens, rows, warpgroups, deep, stages, routed, gate = SHAPES[shape]
     groups, bn = max(1, 64 // group), 64 * rows * warpgroups
     width, x = groups * 8 * size, "fp16" if half else "bf16"
     signature = {
         "y_desc": described(x, [tokens, 32 * rows if gate else 64 * rows], 16), "Y": f"*{x}",
-        "x_desc": described(x, [tokens, 64], 16), "w_desc": described("i32", [bn // 16, 4, 32], 32),
+        "x_desc": described(x, [tokens, 64], 16), "w_desc": described("i32", [bn // 16, bits, 32], 32),
         "s_desc": described("i16", [max(bn // 16, 8), width], 16),
         "a_desc": described("i16", [max(bn // 16, 8), 16 * groups], 16), "BIAS_PTR": f"*{x}", "GLOBAL": "*fp32", "BLOCKS": "*i32",
         "EXPERT": "*i32", "FIRST": "*i32", "LAST": "*i32", "PARTIAL": "*fp32", "COUNT": "*i32", "out_unit": "fp32",
@@ -46,7 +51,7 @@ def compile_one(word, shape):
     }  # fmt: skip
     constants = {
         "BT": tokens, "R": rows, "WGS": warpgroups, "WGK": deep, "STAGES": stages, "GROUP": group, "GROUPS": groups,
-        "SW": width, "KIND": kind,
+        "SW": width, "KIND": kind, "BITS": bits,
         "SCALE": scale, "ADD": add, "WAY": way, "GLOBAL_OP": 1 if word == "nvfp4" else 0, "DIVIDE": False, "HAS_BIAS": True,
         "HALF": half, "TOGETHER": 8, "STORE": 2, "ROUTED": routed, "GATE": gate, "AHEAD": word != "mxfp4", "PDL": True,
     }  # fmt: skip

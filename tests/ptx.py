@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def rounded(v, dtype):
@@ -62,6 +63,14 @@ def run(text, registers):
             registers[target] = a[0] >> a[1]
         elif operation == "mul.lo.u32":
             registers[target] = (a[0].astype(np.uint64) * a[1].astype(np.uint64)).astype(np.uint32)
+        elif operation == "prmt.b32":
+            both = a[0].astype(np.uint64) | (a[1].astype(np.uint64) << np.uint64(32))
+            picks = [(int(sources[2], 0) >> (4 * i)) & 7 for i in range(4)]
+            moved = [((both >> np.uint64(8 * pick)) & np.uint64(255)) << np.uint64(8 * i) for i, pick in enumerate(picks)]
+            registers[target] = (moved[0] | moved[1] | moved[2] | moved[3]).astype(np.uint32)
+        elif operation == "cvt.rn.f16x2.e4m3x2":
+            low, high = ((a[0] >> np.uint32(s)).astype(np.uint8).view(E4M3).astype(np.float64) for s in (0, 8))
+            registers[target] = joined(low, high, np.dtype(np.float16))
         elif operation == "lop3.b32":
             assert sources[3] == "0xea"
             registers[target] = (a[0] & a[1]) | a[2]

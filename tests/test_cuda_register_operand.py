@@ -14,20 +14,21 @@ from halfbyte.backends.cuda import register_operand as ro
 from halfbyte.bits import pack
 from halfbyte.minifloat import element_table
 
-UINT, INT, E2M1 = 0, 1, 2
+UINT, INT, E2M1, E4M3, E5M2 = 0, 1, 2, 5, 6
 NONE, ZERO, BIAS = 0, 1, 2
-HALF, BFLOAT, WIDE = 0, 1, 2
-NAMES = {UINT: "uint", INT: "int", E2M1: "e2m1"}
+HALF, BFLOAT, WIDE, WIDE_BFLOAT = 0, 1, 2, 3
+NAMES = {UINT: "uint", INT: "int", E2M1: "e2m1", E4M3: "e4m3", E5M2: "e5m2"}
 
 
-def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0):
+def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0, bits=4):
     """[16, 64] codes through fragment order, the layout of words and the assembly to the operand, as [16, 64] values."""
     dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
-    words = order.to_fragments(pack(q, 4), 64, by_16, NAMES[kind]).view(np.uint32).reshape(4, 32)
-    layout = ro.words_layout(1, 4, by_16)
+    codes = q if bits == 8 else pack(q, 4)
+    words = order.to_fragments(codes, 64, by_16, NAMES[kind], bits).view(np.uint32).reshape(bits, 32)
+    layout = ro.words_layout(1, 4, by_16, bits)
     lane = np.arange(32)
     out = np.full((16, 64), np.nan)
-    text = ro.assembly(kind, add, scale_kind, way, half)
+    text = ro.assembly(kind, add, scale_kind, way, half, bits)
     for register in range(8):  # i, block of the half, half
         at = np.zeros((32, 3), np.int64)
         for bit, base in enumerate(layout.lane_bases):
@@ -40,16 +41,17 @@ def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0):
         inputs = []
         for down in (0, 1):
             place = np.array([ro.place_of(kind, way, int(o), down) for o in t % 2], np.int64).astype(np.uint32)
+            places = [place[:, 0], place[:, 1]][: 0 if bits == 8 else 2 if kind == E2M1 else 1]
             block = 32 * (register >> 2) + 16 * ((register >> 1) & 1)
             row = g + 8 * down
             s, a = scale[row, block], addend[row, block]
-            if way == WIDE:
+            if way >= WIDE:
                 s, a = (np.ascontiguousarray(v, np.float32).view(np.uint32) for v in (s, a))
             else:
                 if add == ZERO:
-                    a = -128.0 - a if way == BFLOAT else (-64.0 - a if down else 1024.0 + a)
+                    a = -128.0 - a if way == BFLOAT else (-64.0 - a if down and bits == 4 else 1024.0 + a)
                 s, a = (ptx.joined(v.astype(np.float64), v.astype(np.float64), dtype) for v in (s, a))
-            inputs.append([word, place[:, 0], *([place[:, 1]] if kind == E2M1 else []), s, *([a] if add != NONE else [])])
+            inputs.append([word, *places, s, *([a] if add != NONE else [])])
         registers = {}
         for i in range(len(inputs[0])):
             registers[f"${2 + 4 * i}"], registers[f"${4 + 4 * i}"] = inputs[0][i], inputs[1][i]
@@ -87,6 +89,35 @@ def test_every_code_in_every_place_is_finished_and_rounded_once(kind, add, way, 
         got = decoded(q, kind, add, way, half, scale, addend, by_16)
         exact = (table[q] - addend) * scale if add == ZERO else table[q] * scale + (addend if add == BIAS else 0)
         if way == WIDE:  # float32 first: exact but for a bias
+            exact = exact.astype(np.float32).astype(np.float64)
+        np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
+
+
+CASES8 = [
+    (UINT, NONE, HALF, True), (INT, NONE, HALF, True), (UINT, ZERO, HALF, True), (UINT, BIAS, HALF, True),
+    (E4M3, NONE, HALF, True), (E5M2, NONE, HALF, True),
+    (INT, NONE, WIDE, False), (UINT, ZERO, WIDE, False), (UINT, BIAS, WIDE_BFLOAT, False), (UINT, BIAS, WIDE_BFLOAT, True),
+    (E4M3, NONE, WIDE, False), (E5M2, NONE, WIDE, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("by_16", [False, True])
+@pytest.mark.parametrize(("kind", "add", "way", "half"), CASES8)
+def test_every_8_bit_code_in_every_place_is_finished_and_rounded_once(kind, add, way, half, by_16):
+    rng = np.random.default_rng(17)
+    dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
+    stored = np.dtype(ml_dtypes.bfloat16) if way == WIDE_BFLOAT else np.dtype(np.float16)
+    table = element_table(NAMES[kind], 8).astype(np.float64)
+    codes = np.flatnonzero(np.isfinite(table)).astype(np.uint8)
+    for _ in range(4):
+        q = rng.permuted(np.resize(codes, (16, 64)).reshape(-1)).reshape(16, 64)
+        scale = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+        addend = rng.integers(0, 257, (16, 4)).repeat(16, 1).astype(np.float64)
+        if add == BIAS:
+            addend = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+        got = decoded(q, kind, add, way, half, scale, addend, by_16, bits=8)
+        exact = (table[q] - addend) * scale if add == ZERO else table[q] * scale + (addend if add == BIAS else 0)
+        if way >= WIDE:  # float32 first: exact but for a bias
             exact = exact.astype(np.float32).astype(np.float64)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 WORDS = ["int4:g128", "int4:g32", "uint4:g64", "mxfp4", "nvfp4", "nvfp4_ue4m3", "affine4:g64", "fp4:g16", "q4_0", "uint4:g-1"]
+WORDS += ["q8_0", "int8:g128", "uint8:g64", "uint8:g16", "affine8:g64", "mxfp8_e4m3", "mxfp8_e5m2"]
 
 
 def hopper():
@@ -68,7 +69,7 @@ def test_products_are_within_rounding_on_odd_shapes(word, name):
         within(y, x, q, bias, name)
 
 
-@pytest.mark.parametrize("word", ["int4:g128", "mxfp4"])
+@pytest.mark.parametrize("word", ["int4:g128", "mxfp4", "q8_0"])
 def test_every_tile_gives_the_same_kind_of_answer(word):
     hopper()
     from halfbyte.backends.cuda import fused
@@ -111,7 +112,8 @@ def test_what_the_schedule_does_not_take_is_a_sentence():
     with pytest.raises(BackendError, match=r"'fused' takes float16 and bfloat16 activations, not torch.float32"):
         ops.linear(torch.zeros(2, 128, device="cuda"), p, schedule="fused")
     p = ops.prepare(weight("q4_K", 64, 256, 5), device="cuda")
-    with pytest.raises(BackendError, match=r"'fused' takes 4-bit integers and E2M1 with 16-bit or 8-bit float scales, not q4_K"):
+    text = r"'fused' takes 4- and 8-bit integers and floats with 16-bit or 8-bit float scales, not q4_K"
+    with pytest.raises(BackendError, match=text):
         ops.linear(torch.zeros(2, 256, device="cuda", dtype=torch.float16), p, schedule="fused")
 
 

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .fused import Blocks, fused_blocks, way
+from .fused import fused_blocks
+from .fused_launch import Blocks, way
 from .fused_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from .launch import Route, _on, _overlap
 from .routing import route, weighted_sum

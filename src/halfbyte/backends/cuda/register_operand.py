@@ -1,12 +1,13 @@
 """Words of fragment order to finished 16-bit values in the registers that wgmma takes as its A operand.
 
-One word a lane is one 16 × 16 block of a warp's rows, in the order in which wgmma wants it, so nothing moves between lanes: two
-to four operations a pair of weights turn codes into element values, one more multiplies by the scale or adds the bias. Every
-value is (q − zero) · scale or q · scale + bias rounded once to x's dtype, by one of three arithmetics:
+One word a lane is one 16 × 16 block of a warp's rows (of 8-bit codes, half of one), in the order in which wgmma wants it, so
+nothing moves between lanes: one to four operations a pair of weights turn codes into element values, one more multiplies by the
+scale or adds the bias. Every value is (q − zero) · scale or q · scale + bias rounded once to x's dtype, by one of three
+arithmetics:
 
     half    float16 pairs; scales float16, E8M0 (times 2^(14 − shift): raw E2M1 patterns come out finished), E4M3 (times 2^6)
     bfloat  bfloat16 pairs; scales bfloat16, E8M0, E4M3, all of them exact there
-    wide    float32 one by one and a conversion a pair; scales of the 16-bit type that x does not have
+    wide    float32 one by one and a conversion a pair; scales of the 16-bit type that x does not have, 8 bits and x bfloat16
 """
 
 from __future__ import annotations
@@ -14,25 +15,38 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .decode import E2M1, E4M3S, E8M0, E8M0_NORMAL, UE4M3, UINT
+from .decode import E2M1, E4M3, E4M3S, E5M2, E8M0, E8M0_NORMAL, UE4M3, UINT
 from .operands import axis
 from .tiles import BIAS, NONE, ZERO
 
 HALF = gl.constexpr(0)
 BFLOAT = gl.constexpr(1)
 WIDE = gl.constexpr(2)
+WIDE_BFLOAT = gl.constexpr(3)  # the same, scales bfloat16
 
 
 @gluon.constexpr_function
-def assembly(kind, add, scale, way, half):
+def assembly(kind, add, scale, way, half, bits=4):
     """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8. Inputs, four registers each and
-    the third belonging to row g + 8: the word; where in it the pairs are (`places`); for E2M1 a multiplier; scales; addends."""
-    names = ["word", "place"] + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
+    the third belonging to row g + 8: the word; of 4 bits, where in it the pairs are (`places`) and for E2M1 a multiplier; scales;
+    addends."""
+    names = ["word"] + (["place"] if bits == 4 else []) + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
     r = {name: [f"${2 + 4 * i}", f"${4 + 4 * i}"] for i, name in enumerate(names)}
-    word, place, scales, addend = r["word"][0], r["place"], r["scale"], r["addend"]
+    word, place, scales, addend = r["word"][0], r.get("place", []), r["scale"], r["addend"]
     rows = (0, 1)
     body = ".reg .b32 t, k, c;"
-    if kind == E2M1:
+    if bits == 8 and kind == E4M3:
+        body += f".reg .b16 l, h; mov.b32 {{l, h}}, {word}; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h;"
+    elif bits == 8 and kind == E5M2:  # the upper byte of a float16
+        body += f"mov.b32 k, 0; prmt.b32 $0, {word}, k, 0x1404; prmt.b32 $1, {word}, k, 0x3424;"
+    elif bits == 8:  # 1024 + q, less 1024 + zero
+        body += f"mov.b32 k, 0x64646464; prmt.b32 $0, {word}, k, 0x4140; prmt.b32 $1, {word}, k, 0x4342;"
+        if add == ZERO and way == HALF:
+            body += "".join(f"sub.rn.f16x2 ${i}, ${i}, {addend[i]};" for i in rows)
+        else:
+            body += f"mov.b32 k, {'0x64006400' if kind == UINT else '0x64806480'};"
+            body += "".join(f"sub.rn.f16x2 ${i}, ${i}, k;" for i in rows)
+    elif kind == E2M1:
         body += "".join(f"and.b32 t, {word}, {place[i]}; mul.lo.u32 ${i}, t, {r['times'][i]};" for i in rows)
         if way == BFLOAT:  # times 2^-126, which one product takes back
             body += "mov.b32 k, 0x7e807e80; mov.b32 c, 0x80008000;"
@@ -41,7 +55,7 @@ def assembly(kind, add, scale, way, half):
             body += "".join(f"fma.rn.bf16x2 ${i}, ${i}, k, c;" for i in rows)
         else:  # times 2^-14
             body += "".join(f"and.b32 ${i}, ${i}, 0x8e008e00;" for i in rows)
-            if way == WIDE or scale == 0:  # else the scale brings 2^14 along
+            if way >= WIDE or scale == 0:  # else the scale brings 2^14 along
                 body += "mov.b32 k, 0x74007400;" + "".join(f"mul.rn.f16x2 ${i}, ${i}, k;" for i in rows)
     elif way == BFLOAT:  # 128 + q, less 128 + zero
         body += "mov.b32 k, 0x43004300;"
@@ -78,9 +92,9 @@ def assembly(kind, add, scale, way, half):
 
 
 @gluon.constexpr_function
-def constraints(kind, add):
+def constraints(kind, add, bits=4):
     """Two results; four copies each of the inputs."""
-    inputs = 3 + (kind == E2M1) + (add != NONE)
+    inputs = 2 + (bits == 4) + (kind == E2M1) + (add != NONE)
     return ",".join(["=&r"] * 2 + ["r"] * (4 * inputs))
 
 
@@ -91,13 +105,21 @@ def _bits(values):
 
 
 @gluon.constexpr_function
-def words_layout(r, warps, by_16):
-    """[R · warps tiles, 4 rows of 128 bytes, 32 words]: the words that hold what lane t of wgmma's A operand wants.
+def words_layout(r, warps, by_16, bits=4):
+    """[R · warps tiles, bits rows of 128 bytes, 32 words]: the words that hold what lane t of wgmma's A operand wants.
 
     A lane t' of fragment order has inputs 8 t' + 4 b + 2 i' + p of 32 (4 t' + 2 i' + p of 16). wgmma wants, of block q of 16 and
     half i, the pair 16 q + 8 i + 2 t + p: that is half i' = t mod 2 of word b = t / 2 of lane t' = 2 q + i (of word q of lane
     t / 2 + 2 i). The words that two lanes share come by one broadcast.
+
+    8 bits: half a unit is 512 bytes, and the pair is the whole of word 2 b + i', so lane t has word t of lane 2 q + i (word
+    2 q + t mod 2 of lane t / 2 + 2 i).
     """
+    if bits == 8:
+        i, q, second = ([0, 0, 8], [0, 0, 2], [0, 0, 4]) if by_16 else ([0, 0, 4], [0, 0, 8], [0, 0, 2])
+        regs = [i, q, [0, 4, 0]] + [[warps * v, 0, 0] for v in _bits(r)]
+        lanes = [[0, 0, 1], second, [0, 0, 16], [0, 1, 0], [0, 2, 0]]
+        return gl.DistributedLinearLayout(regs, lanes, [[v, 0, 0] for v in _bits(warps)], [], [r * warps, 8, 32])
     own, i, q = ([0, 0, 4], [0, 0, 8], [0, 0, 1]) if by_16 else ([0, 0, 1], [0, 0, 4], [0, 0, 8])
     regs = [i, q, [0, 0, 2]] + [[warps * v, 0, 0] for v in _bits(r)]
     lanes = [[0, 0, 0], own, [0, 0, 16], [0, 1, 0], [0, 2, 0]]
@@ -133,7 +155,7 @@ def place_of(kind, way, odd, down):
 
 @gluon.jit
 def places(R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, WAY: gl.constexpr):
-    """`place_of` of every lane and row: two tensors."""
+    """`place_of` of every lane and row of 4-bit codes: two tensors."""
     L: gl.constexpr = operand_layout(R, W, max(1, GROUPS // 2))
     odd = axis(4, 2, L, 10) == 1
     down = axis(8, 2, L, 10) == 1
@@ -188,17 +210,16 @@ def _byte_f32(b, SCALE: gl.constexpr):
 
 @gluon.jit
 def scales(
-    v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr
+    v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, WAY: gl.constexpr
 ):  # fmt: skip
     """Stored scales to what `assembly` multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0 in float16: byte b is
-    2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros (`fused.shift_of`)."""
+    2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros (`fused_launch.LARGEST`)."""
     if SCALE == 0:
         b = gl.reshape(v, [R, W, GROUPS, 8, 2])
-        if WAY == WIDE:  # the other 16-bit type
-            if HALF_X:
-                s = (b.to(gl.int32) << 16).to(gl.int32)
-            else:
-                s = b.to(gl.float16, bitcast=True).to(gl.float32).to(gl.int32, bitcast=True)
+        if WAY == WIDE_BFLOAT:
+            s = (b.to(gl.int32) << 16).to(gl.int32)
+        elif WAY == WIDE:
+            s = b.to(gl.float16, bitcast=True).to(gl.float32).to(gl.int32, bitcast=True)
         else:
             s = _twice(b.to(gl.int32))
     else:
@@ -207,6 +228,8 @@ def scales(
         high = (b >> 8) & 255
         if WAY == BFLOAT:
             s = gl.join(_pair_of(_byte_f32(low, SCALE), True), _pair_of(_byte_f32(high, SCALE), True))
+        elif WAY >= WIDE:
+            s = gl.join(_byte_f32(low, SCALE), _byte_f32(high, SCALE)).to(gl.int32, bitcast=True)
         elif SCALE == E4M3S:
             low, high = _e4m3_halves(b)
             s = gl.join(low, high)
@@ -220,23 +243,25 @@ def scales(
 
 @gluon.jit
 def addends(
-    v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr
+    v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, BITS: gl.constexpr
 ):  # fmt: skip
     """Stored zero points or biases to what `assembly` takes away or adds, [R, W, 8, GROUPS, 2 rows] of int32."""
     b = gl.reshape(v, [R, W, GROUPS, 8, 2])
     if ADD == BIAS:
-        if WAY != WIDE:
+        if WAY < WIDE:
             a = _twice(b.to(gl.int32))
-        elif HALF_X:
+        elif WAY == WIDE_BFLOAT:
             a = b.to(gl.int32) << 16
         else:
             a = b.to(gl.float16, bitcast=True).to(gl.float32).to(gl.int32, bitcast=True)
     else:
         z = b.to(gl.float32)
-        if WAY == WIDE:
+        if WAY >= WIDE:
             a = z.to(gl.int32, bitcast=True)
         elif WAY == BFLOAT:
             a = _pair_of(-128.0 - z, True)
+        elif BITS == 8:
+            a = _pair_of(1024.0 + z, False)
         else:
             low, high = gl.split(z)
             a = gl.join(_pair_of(1024.0 + low, False), _pair_of(-64.0 - high, False))
@@ -256,21 +281,25 @@ def _in_halves(v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 @gluon.jit
 def unit(
     w, s, a, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr,
-    ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr,
+    ADD: gl.constexpr, WAY: gl.constexpr, BITS: gl.constexpr,
 ):  # fmt: skip
-    """Words [R W, 4, 32], stored scales and addends of a unit -> (words, scales, addends) of its first half, and of its second.
+    """Words [R W, BITS, 32], stored scales and addends of a unit -> (words, scales, addends) of its first half, of its second.
 
     R tiles of 16 rows a warp, W warps. SCALE 0 is a 16-bit float. An ADD of NONE makes `a` unused."""
-    if BY_16:  # g, i, t / 2, half, block
+    if BITS == 8 and BY_16:  # half, g, i, t / 2, block, t mod 2
+        w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2, 2, 2]), [0, 1, 3, 5, 7, 6, 4, 2])
+    elif BITS == 8:  # half, g, block, i, t / 2, t mod 2
+        w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2, 2, 2]), [0, 1, 3, 6, 7, 4, 5, 2])
+    elif BY_16:  # g, i, t / 2, half, block
         w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 4, 6, 3, 5])
     else:  # g, block, i, half, t / 2
         w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 6, 3, 4, 5])
     w0, w1 = gl.split(w)
-    s0, s1 = _in_halves(scales(s, shift, R, W, GROUPS, SCALE, WAY, HALF_X), R, W, GROUPS)
+    s0, s1 = _in_halves(scales(s, shift, R, W, GROUPS, SCALE, WAY), R, W, GROUPS)
     if ADD == NONE:
         return (w0, s0, s0), (w1, s1, s1)
     else:
-        a0, a1 = _in_halves(addends(a, R, W, GROUPS, ADD, WAY, HALF_X), R, W, GROUPS)
+        a0, a1 = _in_halves(addends(a, R, W, GROUPS, ADD, WAY, BITS), R, W, GROUPS)
         return (w0, s0, a0), (w1, s1, a1)
 
 
@@ -285,24 +314,26 @@ def _spread(v, like, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 @gluon.jit
 def operand(
     half, place, times, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr,
-    ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr, A: gl.constexpr,
+    ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr, BITS: gl.constexpr, A: gl.constexpr,
 ):  # fmt: skip
     """Half a unit, as `unit` gives it, to the finished A operand [16 R W, 32] in layout A. GROUPS are a unit's."""
     EACH: gl.constexpr = max(1, GROUPS // 2)
     L: gl.constexpr = operand_layout(R, W, EACH)
     like = gl.zeros([R, W, 8, 2, 2, EACH, 2 // EACH, 2, 2, 2], gl.int32, layout=L)
-    w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 1, EACH, 2 // EACH, 2, 1, 1]), L)
+    w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 2 if BITS == 8 else 1, EACH, 2 // EACH, 2, 1, 1]), L)
     w, _ = gl.broadcast(w, like)
-    place, _ = gl.broadcast(place, like)
-    arguments = [w, place]
+    arguments = [w]
+    if BITS == 4:
+        place, _ = gl.broadcast(place, like)
+        arguments = arguments + [place]
     if KIND == E2M1:
         times, _ = gl.broadcast(times, like)
         arguments = arguments + [times]
     arguments = arguments + [_spread(half[1], like, R, W, EACH)]
     if ADD != NONE:
         arguments = arguments + [_spread(half[2], like, R, W, EACH)]
-    asm: gl.constexpr = assembly(KIND, ADD, SCALE, WAY, HALF_X)
-    registers: gl.constexpr = constraints(KIND, ADD)
+    asm: gl.constexpr = assembly(KIND, ADD, SCALE, WAY, HALF_X, BITS)
+    registers: gl.constexpr = constraints(KIND, ADD, BITS)
     if HALF_X:
         v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.float16, is_pure=True, pack=4)
     else:

@@ -84,7 +84,7 @@ class CudaWeight:
     normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects
     plain_scales  no E4M3 scale is NaN, no UE4M3 scale has a sign or is 0x7F: checked on the data, two decode together
     scales_half   element · scale in float16 is exact or rounds once, in the normal range: checked on the data
-    top           largest E8M0 byte where all lie within 24 of it (element · 2^(b - top + 1) is exact in float16), else -1
+    top           largest E8M0 byte where all lie within NEAR of it (E2M1: element · 2^(b - top + 1) is exact in float16), else -1
     """
 
     format: Format
@@ -182,13 +182,17 @@ def _plain_scales(q: QTensor) -> bool:
     return not odd.any()
 
 
+NEAR = {"e2m1": 24, "e4m3": 21, "e5m2": 8}
+"""How far E8M0 scales may lie apart so that element · scale, shifted as a whole, is exact in float16."""
+
+
 def _top(q: QTensor) -> int:
-    """The largest E8M0 byte when no other is more than 24 below it, else -1."""
+    """The largest E8M0 byte when no other is further below it than NEAR says, else -1."""
     scales = q.parts["scales"]
     if q.format.scale != "e8m0" or not _normal_scales(q):
         return -1
     top = int(scales.max())
-    return top if top - int(scales.min()) <= 24 else -1
+    return top if top - int(scales.min()) <= NEAR.get(q.format.element, 24) else -1
 
 
 def _scales_half(q: QTensor) -> bool:

@@ -76,12 +76,12 @@ def _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED: gl.constexpr):
 
 @gluon.jit
 def _copy_weight(
-    w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, live, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr,
-    ADD: gl.constexpr,
+    w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, live, BITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr,
+    SW: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
     """Words, scales and addends of unit k into a stage; `row` counts tiles of 16 rows."""
     group = k * 64 // GROUP
-    copy_in(w_desc, [row, k * 4, 0], bar, ws.index(stage), pred=live)
+    copy_in(w_desc, [row, k * BITS, 0], bar, ws.index(stage), pred=live)
     copy_in(s_desc, [row, group * (SW // GROUPS)], bar, ss.index(stage), pred=live)
     if ADD != NONE:
         copy_in(a_desc, [row, group * 16], bar, zs.index(stage), pred=live)
@@ -90,11 +90,11 @@ def _copy_weight(
 @gluon.jit
 def _produce(
     x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, base, KS, R16,
-    BN: gl.constexpr, BT: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr, ADD: gl.constexpr,
-    STAGES: gl.constexpr, TOGETHER: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
+    BN: gl.constexpr, BT: gl.constexpr, BITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr,
+    ADD: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have left it."""
-    BYTES: gl.constexpr = BT * 128 + BN * 32 + max(BN // 16, 8) * (SW + (0 if ADD == NONE else 16 * GROUPS)) * 2
+    BYTES: gl.constexpr = BT * 128 + BN * 8 * BITS + max(BN // 16, 8) * (SW + (0 if ADD == NONE else 16 * GROUPS)) * 2
     p = gl.program_id(0)
     programs = gl.num_programs(0)
     tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
@@ -110,8 +110,8 @@ def _produce(
         for i in gl.static_range(STAGES):
             mbarrier.expect(full.index(i), BYTES, pred=i < early)
             _copy_weight(
-                w_desc, s_desc, a_desc, ws, ss, zs, full.index(i), i, (base + row * BN) // 16, k0 + i, i < early, GROUPS, GROUP,
-                SW, ADD,
+                w_desc, s_desc, a_desc, ws, ss, zs, full.index(i), i, (base + row * BN) // 16, k0 + i, i < early, BITS, GROUPS,
+                GROUP, SW, ADD,
             )  # fmt: skip
         if PDL:
             gdc_wait()
@@ -128,7 +128,7 @@ def _produce(
                 bar = full.index(stage)
                 mbarrier.wait(empty.index(stage), phase)
                 mbarrier.expect(bar, BYTES, pred=early <= 0)
-                _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, early <= 0, GROUPS, GROUP, SW, ADD)
+                _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, early <= 0, BITS, GROUPS, GROUP, SW, ADD)
                 copy_in(x_desc, [token * BT, k * 64], bar, xs.index(stage))
                 early -= 1
                 stage += 1
@@ -155,7 +155,7 @@ def _mine(v, WG: gl.constexpr, ROWS: gl.constexpr):
 def _words(
     ws, ss, zs, full, stage, phase, more, shift, LW: gl.constexpr, LS: gl.constexpr, LA: gl.constexpr, WG: gl.constexpr,
     WGS: gl.constexpr, R: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
-    WAY: gl.constexpr, HALF: gl.constexpr,
+    WAY: gl.constexpr, BITS: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's words and terms of a stage, its two halves apart. What follows the last unit is never multiplied."""
     mbarrier.wait(full.index(stage), phase, pred=more)
@@ -165,7 +165,7 @@ def _words(
         z = _mine(zs.index(stage).load(LA), WG, 4 * R)
     return unit(
         ws.index(stage).slice(WG * 4 * R, 4 * R).load(LW), _mine(ss.index(stage).load(LS), WG, 4 * R), z, shift, R, 4, GROUPS,
-        BY_16, SCALE, ADD, WAY, HALF,
+        BY_16, SCALE, ADD, WAY, BITS,
     )  # fmt: skip
 
 
@@ -182,9 +182,10 @@ def _consume(
     y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums, given, taken,
     m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
     WGS: gl.constexpr, WGK: gl.constexpr, BT: gl.constexpr, R: gl.constexpr, STAGES: gl.constexpr, BY_16: gl.constexpr,
-    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr,
-    GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr,
-    STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, NUMBER: gl.constexpr,
+    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
+    WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
+    NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup WG of the WGS along the rows, turn WK of the WGK along the inputs: rows WG · 64 R and on of every tile."""
     WG: gl.constexpr = NUMBER % WGS
@@ -193,7 +194,7 @@ def _consume(
     BN: gl.constexpr = MINE * WGS
     C: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BT, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, C, 2)
-    LW: gl.constexpr = words_layout(R, 4, BY_16)
+    LW: gl.constexpr = words_layout(R, 4, BY_16, BITS)
     LS: gl.constexpr = terms_layout(max(R * WGS, 2), 4, GROUPS, SW // GROUPS // 8)
     LA: gl.constexpr = terms_layout(max(R * WGS, 2), 4, GROUPS, 2)
     dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
@@ -201,28 +202,29 @@ def _consume(
     p = gl.program_id(0)
     programs = gl.num_programs(0)
     tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
-    left = whole * KS + gl.minimum((p + 1) * units // sharing, units) - gl.minimum(p * units // sharing, units)
-    left = (left + (WGK - 1 - WK)) // WGK
+    low = gl.minimum(p * units // sharing, units)
+    share = gl.minimum((p + 1) * units // sharing, units) - low
+    left = (whole * KS + share + (WGK - 1 - WK)) // WGK
     stage = WK + 0 * p
     phase = 0 * p
-    before = 0 * p  # units of the program before a piece: unit i of all is this warpgroup's where i mod WGK is WK
     turn = 0 * p
     if AHEAD:
         first, second = _words(
-            ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+            ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
         )
     for seg in range(whole + 2):
         tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
         acc = gl.zeros([MINE, BT], gl.float32, layout=C)
-        after = before + k1 - k0
-        for k in range((before + (WGK - 1 - WK)) // WGK, (after + (WGK - 1 - WK)) // WGK):  # noqa: B007
+        # Unit i of all that a program does is this warpgroup's where i mod WGK is WK.
+        before = gl.where(seg < 2, gl.maximum((low // KS + seg) * KS - low, 0), share + (seg - 2) * KS) + (WGK - 1 - WK)
+        for k in range(before // WGK, (before + k1 - k0) // WGK):  # noqa: B007
             if not AHEAD:
                 first, second = _words(
-                    ws, ss, zs, full, stage, phase, True, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+                    ws, ss, zs, full, stage, phase, True, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
                 )
             a = _joined(
-                operand(first, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
-                operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, A),
+                operand(first, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, BITS, A),
+                operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, BITS, A),
                 A,
             )
             acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
@@ -234,11 +236,10 @@ def _consume(
             left -= 1
             if AHEAD:
                 first, second = _words(
-                    ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, HALF
+                    ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
                 )
             acc, a = warpgroup_mma_wait(0, deps=[acc, a])
             mbarrier.arrive(done)
-        before = after
         if k1 > k0:
             if WK > 0:
                 give(sums, given, taken, (WK - 1) * WGS + WG, turn, acc, R)
@@ -250,11 +251,11 @@ def _consume(
                 if k1 - k0 < KS:
                     acc, last = meet(PARTIAL, COUNT, acc, tile - whole * programs, sharing, units, p, KS, R, WG, WGS)
                 if last:
-                    end = m
+                    last_token = m
                     expert = 0 * p
                     if ROUTED:
                         expert = gl.load(EXPERT + token).to(gl.int32)
-                        end = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
+                        last_token = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
                     y = finished(
                         acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, first_row, n, out_unit, divisor, C, GLOBAL_OP,
                         DIVIDE, HAS_BIAS,
@@ -274,7 +275,7 @@ def _consume(
                         width = n // HALVES
                         r = first_row // HALVES + gl.arange(0, MINE // HALVES, layout=gl.SliceLayout(1, L))[:, None]
                         t = token * BT + gl.arange(0, BT, layout=gl.SliceLayout(0, L))[None, :]
-                        gl.store(Y + t.to(gl.int64) * width + r, y.to(Y.dtype.element_ty), mask=(r < width) & (t < end))
+                        gl.store(Y + t.to(gl.int64) * width + r, y.to(Y.dtype.element_ty), mask=(r < width) & (t < last_token))
             turn ^= 1
     if STORE == 2 and WK == 0:
         tma.store_wait(0)
@@ -285,22 +286,23 @@ def _partition(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys,
     full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr,
-    GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr,
-    STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr, NUMBER: gl.constexpr,
+    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
+    WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Consumer NUMBER of WGS · WGK, or after them the producer."""
     if NUMBER < WGS * WGK:
         _consume(
             y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums,
             given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor, WGS, WGK, BT, R, STAGES,
-            GROUP == 16, GROUPS, SW, KIND, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED, GATE,
-            AHEAD, NUMBER,
+            GROUP == 16, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED,
+            GATE, AHEAD, NUMBER,
         )  # fmt: skip
     else:
         _produce(
             x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, base, KS,
-            (n + 15) // 16, 64 * R * WGS, BT, GROUPS, GROUP, SW, ADD, STAGES, TOGETHER, ROUTED, PDL,
+            (n + 15) // 16, 64 * R * WGS, BT, BITS, GROUPS, GROUP, SW, ADD, STAGES, TOGETHER, ROUTED, PDL,
         )  # fmt: skip
 
 
@@ -312,9 +314,9 @@ def wgmma_kernel(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT,
     m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr,
-    GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr, TOGETHER: gl.constexpr,
-    STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
+    WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x wᵀ + bias, one tile being 64 R WGS rows of w by BT tokens.
 
@@ -331,7 +333,7 @@ def wgmma_kernel(
     BN: gl.constexpr = 64 * R * WGS
     dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
     xs = gl.allocate_shared_memory(dtype, [STAGES, BT, 64], x_desc.layout)
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, 4, 32], w_desc.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, BITS, 32], w_desc.layout)
     ss = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), SW], s_desc.layout)
     zs = ss
     if ADD != NONE:
@@ -366,8 +368,8 @@ def wgmma_kernel(
             (_partition, (
                 y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws,
                 ss, zs, ys, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit,
-                divisor, BT, R, WGS, WGK, STAGES, GROUP, GROUPS, SW, KIND, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF,
-                TOGETHER, STORE, ROUTED, GATE, AHEAD, PDL, number,
+                divisor, BT, R, WGS, WGK, STAGES, GROUP, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS,
+                HALF, TOGETHER, STORE, ROUTED, GATE, AHEAD, PDL, number,
             ))
             for number in (0, 1, 2, 3, 4)[: WGS * WGK + 1]
         ],
