@@ -67,8 +67,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Share:
-    """Tiles of a launch: programs; tiles beyond whole rounds and programs that share them; blocks of rows, the first at row `base`
-    of the weight, and of tokens; where parts of tiles are left."""
+    """Tiles of a launch: programs; tiles beyond whole rounds and programs that share them; blocks of rows, the first at row
+    `base`, and of tokens; where parts of tiles are left."""
 
     programs: int
     rest: int
