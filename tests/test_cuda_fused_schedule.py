@@ -57,6 +57,33 @@ def test_every_unit_is_done_once_and_parts_meet(tiles, k, most, wish):
         assert programs_of == set(range(owner(j * k, sharing, units), owner(j * k + k - 1, sharing, units) + 1))
 
 
+@pytest.mark.parametrize("deep", [1, 2, 3, 4])
+@pytest.mark.parametrize(("tiles", "k", "wish"), [(112, 64, 2), (224, 64, 1), (3, 5, 0), (31, 45, 5), (448, 64, 3), (133, 1, 1)])
+def test_warpgroups_that_share_rows_take_turns_across_pieces(tiles, k, wish, deep):
+    """wgmma._consume counts the units before a piece in closed form; the producer fills one stage after the other."""
+    most = 132
+    split = min(wish, k) or parts(tiles % most if tiles >= most else tiles, most, k)
+    programs = min(most, tiles * split)
+    rest = tiles % programs
+    sharing = max(1, min(programs, rest * split))
+    whole, units = tiles // programs, rest * k
+    for p in range(programs):
+        low = min(p * units // sharing, units)
+        share = min((p + 1) * units // sharing, units) - low
+        done = 0
+        for seg, (_, first, last) in enumerate(pieces(p, programs, whole, sharing, units, k)):
+            before = max((low // k + seg) * k - low, 0) if seg < 2 else share + (seg - 2) * k
+            for turn in range(deep):
+                early = before + deep - 1 - turn
+                mine = range(early // deep, (early + last - first) // deep)
+                if last > first:
+                    assert [turn + deep * i for i in mine] == [i for i in range(done, done + last - first) if i % deep == turn]
+                else:
+                    assert not mine
+            done += last - first
+        assert done == share + whole * k
+
+
 def test_tiles_for_every_number_of_tokens():
     for n in (64, 4096, 14336):
         for m in range(1, 2000, 7):

@@ -30,9 +30,13 @@ def weight(word, n, k, seed, **parts):
 
 def tiles():
     """Every tile of the table, the one for a shape first: they differ in what a program holds and in how tiles are cut."""
-    from halfbyte.backends.cuda.fused_tiles import FUSED_TILES
+    from halfbyte.backends.cuda.fused_tiles import FUSED_TILES, FusedTile
 
-    return sorted(set(FUSED_TILES.values()), key=str)
+    others = {
+        FusedTile(64, 1, 2, 8, 3, deep=2), FusedTile(32, 1, 1, 8, 2, deep=4), FusedTile(64, 1, 1, 6, 1, deep=3),
+        FusedTile(256, 1, 2, 4, -1), FusedTile(64, 2, 1, 8, 2, deep=2, ahead=1), FusedTile(64, 1, 2, 6, ahead=0),
+    }  # fmt: skip
+    return sorted({*FUSED_TILES.values(), *others}, key=str)
 
 
 @pytest.mark.parametrize("word", WORDS)
