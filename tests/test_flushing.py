@@ -62,10 +62,14 @@ def test_a_refusal_in_the_background_is_the_writers_own(tmp_path, monkeypatch, c
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fdatasync", refuse, raising=False)
-    out = SafetensorsWriter(tmp_path / "a.safetensors", expected=count)
-    with pytest.raises(WriteError, match="No space left on device"), out:
-        for i in range(count):
-            out.add(f"t{i}", ROW)
+
+    def write() -> None:
+        with SafetensorsWriter(tmp_path / "a.safetensors", expected=count) as out:
+            for i in range(count):
+                out.add(f"t{i}", ROW)
+
+    with pytest.raises(WriteError, match="No space left on device"):
+        write()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from layout_tensors import integer_tensor
 
 import halfbyte as hb
 from halfbyte.checkpoints.writer import SafetensorsWriter
 from halfbyte.layouts import LAYOUTS
+from layout_tensors import integer_tensor
 
 WIDTHS = [
     ("gptq", {}, (2, 3, 4, 8)), ("gptq", {"checkpoint_format": "gptq_v2"}, (2, 3, 4, 8)), ("awq-gemm", {}, (4, 8)),
@@ -52,7 +52,7 @@ def test_of_what_is_not_there_or_damaged(tmp_path):
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     with hb.open(tmp_path / "one.safetensors", config=config) as checkpoint:
         assert checkpoint.zero_points("norm.weight") is None
-        with pytest.raises(hb.HalfbyteError, match=r"there is no 'm\.b'|m\.b"):
+        with pytest.raises(hb.HalfbyteError, match=r"m\.b"):
             checkpoint.zero_points("m.b")
         with pytest.raises(hb.HalfbyteError, match=r"m\.a.*qzeros"):
             checkpoint.zero_points("m.a")
