@@ -140,7 +140,7 @@ def test_folding_leaves_what_a_layer_computes(tmp_path, kind):
         before = layer(*seen["args"], **seen["kwargs"])
         alphas = {}
         for names, group in groups.items():
-            source = before_of(layer, group, inputs)
+            source = before_of(layer, group)
             readers = [linear[n].weight.data for n in group.names]
             alphas[names] = source if isinstance(source, str) else fold(group, readers, source, lambda w: quantize(w, "int3:g64"))
         after = layer(*seen["args"], **seen["kwargs"])

@@ -4,9 +4,9 @@
 |---|---|---|
 | q, k, v; gate and up | a norm | its weight over s (Gemma's holds w − 1: (1 + w) / s − 1) |
 | down, an expert's too | up, times an activation of gate | rows of up over s |
+| all experts' gate and up | a norm that their router reads too | its weight over s, the router's columns times s (`routed`) |
 
-The output projection is left: with grouped heads one value row feeds several of its inputs. A norm that experts read is left too,
-since their router reads it as well, and so is an up that is clamped (gpt-oss).
+The output projection is left: with grouped heads one value row feeds several of its inputs. So is a clamped up (gpt-oss).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..qtensor import QTensor
 from ..quantizers import awq_scales
 from ..transformers.places import is_experts
 from .matrices import expert_rows, gated_input, half
-from .statistics import Inputs, Shared
+from .statistics import Shared
 
 Round = Callable[[NDArray[Any]], QTensor]
 NOTHING = "nothing that scales stands before it"
@@ -70,15 +70,13 @@ def fold(group: Shared, readers: Sequence[Tensor], before: Before, rounding: Rou
     return alpha
 
 
-def before_of(layer: nn.Module, group: Shared, inputs: Inputs) -> Before | str:
+def before_of(layer: nn.Module, group: Shared) -> Before | str:
     """What gives a group's input, or why there is nothing to fold into."""
     if group.hessian is None:
         return "no token came"
     k = group.hessian.shape[0]
     if group.norm:
         norm: Any = layer.get_submodule(group.norm)
-        if group.norm in inputs.read_by_experts:
-            return "a router reads its norm as well"
         if getattr(norm, "weight", None) is None or norm.weight.shape[0] != k:
             return "its norm has no weight for each input"
         bias = getattr(norm, "bias", None)

@@ -12,7 +12,7 @@ What is written into a view is what the layer computes with from then on.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -34,6 +34,11 @@ class Matrix:
     expert: int | None
     input: str
     view: Tensor
+
+    def expert_of(self, paths: Collection[str]) -> bool:
+        """True for gate or up of an expert of one of these modules."""
+        path, _, last = self.input.rpartition(".")
+        return last.isdigit() and path in paths
 
 
 def expert_input(path: str, expert: int) -> str:

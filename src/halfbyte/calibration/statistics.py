@@ -52,6 +52,8 @@ class Inputs:
         self.groups: list[Shared] = []
         self.read_by_experts: set[str] = set()
         """Norms whose output experts are given: a router reads it as well."""
+        self.readers: dict[str, list[str]] = {}
+        """Norm -> modules with parameters of their own that are given its output."""
         self._group_of: dict[str, Shared] = {}
         self._by_input: dict[int, Shared] = {}
         self._norms: dict[int, str] = {}
@@ -65,6 +67,8 @@ class Inputs:
         for name, module in layer.named_modules():
             if type(module).__name__.endswith("Norm"):
                 self._handles.append(module.register_forward_hook(self._norm_hook(name)))
+            elif any(True for _ in module.parameters(recurse=False)):
+                self._handles.append(module.register_forward_pre_hook(self._reader_hook(name), with_kwargs=True))
 
     def sequence_done(self) -> None:
         """After the first sequence the groups are known."""
@@ -118,6 +122,17 @@ class Inputs:
                 mine = rows[(index == expert).any(-1)]
                 self._named(expert_input(path, expert)).add(mine)
                 self._named(gated_input(path, expert)).add(gated(module, mine, expert))
+
+        return seen
+
+    def _reader_hook(self, name: str) -> Any:
+        def seen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._first:
+                return
+            for x in (*args, *kwargs.values()):
+                norm = self._norm_at.get(x.data_ptr()) if isinstance(x, Tensor) else None
+                if norm and name not in self.readers.setdefault(norm, []):
+                    self.readers[norm].append(name)
 
         return seen
 

@@ -23,15 +23,13 @@ from ..checkpoints import Checkpoint
 from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
 from ..errors import FormatError, HalfbyteError, ShapeError
-from ..exact import bfloat16
-from ..formats.encode import quantize
 from ..joining import stack
 from ..qtensor import QTensor
 from ..quantizers import gptq, mse, on_tensors
 from ..spec import Format
 from ..transformers.places import is_experts
-from .folding import NOTHING, Before, before_of, fold
 from .matrices import Matrix, matrices_of
+from .scaling import Scaling
 from .sources import Source, source_of
 from .spool import Done, Spool, work_of
 from .statistics import Inputs, Shared
@@ -206,8 +204,10 @@ class _Walk:
                 _run(layer, h, arguments)
                 inputs.sequence_done()
         if self.method == "awq":
-            for group in inputs.groups:
-                self._fold(layer, prefix, group, inputs, matrices, wanted)
+            Scaling(
+                self.checkpoint, self.source, layer, prefix, inputs, matrices, wanted, self._done,
+                lambda: _run(layer, hidden[0], arguments),
+            ).scale()  # fmt: skip
         self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
         out = [_run(layer, h, arguments) for h in hidden]
         self.source.drop(number)
@@ -224,58 +224,6 @@ class _Walk:
             return format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]
         except ShapeError:
             return None  # kept dense, which the writer says
-
-    def _fold(
-        self,
-        layer: nn.Module,
-        prefix: str,
-        group: Shared,
-        inputs: Inputs,
-        matrices: list[Matrix],
-        wanted: Mapping[str, Format],
-    ) -> None:
-        """AWQ's scales for one input."""
-        mine = [m for m in matrices if m.input in group.names]
-        rounded = [m for m in mine if m.key in wanted]
-        if not rounded:
-            return
-        before = before_of(layer, group, inputs)
-        if before == NOTHING:
-            return
-        kept = len(rounded) < len(mine) or {m.input for m in mine} != set(group.names)
-        why = before if isinstance(before, str) else "a module that shares the input is kept" if kept else ""
-        up = None if isinstance(before, str) else self._rounded_rows(before, prefix, matrices, wanted)
-        if not why and up is False:
-            why = "what gives its input is kept"
-        if isinstance(before, str) or why:
-            self._done.notes.append(f"{prefix}.{group.names[0]}: not scaled, {why}")
-            return
-        alpha = fold(group, [m.view for m in mine], before, _rounding(wanted[rounded[0].key]))
-        if alpha > 0 and up is None:
-            self._replace(f"{prefix}.{before.path}", layer.get_submodule(before.path))
-
-    def _rounded_rows(
-        self, before: Before, prefix: str, matrices: list[Matrix], wanted: Mapping[str, Format]
-    ) -> bool | None:
-        """True where what gives an input is rounded afterwards, None where it is a module that is written dense, else False."""
-        start, stop = _span(before.weight)
-        holders = [m for m in matrices if _span(m.view)[0] < stop and start < _span(m.view)[1]]
-        if any(m.key in wanted for m in holders):
-            return True
-        return None if self.source.key_of(f"{prefix}.{before.path}", "weight") else False
-
-    def _replace(self, path: str, module: nn.Module) -> None:
-        """Keep the new weight and bias of a dense module for the writer, in the file's dtype and convention."""
-        for leaf in ("weight", "bias"):
-            value = getattr(module, leaf, None)
-            key = self.source.key_of(path, leaf)
-            if value is None or key is None:
-                continue
-            stored = np.asarray(self.checkpoint[key])
-            new = value.detach().float().cpu().numpy()
-            if leaf == "weight" and new.ndim == 1:
-                new = new + np.float32(self.source.norm_offset)
-            self._done.replaced[key] = new.astype(bfloat16 if stored.dtype == bfloat16 else stored.dtype)
 
     def _round_all(self, matrices: list[Matrix], inputs: Inputs, wanted: Mapping[str, Format]) -> None:
         """The packed weights of a layer, into `Done`; the layer computes with them from now on."""
@@ -342,17 +290,6 @@ class _Walk:
                     f"{len(names)} weights {why} and are rounded with searched scales: {', '.join(names[:6])}"
                     + (", ..." if len(names) > 6 else "")
                 )
-
-
-def _span(view: Tensor) -> tuple[int, int]:
-    """First address of a view and the one behind its last number."""
-    reach = sum((n - 1) * stride for n, stride in zip(view.shape, view.stride(), strict=True)) + 1
-    return view.data_ptr(), view.data_ptr() + reach * view.element_size()
-
-
-def _rounding(fmt: Format) -> Callable[[NDArray[Any]], QTensor]:
-    """Plain rounding, for the search of scales: twenty times as fast as searching each time, and the same order."""
-    return lambda w: quantize(w, fmt)
 
 
 def _run(layer: nn.Module, hidden: Tensor, arguments: tuple[Any, dict[str, Any]]) -> Tensor:

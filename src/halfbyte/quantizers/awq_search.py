@@ -4,7 +4,7 @@
 
 W · s is rounded, x / s is what the previous layer now gives. α is searched in [0, 1] for the least tr(D H Dᵀ),
 D = Ŵ/s − W, over all weights that share the inputs: first every tenth on part of their rows, then the twentieths beside the best;
-that one is taken if it is better than α = 0 on all rows.
+that one is taken if it is better than α = 0 on all rows. Where what comes before must not change at all, s are powers of two.
 """
 
 from __future__ import annotations
@@ -22,47 +22,56 @@ F64 = NDArray[np.float64]
 ALPHAS = tuple(i / 10 for i in range(11))
 ROWS = 256
 """Rows of a weight, taken evenly, on which α is searched."""
+MANY = 8
+"""Weights that share inputs; of more of them, an MoE layer's experts, fewer rows each are taken."""
 
 
 def awq_scales(
-    weights: Sequence[NDArray[Any]], hessian: NDArray[Any], quantize: Callable[[NDArray[Any]], QTensor]
+    weights: Sequence[NDArray[Any]],
+    hessian: NDArray[Any] | Sequence[NDArray[Any]],
+    quantize: Callable[[NDArray[Any]], QTensor],
+    *,
+    powers: bool = False,
 ) -> tuple[F64, float]:
     """(s [k], α) for weights [n_i, k] that share their inputs.
 
-    hessian   [k, k], Σ x xᵀ over calibration inputs
+    hessian   [k, k], Σ x xᵀ over calibration inputs; or one for each weight, where each is given some of the inputs (experts)
     quantize  rounds a weight: `lambda w: mse(w, "int4:g128")`
+    powers    s are powers of two: what is multiplied or divided by them loses no digit
 
     α = 0 is s = 1, plain rounding: the result is never worse on the calibration inputs. Raises ShapeError when shapes do not fit.
     """
-    h = np.asarray(hessian, np.float64)
-    for w in weights:
+    many = isinstance(hessian, (list, tuple))
+    each = [np.asarray(h, np.float64) for h in hessian] if many else [np.asarray(hessian, np.float64)] * len(weights)
+    for w, h in zip(weights, each, strict=True):
         if w.ndim != 2 or h.shape != (w.shape[1], w.shape[1]):
             raise ShapeError(f"[awq] weight {list(w.shape)} with a Hessian {list(h.shape)}; wanted [n, k] and [k, k]")
-    size = np.sqrt(np.maximum(np.diag(h), 0))
+    size = np.sqrt(np.maximum(sum(np.diag(h) for h in {id(h): h for h in each}.values()), 0))
     size = np.where(size > 0, size, size[size > 0].min() if (size > 0).any() else 1.0)
-    part = [w[np.linspace(0, len(w) - 1, min(len(w), ROWS)).astype(int)] for w in weights]
-    losses = {alpha: _loss(part, h, _scales(size, alpha), quantize) for alpha in ALPHAS}
+    rows = min(ROWS, max(16, MANY * ROWS // max(len(weights), 1)))
+    part = [w[np.linspace(0, len(w) - 1, min(len(w), rows)).astype(int)] for w in weights]
+    losses = {alpha: _loss(part, each, _scales(size, alpha, powers), quantize) for alpha in ALPHAS}
     best = min(losses, key=lambda a: losses[a])
     for alpha in (round(best - 0.05, 2), round(best + 0.05, 2)):
         if 0 < alpha < 1:
-            losses[alpha] = _loss(part, h, _scales(size, alpha), quantize)
+            losses[alpha] = _loss(part, each, _scales(size, alpha, powers), quantize)
     best = min(losses, key=lambda a: losses[a])
-    scales, one = _scales(size, best), np.ones(len(h))
-    if best and max(len(w) for w in weights) > ROWS and _loss(weights, h, scales, quantize) >= _loss(weights, h, one, quantize):
-        best = 0.0
+    scales, one = _scales(size, best, powers), np.ones(len(size))
+    if best and max(len(w) for w in weights) > rows:
+        best = best if _loss(weights, each, scales, quantize) < _loss(weights, each, one, quantize) else 0.0
     return (scales, best) if best else (one, 0.0)
 
 
-def _scales(size: F64, alpha: float) -> F64:
+def _scales(size: F64, alpha: float, powers: bool) -> F64:
     s: F64 = size**alpha
     s /= np.sqrt(s.max() * s.min())
-    return s
+    return np.exp2(np.rint(np.log2(s))) if powers else s
 
 
-def _loss(weights: Sequence[NDArray[Any]], h: F64, s: F64, quantize: Callable[[NDArray[Any]], QTensor]) -> float:
+def _loss(weights: Sequence[NDArray[Any]], each: Sequence[F64], s: F64, quantize: Callable[[NDArray[Any]], QTensor]) -> float:
     """Σ tr(D H Dᵀ)."""
     total = 0.0
-    for w in weights:
+    for w, h in zip(weights, each, strict=True):
         d = quantize((w * s).astype(np.float32)).dequantize("float64") / s - w
         total += float(((d @ h) * d).sum())
     return total
