@@ -161,7 +161,8 @@ def test_blocks_of_experts_equal_the_reference(word, dtype):
 
     experts, k, f, h = 5, 256, 128, 96
     torch.manual_seed(9)
-    for activation in ACTIVATIONS if word == "mxfp4" else ("swiglu",):
+    kinds = [(a, True) for a in ACTIVATIONS] + [("geglu", False)] if word == "mxfp4" else [("swiglu", True)]
+    for activation, interleaved in kinds:
         rng = np.random.default_rng(9)
         up = stack(word, (experts, f if activation == "none" else 2 * f, k), rng)
         down = stack(word, (experts, h, f), rng)
@@ -171,12 +172,18 @@ def test_blocks_of_experts_equal_the_reference(word, dtype):
             x = (torch.randn(m, k, device="cuda") * (0.001 if word == "nvfp4" else 0.05)).to(dtype)
             index, share = routing(m, top, m, experts)
             kind = ACTIVATIONS[activation]
-            assert fused_experts.serves(x, pu.data, pd.data, kind, True)
-            y = fused_experts.mixture(x, pu.data, pd.data, index, share, kind, *biases)
-            assert torch.equal(y, fused_experts.mixture(x, pu.data, pd.data, index, share, kind, *biases))
+            assert fused_experts.serves(x, (pu.data,), pd.data, kind, interleaved)
+            rest = (pd.data, index, share, kind, interleaved, biases[1])
+            y = fused_experts.mixture(x, ((pu.data, biases[0]),), *rest)
+            assert torch.equal(y, fused_experts.mixture(x, ((pu.data, biases[0]),), *rest))
+            if not interleaved:  # a stack each
+                halves = [{name: part[:, i : i + f] for name, part in up.parts.items()} for i in (0, f)]
+                stacks = [ops.prepare(QTensor(up.format, (experts, f, k), parts), device="cuda").data for parts in halves]
+                own = [biases[0][:, i : i + f].contiguous() for i in (0, f)]
+                assert torch.equal(y, fused_experts.mixture(x, tuple(zip(stacks, own, strict=True)), *rest))
             want = ops.experts(
                 x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference",
-                activation=activation, interleaved=True, gate_up_bias=biases[0].float().cpu().numpy(),
+                activation=activation, interleaved=interleaved, gate_up_bias=biases[0].float().cpu().numpy(),
                 down_bias=biases[1].float().cpu().numpy(),
             )  # fmt: skip
             close(y, want, dtype)
@@ -193,7 +200,7 @@ def test_case_32_all_tokens_on_one_expert_at_many_tokens():
     share = torch.ones(200, 1, device="cuda")
     for only in (0, 5):
         index = torch.full((200, 1), only, device="cuda")
-        y = fused_experts.mixture(x, pu.data, pd.data, index, share, 1, None, None)
+        y = fused_experts.mixture(x, ((pu.data, None),), pd.data, index, share, 1, True, None)
         want = ops.experts(
             x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference", interleaved=True
         )

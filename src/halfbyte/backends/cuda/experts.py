@@ -14,13 +14,11 @@ import dataclasses
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...errors import BackendError
 from . import fused_experts
-from .launch import Route, _on, _overlap, fragments
+from .gates import gated
+from .launch import Route, fragments
 from .routing import route, weighted_sum
 from .weight import CudaWeight
 
@@ -28,30 +26,6 @@ Projection = tuple[CudaWeight, torch.Tensor | None]
 """A stack and its bias (e, n)."""
 
 ACTIVATIONS = {"none": 0, "swiglu": 1, "swiglu_clamped": 2, "geglu": 3}
-
-
-@triton.jit
-def gate_kernel(G, U, OUT, f, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """OUT[p, j] = act(G[p, j], U[p, j]), float32 until the store; outputs.gated is its twin. Rows of G and U are `stride` apart.
-    Grid (pairs, f / BLOCK)."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    p = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    keep = j < f
-    g = tl.load(G + p * stride + j, mask=keep, other=0)
-    u = tl.load(U + p * stride + j, mask=keep, other=0)
-    if KIND == 1:
-        out = g / (1 + tl.exp(-g)) * u
-    elif KIND == 2:  # gpt-oss: limit 7, alpha 1.702
-        g = tl.where(g > 7.0, 7.0, g)
-        u = tl.where(u > 7.0, 7.0, tl.where(u < -7.0, -7.0, u))
-        out = g / (1 + tl.exp(-1.702 * g)) * (u + 1)
-    else:  # gelu by tanh(z) = 1 - 2 / (exp(2 z) + 1)
-        z = 0.7978845608028654 * (g + 0.044715 * g * g * g)
-        out = 0.5 * g * (2 - 2 / (tl.exp(2 * z) + 1)) * u
-    tl.store(OUT + p * f + j, out.to(OUT.dtype.element_ty), mask=keep)
 
 
 def tokens_a_block(m: int) -> int:
@@ -73,15 +47,15 @@ def mixture(
     """x (m, k) through a stack of experts in fragment order -> (m, h) in x's dtype. Gates and ups that lie side by side meet
     where they are summed; else a kernel of its own brings them together."""
     kind = ACTIVATIONS[activation]
-    if fused_experts.pays(indices.numel(), up.shape[0]) and fused_experts.serves(x, up, down, kind, interleaved):
-        return fused_experts.mixture(x, up, down, indices, weights, kind, up_bias, down_bias)
+    if fused_experts.pays(indices.numel(), up.shape[0]) and fused_experts.serves(x, (up,), down, kind, interleaved):
+        return fused_experts.mixture(x, ((up, up_bias),), down, indices, weights, kind, interleaved, down_bias)
     plan = route(indices, up.shape[0], tokens_a_block(x.shape[0]))
     if kind == 0 or interleaved:
         hidden = fragments(x, up, up_bias, None, plan, gate=kind)
     else:
         wide = fragments(x, up, up_bias, None, plan, torch.float32)
         f = up.shape[1] // 2
-        hidden = _gated(wide[:, :f], wide[:, f:], kind, x.dtype)
+        hidden = gated(wide[:, :f], wide[:, f:], kind, x.dtype)
     return _combined(hidden, down, down_bias, plan, weights)
 
 
@@ -96,20 +70,12 @@ def apart(
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """`mixture` with gates and ups in stacks (e, f, k) of their own: one plan, a product each."""
+    kind = ACTIVATIONS[activation]
+    if fused_experts.pays(indices.numel(), down.shape[0]) and fused_experts.serves(x, (gate[0], up[0]), down, kind, False):
+        return fused_experts.mixture(x, (gate, up), down, indices, weights, kind, False, down_bias)
     plan = route(indices, down.shape[0], tokens_a_block(x.shape[0]))
     gates, ups = (fragments(x, w, bias, None, plan, torch.float32) for w, bias in (gate, up))
-    return _combined(_gated(gates, ups, ACTIVATIONS[activation], x.dtype), down, down_bias, plan, weights)
-
-
-def _gated(gates: torch.Tensor, ups: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
-    """act(gate) · up of float32 products (pairs, f) -> (pairs, f) in `dtype`."""
-    pairs, f = gates.shape
-    hidden = torch.empty((pairs, f), dtype=dtype, device=gates.device)
-    with _on(gates.device):
-        gate_kernel[(pairs, triton.cdiv(f, 1024))](
-            gates, ups, hidden, f, gates.stride(0), kind, BLOCK=1024, **_overlap(gates.device)
-        )
-    return hidden
+    return _combined(gated(gates, ups, kind, x.dtype), down, down_bias, plan, weights)
 
 
 def _combined(

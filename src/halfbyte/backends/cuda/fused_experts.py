@@ -5,7 +5,8 @@ x, as many as a tile has tokens, so that the copy engine reads whole boxes and w
 never written, never read back, and touch nothing but their own column of a product.
 
     gather   x_pad[block, i] = x[token of the block's i-th pair];  where[pair] = that row
-    up       hidden = act(gate_up_e · x_pad), gates and ups meet in the epilogue, rounded once to x's dtype
+    up       hidden = act(gate_up_e · x_pad), rounded once to x's dtype: gates and ups side by side meet where they are summed,
+             those in two halves or two stacks in a kernel of their own (gates.py)
     down     routed = down_e · hidden, float32
     combine  y[i] = Σ_t weight[i, t] · routed[where[i, t]], in order of t
 """
@@ -20,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .fused import fused_blocks
 from .fused_launch import Blocks, way
 from .fused_tiles import LEAST_PAIRS, FusedTile, expert_tile
+from .gates import gated
 from .launch import Route, _on, _overlap
 from .routing import route, weighted_sum
 from .weight import CudaWeight
@@ -45,14 +47,15 @@ def gather_kernel(
                 tl.store(OUT + row * width + c, tl.load(source + c, mask=c < k), mask=c < k)
 
 
-def serves(x: torch.Tensor, up: CudaWeight, down: CudaWeight, kind: int, interleaved: bool) -> bool:
-    """True where the fused schedule takes a block of experts: Hopper, finished weights, gates beside ups, whole 16-byte rows."""
-    half = x.dtype == torch.float16
-    if not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9 or up.order is not None or down.order is not None:
+def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind: int, interleaved: bool) -> bool:
+    """True where the fused schedule takes a block of experts: Hopper, finished weights, whole 16-byte rows."""
+    half, stacks = x.dtype == torch.float16, (*ups, down)
+    if not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9 or any(w.order is not None for w in stacks):
         return False
-    hidden = up.shape[1] // (2 if kind else 1)
-    whole = up.shape[1] % 16 == 0 and down.shape[1] % 8 == 0 and hidden % 8 == 0 and x.shape[1] % 8 == 0
-    return whole and (kind == 0 or interleaved) and way(up, half) is not None and way(down, half) is not None
+    rows = ups[0].shape[1]
+    hidden = rows // 2 if kind and len(ups) == 1 else rows
+    whole = rows % (16 if kind and interleaved else 8) == 0 and down.shape[1] % 8 == 0 and hidden % 8 == 0 and x.shape[1] % 8 == 0
+    return whole and all(way(w, half) is not None for w in stacks)
 
 
 def pays(pairs: int, experts: int) -> bool:
@@ -61,14 +64,15 @@ def pays(pairs: int, experts: int) -> bool:
 
 
 def mixture(
-    x: torch.Tensor, up: CudaWeight, down: CudaWeight, indices: torch.Tensor, weights: torch.Tensor, kind: int,
-    up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, tile: FusedTile | None = None,
+    x: torch.Tensor, ups: tuple[tuple[CudaWeight, torch.Tensor | None], ...], down: CudaWeight, indices: torch.Tensor,
+    weights: torch.Tensor, kind: int, interleaved: bool, down_bias: torch.Tensor | None, tile: FusedTile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes."""
+    """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes. `ups` are one stack of gates and ups,
+    side by side or in two halves, or a stack each; a stack comes with its bias."""
     m, top = indices.shape
     k = x.shape[1]
-    tile = tile or expert_tile(m * top, up.shape[0])
-    plan: Route = route(indices.to(torch.int32), up.shape[0], tile.tokens)
+    tile = tile or expert_tile(m * top, down.shape[0])
+    plan: Route = route(indices.to(torch.int32), down.shape[0], tile.tokens)
     blocks = plan.expert.numel()
     rows = blocks * tile.tokens
     with _on(x.device):
@@ -80,6 +84,11 @@ def mixture(
             BLOCK=1024, num_warps=4, **_overlap(x.device),
         )  # fmt: skip
         table = Blocks(plan.count, plan.expert, plan.first, plan.last)
-        hidden = fused_blocks(x_pad, up, up_bias, table, tile, kind, x.dtype)
+        if kind == 0 or interleaved:
+            hidden = fused_blocks(x_pad, *ups[0], table, tile, kind, x.dtype)
+        else:
+            wide = [fused_blocks(x_pad, w, bias, table, tile, 0, torch.float32) for w, bias in ups]
+            gates, lifts = wide if len(wide) == 2 else wide[0].chunk(2, 1)
+            hidden = gated(gates, lifts, kind, x.dtype)
         routed = fused_blocks(hidden, down, down_bias, table, tile, 0, torch.float32)
     return weighted_sum(routed, where, weights, x.dtype)

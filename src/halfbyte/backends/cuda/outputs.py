@@ -56,7 +56,7 @@ def written(wk, wn, tokens, rt, nb, gate):
 
 @gluon.jit
 def gated(g, u, KIND: gl.constexpr):
-    """swiglu (1), gpt-oss' clamped form (2) or geglu (3) in float32, as experts.gate_kernel."""
+    """swiglu (1), gpt-oss' clamped form (2) or geglu (3) in float32, as gates.gate_kernel."""
     if KIND == 1:
         return g / (1 + gl.exp(-g)) * u
     elif KIND == 2:
