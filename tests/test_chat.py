@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
+import threading
+import time
 
 import pytest
 
@@ -101,6 +104,60 @@ def test_the_server_answers_as_the_model(folder, loaded):
         ).json()
         assert text["choices"][0]["text"]
         assert client.post("/v1/chat/completions", json={**body, "model": "other"}).status_code == 400
+
+
+@pytest.fixture
+def listening(folder, tmp_path):
+    """OpenAI clients of two servers on ports of their own: the model, and the model without its chat template."""
+    for package in ("fastapi", "openai", "uvicorn"):
+        pytest.importorskip(package)
+    import openai
+    import uvicorn
+
+    from halfbyte.transformers.serving import server
+
+    plain = tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    (plain / "chat_template.jinja").unlink()
+    servers, clients = [], []
+    for where in (folder, plain):
+        one = uvicorn.Server(uvicorn.Config(server(where, name="tiny"), port=0, log_level="error"))
+        thread = threading.Thread(target=one.run)
+        thread.start()
+        servers.append((one, thread))
+        while not one.started:
+            time.sleep(0.01)
+        port = one.servers[0].sockets[0].getsockname()[1]
+        clients.append(openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0))
+    yield clients
+    for one, thread in servers:
+        one.should_exit = True
+        thread.join(20)
+
+
+@pytest.mark.ecosystem
+def test_openais_client_talks_to_the_server(listening, loaded):
+    """Streamed and whole; a model without a chat template continues text and says why it does not converse."""
+    import openai
+
+    model, tokenizer = loaded
+    talks, continues = listening
+    plain = Generation(model, tokenizer, [1, 3, 7, 5, 4], max_tokens=4)
+    list(plain)
+    wanted = tokenizer.decode(plain.tokens).split()
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "<tok7>"}], "max_tokens": 4, "temperature": 0}
+    whole = talks.chat.completions.create(**asked)
+    assert whole.choices[0].message.content.split() == wanted
+    pieces = [p.choices[0].delta.content or "" for p in talks.chat.completions.create(stream=True, **asked) if p.choices]
+    assert len([p for p in pieces if p]) > 1
+    assert "".join(pieces).split() == wanted
+    with pytest.raises(openai.BadRequestError):
+        talks.chat.completions.create(**{**asked, "model": "other"})
+    text = {"model": "tiny", "prompt": "<tok7>", "max_tokens": 3, "temperature": 0}
+    assert continues.completions.create(**text).choices[0].text == talks.completions.create(**text).choices[0].text
+    with pytest.raises(openai.BadRequestError) as refused:
+        continues.chat.completions.create(**asked)
+    assert "[serve] the tokenizer has no chat template" in refused.value.response.text
 
 
 def test_a_server_without_its_packages_says_so(folder, monkeypatch):

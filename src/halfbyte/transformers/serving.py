@@ -46,7 +46,7 @@ def server(path: str | Path, *, name: str | None = None, cors: bool = False, **o
         raise UnsupportedError(f"[serve] {path} has no tokenizer; put its tokenizer.json beside the weights")
     manager = _manager(model, tokenizer, name or Path(path).resolve().name)
     state = GenerationState()
-    return build_server(
+    app = build_server(
         manager,
         ChatCompletionHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
         completion_handler=CompletionHandler(model_manager=manager, generation_state=state),
@@ -58,6 +58,31 @@ def server(path: str | Path, *, name: str | None = None, cors: bool = False, **o
         generation_state=state,
         enable_cors=cors,
     )
+    if not getattr(tokenizer, "chat_template", None):
+        _refuse_conversations(app)
+    return app
+
+
+CONVERSATIONS = ("/v1/chat/completions", "/v1/responses")
+"""Endpoints that write messages by the tokenizer's chat template."""
+
+
+def _refuse_conversations(app: Any) -> None:
+    """A sentence and status 400 at CONVERSATIONS, where transformers' server would end in an internal error."""
+    from fastapi.responses import JSONResponse
+
+    sentence = (
+        "[serve] the tokenizer has no chat template: the model was not made for conversation, or the template was left out; "
+        "/v1/completions continues plain text"
+    )
+    error = {"message": sentence, "type": "invalid_request_error", "param": "messages", "code": "no_chat_template"}
+
+    async def refuse(request: Any, call_next: Any) -> Any:
+        if request.url.path in CONVERSATIONS:
+            return JSONResponse({"error": error}, status_code=400)
+        return await call_next(request)
+
+    app.middleware("http")(refuse)
 
 
 def _manager(model: Any, tokenizer: Any, name: str) -> Any:
