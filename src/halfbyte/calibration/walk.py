@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..checkpoints import Checkpoint
 from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
+from ..converting.turned import turned
 from ..errors import FormatError, HalfbyteError, ShapeError
 from ..joining import stack
 from ..qtensor import QTensor
@@ -102,6 +103,7 @@ def calibrate(
         raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq")
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)
+    checkpoint = turned(checkpoint, recipe)
     source = source_of(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]

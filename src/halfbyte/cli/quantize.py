@@ -60,6 +60,7 @@ def quantize(
     from ..converting.checkpoint import check_out
     from ..converting.quantizing import quantize_checkpoint
     from ..converting.recipe import module_of, recipe_of
+    from ..converting.turned import stacks_of
     from ..dequantizing import parse_size
     from ..quantizers import METHODS
 
@@ -81,7 +82,8 @@ def quantize(
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with contextlib.ExitStack() as held:
         checkpoint = held.enter_context(open_checkpoint(path))
-        recipe.check(module for info in checkpoint.infos() if (module := module_of(info)) is not None)
+        modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
+        recipe.check([*modules, *stacks_of(checkpoint)])
         if calibrated and calibration is not None:
             from ..calibration import Spool, calibrate
 

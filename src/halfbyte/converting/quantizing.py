@@ -27,6 +27,7 @@ from .checkpoint import Converted, Progress, write_checkpoint
 from .outcome import spelled
 from .recipe import Recipe, format_for, module_of
 from .targets import Goal
+from .turned import HOLDERS, stacks_of, turned
 from .unit import QUANTIZED, Record, Unit, packed_unit
 
 Rounder = Callable[[str, NDArray[Any], Format], QTensor]
@@ -152,6 +153,8 @@ def quantize_checkpoint(
     if isinstance(method, str) and method not in ROUNDERS:
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
+    kept = [] if recipe.goal.layout in HOLDERS else stacks_of(checkpoint)
+    checkpoint = turned(checkpoint, recipe)
     how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
@@ -163,4 +166,9 @@ def quantize_checkpoint(
         progress=progress, quantizing=how, named=[word, *(r.text for r in recipe.rules)],
     )  # fmt: skip
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
+    if kept:
+        result.notes.append(
+            f"{len(kept)} stacks of experts are kept dense ({kept[0]}, ...): {recipe.goal.layout} has no place for gpt-oss's; "
+            f"{' and '.join(HOLDERS)} have"
+        )
     return result

@@ -53,7 +53,8 @@ class Recipe:
             if rule.pattern.search(module):
                 return rule.goal
         last = module.rpartition(".")[2]
-        weight = ndim == 2 or (ndim == 3 and EXPERTS.search(module) is not None)
+        # gpt-oss is MXFP4 in its experts only, and its loaders look for it nowhere else.
+        weight = (ndim == 2 and self.goal.layout != "gpt-oss") or (ndim == 3 and EXPERTS.search(module) is not None)
         return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
 
 
