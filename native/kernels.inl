@@ -39,6 +39,7 @@ HB_INLINE void repeat(Body &&body) {
 #include "scales.inl"
 #include "products.inl"
 #include "activations.inl"
+#include "attention.inl"
 #include "limits.inl"
 
 template <class V>
@@ -63,5 +64,7 @@ constexpr Kernels table_of(const char *name) {
           from_bf16<V>,
           to_f16<V>,
           to_bf16<V>,
+          dots<V>,
+          mix<V>,
           probe<V>};
 }

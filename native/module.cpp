@@ -7,6 +7,7 @@
 #include "dispatch.h"
 #include "linear.h"
 #include "pool.h"
+#include "step.h"
 #include "turning.h"
 
 namespace nb = nanobind;
@@ -19,6 +20,8 @@ template <class T>
 const T *address(uintptr_t a) {
   return reinterpret_cast<const T *>(a);
 }
+
+float *floats(uintptr_t a) { return reinterpret_cast<float *>(a); }
 
 // Fields of a Weight by name, from a dict of numbers: a misspelt name is an error.
 template <class T>
@@ -106,4 +109,26 @@ NB_MODULE(_native, m) {
     halfbyte::turn_nibbles(address<uint8_t>(in), rows, columns, address<uint8_t>(in_order), address<uint8_t>(out_order),
                            reinterpret_cast<uint8_t *>(out));
   });
+
+  using halfbyte::Step;  // for halfbyte/transformers/step.py
+  nb::class_<Step>(m, "Step")
+      .def(nb::init<>())
+      .def("product",
+           [](Step &s, const Weight &w, uintptr_t x, uintptr_t bias, int activations, uintptr_t y) {
+             s.product(w, floats(x), floats(bias), static_cast<halfbyte::Activations>(activations), floats(y));
+           })
+      .def("norm", [](Step &s, uintptr_t x, uintptr_t scale, int64_t rows, int64_t d, float eps,
+                      uintptr_t y) { s.norm(floats(x), floats(scale), rows, d, eps, floats(y)); })
+      .def("rotate", [](Step &s, uintptr_t x, int64_t heads, int64_t d, int which) { s.rotate(floats(x), heads, d, which); })
+      .def("attend",
+           [](Step &s, int layer, uintptr_t q, uintptr_t k, uintptr_t v, int64_t heads, int64_t kv_heads, int64_t d, float scale, uintptr_t y) {
+             s.attend(layer, floats(q), floats(k), floats(v), heads, kv_heads, d, scale, floats(y));
+           })
+      .def("gate", [](Step &s, int f, uintptr_t gate, uintptr_t up, int64_t count,
+                      uintptr_t y) { s.gate(static_cast<halfbyte::Gate>(f), floats(gate), floats(up), count, floats(y)); })
+      .def("add", [](Step &s, uintptr_t x, int64_t count, uintptr_t y) { s.add(floats(x), count, floats(y)); })
+      .def("run", [](Step &s, uintptr_t places, uintptr_t cosines, uintptr_t sines) {
+        nb::gil_scoped_release released;
+        s.run(address<halfbyte::Place>(places), address<const float *>(cosines), address<const float *>(sines));
+      });
 }

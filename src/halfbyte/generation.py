@@ -11,7 +11,6 @@ through the model in one pass that computes the logits of its last position only
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,12 +54,13 @@ class Sampling:
 
 def choose(logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.random.Generator) -> int:
     """The next token from logits [vocabulary]. Raises GenerationError when they hold NaN."""
-    if np.isnan(logits).any():
+    best = int(np.argmax(logits))  # the first NaN where there is one
+    if np.isnan(logits[best]):
         raise GenerationError(
             "[generate] the model returned NaN logits; a weight or scale of the file is NaN, see `halfbyte inspect`"
         )
     if sampling.temperature == 0:
-        return int(np.argmax(logits))
+        return best
     kept = np.arange(len(logits))
     if 0 < sampling.top_k < len(logits):
         kept = np.argpartition(-logits, sampling.top_k - 1)[: sampling.top_k]
@@ -129,16 +129,14 @@ class Generation:
         return steps / self.decode_seconds if steps > 0 and self.decode_seconds else 0.0
 
     def __iter__(self) -> Iterator[Piece]:
-        import torch
         from tokenizers.decoders import DecodeStream
 
-        from .transformers.growing_cache import growing_cache
+        from .transformers.decoding import Decoding
 
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
-        cache_name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
-        state: Any = growing_cache(self.model)
+        seen = Decoding(self.model)
         chunk = prompt_chunk(len(self.prompt_ids), keeps_scores(self.model))
         waiting = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
         while len(self.tokens) < self.max_tokens:
@@ -146,14 +144,11 @@ class Generation:
                 self.stopped = "context"
                 break
             start = time.perf_counter()
-            with torch.inference_mode():
-                for feed in waiting:
-                    ids = torch.tensor([feed], device=getattr(self.model, "device", "cpu"))
-                    out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{cache_name: state})
-                    state = out[cache_name]
-            token = choose(out.logits[0, -1].float().cpu().numpy(), self.sampling, random)
+            for feed in waiting:
+                logits = seen(feed)
+            token = choose(logits.float().cpu().numpy(), self.sampling, random)
             seconds = time.perf_counter() - start
-            if self.tokens or state is None:
+            if self.tokens:
                 self.decode_seconds += seconds
             else:
                 self.prompt_seconds = seconds

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,11 @@ Made = tuple[Iterator[Step], int, float]
 
 def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
     """Our model, every packed product in the given mode of activations."""
-    import inspect
-
     import torch
 
     from ..backends.cpu import set_threads
     from ..transformers import load_model
-    from ..transformers.growing_cache import growing_cache
+    from ..transformers.decoding import Decoding
     from ..transformers.load import import_model_code
 
     torch.set_num_threads(threads)
@@ -48,22 +47,16 @@ def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
     start = now()
     model, _ = load_model(path, activations=mode)
     ready = now() - start
-    cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     def states() -> Iterator[Step]:
         while True:
-            state: Any = growing_cache(model)
-
-            def step(ids: list[int]) -> int:
-                nonlocal state
-                with torch.inference_mode():
-                    out = model(input_ids=torch.tensor([ids]), use_cache=True, logits_to_keep=1, **{cache: state})
-                state = out[cache]
-                return int(np.argmax(out.logits[0, -1].numpy()))
-
-            yield step
+            yield partial(_likeliest, Decoding(model))
 
     return states(), model.config.get_text_config().vocab_size, ready
+
+
+def _likeliest(text: Callable[[list[int]], Any], ids: list[int]) -> int:
+    return int(np.argmax(text(ids).numpy()))
 
 
 def llama(path: str, threads: int, context: int, now: Clock) -> Made:

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf_values import Metadata
 from ..errors import CheckpointError, UnsupportedError
+from .merges import merges
 
 SPACE = "\u2581"
 _CONTROL, _USER_DEFINED = 3, 4
@@ -119,23 +120,6 @@ def _sentencepiece(metadata: Metadata, tokens: list[str]) -> Tokenizer:
             to_text.append(decoders.Strip(" ", 1, 0))
     backend.decoder = decoders.Sequence(to_text)
     return backend
-
-
-def merges(vocabulary: Mapping[str, int], rank: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every pair of tokens that joins into a token, the lowest rank of the joined token first, then the longest left part."""
-    order = sorted(rank, key=rank.__getitem__)
-    pairs = []
-    for token in order:
-        for cut in range(len(token) - 1, 0, -1):
-            left = token[:cut]
-            if left in vocabulary:
-                right = token[cut:]
-                if right in vocabulary:
-                    pairs.append((left, right))
-    if len(set(rank.values())) < len(rank):
-        # Tokens of one rank: the longest left part decides among all their pairs.
-        pairs.sort(key=lambda p: (rank[p[0] + p[1]], -len(p[0]), -len(p[1])))
-    return pairs
 
 
 def _stated_merges(metadata: Metadata) -> list[tuple[str, str]]:

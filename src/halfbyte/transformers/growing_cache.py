@@ -29,14 +29,30 @@ class Room:
         """`old` and then `new` along the tokens; copies `old` only if it is not what `keep` returned, or the room is used up."""
         count = old.shape[-2] if old.dim() > 1 else 0  # an empty cache is one-dimensional
         more = new.shape[-2]
+        buffer = self._with_room(old, count, new, more)
+        buffer[..., self._end : self._end + more, :] = new
+        self._end += more
+        return buffer[..., self._end - count - more : self._end, :]
+
+    def _with_room(self, old: Tensor, count: int, like: Tensor, more: int) -> Tensor:
+        """The buffer, `old`'s `count` tokens at its end and room for `more` behind."""
         if self._buffer is None or old is not self._kept or self._end + more > self._buffer.shape[-2]:
-            self._buffer = new.new_empty((*new.shape[:-2], count + more + SPARE, new.shape[-1]))
+            self._buffer = like.new_empty((*like.shape[:-2], count + more + SPARE, like.shape[-1]))
             if count:
                 self._buffer[..., :count, :] = old
             self._end = count
-        self._buffer[..., self._end : self._end + more, :] = new
+        return self._buffer
+
+    def open(self, old: Tensor) -> tuple[Tensor, int]:
+        """`old`, where it has room behind it, and for how many tokens: one at least."""
+        buffer = self._with_room(old, old.shape[-2], old, 1)
+        return self.keep(self.close(old, 0)), buffer.shape[-2] - self._end
+
+    def close(self, old: Tensor, more: int) -> Tensor:
+        """`old` and the `more` tokens that were written behind it since `open`."""
+        assert self._buffer is not None
         self._end += more
-        return self._buffer[..., self._end - count - more : self._end, :]
+        return self._buffer[..., self._end - old.shape[-2] - more : self._end, :]
 
     def keep(self, full: Tensor, tokens: int | None = None) -> Tensor:
         """The last `tokens` of what `append` returned, all when None: the `old` of the next call."""
@@ -44,11 +60,37 @@ class Room:
         return self._kept
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers is not type-checked
-    """A layer that attends to everything."""
+class Growing:
+    """What layers of both kinds share: tokens written behind by address, as `step` does it, between `open` and `close`."""
 
     keys: Tensor
     values: Tensor
+    is_initialized: bool
+    cumulative_length: int
+    window: int | None
+    """Tokens that one token sees, itself included; None for all."""
+    _rooms: tuple[Room, Room]
+
+    def open(self) -> int:
+        """For how many tokens there is room behind `keys` and `values`, wherever these are then: one at least."""
+        k, v = self._rooms
+        self.keys, room = k.open(self.keys)
+        self.values, _ = v.open(self.values)
+        return room
+
+    def close(self, more: int) -> None:
+        """`more` tokens were written behind."""
+        kept = None if self.window is None else self.window - 1
+        k, v = self._rooms
+        self.keys, self.values = k.keep(k.close(self.keys, more), kept), v.keep(v.close(self.values, more), kept)
+        if self.window is not None:
+            self.cumulative_length += more
+
+
+class GrowingLayer(Growing, DynamicLayer):  # type: ignore[misc] # transformers is not type-checked
+    """A layer that attends to everything."""
+
+    window = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,14 +105,12 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers is not ty
         return self.keys, self.values
 
 
-class GrowingSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc]
+class GrowingSlidingLayer(Growing, DynamicSlidingWindowLayer):  # type: ignore[misc]
     """A layer that attends to the last `sliding_window` tokens."""
-
-    keys: Tensor
-    values: Tensor
 
     def __init__(self, sliding_window: int) -> None:
         super().__init__(sliding_window)
+        self.window = sliding_window
         self._rooms = Room(), Room()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -32,12 +32,17 @@ class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
         self._refresh()
         return self
 
+    def current_scale(self) -> Tensor:
+        """What rows are multiplied by, float32."""
+        if self.weight._version != self.seen:  # written in place: a checkpoint loaded into the module
+            self._refresh()
+        return self.scale
+
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu":
             other: Tensor = self.plain(x)
             return other
-        if self.weight._version != self.seen:  # written in place: a checkpoint loaded into the module
-            self._refresh()
+        self.current_scale()
         if x.dtype == torch.float32:
             y: Tensor = torch.rms_norm(x, self.scale.shape, self.scale, self.eps)
             return y
