@@ -240,4 +240,3 @@ def test_infinity_and_nan_reach_the_result():
         step.attend(0, address(q), address(k), address(v), 1, 1, 16, 0.25, address(y))
         run(step, np.array([[address(keys), address(values), 64, 2]], np.int64))
         assert np.isnan(y).all()
-

@@ -192,4 +192,3 @@ class Step:
         if norm is not None:
             self._norm(norm, y, y)
         self._operations.add(y.data_ptr(), y.shape[0], self.x.data_ptr())
-
