@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 import halfbyte
 from halfbyte import quantize
+from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.cli import main
 from halfbyte.converting.turned import Turned
 from halfbyte.quantizers import mse
@@ -49,6 +52,19 @@ def test_transformers_reads_it(tmp_path):
         for key in STACKS:
             want = written[key].dequantize("float32").swapaxes(1, 2)
             assert np.array_equal(model.get_parameter(key).detach().float().numpy(), want)
+
+
+def test_stacks_of_other_models_stay_dense_and_are_said(tmp_path, capsys):
+    config = {"model_type": "another_moe"}
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with SafetensorsWriter(folder / "model.safetensors") as out:
+        out.add(STACKS[0], np.ones((2, 64, 32), np.float32))
+        out.add("model.layers.0.self_attn.q_proj.weight", np.ones((32, 64), np.float32))
+    assert main(["quantize", str(folder), str(tmp_path / "out"), "--to", "halfbyte:mxfp4"]) == 0
+    said = "1 stacks of experts are kept dense (model.layers.0.mlp.experts.gate_up_proj, ...): which of their axes are inputs is known"
+    assert said in capsys.readouterr().err
 
 
 def test_what_has_no_place_stays_dense_and_is_said(tmp_path, capsys):

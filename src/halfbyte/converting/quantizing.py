@@ -27,7 +27,7 @@ from .checkpoint import Converted, Progress, write_checkpoint
 from .outcome import spelled
 from .recipe import Recipe, format_for, module_of
 from .targets import Goal
-from .turned import HOLDERS, stacks_of, turned
+from .turned import turned, why_kept
 from .unit import QUANTIZED, Record, Unit, packed_unit
 
 Rounder = Callable[[str, NDArray[Any], Format], QTensor]
@@ -153,7 +153,7 @@ def quantize_checkpoint(
     if isinstance(method, str) and method not in ROUNDERS:
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
-    kept = [] if recipe.goal.layout in HOLDERS else stacks_of(checkpoint)
+    kept = why_kept(checkpoint, recipe)
     checkpoint = turned(checkpoint, recipe)
     how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
     if not any(how.wanted(i) for i in checkpoint.infos()):
@@ -166,9 +166,5 @@ def quantize_checkpoint(
         progress=progress, quantizing=how, named=[word, *(r.text for r in recipe.rules)],
     )  # fmt: skip
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
-    if kept:
-        result.notes.append(
-            f"{len(kept)} stacks of experts are kept dense ({kept[0]}, ...): {recipe.goal.layout} has no place for gpt-oss's; "
-            f"{' and '.join(HOLDERS)} have"
-        )
+    result.notes += [kept] if kept else []
     return result

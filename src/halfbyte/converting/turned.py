@@ -68,9 +68,7 @@ class Turned(Checkpoint):
 
 
 def stacks_of(checkpoint: Checkpoint) -> list[str]:
-    """Dense stacks of a gpt-oss checkpoint's experts."""
-    if not is_gpt_oss(checkpoint):
-        return []
+    """Dense stacks of experts that are parameters of transformers' own, not weights of modules."""
     return [
         i.key for i in checkpoint.infos()
         if STACK.fullmatch(i.key) and not i.quantized and len(i.shape) == 3 and i.dtype in DTYPES
@@ -79,7 +77,19 @@ def stacks_of(checkpoint: Checkpoint) -> list[str]:
 
 def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     """The checkpoint with the stacks that the recipe rounds turned, where its layout has a place for them."""
-    if recipe.goal.layout not in HOLDERS:
+    if why_kept(checkpoint, recipe):
         return checkpoint
     keys = [key for key in stacks_of(checkpoint) if recipe.of(key, 3) is not None]
     return Turned(checkpoint, keys) if keys else checkpoint
+
+
+def why_kept(checkpoint: Checkpoint, recipe: Recipe) -> str:
+    """A sentence about stacks that stay dense, "" when there are none."""
+    keys = stacks_of(checkpoint)
+    if not keys or (is_gpt_oss(checkpoint) and recipe.goal.layout in HOLDERS):
+        return ""
+    why = (
+        f"{recipe.goal.layout} has no place for gpt-oss's; {' and '.join(HOLDERS)} have" if is_gpt_oss(checkpoint)
+        else "which of their axes are inputs is known of gpt-oss's only"
+    )  # fmt: skip
+    return f"{len(keys)} stacks of experts are kept dense ({keys[0]}, ...): {why}"
