@@ -74,12 +74,14 @@ def test_the_same_codes_and_values_for_the_same_parameters(codec):
     for scale in (1.0, 0.25, -1.0, 0.0):
         zero = np.full((3, 1), 5.0) if grid.fmt.zero == "int" else None
         params = Params(np.full((3, 1), scale), zero, np.full((3, 1), 0.75) if grid.fmt.bias else None)
-        codes, values = grid.nearest(x, params)
+        steps, values = grid.nearest(x, params)
+        codes = grid.codes_of(steps, params)
         assert np.array_equal(codes, grid.codes(x, params))
         assert np.array_equal(values, grid.values(codes, params))
         for device in devices():
             there = tensor(x, device)
-            other, its = grid.nearest(there, params.beside(there))
+            steps, its = grid.nearest(there, params.beside(there))
+            other = grid.codes_of(steps, params.beside(there))
             assert other.dtype == torch.uint8
             assert np.array_equal(codes, other.cpu().numpy())
             assert np.array_equal(values, its.cpu().numpy())

@@ -95,7 +95,7 @@ def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDA
     fitted = [params.at((slice(None), g)) for g in range(params.scale.shape[1])] if params is not None else []
     # Inputs are rows here, so that what is read and written for one of them lies together.
     w = xp.ascontiguousarray(x[:, xp.array(order)].T)
-    codes = xp.empty((k, n), xp.uint8)
+    pivots = host(factor.diagonal()).tolist()
     for start in range(0, k, BLOCK):
         stop = min(start + BLOCK, k)
         errors = xp.zeros((stop - start, n))
@@ -108,13 +108,16 @@ def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDA
                 if last > stop:
                     seen[stop - column :] -= factor[start:j, stop:last].T @ errors[: j - start]
                 fitted.append(fit(grid, xp.ascontiguousarray(seen.T), importance[None, column:last]))
-            codes[column], e = grid.nearest(w[j], fitted[column // size])
+            own, e = grid.nearest(w[j], fitted[column // size])
             e -= w[j]
-            e /= -factor[j, j]
+            e /= -pivots[j]
             w[j + 1 : stop] -= factor[j, j + 1 : stop, None] * e
             errors[j - start] = e
+            w[j] = own  # an input that is rounded is done with
         w[stop:] -= factor[start:stop, stop:].T @ errors
-    return grid.tensor(codes.T, _beside(fitted, n), (n, k))
+    w = w[xp.array(np.argsort(order))]
+    codes = [grid.codes_of(w[g * size : (g + 1) * size], params) for g, params in enumerate(fitted)]
+    return grid.tensor(xp.concatenate(codes).T if codes else np.empty((n, 0), np.uint8), _beside(fitted, n), (n, k))
 
 
 def _beside(groups: list[Params], n: int) -> Params:

@@ -87,6 +87,12 @@ class Params:
 
         return Params(where(mask, self.scale, other.scale), pick(self.zero, other.zero), pick(self.bias, other.bias))
 
+    @cached_property
+    def divisor(self) -> F64:
+        """The scale; infinity where it is 0, so that all comes out 0."""
+        out: F64 = functions(self.scale).where(self.scale == 0, math.inf, self.scale)
+        return out
+
     def on_host(self) -> Params:
         """The same numbers as arrays."""
         zero, bias = (None if a is None else host(a) for a in (self.zero, self.bias))
@@ -180,12 +186,12 @@ class Grid:
 
     def codes(self, x: F64, params: Params) -> NDArray[np.uint8]:
         """The nearest code of each x, saturating; parameters broadcast against x."""
-        f, xp = self.fmt, functions(x)
         if self.on_tensors:
-            return self._codes(self.steps(x, params), x, params)
+            return self.codes_of(self.nearest(x, params)[0], params)
+        f = self.fmt
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             t = x if params.bias is None else x - params.bias
-            t = xp.where(params.scale == 0, 0.0, t / xp.where(params.scale == 0, 1.0, params.scale))
+            t = np.where(params.scale == 0, 0.0, t / np.where(params.scale == 0, 1.0, params.scale))
         if f.element in MINIFLOATS:
             minifloat: NDArray[np.uint8] = round_to_element(t, f.element)
             return minifloat
@@ -195,29 +201,28 @@ class Grid:
         looked_up: NDArray[np.uint8] = order[np.searchsorted(middle, t)]
         return looked_up
 
-    def _codes(self, steps: F64, x: F64, params: Params) -> NDArray[np.uint8]:
-        """The codes of what `steps` has found for x."""
-        xp = functions(x)
-        if self.fmt.element == "e2m1":
-            # Codes count halves up to 2, ones up to 4, twos up to 6. A zero keeps the sign of the number.
-            v = xp.abs(steps)
-            code = xp.minimum(xp.minimum(2 * v, v + 2), v / 2 + 4)
-            e2m1: NDArray[np.uint8] = xp.cast(code + 8 * (xp.signbit(x) ^ (params.scale < 0)), xp.uint8)
-            return e2m1
-        out: NDArray[np.uint8] = xp.cast(steps + self._zero(params), xp.uint8)
-        return out
-
-    def nearest(self, x: F64, params: Params) -> tuple[NDArray[np.uint8], F64]:
-        """(codes, values) of `codes` and `values` at once."""
+    def nearest(self, x: F64, params: Params) -> tuple[F64, F64]:
+        """(what `codes_of` takes, values) of the nearest codes; a zero keeps the sign of x for elements that have one."""
         if not self.on_tensors:
             codes = self.codes(x, params)
-            return codes, self.values(codes, params)
+            return codes.astype(np.float64), self.values(codes, params)
         t = self.steps(x, params)
-        codes = self._codes(t, x, params)
-        t *= params.scale
-        if params.bias is not None:
-            t += params.bias
-        return codes, t
+        if self.fmt.element == "e2m1":
+            t = functions(x).copysign(t, x * params.scale)
+        value = t * params.scale
+        return t, value if params.bias is None else value + params.bias
+
+    def codes_of(self, nearest: F64, params: Params) -> NDArray[np.uint8]:
+        """Codes of what `nearest` has found; parameters broadcast against it."""
+        xp = functions(nearest)
+        if self.fmt.element == "e2m1":
+            # Codes count halves up to 2, ones up to 4, twos up to 6.
+            v = xp.abs(nearest)
+            nearest = xp.minimum(xp.minimum(2 * v, v + 2), v / 2 + 4) + 8 * xp.signbit(nearest)
+        elif self.on_tensors:
+            nearest = nearest + self._zero(params)
+        out: NDArray[np.uint8] = xp.cast(nearest, xp.uint8)
+        return out
 
     def values(self, codes: NDArray[np.uint8], params: Params) -> F64:
         """What codes stand for."""
@@ -241,9 +246,8 @@ class Grid:
     def steps(self, x: F64, params: Params) -> F64:
         """The element of the nearest code, less its zero point: integers and E2M1 only."""
         f, xp = self.fmt, functions(x)
-        t: F64 = x - params.bias if params.bias is not None else x + 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            t /= xp.where(params.scale == 0, math.inf, params.scale)
+            t: F64 = (x if params.bias is None else x - params.bias) / params.divisor
         if f.element == "e2m1":
             out: F64 = round_float(t, "e2m1")
             return out
