@@ -34,8 +34,6 @@ def equal_tensor_scale(q: QTensor, fmt: Format, origin: str, checks: Checks) -> 
     """Parts of a two-level `fmt` whose stored tensor scale is a rounded one. MisfitError when decoded products differ."""
     if not (q.format.global_op and fmt.global_op) or q.format.element != fmt.element or origin not in NATIVE:
         raise MisfitError("there is no tensor scale to round")
-    if q.format.scale not in ("e4m3", "ue4m3") or fmt.scale not in ("e4m3", "ue4m3"):
-        raise MisfitError("there are no two levels of E4M3 scales")
     groups = Regrouping(q, fmt)
     held = groups.take(q.parts["scales"], "scales", checks)
     if fmt.scale == "ue4m3" and (held & 0x80).any():

@@ -29,8 +29,6 @@ class Regrouping:
         fmt, k = q.format, q.shape[-1]
         if fmt.grouping not in ("row", "block") or q.window is not None:
             raise MisfitError(f"its groups are {fmt.grouping}, and the target's run along rows")
-        if target.grouping != "row":
-            raise MisfitError(f"the target's groups are {target.grouping}")
         self._q = q
         self.index = q.parts.get("group_index")
         size = max(k, 1) if fmt.group_size == -1 else fmt.group_size

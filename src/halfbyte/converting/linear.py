@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import pack
+from ..exact import two_sum
 from ..formats import family_of
 from ..formats.base import SCALE_DTYPES
 from ..spec import Format
@@ -105,9 +106,9 @@ def _affine(
     # c' = c + d, so o' = o − d·s: the product of a code and a scale, exact in float64.
     bias = -(zero if zero is not None else np.int64(0)) * scale - shift * scale
     if offset is not None:
-        if shift and not np.array_equal((offset + bias) - offset, bias):
+        bias, lost = two_sum(offset, bias)
+        if (np.isfinite(offset) & (lost != 0)).any():
             raise MisfitError("biases need more than 53 bits")
-        bias = offset + bias
     own = line.q.format
     if round_biases:
         with np.errstate(over="ignore"):

@@ -103,7 +103,5 @@ def _numbers(fmt: Format) -> tuple[NDArray[np.int16] | None, int]:
     for power in range(8):
         scaled = table * 2.0**power
         if (scaled == np.rint(scaled)).all():
-            if np.abs(scaled).max() > 1 << 12:
-                break
             return scaled.astype(np.int16), power
     raise MisfitError(f"elements of {fmt.element} are no whole numbers of one step")

@@ -28,7 +28,7 @@ from ..bits import pack, unpack
 from ..formats import family_of
 from ..formats.base import SCALE_DTYPES
 from ..formats.decode import scale_values
-from ..minifloat import MINIFLOATS, round_to_element, scale_table
+from ..minifloat import round_to_element, scale_table
 from ..qtensor import QTensor
 from ..spec import Format
 from .groups import Regrouping
@@ -95,8 +95,6 @@ def each(factors: F64) -> F64:
 def _with_signs(q: QTensor, groups: Regrouping, signs: NDArray[np.bool_], zeros: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Codes with the sign of their group's scale, and 0 in groups of scale 0."""
     bits, k = q.format.bits, q.shape[-1]
-    if q.format.element not in MINIFLOATS:
-        raise MisfitError(f"scales are negative or zero, and {q.format.element} has no sign bit")
     codes = unpack(q.parts["codes"], bits, k) ^ (groups.spread(signs).astype(np.uint8) << np.uint8(bits - 1))
     return pack(np.where(groups.spread(zeros), np.uint8(0), codes), bits)
 
@@ -194,7 +192,8 @@ def _window(q: QTensor, fmt: Format, scale: F64, out: Parts, checks: Checks) -> 
     out["scales"] = byte
     if fmt.global_op:
         g = np.ldexp(1.0, -power if fmt.global_op == "divide" else power) * (1 if fmt.global_op == "divide" else fmt.divisor)
-        out["global_scale"] = np.asarray(g, np.float32)
+        with np.errstate(over="ignore"):
+            out["global_scale"] = np.asarray(g, np.float32)
         if not np.array_equal(out["global_scale"].astype(np.float64), g):
             raise MisfitError("the tensor scale is beyond float32")
 
