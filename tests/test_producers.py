@@ -191,6 +191,34 @@ def test_written_models_answer_as_the_originals(path):
     assert float(cosine.mean()) > 0.75
 
 
+def listed() -> set[str]:
+    """producer/architecture-kind of every ✓ and ✗ in the log's table."""
+    folders = {"llama.cpp": "llamacpp", "llm-compressor": "llmcompressor", "mlx-lm": "mlx"}
+    through = {"bitsandbytes": "bnb-", "torchao": "torchao-", "transformers": ""}
+    log = (Path(__file__).parents[1] / "docs" / "ecosystem-models.md").read_text(encoding="utf-8")
+    head, *rows = re.findall(r"^\| (producer \| kind \| llama .*|[\w.-]+ \| [\w-]+ \|(?: [✓✗–] \|)+)$", log, re.MULTILINE)
+    architectures = [{"gemma3": "gemma3_text"}.get(a, a.replace("-", "_")) for a in re.findall(r"[\w-]+", head)[2:]]
+    names = set()
+    for producer, kind, *marks in (re.split(r" ?\| ?", row.strip(" |")) for row in rows):
+        folder = "transformers" if producer in through else folders.get(producer, producer)
+        kind = through.get(producer, "") + kind
+        assert len(marks) == len(architectures) == len(LINEARS)
+        names |= {f"{folder}/{a}-{kind}" for a, m in zip(architectures, marks, strict=True) if m != "–"}
+    return names
+
+
+def test_what_is_kept_is_in_the_log():
+    assert len(listed()) == 224
+    assert {name_of(p) for p in KEPT} <= listed()
+
+
+@pytest.mark.ecosystem
+@pytest.mark.skipif(not PRODUCED.is_dir(), reason="make test-ecosystem lets the producers write")
+def test_everything_that_the_log_lists_was_written():
+    """A producer whose environment broke writes nothing, which no other test would see."""
+    assert {name_of(p) for p in WRITTEN if p.parent.name != "logs"} == listed()
+
+
 def test_every_architecture_and_producer_is_kept():
     """What `make test` has of them; what a producer cannot write is in docs/ecosystem-models.md."""
     assert {architecture(p) for p in KEPT} == set(LINEARS)

@@ -1,7 +1,8 @@
 """Every producer in an environment of its own: python tests/producers/run.py OUT [--venvs FOLDER] [--only NAME ...].
 
-Makes the environments that are not there (pinned; 1 to 2 GB each, half an hour in all, and a compiler for llama.cpp), lets each
-write its tiny models into OUT/NAME, and prints a table of what was written and what was refused, and why.
+Makes the environments that are not there (1 to 2 GB each, half an hour in all, and a compiler for llama.cpp), lets each write its
+tiny models into OUT/NAME, and prints a table of what was written and what was refused, and why. Every package of an environment
+has the version of versions/NAME.txt (`pip freeze` of one that worked, Python 3.11): a producer names few of those it imports.
 `make test-ecosystem` does this, then runs the tests that load what lies in OUT.
 """
 
@@ -23,7 +24,7 @@ PRODUCERS: dict[str, list[list[str]]] = {
     "gptqmodel": [[TORCH, "setuptools", "wheel", "ninja", "requests"], [TORCH, "gptqmodel==7.5.0", "--no-build-isolation"]],
     "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
     "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
-    "modelopt": [[TORCH, "transformers==5.24.0", "nvidia-modelopt==0.47.0", "accelerate"]],
+    "modelopt": [[TORCH, "transformers==5.24.0", "nvidia-modelopt==0.47.0", "accelerate", "requests"]],  # imports it unasked
     "transformers": [[TORCH, "transformers==5.24.0", "bitsandbytes==0.50.2", "torchao==0.18.0", "accelerate"]],
     "hqq": [[TORCH, "transformers==5.24.0", "hqq==0.2.8.post1", "accelerate"]],
     "mlx": [["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "transformers==5.24.0"]],
@@ -38,7 +39,8 @@ def python_of(venvs: Path, name: str) -> Path:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
         for arguments in PRODUCERS[name]:
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *arguments], check=True)
+            pinned = ["-c", str(HERE / "versions" / f"{name}.txt")]
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pinned, *arguments], check=True)
     return python
 
 
