@@ -162,3 +162,23 @@ def test_formats_whose_codes_are_looked_up_want_arrays():
             gptq(torch.zeros(2, 64), torch.eye(64), codec)
     with pytest.raises(FormatError, match="NaN or infinite"):
         gptq(torch.full((2, 64), torch.nan), torch.eye(64), "int4:g32")
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("codec", CODECS)
+def test_case_14_constant_tiny_and_zero_groups_are_the_same_on_every_device(codec, device):
+    for fill in (9.0, -9.0, 0.0, 1e-30):
+        x = np.full((3, 64), fill, np.float32)
+        x[1, ::2] = 0
+        a, b = mse(x, codec), mse(tensor(x, device), codec)
+        assert np.array_equal(a.dequantize(), b.dequantize())
+        assert np.isfinite(b.dequantize()).all()
+
+
+def test_case_23_strided_slices():
+    w, h = problem(16, 128)
+    x = torch.from_numpy(w)
+    for view in (x[:, ::2], x[::3], x[:, 64:], x.T.contiguous().T):
+        k = view.shape[1]
+        assert mse(view, "int4:g32") == mse(view.contiguous(), "int4:g32")
+        assert gptq(view, h[:k, :k], "mxfp4") == gptq(view.contiguous(), h[:k, :k].copy(), "mxfp4")
