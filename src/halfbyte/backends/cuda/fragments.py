@@ -34,6 +34,86 @@ from .outputs import biases, places, store
 from .tiles import NONE
 
 
+@gluon.constexpr_function
+def each(units, warps, step, ahead):
+    """Units a warp takes: one step, or as many whole rounds of `ahead` steps as it needs."""
+    need = -(-units // warps)
+    return step if need <= step else -(-need // (step * ahead)) * step * ahead
+
+
+@gluon.jit
+def fetch(
+    W, S, SUPER, A, SMIN, tile, base, end, w_far, w_near, w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down,
+    s_live, top, W_PLACE: gl.constexpr, PLACE: gl.constexpr,
+):  # fmt: skip
+    """Words and stored scales of a step: units from `base` on of the row tiles from `tile` on."""
+    UNITS: gl.constexpr = W_PLACE[0]
+    Q: gl.constexpr = W_PLACE[1]
+    live = w_live & (w_tile + tile < end)
+    if not W_PLACE[2]:
+        live = live & (w_unit + base < UNITS)
+    words = gl.load(W + (tile.to(gl.int64) * UNITS + base) * (128 * Q) + w_far + w_near, mask=live, other=0)
+    scales, supers, addends, lows = stored(
+        S, SUPER, A, SMIN, tile, end, s_unit + base, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, PLACE
+    )
+    return words, scales, supers, addends, lows
+
+
+@gluon.jit
+def multiply(
+    words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW: gl.constexpr, LX: gl.constexpr,
+    STEP: gl.constexpr, SPAN: gl.constexpr, FLUSHES: gl.constexpr, PARITIES: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr,
+    SCALE: gl.constexpr, ADD: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr, SCALED: gl.constexpr, RAW: gl.constexpr,
+    SUMS: gl.constexpr, OFFSET: gl.constexpr, U0: gl.constexpr, U1: gl.constexpr,
+):  # fmt: skip
+    """y plus a step's products: codes decoded, multiplied with x, sums scaled."""
+    ZEROES: gl.constexpr = 2.0 ** (BITS - 1)  # the implicit zero of `int` codes
+    N: gl.constexpr = STEP * BITS  # words a lane
+    a = pieces(gl.reshape(words, words.shape[:4] + [N]), N)
+    if SCALED:
+        scale, addend = terms_half(scales, addends, top, SCALE, ADD, KIND, HALF, FP8, FLUSHES * 2)
+    else:
+        scale, addend = terms(scales, supers, addends, lows, SCALE, ADD, FP8, FLUSHES * PARITIES * 2)
+    t0 = none
+    t1 = none
+    c0 = none
+    c1 = none
+    c2 = none
+    c3 = none
+    for i in gl.static_range(4 * STEP):
+        if SCALED:
+            s0 = gl.convert_layout(scale[i // SPAN * 2], LW)
+            s1 = gl.convert_layout(scale[i // SPAN * 2 + 1], LW)
+            z0 = gl.convert_layout(addend[i // SPAN * 2], LW)
+            z1 = gl.convert_layout(addend[i // SPAN * 2 + 1], LW)
+            w0, w1, w2, w3 = decode_scaled(gl.convert_layout(a[i], LW), s0, s1, z0, z1, KIND, ADD, RAW, HALF)
+            y0, y1, y2, y3 = product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], y0, y1, y2, y3, LW, LX, HALF)
+        else:
+            if i % SPAN == 0:
+                c0 = none
+                c1 = none
+                c2 = none
+                c3 = none
+                if SUMS:
+                    t0 = xt[i // SPAN * 2]
+                    t1 = xt[i // SPAN * 2 + 1]
+                    c0 = start_of(t0, none, ZEROES, OFFSET)
+                    c1 = start_of(t1, none, ZEROES, OFFSET)
+                    c2 = start_of(t0, none, ZEROES * U1 / U0, OFFSET)
+                    c3 = start_of(t1, none, ZEROES * U1 / U0, OFFSET)
+            if BITS == 8:
+                w0, w1 = decode_octets(a[2 * i], KIND, HALF, FP8)
+                w2, w3 = decode_octets(a[2 * i + 1], KIND, HALF, FP8)
+            else:
+                w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
+            c0, c1, c2, c3 = product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], c0, c1, c2, c3, LW, LX, HALF)
+            if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
+                y0, y1, y2, y3 = gather(
+                    y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, scale, addend, i // SPAN, PARITIES, LW, U1 / U0, ADD
+                )
+    return y0, y1, y2, y3
+
+
 @gluon.jit
 def walk(
     Y, X, BIAS_PTR, W, S, SUPER, A, SMIN, GLOBAL, XROW, YROW,
@@ -46,12 +126,11 @@ def walk(
     FP8: gl.constexpr, WAIT: gl.constexpr,
 ):  # fmt: skip
     """Row tiles first, first + stride, … below end, for the tokens from `tokens` on and below m."""
-    EACH: gl.constexpr = ((UNITS + WK - 1) // WK + STEP - 1) // STEP * STEP
+    EACH: gl.constexpr = each(UNITS, WK, STEP, AHEAD)
     STEPS: gl.constexpr = EACH // STEP
     EXACT: gl.constexpr = EACH * WK == UNITS
     Q: gl.constexpr = BITS // 4  # blocks of 128 words a unit
     OFFSET: gl.constexpr = (KIND == INT) and (HALF and ((not SCALED) and (((NB == 1) or (STEPS == 1)) or (BITS == 8))))
-    ZEROES: gl.constexpr = 2.0 ** (BITS - 1)  # the implicit zero of `int` codes
     SUMS: gl.constexpr = (not SCALED) and ((ADD != NONE) or OFFSET)
     FULL: gl.constexpr = EXACT and ((GROUPS == 1) or (GROUPS * GROUP == UNITS * 64))  # no group lies past the end
     SPAN: gl.constexpr = SET * GROUP // 16  # blocks of 16 inputs that gather in one accumulator
@@ -77,8 +156,6 @@ def walk(
     w_far = (axis(1, WN, LW6, 6) * RT * UNITS + axis(0, WK, LW6, 6) * EACH) * (128 * Q) + axis(2, 32, LW6, 6) * 4
     w_near = (axis(3, RT, LW6, 6) * UNITS * Q + axis(4, STEP * Q, LW6, 6)) * 128 + axis(5, 4, LW6, 6)
     w_live = (axis(2, 32, LW6, 6) < 32) & (w_unit < UNITS)
-    words = gl.load(W + first.to(gl.int64) * (UNITS * 128 * Q) + w_far + w_near, mask=w_live & (w_tile + first < end), other=0)
-
     # Scales and addends of this lane: [WK, WN, 32, RT, groups a step (times the parity of the column), row or row + 8], or
     # without the last axis where the rows come in pairs.
     LS: gl.constexpr = gl.SliceLayout(5, LS6) if paired(SCALE) else LS6
@@ -92,21 +169,17 @@ def walk(
     s_tile = axis(1, WN, LS, RANK) * RT + axis(3, RT, LS, RANK)
     s_live = s_slot + s_set % PARITIES < SET
     PLACE: gl.constexpr = ((SPAN, SET), (RT, GROUPS, SCALE, ADD, PER, FULL))
-    scales, supers, addends, lows = stored(
-        S, SUPER, A, SMIN, first, end, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, PLACE
-    )
-
+    TURNS: gl.constexpr = AHEAD if STEPS == 1 else 1
+    W_PLACE: gl.constexpr = (UNITS, Q, EXACT)
+    words, scales, supers, addends, lows = fetch(
+        W, S, SUPER, A, SMIN, first, 0, end, w_far, w_near, w_live, w_unit, w_tile,
+        s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+    )  # fmt: skip
     if AHEAD == 2:
-        tile = first + (stride if STEPS == 1 else 0)
-        base = 0 if STEPS == 1 else STEP
-        words2 = gl.load(
-            W + (tile.to(gl.int64) * UNITS + base) * (128 * Q) + w_far + w_near,
-            mask=w_live & (w_unit + base < UNITS) & (w_tile + tile < end),
-            other=0,
-        )
-        scales2, supers2, addends2, lows2 = stored(
-            S, SUPER, A, SMIN, tile, end, s_unit + base, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, PLACE
-        )
+        words2, scales2, supers2, addends2, lows2 = fetch(
+            W, S, SUPER, A, SMIN, first + (stride if STEPS == 1 else 0), 0 if STEPS == 1 else STEP, end, w_far, w_near, w_live,
+            w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+        )  # fmt: skip
 
     # Activations of this lane: [WK, WN, 32, NB, 4 words, 2 halves] a unit.
     column = axis(2, 32, LX6, 6) // 4
@@ -138,95 +211,64 @@ def walk(
         b = activations(x_ptr, x_unit, x_group, x_slot, x_live, 0, STEP, SET, GROUP, UNITS, EXACT)
         if SUMS:
             bt = sums_of_x(b, no_sum, U0, SPAN, STEP, LX, HALF)
-    for turn in range(first, end, stride):
+        else:
+            bt = b
+    u0 = unit * (1.0 / U0)
+    u1 = unit * (1.0 / U1)
+    for turn in range(first, end, stride * TURNS):
         bias = biases(BIAS_PTR, turn, n, RT, NB, WK, WN, TOKENS) if HAS_BIAS else factor
         y0 = none
         y1 = none
         y2 = none
         y3 = none
-        for many in range(STEPS):
-            a = pieces(gl.reshape(words, [WK, WN, 32, RT, STEP * Q * 4]), STEP * Q * 4)
-            if SCALED:
-                scale, addend = terms_half(scales, addends, top, SCALE, ADD, KIND, HALF, FP8, FLUSHES * 2)
-            else:
-                scale, addend = terms(scales, supers, addends, lows, SCALE, ADD, FP8, FLUSHES * PARITIES * 2)
-            if AHEAD == 2:
-                words = words2
-                scales = scales2
-                supers = supers2
-                addends = addends2
-                lows = lows2
-            # The words of the step after, of this turn or the next, travel meanwhile.
-            tile = turn + (many + AHEAD) // STEPS * stride
-            base = (many + AHEAD) % STEPS * STEP
-            live = w_live & (w_tile + tile < end)
-            if not EXACT:
-                live = live & (w_unit + base < UNITS)
-            later = gl.load(W + (tile.to(gl.int64) * UNITS + base) * (128 * Q) + w_far + w_near, mask=live, other=0)
-            later_s, later_up, later_a, later_low = stored(
-                S, SUPER, A, SMIN, tile, end, s_unit + base, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, PLACE
-            )
-            if AHEAD == 2:
-                words2 = later
-                scales2 = later_s
-                supers2 = later_up
-                addends2 = later_a
-                lows2 = later_low
-            else:
-                words = later
-                scales = later_s
-                supers = later_up
-                addends = later_a
-                lows = later_low
+        for many in range(0, STEPS, AHEAD // TURNS):
             if STEPS > 1:
                 x = activations(x_ptr, x_unit, x_group, x_slot, x_live, many * STEP, STEP, SET, GROUP, UNITS, EXACT)
                 if SUMS:
                     xt = sums_of_x(x, no_sum, U0, SPAN, STEP, LX, HALF)
+                else:
+                    xt = x
             else:
                 x = b
+                xt = bt
+            y0, y1, y2, y3 = multiply(
+                words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, FLUSHES, PARITIES,
+                KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
+            )  # fmt: skip
+            words, scales, supers, addends, lows = fetch(
+                W, S, SUPER, A, SMIN, turn + (many + AHEAD) // STEPS * stride, (many + AHEAD) % STEPS * STEP, end, w_far, w_near,
+                w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+            )  # fmt: skip
+            if (AHEAD == 2) and (STEPS > 1):
+                x = activations(x_ptr, x_unit, x_group, x_slot, x_live, (many + 1) * STEP, STEP, SET, GROUP, UNITS, EXACT)
                 if SUMS:
-                    xt = bt
-            t0 = none
-            t1 = none
-            c0 = none
-            c1 = none
-            c2 = none
-            c3 = none
-            for i in gl.static_range(4 * STEP):
-                if SCALED:
-                    s0 = gl.convert_layout(scale[i // SPAN * 2], LW)
-                    s1 = gl.convert_layout(scale[i // SPAN * 2 + 1], LW)
-                    z0 = gl.convert_layout(addend[i // SPAN * 2], LW)
-                    z1 = gl.convert_layout(addend[i // SPAN * 2 + 1], LW)
-                    w0, w1, w2, w3 = decode_scaled(gl.convert_layout(a[i], LW), s0, s1, z0, z1, KIND, ADD, RAW, HALF)
-                    y0, y1, y2, y3 = product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], y0, y1, y2, y3, LW, LX, HALF)
+                    xt = sums_of_x(x, no_sum, U0, SPAN, STEP, LX, HALF)
                 else:
-                    if i % SPAN == 0:
-                        c0 = none
-                        c1 = none
-                        c2 = none
-                        c3 = none
-                        if SUMS:
-                            t0 = xt[i // SPAN * 2]
-                            t1 = xt[i // SPAN * 2 + 1]
-                            c0 = start_of(t0, none, ZEROES, OFFSET)
-                            c1 = start_of(t1, none, ZEROES, OFFSET)
-                            c2 = start_of(t0, none, ZEROES * U1 / U0, OFFSET)
-                            c3 = start_of(t1, none, ZEROES * U1 / U0, OFFSET)
-                    if BITS == 8:
-                        w0, w1 = decode_octets(a[2 * i], KIND, HALF, FP8)
-                        w2, w3 = decode_octets(a[2 * i + 1], KIND, HALF, FP8)
-                    else:
-                        w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
-                    c0, c1, c2, c3 = product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], c0, c1, c2, c3, LW, LX, HALF)
-                    if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
-                        y0, y1, y2, y3 = gather(
-                            y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, scale, addend, i // SPAN, PARITIES, LW, U1 / U0, ADD
-                        )
-        u0 = unit * (1.0 / U0)
-        u1 = unit * (1.0 / U1)
+                    xt = x
+                y0, y1, y2, y3 = multiply(
+                    words2, scales2, supers2, addends2, lows2, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, FLUSHES,
+                    PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
+                )  # fmt: skip
+                words2, scales2, supers2, addends2, lows2 = fetch(
+                    W, S, SUPER, A, SMIN, turn + (many + 3) // STEPS * stride, (many + 3) % STEPS * STEP, end, w_far, w_near,
+                    w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+                )  # fmt: skip
         y = gl.join(gl.join(y0 * u0, y2 * u1), gl.join(y1 * u0, y3 * u1))  # [..., row + 8, column + 1]
         store(place, keep, y, bias, factor, turn, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, GATE)
+        if TURNS == 2:  # the same from the other buffer
+            turn2 = turn + stride
+            if turn2 < end:
+                bias = biases(BIAS_PTR, turn2, n, RT, NB, WK, WN, TOKENS) if HAS_BIAS else factor
+                y0, y1, y2, y3 = multiply(
+                    words2, scales2, supers2, addends2, lows2, b, bt, none, none, none, none, none, top, LW, LX, STEP, SPAN,
+                    FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
+                )  # fmt: skip
+                words2, scales2, supers2, addends2, lows2 = fetch(
+                    W, S, SUPER, A, SMIN, turn2 + 2 * stride, 0, end, w_far, w_near, w_live, w_unit, w_tile, s_unit, s_slot,
+                    s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+                )  # fmt: skip
+                y = gl.join(gl.join(y0 * u0, y2 * u1), gl.join(y1 * u0, y3 * u1))
+                store(place, keep, y, bias, factor, turn2, n, divisor, GLOBAL_OP, DIVIDE, HAS_BIAS, RT, NB, WK, WN, TOKENS, GATE)
 
 
 @gluon.jit(do_not_specialize=["m", "top", "TILES"])
@@ -248,7 +290,9 @@ def fragment_kernel(
     unit    what multiplies the sums at the end beside the decoder's power of two; top: the largest E8M0 byte
     STEP    units loaded at once: a power of two; whole groups or a whole part of one, and of whole sets when SET > 1
     SCALED  weights are finished before the product (one rounding at most), and one accumulator takes all groups; SET = 1
-    AHEAD   steps whose words are on their way while one is multiplied, 1 or 2
+    AHEAD   buffers of words, 1 or 2. Two take turns (or steps, where a warp's inputs are more than one), each written once its
+            words are decoded, so that a whole turn is on its way while the other is multiplied; one alone is asked for where
+            the assembler puts it, and that is late
     SET     groups that share an accumulator, each with TOKENS columns: 1, 2, 4 or 8, and so is TOKENS; NB = 1 unless SET = 1,
             TOKENS = 8
     ROUTED  a stack of weights: COUNT blocks of tokens; EXPERT, FIRST, LAST give each its expert and span of pairs, XROW and
