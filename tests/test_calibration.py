@@ -23,6 +23,7 @@ from halfbyte.converting.quantizing import quantize_checkpoint
 from halfbyte.converting.recipe import recipe_of
 from halfbyte.errors import CheckpointError
 from halfbyte.formats.encode import quantize
+from halfbyte.transformers import load_model
 
 WORDS = 80
 COMMON = {
@@ -163,6 +164,8 @@ def test_case_56_experts_without_tokens_have_the_same_format_and_are_named(tmp_p
         assert sum("experts" in k for k in written) == 2 * 8 * 3
         router = next(k for k in written if k.endswith("gate.weight"))
         assert not written.info(router).quantized
+    model, _ = load_model(tmp_path / "out")
+    assert bool(model(torch.tensor([[5, 7, 9]])).logits.isfinite().all())
 
 
 def test_rules_and_kept_layers_hold_in_a_walk(tmp_path):

@@ -22,6 +22,7 @@ from halfbyte.cli import main
 from halfbyte.converting.recipe import recipe_of
 from halfbyte.formats.encode import quantize
 from halfbyte.quantizers import gptq, weighted_error
+from halfbyte.transformers import load_model
 from test_calibration import WORDS, drift, gguf_drift, write_model, write_text
 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -127,6 +128,8 @@ def test_case_56_in_a_stack_the_starved_experts_are_named_one_by_one(tmp_path, m
     assert "_exps[" in said
     with halfbyte.open(tmp_path / "out.gguf") as written:
         assert {str(written.info(k).format) for k in written if "_exps" in k} == {"q4_0:g32"}
+    model, _ = load_model(tmp_path / "out.gguf")
+    assert bool(model(torch.tensor([[5, 7, 9]])).logits.isfinite().all())
 
 
 def test_a_fused_module_is_rounded_by_parts_with_one_hessian(tmp_path):
