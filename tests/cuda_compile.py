@@ -61,13 +61,13 @@ def check(arch, word, deep):
     nvidia = isinstance(arch, int)
     target = GPUTarget("cuda", arch, 32) if nvidia else GPUTarget("hip", arch, 64)
     pointers = {**POINTERS, **other}
-    fragments = element in FRAGMENT_ELEMENTS.get(bits, ())
+    tiled = element in FRAGMENT_ELEMENTS.get(bits, ())
     common = {
         "GROUP": group, "KIND": ELEMENTS[element], "SCALE": SCALES[scale], "ADD": add, "PER": per,
         "GLOBAL_OP": 1 if word == "nvfp4" else 0,
         "DIVIDE": False,
     }  # fmt: skip
-    planes = {**common, "WORDS": 64, "BITS": bits, "PACKED": nvidia, "UNITS": 8 if fragments else 0}
+    planes = {**common, "WORDS": 64, "BITS": bits, "PACKED": nvidia, "UNITS": 8 if tiled else 0}
     binaries = [compiled(dequantize_kernel, {**planes, "GATHER": False, "BN": 8, "BW": 16}, pointers, target, 4)]
     if deep:
         binaries.append(compiled(matvec_kernel, {**planes, "HAS_BIAS": True, "BN": 2, "BC": 32}, pointers, target, 4))
@@ -76,7 +76,7 @@ def check(arch, word, deep):
         tile = {"HAS_BIAS": True, "BM": 64, "BN": 64, "BW": 8, "STAGES": 3}
         binaries.append(compiled(tile_kernel, {**planes, **tile}, pointers, target, 4))
         binaries.append(compiled(striped_kernel, {**planes, **tile}, pointers, target, 4))
-    if fragments and nvidia and arch >= 80:
+    if tiled and bits > 2 and nvidia and arch >= 80:
         if scale in ("e8m0", "e4m3"):  # as checked data allows
             common["SCALE"] = {"e8m0": E8M0_NORMAL, "e4m3": E4M3_NORMAL}[scale].value
             pointers = {**pointers, "S": "*i16"}

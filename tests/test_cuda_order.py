@@ -42,8 +42,18 @@ def test_fragments_of_octets_are_a_bijection(n, k, by_16, seed):
     np.testing.assert_array_equal(from_fragments(words, n, k, by_16, bits=8), codes)
 
 
+@given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_tiles_of_2_bits_are_a_bijection(n, k, seed):
+    codes = pack(np.random.default_rng(seed).integers(0, 4, (n, k), dtype=np.uint8), 2)
+    words = to_fragments(codes, k, bits=2)
+    assert words.shape == (-(-n // 16), -(-k // 64), 16, 4)
+    np.testing.assert_array_equal(from_fragments(words, n, k, bits=2), codes)
+    np.testing.assert_array_equal(from_fragments(words.view(np.int16), n, k, bits=2), codes)  # as a weight holds them
+
+
 @given(
-    st.integers(1, 40), st.integers(1, 200), st.booleans(), st.sampled_from([(4, "uint"), (4, "e2m1"), (8, "uint")]),
+    st.integers(1, 40), st.integers(1, 200), st.booleans(), st.sampled_from([(2, "int"), (4, "uint"), (4, "e2m1"), (8, "uint")]),
     st.integers(1, 4), st.integers(0, 2**32 - 1),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)

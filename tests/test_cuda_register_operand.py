@@ -23,7 +23,7 @@ NAMES = {UINT: "uint", INT: "int", E2M1: "e2m1", E4M3: "e4m3", E5M2: "e5m2"}
 def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0, bits=4):
     """[16, 64] codes through fragment order, the layout of words and the assembly to the operand, as [16, 64] values."""
     dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
-    codes = q if bits == 8 else pack(q, 4)
+    codes = q if bits == 8 else pack(q, bits)
     words = order.to_fragments(codes, 64, by_16, NAMES[kind], bits).view(np.uint32).reshape(bits, 32)
     layout = ro.words_layout(1, 4, by_16, bits)
     lane = np.arange(32)
@@ -89,6 +89,59 @@ def test_every_code_in_every_place_is_finished_and_rounded_once(kind, add, way, 
         got = decoded(q, kind, add, way, half, scale, addend, by_16)
         exact = (table[q] - addend) * scale if add == ZERO else table[q] * scale + (addend if add == BIAS else 0)
         if way == WIDE:  # float32 first: exact but for a bias
+            exact = exact.astype(np.float32).astype(np.float64)
+        np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
+
+
+def decoded2(q, kind, add, way, half, scale, addend):
+    """`decoded` for 2 bits: both words of a lane's rows give both pairs of a block of 16 inputs."""
+    dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
+    words = order.to_fragments(pack(q, 2), 64, False, NAMES[kind], 2).view(np.uint32).reshape(2, 32)
+    layout = ro.words_layout(1, 4, False, 2)
+    lane = np.arange(32)
+    g, t = lane // 4, lane % 4
+    out = np.full((16, 64), np.nan)
+    text = ro.assembly(kind, add, 0, way, half, 2)
+    for block in range(4):
+        registers = {}
+        for down in (0, 1):
+            at = np.zeros((32, 3), np.int64)
+            for bit, base in enumerate(layout.lane_bases):
+                at += ((lane >> bit) & 1)[:, None] * np.array(base)
+            for bit, base in enumerate(layout.reg_bases):
+                at += (((block + 4 * down) >> bit) & 1) * np.array(base)
+            row = g + 8 * down
+            s, a = scale[row, 16 * block], addend[row, 16 * block]
+            if way >= WIDE:
+                s, a = (np.ascontiguousarray(v, np.float32).view(np.uint32) for v in (s, a))
+            else:
+                a = -128.0 - a if add == ZERO and way == BFLOAT else a
+                s, a = (ptx.joined(v.astype(np.float64), v.astype(np.float64), dtype) for v in (s, a))
+            inputs = [words[at[:, 1], at[:, 2]], (4 * t).astype(np.uint32), s, *([a] if add != NONE else [])]
+            for i, value in enumerate(inputs):
+                registers[f"${4 + 8 * i + 2 * down}"] = value
+        ptx.run(text, registers)
+        for i in range(4):
+            for p, v in enumerate(ptx.halves(registers[f"${i}"], dtype)):
+                out[g + 8 * (i % 2), 16 * block + 8 * (i // 2) + 2 * t + p] = v
+    return out
+
+
+@pytest.mark.parametrize(("kind", "add", "way", "half"), [case for case in CASES if case[0] != E2M1])
+def test_every_2_bit_code_in_every_place_is_finished_and_rounded_once(kind, add, way, half):
+    rng = np.random.default_rng(27)
+    dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
+    stored = dtype if way != WIDE else np.dtype(ml_dtypes.bfloat16) if half else np.dtype(np.float16)
+    table = element_table(NAMES[kind], 2).astype(np.float64)
+    for _ in range(4):
+        q = rng.integers(0, 4, (16, 64), dtype=np.uint8)
+        scale = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+        addend = rng.integers(0, 5, (16, 4)).repeat(16, 1).astype(np.float64)
+        if add == BIAS:
+            addend = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+        got = decoded2(q, kind, add, way, half, scale, addend)
+        exact = (table[q] - addend) * scale if add == ZERO else table[q] * scale + (addend if add == BIAS else 0)
+        if way >= WIDE:  # float32 first: exact but for a bias
             exact = exact.astype(np.float32).astype(np.float64)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 

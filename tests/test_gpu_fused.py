@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 
 WORDS = ["int4:g128", "int4:g32", "uint4:g64", "mxfp4", "nvfp4", "nvfp4_ue4m3", "affine4:g64", "fp4:g16", "q4_0", "uint4:g-1"]
 WORDS += ["q8_0", "int8:g128", "uint8:g64", "uint8:g16", "affine8:g64", "mxfp8_e4m3", "mxfp8_e5m2"]
+WORDS += ["int2:g64", "uint2:g32", "uint2:g16", "affine2:g64"]
 
 
 def hopper():
@@ -116,7 +117,7 @@ def test_what_the_schedule_does_not_take_is_a_sentence():
     with pytest.raises(BackendError, match=r"'fused' takes float16 and bfloat16 activations, not torch.float32"):
         ops.linear(torch.zeros(2, 128, device="cuda"), p, schedule="fused")
     p = ops.prepare(weight("q4_K", 64, 256, 5), device="cuda")
-    text = r"'fused' takes 4- and 8-bit integers and floats with 16-bit or 8-bit float scales, not q4_K"
+    text = r"'fused' takes integers of 2, 4 and 8 bits and floats of 4 and 8 with 16-bit or 8-bit float scales, not q4_K"
     with pytest.raises(BackendError, match=text):
         ops.linear(torch.zeros(2, 256, device="cuda", dtype=torch.float16), p, schedule="fused")
 

@@ -18,9 +18,14 @@ CODES_AT_ONCE = 1 << 24
 
 
 def to_fragments(codes: Tensor, k: int, by_16: bool = False, element: str = "uint", bits: int = 4) -> Tensor:
-    """Canonical codes of 4 or 8 bits, uint8 [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4] on their device."""
+    """Canonical codes of 4 or 8 bits, uint8 [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4] on their device; of 2
+    bits [ceil(n/16), ceil(k/64), 16, 4]."""
     n = codes.shape[0]
     tiles, units = -(-n // TILE_ROWS), -(-k // 64)
+    if bits == 2:
+        stream = torch.zeros((tiles * TILE_ROWS, units * 16), dtype=torch.uint8, device=codes.device)
+        stream[:n, : codes.shape[1]] = codes
+        return stream.view(torch.int32).reshape(tiles, TILE_ROWS, units, 4).transpose(1, 2).contiguous()
     out = torch.empty((tiles, units * bits // 4, 32, 4), dtype=torch.int32, device=codes.device)
     step = max(1, CODES_AT_ONCE // (TILE_ROWS * 64 * max(1, units)))
     for first in range(0, tiles, step):

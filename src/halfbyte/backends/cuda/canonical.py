@@ -28,7 +28,7 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
             parts[name] = _codes(w)
             continue
         part = to_numpy(held[name])
-        if w.fragments and name != "global_scale":
+        if w.tiled and name != "global_scale":
             part = untile(part, shape[-2])
         parts[name] = np.ascontiguousarray(part).view(dtype).reshape(size)
     if w.order is not None:
@@ -39,7 +39,7 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
 def _codes(w: CudaWeight) -> NDArray[np.uint8]:
     """The code stream, in the order of the inputs as they were given."""
     fmt, (n, k) = w.format, w.shape[-2:]
-    if w.fragments:
+    if w.tiled:
         words = to_numpy(w.planes[fmt.bits])
         flat = words.reshape(-1, *words.shape[-4:])
         codes = np.stack([from_fragments(one, n, k, by_16(fmt, k), fmt.element, fmt.bits) for one in flat])

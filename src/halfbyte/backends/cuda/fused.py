@@ -26,10 +26,11 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
         major, minor = _capability(x.device)
         return f"schedule 'fused' is wgmma of compute capability 9.0 and this GPU has {major}.{minor}; use dequantize_then_gemm"
     if way(w, x.dtype == torch.float16) is None:
-        if w.fragments and w.format.scale == "e8m0":
+        if w.tiled and w.format.scale == "e8m0":
             near = NEAR[w.format.element]
             return f"schedule 'fused' takes float16 where E8M0 scales lie within 2^{near}, and these do not; use bfloat16"
-        return f"schedule 'fused' takes 4- and 8-bit integers and floats with 16-bit or 8-bit float scales, not {w.format.name}"
+        takes = "integers of 2, 4 and 8 bits and floats of 4 and 8 with 16-bit or 8-bit float scales"
+        return f"schedule 'fused' takes {takes}, not {w.format.name}"
     return None
 
 
@@ -72,7 +73,7 @@ def _share(w: CudaWeight, m: int, tile: FusedTile, rows: int, base: int) -> Shar
     """How `rows` blocks of rows from row `base` on and all tokens are dealt out."""
     tokens, most = -(-m // tile.tokens), _multiprocessors(w.device)
     tiles = rows * tokens
-    split = min(tile.split, w.fragments) or parts(tiles % most if tiles >= most else tiles, most, w.fragments)
+    split = min(tile.split, w.tiled) or parts(tiles % most if tiles >= most else tiles, most, w.tiled)
     programs = min(most, tiles * split)
     rest = tiles % programs
     sharing = max(1, min(programs, rest * split))

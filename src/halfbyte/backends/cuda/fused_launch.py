@@ -34,7 +34,7 @@ def way(w: CudaWeight, half: bool) -> int | None:
     """How a weight is finished for x in float16 (`half`) or bfloat16, or None where that would not be exact. (Values of 65520 and
     more overflow float16, as in `dequantize`.)"""
     scale = w.format.scale
-    if not w.fragments or w.format.minimum or w.super_scales is not None or scale not in ARITHMETIC:
+    if not w.tiled or w.format.minimum or w.super_scales is not None or scale not in ARITHMETIC:
         return None
     if scale == "e8m0" and half and w.top < 0:
         return None
@@ -104,12 +104,12 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     c, f, bits = _constants(w, True), w.format, w.format.bits
     bn, groups = 64 * tile.rows * tile.groups, max(1, 64 // c["GROUP"])
     width, each = groups * 8 * w.scales.element_size(), max(bn // 16, 8)
-    words = w.planes[bits]
-    tiles = words.numel() // (w.fragments * 32 * bits)  # a stack is one tall weight
+    words = w.planes[bits].view(torch.int32)
+    tiles = words.numel() // (w.tiled * 32 * bits)  # a stack is one tall weight
     scales = w.scales.view(torch.int16).reshape(tiles, -1)
     addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(tiles, -1)
     maps = (
-        _map(words.reshape(tiles, bits * w.fragments, 32), [bn // 16, bits, 32]), _map(scales, [each, width]),
+        _map(words.reshape(tiles, bits * w.tiled, 32), [bn // 16, bits, 32]), _map(scales, [each, width]),
         _map(addend, [each, 16 * groups if w.addend is not None else width]),
     )  # fmt: skip
     e8m0, e2m1 = f.scale == "e8m0", f.element == "e2m1"
@@ -127,7 +127,7 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         "STORE": store, "ROUTED": routed, "GATE": gate, "AHEAD": not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         "PDL": _overlap(w.device)["PDL"],
     }  # fmt: skip
-    return Kernel(maps, (w.fragments, shift, unit, float(f.divisor)), constants)
+    return Kernel(maps, (w.tiled, shift, unit, float(f.divisor)), constants)
 
 
 def launch(

@@ -40,7 +40,7 @@ def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
     return {
         "WORDS": w.words, "GROUP": group_elements(w), "KIND": kind, "BITS": f.bits, "SCALE": SCALES[f.scale],
         "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed,
-        "UNITS": w.fragments,
+        "UNITS": w.tiled,
         "DIVIDE": f.divisor != 1.0,
     }  # fmt: skip
 

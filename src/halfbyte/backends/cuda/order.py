@@ -20,6 +20,8 @@ them. Rows are padded to 16, inputs to 64, with code 0. Scales follow: [tiles, g
 
 8-bit codes lie the same way, half a unit after the other: int32 [tiles, 2 units, 32 lanes, 4 words], where half s of a unit has
 its code in word 2 b + i, byte 2 h + p: one word is two of the four registers of the operand.
+
+2-bit codes keep the order of the stream within a word of 16 inputs; words lie as int32 [tiles, units, 16 rows, 4 words].
 """
 
 from __future__ import annotations
@@ -117,9 +119,14 @@ def gather_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint", bits: int = 4) -> NDArray[np.int32]:
     """Canonical codes of 4 or 8 bits [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4], some tiles at a time so that
-    memory stays flat."""
+    memory stays flat; of 2 bits [ceil(n/16), ceil(k/64), 16, 4]."""
     n = codes.shape[0]
     tiles, units = -(-n // 16), -(-k // 64)
+    if bits == 2:
+        stream = np.zeros((tiles * 16, units * 16), np.uint8)
+        stream[:n, : codes.shape[1]] = codes
+        words = stream.view("<i4").reshape(tiles, 16, units, 4)
+        return np.ascontiguousarray(words.transpose(0, 2, 1, 3))
     out = np.empty((tiles, units * bits // 4, 32, 4), np.int32)
     step = max(1, (1 << 22) // (16 * max(1, k)))
     for first in range(0, tiles, step):
@@ -142,6 +149,11 @@ def from_fragments(
     words: NDArray[np.int32], n: int, k: int, by_16: bool = False, element: str = "uint", bits: int = 4
 ) -> U8:  # fmt: skip
     """Inverse of `to_fragments`."""
+    if bits == 2:
+        tiles, units = words.shape[:2]
+        words = np.ascontiguousarray(words).view("<i4").reshape(tiles, units, 16, 4)
+        stream = np.ascontiguousarray(words.transpose(0, 2, 1, 3)).view(np.uint8)
+        return np.ascontiguousarray(stream.reshape(tiles * 16, units * 16)[:n, : -(-k // 4)])
     tiles, units = words.shape[0], words.shape[1] * 4 // bits
     words = np.ascontiguousarray(words, dtype="<i4")
     if bits == 8:

@@ -27,15 +27,35 @@ WIDE_BFLOAT = gl.constexpr(3)  # the same, scales bfloat16
 
 @gluon.constexpr_function
 def assembly(kind, add, scale, way, half, bits=4):
-    """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8. Inputs, four registers each and
-    the third belonging to row g + 8: the word; of 4 bits, where in it the pairs are (`places`) and for E2M1 a multiplier; scales;
-    addends."""
-    names = ["word"] + (["place"] if bits == 4 else []) + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
-    r = {name: [f"${2 + 4 * i}", f"${4 + 4 * i}"] for i, name in enumerate(names)}
+    """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8; of 2 bits a word for each row,
+    and $2 and $3 the pairs eight inputs further. Inputs, as many registers each as there are results, the third belonging to row
+    g + 8: the word; of 2 and 4 bits, where in it the pairs are (`places`) and for E2M1 a multiplier; scales; addends."""
+    names = ["word"] + (["place"] if bits < 8 else []) + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
+    results = 4 if bits == 2 else 2
+    r = {name: [f"${results + 2 * results * i}", f"${results + 2 * results * i + 2}"] for i, name in enumerate(names)}
     word, place, scales, addend = r["word"][0], r.get("place", []), r["scale"], r["addend"]
     rows = (0, 1)
     body = ".reg .b32 t, k, c;"
-    if bits == 8 and kind == E4M3:
+    if bits == 2:  # pairs are made eight inputs apart, then put beside each other
+        body += ".reg .b32 u, v;"
+        for i in rows:
+            body += f"shr.u32 t, {r['word'][i]}, {place[0]};"
+            if way == BFLOAT:  # 128 + q
+                body += "mov.b32 k, 0x43004300; lop3.b32 u, t, 0x00030003, k, 0xea; shr.u32 t, t, 2;"
+                body += "lop3.b32 v, t, 0x00030003, k, 0xea;"
+            else:  # 1024 + q, 1024 + 4 q
+                body += "mov.b32 k, 0x64006400; lop3.b32 u, t, 0x00030003, k, 0xea; lop3.b32 v, t, 0x000c000c, k, 0xea;"
+                low, high = ("0x64006400", "0xdc00dc00") if kind == UINT else ("0x64026402", "0xdc08dc08")
+                body += f"mov.b32 k, {low}; sub.rn.f16x2 u, u, k; mov.b32 k, 0x34003400; mov.b32 c, {high};"
+                body += "fma.rn.f16x2 v, v, k, c;"
+            body += f"prmt.b32 ${i}, u, v, 0x5410; prmt.b32 ${i + 2}, u, v, 0x7632;"
+        if way == BFLOAT:
+            body += f"mov.b32 k, 0x3f803f80; mov.b32 c, {'0xc300c300' if kind == UINT else '0xc302c302'};"
+            body += "".join(f"fma.rn.bf16x2 ${i}, ${i}, k, {addend[i % 2] if add == ZERO else 'c'};" for i in range(4))
+            body += "mov.b32 c, 0x80008000;"
+        elif way == HALF and add == ZERO:
+            body += "".join(f"sub.rn.f16x2 ${i}, ${i}, {addend[i % 2]};" for i in range(4))
+    elif bits == 8 and kind == E4M3:
         body += f".reg .b16 l, h; mov.b32 {{l, h}}, {word}; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h;"
     elif bits == 8 and kind == E5M2:  # the upper byte of a float16
         body += f"mov.b32 k, 0; prmt.b32 $0, {word}, k, 0x1404; prmt.b32 $1, {word}, k, 0x3424;"
@@ -71,16 +91,17 @@ def assembly(kind, add, scale, way, half, bits=4):
         else:
             low, high = ("0x64006400", "0xd400d400") if kind == UINT else ("0x64086408", "0xd480d480")
             body += f"mov.b32 k, {low}; mov.b32 c, {high}; sub.rn.f16x2 $0, $0, k; fma.rn.f16x2 $1, $1, t, c;"
-    for i in rows:
+    for i in range(results):
+        s, a = scales[i % 2], addend[i % 2]
         if way == BFLOAT:
-            body += f"fma.rn.bf16x2 ${i}, ${i}, {scales[i]}, {addend[i] if add == BIAS else 'c'};"  # c is −0
+            body += f"fma.rn.bf16x2 ${i}, ${i}, {s}, {a if add == BIAS else 'c'};"  # c is −0
         elif way == HALF and add == BIAS:
-            body += f"fma.rn.f16x2 ${i}, ${i}, {scales[i]}, {addend[i]};"
+            body += f"fma.rn.f16x2 ${i}, ${i}, {s}, {a};"
         elif way == HALF:
-            body += f"mul.rn.f16x2 ${i}, ${i}, {scales[i]};"
+            body += f"mul.rn.f16x2 ${i}, ${i}, {s};"
         else:
             body += f"{{ .reg .b16 l, h; .reg .f32 v, w, s, a; mov.b32 {{l, h}}, ${i}; cvt.f32.f16 v, l; cvt.f32.f16 w, h;"
-            body += f"mov.b32 s, {scales[i]};" + (f"mov.b32 a, {addend[i]};" if add != NONE else "")
+            body += f"mov.b32 s, {s};" + (f"mov.b32 a, {a};" if add != NONE else "")
             if add == ZERO:
                 body += "sub.rn.f32 v, v, a; sub.rn.f32 w, w, a;"
             if add == BIAS:
@@ -93,9 +114,9 @@ def assembly(kind, add, scale, way, half, bits=4):
 
 @gluon.constexpr_function
 def constraints(kind, add, bits=4):
-    """Two results; four copies each of the inputs."""
-    inputs = 2 + (bits == 4) + (kind == E2M1) + (add != NONE)
-    return ",".join(["=&r"] * 2 + ["r"] * (4 * inputs))
+    """Two results (four of 2 bits); twice as many copies of each input."""
+    inputs, results = 2 + (bits < 8) + (kind == E2M1) + (add != NONE), 4 if bits == 2 else 2
+    return ",".join(["=&r"] * results + ["r"] * (2 * results * inputs))
 
 
 @gluon.constexpr_function
@@ -114,7 +135,13 @@ def words_layout(r, warps, by_16, bits=4):
 
     8 bits: half a unit is 512 bytes, and the pair is the whole of word 2 b + i', so lane t has word t of lane 2 q + i (word
     2 q + t mod 2 of lane t / 2 + 2 i).
+
+    2 bits: word q of a row, the same for its four lanes; rows g + 8 are the second 128 bytes.
     """
+    if bits == 2:
+        regs = [[0, 0, 1], [0, 0, 2], [0, 1, 0]] + [[warps * v, 0, 0] for v in _bits(r)]
+        lanes = [[0, 0, 0], [0, 0, 0], [0, 0, 4], [0, 0, 8], [0, 0, 16]]
+        return gl.DistributedLinearLayout(regs, lanes, [[v, 0, 0] for v in _bits(warps)], [], [r * warps, 2, 32])
     if bits == 8:
         i, q, second = ([0, 0, 8], [0, 0, 2], [0, 0, 4]) if by_16 else ([0, 0, 4], [0, 0, 8], [0, 0, 2])
         regs = [i, q, [0, 4, 0]] + [[warps * v, 0, 0] for v in _bits(r)]
@@ -154,8 +181,8 @@ def place_of(kind, way, odd, down):
 
 
 @gluon.jit
-def places(R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, WAY: gl.constexpr):
-    """`place_of` of every lane and row of 4-bit codes: two tensors."""
+def places(R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, WAY: gl.constexpr, BITS: gl.constexpr):
+    """`place_of` of every lane and row of 4-bit codes: two tensors. Of 2 bits, a lane's shift."""
     L: gl.constexpr = operand_layout(R, W, max(1, GROUPS // 2))
     odd = axis(4, 2, L, 10) == 1
     down = axis(8, 2, L, 10) == 1
@@ -165,6 +192,8 @@ def places(R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.cons
     D: gl.constexpr = place_of(KIND, WAY, 1, 1)
     place = gl.where(down, gl.where(odd, D[0], B[0]), gl.where(odd, C[0], A[0]))
     times = gl.where(down, gl.where(odd, D[1], B[1]), gl.where(odd, C[1], A[1]))
+    if BITS == 2:
+        place = 8 * axis(3, 2, L, 10) + 4 * axis(4, 2, L, 10)
     return place, times
 
 
@@ -262,6 +291,8 @@ def addends(
             a = _pair_of(-128.0 - z, True)
         elif BITS == 8:
             a = _pair_of(1024.0 + z, False)
+        elif BITS == 2:
+            a = _pair_of(z, False)
         else:
             low, high = gl.split(z)
             a = gl.join(_pair_of(1024.0 + low, False), _pair_of(-64.0 - high, False))
@@ -286,7 +317,9 @@ def unit(
     """Words [R W, BITS, 32], stored scales and addends of a unit -> (words, scales, addends) of its first half, of its second.
 
     R tiles of 16 rows a warp, W warps. SCALE 0 is a 16-bit float. An ADD of NONE makes `a` unused."""
-    if BITS == 8 and BY_16:  # half, g, i, t / 2, block, t mod 2
+    if BITS == 2:  # row + 8, g, half, block
+        w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2]), [0, 1, 3, 5, 2, 4])
+    elif BITS == 8 and BY_16:  # half, g, i, t / 2, block, t mod 2
         w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2, 2, 2]), [0, 1, 3, 5, 7, 6, 4, 2])
     elif BITS == 8:  # half, g, block, i, t / 2, t mod 2
         w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2, 2, 2]), [0, 1, 3, 6, 7, 4, 5, 2])
@@ -320,10 +353,13 @@ def operand(
     EACH: gl.constexpr = max(1, GROUPS // 2)
     L: gl.constexpr = operand_layout(R, W, EACH)
     like = gl.zeros([R, W, 8, 2, 2, EACH, 2 // EACH, 2, 2, 2], gl.int32, layout=L)
-    w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 2 if BITS == 8 else 1, EACH, 2 // EACH, 2, 1, 1]), L)
+    if BITS == 2:
+        w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 1, 1, EACH, 2 // EACH, 1, 2, 1]), L)
+    else:
+        w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 2 if BITS == 8 else 1, EACH, 2 // EACH, 2, 1, 1]), L)
     w, _ = gl.broadcast(w, like)
     arguments = [w]
-    if BITS == 4:
+    if BITS < 8:
         place, _ = gl.broadcast(place, like)
         arguments = arguments + [place]
     if KIND == E2M1:
@@ -334,9 +370,10 @@ def operand(
         arguments = arguments + [_spread(half[2], like, R, W, EACH)]
     asm: gl.constexpr = assembly(KIND, ADD, SCALE, WAY, HALF_X, BITS)
     registers: gl.constexpr = constraints(KIND, ADD, BITS)
+    PACK: gl.constexpr = 8 if BITS == 2 else 4
     if HALF_X:
-        v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.float16, is_pure=True, pack=4)
+        v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.float16, is_pure=True, pack=PACK)
     else:
-        v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.bfloat16, is_pure=True, pack=4)
+        v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.bfloat16, is_pure=True, pack=PACK)
     v = gl.reshape(gl.permute(v, [0, 1, 8, 2, 5, 6, 7, 3, 4, 9]), [16 * W * R, 32])
     return gl.convert_layout(v, A, assert_trivial=True)

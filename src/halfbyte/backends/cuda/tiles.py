@@ -74,7 +74,7 @@ def load_planes(
     elif BITS == 8:
         lo = tl.load(P8 + 2 * at, mask=mask, other=0)
         hi = tl.load(P8 + 2 * at + 1, mask=mask, other=0)
-    elif UNITS > 0:
+    elif (BITS == 4) and (UNITS > 0):
         line = (((r // 16) * UNITS + c // 8) * 32 + (r % 8) * 4) * 4 + 2 * ((c // 4) % 2)
         h = ((r % 16) // 8).to(tl.int32)
         for s in tl.static_range(2):
@@ -92,7 +92,10 @@ def load_planes(
             p4 |= ((v | (v >> 12)) & 0xFFFF) << (16 * s)
     elif (BITS >= 4) and (BITS < 8):
         p4 = tl.load(P4 + at, mask=mask, other=0)
-    if ((BITS == 7) or (BITS == 6)) or ((BITS == 3) or (BITS == 2)):
+    if (BITS == 2) and (UNITS > 0):  # P2 counts words of eight codes: [tile, unit, 16 rows, 8]
+        line = ((r // 16) * UNITS + c // 8) * 128 + r % 16 * 8 + c % 8
+        p2 = tl.load(P2 + line, mask=mask, other=0).to(tl.int32)
+    elif ((BITS == 7) or (BITS == 6)) or ((BITS == 3) or (BITS == 2)):
         p2 = tl.load(P2 + at, mask=mask, other=0).to(tl.int32)
     if ((BITS == 7) or (BITS == 5)) or ((BITS == 3) or (BITS == 1)):
         p1 = tl.load(P1 + at, mask=mask, other=0).to(tl.int32)

@@ -43,7 +43,7 @@ def refusal(fmt: Format) -> str | None:
     return None
 
 
-FRAGMENT_ELEMENTS = {4: ("uint", "int", "e2m1"), 8: ("uint", "int", "e4m3", "e5m2")}
+FRAGMENT_ELEMENTS = {2: ("uint", "int"), 4: ("uint", "int", "e2m1"), 8: ("uint", "int", "e4m3", "e5m2")}
 
 
 def even_groups(q: QTensor) -> bool:
@@ -56,9 +56,9 @@ def even_groups(q: QTensor) -> bool:
 
 
 def in_fragments(fmt: Format, k: int) -> bool:
-    """True for weights kept in fragment order: integers and floats of 4 and 8 bits in groups of 16, 32, whole units of 64, or one
-    a row."""
-    if fmt.element not in FRAGMENT_ELEMENTS.get(fmt.bits, ()):
+    """True for weights kept in fragment order: integers and floats of 4 and 8 bits, integers of 2 bits with one level of scales,
+    in groups of 16, 32, whole units of 64, or one a row."""
+    if fmt.element not in FRAGMENT_ELEMENTS.get(fmt.bits, ()) or (fmt.bits == 2 and fmt.super_size):
         return False
     return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
 
@@ -78,7 +78,8 @@ class CudaWeight:
     """Tensors and compile-time constants of one weight (or a stack: a leading expert axis on every tensor).
 
     planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in fragment order
-                {4: int32 [*lead, tiles, units (·2 for 8), 32, 4]} with scales and addends [*lead, tiles, groups, 16]
+                {4: int32 [*lead, tiles, units (·2 for 8), 32, 4], 2: int16 [*lead, tiles, units, 16, 8]} with scales and addends
+                [*lead, tiles, groups, 16]
     order         permutation of the inputs that makes act-order groups contiguous, or None
     exact_half    every decoded value is exact in float16 (checked on the data for MX scales)
     normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects
@@ -116,7 +117,12 @@ class CudaWeight:
 
     @property
     def fragments(self) -> int:
-        """Units of 64 inputs in a row in fragment order, of 4 or 8 bits; 0 in plane order."""
+        """Units of 64 inputs in a row in fragment order, of 4 or 8 bits: what the kernel for few tokens reads; else 0."""
+        return self.tiled if self.format.bits > 2 else 0
+
+    @property
+    def tiled(self) -> int:
+        """Units of 64 inputs in a row in fragment order; 0 in plane order."""
         return -(-self.shape[-1] // 64) if in_fragments(self.format, self.shape[-1]) else 0
 
     @property
@@ -247,16 +253,19 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
 
 
 def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) -> Any:
-    """Every matrix in fragment order: int32 [*lead, tiles, units (·2 for 8), 32, 4] on the device."""
+    """Every matrix in fragment order on the device: int32 [*lead, tiles, units (·2 for 8), 32, 4], of 2 bits int16 [*lead, tiles,
+    units, 16, 8]."""
     import torch
 
     from .arrange import to_fragments
 
     *lead, n, width = codes.shape
     tiles, units = -(-n // TILE_ROWS), -(-k // 64)
-    words = torch.empty((math.prod(lead), tiles, units * fmt.bits // 4, 32, 4), dtype=torch.int32, device=device)
+    tile = (units, 16, 4) if fmt.bits == 2 else (units * fmt.bits // 4, 32, 4)
+    words = torch.empty((math.prod(lead), tiles, *tile), dtype=torch.int32, device=device)
     for one, matrix in zip(words, codes.reshape(len(words), n, width), strict=True):
         one.copy_(to_fragments(tensor_of(matrix, device), k, by_16(fmt, k), fmt.element, fmt.bits))
+    words = words.view(torch.int16) if fmt.bits == 2 else words
     return words.reshape(*lead, *words.shape[1:])
 
 
@@ -282,7 +291,7 @@ def by_16(fmt: Format, k: int) -> bool:
 def group_elements(w: CudaWeight) -> int:
     """Elements that share a scale, as kernels count them: a whole padded row for one group."""
     if w.format.group_size == -1 or w.format.groups(w.shape[-1]) == 1:
-        return 64 * w.fragments if w.fragments else 8 * w.words
+        return 64 * w.tiled if w.tiled else 8 * w.words
     return w.format.group_size
 
 

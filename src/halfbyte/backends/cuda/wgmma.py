@@ -198,7 +198,7 @@ def _consume(
     LS: gl.constexpr = terms_layout(max(R * WGS, 2), 4, GROUPS, SW // GROUPS // 8)
     LA: gl.constexpr = terms_layout(max(R * WGS, 2), 4, GROUPS, 2)
     dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
-    place, times = places(R, 4, GROUPS, KIND, WAY)
+    place, times = places(R, 4, GROUPS, KIND, WAY, BITS)
     p = gl.program_id(0)
     programs = gl.num_programs(0)
     tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
