@@ -28,7 +28,7 @@ FLOORS: dict[str, int] = {
     "backends": 4,
     # 5 verbs
     "ops": 5, "namemap": 5, "pairing": 5, "rowview": 5, "verification": 5, "inspection": 5, "dequantizing": 5, "converting": 5,
-    "quantizers": 5, "joining": 5, "sharding": 5,
+    "quantizers": 5, "joining": 5, "alternating": 5, "sharding": 5,
     # 6 guests
     "torch": 6, "transformers": 6, "mlx": 6, "generation": 6, "evaluation": 6, "planning": 6, "chat": 6, "batched": 6,
     "calibration": 6,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .alternating import rows_by_name
 from .checkpoints import Checkpoint, TensorInfo
 from .checkpoints.folder import SIDE_CONFIGS
 from .checkpoints.place import CARRIED, check_place, put_in_place, remove
@@ -29,7 +30,6 @@ from .checkpoints.safetensors_file import NUMPY_DTYPES
 from .checkpoints.writer import SafetensorsWriter
 from .errors import CheckpointError, FormatError
 from .exact import dtype_named
-from .namemap import refuse_halves
 from .qtensor import QTensor
 from .rowview import RowView, Source
 
@@ -112,7 +112,6 @@ def dense_dtype(config: dict[str, Any]) -> str:
 
 def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]]:
     """The tensors to write, and the names of those left out. CheckpointError when headers do not fit their layout."""
-    refuse_halves(checkpoint.config, "dequantize", checkpoint.path)
     found, dropped = [], []
     for info in checkpoint.infos():
         if not info.quantized:
@@ -179,6 +178,7 @@ def dequantize_checkpoint(
     if given.suffix == ".gguf":
         raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
     check_place("dequantize", checkpoint.path, given, overwrite)
+    checkpoint = rows_by_name(checkpoint)
     tensors, dropped = outputs(checkpoint, word)
     result = Written(given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped)
     result.nbytes = sum(t.nbytes for t in tensors)

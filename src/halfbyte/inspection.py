@@ -135,6 +135,7 @@ def records(checkpoint: Checkpoint, findings: Iterable[Finding]) -> Iterator[dic
 
 FIXES: dict[str, str] = {
     "activation-tensors": "",
+    "alternating-rows": "",
     "bias-shape": "the bias belongs to another layer, or the weight was read with wrong sizes: compare with config.json",
     "big-endian": "",
     "config-without-weights": "remove quantization_config from config.json, or fetch the packed weights that it describes",

@@ -1,6 +1,6 @@
 """Packed weights side by side: rows joined into one matrix, matrices stacked into one tensor of experts, without a bit changed.
 
-    join_rows([q, k, v])  (n₁ + n₂ + n₃, k)        stack([e₀, e₁, ...])  (e, n, k)
+    join_rows([q, k, v])  (n₁ + n₂ + n₃, k)    stack([e₀, e₁, ...])  (e, n, k)    take_rows(q, index)  in another order
 
 Only what reads the same way can be joined: one format, one k, one order of groups, and one global scale where rows share it.
 `apart(weights)` says why some cannot be; a caller then keeps them apart, since to pick one of two global scales would multiply
@@ -65,6 +65,14 @@ def stack(weights: Sequence[QTensor]) -> QTensor:
     first = weights[0]
     parts = {name: a if name == "group_index" else np.stack([w.parts[name] for w in weights]) for name, a in first.parts.items()}
     return QTensor(first.format, (len(weights), *first.shape), parts, origin=_origin(weights), details=_details(weights))
+
+
+def take_rows(q: QTensor, index: NDArray[np.integer]) -> QTensor:
+    """Rows of a matrix, or of each matrix of a stack, in the order of `index`. ShapeError where scales do not follow rows."""
+    if q.format.grouping != "row" or q.format.scale == "nested":
+        raise ShapeError(f"[take_rows] rows of {q.format} cannot change places: its scales do not follow them")
+    parts = {p: a if p in _WHOLE else np.ascontiguousarray(a[..., index, :]) for p, a in q.parts.items()}
+    return QTensor(q.format, (*q.shape[:-2], len(index), q.shape[-1]), parts, origin=q.origin)
 
 
 def _check(op: str, weights: Sequence[QTensor], stacked: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,26 +63,6 @@ FUSED_UP_GGUF = frozenset({"phi3", "glm4", "chatglm"})
 """GGUF architectures whose `ffn_up` is gate and up joined."""
 TRANSPOSED_EXPERTS = frozenset({"gpt_oss", "gpt-oss", "llama4", "llama4_text"})
 """model_type whose dense expert stacks are [e, k, n] in transformers."""
-
-
-def cut_in_halves(config: Mapping[str, Any]) -> bool:
-    """True where alternating rows of gate and up were cut in the middle: GPTQModel's `gate_proj` is the first half of
-    gpt-oss's `gate_up_proj`, and its forward puts the halves together again before it takes every second row."""
-    if str(config.get("model_type", "")).replace("-", "_") != "gpt_oss":
-        return False
-    stated = config.get("quantization_config")
-    meta = stated.get("meta") if isinstance(stated, Mapping) else None
-    made_by = meta.get("quantizer") or () if isinstance(meta, Mapping) else ()
-    return "gptqmodel" in str(made_by).lower()
-
-
-def refuse_halves(config: Mapping[str, Any], op: str, path: Any) -> None:
-    """CheckpointError where tensors are not the rows that their names say, and a copy of them would no longer say so."""
-    if cut_in_halves(config):
-        raise CheckpointError(
-            f"[{op}] {path}: GPTQModel's gpt-oss keeps halves of the alternating gate_up_proj rows as gate_proj and up_proj; "
-            "elsewhere these names mean every second row, and the result would be another model. load_model reads it as it is"
-        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .alternating import rows_by_name
 from .checkpoints import Checkpoint
 from .difference import Difference
 from .exact import dtype_named
@@ -150,6 +151,7 @@ def verify(
     """
     if dtype is not None:
         dtype = dtype_named(dtype).name
+    a, b = rows_by_name(a), rows_by_name(b)
     left_dialect = dialect_of(a.keys(), a.config, a.metadata)
     right_dialect = dialect_of(b.keys(), b.config, b.metadata)
     left = Side.of(list(a.infos()), left_dialect, rules, right_dialect)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .checkpoint import Finding
 from .detect import Reading
+from .halves import cut_in_halves
 from .overrides import path_matches
 
 if TYPE_CHECKING:
@@ -27,12 +28,18 @@ PACKED_DTYPES = ("uint8", "int8", "int32", "uint32", "int16", "uint16", "float8_
 
 def header_findings(c: SafetensorsCheckpoint) -> list[Finding]:
     """Every finding that needs no weight data."""
-    return [*_unlisted(c), *_unreadable(c), *_config(c), *_unclaimed(c), *_tied(c), *_shapes(c)]
+    return [*_unlisted(c), *_unreadable(c), *_config(c), *_unclaimed(c), *_tied(c), *_shapes(c), *_halves(c)]
 
 
 def _unlisted(c: SafetensorsCheckpoint) -> Iterator[Finding]:
     for tensor in c.shards.unlisted:
         yield Finding("warning", "unlisted-tensor", tensor, f"is in {c.shards.shard_of(tensor)}, but {c.index} does not name it")
+
+
+def _halves(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    if cut_in_halves(c.config):
+        text = "GPTQModel's gate_proj and up_proj of gpt-oss are halves of a matrix whose rows are gate's and up's in turns"
+        yield Finding("note", "alternating-rows", "", f"{text}; load_model, convert, dequantize and verify read the rows by name")
 
 
 def _unreadable(c: SafetensorsCheckpoint) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..alternating import AlternatingRows, rows_by_name
 from ..checkpoints import Checkpoint
 from ..checkpoints.configs import CONFIGS, ConfigFiles
 from ..checkpoints.folder import SIDE_CONFIGS
@@ -27,7 +28,6 @@ from ..checkpoints.streamed import StreamedFile
 from ..checkpoints.writer import SafetensorsWriter
 from ..dequantizing import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS
 from ..errors import CheckpointError, LayoutError
-from ..namemap import refuse_halves
 from .outcome import KINDS, Outcome
 from .relaid import Relaid
 from .targets import Goal, goal_named
@@ -108,8 +108,9 @@ def convert_checkpoint(
     be read; LayoutError when a weight has no place in the layout.
     """
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
+    checkpoint = rows_by_name(checkpoint)
     if like is not None:
-        checkpoint = Relaid(checkpoint, like)
+        checkpoint = Relaid(checkpoint, rows_by_name(like))
     return write_checkpoint(
         checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
         progress=progress,
@@ -322,7 +323,11 @@ def _carried(checkpoint: Checkpoint) -> dict[str, Path]:
 
 def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:
     """Keys to convert, and those left out."""
-    refuse_halves(checkpoint.config, "convert", checkpoint.path)
+    if isinstance(checkpoint, AlternatingRows) and goal.layout == "gptq":
+        raise CheckpointError(
+            f"[convert] {checkpoint.path}: GPTQModel keeps gpt-oss's gate and up as halves of alternating rows, and it alone "
+            "reads a GPTQ of gpt-oss: written by name, it would take most rows for others. Write another layout"
+        )
     keys: list[str] = []
     dropped: list[str] = []
     for info in checkpoint.infos():

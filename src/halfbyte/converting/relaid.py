@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
-from ..joining import join_rows, stack
+from ..joining import join_rows, stack, take_rows
 from ..namemap import dialect_of
 from ..pairing import Match, Piece, Side, pair
 from ..qtensor import QTensor
@@ -199,15 +199,6 @@ def _rows_of(weight: Weight, piece: Piece) -> Weight:
     source = Source(weight if not piece.vector or weight.ndim < 2 or piece.expert is None else weight[..., None],
                     piece.expert, piece.rows, piece.heads, piece.transposed, piece.add_one)  # fmt: skip
     return source.read(0, source.shape[0], None, "exact")
-
-
-def take_rows(q: QTensor, index: NDArray[np.integer]) -> QTensor:
-    """Rows of a packed matrix in another order. CheckpointError where scales do not follow rows."""
-    if q.format.grouping != "row" or q.format.scale == "nested":
-        raise CheckpointError(f"[convert] rows of {q.format} cannot change places: its scales do not follow them")
-    shared = ("group_index", "global_scale")
-    parts = {p: a if p in shared else np.ascontiguousarray(a[index]) for p, a in q.parts.items()}
-    return QTensor(q.format, (len(index), q.shape[1]), parts, origin=q.origin)
 
 
 def _slice(rows: list[Weight], start: int, count: int) -> Weight:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..checkpoints.halves import cut_in_halves
 from ..errors import UnsupportedError
 from ..joining import apart, join_rows, stack
-from ..namemap import cut_in_halves
 from ..qtensor import QTensor
 from ..torch.experts import QExperts
 from ..torch.modules import Weight

@@ -21,8 +21,8 @@ from ..backends import X_DTYPES
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
+from ..checkpoints.halves import cut_in_halves
 from ..errors import BackendError, FormatError, UnsupportedError
-from ..namemap import cut_in_halves
 from ..torch.modules import packed_modules
 from .folder_config import add_generation_settings, config_of_folder, tokenizer_of_folder
 from .folder_fill import fill_from_folder

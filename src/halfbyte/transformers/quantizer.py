@@ -24,8 +24,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
+from ..checkpoints.halves import cut_in_halves
 from ..errors import CheckpointError, UnsupportedError
-from ..namemap import cut_in_halves
 from ..torch.modules import Packed
 from ..torch.state import tensors_of
 from .folder_fill import FolderFilling
