@@ -70,8 +70,9 @@ class QExperts(Packed):
     @property
     def at_once(self) -> bool:
         """True where `ops.experts` takes the weights: stacks of one backend, gates and ups in one or not taking turns."""
-        backends = {held.prepared.backend for held in self.packed.values()}
-        return all(self.stacked.values()) and len(backends) == 1 and (self.joined or not self.interleaved)
+        if not all(self.stacked.values()) or (self.interleaved and not self.joined):
+            return False
+        return len({held.prepared.backend for held in self.packed.values()}) == 1
 
     def extra_repr(self) -> str:
         order = ", interleaved" if self.interleaved else ""
