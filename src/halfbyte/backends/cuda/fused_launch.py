@@ -125,6 +125,7 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         "SCALE": E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], "ADD": c["ADD"], "WAY": way(w, half),
         "GLOBAL_OP": c["GLOBAL_OP"], "DIVIDE": c["DIVIDE"], "HAS_BIAS": bias, "HALF": half, "TOGETHER": tile.together,
         "STORE": store, "ROUTED": routed, "GATE": gate, "AHEAD": not e8m0 if tile.ahead == 2 else bool(tile.ahead),
+        "SHARED": bool(tile.shared),
         "PDL": _overlap(w.device)["PDL"],
     }  # fmt: skip
     return Kernel(maps, (w.tiled, shift, unit, float(f.divisor)), constants)

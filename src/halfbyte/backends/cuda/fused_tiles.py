@@ -12,7 +12,7 @@ class FusedTile:
     """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups along the rows (1 or 2); stages of 64 inputs; parts that a tile
     beyond whole rounds is cut into along its inputs (0: `parts` says; -1: such tiles go before the others, with half as many
     tokens each); token blocks side by side; warpgroups that share rows and take turns along the inputs; the next words read
-    while products run (2: where that is faster)."""
+    while products run (2: where that is faster); finished weights through shared memory."""
 
     tokens: int
     rows: int = 1
@@ -22,6 +22,7 @@ class FusedTile:
     together: int = 8
     deep: int = 1
     ahead: int = 2
+    shared: int = 0
 
 
 MANY_ROWS = 8192

@@ -179,12 +179,12 @@ def _joined(low, high, A: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums, given, taken,
+    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, held, full, empty, sums, given, taken,
     m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
     WGS: gl.constexpr, WGK: gl.constexpr, BT: gl.constexpr, R: gl.constexpr, STAGES: gl.constexpr, BY_16: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, SHARED: gl.constexpr,
     NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup WG of the WGS along the rows, turn WK of the WGK along the inputs: rows WG · 64 R and on of every tile."""
@@ -227,7 +227,13 @@ def _consume(
                 operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, BITS, A),
                 A,
             )
-            acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
+            if SHARED:
+                held.index(NUMBER).store(a)
+                fence_async_shared()
+                block_barrier()
+                acc = warpgroup_mma(held.index(NUMBER), xs.index(stage).permute((1, 0)), acc, is_async=True)
+            else:
+                acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
             done = empty.index(stage)
             stage += WGK
             if stage >= STAGES:
@@ -238,7 +244,10 @@ def _consume(
                 first, second = _words(
                     ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
                 )
-            acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+            if SHARED:
+                acc = warpgroup_mma_wait(0, deps=[acc])
+            else:
+                acc, a = warpgroup_mma_wait(0, deps=[acc, a])
             mbarrier.arrive(done)
         if k1 > k0:
             if WK > 0:
@@ -284,20 +293,20 @@ def _consume(
 @gluon.jit
 def _partition(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys,
-    full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
+    held, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
-    NUMBER: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, SHARED: gl.constexpr,
+    PDL: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Consumer NUMBER of WGS · WGK, or after them the producer."""
     if NUMBER < WGS * WGK:
         _consume(
-            y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums,
+            y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, held, full, empty, sums,
             given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor, WGS, WGK, BT, R, STAGES,
             GROUP == 16, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED,
-            GATE, AHEAD, NUMBER,
+            GATE, AHEAD, SHARED, NUMBER,
         )  # fmt: skip
     else:
         _produce(
@@ -316,7 +325,8 @@ def wgmma_kernel(
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, SHARED: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x wᵀ + bias, one tile being 64 R WGS rows of w by BT tokens.
 
@@ -326,6 +336,7 @@ def wgmma_kernel(
     GROUPS  scale groups in a unit (1 when larger)    SW      16-bit words of a unit's scales in 16 rows
     STORE   2: the copy engine writes y               1: every lane writes what it has
     AHEAD   the next words are read while products run
+    SHARED  finished weights reach the matrix unit through shared memory, a piece a warpgroup
     ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y
             have BT rows a block
     GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
@@ -341,6 +352,9 @@ def wgmma_kernel(
     ys = ss
     if STORE == 2:
         ys = gl.allocate_shared_memory(dtype, [WGS, BT, 32 * R if GATE else 64 * R], y_desc.layout)
+    held = ss
+    if SHARED:
+        held = gl.allocate_shared_memory(dtype, [WGS * WGK, 64 * R, 64], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -367,9 +381,9 @@ def wgmma_kernel(
         [
             (_partition, (
                 y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws,
-                ss, zs, ys, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit,
+                ss, zs, ys, held, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit,
                 divisor, BT, R, WGS, WGK, STAGES, GROUP, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS,
-                HALF, TOGETHER, STORE, ROUTED, GATE, AHEAD, PDL, number,
+                HALF, TOGETHER, STORE, ROUTED, GATE, AHEAD, SHARED, PDL, number,
             ))
             for number in (0, 1, 2, 3, 4)[: WGS * WGK + 1]
         ],
