@@ -56,7 +56,8 @@ def compile_one(word, shape):
         "BT": tokens, "R": rows, "WGS": warpgroups, "WGK": deep, "STAGES": stages, "GROUP": group, "GROUPS": groups,
         "SW": width, "KIND": kind, "BITS": bits,
         "SCALE": scale, "ADD": add, "WAY": way, "GLOBAL_OP": 1 if word == "nvfp4" else 0, "DIVIDE": False, "HAS_BIAS": True,
-        "HALF": half, "TOGETHER": 8, "STORE": 2, "ROUTED": routed, "GATE": gate, "AHEAD": word != "mxfp4", "SHARED": shared, "PDL": True,
+        "HALF": half, "TOGETHER": 8, "STORE": 2, "ROUTED": routed, "GATE": gate, "AHEAD": word != "mxfp4",
+        "SHARED": shared, "PDL": True,
     }  # fmt: skip
     names = wgmma_kernel.arg_names
     types = {a: "constexpr" if a in constants else signature.get(a, "i32") for a in names}

@@ -179,13 +179,13 @@ def _joined(low, high, A: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, held, full, empty, sums, given, taken,
-    m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
+    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, held, full, empty, sums,
+    given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
     WGS: gl.constexpr, WGK: gl.constexpr, BT: gl.constexpr, R: gl.constexpr, STAGES: gl.constexpr, BY_16: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, SHARED: gl.constexpr,
-    NUMBER: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
+    SHARED: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup WG of the WGS along the rows, turn WK of the WGK along the inputs: rows WG · 64 R and on of every tile."""
     WG: gl.constexpr = NUMBER % WGS
@@ -297,8 +297,8 @@ def _partition(
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, SHARED: gl.constexpr,
-    PDL: gl.constexpr, NUMBER: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
+    SHARED: gl.constexpr, PDL: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Consumer NUMBER of WGS · WGK, or after them the producer."""
     if NUMBER < WGS * WGK:
@@ -325,8 +325,8 @@ def wgmma_kernel(
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr, SHARED: gl.constexpr,
-    PDL: gl.constexpr,
+    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
+    SHARED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x wᵀ + bias, one tile being 64 R WGS rows of w by BT tokens.
 
