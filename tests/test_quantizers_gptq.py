@@ -9,10 +9,10 @@ import pytest
 
 from halfbyte import format_named, quantize
 from halfbyte.errors import FormatError, ShapeError
-from halfbyte.quantizers import awq_scales, fold_into_rows, gptq, mse, weighted_error
+from halfbyte.quantizers import awq_scales, factored, fold_into_rows, gptq, mse, weighted_error
 from halfbyte.quantizers.fitting import fit_weight
 from halfbyte.quantizers.gptq_rounding import inverse_factor
-from halfbyte.quantizers.grid import Grid, Params
+from halfbyte.quantizers.grid import Grid, Params, factor_of
 
 CODECS = (
     "int4:g32", "int4:channel", "uint4:g64", "affine4:g32", "q4_0", "q4_1", "mxfp4", "nvfp4", "fp4:g32", "int3:g64", "iq4_nl",
@@ -182,3 +182,26 @@ def test_awq_gains_where_some_inputs_are_large():
     scaled = quantize((w * scales).astype(np.float32), "int4:g128").dequantize("float64") / scales - w
     plain = quantize(w, "int4:g128").dequantize("float64") - w
     assert ((scaled @ h) * scaled).sum() < 0.7 * ((plain @ h) * plain).sum()
+
+
+@pytest.mark.parametrize(
+    ("word", "level"), [("nvfp4", "multiply"), ("nvfp4", "divide"), ("nvfp4", "amax"), ("nvfp4_ue4m3", "multiply")]
+)
+def test_a_tensor_scale_follows_from_the_largest_element_alone(word, level):
+    """GPTQ asks the format's own encoder for it with that row only."""
+    fmt = format_named(word, global_scale=level)
+    for seed in range(20):
+        w = problem(30, 64, seed)[0] * np.float32(10.0 ** (seed - 10))
+        row = int(np.abs(w).max(axis=1).argmax())
+        assert factor_of(quantize(w, fmt)) == factor_of(quantize(w[row : row + 1], fmt))
+
+
+@pytest.mark.parametrize("codec", ["int4:g32", "nvfp4", "nf4:g64"])
+def test_a_hessian_made_ready_serves_all_weights_that_share_it(codec):
+    w, h = problem(8, 128)
+    for act_order in (False, True):
+        ready = factored(h, act_order=act_order)
+        for rows in (w[:3], w[3:]):
+            assert gptq(rows, ready, codec) == gptq(rows, h, codec, act_order=act_order)
+    with pytest.raises(ShapeError, match=r"weight \[8, 64\] with a Hessian \[128, 128\]"):
+        gptq(w[:, :64], ready, codec)

@@ -55,7 +55,7 @@ def fold(group: Shared, readers: Sequence[Tensor], before: Before, rounding: Rou
     rounding  how they will be rounded
     """
     assert group.hessian is not None
-    hessian = group.hessian.double().cpu().numpy()
+    hessian = group.hessian.double()
     scales, alpha = awq_scales([m.float().cpu().numpy() for m in readers], hessian, rounding)
     if alpha == 0:
         return alpha

@@ -69,7 +69,7 @@ def fold_routed(
     if not seen:
         return "no token came"
     groups: list[Shared] = list({id(g): g for _, g in seen}.values())
-    hessians = {id(g): g.hessian.double().cpu().numpy() for g in groups if g.hessian is not None}
+    hessians = {id(g): g.hessian.double() for g in groups if g.hessian is not None}
     weights = [m.view.float().cpu().numpy() for m, _ in seen]
     scales, alpha = awq_scales(weights, [hessians[id(g)] for _, g in seen], rounding, powers=True)
     if alpha == 0:

@@ -26,7 +26,7 @@ from ..converting.turned import turned
 from ..errors import FormatError, HalfbyteError, ShapeError
 from ..joining import stack
 from ..qtensor import QTensor
-from ..quantizers import gptq, mse, on_tensors
+from ..quantizers import Factored, factored, gptq, has_grid, mse, on_tensors
 from ..spec import Format
 from ..transformers.places import is_experts
 from .matrices import Matrix, matrices_of
@@ -172,6 +172,8 @@ class _Walk:
         self.method, self.act_order = method, act_order
         self._done = Done()
         self._stacks: dict[str, list[tuple[int, QTensor]]] = {}
+        self._factored: dict[bool, Factored] = {}
+        """The input's Hessian made ready, on the model's device and on the host."""
 
     def begin(self, ids: list[list[int]], device: str) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
         """Hidden states before the first layer, and what each layer is called with besides."""
@@ -237,6 +239,7 @@ class _Walk:
             group = inputs.of(matrix.input)
             if group is not None and group is not last:
                 hessian = None if group.hessian is None else group.hessian.double()
+                self._factored.clear()
                 if last is not None:
                     last.hessian = None
             last = group
@@ -256,20 +259,16 @@ class _Walk:
 
     def _round(self, weight: Tensor, hessian: Tensor | None, fmt: Format) -> QTensor:
         """On the weight's GPU where the format can, else by NumPy."""
-        there = weight.is_cuda and on_tensors(fmt)
-        w = weight if there else weight.cpu().numpy()
-        if hessian is None:
+        if hessian is None or not has_grid(fmt):
             return round_searched("", weight.cpu().numpy(), fmt)
-        h = hessian if there else hessian.cpu().numpy()
-        try:
-            if self.method == "gptq":
-                return gptq(w, h, fmt, act_order=self.act_order)
+        there = weight.is_cuda and on_tensors(fmt)
+        w, h = (weight, hessian) if there else (weight.cpu().numpy(), hessian.cpu().numpy())
+        if self.method != "gptq":
             importance = h.diagonal()
             return mse(w, fmt, importance.clip(1e-12 * max(float(importance.sum()), 1e-30), None))
-        except FormatError as error:
-            if "no grid" not in str(error):
-                raise
-            return round_searched("", weight.cpu().numpy(), fmt)
+        if there not in self._factored:
+            self._factored[there] = factored(h, act_order=self.act_order)
+        return gptq(w, self._factored[there], fmt)
 
     def _in_file_order(self, key: str, q: QTensor) -> QTensor:
         order = self.source.rows(key, q.shape[0])

@@ -13,10 +13,12 @@
 from __future__ import annotations
 
 from .awq_search import awq_scales, fold_into_rows
-from .gptq_rounding import gptq, weighted_error
-from .grid import on_tensors
+from .gptq_rounding import Factored, factored, gptq, weighted_error
+from .grid import has_grid, on_tensors
 from .mse_search import mse
 
 METHODS = ("rtn", "mse", "gptq", "awq")
 
-__all__ = ["METHODS", "awq_scales", "fold_into_rows", "gptq", "mse", "on_tensors", "weighted_error"]
+__all__ = [
+    "METHODS", "Factored", "awq_scales", "factored", "fold_into_rows", "gptq", "has_grid", "mse", "on_tensors", "weighted_error",
+]  # fmt: skip

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.arrays import is_torch
 from ..errors import ShapeError
 from ..qtensor import QTensor
+from .arrays import functions, host
 
 F64 = NDArray[np.float64]
 ALPHAS = tuple(i / 10 for i in range(11))
@@ -35,18 +37,23 @@ def awq_scales(
 ) -> tuple[F64, float]:
     """(s [k], α) for weights [n_i, k] that share their inputs.
 
-    hessian   [k, k], Σ x xᵀ over calibration inputs; or one for each weight, where each is given some of the inputs (experts)
+    hessian   [k, k], Σ x xᵀ over calibration inputs, array or torch tensor, on whose device losses are computed; or one for each
+              weight, where each is given some of the inputs (experts)
     quantize  rounds a weight: `lambda w: mse(w, "int4:g128")`
     powers    s are powers of two: what is multiplied or divided by them loses no digit
 
     α = 0 is s = 1, plain rounding: the result is never worse on the calibration inputs. Raises ShapeError when shapes do not fit.
     """
     many = isinstance(hessian, (list, tuple))
-    each = [np.asarray(h, np.float64) for h in hessian] if many else [np.asarray(hessian, np.float64)] * len(weights)
+    own: dict[int, Any] = {}
+    for h in hessian if many else [hessian]:
+        xp = functions(h if is_torch(h) else np.zeros(0))
+        own.setdefault(id(h), xp.cast(xp.array(h), xp.float64))
+    each = [own[id(h)] for h in (hessian if many else [hessian] * len(weights))]
     for w, h in zip(weights, each, strict=True):
-        if w.ndim != 2 or h.shape != (w.shape[1], w.shape[1]):
+        if w.ndim != 2 or tuple(h.shape) != (w.shape[1], w.shape[1]):
             raise ShapeError(f"[awq] weight {list(w.shape)} with a Hessian {list(h.shape)}; wanted [n, k] and [k, k]")
-    size = np.sqrt(np.maximum(sum(np.diag(h) for h in {id(h): h for h in each}.values()), 0))
+    size = np.sqrt(np.maximum(sum(host(h.diagonal()) for h in own.values()), 0))
     size = np.where(size > 0, size, size[size > 0].min() if (size > 0).any() else 1.0)
     rows = min(ROWS, max(16, MANY * ROWS // max(len(weights), 1)))
     part = [w[np.linspace(0, len(w) - 1, min(len(w), rows)).astype(int)] for w in weights]
@@ -68,11 +75,11 @@ def _scales(size: F64, alpha: float, powers: bool) -> F64:
     return np.exp2(np.rint(np.log2(s))) if powers else s
 
 
-def _loss(weights: Sequence[NDArray[Any]], each: Sequence[F64], s: F64, quantize: Callable[[NDArray[Any]], QTensor]) -> float:
+def _loss(weights: Sequence[NDArray[Any]], each: Sequence[Any], s: F64, quantize: Callable[[NDArray[Any]], QTensor]) -> float:
     """Σ tr(D H Dᵀ)."""
     total = 0.0
     for w, h in zip(weights, each, strict=True):
-        d = quantize((w * s).astype(np.float32)).dequantize("float64") / s - w
+        d = functions(h).array(quantize((w * s).astype(np.float32)).dequantize("float64") / s - w)
         total += float(((d @ h) * d).sum())
     return total
 

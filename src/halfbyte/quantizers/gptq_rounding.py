@@ -13,6 +13,8 @@ beforehand, so that groups stay in order and need no index.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,13 +35,45 @@ BLOCK = 64
 """Inputs whose updates stay among themselves."""
 
 
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """A Hessian made ready, which weights that share their inputs share.
+
+    importance  [k]: its diagonal, the smallest of it for inputs that calibration never saw
+    order       [k]: inputs as they are rounded
+    act_order   whether that is by falling importance
+    factor      [k, k]: U of the inputs in that order
+    """
+
+    importance: Any
+    order: NDArray[np.intp]
+    act_order: bool
+    factor: Any
+
+
+def factored(hessian: Any, *, act_order: bool = False, damping: float = 0.01) -> Factored:
+    """A Hessian [k, k] made ready for `gptq`, which takes it in its place. FormatError for numbers that are not finite."""
+    xp = functions(hessian if is_torch(hessian) else np.zeros(0))
+    h = xp.cast(xp.array(hessian), xp.float64) + 0.0
+    if not xp.isfinite(h).all():
+        raise FormatError("[gptq] the Hessian has NaN or infinite entries; look at the calibration activations")
+    importance = np.maximum(host(h.diagonal()), 0)
+    dead = importance == 0
+    if dead.any():
+        h[xp.array(dead), xp.array(dead)] = max(float(importance.mean()), 1.0)
+    weighing = np.where(dead, float(importance[~dead].min()) if (~dead).any() else 1.0, importance)
+    order = np.argsort(-importance, kind="stable") if act_order else np.arange(len(importance))
+    at = xp.array(order)
+    return Factored(xp.array(weighing), order, act_order, inverse_factor(h[at[:, None], at], damping))
+
+
 def gptq(
     weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = False, damping: float = 0.01
 ) -> QTensor:
     """`weight` [n, k] packed so that its products with inputs like the calibration's change least.
 
     weight     array, or a torch tensor of an integer, affine or E2M1 format: the work is done on its device
-    hessian    [k, k], Σ x xᵀ over calibration inputs (any positive factor), where the weight lies
+    hessian    [k, k], Σ x xᵀ over calibration inputs (any positive factor), where the weight lies; or `factored` of it
     codec      `codec[:gN]` or a Format with one scale a group
     act_order  inputs that matter most first
     damping    of the mean of the diagonal, added to it; raised tenfold until the matrix is positive definite
@@ -48,27 +82,23 @@ def gptq(
     fit, FormatError for a format without a grid or numbers that are not finite.
     """
     fmt, xp = format_named(codec), functions(weight)
-    x = xp.cast(weight if is_torch(weight) else finite(weight, fmt.name), xp.float64)
-    h = xp.cast(xp.array(hessian), xp.float64) + 0.0
-    if x.ndim != 2 or tuple(h.shape) != (x.shape[1], x.shape[1]):
-        raise ShapeError(f"[gptq] weight {list(x.shape)} with a Hessian {list(h.shape)}; wanted [n, k] and [k, k]")
-    if not (xp.isfinite(h).all() and xp.isfinite(x).all()):
-        raise FormatError("[gptq] the Hessian has NaN or infinite entries; look at the calibration activations")
-    importance = np.maximum(host(h.diagonal()), 0)
-    dead = importance == 0
-    if dead.any():
-        h[xp.array(dead), xp.array(dead)] = max(float(importance.mean()), 1.0)
-    weighing = xp.array(np.where(dead, float(importance[~dead].min()) if (~dead).any() else 1.0, importance))
     grid = Grid(fmt)
-    grid.check(x)
+    grid.check(weight if is_torch(weight) else np.zeros(0))
+    x = xp.cast(weight if is_torch(weight) else finite(weight, fmt.name), xp.float64)
+    given = hessian.factor if isinstance(hessian, Factored) else hessian
+    if x.ndim != 2 or tuple(given.shape) != (x.shape[1], x.shape[1]):
+        raise ShapeError(f"[gptq] weight {list(x.shape)} with a Hessian {list(given.shape)}; wanted [n, k] and [k, k]")
+    if not xp.isfinite(x).all():
+        raise FormatError(f"[gptq] the weight has NaN or infinite values; {fmt.name} holds finite weights only")
+    ready = hessian if isinstance(hessian, Factored) else factored(xp.array(hessian), act_order=act_order, damping=damping)
     params: Params | None = None
-    if act_order:
-        grid, params = fit_weight(grid, x, weighing)
-    elif fmt.global_op:
-        grid = fit_factor(grid.with_factor(factor_of(quantize(host(x), fmt))), x, weighing)
-    order = np.argsort(-importance, kind="stable") if act_order else np.arange(x.shape[1])
-    at = xp.array(order)
-    return _walk(x, grid, params, weighing, order, inverse_factor(h[at[:, None], at], damping))
+    if ready.act_order:
+        grid, params = fit_weight(grid, x, ready.importance)
+    elif fmt.global_op and math.prod(x.shape):
+        # The default's tensor scale follows from the largest element alone.
+        largest = int(xp.amax(xp.abs(x), axis=1).argmax())
+        grid = fit_factor(grid.with_factor(factor_of(quantize(host(x[largest : largest + 1]), fmt))), x, ready.importance)
+    return _walk(x, grid, params, ready.importance, ready.order, ready.factor)
 
 
 def inverse_factor(h: F64, damping: float) -> F64:

@@ -296,9 +296,15 @@ def factor_of(q: QTensor) -> float:
     return 1 / g if f.global_op == "divide" else g / f.divisor
 
 
-def on_tensors(fmt: Format) -> bool:
-    """True for a format that `mse` and `gptq` round torch tensors to."""
+def has_grid(fmt: Format) -> bool:
+    """True for a format that `mse` and `gptq` round to."""
     try:
-        return Grid(fmt).on_tensors
+        Grid(fmt)
     except FormatError:
         return False
+    return True
+
+
+def on_tensors(fmt: Format) -> bool:
+    """True for a format that they round torch tensors to."""
+    return has_grid(fmt) and Grid(fmt).on_tensors
