@@ -29,19 +29,23 @@ def product(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, LW: gl.constexpr, LX: gl.con
 
 
 @gluon.jit
-def sums_of_x(x, none, UNIT: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexpr, LX: gl.constexpr, HALF: gl.constexpr):
+def sums_of_x(
+    x, none, UNIT: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexpr, PAIR: gl.constexpr, LX: gl.constexpr, HALF: gl.constexpr
+):  # fmt: skip
     """Σ x · UNIT of each accumulator of a step, for a lane's even and odd column: products with an operand of ones."""
+    BLOCKS: gl.constexpr = 2 * STEP if PAIR else 4 * STEP
+    EACH: gl.constexpr = SPAN // 2 if PAIR else SPAN
     out = ()
     t0 = none
     t1 = none
     t2 = none
     t3 = none
-    for i in gl.static_range(4 * STEP):
+    for i in gl.static_range(BLOCKS):
         b0 = gl.expand_dims(gl.convert_layout(x[2 * i], LX), 3)
         b1 = gl.expand_dims(gl.convert_layout(x[2 * i + 1], LX), 3)
         o = gl.full_like(b0, 0x3C003C00 if HALF else 0x3F803F80)
         t0, t1, t2, t3 = mma(o, o, o, o, b0, b1, t0, t1, t2, t3, HALF)
-        if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
+        if ((i + 1) % EACH == 0) or (i + 1 == BLOCKS):
             out = out + (t0 * UNIT, t1 * UNIT)  # type: ignore[assignment] # Triton unrolls the loop
             t0 = none
             t1 = none
@@ -240,21 +244,68 @@ def gather(
     )
 
 
+@gluon.constexpr_function
+def is_odd(block, pair):
+    """Whether a block of a step belongs to the second of two groups that share x; groups are `pair` blocks, 0: none share."""
+    return pair > 0 and block // pair % 2 == 1
+
+
+@gluon.constexpr_function
+def of_x(block, pair):
+    """Which registers of x, this one and the next, a block of weights meets."""
+    return 2 * (block // (2 * pair) * pair + block % pair if pair else block)
+
+
+@gluon.jit
+def places_of_x(column, t, word, half, GROUP: gl.constexpr, PAIR: gl.constexpr):
+    """Of a lane's 4 words and 2 halves a unit: where in x (in pairs of inputs), how many units further on, and the group within
+    the unit (the pair of groups within two units).
+
+    Words 2 b and 2 b + 1 of a half meet block b: pairs 2 t and 2 t + 1 of its eight for groups of 16, else pairs 4 t to 4 t + 3
+    of sixteen serve two blocks. Where groups share x, a lane reads what its own column has, from two units.
+    """
+    own = column % 2
+    if PAIR == 0:
+        if GROUP == 16:
+            return t * 2 + half * 16 + (word // 2) * 8 + word % 2, half * 0, half * 2 + word // 2
+        else:
+            return t * 4 + half * 16 + word, half * 0, half * 2
+    elif GROUP == 16:
+        return t * 2 + (word // 2) * 16 + own * 8 + word % 2, half, half * 2 + word // 2
+    elif GROUP == 32:
+        return t * 4 + own * 16 + word, half, half
+    else:
+        return t * 4 + half * 16 + word, own * (GROUP // 64), half * 0
+
+
+@gluon.constexpr_function
+def unit_of_x(v, group, pair):
+    """The unit of a step that begins the v-th unit of x in registers."""
+    if not pair:
+        return v
+    if group < 64:
+        return 2 * v
+    whole = group // 64
+    return v // whole * 2 * whole + v % whole
+
+
 @gluon.jit
 def activations(
-    x_ptr, x_unit, x_group, x_slot, x_live, base, STEP: gl.constexpr, SET: gl.constexpr, GROUP: gl.constexpr, UNITS: gl.constexpr,
-    EXACT: gl.constexpr,
+    x_ptr, x_unit, x_group, x_slot, x_live, base, STEP: gl.constexpr, SET: gl.constexpr, GROUP: gl.constexpr, PAIR: gl.constexpr,
+    UNITS: gl.constexpr, EXACT: gl.constexpr,
 ):  # fmt: skip
     """The B operands of a step, two registers a block of 16 inputs: x where the column holds the block's group, else 0."""
     b = ()
-    for u in gl.static_range(STEP):
+    for v in gl.static_range(STEP // 2 if PAIR else STEP):
         mine = x_live
-        if (SET > 1) or (GROUP < 64 * STEP):
-            mine = mine & (((x_group + 4 * u) * 16 // GROUP) % SET == x_slot)
+        if PAIR:
+            mine = mine & ((x_group + v * 64 // GROUP) % (SET // 2) == x_slot // 2)
+        elif (SET > 1) or (GROUP < 64 * STEP):
+            mine = mine & (((x_group + 4 * v) * 16 // GROUP) % SET == x_slot)
         else:
             mine = mine & (x_slot == 0)
         if not EXACT:
-            mine = mine & (x_unit + (base + u) < UNITS)
-        low, high = gl.split(gl.load(x_ptr + (base + u) * 32, mask=mine, other=0))
+            mine = mine & (x_unit + (base + unit_of_x(v, GROUP, PAIR)) < UNITS)
+        low, high = gl.split(gl.load(x_ptr + (base + unit_of_x(v, GROUP, PAIR)) * 32, mask=mine, other=0))
         b = b + pieces(low, 4) + pieces(high, 4)
     return b

@@ -11,7 +11,9 @@ end, no dense tile anywhere.
 
 The eight columns of a product are SET slots of TOKENS tokens: with fewer than eight tokens, a column holds the x of one group
 and zeros elsewhere, so SET groups gather in one accumulator without a scale between them, and each lane then scales the groups
-of its own columns only. At m = 1 that is one scale and one multiply-add where eight were.
+of its own columns only. At m = 1 that is one scale and one multiply-add where eight were, and groups 2 j and 2 j + 1 share the
+registers of x: a product with the one's words is right in the even columns and meaningless in the odd ones, the other's the
+other way round, and each has accumulators of its own, of which it gives its columns.
 
 A program's warps split the inputs WK ways and the rows WN ways; each warp holds RT tiles of 16 rows by NB blocks of 8 columns.
 Where a warp's inputs are one step, their x stays in registers for all the tiles a program takes. The next words are on their
@@ -27,7 +29,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .accumulate import activations, gather, paired, product, start_of, stored, sums_of_x, terms, terms_half
+from .accumulate import (
+    activations,
+    gather,
+    is_odd,
+    of_x,
+    paired,
+    places_of_x,
+    product,
+    start_of,
+    stored,
+    sums_of_x,
+    terms,
+    terms_half,
+)
 from .decode import E2M1, E4M3_NORMAL, E8M0_NORMAL, INT
 from .operands import axis, decode_octets, decode_scaled, decode_word, pieces, unit_of
 from .outputs import biases, places, store
@@ -62,9 +77,9 @@ def fetch(
 @gluon.jit
 def multiply(
     words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW: gl.constexpr, LX: gl.constexpr,
-    STEP: gl.constexpr, SPAN: gl.constexpr, FLUSHES: gl.constexpr, PARITIES: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr,
-    SCALE: gl.constexpr, ADD: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr, SCALED: gl.constexpr, RAW: gl.constexpr,
-    SUMS: gl.constexpr, OFFSET: gl.constexpr, U0: gl.constexpr, U1: gl.constexpr,
+    STEP: gl.constexpr, SPAN: gl.constexpr, PAIR: gl.constexpr, FLUSHES: gl.constexpr, PARITIES: gl.constexpr,
+    KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr,
+    SCALED: gl.constexpr, RAW: gl.constexpr, SUMS: gl.constexpr, OFFSET: gl.constexpr, U0: gl.constexpr, U1: gl.constexpr,
 ):  # fmt: skip
     """y plus a step's products: codes decoded, multiplied with x, sums scaled."""
     ZEROES: gl.constexpr = 2.0 ** (BITS - 1)  # the implicit zero of `int` codes
@@ -80,6 +95,10 @@ def multiply(
     c1 = none
     c2 = none
     c3 = none
+    d0 = none
+    d1 = none
+    d2 = none
+    d3 = none
     for i in gl.static_range(4 * STEP):
         if SCALED:
             s0 = gl.convert_layout(scale[i // SPAN * 2], LW)
@@ -94,6 +113,10 @@ def multiply(
                 c1 = none
                 c2 = none
                 c3 = none
+                d0 = none
+                d1 = none
+                d2 = none
+                d3 = none
                 if SUMS:
                     t0 = xt[i // SPAN * 2]
                     t1 = xt[i // SPAN * 2 + 1]
@@ -101,13 +124,22 @@ def multiply(
                     c1 = start_of(t1, none, ZEROES, OFFSET)
                     c2 = start_of(t0, none, ZEROES * U1 / U0, OFFSET)
                     c3 = start_of(t1, none, ZEROES * U1 / U0, OFFSET)
+                if PAIR:
+                    d1 = c1
+                    d3 = c3
             if BITS == 8:
                 w0, w1 = decode_octets(a[2 * i], KIND, HALF, FP8)
                 w2, w3 = decode_octets(a[2 * i + 1], KIND, HALF, FP8)
             else:
                 w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
-            c0, c1, c2, c3 = product(w0, w1, w2, w3, x[2 * i], x[2 * i + 1], c0, c1, c2, c3, LW, LX, HALF)
+            if is_odd(i, PAIR):
+                d0, d1, d2, d3 = product(w0, w1, w2, w3, x[of_x(i, PAIR)], x[of_x(i, PAIR) + 1], d0, d1, d2, d3, LW, LX, HALF)
+            else:
+                c0, c1, c2, c3 = product(w0, w1, w2, w3, x[of_x(i, PAIR)], x[of_x(i, PAIR) + 1], c0, c1, c2, c3, LW, LX, HALF)
             if ((i + 1) % SPAN == 0) or (i + 1 == 4 * STEP):
+                if PAIR:
+                    c1 = d1
+                    c3 = d3
                 y0, y1, y2, y3 = gather(
                     y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, scale, addend, i // SPAN, PARITIES, LW, U1 / U0, ADD
                 )
@@ -136,6 +168,7 @@ def walk(
     SPAN: gl.constexpr = SET * GROUP // 16  # blocks of 16 inputs that gather in one accumulator
     FLUSHES: gl.constexpr = max(1, 4 * STEP // SPAN)  # accumulators that fill in one step
     PARITIES: gl.constexpr = 2 if TOKENS == 1 else 1  # groups among the two columns of a lane
+    PAIR: gl.constexpr = GROUP // 16 if (TOKENS == 1) and ((SET >= 2) and (STEP >= 2)) else 0  # blocks of a group that shares x
     RAW: gl.constexpr = SCALED and ((KIND == E2M1) and ((SCALE == E8M0_NORMAL) or (SCALE == E4M3_NORMAL)))
     U0: gl.constexpr = unit_of(KIND, BITS, HALF and not SCALED, 0)
     U1: gl.constexpr = unit_of(KIND, BITS, HALF and not SCALED, 1)
@@ -175,25 +208,12 @@ def walk(
         W, S, SUPER, A, SMIN, first, 0, end, w_far, w_near, w_live, w_unit, w_tile,
         s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
     )  # fmt: skip
-    if AHEAD == 2:
-        words2, scales2, supers2, addends2, lows2 = fetch(
-            W, S, SUPER, A, SMIN, first + (stride if STEPS == 1 else 0), 0 if STEPS == 1 else STEP, end, w_far, w_near, w_live,
-            w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
-        )  # fmt: skip
 
     # Activations of this lane: [WK, WN, 32, NB, 4 words, 2 halves] a unit.
     column = axis(2, 32, LX6, 6) // 4
     token = tokens + axis(3, NB, LX6, 6) * 8 + column % TOKENS
-    t = axis(2, 32, LX6, 6) % 4
-    word = axis(4, 4, LX6, 6)
-    half = axis(5, 2, LX6, 6)
-    x_unit = axis(0, WK, LX6, 6) * EACH
-    if GROUP == 16:  # a block's pairs: 2 t and 2 t + 1
-        x_at = t * 2 + half * 16 + (word // 2) * 8 + word % 2
-        x_group = half * 2 + word // 2
-    else:  # two blocks' pairs side by side: 4 t to 4 t + 3
-        x_at = t * 4 + half * 16 + word
-        x_group = half * 2
+    x_at, x_far, x_group = places_of_x(column, axis(2, 32, LX6, 6) % 4, axis(4, 4, LX6, 6), axis(5, 2, LX6, 6), GROUP, PAIR)
+    x_unit = axis(0, WK, LX6, 6) * EACH + x_far
     x_row = token
     if ROUTED:
         x_row = gl.load(XROW + token, mask=token < m, other=0)
@@ -208,11 +228,16 @@ def walk(
         gdc_wait()
     place, keep = places(Y, YROW, tokens, m, n, NB, RT, WK, WN, TOKENS, ROUTED, GATE)
     if STEPS == 1:  # the inputs of a warp, and their sums, stay in its registers
-        b = activations(x_ptr, x_unit, x_group, x_slot, x_live, 0, STEP, SET, GROUP, UNITS, EXACT)
+        b = activations(x_ptr, x_unit, x_group, x_slot, x_live, 0, STEP, SET, GROUP, PAIR, UNITS, EXACT)
         if SUMS:
-            bt = sums_of_x(b, no_sum, U0, SPAN, STEP, LX, HALF)
+            bt = sums_of_x(b, no_sum, U0, SPAN, STEP, PAIR, LX, HALF)
         else:
             bt = b
+    if AHEAD == 2:  # behind x, which would wait for them otherwise
+        words2, scales2, supers2, addends2, lows2 = fetch(
+            W, S, SUPER, A, SMIN, first + (stride if STEPS == 1 else 0), 0 if STEPS == 1 else STEP, end, w_far, w_near, w_live,
+            w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+        )  # fmt: skip
     u0 = unit * (1.0 / U0)
     u1 = unit * (1.0 / U1)
     for turn in range(first, end, stride * TURNS):
@@ -222,32 +247,39 @@ def walk(
         y2 = none
         y3 = none
         for many in range(0, STEPS, AHEAD // TURNS):
+            if AHEAD == 1:
+                later = fetch(
+                    W, S, SUPER, A, SMIN, turn + (many + 1) // STEPS * stride, (many + 1) % STEPS * STEP, end, w_far, w_near,
+                    w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+                )  # fmt: skip
             if STEPS > 1:
-                x = activations(x_ptr, x_unit, x_group, x_slot, x_live, many * STEP, STEP, SET, GROUP, UNITS, EXACT)
+                x = activations(x_ptr, x_unit, x_group, x_slot, x_live, many * STEP, STEP, SET, GROUP, PAIR, UNITS, EXACT)
                 if SUMS:
-                    xt = sums_of_x(x, no_sum, U0, SPAN, STEP, LX, HALF)
+                    xt = sums_of_x(x, no_sum, U0, SPAN, STEP, PAIR, LX, HALF)
                 else:
                     xt = x
             else:
                 x = b
                 xt = bt
             y0, y1, y2, y3 = multiply(
-                words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, FLUSHES, PARITIES,
-                KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
+                words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, PAIR, FLUSHES,
+                PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
             )  # fmt: skip
-            words, scales, supers, addends, lows = fetch(
-                W, S, SUPER, A, SMIN, turn + (many + AHEAD) // STEPS * stride, (many + AHEAD) % STEPS * STEP, end, w_far, w_near,
-                w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
-            )  # fmt: skip
+            if AHEAD == 2:
+                later = fetch(
+                    W, S, SUPER, A, SMIN, turn + (many + 2) // STEPS * stride, (many + 2) % STEPS * STEP, end, w_far, w_near,
+                    w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+                )  # fmt: skip
+            words, scales, supers, addends, lows = later
             if (AHEAD == 2) and (STEPS > 1):
-                x = activations(x_ptr, x_unit, x_group, x_slot, x_live, (many + 1) * STEP, STEP, SET, GROUP, UNITS, EXACT)
+                x = activations(x_ptr, x_unit, x_group, x_slot, x_live, (many + 1) * STEP, STEP, SET, GROUP, PAIR, UNITS, EXACT)
                 if SUMS:
-                    xt = sums_of_x(x, no_sum, U0, SPAN, STEP, LX, HALF)
+                    xt = sums_of_x(x, no_sum, U0, SPAN, STEP, PAIR, LX, HALF)
                 else:
                     xt = x
                 y0, y1, y2, y3 = multiply(
-                    words2, scales2, supers2, addends2, lows2, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, FLUSHES,
-                    PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
+                    words2, scales2, supers2, addends2, lows2, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, PAIR,
+                    FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
                 )  # fmt: skip
                 words2, scales2, supers2, addends2, lows2 = fetch(
                     W, S, SUPER, A, SMIN, turn + (many + 3) // STEPS * stride, (many + 3) % STEPS * STEP, end, w_far, w_near,
@@ -261,7 +293,7 @@ def walk(
                 bias = biases(BIAS_PTR, turn2, n, RT, NB, WK, WN, TOKENS) if HAS_BIAS else factor
                 y0, y1, y2, y3 = multiply(
                     words2, scales2, supers2, addends2, lows2, b, bt, none, none, none, none, none, top, LW, LX, STEP, SPAN,
-                    FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
+                    PAIR, FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
                 )  # fmt: skip
                 words2, scales2, supers2, addends2, lows2 = fetch(
                     W, S, SUPER, A, SMIN, turn2 + 2 * stride, 0, end, w_far, w_near, w_live, w_unit, w_tile, s_unit, s_slot,
