@@ -337,3 +337,9 @@ def test_importing_halfbyte_is_light():
     code = f"import sys, halfbyte; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (3, "int"), (["a"], "list"), (b"a", "bytes")])
+def test_what_is_no_path_is_named(given, kind):
+    with pytest.raises(CheckpointError, match=rf"^\[open\] .* is a {kind}; give the path of a folder or a file$"):
+        hb.open(given)

@@ -65,6 +65,10 @@ def test_lossy_is_done_when_asked_for_and_reported(tmp_path, capsys):
     assert main(["convert", str(source), str(out), "--to", "mlx:mxfp4", "--lossy", "--workers", "2"]) == 0
     text = capsys.readouterr().out
     assert "8 lossy, 4 copied" in text
+    assert text.splitlines()[-1] == (
+        f"checked: 8 were rounded again, with the errors above; `halfbyte verify {source} {out}` compares every value, "
+        "with no tolerance"
+    )
     with halfbyte.open(out) as written:
         assert written.info("model.layers.0.mlp.down_proj").format.name == "mxfp4"
 
@@ -91,3 +95,24 @@ def test_targets_that_cannot_be(tmp_path, capsys, to, text):
     assert main(["convert", str(source), str(tmp_path / "out"), "--to", to]) == 2
     assert text in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["in"]
+
+
+@pytest.mark.parametrize(("codec", "to", "said"), [
+    ("int4:g128", "compressed-tensors", "8 keep their values by rule"),
+    ("int4:g64", "mlx", "8 by what was checked on these bits"),
+])  # fmt: skip
+def test_the_last_line_says_what_was_checked_and_how_to_check_again(tmp_path, capsys, codec, to, said):
+    """The command that it names finds the two identical."""
+    source, out = write_model(tmp_path / "in", codec), tmp_path / "out"
+    assert main(["convert", str(source), str(out), "--to", to]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"checked: {said}; `halfbyte verify {source} {out}` compares every value, with no tolerance"
+    assert main(last.split("`")[1].split()[1:]) == 0
+
+
+@pytest.mark.parametrize("command", ["convert", "quantize", "dequantize"])
+def test_a_bad_shard_size_is_reported_under_the_command_that_was_run(tmp_path, capsys, command):
+    source = write_model(tmp_path / "in", "int4:g128")
+    target = [] if command == "dequantize" else ["--to", "mlx:affine4:g64"]
+    assert main([command, str(source), str(tmp_path / "out"), *target, "--max-shard-size", "5XB"]) == 2
+    assert f"[{command}] shard size '5XB'; allowed: a number with B" in capsys.readouterr().err

@@ -67,7 +67,8 @@ def test_unknown_options_policies_and_values_name_what_there_is(word):
         ("nvfp4:g32", {}, r"nvfp4 with group size 32; allowed: 16"),
         ("nf4:channel", {}, r"nf4 with group size -1; blocks run over the flattened tensor"),
         ("bnb_int8:g64", {}, r"bnb_int8 with group size 64; allowed: -1"),
-        ("int9", {}, r"'int9' is not a codec; nearest: "),
+        ("int9", {}, r"'int9' is not a codec; nearest: int[1-8], "),
+        ("zzqq", {}, r"'zzqq' is not a codec; there are mxfp4, .*, tq2_0$"),
     ],
 )
 def test_wrong_words_say_what_is_allowed(word, options, message):

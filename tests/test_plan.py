@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from halfbyte.cli.app import main
 from halfbyte.demo import model_path
@@ -107,6 +108,17 @@ def test_what_the_command_says_of_odd_wishes(gpt_oss, capsys):
     assert "[plan] --device-memory 'lots'; allowed: a number with" in capsys.readouterr().err
     assert main(["plan", str(gpt_oss), "--context", "1000000", "--device", "cuda"]) == 0
     assert "the model was made for texts of up to 131,072 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_device_that_is_not_here_is_said(gpt_oss, capsys, monkeypatch, there):
+    """--device-memory alone plans for CUDA, wherever it is asked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    said = "planned for a CUDA device, which this machine has not; --device cpu plans for the processor"
+    assert main(["plan", str(gpt_oss), "--device-memory", "24GB"]) == 0
+    assert (said in capsys.readouterr().out) != there
+    assert main(["plan", str(gpt_oss), "--device-memory", "24GB", "--device", "cuda"]) == 0
+    assert said not in capsys.readouterr().out
 
 
 def test_what_cannot_be_planned(gpt_oss, tmp_path_factory):

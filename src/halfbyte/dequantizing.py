@@ -91,11 +91,11 @@ class Written:
         }  # fmt: skip
 
 
-def parse_size(text: str) -> int:
-    """Bytes of `5GB`, `500MB`, `2GiB`, `1000000`. FormatError for anything else."""
+def parse_size(text: str, op: str = "dequantize") -> int:
+    """Bytes of `5GB`, `500MB`, `2GiB`, `1000000`. FormatError for anything else, under the name of the command `op`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS or float(match[1]) <= 0:
-        raise FormatError(f"[dequantize] shard size {text!r}; allowed: a number with B, KB, MB, GB, TB, KiB, MiB or GiB")
+        raise FormatError(f"[{op}] shard size {text!r}; allowed: a number with B, KB, MB, GB, TB, KiB, MiB or GiB")
     return max(1, int(float(match[1]) * _UNITS[match[2].upper()]))
 
 

@@ -45,6 +45,8 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
     Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown, UnsupportedError for kinds that
     are recognised and not read.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(f"[open] {path!r:.80} is a {type(path).__name__}; give the path of a folder or a file")
     if not os.fspath(path):
         raise CheckpointError("[open] the path is empty; give a folder or a file, '.' for this folder")
     path = Path(path)

@@ -50,7 +50,7 @@ def convert(
     from ..converting import convert_checkpoint
     from ..dequantizing import parse_size
 
-    limit = parse_size(max_shard_size)
+    limit = parse_size(max_shard_size, "convert")
     with (
         open_checkpoint(path) as checkpoint,
         open_checkpoint(like) if like is not None else contextlib.nullcontext() as other,
@@ -67,11 +67,11 @@ def convert(
             print_json(r.record())
         print_json(done.record())
     else:
-        _print(done, plan)
+        _print(done, plan, path)
     return int(plan and not lossy and done.counts["lossy"] > 0)
 
 
-def _print(done: Converted, plan: bool) -> None:
+def _print(done: Converted, plan: bool, source: Path) -> None:
     shown = done.records if plan else [r for r in done.records if r.kind in ("equal", "lossy")]
     if shown:
         print_table(_COLUMNS, [_row(r) for r in shown])
@@ -86,6 +86,21 @@ def _print(done: Converted, plan: bool) -> None:
         print(f"taken up where an earlier run stopped: {plural(done.resumed, 'tensor')} had been written")
     if done.dropped:
         print(f"left out, of use to the source's kernels only: {plural(len(done.dropped), 'activation scale')}")
+    print(_checked(done.counts, source, done.path))
+
+
+_CHECKS = {
+    "exact": "keep their values by rule", "exact-if": "by what was checked on these bits",
+    "equal": "decode to the same numbers in the target's arithmetic", "lossy": "were rounded again, with the errors above",
+}  # fmt: skip
+
+
+def _checked(counts: dict[str, int], source: Path, out: Path) -> str:
+    """What each kind of edge vouches for, and the command that reads both sides back."""
+    vouched = ", ".join(f"{counts[kind]:,} {words}" for kind, words in _CHECKS.items() if counts.get(kind))
+    told = f"{vouched}; " if vouched else ""
+    command = f"halfbyte verify {printable(str(source))} {printable(str(out))}"
+    return f"checked: {told}`{command}` compares every value, with no tolerance"
 
 
 def _row(r: Record) -> list[str]:

@@ -45,11 +45,19 @@ def plan(
     limit = getattr(planner.config, "max_position_embeddings", None)
     if limit and context > limit:
         print(f"the model was made for texts of up to {limit:,} tokens")
+    if where == "cuda" and not device and not _has_cuda():
+        print("planned for a CUDA device, which this machine has not; --device cpu plans for the processor")
     if memory is not None:
         print(f"{'fits' if made.fits else 'does not fit'} {human_bytes(memory)}")
     for remedy in remedies:
         print(f"would fit: {remedy}")
     return int(made.fits is False)
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def _memory(text: str) -> int:

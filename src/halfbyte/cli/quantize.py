@@ -66,7 +66,7 @@ def quantize(
 
     if method not in METHODS:
         raise FormatError(f"[quantize] --method {method}; allowed: {', '.join(METHODS)}")
-    recipe, limit = recipe_of(to, rule or [], scale_dtype), parse_size(max_shard_size)
+    recipe, limit = recipe_of(to, rule or [], scale_dtype), parse_size(max_shard_size, "quantize")
     needed = method in ("gptq", "awq")
     if calibration is not None and method == "rtn":
         raise FormatError("[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq")

@@ -76,8 +76,9 @@ def format_named(text: str | Format, group_size: int | None = None, **options: A
         for known in family.words:
             if known.casefold() == word.casefold():  # ggml writes q4_K, people q4_k
                 return family.format(known, group_size, **options)
-    near = difflib.get_close_matches(word, words(), n=3) or words()
-    raise FormatError(f"[format] {word!r} is not a codec; nearest: {', '.join(near)}")
+    near = difflib.get_close_matches(word, words(), n=3)
+    there = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(words())}"
+    raise FormatError(f"[format] {word!r} is not a codec; {there}")
 
 
 __all__ = ["FAMILIES", "Family", "Format", "PartSpec", "family_of", "format_named", "words"]
