@@ -7,7 +7,8 @@ cache        keys and values of `context` tokens: Σ over layers of 2 · kv head
              being the sliding window in local layers
 activations  of one pass over `context` tokens: the larger of a feed-forward block (2h + 4f a token) and of attention, the
              logits of one place, and masks. Where attention writes its scores to memory (gpt-oss), of a pass over the tokens that
-             `generation.prompt_chunk` allows, and three copies of heads · tokens · context
+             `generation.prompt_chunk` allows, and three copies of heads · tokens · context, one of which outlives it. Experts on
+             a GPU copy the tokens of each to whole tiles
 loading      the most that is held while tensors are read, the largest first: those before it and twice the one being read
 overhead     what the program holds besides: on the CPU measured in this process, with the libraries and the tokenizer loaded;
              on a GPU its context
@@ -22,14 +23,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import checkpoints
+from .backends.cuda.fused_tiles import LEAST_PAIRS, expert_tile
 from .checkpoints import Checkpoint
 from .errors import CheckpointError, HalfbyteError
 from .formats import family_of, format_named
 from .generation import prompt_chunk
 from .spec import Format
 
-CUDA_OVERHEAD = 600_000_000
-"""A CUDA context with cuBLAS's workspace and the allocator's slack."""
+CUDA_OVERHEAD = 690_000_000
+"""A CUDA context (651 MB) and cuBLAS's workspace (36 MB), as measured on an H200 (docs/measured.md)."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SCORE_COPIES = 3
 """Of the scores: as they are, with the largest taken off, and as probabilities."""
@@ -174,14 +176,30 @@ class Planner:
         attention = 2 * h + 3 * query + 4 * key
         experts = getattr(c, "num_experts_per_tok", None)
         f = (getattr(c, "moe_intermediate_size", None) if experts else None) or c.intermediate_size
-        feed = 2 * h + 4 * f
-        routed = (experts + 2) * h * 4 if experts else 0  # float32 sums over the experts of a token
+        feed = tokens * (2 * h + 4 * f) * size
         seen = self._looked_at(context, chunk)
         scores = SCORE_COPIES * c.num_attention_heads * tokens * seen * size if self.keeps_scores else 0
         kinds = 2 if getattr(c, "sliding_window", None) else 1
         masks = chunk * context * kinds * batch * (size if self.keeps_scores else 1) if size == 4 or self.keeps_scores else 0
-        widest = max(tokens * attention * size + scores, tokens * (feed * size + routed))
+        if experts and self.device == "cpu":
+            feed += tokens * (experts + 2) * h * 4  # float32 sums over the experts of a token
+        elif experts:
+            feed = tokens * 5 * h * size + self._routed(tokens * experts, f) + scores // SCORE_COPIES
+        widest = max(tokens * attention * size + scores, feed)
         return int(widest + masks + 3 * batch * c.vocab_size * 4)
+
+
+    def _routed(self, pairs: int, f: int) -> int:
+        """Bytes of a block of experts on a GPU for `pairs` of a token and an expert: rows of x, of hidden values and of float32
+        results; gates and ups in float32 besides where they do not lie side by side."""
+        c, size = self.config, DTYPE_BYTES[self.dtype]
+        count = getattr(c, "num_local_experts", None) or c.num_experts
+        rows, copies = pairs, 0
+        if size == 2 and pairs >= LEAST_PAIRS * count:
+            tile = expert_tile(pairs, count).tokens
+            rows, copies = min(pairs, pairs // tile + count) * tile, c.hidden_size * size
+        wide = 0 if c.model_type == "gpt_oss" else 8 * f
+        return int(rows * (copies + wide + f * size + 4 * c.hidden_size))
 
 
 def _keeps_scores(config: Any) -> bool:
