@@ -9,8 +9,9 @@ is different. Needs `pip install 'transformers[serving]'`.
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import UnsupportedError
 from .load import load_model
@@ -59,7 +60,7 @@ def server(path: str | Path, *, name: str | None = None, cors: bool = False, **o
         enable_cors=cors,
     )
     if not getattr(tokenizer, "chat_template", None):
-        _refuse_conversations(app)
+        app.add_middleware(WithoutTemplate)
     return app
 
 
@@ -67,22 +68,25 @@ CONVERSATIONS = ("/v1/chat/completions", "/v1/responses")
 """Endpoints that write messages by the tokenizer's chat template."""
 
 
-def _refuse_conversations(app: Any) -> None:
-    """A sentence and status 400 at CONVERSATIONS, where transformers' server would end in an internal error."""
-    from fastapi.responses import JSONResponse
+class WithoutTemplate:
+    """ASGI middleware: status 400 and a sentence at CONVERSATIONS, where transformers' server would end in an internal error."""
 
-    sentence = (
-        "[serve] the tokenizer has no chat template: the model was not made for conversation, or the template was left out; "
-        "/v1/completions continues plain text"
-    )
-    error = {"message": sentence, "type": "invalid_request_error", "param": "messages", "code": "no_chat_template"}
+    ERROR: ClassVar[dict[str, str]] = {
+        "message": "[serve] the tokenizer has no chat template: the model was not made for conversation, or the template was left "
+        "out; /v1/completions continues plain text",
+        "type": "invalid_request_error", "param": "messages", "code": "no_chat_template",
+    }  # fmt: skip
 
-    async def refuse(request: Any, call_next: Any) -> Any:
-        if request.url.path in CONVERSATIONS:
-            return JSONResponse({"error": error}, status_code=400)
-        return await call_next(request)
+    def __init__(self, app: Any) -> None:
+        self.app = app
 
-    app.middleware("http")(refuse)
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] not in CONVERSATIONS:
+            await self.app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps({"error": self.ERROR}).encode()})
 
 
 def _manager(model: Any, tokenizer: Any, name: str) -> Any:
