@@ -120,7 +120,7 @@ def test_case_32_experts_without_tokens_and_all_tokens_on_one():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("m", [16383, 16384, 16385])
 def test_case_21_many_tokens_at_once_equal_chunks(m, interleaved):
-    """Row counts about a multiple of every tile: the same bits as 2048 tokens at a time, and the reference's numbers."""
+    """Row counts about a multiple of every tile: every row as of 2048 tokens at a time, and the reference's numbers."""
     cuda()
     up, down = block("mxfp4", 9)
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
@@ -130,8 +130,9 @@ def test_case_21_many_tokens_at_once_equal_chunks(m, interleaved):
     y = ops.experts(x, pu, pd, index, share, interleaved=interleaved)
     for first in range(0, m, 2048):
         rows = slice(first, first + 2048)
-        if m - first >= 2048:  # the last ones are few and take another kernel
-            assert torch.equal(y[rows], ops.experts(x[rows], pu, pd, index[rows], share[rows], interleaved=interleaved))
+        part = ops.experts(x[rows], pu, pd, index[rows], share[rows], interleaved=interleaved)
+        # The last ones are few and may be summed in another order: a rounding of bfloat16 apart.
+        assert bool(((y[rows].float() - part.float()).norm(dim=1) <= 2.0**-8 * part.float().norm(dim=1)).all())
     some = torch.tensor([*range(0, m, 1021), m - 2, m - 1], device="cuda")
     x, index, share = (t[some].float().cpu().numpy() for t in (x, index, share))
     want = ops.experts(x, up, down, index.astype(int), share, interleaved=interleaved, backend="reference")

@@ -274,9 +274,9 @@ def experts(
         raise ShapeError(
             f"[experts] gate_up {gate_up.shape} gives f = {f} after {activation!r}; down {down.shape} wants {down.shape[2]}"
         )
-    for name, bias, rows in (("gate_up_bias", gate_up_bias, n), ("up_bias", up_bias, n), ("down_bias", down_bias, down.shape[1])):
-        if bias is not None and tuple(bias.shape) != (e, rows):
-            raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {rows}) is allowed")
+    for name, bias, size in (("gate_up_bias", gate_up_bias, n), ("up_bias", up_bias, n), ("down_bias", down_bias, down.shape[1])):
+        if bias is not None and tuple(bias.shape) != (e, size):
+            raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {size}) is allowed")
     if up is None and up_bias is not None:
         raise ShapeError("[experts] up_bias without up; a bias of gates and ups in one stack is gate_up_bias, (e, 2f)")
     flat, lead = as_matrix("experts", x, k)
