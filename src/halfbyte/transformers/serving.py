@@ -72,8 +72,8 @@ class WithoutTemplate:
     """ASGI middleware: status 400 and a sentence at CONVERSATIONS, where transformers' server would end in an internal error."""
 
     ERROR: ClassVar[dict[str, str]] = {
-        "message": "[serve] the tokenizer has no chat template: the model was not made for conversation, or the template was left "
-        "out; /v1/completions continues plain text",
+        "message": "[serve] the tokenizer has no chat template: the model was not made for conversation, or the template was "
+        "left out; /v1/completions continues plain text",
         "type": "invalid_request_error", "param": "messages", "code": "no_chat_template",
     }  # fmt: skip
 
