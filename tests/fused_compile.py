@@ -26,10 +26,10 @@ FORMATS = {
     "mxfp8_e4m3": (5, 5, 32, 0, 0, 1, True, 8),
     "mxfp8_e5m2": (6, 5, 32, 0, 2, 1, False, 8),
 }
-# tokens, blocks of 64 rows a warpgroup, warpgroups along rows and inputs, stages, routed, gate, weights through shared memory
+# tokens, blocks of 64 rows a warpgroup, warpgroups along rows and inputs, stages, routed, gate
 SHAPES = {
-    "linear": (64, 1, 2, 1, 4, False, 0, False), "experts": (32, 2, 2, 1, 4, True, 2, False),
-    "deep": (64, 1, 2, 2, 8, False, 0, True), "narrow": (32, 1, 1, 4, 8, False, 0, False),
+    "linear": (64, 1, 2, 1, 4, False, 0), "experts": (32, 2, 2, 1, 4, True, 2),
+    "deep": (64, 1, 2, 2, 8, False, 0), "narrow": (32, 1, 1, 4, 8, False, 0),
 }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def described(kind, shape, bits):
 
 def compile_one(word, shape):
     kind, scale, group, add, way, size, half, bits = FORMATS[word]
-    tokens, rows, warpgroups, deep, stages, routed, gate, shared = SHAPES[shape]
+    tokens, rows, warpgroups, deep, stages, routed, gate = SHAPES[shape]
     groups, bn = max(1, 64 // group), 64 * rows * warpgroups
     width, x = groups * 8 * size, "fp16" if half else "bf16"
     signature = {
@@ -57,7 +57,7 @@ def compile_one(word, shape):
         "SW": width, "KIND": kind, "BITS": bits,
         "SCALE": scale, "ADD": add, "WAY": way, "GLOBAL_OP": 1 if word == "nvfp4" else 0, "DIVIDE": False, "HAS_BIAS": True,
         "HALF": half, "TOGETHER": 8, "STORE": 2, "ROUTED": routed, "GATE": gate, "AHEAD": word != "mxfp4",
-        "SHARED": shared, "PDL": True,
+        "PDL": True,
     }  # fmt: skip
     names = wgmma_kernel.arg_names
     types = {a: "constexpr" if a in constants else signature.get(a, "i32") for a in names}
@@ -68,7 +68,7 @@ def compile_one(word, shape):
     binary = triton.compile(GluonASTSource(wgmma_kernel, types, values, aligned), target=target, options=options)
     products = re.findall(r"wgmma\.mma_async\S+ \{[^}]*\}, (\S)", binary.asm["ptx"])
     assert products, "no wgmma"
-    assert set(products) == {"%" if shared else "{"}, "where the weight comes from"
+    assert set(products) == {"{"}, "the weight is not the register operand"
     assert binary.metadata.shared <= 232448, binary.metadata.shared
     return len(products)
 

@@ -14,7 +14,17 @@ from halfbyte import QTensor, format_named
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-from halfbyte.backends.cuda.fused_tiles import EXPERT_TILES, FUSED_TILES, expert_tile, fused_tile, parts
+from halfbyte.backends.cuda.fused_tiles import (
+    E2M1_TILES,
+    EXPERT_TILES,
+    FUSED_TILES,
+    SHARED_BYTES,
+    FusedTile,
+    expert_tile,
+    fused_tile,
+    parts,
+    stages,
+)  # fmt: skip
 from halfbyte.backends.cuda.weight import to_device
 
 
@@ -91,6 +101,17 @@ def test_tiles_for_every_number_of_tokens():
             assert fused_tile(n, m).tokens < 2 * max(32, m)
     for pairs in (1, 8, 300, 16384, 10**6):
         assert expert_tile(pairs, 32) in EXPERT_TILES.values()
+
+
+def test_every_tile_of_the_tables_fits_with_every_format():
+    """Two bytes a word of padding aside: stages, outputs, sums of warpgroups that share rows."""
+    for tile in {*FUSED_TILES.values(), *E2M1_TILES.values(), *EXPERT_TILES.values()}:
+        for bits in (2, 4, 8):
+            for groups, scale, zeros in ((1, 2, False), (4, 1, False), (4, 2, True)):
+                held = stages(tile, bits, groups, scale, zeros)
+                assert 2 <= max(2, tile.deep) <= held <= tile.stages
+    assert stages(FusedTile(256, 1, 2, 4), 8, 4, 2, True) == 3
+    assert SHARED_BYTES < 232448
 
 
 def test_copies_and_pickles_of_a_weight_leave_its_tensor_maps_behind():

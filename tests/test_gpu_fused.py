@@ -35,8 +35,8 @@ def tiles():
 
     others = {
         FusedTile(64, 1, 2, 8, 3, deep=2), FusedTile(32, 1, 1, 8, 2, deep=4), FusedTile(64, 1, 1, 6, 1, deep=3),
-        FusedTile(256, 1, 2, 4, -1), FusedTile(64, 2, 1, 8, 2, deep=2, ahead=1), FusedTile(64, 1, 2, 6, ahead=0),
-        FusedTile(64, 1, 2, 8, 2, deep=2, shared=1), FusedTile(256, 1, 2, 4, shared=1),
+        FusedTile(64, 2, 1, 8, 2, deep=2, ahead=1), FusedTile(64, 1, 2, 6, ahead=0), FusedTile(128, 2, 2, 4, 3),
+        FusedTile(32, 2, 2, 6, 5), FusedTile(16, 2, 2, 6),
     }  # fmt: skip
     return sorted({*FUSED_TILES.values(), *others}, key=str)
 

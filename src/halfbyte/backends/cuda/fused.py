@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import torch
 
-from .fused_launch import Blocks, Share, launch, nothing, way
+from .fused_launch import Blocks, Share, launch, way
 from .fused_tiles import LEAST_TOKENS, FusedTile, fused_tile, parts
 from .launch import _card, _multiprocessors
 from .weight import NEAR, CudaWeight
@@ -54,34 +53,22 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     m, n = x.shape[0], w.shape[-2]
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    tile = tile or fused_tile(n, m, w.shape[-1], _card(w.device))
-    bn = 64 * tile.rows * tile.groups
-    rows = -(-n // bn)
-    if tile.split >= 0:
-        launch(x, w, bias, y, tile, _share(w, m, tile, rows, 0))
-        return y
-    half, tile = replace(tile, tokens=tile.tokens // 2, stages=tile.stages + 1, split=0), replace(tile, split=0)
-    tokens, most = -(-m // tile.tokens), _multiprocessors(w.device)
-    first = rows % (most // tokens) if most % tokens == 0 and rows * tokens > most else 0
-    if first:  # blocks of rows that make no whole round
-        launch(x, w, bias, y, half, _share(w, m, half, first, 0))
-    launch(x, w, bias, y, tile, _share(w, m, tile, rows - first, first * bn))
+    tile = tile or fused_tile(n, m, w.shape[-1], _card(x.device), w.format.element)
+    launch(x, w, bias, y, tile, dealt(m, n, w.tiled, tile, _multiprocessors(x.device)))
     return y
 
 
-def _share(w: CudaWeight, m: int, tile: FusedTile, rows: int, base: int) -> Share:
-    """How `rows` blocks of rows from row `base` on and all tokens are dealt out."""
-    tokens, most = -(-m // tile.tokens), _multiprocessors(w.device)
+@functools.lru_cache(maxsize=4096)
+def dealt(m: int, n: int, units: int, tile: FusedTile, most: int) -> Share:
+    """How the tiles of y (m, n) are dealt out to at most `most` programs; `units` of 64 inputs a row."""
+    bn = 64 * tile.rows * tile.groups
+    rows, tokens = -(-n // bn), -(-m // tile.tokens)
     tiles = rows * tokens
-    split = min(tile.split, w.tiled) or parts(tiles % most if tiles >= most else tiles, most, w.tiled)
+    split = min(tile.split, units) or parts(tiles % most if tiles >= most else tiles, most, units)
     programs = min(most, tiles * split)
     rest = tiles % programs
     sharing = max(1, min(programs, rest * split))
-    partial = nothing(w.device)
-    if sharing > rest:
-        size = 2 * sharing * 64 * tile.rows * tile.groups * tile.tokens
-        partial = torch.empty(size, dtype=torch.float32, device=w.device)
-    return Share(programs, rest, sharing, rows, base, tokens, partial)
+    return Share(programs, rest, sharing, rows, tokens, 2 * sharing * bn * tile.tokens if sharing > rest > 0 else 0)
 
 
 def fused_blocks(
@@ -91,6 +78,6 @@ def fused_blocks(
     n = w.shape[-2]
     blocks, rows = table.expert.numel(), -(-n // (64 * tile.rows * tile.groups))
     y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)
-    share = Share(min(_multiprocessors(w.device), rows * blocks), 1, 1, rows, 0, blocks, nothing(w.device))
+    share = Share(min(_multiprocessors(x.device), rows * blocks), 1, 1, rows, blocks)
     launch(x, w, bias, y, tile, share, table, gate)
     return y

@@ -5,6 +5,7 @@ kernel too: looking it up by 48 arguments and describing five tensors anew took 
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
-from .fused_tiles import FusedTile
-from .launch import _constants, _counter, _on, _overlap
+from .fused_tiles import FusedTile, stages
+from .launch import _constants, _counter, _overlap
 from .weight import CudaWeight
 from .wgmma import wgmma_kernel
 
@@ -67,16 +68,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Share:
-    """Tiles of a launch: programs; tiles beyond whole rounds and programs that share them; blocks of rows, the first at row
-    `base`, and of tokens; where parts of tiles are left."""
+    """Tiles of a launch: programs; tiles beyond whole rounds and programs that share them; blocks of rows and of tokens; float32
+    values that parts of tiles leave in memory."""
 
     programs: int
     rest: int
     sharing: int
     rows: int
-    base: int
     tokens: int
-    partial: torch.Tensor
+    left: int = 0
 
 
 @functools.cache
@@ -94,9 +94,14 @@ def _map(t: torch.Tensor, box: list[int]) -> Any:
 
 
 @functools.cache
-def nothing(device: torch.device) -> torch.Tensor:
-    """A float32 that nobody reads."""
-    return torch.zeros(1, dtype=torch.float32, device=device)
+def _nothing(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parts and counters of launches that cut no tile."""
+    return torch.zeros(1, dtype=torch.float32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def _on(device: torch.device) -> Any:
+    """Device guard, none where the device is the current one already."""
+    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 
 def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, routed: bool, gate: int) -> Kernel:
@@ -120,12 +125,12 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     elif half and e2m1 and f.scale in ("e4m3", "ue4m3"):
         unit = 256.0
     constants = {
-        "BT": tile.tokens, "R": tile.rows, "WGS": tile.groups, "WGK": tile.deep, "STAGES": tile.stages, "GROUP": c["GROUP"],
-        "GROUPS": groups, "SW": width, "KIND": ELEMENTS[f.element], "BITS": bits,
+        "BT": tile.tokens, "R": tile.rows, "WGS": tile.groups, "WGK": tile.deep,
+        "STAGES": stages(tile, bits, groups, w.scales.element_size(), w.addend is not None),
+        "GROUP": c["GROUP"], "GROUPS": groups, "SW": width, "KIND": ELEMENTS[f.element], "BITS": bits,
         "SCALE": E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], "ADD": c["ADD"], "WAY": way(w, half),
         "GLOBAL_OP": c["GLOBAL_OP"], "DIVIDE": c["DIVIDE"], "HAS_BIAS": bias, "HALF": half, "TOGETHER": tile.together,
         "STORE": store, "ROUTED": routed, "GATE": gate, "AHEAD": not e8m0 if tile.ahead == 2 else bool(tile.ahead),
-        "SHARED": bool(tile.shared),
         "PDL": _overlap(w.device)["PDL"],
     }  # fmt: skip
     return Kernel(maps, (w.tiled, shift, unit, float(f.divisor)), constants)
@@ -144,19 +149,23 @@ def launch(
     if held is None:
         store = 2 if engine else 1
         held = w.maps[key] = _kernel(w, tile, x.dtype == torch.float16, bias is not None, store, routed, gate)
-    none = w.scales
+    none, device = w.scales, x.device
     x_map = _map(x, [tile.tokens, 64])
     y_map = _map(y, [tile.tokens, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map
     routing = (none,) * 4 if table is None else (table.count, table.expert, table.first, table.last)
-    with _on(w.device):
+    with _on(device):
+        partial, counter = _nothing(device)
+        if share.left:
+            partial = torch.empty(share.left, dtype=torch.float32, device=device)
+            counter = _counter(device, share.rest * tile.groups)
         arguments = (
             y_map, y, x_map, *held.maps, none if bias is None else bias, none if w.global_scale is None else w.global_scale,
-            *routing, share.partial, _counter(x.device, share.rest * tile.groups), x.shape[0], w.shape[-2],
-            share.rows * share.tokens, share.sharing, share.rows, share.tokens, share.base, *held.numbers,
+            *routing, partial, counter, x.shape[0], w.shape[-2], share.rows * share.tokens, share.sharing, share.rows,
+            share.tokens, *held.numbers,
         )  # fmt: skip
         if held.compiled is None:
             held.compiled = wgmma_kernel[(share.programs,)](
-                *arguments, **held.constants, **_pdl(w.device), num_warps=4, enable_fp_fusion=False
+                *arguments, **held.constants, **_pdl(device), num_warps=4, enable_fp_fusion=False
             )
         else:
             held.compiled[(share.programs, 1, 1)](*arguments, *held.constants.values())

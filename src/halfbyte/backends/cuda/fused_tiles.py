@@ -1,7 +1,8 @@
-"""Tiles of the fused schedule, as data: measured on an NVIDIA H100 at n = 4096 and 14336, k = 4096 (docs/cuda-gemm.md)."""
+"""Tiles of the fused schedule, as data: measured on an NVIDIA H200 at n = 4096 and 14336, k = 4096 (docs/cuda-gemm.md)."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from .found import found
@@ -9,10 +10,10 @@ from .found import found
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups along the rows (1 or 2); stages of 64 inputs; parts that a tile
-    beyond whole rounds is cut into along its inputs (0: `parts` says; -1: such tiles go before the others, with half as many
-    tokens each); token blocks side by side; warpgroups that share rows and take turns along the inputs; the next words read
-    while products run (2: where that is faster); finished weights through shared memory."""
+    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups along the rows (1 or 2); stages of 64 inputs, or as many as fit;
+    parts that a tile beyond whole rounds is cut into along its inputs (0: `parts` says); token blocks side by side; warpgroups
+    that share rows and take turns along the inputs (`groups` · `deep` ≤ 4); the next words read while products run (2: but for
+    E8M0 scales, where that is slower)."""
 
     tokens: int
     rows: int = 1
@@ -22,7 +23,6 @@ class FusedTile:
     together: int = 8
     deep: int = 1
     ahead: int = 2
-    shared: int = 0
 
 
 MANY_ROWS = 8192
@@ -30,17 +30,22 @@ MANY_ROWS = 8192
 
 FUSED_TILES = {
     # (tokens up to, tall): tile. More tokens take the last rows.
-    (32, False): FusedTile(32, 2, 2, 6),
-    (32, True): FusedTile(32, 2, 2, 6),
-    (64, False): FusedTile(64, 1, 2, 6),
-    (64, True): FusedTile(64, 1, 2, 6),
-    (128, False): FusedTile(128, 1, 2, 5),
+    (32, False): FusedTile(32, 1, 1, 12, deep=4),
+    (32, True): FusedTile(32, 1, 2, 8, deep=2),
+    (64, False): FusedTile(64, 1, 1, 12, deep=2),
+    (64, True): FusedTile(64, 1, 2, 8, deep=2, ahead=0),
+    (128, False): FusedTile(128, 1, 1, 6, deep=2),
     (128, True): FusedTile(128, 1, 2, 5),
-    (256, False): FusedTile(128, 1, 2, 5),
+    (256, False): FusedTile(128, 1, 1, 6, deep=2),
     (256, True): FusedTile(256, 1, 2, 4),
-    (512, False): FusedTile(256, 1, 2, 4),
+    (512, False): FusedTile(128, 1, 2, 6, deep=2, ahead=0),
     (512, True): FusedTile(256, 1, 2, 4),
+    (1 << 30, False): FusedTile(256, 1, 2, 4),
+    (1 << 30, True): FusedTile(256, 1, 2, 4),
 }
+
+E2M1_TILES = {(64, True): FusedTile(64, 2, 1, 8, deep=2)}
+"""What is better for E2M1, whose decode is longer: 128 rows share what is not decode."""
 
 LEAST_TOKENS = 33
 """Tokens from which the fused schedule serves: 0.6 of the fragment kernel's time at 64 for n = 14336, the same for n = 4096."""
@@ -49,8 +54,8 @@ EXPERT_TILES = {
     # pairs an expert gets on average, up to: tile
     8: FusedTile(16, 2, 2, 6),
     16: FusedTile(32, 2, 2, 6),
-    32: FusedTile(64, 2, 2, 6),
-    128: FusedTile(128, 2, 2, 4),
+    32: FusedTile(64, 1, 2, 8, deep=2),
+    128: FusedTile(128, 1, 2, 6, deep=2, ahead=0),
     1 << 30: FusedTile(256, 1, 2, 4),
 }
 
@@ -58,13 +63,14 @@ LEAST_PAIRS = 16
 """Pairs an expert on average from which the fused schedule serves a block of experts."""
 
 
-def fused_tile(n: int, m: int, k: int = 0, card: str = "") -> FusedTile:
+@functools.lru_cache(maxsize=4096)
+def fused_tile(n: int, m: int, k: int = 0, card: str = "", element: str = "") -> FusedTile:
     """Tile for m tokens and a weight (n, k): what `halfbyte tune` found on this card, else the table's."""
     best = found(card, "fused", "4-bit", n, k, m) if card and k else None
     if best:
         return FusedTile(*best)
-    limit = min((tokens for tokens, _ in FUSED_TILES if m <= tokens), default=512)
-    return FUSED_TILES[limit, n >= MANY_ROWS]
+    row = min(tokens for tokens, _ in FUSED_TILES if m <= tokens), n >= MANY_ROWS
+    return E2M1_TILES.get(row, FUSED_TILES[row]) if element == "e2m1" else FUSED_TILES[row]
 
 
 def parts(rest: int, programs: int, units: int) -> int:
@@ -73,6 +79,18 @@ def parts(rest: int, programs: int, units: int) -> int:
     while count < 8 and 2 * count * rest <= programs and units >= 8 * count:
         count *= 2
     return count
+
+
+SHARED_BYTES = 232448 - 1024
+"""Shared memory a block may have on compute capability 9.0, less barriers."""
+
+
+def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: bool) -> int:
+    """The tile's stages, or as many as fit beside outputs and the sums of warpgroups that share rows; `groups` are a unit's."""
+    bn = 64 * tile.rows * tile.groups
+    stage = tile.tokens * 128 + bn * 8 * bits + max(bn // 16, 8) * 16 * groups * (scale_bytes + (2 if zeros else 0))
+    other = bn * tile.tokens * (2 + 4 * (tile.deep - 1))
+    return min(tile.stages, (SHARED_BYTES - other) // stage)
 
 
 def expert_tile(pairs: int, experts: int) -> FusedTile:

@@ -89,7 +89,7 @@ def _copy_weight(
 
 @gluon.jit
 def _produce(
-    x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, base, KS, R16,
+    x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS, R16,
     BN: gl.constexpr, BT: gl.constexpr, BITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr,
     ADD: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -110,7 +110,7 @@ def _produce(
         for i in gl.static_range(STAGES):
             mbarrier.expect(full.index(i), BYTES, pred=i < early)
             _copy_weight(
-                w_desc, s_desc, a_desc, ws, ss, zs, full.index(i), i, (base + row * BN) // 16, k0 + i, i < early, BITS, GROUPS,
+                w_desc, s_desc, a_desc, ws, ss, zs, full.index(i), i, row * (BN // 16), k0 + i, i < early, BITS, GROUPS,
                 GROUP, SW, ADD,
             )  # fmt: skip
         if PDL:
@@ -121,7 +121,7 @@ def _produce(
         tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
         if k1 > k0:
             row, token = _place(tile, rows, tokens, TOGETHER)
-            row = (base + row * BN) // 16
+            row *= BN // 16
             if ROUTED:
                 row += gl.load(EXPERT + token).to(gl.int32) * R16
             for k in range(k0, k1):
@@ -179,13 +179,13 @@ def _joined(low, high, A: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, held, full, empty, sums,
-    given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
+    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums,
+    given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
     WGS: gl.constexpr, WGK: gl.constexpr, BT: gl.constexpr, R: gl.constexpr, STAGES: gl.constexpr, BY_16: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
     TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
-    SHARED: gl.constexpr, NUMBER: gl.constexpr,
+    NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup WG of the WGS along the rows, turn WK of the WGK along the inputs: rows WG · 64 R and on of every tile."""
     WG: gl.constexpr = NUMBER % WGS
@@ -227,13 +227,7 @@ def _consume(
                 operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, BITS, A),
                 A,
             )
-            if SHARED:
-                held.index(NUMBER).store(a)
-                fence_async_shared()
-                block_barrier()
-                acc = warpgroup_mma(held.index(NUMBER), xs.index(stage).permute((1, 0)), acc, is_async=True)
-            else:
-                acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
             done = empty.index(stage)
             stage += WGK
             if stage >= STAGES:
@@ -244,10 +238,7 @@ def _consume(
                 first, second = _words(
                     ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
                 )
-            if SHARED:
-                acc = warpgroup_mma_wait(0, deps=[acc])
-            else:
-                acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+            acc, a = warpgroup_mma_wait(0, deps=[acc, a])
             mbarrier.arrive(done)
         if k1 > k0:
             if WK > 0:
@@ -255,7 +246,7 @@ def _consume(
             else:
                 acc = take(sums, given, taken, WG, turn, acc, R, WGS, WGK)
                 row, token = _place(tile, rows, tokens, TOGETHER)
-                first_row = base + row * BN + WG * MINE
+                first_row = row * BN + WG * MINE
                 last = p >= 0
                 if k1 - k0 < KS:
                     acc, last = meet(PARTIAL, COUNT, acc, tile - whole * programs, sharing, units, p, KS, R, WG, WGS)
@@ -293,50 +284,49 @@ def _consume(
 @gluon.jit
 def _partition(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys,
-    held, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
+    full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
     TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
-    SHARED: gl.constexpr, PDL: gl.constexpr, NUMBER: gl.constexpr,
+    PDL: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     """Consumer NUMBER of WGS · WGK, or after them the producer."""
     if NUMBER < WGS * WGK:
         _consume(
-            y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, held, full, empty, sums,
-            given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor, WGS, WGK, BT, R, STAGES,
+            y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums,
+            given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor, WGS, WGK, BT, R, STAGES,
             GROUP == 16, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED,
-            GATE, AHEAD, SHARED, NUMBER,
+            GATE, AHEAD, NUMBER,
         )  # fmt: skip
     else:
         _produce(
-            x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, base, KS,
+            x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS,
             (n + 15) // 16, 64 * R * WGS, BT, BITS, GROUPS, GROUP, SW, ADD, STAGES, TOGETHER, ROUTED, PDL,
         )  # fmt: skip
 
 
 @gluon.jit(
-    do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "base", "KS", "shift"],
+    do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "KS", "shift"],
     do_not_specialize_on_alignment=["BIAS_PTR", "GLOBAL", "BLOCKS", "EXPERT", "FIRST", "LAST", "COUNT"],
 )
 def wgmma_kernel(
     y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT,
-    m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit, divisor,
+    m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
     BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
     TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
-    SHARED: gl.constexpr, PDL: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x wᵀ + bias, one tile being 64 R WGS rows of w by BT tokens.
 
-    tiles   rows · tokens blocks, the first at row `base`; `sharing` programs take those beyond whole rounds
+    tiles   rows · tokens blocks; `sharing` programs take those beyond whole rounds
     KS      units of 64 inputs in a row               R       blocks of 64 rows a warpgroup
     WGS     warpgroups along the rows                 WGK     warpgroups that take turns along the inputs
     GROUPS  scale groups in a unit (1 when larger)    SW      16-bit words of a unit's scales in 16 rows
     STORE   2: the copy engine writes y               1: every lane writes what it has
     AHEAD   the next words are read while products run
-    SHARED  finished weights reach the matrix unit through shared memory, a piece a warpgroup
     ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y
             have BT rows a block
     GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
@@ -352,9 +342,6 @@ def wgmma_kernel(
     ys = ss
     if STORE == 2:
         ys = gl.allocate_shared_memory(dtype, [WGS, BT, 32 * R if GATE else 64 * R], y_desc.layout)
-    held = ss
-    if SHARED:
-        held = gl.allocate_shared_memory(dtype, [WGS * WGK, 64 * R, 64], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -381,9 +368,9 @@ def wgmma_kernel(
         [
             (_partition, (
                 y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws,
-                ss, zs, ys, held, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, base, KS, shift, out_unit,
+                ss, zs, ys, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit,
                 divisor, BT, R, WGS, WGK, STAGES, GROUP, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS,
-                HALF, TOGETHER, STORE, ROUTED, GATE, AHEAD, SHARED, PDL, number,
+                HALF, TOGETHER, STORE, ROUTED, GATE, AHEAD, PDL, number,
             ))
             for number in (0, 1, 2, 3, 4)[: WGS * WGK + 1]
         ],
