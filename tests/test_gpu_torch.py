@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -138,6 +139,30 @@ def test_case_53_after_warmup_no_call_compiles_anything():
         assert compiled == []
     finally:
         knobs.runtime.jit_cache_hook = before
+
+
+def test_case_33_threads_share_a_cold_weight():
+    """Eight threads call a weight that nothing was prepared or compiled for: with as many tokens each, then with 1 to 8."""
+    cuda()
+    q = make("mxfp4", 112, 9, np.random.default_rng(33))
+    xs = [torch.randn(m, q.shape[1], device="cuda").half() for m in range(1, 9)]
+    for tokens in ([3] * 8, range(8)):
+        fresh, start = QTensor(q.format, q.shape, dict(q.parts)), threading.Barrier(8)
+        got: list[torch.Tensor | None] = [None] * 8
+
+        def work(i, fresh=fresh, start=start, got=got, tokens=tokens):
+            start.wait()
+            got[i] = ops.linear(xs[tokens[i]], fresh)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        held = ops.prepare(q, device="cuda")
+        for i, y in enumerate(got):
+            assert y is not None
+            assert torch.equal(y, ops.linear(xs[tokens[i]], held))
 
 
 def two_devices():
