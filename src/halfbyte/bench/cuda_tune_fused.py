@@ -13,12 +13,15 @@ import torch
 
 from ..backends.cuda import fused
 from ..backends.cuda.found import Entry
-from ..backends.cuda.fused_tiles import FUSED_TILES, LEAST_TOKENS, FusedTile
+from ..backends.cuda.fused_tiles import E2M1_TILES, FUSED_TILES, LEAST_TOKENS, FusedTile
 from ..backends.cuda.weight import nbytes, to_device
-from .cuda_linear import ROTATE_BYTES, copies, graph_time_us
+from .cuda_linear import ROTATE_BYTES, UNFIT, copies, graph_time_us
 from .weights import random_weight
 
-MORE = (FusedTile(64, 2, 2, 6), FusedTile(128, 2, 2, 4))
+MORE = (
+    *E2M1_TILES.values(), FusedTile(32, 2, 2, 6), FusedTile(64, 1, 2, 6), FusedTile(64, 2, 2, 6), FusedTile(128, 1, 2, 6),
+    FusedTile(128, 2, 2, 4),
+)  # fmt: skip
 
 
 def candidates(m: int) -> list[FusedTile]:
@@ -33,7 +36,7 @@ def compile_one(job: tuple[str, FusedTile]) -> None:
     try:
         x = torch.zeros(8, 256, device="cuda", dtype=torch.float16)
         fused.fused(x, to_device(random_weight(codec, 64, 256, 0), "cuda"), None, tile)
-    except Exception:  # reported when it is timed
+    except UNFIT:  # reported when it is timed
         return
 
 
@@ -61,7 +64,7 @@ def tune(
                 for tile in candidates(m):
                     try:
                         us = graph_time_us([partial(fused.fused, x, w, None, tile) for w in ws], 5)
-                    except Exception:  # a tile this card has no shared memory for
+                    except UNFIT:
                         us = math.inf
                     times[m, tile].append(us)
                     record = {"op": "tune", "format": codec, "n": n, "k": k, "m": m, "tile": list(vars(tile).values())}
