@@ -13,7 +13,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
-FORMATS = ("mxfp4", "nvfp4", "int4:g128", "affine4:g64", "q4_K", "q6_K", "uint3:g64", "mxfp8_e4m3", "nf4:g64", "int8:g32")
+FORMATS = (
+    "mxfp4", "nvfp4", "int4:g128", "affine4:g64", "q4_K", "q6_K", "uint3:g64", "uint2:g32", "mxfp8_e4m3", "nf4:g64", "int8:g32",
+)
 
 
 def test_decode_and_products_without_a_gpu():
