@@ -24,7 +24,7 @@ round-to-nearest parameters of the format's own encoder in float64 with scales a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,8 @@ REFINEMENTS = 2
 OCTAVE = 8
 CHUNK = 1 << 15
 """Values searched at a time on the CPU: the arrays of a try stay in a 1 MB cache, which halves the time."""
-CHUNK_ELSEWHERE = 1 << 24
-"""On a GPU, where each try costs a launch: 64 MB an array."""
+CHUNK_ELSEWHERE = 1 << 21
+"""On a GPU, where all tries are made at once: 39 of them are 330 MB an array."""
 SAMPLE = 1 << 17
 """Values on which a tensor scale is chosen."""
 
@@ -141,15 +141,15 @@ def _best_byte(grid: Grid, x: F64, h: F64) -> Params:
     amax = xp.amax(xp.abs(xp.where(inside, x, 0.0)), axis=-1)
     one = xp.where(amax > 0, amax, 1.0)
     t, w = _in_units(x, one, grid), _relative(h, grid)
-    best, least = xp.zeros(amax.shape), xp.full(amax.shape, math.inf)
-    for scale in _bytes(grid, amax):
+    best, most = xp.zeros(amax.shape), xp.full(amax.shape, -math.inf)
+    for scale in _together(x, list(_bytes(grid, amax))):
         unit = xp.cast(scale / one, t.dtype)[..., None]
         d = _elements(grid, t / unit)
         d *= unit
         d -= t
-        e = xp.weighed(d, d, w)
-        better = e < least
-        best, least = xp.where(better, scale, best), xp.where(better, xp.cast(e, xp.float64), least)
+        gain, scale = _first(-xp.weighed(d, d, w), scale)
+        better = gain > most
+        best, most = xp.where(better, scale, best), xp.where(better, xp.cast(gain, xp.float64), most)
     return Params(best)
 
 
@@ -175,11 +175,13 @@ def _best_extreme(grid: Grid, x: F64, h: F64) -> Params:
     empty = extreme == 0
     t, w = _in_units(x, xp.where(empty, 1.0, extreme), grid), _relative(h, grid)
     best, most = xp.zeros(extreme.shape), xp.full(extreme.shape, -math.inf)
-    for end in {float(grid.table[0]), float(grid.table[-1])} - {0.0}:
-        for shrink in SHRINK_FLOAT if grid.fmt.element in MINIFLOATS else SHRINK:
-            scale, gain = _line_through_0(t, w, _elements(grid, t * (end / shrink)))
-            better = gain > most
-            best, most = xp.where(better, scale, best), xp.where(better, gain, most)
+    shrinks = SHRINK_FLOAT if grid.fmt.element in MINIFLOATS else SHRINK
+    ends = {float(grid.table[0]), float(grid.table[-1])} - {0.0}
+    for per in _numbers(t, [end / shrink for end in ends for shrink in shrinks]):
+        scale, gain = _line_through_0(t, w, _elements(grid, t * per))
+        gain, scale = _first(gain, scale)
+        better = gain > most
+        best, most = xp.where(better, scale, best), xp.where(better, gain, most)
     return Params(grid.stored(xp.where(empty, 0.0, best * extreme)))
 
 
@@ -201,24 +203,46 @@ def _best_range(grid: Grid, x: F64, h: F64) -> Params:
     best, about, most = xp.zeros(width.shape), xp.zeros(width.shape), xp.full(width.shape, -math.inf)
     total = xp.broadcast_to(w.sum(-1), width.shape)
     mean = (t * w).sum(-1) / total if f.bias else total
-    for shrink in SHRINK:
-        for a in (0.0, 1 - shrink, (1 - shrink) / 2):
-            per = steps / shrink
-            if f.bias:
-                v = xp.clip(xp.rint((t - a) * per), 0, steps)
-                mv = (v * w).sum(-1) / total
-                scale, gain = _line_through_0(t - mean[..., None], w, v - mv[..., None])
-                other = mean - scale * mv
-            else:
-                other = xp.clip(xp.rint((origin - a) * per), 0, steps)
-                v = xp.clip(xp.rint(t * per), -other[..., None], steps - other[..., None])
-                scale, gain = _line_through_0(t, w, v)
-            better = gain > most
-            best, about, most = xp.where(better, scale, best), xp.where(better, other, about), xp.where(better, gain, most)
+    tries = [(steps / shrink, a) for shrink in SHRINK for a in (0.0, 1 - shrink, (1 - shrink) / 2)]
+    pers, starts = ([number for number, _ in tries], [number for _, number in tries])
+    for per, a in zip(_numbers(t, pers), _numbers(t, starts), strict=True):
+        if f.bias:
+            v = xp.clip(xp.rint((t - a) * per), 0, steps)
+            mv = (v * w).sum(-1) / total
+            scale, gain = _line_through_0(t - mean[..., None], w, v - mv[..., None])
+            other = mean - scale * mv
+        else:
+            other = xp.clip(xp.rint((origin[..., None] - a) * per), 0, steps)
+            v = xp.clip(xp.rint(t * per), -other, steps - other)
+            scale, gain = _line_through_0(t, w, v)
+            other = other[..., 0]
+        gain, scale, other = _first(gain, scale, other)
+        better = gain > most
+        best, about, most = xp.where(better, scale, best), xp.where(better, other, about), xp.where(better, gain, most)
     scale = grid.stored(xp.where(flat, 0.0 if f.bias else 1.0, best * width))
     if f.bias:
         return Params(scale, None, grid.stored_bias(low + xp.where(flat, 0.0, about * width)))
     return Params(scale, xp.where(flat, float(1 << (f.bits - 1)), xp.cast(about, xp.float64)))
+
+
+def _together(x: Any, tries: list[F64]) -> Iterable[F64]:
+    """Tries [...] on a leading axis: one after another on the CPU, where each stays in cache; all at once where each costs
+    launches."""
+    return [one[None] for one in tries] if isinstance(x, np.ndarray) else [functions(x).stack(tries)]
+
+
+def _numbers(t: Any, tries: list[float]) -> Iterable[Any]:
+    """The same for numbers to be tried on t, in its dtype."""
+    numbers = functions(t).array(tries, t.dtype).reshape(-1, *(1,) * t.ndim)
+    return [one[None] for one in numbers] if isinstance(t, np.ndarray) else [numbers]
+
+
+def _first(gain: Any, *others: Any) -> tuple[Any, ...]:
+    """The try [n, G] of the largest gain, the first of equal ones, of tries on a leading axis; and what belongs to it."""
+    if len(gain) == 1:
+        return tuple(a[0] for a in (gain, *others))
+    xp, at = functions(gain), gain.argmax(axis=0)[None]
+    return tuple(xp.take_along_axis(a, at, 0)[0] for a in (gain, *others))
 
 
 def _line_through_0(t: Array, w: Array, v: Array) -> tuple[F64, F64]:
