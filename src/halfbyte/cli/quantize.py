@@ -40,7 +40,7 @@ def quantize(
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
     device: Annotated[
-        str, typer.Option(help="Where the model runs for gptq and awq: cpu, cuda; auto takes a GPU if there is one.")
+        str, typer.Option(help="Where calibration runs, and rounding with it: cpu, cuda; auto takes a GPU if there is one.")
     ] = "auto",
     from_packed: Annotated[
         bool, typer.Option("--from-packed", help="Also decode weights that are packed, and round them again.")
