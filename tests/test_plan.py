@@ -103,6 +103,15 @@ def test_the_command(gpt_oss, capsys):
     assert "would fit: 2 such devices" in out
 
 
+@pytest.mark.parametrize(("tokens", "held"), [(128, 577.7), (512, 727.5), (2048, 1036.9), (8192, 628.5)])
+def test_a_layer_on_a_gpu_within_1_percent_of_what_was_measured(tmp_path, tokens, held):
+    """docs/measured.md: MB that torch held at most for a prompt on an H200, and 651 for the context."""
+    layer = {**GPT_OSS_20B, "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "vocab_size": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(layer))
+    planned = Planner(tmp_path, device="cuda").plan(tokens).total / 1e6
+    assert abs(planned - (held + 651)) < 0.01 * (held + 651)
+
+
 def test_what_the_command_says_of_odd_wishes(gpt_oss, capsys):
     assert main(["plan", str(gpt_oss), "--device-memory", "lots"]) == 2
     assert "[plan] --device-memory 'lots'; allowed: a number with" in capsys.readouterr().err
@@ -129,6 +138,8 @@ def test_what_cannot_be_planned(gpt_oss, tmp_path_factory):
         Planner(gpt_oss, device="cuda").plan(0)
     with pytest.raises(CheckpointError, match="dtype 'int8'; allowed"):
         Planner(gpt_oss, dtype="int8")
+    with pytest.raises(CheckpointError, match=r"\[plan\] device 'tpu'; allowed: cpu, cuda"):
+        Planner(gpt_oss, device="tpu")
     (empty / "config.json").write_text(
         json.dumps({**GPT_OSS_20B, "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}})
     )

@@ -83,12 +83,14 @@ class Plan:
 class Planner:
     """One model, planned for different contexts, dtypes and codecs.
 
-    Raises CheckpointError for a path without a model's configuration, and for packed weights that are described but not there
-    unless `codec` says what they are in.
+    Raises CheckpointError for another device than "cpu" and "cuda", for a path without a model's configuration, and for packed
+    weights that are described but not there unless `codec` says what they are in.
     """
 
     def __init__(self, path: str | Path, *, device: str = "cpu", dtype: str | None = None, codec: str | None = None) -> None:
         self.path, self.device = Path(path), device
+        if device not in ("cpu", "cuda"):
+            raise CheckpointError(f"[plan] device {device!r}; allowed: cpu, cuda")
         self.dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
         if self.dtype not in DTYPE_BYTES:
             raise CheckpointError(f"[plan] dtype {self.dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
