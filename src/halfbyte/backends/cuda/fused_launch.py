@@ -1,5 +1,5 @@
 """Launches of the fused kernel. What does not change from call to call is worked out once and kept with the weight, the compiled
-kernel too: looking it up by 48 arguments and describing five tensors anew took the host longer than the GPU needs for a layer.
+kernel too: looking it up by 47 arguments and describing five tensors anew took the host longer than the GPU needs for a layer.
 """
 
 from __future__ import annotations
