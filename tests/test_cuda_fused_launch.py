@@ -1,0 +1,79 @@
+"""What the fused schedule hands to its kernel, without a GPU: every argument once, in order, on the first call and later."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("torch")
+
+import torch
+
+from halfbyte.backends.cuda import fused, fused_launch
+from halfbyte.backends.cuda.weight import to_device
+from halfbyte.bench.weights import random_weight
+
+NAMES = fused_launch.wgmma_kernel.arg_names
+
+
+class Recorder:
+    """In place of the kernel: keeps the arguments of launches by name."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, grid):
+        def launch(*values, **named):
+            options = {name: value for name, value in named.items() if name not in NAMES}
+            assert options.keys() <= {"launch_pdl", "num_warps", "enable_fp_fusion"}
+            constants = {name: value for name, value in named.items() if name in NAMES}
+            assert [*NAMES[: len(values)], *constants] == NAMES
+            self.calls.append((grid[0], dict(zip(NAMES, [*values, *constants.values()], strict=True))))
+            return self
+
+        return launch
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    held = Recorder()
+    monkeypatch.setattr(fused_launch, "wgmma_kernel", held)
+    monkeypatch.setattr(fused, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    return held
+
+
+@pytest.mark.parametrize("word", ["int4:g128", "mxfp4", "nvfp4", "uint4:g64", "affine8:g64", "q8_0", "mxfp8_e4m3", "int2:g64"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("n", "k", "m"), [(4096, 512, 64), (14336, 256, 40), (100, 320, 300)])
+def test_a_second_call_hands_over_what_the_first_did(recorder, word, dtype, n, k, m):
+    k = k // 128 * 128 if word == "int4:g128" else k
+    w = to_device(random_weight(word, n, k, 0), "cpu")
+    x, bias = torch.zeros(m, k, dtype=dtype), torch.zeros(n, dtype=dtype)
+    assert fused.refusal(x, w) is None
+    for _ in range(2):
+        fused.fused(x, w, bias)
+    (programs, first), (again, second) = recorder.calls
+    assert programs == again <= 132
+    plain = {name for name, value in first.items() if isinstance(value, int | float)}
+    assert {name: first[name] for name in plain} == {name: second[name] for name in plain}
+    assert all(second[name] is first[name] for name in ("w_desc", "s_desc", "a_desc", "BIAS_PTR", "GLOBAL"))
+    assert first["tiles"] == first["rows"] * first["tokens"]
+    assert first["rows"] * 64 * first["R"] * first["WGS"] >= n
+    assert first["tokens"] * first["BT"] >= m
+    bits = w.format.bits
+    assert list(first["w_desc"].block_shape) == [4 * first["R"] * first["WGS"], bits, 32]
+    assert tuple(first["w_desc"].shape) == (-(-n // 16), bits * w.tiled, 32)
+    cut = first["sharing"] > first["tiles"] % programs > 0
+    size = 2 * first["sharing"] * 64 * first["R"] * first["WGS"] * first["BT"]
+    assert first["PARTIAL"].numel() == (size if cut else 1)
+
+
+def test_another_tile_dtype_or_bias_is_another_kernel(recorder):
+    w = to_device(random_weight("mxfp4", 4096, 128, 0), "cpu")
+    for m, dtype, bias in ((64, torch.float16, None), (64, torch.bfloat16, None), (64, torch.float16, torch.zeros(4096)),
+                           (300, torch.float16, None)):  # fmt: skip
+        fused.fused(torch.zeros(m, 128, dtype=dtype), w, bias)
+    assert len(w.maps) == 4
+    fused.fused(torch.zeros(63, 128, dtype=torch.float16), w, None)
+    assert len(w.maps) == 4
