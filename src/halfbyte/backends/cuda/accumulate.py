@@ -245,14 +245,14 @@ def gather(
 
 
 @gluon.constexpr_function
-def is_odd(block, pair):
-    """Whether a block of a step belongs to the second of two groups that share x; groups are `pair` blocks, 0: none share."""
-    return pair > 0 and block // pair % 2 == 1
+def second_chain(block, chain):
+    """Whether a block's product goes into the second accumulator; they take turns every `chain` blocks, 0: there is one."""
+    return chain > 0 and block // chain % 2 == 1
 
 
 @gluon.constexpr_function
 def of_x(block, pair):
-    """Which registers of x, this one and the next, a block of weights meets."""
+    """The first of the two registers of x that a block of weights meets; groups of `pair` blocks share them two by two."""
     return 2 * (block // (2 * pair) * pair + block % pair if pair else block)
 
 

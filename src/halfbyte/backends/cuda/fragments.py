@@ -32,11 +32,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .accumulate import (
     activations,
     gather,
-    is_odd,
     of_x,
     paired,
     places_of_x,
     product,
+    second_chain,
     start_of,
     stored,
     sums_of_x,
@@ -50,10 +50,10 @@ from .tiles import NONE
 
 
 @gluon.constexpr_function
-def each(units, warps, step, ahead):
-    """Units a warp takes: one step, or as many whole rounds of `ahead` steps as it needs."""
+def each(units, warps, step, buffers):
+    """Units a warp takes: one step, or as many whole rounds of `buffers` steps as it needs."""
     need = -(-units // warps)
-    return step if need <= step else -(-need // (step * ahead)) * step * ahead
+    return step if need <= step else -(-need // (step * buffers)) * step * buffers
 
 
 @gluon.jit
@@ -77,13 +77,15 @@ def fetch(
 @gluon.jit
 def multiply(
     words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW: gl.constexpr, LX: gl.constexpr,
-    STEP: gl.constexpr, SPAN: gl.constexpr, PAIR: gl.constexpr, FLUSHES: gl.constexpr, PARITIES: gl.constexpr,
+    STEP: gl.constexpr, NB: gl.constexpr, SPAN: gl.constexpr, PAIR: gl.constexpr, FLUSHES: gl.constexpr, PARITIES: gl.constexpr,
     KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr,
     SCALED: gl.constexpr, RAW: gl.constexpr, SUMS: gl.constexpr, OFFSET: gl.constexpr, U0: gl.constexpr, U1: gl.constexpr,
 ):  # fmt: skip
     """y plus a step's products: codes decoded, multiplied with x, sums scaled."""
     ZEROES: gl.constexpr = 2.0 ** (BITS - 1)  # the implicit zero of `int` codes
     N: gl.constexpr = STEP * BITS  # words a lane
+    # Blocks after which the other of two accumulators has its turn: a product takes its time to come out, the next must not wait.
+    CHAIN: gl.constexpr = PAIR if PAIR else 1 if (NB == 1) and (SPAN >= 8) else 0
     a = pieces(gl.reshape(words, words.shape[:4] + [N]), N)
     if SCALED:
         scale, addend = terms_half(scales, addends, top, SCALE, ADD, KIND, HALF, FP8, FLUSHES * 2)
@@ -132,7 +134,7 @@ def multiply(
                 w2, w3 = decode_octets(a[2 * i + 1], KIND, HALF, FP8)
             else:
                 w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
-            if is_odd(i, PAIR):
+            if second_chain(i, CHAIN):
                 d0, d1, d2, d3 = product(w0, w1, w2, w3, x[of_x(i, PAIR)], x[of_x(i, PAIR) + 1], d0, d1, d2, d3, LW, LX, HALF)
             else:
                 c0, c1, c2, c3 = product(w0, w1, w2, w3, x[of_x(i, PAIR)], x[of_x(i, PAIR) + 1], c0, c1, c2, c3, LW, LX, HALF)
@@ -140,6 +142,11 @@ def multiply(
                 if PAIR:
                     c1 = d1
                     c3 = d3
+                elif CHAIN:
+                    c0 = c0 + d0
+                    c1 = c1 + d1
+                    c2 = c2 + d2
+                    c3 = c3 + d3
                 y0, y1, y2, y3 = gather(
                     y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, scale, addend, i // SPAN, PARITIES, LW, U1 / U0, ADD
                 )
@@ -158,7 +165,7 @@ def walk(
     FP8: gl.constexpr, WAIT: gl.constexpr,
 ):  # fmt: skip
     """Row tiles first, first + stride, … below end, for the tokens from `tokens` on and below m."""
-    EACH: gl.constexpr = each(UNITS, WK, STEP, AHEAD)
+    EACH: gl.constexpr = each(UNITS, WK, STEP, 2 if AHEAD == 2 else 1)
     STEPS: gl.constexpr = EACH // STEP
     EXACT: gl.constexpr = EACH * WK == UNITS
     Q: gl.constexpr = BITS // 4  # blocks of 128 words a unit
@@ -202,12 +209,19 @@ def walk(
     s_tile = axis(1, WN, LS, RANK) * RT + axis(3, RT, LS, RANK)
     s_live = s_slot + s_set % PARITIES < SET
     PLACE: gl.constexpr = ((SPAN, SET), (RT, GROUPS, SCALE, ADD, PER, FULL))
-    TURNS: gl.constexpr = AHEAD if STEPS == 1 else 1
+    BUFFERS: gl.constexpr = 2 if AHEAD == 2 else 1
+    TURNS: gl.constexpr = BUFFERS if STEPS == 1 else 1
     W_PLACE: gl.constexpr = (UNITS, Q, EXACT)
     words, scales, supers, addends, lows = fetch(
         W, S, SUPER, A, SMIN, first, 0, end, w_far, w_near, w_live, w_unit, w_tile,
         s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
     )  # fmt: skip
+
+    if AHEAD == 2:
+        words2, scales2, supers2, addends2, lows2 = fetch(
+            W, S, SUPER, A, SMIN, first + (stride if STEPS == 1 else 0), 0 if STEPS == 1 else STEP, end, w_far, w_near, w_live,
+            w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+        )  # fmt: skip
 
     # Activations of this lane: [WK, WN, 32, NB, 4 words, 2 halves] a unit.
     column = axis(2, 32, LX6, 6) // 4
@@ -233,11 +247,6 @@ def walk(
             bt = sums_of_x(b, no_sum, U0, SPAN, STEP, PAIR, LX, HALF)
         else:
             bt = b
-    if AHEAD == 2:  # behind x, which would wait for them otherwise
-        words2, scales2, supers2, addends2, lows2 = fetch(
-            W, S, SUPER, A, SMIN, first + (stride if STEPS == 1 else 0), 0 if STEPS == 1 else STEP, end, w_far, w_near, w_live,
-            w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
-        )  # fmt: skip
     u0 = unit * (1.0 / U0)
     u1 = unit * (1.0 / U1)
     for turn in range(first, end, stride * TURNS):
@@ -246,7 +255,7 @@ def walk(
         y1 = none
         y2 = none
         y3 = none
-        for many in range(0, STEPS, AHEAD // TURNS):
+        for many in range(0, STEPS, BUFFERS // TURNS):
             if AHEAD == 1:
                 later = fetch(
                     W, S, SUPER, A, SMIN, turn + (many + 1) // STEPS * stride, (many + 1) % STEPS * STEP, end, w_far, w_near,
@@ -262,13 +271,13 @@ def walk(
                 x = b
                 xt = bt
             y0, y1, y2, y3 = multiply(
-                words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, PAIR, FLUSHES,
+                words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, NB, SPAN, PAIR, FLUSHES,
                 PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
             )  # fmt: skip
-            if AHEAD == 2:
+            if AHEAD != 1:
                 later = fetch(
-                    W, S, SUPER, A, SMIN, turn + (many + 2) // STEPS * stride, (many + 2) % STEPS * STEP, end, w_far, w_near,
-                    w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
+                    W, S, SUPER, A, SMIN, turn + (many + BUFFERS) // STEPS * stride, (many + BUFFERS) % STEPS * STEP, end, w_far,
+                    w_near, w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live, top, W_PLACE, PLACE,
                 )  # fmt: skip
             words, scales, supers, addends, lows = later
             if (AHEAD == 2) and (STEPS > 1):
@@ -278,7 +287,7 @@ def walk(
                 else:
                     xt = x
                 y0, y1, y2, y3 = multiply(
-                    words2, scales2, supers2, addends2, lows2, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, PAIR,
+                    words2, scales2, supers2, addends2, lows2, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, NB, SPAN, PAIR,
                     FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
                 )  # fmt: skip
                 words2, scales2, supers2, addends2, lows2 = fetch(
@@ -292,7 +301,7 @@ def walk(
             if turn2 < end:
                 bias = biases(BIAS_PTR, turn2, n, RT, NB, WK, WN, TOKENS) if HAS_BIAS else factor
                 y0, y1, y2, y3 = multiply(
-                    words2, scales2, supers2, addends2, lows2, b, bt, none, none, none, none, none, top, LW, LX, STEP, SPAN,
+                    words2, scales2, supers2, addends2, lows2, b, bt, none, none, none, none, none, top, LW, LX, STEP, NB, SPAN,
                     PAIR, FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
                 )  # fmt: skip
                 words2, scales2, supers2, addends2, lows2 = fetch(
@@ -322,9 +331,8 @@ def fragment_kernel(
     unit    what multiplies the sums at the end beside the decoder's power of two; top: the largest E8M0 byte
     STEP    units loaded at once: a power of two; whole groups or a whole part of one, and of whole sets when SET > 1
     SCALED  weights are finished before the product (one rounding at most), and one accumulator takes all groups; SET = 1
-    AHEAD   buffers of words, 1 or 2. Two take turns (or steps, where a warp's inputs are more than one), each written once its
-            words are decoded, so that a whole turn is on its way while the other is multiplied; one alone is asked for where
-            the assembler puts it, and that is late
+    AHEAD   when words are asked for: 1 before the products of the step before, 0 behind them (fewer registers), 2 a step earlier:
+            two buffers take turns (steps, where a warp's inputs are more than one)
     SET     groups that share an accumulator, each with TOKENS columns: 1, 2, 4 or 8, and so is TOKENS; NB = 1 unless SET = 1,
             TOKENS = 8
     ROUTED  a stack of weights: COUNT blocks of tokens; EXPERT, FIRST, LAST give each its expert and span of pairs, XROW and

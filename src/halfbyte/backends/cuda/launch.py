@@ -165,11 +165,12 @@ class Route:
 
 
 def family_of(w: CudaWeight) -> str:
-    """Weights that share tiles: `wide` of 8 bits, `e2m1`, `int` without zero points, `affine` with them, `biased`."""
+    """Weights that share tiles: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int` without zero points, `affine` with them,
+    `biased`."""
     if w.format.bits == 8:
         return "wide"
     if w.format.element == "e2m1":
-        return "e2m1"
+        return "fine" if group_elements(w) == 16 else "e2m1"
     return "int" if w.addend is None else "affine" if w.format.zero == "int" else "biased"
 
 

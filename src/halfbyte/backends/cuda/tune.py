@@ -45,8 +45,8 @@ def matmul_tile(words: int, n: int, m: int) -> Tile:
 @dataclass(frozen=True)
 class FragmentTile:
     """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the rows, units a step, programs
-    a multiprocessor (0: as many as there are turns), steps in flight, weights finished in float16 before the product where that
-    is exact or one rounding."""
+    a multiprocessor (0: as many as there are turns), when words are asked for (`AHEAD` in fragments.py), weights finished in
+    float16 before the product where that is exact or one rounding."""
 
     rows: int
     columns: int
@@ -89,7 +89,7 @@ def fragment_tile(units: int, n: int, m: int, family: str = "int", card: str = "
     if best:
         return FragmentTile(*best)
     row = FRAGMENT_TILES[min((limit for limit in FRAGMENT_TILES if m <= limit), default=64)]
-    tile = FragmentTile(*row.get(family, row["affine"])[n >= MANY_ROWS])
+    tile = FragmentTile(*row.get("e2m1" if family == "fine" else family, row["affine"])[n >= MANY_ROWS])
     if units <= 64:
         return tile
     if m <= 8:
