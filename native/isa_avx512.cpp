@@ -30,6 +30,7 @@ struct V {
   static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static F fmaxabs(F m, F v) { return _mm512_max_ps(m, _mm512_abs_ps(v)); }
   static float largest(F v) { return _mm512_reduce_max_ps(v); }
+  static float total(F v) { return _mm512_reduce_add_ps(v); }
   static bool any_nan(F v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
 
   static I iset(int x) { return _mm512_set1_epi32(x); }

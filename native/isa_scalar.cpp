@@ -83,6 +83,11 @@ struct V {
     for (int i = 1; i < 16; ++i) m = v.v[i] > m ? v.v[i] : m;
     return m;
   }
+  static float total(const F &v) {
+    float sum = 0.0f;
+    for (int i = 0; i < 16; ++i) sum += v.v[i];
+    return sum;
+  }
   static bool any_nan(const F &v) {
     bool nan = false;
     for (int i = 0; i < 16; ++i) nan |= v.v[i] != v.v[i];

@@ -6,6 +6,7 @@
 
 #include "dispatch.h"
 #include "linear.h"
+#include "merges.h"
 #include "pool.h"
 #include "step.h"
 #include "turning.h"
@@ -108,6 +109,12 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release released;
     halfbyte::turn_nibbles(address<uint8_t>(in), rows, columns, address<uint8_t>(in_order), address<uint8_t>(out_order),
                            reinterpret_cast<uint8_t *>(out));
+  });
+
+  m.def("merges", [](uintptr_t characters, uintptr_t ends, int64_t words, uintptr_t left, uintptr_t right) {  // for halfbyte/transformers/merges.py
+    nb::gil_scoped_release released;
+    return halfbyte::merges(address<uint32_t>(characters), address<int64_t>(ends), words, reinterpret_cast<int32_t *>(left),
+                            reinterpret_cast<int32_t *>(right));
   });
 
   using halfbyte::Step;  // for halfbyte/transformers/step.py

@@ -14,8 +14,8 @@ constexpr int64_t kShare = 64;
 
 int64_t shares_of(int64_t count) { return (count + kShare - 1) / kShare; }
 
-// exp(x) within 2 units in the last place from -87 to 88, in operations that compilers turn into vectors: x = n log 2 + r, 2^n set as an
-// exponent, and exp(r) by the polynomial of Cephes' expf. Beyond, the value at the end; NaN stays NaN.
+// exp(x) within 2 units in the last place from -87 to 88, in operations that compilers turn into vectors (where comparisons need not trap:
+// CMakeLists.txt): x = n log 2 + r, 2^n set as an exponent, exp(r) by the polynomial of Cephes' expf. Beyond, the value at the end; NaN stays.
 inline float exponential(float x) {
   constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which its low bits then are
   x = x < -87.0f ? -87.0f : x;
@@ -43,10 +43,13 @@ float square_sum(const float *x, int64_t count) {
   return sum;
 }
 
+// NaN where there is one.
+float larger_of(float a, float b) { return b > a || b != b ? b : a; }
+
 float largest_of(const float *x, int64_t count) {
-  float most = x[0];
-  for (int64_t i = 1; i < count; ++i) most = x[i] > most || x[i] != x[i] ? x[i] : most;
-  return most;
+  float most[4] = {x[0], x[0], x[0], x[0]};
+  for (int64_t i = 1; i < count; ++i) most[i % 4] = larger_of(most[i % 4], x[i]);
+  return larger_of(larger_of(most[0], most[1]), larger_of(most[2], most[3]));
 }
 
 }  // namespace
@@ -99,20 +102,20 @@ void Step::attend(int layer, const float *q, const float *k, const float *v, int
     parallel_for(kv_heads * shares, [&](int64_t i) {
       const int64_t h = i / shares, t0 = i % shares * kShare, count = place.count - t0 < kShare ? place.count - t0 : kShare;
       float *scores = scores_.data() + i * room, *most = parts_.data() + i * part, *sums = most + group, *mixed = sums + group;
-      kernels().dots(q + h * group * d, group, place.keys + h * place.stride + t0 * d, count, d, scores, kShare);
+      const float *keys = place.keys + h * place.stride + t0 * d, *values = place.values + h * place.stride + t0 * d;
+      kernels().dots(q + h * group * d, group, keys, count, d, scores, kShare);
       for (int64_t g = 0; g < group; ++g) {
-        float *line = scores + g * kShare, sum = 0.0f;
-        most[g] = largest_of(line, count);
-        for (int64_t t = 0; t < count; ++t) line[t] = exponential((line[t] - most[g]) * scale);
-        for (int64_t t = 0; t < count; ++t) sum += line[t];
-        sums[g] = sum;
+        float *line = scores + g * kShare;
+        const float top = most[g] = largest_of(line, count);
+        for (int64_t t = 0; t < count; ++t) line[t] = exponential((line[t] - top) * scale);
+        sums[g] = kernels().sum(line, count);
       }
-      kernels().mix(scores, kShare, group, place.values + h * place.stride + t0 * d, count, d, mixed);
+      kernels().mix(scores, kShare, group, values, count, d, mixed);
     });
     for (int64_t i = 0; i < heads; ++i) {
       const float *first = parts_.data() + i / group * shares * part + i % group;
       float most = first[0], sum = 0.0f, *to = y + i * d;
-      for (int64_t s = 1; s < shares; ++s) most = first[s * part] > most || first[s * part] != first[s * part] ? first[s * part] : most;
+      for (int64_t s = 1; s < shares; ++s) most = larger_of(most, first[s * part]);
       for (int64_t j = 0; j < d; ++j) to[j] = 0.0f;
       for (int64_t s = 0; s < shares; ++s) {
         const float *one = first + s * part, weight = exponential((one[0] - most) * scale);

@@ -17,6 +17,7 @@
 #include "../dispatch.h"
 #include "../linear.h"
 #include "../pool.h"
+#include "../step.h"
 #include "../turning.h"
 
 using namespace halfbyte;
@@ -274,6 +275,7 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
   }
 }
 
+#include "step_check.inl"
 #include "turning_check.inl"
 
 }  // namespace
@@ -288,6 +290,7 @@ int main(int argc, char **argv) {
     for (const Structure &s : kStructures)
       for (const int64_t n : {(int64_t)1, (int64_t)19, (int64_t)70})
         for (const int64_t groups : {1, 5}) check_weight(set, s, n, s.super ? s.super * (groups > 1 ? 2 : 1) : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
+    check_step(set);
     std::printf("%s: checked\n", set.c_str());
   }
   check_turning();

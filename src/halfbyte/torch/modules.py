@@ -1,7 +1,7 @@
 """Modules that hold a packed weight and multiply by it in place of `nn.Linear` and `nn.Embedding`.
 
     QLinear     y = x · wᵀ + bias         through products.linear, which passes a gradient on to x
-    QEmbedding  y = w[ids] · scale        through ops.embedding
+    QEmbedding  y = w[ids] · scale        through products.embedding
 
 The weight is no parameter: it has no gradient and no dense copy. Two modules may hold one weight (a tied head). Its canonical
 parts are in the state dict, it moves with `.to(device)`, is shared by deepcopy and written whole by pickle.
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import ops
 from ..backends import Prepared
 from ..errors import HalfbyteError
 from ..qtensor import QTensor
@@ -215,7 +214,7 @@ class QEmbedding(Packed):
 
     def compute(self, ids: Tensor) -> Tensor:
         """The rows, now."""
-        y: Tensor = ops.embedding(ids, self.weight.prepared, dtype=self.dtype)
+        y = products.embedding(ids, self.weight.prepared, self.dtype)
         return y if self.scale is None else y * self.scale
 
 

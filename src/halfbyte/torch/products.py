@@ -1,6 +1,7 @@
 """x · wᵀ on a packed weight as torch modules need it: without detours on the CPU, and with a gradient with respect to x.
 
     linear(x, w, bias, activations="exact")      the product; w what `ops.prepare` returned
+    embedding(ids, w, dtype)                     rows of w
     gradient(g, w)                               g · w, by slabs of decoded rows
 
 What a decoding step of a model pays beside the kernel is this module: a contiguous tensor on the CPU goes to the native core by
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from .. import ops
 from ..backends import Prepared
-from ..backends.cpu import MODES, native_of
+from ..backends.cpu import MODES, native, native_of
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 SLAB_BYTES = 1 << 26
@@ -55,6 +56,22 @@ def _product(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> T
 
 def _general(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> Tensor:
     y: Tensor = ops.linear(x.detach(), w, bias if bias is None else bias.detach(), activations=activations)
+    return y
+
+
+def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
+    """Rows of w by index, decoded exactly: (*ids.shape, k) of `dtype` on ids' device. Raises what `ops.embedding` raises.
+
+    A single index on the CPU, a decoding step's, goes to the native core by address.
+    """
+    code = DTYPES.get(dtype)
+    if w.backend == "cpu" and code is not None and ids.dtype == torch.int64 and ids.is_cpu and ids.numel() == 1:
+        n, k = w.shape
+        if 0 <= int(ids) < n:
+            row = torch.empty((*ids.shape, k), dtype=dtype)
+            native().embedding(w.data.native, ids.data_ptr(), 1, code, row.data_ptr())
+            return row
+    y: Tensor = ops.embedding(ids, w, dtype=dtype)
     return y
 
 

@@ -7,11 +7,15 @@ The numbers are those of transformers' own layers. Only for inference: what is w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from ..backends.cpu_weight import aligned_empty
 
 SPARE = 256
 """Tokens for which there is room after a copy."""
@@ -37,7 +41,7 @@ class Room:
     def _with_room(self, old: Tensor, count: int, like: Tensor, more: int) -> Tensor:
         """The buffer, `old`'s `count` tokens at its end and room for `more` behind."""
         if self._buffer is None or old is not self._kept or self._end + more > self._buffer.shape[-2]:
-            self._buffer = like.new_empty((*like.shape[:-2], count + more + SPARE, like.shape[-1]))
+            self._buffer = _empty((*like.shape[:-2], count + more + SPARE, like.shape[-1]), like.dtype)
             if count:
                 self._buffer[..., :count, :] = old
             self._end = count
@@ -58,6 +62,12 @@ class Room:
         """The last `tokens` of what `append` returned, all when None: the `old` of the next call."""
         self._kept = full if tokens is None else full[..., -tokens:, :]
         return self._kept
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Uninitialised numbers, on huge pages as weights are: a step reads all of them."""
+    raw = torch.from_numpy(aligned_empty(math.prod(shape) * dtype.itemsize))
+    return raw.view(dtype).view(shape)
 
 
 class Growing:
