@@ -85,13 +85,16 @@ def check(arch, word, deep):
             pointers = {**pointers, "S": "*i32", "A": "*i32"}
         half = pointers["X"] == "*fp16"
         pairs = {**pointers, "X": "*i32"}
-        for rows, columns, warps, step, share, tokens in ((1, 1, 8, 2, max(1, min(8, 128 // group)), 1), (2, 2, 2, 1, 1, 8)):
+        sharing = max(1, min(8, 128 // group))
+        for rows, columns, warps, step, share, tokens, ahead in (
+            (1, 1, 8, 2, sharing, 1, 2 if deep else 1), (2, 2, 2, 1, 1, 8, 2 if word == "int4:g128" else 0 if deep else 1),
+        ):  # fmt: skip
             constants = {
                 **common, "BITS": bits,
                 "UNITS": 16, "GROUPS": 1024 // group, "HAS_BIAS": True, "HALF": half, "RT": rows, "NB": columns,
                 "WK": warps, "WN": 1,
                 "STEP": step, "SET": share, "TOKENS": tokens,
-                "AHEAD": 1, "SCALED": columns == 2 and bits == 4 and (half or element == "e2m1"), "ROUTED": columns == 2,
+                "AHEAD": ahead, "SCALED": columns == 2 and bits == 4 and (half or element == "e2m1"), "ROUTED": columns == 2,
                 "GATE": 2 if columns == 2 else 0, "FP8": arch >= 89, "PDL": arch >= 90,
             }  # fmt: skip
             binaries.append(compiled(fragment_kernel, constants, pairs, target, warps, GluonASTSource))

@@ -186,6 +186,24 @@ def test_products_are_within_rounding(word, name):
             assert np.linalg.norm(error) <= 2e-6 * np.linalg.norm(want)
 
 
+@pytest.mark.parametrize("word", ["int4:g128", "nvfp4"])
+@pytest.mark.parametrize("tile", [(1, 1, 8, 1, 8, 2, 1), (1, 1, 16, 1, 4, 1, 2), (2, 1, 8, 1, 2, 2, 2), (1, 1, 8, 1, 4, 3, 0)])
+def test_words_asked_for_early_late_and_in_two_buffers_are_the_same_products(word, tile):
+    """Turns and steps of every parity; at m = 1 groups share the registers of x, at m = 4 products take turns in two sums."""
+    cuda()
+    from halfbyte.backends.cuda import launch
+    from halfbyte.backends.cuda.tune import FragmentTile
+
+    fmt = format_named(word)
+    for n, k in ((300, 4096), (5000, 1920)):
+        q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), np.random.default_rng(n)))
+        p = ops.prepare(q, device="cuda")
+        for m in (1, 4):
+            x = torch.randn(m, k, device="cuda").to(torch.float16) * (2.0**-8 if word == "nvfp4" else 1)
+            y = launch.fragments(x, p.data, None, FragmentTile(*tile))
+            within(y, x, q, torch.zeros(n, device="cuda"), "float16")
+
+
 SCHEDULES = ("single-stage", "double-buffered", "striped")
 
 
