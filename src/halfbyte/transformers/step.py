@@ -100,7 +100,7 @@ class Step:
         self.x, self.out = torch.empty(model.config.hidden_size), torch.empty(1, 1, model.config.hidden_size)
         self._operations = native().Step()
         self._kept: list[Any] = []  # what the operations have addresses of
-        self._rooms: dict[tuple[str, int], Tensor] = {}
+        self.rows: dict[tuple[str, int], Tensor] = {}  # that layers of one width share, and which so stay in the first cache
         for index, layer in enumerate(body.layers):
             self._add_layer(index, layer, self.kinds.index(kinds[index]))
         self._norm(body.norm, self.x, self.out)
@@ -148,9 +148,9 @@ class Step:
         norms = LAYERS[type(layer).__name__]
         before, after, before_mlp, after_mlp = (None if name is None else getattr(layer, name) for name in norms)
         d = attention.head_dim
-        q, k, v = (self._room(name, getattr(attention, f"{name}_proj").out_features) for name in "qkv")
-        gate, up = self._room("gate", mlp.gate_proj.out_features), self._room("up", mlp.up_proj.out_features)
-        h, y = self._room("h", x.shape[0]), self._room("y", x.shape[0])
+        q, k, v = (self._row(name, getattr(attention, f"{name}_proj").out_features) for name in "qkv")
+        gate, up = self._row("gate", mlp.gate_proj.out_features), self._row("up", mlp.up_proj.out_features)
+        h, y = self._row("h", x.shape[0]), self._row("y", x.shape[0])
         heads, kv_heads = q.shape[0] // d, k.shape[0] // d
 
         self._norm(before, x, h)
@@ -175,9 +175,8 @@ class Step:
         self._product(mlp.down_proj, gate, y)
         self._add(after_mlp, y)
 
-    def _room(self, name: str, width: int) -> Tensor:
-        """A row that layers of one width share: it stays in the first cache."""
-        return self._rooms.setdefault((name, width), torch.empty(width))
+    def _row(self, name: str, width: int) -> Tensor:
+        return self.rows.setdefault((name, width), torch.empty(width))
 
     def _norm(self, norm: Any, x: Tensor, y: Tensor) -> None:
         scale = norm.current_scale()
