@@ -5,7 +5,7 @@
 // q = round(x / d), d = max |x| / 127. A maximum so small that 127 / max is not a float is scaled up first; NaN or
 // infinity make the scale NaN, and so every result of that row.
 template <class V>
-void quantize(const float *x, int64_t count, int8_t *q, float *scale, int32_t *sum) {
+float quantize(const float *x, int64_t count, int8_t *q) {
   typename V::F most = V::fzero();
   int64_t i = 0;
   for (; i + V::W <= count; i += V::W) most = V::fmaxabs(most, V::fload(x + i));
@@ -14,16 +14,13 @@ void quantize(const float *x, int64_t count, int8_t *q, float *scale, int32_t *s
     const float a = x[i] < 0 ? -x[i] : x[i];
     peak = a > peak || a != a ? a : peak;
   }
-  int32_t total = 0;
   if (peak == 0.0f || !(peak <= 3.4028234663852886e38f)) {
     for (i = 0; i < count; ++i) q[i] = 0;
     // fmaxabs drops NaN on some sets: look again only in this rare case and in the finite one below through the sum.
-    *scale = peak == 0.0f ? 0.0f : __builtin_nanf("");
-    *sum = 0;
-    if (peak == 0.0f)
-      for (i = 0; i < count; ++i)
-        if (x[i] != x[i]) *scale = __builtin_nanf("");
-    return;
+    if (peak != 0.0f) return __builtin_nanf("");
+    for (i = 0; i < count; ++i)
+      if (x[i] != x[i]) return __builtin_nanf("");
+    return 0.0f;
   }
   float lift = 1.0f;
   if (peak < 1e-36f) lift = 1.2676506002282294e30f;  // 2^100
@@ -33,18 +30,15 @@ void quantize(const float *x, int64_t count, int8_t *q, float *scale, int32_t *s
   i = 0;
   for (; i + V::W <= count; i += V::W) {
     const typename V::F v = V::fload(x + i);
-    total += V::store_rounded(q + i, V::fmul(V::fmul(v, up), by));
+    V::store_rounded(q + i, V::fmul(V::fmul(v, up), by));
     nan |= V::any_nan(v);
   }
   for (; i < count; ++i) {
     const float y = x[i] * lift * inverse;
     nan |= y != y;
-    const int32_t r = nan ? 0 : (int32_t)__builtin_rintf(y);
-    q[i] = (int8_t)r;
-    total += r;
+    q[i] = (int8_t)(nan ? 0 : (int32_t)__builtin_rintf(y));
   }
-  *scale = nan ? __builtin_nanf("") : peak / 127.0f;
-  *sum = total;
+  return nan ? __builtin_nanf("") : peak / 127.0f;
 }
 
 template <class V>

@@ -134,6 +134,19 @@ const Kernels &kernels() {
   return *table;
 }
 
+bool asks_always() {
+#if defined(__x86_64__) || defined(_M_X64)
+  static const bool intel = [] {
+    unsigned r[4];
+    cpuid(0, 0, r);
+    return r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e;  // "GenuineIntel"
+  }();
+  return intel;
+#else
+  return false;
+#endif
+}
+
 void use_set(const std::string &name) { current.store(named(name), std::memory_order_release); }
 
 }  // namespace halfbyte

@@ -12,8 +12,8 @@ struct V {
   static constexpr int permuted_bits = 0;
   // Sixteen registers: tokens x vectors of sums, with the vectors and one activation beside them.
   static constexpr int few_i8 = 4, few_f32 = 8;
-  static constexpr int tokens_i8 = 4, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 2, vectors_i8_one = 4, vectors_i8_many = 4;
-  static constexpr int tokens_f32 = 6, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 8;
+  static constexpr int tokens_i8 = 4, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 2, vectors_i8_one = 4, vectors_i8_many = 4, panels_i8 = 4;
+  static constexpr int tokens_f32 = 6, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 8, panels_f32 = 2;
   using F = __m256;
   using I = __m256i;
   using B = __m256i;
@@ -100,13 +100,10 @@ struct V {
   static P more(P p, B w, B x) { return _mm256_add_epi16(p, _mm256_maddubs_epi16(w, x)); }
   static I fold(I acc, P p) { return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1))); }
 
-  static int32_t store_rounded(int8_t *q, F v) {
+  static void store_rounded(int8_t *q, F v) {
     const I r = _mm256_cvtps_epi32(v);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
     _mm_storel_epi64((__m128i *)q, _mm_packs_epi16(words, words));
-    __m128i sum = _mm_madd_epi16(words, _mm_set1_epi16(1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
   }
 };
 

@@ -10,9 +10,9 @@ struct V {
   static constexpr int W = 16, registers = 32;
   static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false, fuses = true, merges = true;
   static constexpr int permuted_bits = 5;  // codes whose floats one permutation finds
-  static constexpr int few_i8 = 1 << 30, few_f32 = 1 << 30;
-  static constexpr int tokens_i8 = 12, vectors_i8 = 1, vectors_i8_four = 2, vectors_i8_two = 4, vectors_i8_one = 4, vectors_i8_many = 2;
-  static constexpr int tokens_f32 = 12, vectors_f32 = 1, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 4;
+  static constexpr int few_i8 = 16, few_f32 = 16;
+  static constexpr int tokens_i8 = 8, vectors_i8 = 2, vectors_i8_four = 2, vectors_i8_two = 4, vectors_i8_one = 4, vectors_i8_many = 2, panels_i8 = 2;
+  static constexpr int tokens_f32 = 8, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 4, panels_f32 = 2;
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
@@ -84,11 +84,7 @@ struct V {
   }
   static I dot(I acc, B w, B x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
-  static int32_t store_rounded(int8_t *q, F v) {
-    const I r = _mm512_cvtps_epi32(v);
-    _mm_storeu_si128((__m128i *)q, _mm512_cvtsepi32_epi8(r));
-    return _mm512_reduce_add_epi32(r);
-  }
+  static void store_rounded(int8_t *q, F v) { _mm_storeu_si128((__m128i *)q, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
 };
 
 #include "kernels.inl"

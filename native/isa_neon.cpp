@@ -11,8 +11,8 @@ struct V {
   static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = false, fuses = true, merges = false;
   static constexpr int permuted_bits = 0;
   static constexpr int few_i8 = 4, few_f32 = 8;
-  static constexpr int tokens_i8 = 4, vectors_i8 = 4, vectors_i8_four = 4, vectors_i8_two = 8, vectors_i8_one = 8, vectors_i8_many = 8;
-  static constexpr int tokens_f32 = 4, vectors_f32 = 4, vectors_f32_four = 4, vectors_f32_two = 8, vectors_f32_one = 8;
+  static constexpr int tokens_i8 = 4, vectors_i8 = 4, vectors_i8_four = 4, vectors_i8_two = 8, vectors_i8_one = 8, vectors_i8_many = 8, panels_i8 = 4;
+  static constexpr int tokens_f32 = 4, vectors_f32 = 4, vectors_f32_four = 4, vectors_f32_two = 8, vectors_f32_one = 8, panels_f32 = 2;
   using F = float32x4_t;
   using I = int32x4_t;
   using B = uint8x16_t;
@@ -94,12 +94,11 @@ struct V {
   static int8x16_t broadcast4(const int8_t *p) { return vreinterpretq_s8_u32(vcombine_u32(four(p), four(p))); }
   static I dot(I acc, B w, int8x16_t x) { return vdotq_s32(acc, vreinterpretq_s8_u8(w), x); }
 
-  static int32_t store_rounded(int8_t *q, F v) {
+  static void store_rounded(int8_t *q, F v) {
     const I r = vcvtnq_s32_f32(v);
     const int8x8_t bytes = vqmovn_s16(vcombine_s16(vqmovn_s32(r), vdup_n_s16(0)));
     const uint32_t u = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);
     __builtin_memcpy(q, &u, 4);
-    return vaddvq_s32(r);
   }
 };
 

@@ -10,8 +10,8 @@ struct V {
   static constexpr bool unsigned_bytes = false, integer_tables = false, sums_in_16_bits = false, fuses = false, merges = false;
   static constexpr int permuted_bits = 0;
   static constexpr int few_i8 = 4, few_f32 = 8;
-  static constexpr int tokens_i8 = 2, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 1, vectors_i8_one = 1, vectors_i8_many = 1;
-  static constexpr int tokens_f32 = 2, vectors_f32 = 1, vectors_f32_four = 1, vectors_f32_two = 1, vectors_f32_one = 1;
+  static constexpr int tokens_i8 = 2, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 1, vectors_i8_one = 1, vectors_i8_many = 1, panels_i8 = 4;
+  static constexpr int tokens_f32 = 2, vectors_f32 = 1, vectors_f32_four = 1, vectors_f32_two = 1, vectors_f32_one = 1, panels_f32 = 2;
   struct F {
     float v[16];
   };
@@ -159,14 +159,8 @@ struct V {
     });
   }
 
-  static int32_t store_rounded(int8_t *q, const F &v) {
-    int32_t sum = 0;
-    for (int i = 0; i < 16; ++i) {
-      const float r = v.v[i] == v.v[i] ? __builtin_rintf(v.v[i]) : 0.0f;
-      q[i] = (int8_t)(int)r;
-      sum += q[i];
-    }
-    return sum;
+  static void store_rounded(int8_t *q, const F &v) {
+    for (int i = 0; i < 16; ++i) q[i] = (int8_t)(int)(v.v[i] == v.v[i] ? __builtin_rintf(v.v[i]) : 0.0f);
   }
 };
 

@@ -19,16 +19,20 @@ struct Block {
   int64_t s_stride;         // floats from panel to panel
   float unit;               // what scales that are taken where they lie are multiplied by
   int segments, seg, panels, tokens;
+  int span;                 // int8 class: segments under one scale of the activations
   const void *x;            // int8 or f32, tile after tile
   int largest;              // tokens of the largest tile x was laid out for
   int64_t x_stride;         // elements a token takes
   const float *x_scale;     // int8 class: one a segment and token, tile after tile, a tile as [segment of all inputs][token]
-  const float *x_sum;       // so too: sum of the (rounded) activations of a segment
+  const float *x_sum;       // so too: sum of the (rounded) activations of a segment, in units of the scale where a span has several
   const int32_t *x_start;   // int8 class: minus buffer offset times the sum of the integer activations
   int64_t first_segment, all_segments;  // where the block's entries begin within a tile's; entries a token has
   float *total;             // [token][panels * 16]
   int64_t total_stride;
   int widest;               // int8 class: largest stored byte, decides how many products fit in 16 bits
+  bool ask;                 // ask for codes ahead however few the tokens are
+  // What the next block will take from the planes, to be asked for little by little meanwhile; no inputs: nothing.
+  int64_t next_panel, next_k0, next_inputs;
 
   // Of x_scale, x_sum and x_start: the block's first entry in the tile of `tile` tokens from t0 on.
   int64_t entry(int64_t t0, int tile) const { return t0 * all_segments + first_segment * tile; }
@@ -50,6 +54,7 @@ struct Kernels {
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
   bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
   int tokens_i8, tokens_f32;  // largest tiles
+  int panels_i8, panels_f32;  // panels of a block that is decoded into a buffer
   // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element /
   // unit + buffer offset.
   void (*decode_u8)(const Weight &, int64_t panel, int64_t k0, int64_t count, uint8_t *out);
@@ -63,8 +68,8 @@ struct Kernels {
   int few_i8, few_f32;
   bool (*fuses_i8)(const Weight &);
   bool (*fuses_f32)(const Weight &);
-  // x [count] to int8, one scale; returns the scale and the integer sum.
-  void (*quantize)(const float *x, int64_t count, int8_t *q, float *scale, int32_t *sum);
+  // x [count] to int8; returns the scale.
+  float (*quantize)(const float *x, int64_t count, int8_t *q);
   float (*sum)(const float *x, int64_t count);
   void (*from_f16)(const uint16_t *x, int64_t count, float *out);
   void (*from_bf16)(const uint16_t *x, int64_t count, float *out);

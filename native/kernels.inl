@@ -49,6 +49,8 @@ constexpr Kernels table_of(const char *name) {
           V::integer_tables,
           V::tokens_i8,
           V::tokens_f32,
+          V::panels_i8,
+          V::panels_f32,
           decode_u8<V>,
           decode_f32<V>,
           decode_scales<V>,

@@ -15,11 +15,13 @@
 namespace halfbyte {
 namespace {
 
-// Inputs decoded at a time: the block of four panels and its activations stay in the first cache.
-constexpr int64_t kBlockInt8 = 256, kBlockFloat = 128;
-constexpr int kPanelsFew = 4, kPanelsInt8 = 4, kPanelsFloat = 2;
+constexpr int64_t kBlockBytes = 16384;  // decoded at a time: with its activations it stays in the first cache
+constexpr int kPanelsFew = 4;
 constexpr int64_t kTokens = 256;  // activations prepared at a time
-constexpr int64_t kLongestSegment = 128;
+constexpr int64_t kLongestSegment = 128;  // and span
+// Of several segments under one scale of the activations the sums are in units of it, 127 times as large: what the weight's scales
+// are divided by meanwhile, so that no value passes float32's range.
+constexpr float kLift = 128.0f;
 
 // Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not
 // while they compute.
@@ -98,10 +100,11 @@ struct Plan {
   const Weight *w;
   bool int8;
   int largest;  // tokens of the largest tile
-  int64_t tokens, inputs, seg, segs, block, blocks;
+  int64_t tokens, inputs, seg, segs, span, block, blocks;
   float *xf = nullptr;
   int8_t *xq = nullptr;
   bool fused = false;  // decode on the way, not into a buffer first
+  bool ask = false;    // ... and ask for codes ahead
   bool whole = false;  // ... codes and group entries of all inputs at once
   float *x_scale = nullptr, *x_sum = nullptr;
   int32_t *x_start = nullptr;
@@ -131,15 +134,20 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
         for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[first + (k0 / p.seg + s) * together] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
       continue;
     }
-    for (int64_t s = 0; s < count / p.seg; ++s) {
-      const int64_t entry = first + (k0 / p.seg + s) * together;
-      int32_t total;
+    for (int64_t from = 0; from < count; from += p.span) {
+      const int64_t inputs = count - from < p.span ? count - from : p.span;
       int8_t bytes[kLongestSegment];
-      p.ks->quantize(ordered + k0 + s * p.seg, p.seg, bytes, p.x_scale + entry, &total);
-      int8_t *tile = p.xq + at + s * p.seg * together + (t - t0) * 4;
-      for (int64_t j = 0; j < p.seg; j += 4) std::memcpy(tile + j * together, bytes + j, 4);
-      p.x_start[entry] = -off * total;
-      p.x_sum[entry] = p.x_scale[entry] * (float)total;
+      const float scale = p.ks->quantize(ordered + k0 + from, inputs, bytes);
+      int8_t *tile = p.xq + at + from * together + (t - t0) * 4;
+      for (int64_t j = 0; j < inputs; j += 4) std::memcpy(tile + j * together, bytes + j, 4);
+      for (int64_t s = 0; s < inputs; s += p.seg) {
+        const int64_t entry = first + (k0 + from + s) / p.seg * together;
+        int32_t total = 0;
+        for (int64_t j = 0; j < p.seg; ++j) total += bytes[s + j];
+        p.x_start[entry] = -off * total;
+        p.x_scale[entry] = p.span == p.seg ? scale : scale * kLift;
+        p.x_sum[entry] = p.span == p.seg ? scale * (float)total : (float)total;
+      }
     }
   }
 }
@@ -189,10 +197,12 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
   const int64_t per = p.block / p.seg * kPanelRows;  // floats of one part of one panel
   float *parts = scale_scratch.take<float>(3 * per * count);
   float *scales = parts, *zeros = parts + per * count, *added = zeros + per * count;
-  const float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables) ? (float)w.unit : 1.0f;
+  float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables) ? (float)w.unit : 1.0f;
+  if (p.int8 && p.span != p.seg) unit /= kLift;
   // Whole bytes that already suit the dot product are read where they lie.
   const bool direct = p.int8 && w.bits == 8 && ks.unsigned_bytes;
   const bool decode = !fused && !direct;
+  const int64_t inputs_of_first_block = p.inputs < p.block ? p.inputs : p.block;
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block, s0 = k0 / p.seg;
     for (int i = 0; i < count; ++i) {
@@ -210,6 +220,13 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.biases = w.biases || w.mins ? added : nullptr;
     block.s_stride = per, block.unit = unit;
     block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count, block.tokens = (int)p.tokens;
+    block.span = (int)(p.span / p.seg), block.ask = p.ask;
+    if (!fused && b + 1 < p.blocks) {
+      const int64_t after = p.inputs - k0 - inputs;
+      block.next_panel = first, block.next_k0 = k0 + inputs, block.next_inputs = after < p.block ? after : p.block;
+    } else if (!fused && first + 2 * count <= w.panels()) {
+      block.next_panel = first + count, block.next_k0 = 0, block.next_inputs = inputs_of_first_block;
+    }
     block.x = p.int8 ? (const void *)(p.xq + k0 * p.tokens) : (const void *)(p.xf + k0 * p.tokens);
     block.x_stride = inputs, block.largest = p.largest;
     block.x_scale = p.x_scale, block.x_sum = p.x_sum, block.x_start = p.x_start;
@@ -245,7 +262,7 @@ void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char
     block.weight = &w;
     block.w = decoded + k0 * kPanelRows;
     block.scales = scales;
-    block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = 1, block.tokens = (int)p.tokens;
+    block.span = 1, block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = 1, block.tokens = (int)p.tokens;
     block.x = p.xf + k0 * p.tokens, block.x_stride = inputs, block.largest = p.largest;
     block.total = total, block.total_stride = kPanelRows;
     p.ks->block_f32(block);
@@ -264,12 +281,14 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
   p.inputs = w.panel_order ? w.kernel_k() : up(w.k, kChunk);
   p.seg = w.panel_order ? w.seg : kChunk;
   p.segs = p.inputs / p.seg;
+  p.span = p.int8 ? w.spanned() : p.seg;
   for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
     p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
     if (w.panel_order) p.fused = p.int8 ? p.tokens <= ks.few_i8 && ks.fuses_i8(w) : p.tokens <= ks.few_f32 && ks.fuses_f32(w);
     // A product that decodes on the way keeps no codes in a buffer and runs over all inputs at once.
     p.whole = p.fused && w.panels() >= kPanelsFew;
-    p.block = p.whole ? up(p.inputs, kChunk) : block_inputs(p.seg, p.int8 ? kBlockInt8 : kBlockFloat);
+    p.block = p.whole ? up(p.inputs, kChunk) : block_inputs(p.span, kBlockBytes / kPanelRows / (p.int8 ? ks.panels_i8 : ks.panels_f32 * 4));
+    p.ask = p.tokens > 4 || (p.tokens == 4 && w.bits != 8) || asks_always();
     p.blocks = (p.inputs + p.block - 1) / p.block;
     // Where few tokens are decoded on the way, their tiles have 4; panels of such a call that go through the buffer follow its layout.
     const int largest = p.int8 ? ks.tokens_i8 : ks.tokens_f32, few = p.int8 ? ks.few_i8 : ks.few_f32;
@@ -288,7 +307,7 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     if (p.tokens >= 8) parallel_for(p.tokens, token);
     else
       for (int64_t t = 0; t < p.tokens; ++t) token(t);
-    const int panels_together = !w.panel_order ? 1 : p.fused ? kPanelsFew : p.int8 ? kPanelsInt8 : kPanelsFloat;
+    const int panels_together = !w.panel_order ? 1 : p.fused ? kPanelsFew : p.int8 ? ks.panels_i8 : ks.panels_f32;
     const int64_t panels = w.panels();
     parallel_for((panels + panels_together - 1) / panels_together, [&](int64_t i) {
       KeepSubnormals keep;

@@ -40,7 +40,7 @@ void set_field(Weight &w, const char *key, nb::handle v) {
                      HB_FIELD(plane2) || HB_FIELD(plane1) || HB_FIELD(codes) || HB_FIELD(row_bytes) || HB_FIELD(flip) || HB_FIELD(element) ||
                      HB_FIELD(values) || HB_FIELD(offset) || HB_FIELD(integral) || HB_FIELD(table_low) || HB_FIELD(unit) ||
                      HB_FIELD(mantissa_bits) || HB_FIELD(exponent_bias) || HB_FIELD(last_finite) || HB_FIELD(groups) || HB_FIELD(group) ||
-                     HB_FIELD(group_size) || HB_FIELD(seg) || HB_FIELD(gather) || HB_FIELD(group_index) || HB_FIELD(scale) ||
+                     HB_FIELD(group_size) || HB_FIELD(seg) || HB_FIELD(span) || HB_FIELD(gather) || HB_FIELD(group_index) || HB_FIELD(scale) ||
                      HB_FIELD(scales) || HB_FIELD(zeros) || HB_FIELD(float_zeros) || HB_FIELD(biases) || HB_FIELD(mins) ||
                      HB_FIELD(super_scales) || HB_FIELD(super_mins) || HB_FIELD(groups_per_super) || HB_FIELD(supers) ||
                      HB_FIELD(global_op) || HB_FIELD(global) || HB_FIELD(divisor) || HB_FIELD(inverse) || HB_FIELD(grouping) ||

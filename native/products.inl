@@ -52,6 +52,18 @@ struct Tile {
       each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], from.scale(j), at(t, j))); });
   }
 
+  // part += (sum - zero * x_sum) * scale, in units of the activations' scale, and at the end of a span total += part * that scale. Of a
+  // single activation everything up to the last product is exact: `span` is several segments only where it can be.
+  template <class From>
+  HB_INLINE void fold(F (&part)[MT][NV], F (&sum)[MT][NV], int s, const From &from) {
+    const float *of = x_sum + s * MT;
+    if (from.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(from.zero(j), V::fset(of[t]), sum[t][j]); });
+    each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fma(sum[t][j], from.scale(j), part[t][j]); });
+  }
+  HB_INLINE void add(F (&part)[MT][NV], const float *x_scale) {
+    each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(part[t][j], V::fset(x_scale[t]), at(t, j))), part[t][j] = V::fzero(); });
+  }
+
   HB_INLINE F at(int t, int j) const {
     if constexpr (held) return sums[t][j];
     else return V::fload(total + t * stride + j * V::W);
@@ -78,16 +90,17 @@ struct Tile {
 };
 
 // How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. TURN inputs
-// are unrolled; segments are whole turns.
-template <int TURN, int BITS, bool TABLE = false>
+// are unrolled; segments are whole turns, or a SINGLE one: code without a loop, since between two loops compilers copy the sums from
+// register to register.
+template <int TURN, int BITS, bool TABLE = false, bool SINGLE = false>
 struct FromPlanes {
   static constexpr int turn = TURN, bits = BITS;
-  static constexpr bool table = TABLE, fused = true;
+  static constexpr bool table = TABLE, fused = true, single = SINGLE;
 };
-template <int TURN>
+template <int TURN, bool SINGLE = false>
 struct FromBuffer {
   static constexpr int turn = TURN, bits = 0;
-  static constexpr bool table = false, fused = false;
+  static constexpr bool table = false, fused = false, single = SINGLE;
 };
 
 template <class V, class Source>
@@ -126,18 +139,23 @@ void tile_i8(const Block &b, int t0, int v0) {
   const float *x_scale = b.x_scale + b.entry(t0, MT);
   Tile<V, MT, NV> tile(b, t0, v0);
   auto groups = groups_of<V, MT, NV, Source>(b, v0);
-  const int segments = b.segments, turns = b.seg / inputs;
+  const int segments = b.segments, turns = b.seg / inputs, span = b.span;
+  const bool ask = b.ask;
+  typename V::F part[MT][NV];  // of a span's segments
+  Tile<V, MT, NV>::each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fzero(); });
+  int left = span;
   for (int s = 0; s < segments; ++s) {
     typename V::I acc[MT][NV];
-    typename V::P part[MT][NV];
+    typename V::P pairs[MT][NV];
     HB_UNROLL
     for (int t = 0; t < MT; ++t)
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
-    for (int turn = 0; turn < turns; ++turn) {
-      // Fewer tokens, or whole bytes, leave the memory no time for more than it fetches by itself.
-      if constexpr (Source::fused && (MT > 4 || (MT == 4 && bits != 8)))
-        for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
+    int turn = 0;
+    do {
+      if constexpr (Source::fused)
+        if (ask)
+          for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         B rows[NV];
@@ -157,15 +175,15 @@ void tile_i8(const Block &b, int t0, int v0) {
           HB_UNROLL
           for (int j = 0; j < NV; ++j) {
             if constexpr (F == 0) acc[t][j] = V::dot(acc[t][j], rows[j], four);
-            else if constexpr (i % (F ? F : 1) == 0) part[t][j] = V::products(rows[j], four);
-            else part[t][j] = V::more(part[t][j], rows[j], four);
+            else if constexpr (i % (F ? F : 1) == 0) pairs[t][j] = V::products(rows[j], four);
+            else pairs[t][j] = V::more(pairs[t][j], rows[j], four);
           }
         }
         if constexpr (F != 0 && (i + 1) % (F ? F : 1) == 0)
           HB_UNROLL
           for (int t = 0; t < MT; ++t)
             HB_UNROLL
-            for (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], part[t][j]);
+            for (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], pairs[t][j]);
       });
       HB_UNROLL
       for (int j = 0; j < NV; ++j) {
@@ -173,16 +191,22 @@ void tile_i8(const Block &b, int t0, int v0) {
         else w[j] += inputs / 4 * kUnitBytes;
       }
       x += MT * inputs;
-    }
+    } while (!Source::single && ++turn < turns);
     typename V::F sum[MT][NV];
-    HB_UNROLL
-    for (int t = 0; t < MT; ++t) {
-      const typename V::F by = V::fset(x_scale[s * MT + t]);
-      HB_UNROLL
-      for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
-    }
     groups.load();
-    tile.settle(sum, s, groups);
+    if (span == 1) {
+      HB_UNROLL
+      for (int t = 0; t < MT; ++t) {
+        const typename V::F by = V::fset(x_scale[s * MT + t]);
+        HB_UNROLL
+        for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
+      }
+      tile.settle(sum, s, groups);
+    } else {
+      Tile<V, MT, NV>::each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::cvt(acc[t][j]); });
+      tile.fold(part, sum, s, groups);
+      if (--left == 0 || s + 1 == segments) tile.add(part, x_scale + s * MT), left = span;
+    }
     groups.advance();
   }
   tile.finish();
@@ -260,11 +284,30 @@ inline void tiles_i8(const Block &b, int t0) {
     for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source>(b, t0, v);
 }
 
+// Asks for the share of the next block's codes that falls to tokens t0 .. t1 of this one: decoding then finds them near, and the memory is
+// busy while products are made.
+inline void ask_next(const Block &b, int t0, int t1) {
+  if (!b.next_inputs) return;
+  const Weight &w = *b.weight;
+  const auto ask = [&](const uint8_t *plane, int bits) {
+    if (!plane) return;
+    const int64_t bytes = b.next_inputs * bits * 2;  // of a panel
+    for (int i = 0; i < b.panels; ++i) {
+      const uint8_t *from = plane + ((b.next_panel + i) * w.padded_k() + b.next_k0) * bits * 2;
+      for (int64_t at = bytes * t0 / b.tokens / kUnitBytes * kUnitBytes; at < bytes * t1 / b.tokens; at += kUnitBytes) __builtin_prefetch(from + at);
+    }
+  };
+  ask(w.plane8, 8), ask(w.plane4, 4), ask(w.plane2, 2), ask(w.plane1, 1);
+}
+
 template <class V, int F, class Source>
 void blocks_i8(const Block &b) {
   int t = 0;
   if constexpr (!Source::fused || V::few_i8 >= V::tokens_i8)
-    for (; V::tokens_i8 <= b.largest && t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
+    for (; V::tokens_i8 <= b.largest && t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) {
+      if constexpr (!Source::fused) ask_next(b, t, t + V::tokens_i8);
+      tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
+    }
   if constexpr (V::tokens_i8 > 8)
     for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_i8<V, 8, V::vectors_i8, F, Source>(b, t);
   if constexpr (Source::fused || V::tokens_i8 > 4)
@@ -288,6 +331,9 @@ bool fuses_i8(const Weight &w) {
 
 template <class V, int F>
 void buffered_i8(const Block &b) {
+  if (b.seg == 32) return blocks_i8<V, F, FromBuffer<32, true>>(b);
+  if (b.seg == 16) return blocks_i8<V, F, FromBuffer<16, true>>(b);
+  if (b.seg % 32 == 0) return blocks_i8<V, F, FromBuffer<32>>(b);
   if (b.seg % 16 == 0) return blocks_i8<V, F, FromBuffer<16>>(b);
   if constexpr (F <= 2) blocks_i8<V, F, FromBuffer<8>>(b);
 }
@@ -304,13 +350,15 @@ void planes_i8(const Block &b) {
   constexpr int F2 = steps<V>(2), F4 = steps<V>(4);
   if (b.weight->element == Element::table) {
     if (b.widest > 32) return blocks_i8<V, 0, FromPlanes<16, 4, true>>(b);
+    if (b.seg == 32) return blocks_i8<V, F4, FromPlanes<32, 4, true, true>>(b);
+    if (b.seg == 16) return blocks_i8<V, F4, FromPlanes<16, 4, true, true>>(b);
     if (b.seg % 32 == 0) return blocks_i8<V, F4, FromPlanes<32, 4, true>>(b);
     return blocks_i8<V, F4, FromPlanes<16, 4, true>>(b);
   }
   switch (b.weight->bits) {
     case 2: return blocks_i8<V, F4, FromPlanes<16, 2>>(b);
     case 3: return blocks_i8<V, F4, FromPlanes<32, 3>>(b);
-    case 4: return blocks_i8<V, F4, FromPlanes<32, 4>>(b);
+    case 4: return b.seg == 32 ? blocks_i8<V, F4, FromPlanes<32, 4, false, true>>(b) : blocks_i8<V, F4, FromPlanes<32, 4>>(b);
     case 5: return blocks_i8<V, F4, FromPlanes<32, 5>>(b);
     case 6: return blocks_i8<V, F2, FromPlanes<16, 6>>(b);
     default: return blocks_i8<V, 0, FromPlanes<32, 8>>(b);
@@ -340,7 +388,10 @@ template <class V, class Source>
 void blocks_f32(const Block &b) {
   int t = 0;
   if constexpr (!Source::fused || V::few_f32 >= V::tokens_f32)
-    for (; V::tokens_f32 <= b.largest && t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
+    for (; V::tokens_f32 <= b.largest && t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) {
+      if constexpr (!Source::fused) ask_next(b, t, t + V::tokens_f32);
+      tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
+    }
   if constexpr (V::tokens_f32 > 8)
     for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_f32<V, 8, V::vectors_f32, Source>(b, t);
   if constexpr (Source::fused || V::tokens_f32 > 4)

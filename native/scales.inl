@@ -30,6 +30,12 @@ template <class V, Scale kind>
 void decode_scales_of(const Weight &w, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b) {
   const int64_t per_group = w.group / w.seg;
   const typename V::F one = V::fset(unit);
+  if (per_group == 1 && !w.super_scales && !w.zeros && !w.biases && !w.mins) {
+    const int64_t first = (panel * w.groups + s0) * kPanelRows;
+    const void *const from = w.scales;
+    for (int64_t i = 0; i < count * kPanelRows; i += V::W) V::fstore(s + i, V::fmul(scale_lanes<V, kind>(from, first + i), one));
+    return;
+  }
   int64_t g = s0 / per_group, left = per_group - s0 % per_group;  // segments left of group g
   int64_t super = w.supers ? g / w.groups_per_super : 0, super_left = w.supers ? w.groups_per_super - g % w.groups_per_super : 0;
   for (int64_t i = 0; i < count;) {

@@ -56,6 +56,7 @@ struct Weight {
   int64_t groups = 0, group = 0;        // of kernel order: padded size
   int64_t group_size = 0;               // of the format: unpadded
   int64_t seg = 0;                      // inputs summed before a scale is applied; divides group
+  int64_t span = 0;                     // int8 class: inputs one scale of the activations covers, whole segments; 0: one segment
   const int32_t *gather = nullptr;      // [groups * group], or null when kernel order is input order plus a zero tail
   const int32_t *group_index = nullptr; // canonical order: [k]
 
@@ -78,6 +79,7 @@ struct Weight {
   const float *nested_map = nullptr, *nested_absmax = nullptr;
   double nested_offset = 0.0;
 
+  int64_t spanned() const { return span ? span : seg; }
   int64_t panels() const { return (n + kPanelRows - 1) / kPanelRows; }
   int64_t kernel_k() const { return groups * group; }
   int64_t padded_k() const { return (kernel_k() + kChunk - 1) / kChunk * kChunk; }

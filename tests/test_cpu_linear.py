@@ -76,19 +76,22 @@ def test_a_sweep_of_shapes(instruction_set, data):  # noqa: F811
             assert np.array_equal(got, np.broadcast_to(dense[:, column], (m, n))), (fmt, activations)
 
 
-def quantized(x: np.ndarray, segment: int) -> np.ndarray:
-    """x as the int8 class rounds it: 8 bits a segment, scale max |x| / 127."""
-    parts = x.reshape(x.shape[0], -1, segment)
-    peak = np.abs(parts).max(-1, keepdims=True)
-    inverse = np.divide(np.float32(127), peak, where=peak > 0, out=np.zeros_like(peak))
-    return (np.rint(parts * inverse) * (peak / np.float32(127))).reshape(x.shape).astype(np.float32)
+def quantized(x: np.ndarray, span: int) -> np.ndarray:
+    """x as the int8 class rounds it: 8 bits, scale max |x| / 127 a span of inputs, of which the last may be short."""
+    out = np.empty_like(x)
+    for start in range(0, x.shape[1], span):
+        part = x[:, start : start + span]
+        peak = np.abs(part).max(-1, keepdims=True)
+        inverse = np.divide(np.float32(127), peak, where=peak > 0, out=np.zeros_like(peak))
+        out[:, start : start + span] = np.rint(part * inverse) * (peak / np.float32(127))
+    return out
 
 
 @each_set
 @pytest.mark.parametrize("word", LISTED)
 def test_int8_activations_err_as_their_quantizer_alone(instruction_set, word):  # noqa: F811
     fmt = format_named(word)
-    q = ordinary_tensor(fmt, (40, rows_of(fmt, 2)), 3)
+    q = ordinary_tensor(fmt, (40, rows_of(fmt, 6)), 3)
     fields = CPU.prepare(q).data.fields
     integral = fields.get("integral", False)
     dense = q.dequantize("float32")
@@ -97,9 +100,32 @@ def test_int8_activations_err_as_their_quantizer_alone(instruction_set, word):  
     if not integral:
         check_exact(y, x, dense)
         return
-    check_exact(y, quantized(x, fields["seg"]), dense)
+    check_exact(y, quantized(x, fields["span"]), dense)
     true = x.astype(np.float64) @ dense.astype(np.float64).T
     assert np.sqrt(((y - true) ** 2).mean() / (true**2).mean()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("word", "span"),
+    [
+        *((word, 128) for word in ("int4:g32", "uint4:g64", "uint4:g16", "int4:g128", "mxfp4", "nvfp4", "q4_0")),
+        *((word, 64) for word in ("affine4:g64", "int8:g64")),
+        *((word, 32) for word in ("q4_1", "q4_K", "q5_0", "q8_0", "iq4_nl")),
+        ("q6_K", 16),
+    ],
+)
+def test_one_scale_of_the_activations_covers_several_short_groups_where_a_one_hot_row_stays_exact(word, span):
+    q = ordinary_tensor(format_named(word), (32, 2048), 7)
+    prepared = CPU.prepare(q)
+    assert prepared.data.fields["span"] == span
+    x = np.random.default_rng(6).standard_normal((16, 2048)).astype(np.float32)
+    true = x.astype(np.float64) @ q.dequantize("float64").T
+    y = CPU.linear(x, prepared, None, activations="int8")
+    assert 3e-3 < np.sqrt(((y - true) ** 2).mean() / (true**2).mean()) < 7e-3
+
+
+def test_scales_of_float32_keep_a_scale_of_the_activations_a_group():
+    assert CPU.prepare(ordinary_tensor(format_named("int4:g32", scale_dtype="float32"), (16, 256), 7)).data.fields["span"] == 32
 
 
 @each_set

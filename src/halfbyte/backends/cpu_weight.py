@@ -28,7 +28,7 @@ HUGE_PAGE = 1 << 21
 SHARED_PAGES = 4  # huge pages of which one allocation of several small weights consists
 SMALL = 1 << 14  # bytes from which an array is worth a place on them
 CHUNK = 32  # inputs in which the planes of every width have whole units
-LONGEST_SEGMENT = 128  # inputs summed before a scale is applied; also the longest group an activation scale covers
+LONGEST_SEGMENT = 128  # inputs summed before a scale is applied; also the most an activation scale covers
 SHORTEST_GROUP = 8  # shorter groups would be mostly padding
 
 _ELEMENT = {"integer": 0, "table": 1, "minifloat": 2}
@@ -188,6 +188,18 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
     return groups, padded, segment, gather.reshape(-1)
 
 
+def activation_span(fmt: Format, segment: int) -> int:
+    """Inputs that one scale of 8-bit activations covers: whole segments, up to 128 inputs, or one segment.
+
+    Over several segments sums are in units of that scale, 127 times the product of element and scale for a one-hot row: that must
+    be a float32, or the row would not return the weight. Elements of more than 4 bits keep a scale a segment, which errs less.
+    """
+    if fmt.bits > 4 or fmt.super_size or fmt.bias or fmt.minimum:
+        return segment
+    bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + _SCALE_BITS.get(fmt.scale, 24) + 7
+    return segment * max(1, LONGEST_SEGMENT // segment) if bits <= 24 else segment
+
+
 def to_lanes(a: NDArray[Any]) -> NDArray[Any]:
     """[n, G] -> [panels, G, 16], missing rows zero."""
     n, groups = a.shape
@@ -236,6 +248,8 @@ def pack_weight(w: QTensor) -> PackedWeight:
     if gather is not None:
         arrays["gather"] = gather
     fields |= {"panel_order": True, "groups": groups, "group": padded, "seg": segment}
+    if fields.get("integral"):
+        fields["span"] = activation_span(fmt, segment)
     for name in _ENTRIES:
         if name in w.parts:
             part = _plain(w.parts[name])
