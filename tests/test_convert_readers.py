@@ -1,7 +1,7 @@
 """Whole checkpoints of ours in engines that run them: their own code reads the files, builds the model and gives our logits.
 
 Run by `make test-ecosystem`, each test in an environment that has its engine: GPTQModel, AutoAWQ (with the transformers of its
-time), llama-cpp-python, onnx and onnxruntime. docs/ecosystem-convert.md keeps the last run's log.
+time), llama-cpp-python, onnx and onnxruntime, vLLM for the CPU. docs/ecosystem-convert.md keeps the last run's log.
 """
 
 from __future__ import annotations
@@ -131,6 +131,35 @@ def test_transformers_runs_compressed_tensors(tmp_path, codec):
     with torch.no_grad():
         logits = model.float()(torch.tensor([IDS])).logits[0].numpy()
     close(logits, plain_llama(packed, dense), 0.02)
+
+
+VLLM = [("int4:g64", "gptq"), ("uint4:g64", "awq"), ("int4:g64", "compressed-tensors"), ("uint4:g64", "compressed-tensors")]
+"""What vLLM 0.32 has kernels for on a CPU."""
+
+
+@pytest.mark.parametrize(("codec", "to"), VLLM)
+def test_vllm_runs_the_model(tmp_path, monkeypatch, codec, to):
+    """vLLM's CPU engine: the log probabilities of every token of a prompt are those of the values."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    vllm = pytest.importorskip("vllm")
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    folder, packed, dense = write_model(tmp_path / "in", codec)
+    convert(folder, tmp_path / "out", to=to)
+    engine = vllm.LLM(
+        str(tmp_path / "out"), dtype="bfloat16", enforce_eager=True, max_model_len=128, max_logprobs=64, skip_tokenizer_init=True,
+    )  # fmt: skip
+    try:
+        wanted_tokens = vllm.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=64, detokenize=False)
+        (answer,) = engine.generate([{"prompt_token_ids": IDS}], wanted_tokens)
+    finally:
+        del engine
+        cleanup_dist_env_and_memory()
+    theirs = np.array([[at[token].logprob for token in range(64)] for at in answer.prompt_logprobs[1:]])
+    logits = plain_llama(packed, dense)[:-1]
+    ours = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(-1, keepdims=True)
+    close(theirs, ours, 0.02)
 
 
 @pytest.mark.parametrize("to", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "iq4_nl", "nvfp4"])
