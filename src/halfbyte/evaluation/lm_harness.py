@@ -3,7 +3,7 @@
     import halfbyte.evaluation.lm_harness          # registers "halfbyte"
     lm_eval.simple_evaluate(model="halfbyte", model_args="path=model.gguf,activations=int8", tasks=["arc_easy"])
 
-The harness's own Hugging Face class does the rest: batching, likelihoods, generation. Needs `pip install lm_eval`.
+The harness's own Hugging Face class does the rest: batching, likelihoods, generation. Needs `pip install 'lm_eval[hf]'`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
 except ModuleNotFoundError as e:
-    raise ModuleNotFoundError(f"{e.name}, which halfbyte.evaluation.lm_harness needs; pip install lm_eval", name=e.name) from e
+    raise ModuleNotFoundError(f"{e.name}, which halfbyte.evaluation.lm_harness needs; pip install 'lm_eval[hf]'", name=e.name) from e
 
 from ..errors import UnsupportedError
 from ..transformers import load_model
