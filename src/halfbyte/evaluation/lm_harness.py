@@ -14,7 +14,8 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
 except ModuleNotFoundError as e:
-    raise ModuleNotFoundError(f"{e.name}, which halfbyte.evaluation.lm_harness needs; pip install 'lm_eval[hf]'", name=e.name) from e
+    sentence = f"{e.name}, which halfbyte.evaluation.lm_harness needs; pip install 'lm_eval[hf]'"
+    raise ModuleNotFoundError(sentence, name=e.name) from e
 
 from ..errors import UnsupportedError
 from ..transformers import load_model
