@@ -1,10 +1,10 @@
 """The native CPU backend: C++ kernels for the instruction set of this machine (native/), on a pool of threads.
 
 Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a segment (one group, at most
-128 inputs) in float32 and applies the group's scale to the sum. `int8` rounds activations to 8 bits, a segment or
-up to 128 inputs of short segments at a time (scale max|x| / 127), sums a segment's integers exactly and applies both scales; its
-error is that rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. Elements that are no small whole numbers (NF4, FP8, FP6, and weights no panel holds) are multiplied
-exactly in either mode.
+128 inputs) in float32 and applies the group's scale to the sum. `int8` rounds activations to 8 bits under a scale max|x| / 127
+a segment, or a span of short segments of at most 128 inputs, sums a segment's integers exactly and applies both scales; its error
+is that rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. Elements that are no small whole numbers (NF4, FP8, FP6,
+and weights no panel holds) are multiplied exactly in either mode.
 
 Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, neon); HALFBYTE_THREADS bounds the threads of a call.
 """
