@@ -26,11 +26,10 @@ FORMATS = {
     "mxfp8_e4m3": (5, 5, 32, 0, 0, 1, True, 8),
     "mxfp8_e5m2": (6, 5, 32, 0, 2, 1, False, 8),
 }
-# tokens, blocks of 64 rows a warpgroup, warpgroups along rows and inputs, stages, routed, gate, blocks a multiprocessor
+# tokens, blocks of 64 rows a warpgroup, warpgroups along rows and inputs, stages, routed, gate
 SHAPES = {
-    "linear": (64, 1, 2, 1, 4, False, 0, 1), "experts": (32, 2, 2, 1, 4, True, 2, 1),
-    "deep": (64, 1, 2, 2, 8, False, 0, 1), "narrow": (32, 1, 1, 4, 8, False, 0, 1),
-    "paired": (64, 1, 1, 2, 7, False, 0, 2),
+    "linear": (64, 1, 2, 1, 4, False, 0), "experts": (32, 2, 2, 1, 4, True, 2),
+    "deep": (64, 1, 2, 2, 8, False, 0), "narrow": (32, 1, 1, 4, 8, False, 0),
 }  # fmt: skip
 
 
@@ -42,7 +41,7 @@ def described(kind, shape, bits):
 
 def compile_one(word, shape):
     kind, scale, group, add, way, size, half, bits = FORMATS[word]
-    tokens, rows, warpgroups, deep, stages, routed, gate, blocks = SHAPES[shape]
+    tokens, rows, warpgroups, deep, stages, routed, gate = SHAPES[shape]
     groups, bn = max(1, 64 // group), 64 * rows * warpgroups
     width, x = groups * 8 * size, "fp16" if half else "bf16"
     signature = {
@@ -58,19 +57,19 @@ def compile_one(word, shape):
         "SW": width, "KIND": kind, "BITS": bits,
         "SCALE": scale, "ADD": add, "WAY": way, "GLOBAL_OP": 1 if word == "nvfp4" else 0, "DIVIDE": False, "HAS_BIAS": True,
         "HALF": half, "TOGETHER": 8, "STORE": 2, "ROUTED": routed, "GATE": gate, "AHEAD": word != "mxfp4",
-        "PDL": True, "BLOCKS_AN_SM": blocks,
+        "PDL": True,
     }  # fmt: skip
     names = wgmma_kernel.arg_names
     types = {a: "constexpr" if a in constants else signature.get(a, "i32") for a in names}
     values = {(names.index(a),): constants[a] for a in names if a in constants}
     aligned = {(names.index(a),): [["tt.divisibility", 16]] for a in ("Y", "PARTIAL")}
-    options = {"num_warps": 4, "enable_fp_fusion": False, **({"maxnreg": 80} if blocks == 2 else {})}
+    options = {"num_warps": 4, "enable_fp_fusion": False}
     target = GPUTarget("cuda", 90, 32)
     binary = triton.compile(GluonASTSource(wgmma_kernel, types, values, aligned), target=target, options=options)
     products = re.findall(r"wgmma\.mma_async\S+ \{[^}]*\}, (\S)", binary.asm["ptx"])
     assert products, "no wgmma"
     assert set(products) == {"{"}, "the weight is not the register operand"
-    assert binary.metadata.shared <= (115712 if blocks == 2 else 232448), binary.metadata.shared
+    assert binary.metadata.shared <= 232448, binary.metadata.shared
     return len(products)
 
 

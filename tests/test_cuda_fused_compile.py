@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 KERNELS = (
     "int4:g128/linear", "mxfp4/experts", "nvfp4/linear", "uint4:g64/linear", "affine4:g32/linear", "mxfp4/deep",
     "uint4:g64/narrow", "q8_0/deep", "uint8:g16/linear", "affine8:g64/linear", "mxfp8_e4m3/experts", "mxfp8_e5m2/narrow",
-    "int2:g64/linear", "int4:g128/paired", "affine8:g64/paired", "uint2:g16/deep", "affine2:g64/experts",
+    "int2:g64/linear", "uint2:g16/deep", "affine2:g64/experts",
 )
 
 

@@ -25,8 +25,7 @@ class Recorder:
     def __getitem__(self, grid):
         def launch(*values, **named):
             options = {name: value for name, value in named.items() if name not in NAMES}
-            assert options.keys() <= {"launch_pdl", "num_warps", "enable_fp_fusion", "maxnreg"}
-            assert options.get("maxnreg", 80) == 80
+            assert options.keys() <= {"launch_pdl", "num_warps", "enable_fp_fusion"}
             constants = {name: value for name, value in named.items() if name in NAMES}
             assert [*NAMES[: len(values)], *constants] == NAMES
             self.calls.append((grid[0], dict(zip(NAMES, [*values, *constants.values()], strict=True))))

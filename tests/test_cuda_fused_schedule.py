@@ -23,7 +23,6 @@ from halfbyte.backends.cuda.fused_tiles import (
     expert_tile,
     fused_tile,
     parts,
-    registers,
     stages,
 )  # fmt: skip
 from halfbyte.backends.cuda.weight import to_device
@@ -112,9 +111,7 @@ def test_every_tile_of_the_tables_fits_with_every_format():
                 held = stages(tile, bits, groups, scale, zeros)
                 assert 2 <= max(2, tile.deep) <= held <= tile.stages
     assert stages(FusedTile(256, 1, 2, 4), 8, 4, 2, True) == 3
-    assert SHARED_BYTES[1] < 232448
-    held = [registers(FusedTile(64, 1, 1, deep=deep, blocks=blocks)) for deep, blocks in ((2, 1), (2, 2), (1, 2))]
-    assert held == [168, 80, 128]
+    assert SHARED_BYTES < 232448
 
 
 def test_copies_and_pickles_of_a_weight_leave_its_tensor_maps_behind():

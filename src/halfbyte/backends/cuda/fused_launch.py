@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
-from .fused_tiles import FusedTile, registers, stages
+from .fused_tiles import FusedTile, stages
 from .launch import _constants, _counter, _overlap
 from .weight import CudaWeight
 from .wgmma import wgmma_kernel
@@ -131,7 +131,7 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         "SCALE": E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], "ADD": c["ADD"], "WAY": way(w, half),
         "GLOBAL_OP": c["GLOBAL_OP"], "DIVIDE": c["DIVIDE"], "HAS_BIAS": bias, "HALF": half, "TOGETHER": tile.together,
         "STORE": store, "ROUTED": routed, "GATE": gate, "AHEAD": not e8m0 if tile.ahead == 2 else bool(tile.ahead),
-        "PDL": _overlap(w.device)["PDL"], "BLOCKS_AN_SM": tile.blocks,
+        "PDL": _overlap(w.device)["PDL"],
     }  # fmt: skip
     return Kernel(maps, (w.tiled, shift, unit, float(f.divisor)), constants)
 
@@ -165,15 +165,13 @@ def launch(
         )  # fmt: skip
         if held.compiled is None:
             held.compiled = wgmma_kernel[(share.programs,)](
-                *arguments, **held.constants, **_options(tile, device), num_warps=4, enable_fp_fusion=False
+                *arguments, **held.constants, **_pdl(device), num_warps=4, enable_fp_fusion=False
             )
         else:
             held.compiled[(share.programs, 1, 1)](*arguments, *held.constants.values())
 
 
-def _options(tile: FusedTile, device: torch.device) -> dict[str, Any]:
-    """How to compile and launch: `launch._overlap`'s part, and registers a thread where two blocks share a multiprocessor."""
-    options = {k: v for k, v in _overlap(device).items() if k != "PDL"}
-    if tile.blocks > 1:
-        options["maxnreg"] = registers(tile)
-    return options
+@functools.cache
+def _pdl(device: torch.device) -> dict[str, Any]:
+    """The launch's part of `launch._overlap`."""
+    return {k: v for k, v in _overlap(device).items() if k != "PDL"}

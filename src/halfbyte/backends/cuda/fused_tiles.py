@@ -13,8 +13,7 @@ class FusedTile:
     """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups along the rows (1 or 2); stages of 64 inputs, or as many as fit;
     parts that a tile beyond whole rounds is cut into along its inputs (0: `parts` says); token blocks side by side; warpgroups
     that share rows and take turns along the inputs (`groups` · `deep` ≤ 4); the next words read while products run (2: but for
-    E8M0 scales, where that is slower); blocks that a multiprocessor has room for (2: the next launch begins while this one
-    ends; one or two warpgroups)."""
+    E8M0 scales, where that is slower)."""
 
     tokens: int
     rows: int = 1
@@ -24,7 +23,6 @@ class FusedTile:
     together: int = 8
     deep: int = 1
     ahead: int = 2
-    blocks: int = 1
 
 
 MANY_ROWS = 8192
@@ -34,7 +32,7 @@ FUSED_TILES = {
     # (tokens up to, tall): tile. More tokens take the last rows.
     (32, False): FusedTile(32, 1, 1, 12, deep=4),
     (32, True): FusedTile(32, 1, 2, 8, deep=2),
-    (64, False): FusedTile(64, 1, 1, 12, deep=2, blocks=2),
+    (64, False): FusedTile(64, 1, 1, 12, deep=2),
     (64, True): FusedTile(64, 1, 2, 8, deep=2, ahead=0),
     (128, False): FusedTile(128, 1, 1, 6, deep=2),
     (128, True): FusedTile(128, 1, 2, 5),
@@ -83,13 +81,8 @@ def parts(rest: int, programs: int, units: int) -> int:
     return count
 
 
-SHARED_BYTES = {1: 232448 - 1024, 2: 115712 - 1024}
-"""Shared memory a block may have on compute capability 9.0, less barriers, by blocks a multiprocessor."""
-
-
-def registers(tile: FusedTile) -> int:
-    """Registers a thread at entry, so that as many blocks fit: a producer's warp counts as a warpgroup."""
-    return 65536 // tile.blocks // (128 * (tile.groups * tile.deep + 1)) // 8 * 8
+SHARED_BYTES = 232448 - 1024
+"""Shared memory a block may have on compute capability 9.0, less barriers."""
 
 
 def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: bool) -> int:
@@ -97,7 +90,7 @@ def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: boo
     bn = 64 * tile.rows * tile.groups
     stage = tile.tokens * 128 + bn * 8 * bits + max(bn // 16, 8) * 16 * groups * (scale_bytes + (2 if zeros else 0))
     other = bn * tile.tokens * (2 + 4 * (tile.deep - 1))
-    return min(tile.stages, (SHARED_BYTES[tile.blocks] - other) // stage)
+    return min(tile.stages, (SHARED_BYTES - other) // stage)
 
 
 def expert_tile(pairs: int, experts: int) -> FusedTile:

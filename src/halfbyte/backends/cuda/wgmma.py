@@ -32,10 +32,8 @@ def workers(warpgroups):
 
 
 @gluon.constexpr_function
-def registers(warpgroups, blocks):
-    """Registers a thread of the same, with one block a multiprocessor or two."""
-    if blocks == 2:
-        return [96] * (warpgroups - 1) + [32]
+def registers(warpgroups):
+    """Registers a thread of the same."""
     return [[240, 240, 152, 112][warpgroups - 1]] * (warpgroups - 1) + [24]
 
 
@@ -319,7 +317,7 @@ def wgmma_kernel(
     GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
     WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
     TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
-    PDL: gl.constexpr, BLOCKS_AN_SM: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """y (m, n) = x wᵀ + bias, one tile being 64 R WGS rows of w by BT tokens.
 
@@ -329,7 +327,6 @@ def wgmma_kernel(
     GROUPS  scale groups in a unit (1 when larger)    SW      16-bit words of a unit's scales in 16 rows
     STORE   2: the copy engine writes y               1: every lane writes what it has
     AHEAD   the next words are read while products run
-    BLOCKS_AN_SM  1, or 2 where registers and shared memory leave room for the next launch to begin
     ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y
             have BT rows a block
     GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
@@ -377,5 +374,5 @@ def wgmma_kernel(
             ))
             for number in (0, 1, 2, 3, 4)[: WGS * WGK + 1]
         ],
-        workers(WGS * WGK), registers(WGS * WGK, BLOCKS_AN_SM),
+        workers(WGS * WGK), registers(WGS * WGK),
     )  # fmt: skip
