@@ -331,6 +331,7 @@ bool fuses_i8(const Weight &w) {
 
 template <class V, int F>
 void buffered_i8(const Block &b) {
+  if (b.seg == 64) return blocks_i8<V, F, FromBuffer<64, true>>(b);
   if (b.seg == 32) return blocks_i8<V, F, FromBuffer<32, true>>(b);
   if (b.seg == 16) return blocks_i8<V, F, FromBuffer<16, true>>(b);
   if (b.seg % 32 == 0) return blocks_i8<V, F, FromBuffer<32>>(b);
