@@ -163,3 +163,39 @@ def test_fused_projections_are_cut_and_joined():
     held = MemoryCheckpoint({k: laid[k] for k in laid}, layout="gptq")
     back = Relaid(held, one)
     assert {k: back[k] for k in back} == fused
+
+
+@pytest.mark.parametrize("to", ["gguf:nvfp4", "gguf"])
+def test_two_level_nvfp4_takes_its_tensor_scale_into_the_file(tmp_path, to):
+    """ModelOpt's `weight_scale_2` becomes a `.scale` tensor beside each weight; the header names them before they are written."""
+    _, folder, gguf = both(tmp_path, "llama", q8_0=False)
+    arguments = ["--to", "modelopt:nvfp4", "--method", "rtn", "--rule", "down_proj=keep"]  # its rows are 96 long
+    assert main(["quantize", str(folder), str(tmp_path / "nvfp4"), *arguments]) == 0
+    out = tmp_path / "out.gguf"
+    done = converted(tmp_path / "nvfp4", out, to, gguf, workers=1)
+    assert done.counts["lossy"] == 0
+    with halfbyte.open(tmp_path / "nvfp4") as a, halfbyte.open(out) as b:
+        weights = [b[k] for k in b if b.info(k).quantized]
+        assert weights
+        assert all(q.format.name == "nvfp4_ue4m3" and q.parts["global_scale"] != 1 for q in weights)
+        assert verify(a, b).verdict == "identical"
+        assert sum(name.endswith(".scale") for name in b.file.headers) == len(weights)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ({"mlp.up_proj": (32, 32)}, {"mlp.up_proj": (48, 32)}, r"up_proj has 32 rows, .*up_proj 48; is it the same model"),
+        ({"mlp.up_proj": (32, 32), "odd_proj": (8, 32)}, {"mlp.up_proj": (32, 32)}, r"like has no place for .*odd_proj of"),
+        ({"mlp.up_proj": (32, 32)}, {"mlp.up_proj": (32, 32), "odd_proj": (8, 32)}, r"source has nothing for .*odd_proj of"),
+    ],
+)
+def test_what_does_not_fit_the_other_checkpoint_is_named(ours, theirs, said):
+    a, b = (
+        MemoryCheckpoint({f"model.layers.0.{k}": packed("int4", s, 1, 32) for k, s in side.items()}, layout="gptq", path=path)
+        for side, path in ((ours, "source"), (theirs, "like"))
+    )
+    with pytest.raises(CheckpointError, match=said):
+        Relaid(a, b)
+    same = Relaid(a, a)
+    assert {k: same[k] for k in same} == a.tensors
