@@ -245,9 +245,10 @@ def gather(
 
 
 @gluon.constexpr_function
-def second_chain(block, chain):
-    """Whether a block's product goes into the second accumulator; they take turns every `chain` blocks, 0: there is one."""
-    return chain > 0 and block // chain % 2 == 1
+def second_chain(block, pair):
+    """Whether a block belongs to the second of two groups that share x and so goes into the second accumulator; a group is `pair`
+    blocks, 0: none share."""
+    return pair > 0 and block // pair % 2 == 1
 
 
 @gluon.constexpr_function

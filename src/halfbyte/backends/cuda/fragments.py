@@ -77,15 +77,13 @@ def fetch(
 @gluon.jit
 def multiply(
     words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW: gl.constexpr, LX: gl.constexpr,
-    STEP: gl.constexpr, NB: gl.constexpr, SPAN: gl.constexpr, PAIR: gl.constexpr, FLUSHES: gl.constexpr, PARITIES: gl.constexpr,
+    STEP: gl.constexpr, SPAN: gl.constexpr, PAIR: gl.constexpr, FLUSHES: gl.constexpr, PARITIES: gl.constexpr,
     KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr,
     SCALED: gl.constexpr, RAW: gl.constexpr, SUMS: gl.constexpr, OFFSET: gl.constexpr, U0: gl.constexpr, U1: gl.constexpr,
 ):  # fmt: skip
     """y plus a step's products: codes decoded, multiplied with x, sums scaled."""
     ZEROES: gl.constexpr = 2.0 ** (BITS - 1)  # the implicit zero of `int` codes
     N: gl.constexpr = STEP * BITS  # words a lane
-    # Blocks after which the other of two accumulators has its turn: a product takes its time to come out, the next must not wait.
-    CHAIN: gl.constexpr = PAIR if PAIR else 1 if (NB == 1) and (SPAN >= 8) else 0
     a = pieces(gl.reshape(words, words.shape[:4] + [N]), N)
     if SCALED:
         scale, addend = terms_half(scales, addends, top, SCALE, ADD, KIND, HALF, FP8, FLUSHES * 2)
@@ -134,7 +132,7 @@ def multiply(
                 w2, w3 = decode_octets(a[2 * i + 1], KIND, HALF, FP8)
             else:
                 w0, w1, w2, w3 = decode_word(a[i], KIND, HALF, OFFSET)
-            if second_chain(i, CHAIN):
+            if second_chain(i, PAIR):
                 d0, d1, d2, d3 = product(w0, w1, w2, w3, x[of_x(i, PAIR)], x[of_x(i, PAIR) + 1], d0, d1, d2, d3, LW, LX, HALF)
             else:
                 c0, c1, c2, c3 = product(w0, w1, w2, w3, x[of_x(i, PAIR)], x[of_x(i, PAIR) + 1], c0, c1, c2, c3, LW, LX, HALF)
@@ -142,11 +140,6 @@ def multiply(
                 if PAIR:
                     c1 = d1
                     c3 = d3
-                elif CHAIN:
-                    c0 = c0 + d0
-                    c1 = c1 + d1
-                    c2 = c2 + d2
-                    c3 = c3 + d3
                 y0, y1, y2, y3 = gather(
                     y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, scale, addend, i // SPAN, PARITIES, LW, U1 / U0, ADD
                 )
@@ -271,7 +264,7 @@ def walk(
                 x = b
                 xt = bt
             y0, y1, y2, y3 = multiply(
-                words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, NB, SPAN, PAIR, FLUSHES,
+                words, scales, supers, addends, lows, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, PAIR, FLUSHES,
                 PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
             )  # fmt: skip
             if AHEAD != 1:
@@ -287,7 +280,7 @@ def walk(
                 else:
                     xt = x
                 y0, y1, y2, y3 = multiply(
-                    words2, scales2, supers2, addends2, lows2, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, NB, SPAN, PAIR,
+                    words2, scales2, supers2, addends2, lows2, x, xt, y0, y1, y2, y3, none, top, LW, LX, STEP, SPAN, PAIR,
                     FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
                 )  # fmt: skip
                 words2, scales2, supers2, addends2, lows2 = fetch(
@@ -301,7 +294,7 @@ def walk(
             if turn2 < end:
                 bias = biases(BIAS_PTR, turn2, n, RT, NB, WK, WN, TOKENS) if HAS_BIAS else factor
                 y0, y1, y2, y3 = multiply(
-                    words2, scales2, supers2, addends2, lows2, b, bt, none, none, none, none, none, top, LW, LX, STEP, NB, SPAN,
+                    words2, scales2, supers2, addends2, lows2, b, bt, none, none, none, none, none, top, LW, LX, STEP, SPAN,
                     PAIR, FLUSHES, PARITIES, KIND, BITS, SCALE, ADD, HALF, FP8, SCALED, RAW, SUMS, OFFSET, U0, U1,
                 )  # fmt: skip
                 words2, scales2, supers2, addends2, lows2 = fetch(
