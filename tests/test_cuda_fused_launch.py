@@ -7,11 +7,13 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 
 from halfbyte.backends.cuda import fused, fused_launch
-from halfbyte.backends.cuda.weight import to_device
+from halfbyte.backends.cuda.weight import NEAR, to_device
 from halfbyte.bench.weights import random_weight
+from halfbyte.minifloat import element_table
 
 NAMES = fused_launch.wgmma_kernel.arg_names
 
@@ -67,6 +69,26 @@ def test_a_second_call_hands_over_what_the_first_did(recorder, word, dtype, n, k
     cut = first["sharing"] > first["tiles"] % programs > 0
     size = 2 * first["sharing"] * 64 * first["R"] * first["WGS"] * first["BT"]
     assert first["PARTIAL"].numel() == (size if cut else 1)
+
+
+@pytest.mark.parametrize("element", ["e2m1", "e4m3", "e5m2"])
+def test_shifted_mx_scales_lose_nothing_in_float16(element):
+    """The largest scale becomes 2^(LARGEST - 113), the smallest 2^NEAR less: every code times either is a float16 number."""
+    bits = 4 if element == "e2m1" else 8
+    values = np.abs(element_table(element, bits).astype(np.float64))
+    values = values[np.isfinite(values) & (values > 0)]
+    raw = 2.0**-14 if element == "e2m1" else 1.0  # patterns that still lack 2^14
+    largest = 2.0 ** (fused_launch.LARGEST[element] - 113)
+    for scale in (largest, largest * 2.0 ** -NEAR[element]):
+        products = values * raw * scale
+        np.testing.assert_array_equal(products.astype(np.float16).astype(np.float64), products)
+        np.testing.assert_array_equal(np.float64(np.float16(scale)), scale)
+
+
+@pytest.mark.parametrize(("word", "least"), [("mxfp4", 33), ("q8_0", 33), ("mxfp8_e4m3", None), ("int2:g64", None)])
+def test_linear_takes_the_schedule_on_its_own_where_it_was_checked(word, least):
+    w = to_device(random_weight(word, 16, 128, 0), "cpu")
+    assert [m for m in (1, 32, 33, 4096) if fused.pays(m, w)] == ([33, 4096] if least else [])
 
 
 def test_another_tile_dtype_or_bias_is_another_kernel(recorder):

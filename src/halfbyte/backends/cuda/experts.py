@@ -47,7 +47,7 @@ def mixture(
     """x (m, k) through a stack of experts in fragment order -> (m, h) in x's dtype. Gates and ups that lie side by side meet
     where they are summed; else a kernel of its own brings them together."""
     kind = ACTIVATIONS[activation]
-    if fused_experts.pays(indices.numel(), up.shape[0]) and fused_experts.serves(x, (up,), down, kind, interleaved):
+    if fused_experts.pays(indices.numel(), (up, down)) and fused_experts.serves(x, (up,), down, kind, interleaved):
         return fused_experts.mixture(x, ((up, up_bias),), down, indices, weights, kind, interleaved, down_bias)
     plan = route(indices, up.shape[0], tokens_a_block(x.shape[0]))
     if kind == 0 or interleaved:
@@ -71,7 +71,8 @@ def apart(
 ) -> torch.Tensor:
     """`mixture` with gates and ups in stacks (e, f, k) of their own: one plan, a product each."""
     kind = ACTIVATIONS[activation]
-    if fused_experts.pays(indices.numel(), down.shape[0]) and fused_experts.serves(x, (gate[0], up[0]), down, kind, False):
+    stacks = (gate[0], up[0])
+    if fused_experts.pays(indices.numel(), (*stacks, down)) and fused_experts.serves(x, stacks, down, kind, False):
         return fused_experts.mixture(x, (gate, up), down, indices, weights, kind, False, down_bias)
     plan = route(indices, down.shape[0], tokens_a_block(x.shape[0]))
     gates, ups = (fragments(x, w, bias, None, plan, torch.float32) for w, bias in (gate, up))

@@ -35,7 +35,13 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
 
 def pays(m: int, w: CudaWeight) -> bool:
     """True where this schedule is the fastest of those measured (fused_tiles)."""
-    return m >= LEAST_TOKENS
+    return m >= LEAST_TOKENS and checked(w)
+
+
+def checked(w: CudaWeight) -> bool:
+    """True for weights whose products by this schedule have been checked by value on a GPU; 2 bits and 8-bit floats are served
+    when asked for."""
+    return w.format.bits == 4 or (w.format.bits == 8 and w.format.element in ("int", "uint"))
 
 
 def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:

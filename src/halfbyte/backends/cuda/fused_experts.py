@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .fused import fused_blocks
+from .fused import checked, fused_blocks
 from .fused_launch import Blocks, way
 from .fused_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from .gates import gated
@@ -58,9 +58,9 @@ def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind:
     return whole and all(way(w, half) is not None for w in stacks)
 
 
-def pays(pairs: int, experts: int) -> bool:
+def pays(pairs: int, stacks: tuple[CudaWeight, ...]) -> bool:
     """True where this is faster than the kernel for few tokens."""
-    return pairs >= LEAST_PAIRS * experts
+    return pairs >= LEAST_PAIRS * stacks[0].shape[0] and all(checked(w) for w in stacks)
 
 
 def mixture(
