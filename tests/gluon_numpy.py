@@ -13,6 +13,7 @@ import re
 import types
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 import triton
@@ -374,6 +375,8 @@ class Kernel:
     def _argument(a: Any) -> Any:
         if isinstance(a, torch.Tensor):
             assert a.is_contiguous()
+            if a.dtype == torch.bfloat16:
+                return Pointer(a.reshape(-1).view(torch.int16).numpy().view(ml_dtypes.bfloat16))
             return Pointer(a.reshape(-1).numpy())
         return T(np.float32(a)) if isinstance(a, float) else T(np.int32(a))
 
