@@ -275,7 +275,9 @@ def _step(line: str, env: dict[str, Any]) -> None:
         if name.startswith("{"):
             low, high = (value(n.strip()) for n in name[1:-1].split(","))
             return low & np.uint32(0xFFFF) | high << np.uint32(16)
-        return env[name] if name in env else np.uint32(int(name, 0))
+        if name in env:
+            return env[name]
+        return np.float32(name).view(np.uint32) if "." in name else np.uint32(int(name, 0))
 
     d, s = names[0], [value(n) for n in names[1:]]
     kind = op.split(".")
@@ -311,8 +313,7 @@ def _step(line: str, env: dict[str, Any]) -> None:
         x, y, z = (_bf16(v).astype(np.float64) for v in s)
         r = _packed(_to_bf16(x * y + z))
     elif op == "sub.f32":
-        literal = float(names[2])
-        r = (s[0].view(np.float32) - np.float32(literal)).view(np.uint32)
+        r = (s[0].view(np.float32) - s[1].view(np.float32)).view(np.uint32)
     elif op == "cvt.rn.f16x2.f32":
         r = _packed(np.stack([s[1].view(np.float32), s[0].view(np.float32)], -1).astype(np.float16))
     elif op == "cvt.rn.bf16x2.f32":
