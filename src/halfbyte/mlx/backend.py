@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..backends.base import Prepared
 from ..backends.metal import MetalBackend, launch
-from ..backends.metal.experts import experts
+from ..backends.metal.experts import experts, refuse_two_stacks
 from ..backends.metal.mlx_route import MLXRoute
 
 
@@ -38,8 +38,10 @@ class MLXBackend(MetalBackend):
 
     def experts(
         self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
-        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None,
+        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, up: Prepared | None = None,
+        up_bias: Any | None = None,
     ) -> Any:  # fmt: skip
+        refuse_two_stacks(up)
         return experts(
             self.route, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,

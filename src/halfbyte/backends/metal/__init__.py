@@ -102,11 +102,9 @@ class MetalBackend(Backend):
         interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, up: Prepared | None = None,
         up_bias: Any | None = None,
     ) -> Any:  # fmt: skip
-        from .experts import experts
+        from .experts import experts, refuse_two_stacks
 
-        if up is not None:
-            raise BackendError("[experts] the metal backend takes gates and ups in one stack; halfbyte.torch loops over the rest")
-
+        refuse_two_stacks(up)
         self._same_device("experts", x)
         e = gate_up.shape[0]
         if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= e):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...errors import BackendError
 from . import kernels
 from .kernels import MATVEC_ROWS, TILE
 from .launch import _ceil, weight_arrays
@@ -13,6 +14,12 @@ from .weight import MetalWeight
 FEW_ROUTED = 64
 """Routed rows up to which each has threadgroups of its own; above, rows are sorted by expert and share tiles. Computed, not
 measured: with fewer rows than a tile holds, a tile would be mostly padding."""
+
+
+def refuse_two_stacks(up: Any | None) -> None:
+    """Raises BackendError where gates and ups are two stacks: these kernels read them from one."""
+    if up is not None:
+        raise BackendError("[experts] the metal backend takes gates and ups in one stack; halfbyte.torch loops over the rest")
 
 
 def experts(
