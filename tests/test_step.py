@@ -14,7 +14,7 @@ from halfbyte.transformers import growing_cache as cache_module
 from halfbyte.transformers import load_model
 from halfbyte.transformers.decoding import Decoding
 from halfbyte.transformers.growing_cache import growing_cache
-from halfbyte.transformers.step import Step, knows
+from halfbyte.transformers.step import Step, knows, step_of
 from tiny_models import agree, ids, write_tiny
 
 pytestmark = needs_native
@@ -94,9 +94,30 @@ def test_threads_change_no_bit(tmp_path):
     assert np.array_equal(results[0], results[2])
 
 
+def test_a_prompt_of_one_token_leaves_the_others_to_the_step(tmp_path):
+    model = loaded(tmp_path, "llama")
+    feeds = ([5], [8], [9])
+    wanted, _ = own(model, feeds)
+    text = Decoding(model)
+    assert all(agree(text(feed), want) for feed, want in zip(feeds, wanted, strict=True))
+    assert isinstance(text.step, Step)
+
+
+def derived(module):
+    """The module's class becomes one of the same name that somebody derived."""
+    module.__class__ = type(type(module).__name__, (type(module),), {"__module__": "theirs"})
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        derived,
+        lambda model: derived(model.model),
+        lambda model: derived(model.model.layers[0]),
+        lambda model: derived(model.model.layers[0].self_attn),
+        lambda model: derived(model.model.layers[1].mlp),
+        lambda model: setattr(model.model, "layers", torch.nn.ModuleList(reversed(model.model.layers))),
+        lambda model: setattr(model.config, "_attn_implementation", "theirs"),
         lambda model: model.train(),
         lambda model: model.model.layers[1].mlp.register_forward_hook(lambda *_: None),
         lambda model: model.model.layers[0].register_forward_pre_hook(lambda *_: None),
@@ -115,6 +136,24 @@ def test_what_the_step_would_pass_over_goes_through_the_models_own_forward(tmp_p
     assert knows(model)
     change(model)
     assert not knows(model)
+
+
+def test_a_hook_on_every_module_is_not_passed_over(tmp_path):
+    model = loaded(tmp_path, "llama")
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert not knows(model)
+    finally:
+        hook.remove()
+    assert knows(model)
+
+
+def test_a_cache_of_another_number_of_layers_is_left_to_the_model(tmp_path):
+    model = loaded(tmp_path, "llama")
+    state = own(model, FEEDS[:1])[1]
+    assert step_of(model, state) is not None
+    state.layers.pop()
+    assert step_of(model, state) is None
 
 
 @pytest.mark.parametrize("arch", ["phi3", "mixtral", "gpt_oss"])

@@ -32,13 +32,13 @@ class Decoding:
         self.state: Any = growing_cache(model)
         self.step: Step | None = None
         self._name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        self._chosen = False
+        self._started = self._chosen = False
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
         """Logits (vocabulary,) after these tokens, which follow those of earlier calls."""
         tokens = torch.tensor([ids], device=getattr(self.model, "device", "cpu"))
         with torch.inference_mode():
-            if len(ids) == 1 and self.state is not None:
+            if len(ids) == 1 and self._started:
                 if not self._chosen:
                     self.step, self._chosen = step_of(self.model, self.state), True
                 if self.step is not None:
@@ -47,6 +47,6 @@ class Decoding:
             if self.step is not None:
                 self.step.settle()
             out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{self._name: self.state})
-            self.state = out[self._name]
+            self.state, self._started = out[self._name], True
             last: Tensor = out.logits[0, -1]
             return last

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from ..backends.cpu import MODES, native
 from ..torch.modules import QLinear
@@ -39,13 +40,15 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotation whose angles do not depend on how long the text is."""
 SCALARS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 """What a configuration must not have set."""
+ATTENTIONS = ("eager", "sdpa")
+"""Implementations of attention that compute the same; one that somebody registered may compute anything."""
 
 
 def step_of(model: Any, cache: Any) -> Step | None:
     """The step for one text whose prompt is in `cache`; None when the model's own forward is to be called."""
     layers = getattr(cache, "layers", ())  # another kind of model has another kind of state
     grows = len(layers) > 0 and all(isinstance(layer, Growing) and layer.is_initialized for layer in layers)
-    return Step(model, layers) if grows and knows(model) else None
+    return Step(model, layers) if grows and knows(model) and len(layers) == len(model.model.layers) else None
 
 
 def knows(model: Any) -> bool:
@@ -58,9 +61,18 @@ def knows(model: Any) -> bool:
     kinds = body.rotary_emb.rope_type
     if not set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= set(ROTATIONS):
         return False
+    if _global_forward_hooks or _global_forward_pre_hooks or model.config._attn_implementation not in ATTENTIONS:
+        return False
     if any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules()):
         return False
-    return isinstance(body.norm, RMSNorm) and all(_knows_layer(layer) for layer in body.layers)
+    if not all(_is_transformers(m) for m in (model, body, body.rotary_emb)) or not isinstance(body.norm, RMSNorm):
+        return False
+    return all(_knows_layer(layer) and layer.self_attn.layer_idx == i for i, layer in enumerate(body.layers))
+
+
+def _is_transformers(m: Any) -> bool:
+    """True for a module whose class is transformers' own, not one derived from it or of the same name."""
+    return type(m).__module__.startswith("transformers.models.")
 
 
 def _knows_layer(layer: Any) -> bool:
@@ -71,7 +83,8 @@ def _knows_layer(layer: Any) -> bool:
     own = {name: m for name, m in attention.items() if name in ("q_norm", "k_norm")}
     products = [*(m for name, m in attention.items() if name not in own), *(m for name, m in mlp.items() if name != "act_fn")]
     return (
-        set(attention) - set(own) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+        all(_is_transformers(m) for m in (layer, layer.self_attn, layer.mlp))
+        and set(attention) - set(own) == {"q_proj", "k_proj", "v_proj", "o_proj"}
         and set(mlp) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
         and type(mlp["act_fn"]).__name__ in GATES
         and all(isinstance(m, RMSNorm) for m in (*own.values(), *(getattr(layer, name) for name in norms if name)))
