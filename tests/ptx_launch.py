@@ -58,9 +58,9 @@ def hopper(multiprocessors=4, cache=None):
     """Launches with CPU tensors go through `run`, on a card of a few multiprocessors; new tensors hold NaN."""
     with contextlib.ExitStack() as stack:
         for name, value in {"_multiprocessors": multiprocessors, "_hopper": True, "_converts": True}.items():
-            stack.enter_context(mock.patch.object(launch, name, lambda device, value=value: value))
+            stack.enter_context(mock.patch.object(launch, name, return_value=value))
         stack.enter_context(mock.patch.object(JITFunction, "run", run))
-        stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", lambda *_: b""))
+        stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", return_value=b""))
         stack.enter_context(mock.patch.object(torch, "empty", nan))
         if cache is not None:
             stack.enter_context(mock.patch.dict("os.environ", {"TRITON_CACHE_DIR": str(cache)}))

@@ -1,0 +1,138 @@
+"""The fragment kernel as it is compiled for Hopper, its PTX run on the CPU (ptx_machine): every output against the referee.
+
+Programs walk over several tiles, warps over one step and over several, n and k leave tails. A few kernels always; every tile that
+a card's file or tune.py names, with every family that has it, under `slow`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from halfbyte import QTensor, format_named  # noqa: E402
+from halfbyte.backends.cuda import found, launch  # noqa: E402
+from halfbyte.backends.cuda.tune import FRAGMENT_TILES, FragmentTile  # noqa: E402
+from halfbyte.backends.cuda.weight import to_device  # noqa: E402
+from ptx_launch import hopper  # noqa: E402
+from ptx_machine import Entry, execute  # noqa: E402
+from test_gpu_values import DTYPES, numpy_dtype, random_parts, same, within  # noqa: E402
+
+
+@pytest.fixture
+def card(tmp_path):
+    with hopper(multiprocessors=2, cache=tmp_path):
+        yield
+
+
+def check(word, name, m, n, k, tile, biased=False):
+    """One-hot activations return decoded weights, rounded once; random ones, with a bias or without, are within rounding."""
+    fmt = format_named(word)
+    q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), np.random.default_rng(n + k)))
+    w = to_device(q, "cpu")
+    tile = FragmentTile(*tile)
+    rows = [(k - 1 - 67 * i) % k for i in range(m)]
+    y = launch.fragments(torch.nn.functional.one_hot(torch.tensor(rows), k).to(DTYPES[name]), w, None, tile)
+    same(y, q.dequantize("float32").astype(numpy_dtype(name)).astype(np.float32).T[rows])
+    torch.manual_seed(m)
+    x = (torch.randn(m, k) * (2.0**-8 if word == "nvfp4" else 1)).to(DTYPES[name])
+    bias = torch.randn(n).to(DTYPES[name])
+    within(launch.fragments(x, w, bias if biased else None, tile), x, q, bias if biased else torch.zeros(n), name)
+
+
+FEW = [
+    ("int4:g128", "float16", 1, 70, 4096, (1, 1, 16, 1, 4, 1, 1)),
+    ("int4:g128", "bfloat16", 1, 37, 1408, (1, 1, 8, 1, 4, 2, 2)),
+    ("int4:g32", "float16", 4, 70, 544, (2, 1, 4, 1, 2, 1, 0)),
+    ("uint4:g32", "float16", 1, 70, 1120, (1, 1, 4, 1, 4, 1, 2)),
+    ("uint4:g128", "bfloat16", 17, 70, 640, (2, 4, 4, 1, 2, 0, 1, True)),
+    ("mxfp4", "float16", 16, 70, 480, (2, 2, 4, 1, 2, 4, 1, True)),
+    ("mxfp4", "bfloat16", 2, 70, 1056, (1, 1, 8, 1, 8, 1, 1)),
+    ("nvfp4", "float16", 1, 70, 1040, (1, 1, 8, 1, 2, 1, 2)),
+    ("nvfp4", "float16", 33, 37, 272, (2, 8, 2, 2, 1, 0, 1, True)),
+    ("affine4:g64", "float16", 8, 70, 576, (2, 1, 8, 1, 4, 2, 2)),
+    ("q8_0", "bfloat16", 5, 70, 544, (1, 1, 4, 1, 4, 1, 1)),
+    ("mxfp8_e4m3", "float16", 1, 37, 544, (1, 1, 8, 1, 4, 1, 1)),
+    ("q4_K", "float16", 3, 37, 512, (1, 1, 4, 1, 2, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("word", "name", "m", "n", "k", "tile"), FEW)
+def test_outputs_are_right(word, name, m, n, k, tile, card):
+    check(word, name, m, n, k, tile)
+
+
+@pytest.mark.parametrize("case", [FEW[1], FEW[5]])
+def test_biases_are_added(case, card):
+    check(*case, biased=True)
+
+
+ENTRY = """
+.extern .shared .align 16 .b8 memory[];
+.visible .entry copy(
+	.param .u64 .ptr .global .align 1 copy_param_0,
+	.param .u64 .ptr .global .align 1 copy_param_1
+)
+{
+	.reg .b32 %r<8>;
+	.reg .b64 %rd<4>;
+	mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; cvt.u64.u32 %rd3, %r2;
+	ld.param.b64 %rd1, [copy_param_0]; ld.param.b64 %rd2, [copy_param_1];
+	add.s64 %rd1, %rd1, %rd3; add.s64 %rd2, %rd2, %rd3;
+	ld.global.b32 %r3, [%rd1]; mov.b32 %r4, memory; add.s32 %r5, %r4, %r2;
+	st.shared.b32 [%r5], %r3;
+	BARRIER
+	xor.b32 %r6, %r5, 128; ld.shared.b32 %r7, [%r6]; st.global.b32 [%rd2], %r7;
+	ret;
+}
+"""
+"""Two warps exchange their words."""
+
+
+def copied(barrier, size=64):
+    x, y = torch.arange(size, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    execute(Entry(ENTRY.replace("BARRIER", barrier)), 64, (1,), [x, y])
+    return y.tolist()
+
+
+def test_the_machine_notices_what_a_gpu_may_not():
+    assert copied("bar.sync 0;") == [i ^ 32 for i in range(64)]
+    with pytest.raises(RuntimeError, match="without a barrier"):
+        copied("")
+    with pytest.raises(RuntimeError, match="do not reach"):
+        copied("bar.sync 0, 96;")
+    with pytest.raises(IndexError, match="of a span"):
+        copied("bar.sync 0;", 63)
+    with pytest.raises(NotImplementedError, match="nanosleep"):
+        copied("nanosleep.u32 1;")
+
+
+FAMILIES = {
+    "int": ("int4:g128", "int4:g32"), "affine": ("uint4:g32", "uint4:g128"), "biased": ("affine4:g64",), "e2m1": ("mxfp4",),
+    "fine": ("nvfp4",), "wide": ("q8_0", "mxfp8_e4m3"),
+}  # fmt: skip
+TOKENS = {2: (1, 2), 8: (3, 8), 16: (9, 16), 32: (17, 33), 64: (64,)}
+
+
+def every_tile():
+    """(family, tokens up to, tile) of the cards' files and of the rules."""
+    files = [json.loads(f.read_text())["tiles"] for f in sorted(Path(found.SHIPPED).glob("*.json"))]
+    named = [(e["family"], e["m"], tuple(e["tile"])) for f in files for e in f if e["kernel"] == "fragments"]
+    ruled = [(family, m, tile) for m, row in FRAGMENT_TILES.items() for family, tiles in row.items() for tile in tiles]
+    return sorted(set(named) | {(family, m, (*tile, 0, 1, False)[: max(8, len(tile))]) for family, m, tile in ruled}, key=str)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "limit", "tile"), every_tile())
+def test_every_tile_is_right(family, limit, tile, card):
+    one_step = 64 * tile[4] * tile[2]
+    for word in FAMILIES[family]:
+        for name in ("float16", "bfloat16"):
+            for m in TOKENS[limit]:
+                for k in (one_step, 2 * one_step + 384):
+                    check(word, name, m, 70, k, tile)
