@@ -125,6 +125,30 @@ main(sys.argv[1:])
     assert contents(tmp_path / "out") == contents(tmp_path / "resumed")
 
 
+def configure(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_run_that_ends_before_its_walk_leaves_what_an_earlier_one_had_done(tmp_path, monkeypatch, capsys):
+    """A text that is not there, and the end in the model's first pass."""
+    method = sources(tmp_path, "llama awq")
+    with monkeypatch.context() as patch:
+        patch.setattr(walking._Walk, "name_unmet", None)
+        assert main(arguments(tmp_path, method)) != 0
+    text = tmp_path / "text.txt"
+    text.rename(tmp_path / "elsewhere.txt")
+    assert main(arguments(tmp_path, method)) != 0
+    (tmp_path / "elsewhere.txt").rename(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(walking._Walk, "begin", None)
+        assert main(arguments(tmp_path, method)) != 0
+    capsys.readouterr()
+    assert main(arguments(tmp_path, method, "--json")) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["layers_resumed"] == LAYERS
+    assert not (tmp_path / ".out.calibration").exists()
+
+
 def test_other_work_is_not_gone_on_with(tmp_path, monkeypatch, capsys):
     """Other options, another text, another source, a layer cut short: it starts anew, or behind what is whole."""
     sources(tmp_path, "llama awq")
@@ -157,6 +181,7 @@ def test_other_work_is_not_gone_on_with(tmp_path, monkeypatch, capsys):
     touched = {
         "text": lambda: write_text(tmp_path / "text.txt", 200, seed=5),
         "model": lambda: os.utime(tmp_path / "in" / "model.safetensors"),
+        "configuration": lambda: configure(tmp_path / "in", rms_norm_eps=1e-3),
     }
     for what, touch in touched.items():
         (tmp_path / "out").rename(tmp_path / f"out {what}")

@@ -11,6 +11,7 @@ recipe, text, method, option) is thrown away. The folder goes when the result is
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -120,7 +121,8 @@ class Spool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None or not self._lines:
+        # An earlier run's layers stay where this one ended before it asked for them.
+        if kind is None or len(read_lines(self.folder / JOURNAL)) < 2:
             shutil.rmtree(self.folder, ignore_errors=True)
         else:
             (self.folder / LOCK).unlink(missing_ok=True)
@@ -135,13 +137,16 @@ def _hidden(number: int) -> str:
 
 
 def work_of(checkpoint: Checkpoint, recipe: Any, name: str) -> dict[str, Any]:
-    """What makes two walks the same: the source's files, the recipe, and the name of method, options, device kind and tokens."""
+    """What makes two walks the same: the source's files and configuration, the recipe, and the name of method, options, device
+    kind and tokens."""
     path = checkpoint.path.resolve()
     base = path if path.is_dir() else path.parent
     files = sorted({f for info in checkpoint.infos() for f in info.files})
     stats = [(base / f).stat() for f in files if (base / f).is_file()]
+    config = json.dumps(checkpoint.config, sort_keys=True, default=str)
     return {
-        "source": str(path), "files": [[f, s.st_size, s.st_mtime_ns] for f, s in zip(files, stats, strict=False)],
+        "source": str(path), "config": hashlib.sha256(config.encode()).hexdigest()[:16],
+        "files": [[f, s.st_size, s.st_mtime_ns] for f, s in zip(files, stats, strict=False)],
         "to": str(recipe.goal), "params": dict(recipe.goal.params), "scale_dtype": recipe.goal.scale_dtype,
         "rules": [r.text for r in recipe.rules], "how": name, "version": 1,
     }  # fmt: skip
