@@ -100,6 +100,23 @@ def test_dequantized_rows_are_what_their_names_say(tmp_path):
         assert np.array_equal(up, whole(0).dequantize("float32")[1::2])
 
 
+def test_rows_rounded_again_are_what_their_names_say(tmp_path, capsys):
+    """`quantize --from-packed` writes a configuration that names no writer of halves either."""
+    folder(tmp_path / "in")
+    options = ["--to", "halfbyte:int8:g32", "--method", "rtn", "--from-packed"]
+    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), *options]) == 0
+    with hb.open(tmp_path / "out") as b:
+        for name, first in (("gate_proj", 0), ("up_proj", 1)):
+            want = whole(1).dequantize("float64")[first::2]
+            error = b[f"{PATH}.1.{name}"].dequantize("float64") - want
+            assert np.abs(error).max() <= 0.01 * np.abs(want).max()
+            assert b[f"{PATH}.1.{name}.bias"].tolist() == biases(1)[first::2].tolist()
+    capsys.readouterr()
+    options[1] = "gptq:int8:g32"
+    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "again"), *options]) != 0
+    assert "it would take most rows for others" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("to", ["gptq", "gptq-v2"])
 def test_gptq_again_is_refused_with_the_reason(tmp_path, to):
     folder(tmp_path / "in")

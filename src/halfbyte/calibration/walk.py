@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..alternating import rows_by_name
 from ..checkpoints import Checkpoint
 from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
@@ -103,7 +104,7 @@ def calibrate(
         raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq")
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)
-    checkpoint = turned(checkpoint, recipe)
+    checkpoint = rows_by_name(turned(checkpoint, recipe))
     source = source_of(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]

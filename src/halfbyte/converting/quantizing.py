@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..alternating import rows_by_name
 from ..checkpoints import Checkpoint, TensorInfo
 from ..dequantizing import DEFAULT_SHARD
 from ..difference import Difference
@@ -154,7 +155,7 @@ def quantize_checkpoint(
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
     kept = why_kept(checkpoint, recipe)
-    checkpoint = turned(checkpoint, recipe)
+    checkpoint = rows_by_name(turned(checkpoint, recipe))
     how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
