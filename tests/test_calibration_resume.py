@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -131,7 +132,7 @@ def configure(folder: Path, **changes: object) -> None:
 
 
 def test_a_run_that_ends_before_its_walk_leaves_what_an_earlier_one_had_done(tmp_path, monkeypatch, capsys):
-    """A text that is not there, and the end in the model's first pass."""
+    """A text that is not there, the end in the model's first pass, a disk that takes no more."""
     method = sources(tmp_path, "llama awq")
     with monkeypatch.context() as patch:
         patch.setattr(walking._Walk, "name_unmet", None)
@@ -143,6 +144,16 @@ def test_a_run_that_ends_before_its_walk_leaves_what_an_earlier_one_had_done(tmp
     with monkeypatch.context() as patch:
         patch.setattr(walking._Walk, "begin", None)
         assert main(arguments(tmp_path, method)) != 0
+
+    def full(path, *a, **k):
+        path.write_bytes(b"{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        capsys.readouterr()
+        assert main(arguments(tmp_path, method)) == 2
+        assert "No space left on device" in capsys.readouterr().err
     capsys.readouterr()
     assert main(arguments(tmp_path, method, "--json")) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["layers_resumed"] == LAYERS

@@ -79,7 +79,9 @@ class Spool:
         for path in self.folder.iterdir():
             if path.name not in kept:
                 path.unlink()
-        (self.folder / JOURNAL).write_text("".join(json.dumps(x) + "\n" for x in (known, *self._lines)), encoding="utf-8")
+        new = self.folder / f"{JOURNAL}.new"  # a disk that is full leaves the old one
+        new.write_text("".join(json.dumps(x) + "\n" for x in (known, *self._lines)), encoding="utf-8")
+        new.replace(self.folder / JOURNAL)
         return [self._done(number, line) for number, line in enumerate(self._lines)]
 
     def hidden(self, device: str) -> list[Tensor]:
