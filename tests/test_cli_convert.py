@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 
 import pytest
 
@@ -103,11 +104,11 @@ def test_targets_that_cannot_be(tmp_path, capsys, to, text):
 ])  # fmt: skip
 def test_the_last_line_says_what_was_checked_and_how_to_check_again(tmp_path, capsys, codec, to, said):
     """The command that it names finds the two identical."""
-    source, out = write_model(tmp_path / "in", codec), tmp_path / "out"
+    source, out = write_model(tmp_path / "in", codec), tmp_path / "an out"
     assert main(["convert", str(source), str(out), "--to", to]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"checked: {said}; `halfbyte verify {source} {out}` compares every value, with no tolerance"
-    assert main(last.split("`")[1].split()[1:]) == 0
+    assert last == f"checked: {said}; `halfbyte verify {source} '{out}'` compares every value, with no tolerance"
+    assert main(shlex.split(last.split("`")[1])[1:]) == 0
 
 
 @pytest.mark.parametrize("command", ["convert", "quantize", "dequantize"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,7 +100,7 @@ def _checked(counts: dict[str, int], source: Path, out: Path) -> str:
     """What each kind of edge vouches for, and the command that reads both sides back."""
     vouched = ", ".join(f"{counts[kind]:,} {words}" for kind, words in _CHECKS.items() if counts.get(kind))
     told = f"{vouched}; " if vouched else ""
-    command = f"halfbyte verify {printable(str(source))} {printable(str(out))}"
+    command = f"halfbyte verify {printable(shlex.quote(str(source)))} {printable(shlex.quote(str(out)))}"
     return f"checked: {told}`{command}` compares every value, with no tolerance"
 
 
