@@ -175,15 +175,19 @@ class Instructions:
         dtype = TYPES[rest[-1]]
 
         def function(a, at, count):
-            if dtype.itemsize == 8 or (at + count > 32).any():
+            bits = 8 * dtype.itemsize
+            if (at.astype(np.int64) + count > bits).any():
                 raise NotImplementedError(text)
-            a = a.astype(np.int64) >> at.astype(np.int64) & ((np.int64(1) << count.astype(np.int64)) - 1)
-            if dtype.kind == "i":
-                top = np.int64(1) << np.maximum(count.astype(np.int64) - 1, 0)
-                a = (a ^ top) - top
-            return a.astype(dtype)
+            up, down = (bits - at - count).astype(dtype), np.minimum(bits - count, bits - 1).astype(dtype)
+            return np.where(count == 0, 0, (a << up) >> down).astype(dtype)
 
         return self.elementwise(function, [dtype, TYPES["u32"], TYPES["u32"]], o[0], o[1:])
+
+    def do_popc(self, rest, o, text):
+        if rest != ["b32"]:
+            raise NotImplementedError(text)
+        return self.elementwise(lambda a: np.unpackbits(a.view(np.uint8).reshape(-1, 4), axis=1).sum(1, dtype=np.uint32),
+                                TYPES["u32"], o[0], o[1:])  # fmt: skip
 
     def do_bfi(self, rest, o, text):
         dtype = TYPES[rest[-1]]
@@ -317,6 +321,30 @@ class Instructions:
             j = np.where(good, j, lane)
             self.put(target, self.get(o[1], TYPES["b32"])[self.warp * 32 + j], mask)
             self.put(valid, good, mask)
+
+        return step
+
+    def do_redux(self, rest, o, text):
+        function = {"add": np.sum, "min": np.min, "max": np.max}.get(rest[1])
+        if function is None:
+            raise NotImplementedError(text)
+        dtype = TYPES[rest[-1]]
+
+        def step(mask):
+            self.whole_warps(mask, text)
+            v = function(self.get(o[1], dtype).reshape(-1, 32), 1).astype(dtype)
+            self.put(o[0], np.repeat(v, 32), mask)
+
+        return step
+
+    def do_vote(self, rest, o, text):
+        if rest[:2] != ["sync", "ballot"]:
+            raise NotImplementedError(text)
+
+        def step(mask):
+            self.whole_warps(mask, text)
+            v = np.packbits(self.get(o[1], TYPES["pred"]).reshape(-1, 32), axis=1, bitorder="little").view(np.uint32)
+            self.put(o[0], np.repeat(v, 32), mask)
 
         return step
 

@@ -25,26 +25,21 @@ class Hopper:
     def get_current_target(self):
         return TARGET
 
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
 
 def run(kernel, *args, grid, warmup=False, **options):
     """JITFunction.run: bound by Triton's own binder, compiled to PTX and no further, executed here."""
     options |= {"debug": False, "instrumentation_mode": ""}
-    _, _, target, backend, binder = kernel.device_caches[0]
+    _, _, target, backend, binder = kernel.device_caches["hopper"]
     bound, specialization, given = binder(*args, **options)
     key = kernel, str(specialization), str(given)
     if key not in _compiled:
         parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, given)
         source = kernel.ASTSource(kernel, signature, constants, attributes)
         binary = triton.compile(source, target=target, options=parsed.__dict__)
-        _compiled[key] = Entry(binary.asm["ptx"]), 32 * parsed.num_warps, [n for n, t in signature.items() if t != "constexpr"]
-    entry, threads, names = _compiled[key]
-    execute(entry, threads, grid, [bound[n] for n in names])
+        names = [n for n, t in signature.items() if t != "constexpr"]
+        _compiled[key] = Entry(binary.asm["ptx"]), 32 * parsed.num_warps, binary.metadata.shared, names
+    entry, threads, room, names = _compiled[key]
+    execute(entry, threads, room, grid, [bound[n] for n in names])
 
 
 def nan(*shape, original=torch.empty, **options):
@@ -54,10 +49,11 @@ def nan(*shape, original=torch.empty, **options):
 
 
 @contextlib.contextmanager
-def hopper(multiprocessors=4, cache=None):
-    """Launches with CPU tensors go through `run`, on a card of a few multiprocessors; new tensors hold NaN."""
+def hopper(multiprocessors=4, cache=None, card=""):
+    """Launches with CPU tensors go through `run`, on a card of a few multiprocessors, with its
+    tiles where it is named; new tensors hold NaN."""
     with contextlib.ExitStack() as stack:
-        for name, value in {"_multiprocessors": multiprocessors, "_hopper": True, "_converts": True}.items():
+        for name, value in {"_multiprocessors": multiprocessors, "_hopper": True, "_converts": True, "_card": card}.items():
             stack.enter_context(mock.patch.object(launch, name, return_value=value))
         stack.enter_context(mock.patch.object(JITFunction, "run", run))
         stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", return_value=b""))

@@ -17,7 +17,8 @@ import numpy as np
 
 from ptx_instructions import BITS, TYPES, Instructions
 
-SHARED = 1 << 18
+GRAIN = 2
+"""Bytes of shared memory that are watched together."""
 RUNNING, WAITING, DONE = 0, 1, 2
 def split(text):
     """Operands at the top level of braces and brackets."""
@@ -113,7 +114,7 @@ class Memory:
 class Machine(Instructions):
     """Blocks of a launch side by side. `run` executes an entry over them."""
 
-    def __init__(self, entry, threads, blocks, grid, arguments, memory):
+    def __init__(self, entry, threads, room, blocks, grid, arguments, memory):
         self.entry, self.threads, self.memory, self.arguments = entry, threads, memory, arguments
         self.size = threads * len(blocks)
         self.r = [np.zeros(self.size, w) for w in entry.widths]
@@ -126,9 +127,9 @@ class Machine(Instructions):
             self.special[f"%ctaid.{axis}"], self.special[f"%nctaid.{axis}"] = i, zero + np.uint32(n)
         self.block = np.arange(self.size) // threads
         self.warp = np.arange(self.size) // 32
-        self.shared = np.full((len(blocks), SHARED), 0xFF, np.uint8).reshape(-1)
-        words = len(self.shared) // 4
-        self.wrote = np.full(words, -1, np.int64)  # interval · 2^20 + warp of the last writer
+        self.room = -(-room // 16) * 16
+        self.shared = np.full(len(blocks) * self.room, 0xFF, np.uint8)
+        self.wrote = np.full(len(self.shared) // GRAIN, -1, np.int64)  # interval · 2^20 + warp of the last writer
         self.read_high, self.read_low = self.wrote.copy(), self.wrote.copy()  # the same of readers, and with 2^20 − 1 − warp
         self.interval = np.zeros(len(blocks), np.int64)
         self.state = np.zeros(self.size, np.int8)
@@ -200,29 +201,30 @@ class Machine(Instructions):
         at = self.get(base, TYPES["u32" if shared else "u64"]).astype(np.uint64) + np.uint64(offset & (1 << 64) - 1)
         return at if mask is None else at[mask]
 
-    def shared_words(self, at, size, mask, store):
-        """Byte positions in the blocks' shared memory of the active threads; races raise."""
+    def shared_places(self, at, size, mask, values=None):
+        """Byte positions of the active threads' accesses in the blocks' shared memory; two warps at a word, where one stores
+        another value than is there, raise."""
         mine = slice(None) if mask is None else mask
-        if (at % np.uint64(size)).any() or (at + np.uint64(size) > SHARED).any():
-            raise IndexError("shared memory: alignment or bounds")
-        place = at.astype(np.int64) + self.block[mine] * SHARED
-        words = np.unique(np.stack([place // 4, self.warp[mine], self.interval[self.block[mine]]]), axis=1) if size <= 4 else None
-        if words is None:
-            steps = np.arange(0, size, 4)
-            words = np.stack([(place[:, None] + steps).reshape(-1) // 4, np.repeat(self.warp[mine], len(steps)),
-                              np.repeat(self.interval[self.block[mine]], len(steps))])  # fmt: skip
-        word, warp, now = words
+        if (at % np.uint64(size)).any() or (at + np.uint64(size) > self.room).any():
+            raise IndexError(f"{size} bytes of shared memory at {int(at.max())} of {self.room}")
+        place = at.astype(np.int64) + self.block[mine] * self.room
+        count = -(-size // GRAIN)
+        word = (place[:, None] // GRAIN + np.arange(count)).reshape(-1)
+        warp, now = np.repeat(self.warp[mine], count), np.repeat(self.interval[self.block[mine]], count)
         new, low = now << 20 | warp, now << 20 | ((1 << 20) - 1 - warp)
         wrote = self.wrote[word]
         race = (wrote >> 20 == now) & (wrote != new)
-        if store:
-            race |= ((self.read_high[word] >> 20 == now) & (self.read_high[word] != new))
-            race |= ((self.read_low[word] >> 20 == now) & (self.read_low[word] != low))
-            self.wrote[word] = new
-            race |= self.wrote[word] != new
-        else:
+        if values is None:
             np.maximum.at(self.read_high, word, new)
             np.maximum.at(self.read_low, word, low)
+        else:
+            race |= (self.read_high[word] >> 20 == now) & (self.read_high[word] != new)
+            race |= (self.read_low[word] >> 20 == now) & (self.read_low[word] != low)
+            held, index = self.shared.view(values.dtype), place[:, None] // values.itemsize + np.arange(values.shape[1])
+            race &= np.repeat((held[index] != values).any(1), count)
+            held[index] = values
+            race |= np.repeat((held[index] != values).any(1), count)  # two threads of this instruction
+            self.wrote[word] = new
         if race.any():
             raise RuntimeError("shared memory: two warps meet at a word without a barrier between them")
         return place
@@ -249,7 +251,7 @@ class Machine(Instructions):
             out = np.empty((len(at), count), dtype)
             size = count * dtype.itemsize
             if shared:
-                place = self.shared_words(at, size, mask, False)
+                place = self.shared_places(at, size, mask)
                 held = self.shared.view(dtype)
                 out[:] = held[(place // dtype.itemsize)[:, None] + np.arange(count)]
             else:
@@ -278,11 +280,68 @@ class Machine(Instructions):
             values = values if mask is None else values[mask]
             size = count * dtype.itemsize
             if shared:
-                place = self.shared_words(at, size, mask, True)
-                self.shared.view(dtype)[(place // dtype.itemsize)[:, None] + np.arange(count)] = values
+                self.shared_places(at, size, mask, values.view(BITS[8 * dtype.itemsize]))
             else:
                 for mine, held, index in self.memory.pieces(at, size, dtype):
                     held[index[:, None] + np.arange(count)] = values[mine]
+
+        return step
+
+    def do_ldmatrix(self, rest, o, text):
+        count = {"x1": 1, "x2": 2, "x4": 4}[rest[3]]
+        if rest[:3] != ["sync", "aligned", "m8n8"] or rest[-1] != "b16":
+            raise NotImplementedError(text)
+
+        def step(mask):
+            self.whole_warps(mask, text)
+            lanes = self.special["%laneid"] < 8 * count  # they give the addresses of rows
+            lanes = lanes if mask is None else lanes & mask
+            place = self.shared_places(self.places(o[1], lanes, True), 16, lanes)
+            rows = self.shared.view(np.uint16)[place[:, None] // 2 + np.arange(8)].reshape(-1, count, 8, 8)
+            rows = np.ascontiguousarray(rows.swapaxes(2, 3) if "trans" in rest else rows)
+            for i, target in enumerate(o[0]):
+                whole = np.zeros(self.size, np.uint32)
+                whole[slice(None) if mask is None else mask] = rows[:, i].copy().view(np.uint32).reshape(-1)
+                self.put(target, whole, mask)
+
+        return step
+
+    def do_stmatrix(self, rest, o, text):
+        count = {"x1": 1, "x2": 2, "x4": 4}[rest[3]]
+        if rest[:3] != ["sync", "aligned", "m8n8"] or rest[-1] != "b16":
+            raise NotImplementedError(text)
+
+        def step(mask):
+            self.whole_warps(mask, text)
+            lanes = self.special["%laneid"] < 8 * count
+            lanes = lanes if mask is None else lanes & mask
+            rows = np.stack([self.pair(source, TYPES["u16"]).reshape(-1, 8, 8) for source in o[1]], 1)
+            rows = rows.swapaxes(2, 3) if "trans" in rest else rows
+            rows = rows if mask is None else rows[mask[::32]]
+            self.shared_places(self.places(o[0], lanes, True), 16, lanes, rows.reshape(-1, 8))
+
+        return step
+
+    def do_cp(self, rest, o, text):
+        """cp.async: done at once, which a wait and a barrier make no difference to."""
+        if rest[:1] != ["async"] or "bulk" in rest:
+            raise NotImplementedError(text)
+        if rest[1] not in ("ca", "cg"):
+            return lambda mask: None
+        size = int(o[2], 0)
+
+        def step(mask):
+            to, of = self.places(o[0], mask, True), self.places(o[1], mask, False)
+            count = self.get(o[3], TYPES["u32"]) if len(o) > 3 else np.full(self.size, size)
+            whole = (count if mask is None else count[mask]) == size
+            if (count if mask is None else count[mask])[~whole].any():
+                raise NotImplementedError(text)
+            values = np.zeros((len(to), size // 4), np.uint32)
+            at = np.nonzero(whole)[0]
+            for mine, held, index in self.memory.pieces(of[at], size, values.dtype):
+                values[at[mine]] = held[index[:, None] + np.arange(size // 4)]
+            if len(to):
+                self.shared_places(to, size, mask, values)
 
         return step
 
@@ -409,13 +468,15 @@ def span(t):
     return t.data_ptr(), t.data_ptr() + reach * t.element_size()
 
 
-def execute(entry, threads, grid, arguments, together=64):
-    """An entry over a grid, `together` blocks side by side. Arguments: tensors and numbers, one a parameter; the last ones absent
-    are null."""
+def execute(entry, threads, room, grid, arguments, together=64):
+    """An entry over a grid, `together` blocks of `threads` with `room` bytes of shared memory side by side.
+
+    Arguments: tensors and numbers, one a parameter; the last ones, where absent, are null.
+    """
     memory = Memory([span(a) for a in arguments if hasattr(a, "data_ptr") and a.numel()])
     given = [*arguments, *[0] * (len(entry.parameters) - len(arguments))]
     held = {name: bytes_of(kind, a) for (kind, name), a in zip(entry.parameters, given, strict=True)}
     grid = (*grid, 1, 1)[:3]
     blocks = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
     for i in range(0, len(blocks), together):
-        Machine(entry, threads, blocks[i : i + together], grid, held, memory).run()
+        Machine(entry, threads, room, blocks[i : i + together], grid, held, memory).run()

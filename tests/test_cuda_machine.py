@@ -1,7 +1,8 @@
-"""The fragment kernel as it is compiled for Hopper, its PTX run on the CPU (ptx_machine): every output against the referee.
+"""The CUDA kernels as they are compiled for Hopper, their PTX run on the CPU (ptx_machine): every output against the referee.
 
-Programs walk over several tiles, warps over one step and over several, n and k leave tails. A few kernels always; every tile that
-a card's file or tune.py names, with every family that has it, under `slow`.
+The fragment kernel above all: programs walk over several tiles, warps over one step and over several, n and k leave tails. A few
+of its kernels always; every tile that a card's file or tune.py names, with every family that has it, under `slow`. Not the fused
+schedule (wgmma, TMA).
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from halfbyte import QTensor, format_named  # noqa: E402
-from halfbyte.backends.cuda import found, launch  # noqa: E402
-from halfbyte.backends.cuda.tune import FRAGMENT_TILES, FragmentTile  # noqa: E402
+from halfbyte import QTensor, format_named, ops  # noqa: E402
+from halfbyte.backends.cuda import experts, found, launch  # noqa: E402
+from halfbyte.backends.cuda.tune import FRAGMENT_TILES, BlockTile, FragmentTile, Tile  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
 from ptx_launch import hopper  # noqa: E402
 from ptx_machine import Entry, execute  # noqa: E402
-from test_gpu_values import DTYPES, numpy_dtype, random_parts, same, within  # noqa: E402
+from test_gpu_experts import close  # noqa: E402
+from test_gpu_values import DTYPES, make, numpy_dtype, random_parts, same, within  # noqa: E402
 
 
 @pytest.fixture
 def card(tmp_path):
-    with hopper(multiprocessors=2, cache=tmp_path):
+    with hopper(multiprocessors=2, cache=tmp_path, card="NVIDIA H200"):
         yield
 
 
@@ -72,6 +74,51 @@ def test_biases_are_added(case, card):
     check(*case, biased=True)
 
 
+@pytest.mark.parametrize(
+    ("word", "name", "m", "top", "activation", "interleaved"),
+    [("mxfp4", "bfloat16", 3, 2, "swiglu_clamped", True), ("int4:g32", "float16", 33, 2, "geglu", False),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+         ("mxfp4", "float16", 1, 2, "swiglu_clamped", True), ("mxfp4", "float16", 8, 2, "swiglu", True),
+         ("nvfp4", "float16", 7, 3, "swiglu", False), ("nvfp4", "bfloat16", 40, 4, "geglu", True),
+         ("mxfp4", "float16", 40, 4, "swiglu", True), ("mxfp8_e4m3", "float16", 5, 2, "swiglu", False),
+         ("affine4:g64", "bfloat16", 8, 2, "swiglu", False), ("q8_0", "float16", 2, 1, "swiglu", True)))],
+)
+def test_experts_equal_the_reference(word, name, m, top, activation, interleaved, card):
+    """The plan, both products, the activation where it is a kernel's own, the weighted sum."""
+    e, k, f, h = 4, 192, 64, 70
+    rng = np.random.default_rng(m)
+    up, down = (QTensor(format_named(word), s, random_parts(format_named(word), s, rng)) for s in ((e, 2 * f, k), (e, h, f)))
+    torch.manual_seed(m)
+    x, ub, db = (torch.randn(s).to(DTYPES[name]) for s in ((m, k), (e, 2 * f), (e, h)))
+    index = torch.from_numpy(np.stack([rng.permutation(e)[:top] for _ in range(m)]))
+    share = torch.from_numpy(rng.random((m, top), dtype=np.float32))
+    x *= 0.001 if word == "nvfp4" else 0.05  # results stay below 65504
+    y = experts.mixture(x, to_device(up, "cpu"), to_device(down, "cpu"), index, share, activation, interleaved, ub, db)
+    want = ops.experts(
+        x.float().numpy(), up, down, index.numpy(), share.numpy(), backend="reference", activation=activation,
+        interleaved=interleaved, gate_up_bias=ub.float().numpy(), down_bias=db.float().numpy(),
+    )  # fmt: skip
+    close(y, want, DTYPES[name])
+
+
+@pytest.mark.parametrize("word", ["mxfp4", "q6_K", pytest.param("uint3:g64", marks=pytest.mark.slow),
+    pytest.param("nf4:g64", marks=pytest.mark.slow), pytest.param("int4:g128", marks=pytest.mark.slow)])  # fmt: skip
+def test_portable_kernels_return_the_weight(word, card):
+    """cuda_interpreter.py's cases as they are compiled: packed conversions, ldmatrix, asynchronous copies, split inputs."""
+    q = make(word, 5, 2, np.random.default_rng(1))
+    w, k = to_device(q, "cpu"), q.shape[1]
+    same(launch.dequantize(w, torch.float32), q.dequantize())
+    same(launch.dequantize(w, torch.float16), q.dequantize().astype(np.float16))
+    x = torch.nn.functional.one_hot(torch.tensor([3, k - 1]), k).float()
+    want = q.dequantize().T[[3, k - 1]]
+    same(launch.matvec(x, w, None, Tile(2, 32, 4)), want)
+    x, want = x.half(), want.astype(np.float16)
+    same(launch.matmul(x, w, None, Tile(16, 4, 4, 16, 1, 1)), want)
+    same(launch.matmul(x, w, None, Tile(16, 4, 4, 16, 3, 2)), want)
+    for schedule in ("single-stage", "double-buffered", "striped"):
+        same(launch.blocks(x, w, None, schedule, BlockTile(16, 16, 8, 4)), want)
+
+
 ENTRY = """
 .extern .shared .align 16 .b8 memory[];
 .visible .entry copy(
@@ -96,7 +143,7 @@ ENTRY = """
 
 def copied(barrier, size=64):
     x, y = torch.arange(size, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
-    execute(Entry(ENTRY.replace("BARRIER", barrier)), 64, (1,), [x, y])
+    execute(Entry(ENTRY.replace("BARRIER", barrier)), 64, 256, (1,), [x, y])
     return y.tolist()
 
 
@@ -135,4 +182,4 @@ def test_every_tile_is_right(family, limit, tile, card):
         for name in ("float16", "bfloat16"):
             for m in TOKENS[limit]:
                 for k in (one_step, 2 * one_step + 384):
-                    check(word, name, m, 70, k, tile)
+                    check(word, name, m, 70, k, tile, biased=m % 2 == 0)
