@@ -28,23 +28,35 @@ from test_gpu_values import DTYPES, make, numpy_dtype, random_parts, same, withi
 
 @pytest.fixture
 def card(tmp_path):
-    with hopper(multiprocessors=2, cache=tmp_path, card="NVIDIA H200"):
+    with hopper(multiprocessors=1, cache=tmp_path, card="NVIDIA H200"):
         yield
 
 
+def sparse(count, k, span, rng):
+    """Tokens of sixteen inputs each, ±1: together every place of the `span` inputs that a warp multiplies at once."""
+    x = np.zeros((count, k), np.float32)
+    for place in range(16 * count):
+        x[place // 16, (place % span + span * rng.integers(-(-k // span))) % k] = rng.choice((-1, 1))
+    return x
+
+
 def check(word, name, m, n, k, tile, biased=False):
-    """One-hot activations return decoded weights, rounded once; random ones, with a bias or without, are within rounding."""
-    fmt = format_named(word)
-    q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), np.random.default_rng(n + k)))
-    w = to_device(q, "cpu")
+    """One-hot activations return decoded weights, rounded once; a few inputs, and all of them, with a bias or without, are within
+    rounding, which of a few is less than a wrong bit of a code."""
+    fmt, rng = format_named(word), np.random.default_rng(n + k)
+    q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), rng))
+    w, dtype = to_device(q, "cpu"), DTYPES[name]
     tile = FragmentTile(*tile)
     rows = [(k - 1 - 67 * i) % k for i in range(m)]
-    y = launch.fragments(torch.nn.functional.one_hot(torch.tensor(rows), k).to(DTYPES[name]), w, None, tile)
+    y = launch.fragments(torch.nn.functional.one_hot(torch.tensor(rows), k).to(dtype), w, None, tile)
     same(y, q.dequantize("float32").astype(numpy_dtype(name)).astype(np.float32).T[rows])
     torch.manual_seed(m)
-    x = (torch.randn(m, k) * (2.0**-8 if word == "nvfp4" else 1)).to(DTYPES[name])
-    bias = torch.randn(n).to(DTYPES[name])
-    within(launch.fragments(x, w, bias if biased else None, tile), x, q, bias if biased else torch.zeros(n), name)
+    bias = torch.randn(n).to(dtype)
+    span = 64 * tile.step
+    few = torch.from_numpy(sparse(-(-span // (16 * m)) * m, k, span, rng)).to(dtype)
+    for x in (torch.randn(m, k).to(dtype), *few.split(m)):
+        x = x * (2.0**-8 if word == "nvfp4" else 1)
+        within(launch.fragments(x, w, bias if biased else None, tile), x, q, bias if biased else torch.zeros(n), name)
 
 
 FEW = [
