@@ -9,7 +9,6 @@ not change them. A load or store outside its tensor raises.
 from __future__ import annotations
 
 import builtins
-import re
 import types
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 import triton
 
+import ptx
 from halfbyte.backends.cuda import accumulate, fragments, operands, outputs
 
 DTYPES = {
@@ -200,52 +200,13 @@ def _bits(a: Any) -> np.ndarray[Any, Any]:
     return a.view(np.uint16).astype(np.uint32) if a.dtype.itemsize == 2 else a.view(np.uint32)
 
 
-def _f16(register: Any) -> np.ndarray[Any, Any]:
-    return np.stack([register & 0xFFFF, register >> 16], -1).astype(np.uint16).view(np.float16)
-
-
-def _packed(halves: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    h = np.ascontiguousarray(halves).view(np.uint16).astype(np.uint32)
-    return h[..., 0] | h[..., 1] << np.uint32(16)
-
-
-def _to_bf16(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """float64 or float32 to the bits of bfloat16, to nearest even."""
-    return torch.from_numpy(np.ascontiguousarray(x)).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-
-
-def _bf16(register: Any) -> np.ndarray[Any, Any]:
-    return (np.stack([register << np.uint32(16), register & np.uint32(0xFFFF0000)], -1)).view(np.float32)
-
-
-def _e4m3(byte: Any) -> np.ndarray[Any, Any]:
-    return torch.from_numpy(byte.astype(np.uint8)).view(torch.float8_e4m3fn).to(torch.float16).numpy()
-
-
-def _mma(a: list[Any], b: list[Any], c: list[Any], half: bool) -> list[np.ndarray[Any, Any]]:
-    """c + a · b for every warp: the lanes are axis 2, g = lane / 4 and t = lane % 4 (PTX manual, mma.m16n8k16)."""
-    parts = np.broadcast_arrays(*a, *b, *c)
-    lanes = [np.moveaxis(p, 2, -1).reshape(*p.shape[:2], *p.shape[3:], 8, 4) for p in parts]  # [..., g, t]
-    read = _f16 if half else _bf16
-    A = np.zeros((*lanes[0].shape[:-2], 16, 16))
-    B = np.zeros((*lanes[0].shape[:-2], 16, 8))
-    C = np.zeros((*lanes[0].shape[:-2], 16, 8))
-    for i in range(4):  # a0: row g, columns 2 t; a1: row g + 8; a2, a3: the same, columns 2 t + 8
-        v = read(lanes[i])
-        for k in range(2):
-            A[..., 8 * (i % 2) : 8 * (i % 2) + 8, 8 * (i // 2) + k : 8 * (i // 2) + 8 : 2] = v[..., k]
-    for i in range(2):  # b0: rows 2 t, column g; b1: rows 2 t + 8
-        v = read(lanes[4 + i])
-        for k in range(2):
-            B[..., 8 * i + k : 8 * i + 8 : 2, :] = np.swapaxes(v[..., k], -1, -2)
-    for i in range(4):  # c0, c1: row g, columns 2 t and 2 t + 1; c2, c3: row g + 8
-        C[..., 8 * (i // 2) : 8 * (i // 2) + 8, i % 2 :: 2] = lanes[6 + i].view(np.float32)
-    D = (C + A @ B).astype(np.float32)
-    out = []
-    for i in range(4):
-        d = np.ascontiguousarray(D[..., 8 * (i // 2) : 8 * (i // 2) + 8, i % 2 :: 2])
-        out.append(np.moveaxis(d.reshape(*d.shape[:-2], 32), -1, 2).copy())
-    return out
+def _mma(registers: list[np.ndarray[Any, Any]], half: bool) -> list[np.ndarray[Any, Any]]:
+    """c + a · b for every warp: the lanes are axis 2."""
+    r = np.stack([np.moveaxis(v, 2, -1) for v in np.broadcast_arrays(*registers)], -2)  # [..., register, lane]
+    pairs = np.stack(ptx.halves(r[..., :6, :], np.dtype(np.float16) if half else ptx.BF16), -1)
+    c = np.ascontiguousarray(r[..., 6:, :]).view(np.float32).astype(np.float64)
+    d = ptx.products_of_warps(pairs[..., :4, :, :], pairs[..., 4:, :, :], c)
+    return [np.moveaxis(d[..., i, :], -1, 2).copy() for i in range(4)]
 
 
 def assembly(asm: str, args: list[T], dtype: Any) -> Any:
@@ -253,80 +214,11 @@ def assembly(asm: str, args: list[T], dtype: Any) -> Any:
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     count = len(dtypes)
     if asm.startswith("mma.sync"):
-        r = [_bits(t.a) for t in args]
-        return tuple(T(d) for d in _mma(r[:4], r[4:6], r[6:], ".f16.f16." in asm))
+        return tuple(T(d) for d in _mma([_bits(t.a) for t in args], ".f16.f16." in asm))
     given = np.broadcast_arrays(*(t.a for t in args))
-    env: dict[str, Any] = {f"${count + i}": _bits(a) for i, a in enumerate(given)}
-    body = asm.strip()
-    body = body[1:-1] if body.startswith("{") else body
-    for line in body.split(";"):
-        _step(line.strip(), env)
+    env = ptx.run(asm, {f"${count + i}": _bits(a) for i, a in enumerate(given)})
     out = tuple(T(np.ascontiguousarray(env[f"${i}"]).astype(np.uint32).view(d)) for i, d in enumerate(dtypes))
     return out if isinstance(dtype, tuple) else out[0]
-
-
-def _step(line: str, env: dict[str, Any]) -> None:
-    if not line or line.startswith(".reg"):
-        return
-    op, rest = line.split(None, 1)
-    names = [n.strip() for n in re.findall(r"\{[^}]*\}|[^,{}\s]+", rest)]
-
-    def value(name: str) -> Any:
-        if name.startswith("{"):
-            low, high = (value(n.strip()) for n in name[1:-1].split(","))
-            return low & np.uint32(0xFFFF) | high << np.uint32(16)
-        if name in env:
-            return env[name]
-        return np.float32(name).view(np.uint32) if "." in name else np.uint32(int(name, 0))
-
-    d, s = names[0], [value(n) for n in names[1:]]
-    kind = op.split(".")
-    one = np.uint32
-    if op == "mov.b32" and d.startswith("{"):
-        low, high = (n.strip() for n in d[1:-1].split(","))
-        env[low], env[high] = s[0] & one(0xFFFF), s[0] >> one(16)
-        return
-    if kind[0] in ("and", "or"):
-        r = s[0] & s[1] if kind[0] == "and" else s[0] | s[1]
-    elif kind[0] in ("shl", "shr"):
-        r = s[0] << s[1] if kind[0] == "shl" else s[0] >> s[1]
-    elif op in ("add.u32", "sub.u32", "mul.lo.u32"):
-        r = (s[0] + s[1] if kind[0] == "add" else s[0] - s[1] if kind[0] == "sub" else s[0] * s[1]).astype(np.uint32)
-    elif op == "lop3.b32":
-        r = one(0)
-        for i in range(8):
-            if int(s[3]) >> i & 1:
-                r = r | (s[0] if i & 4 else ~s[0]) & (s[1] if i & 2 else ~s[1]) & (s[2] if i & 1 else ~s[2])
-    elif op == "prmt.b32":
-        both = [(x >> one(8 * i)) & one(255) for x in s[:2] for i in range(4)]
-        picks = [int(s[2]) >> 4 * i & 15 for i in range(4)]
-        assert max(picks) < 8
-        r = both[picks[0]] | both[picks[1]] << one(8) | both[picks[2]] << one(16) | both[picks[3]] << one(24)
-    elif op in ("sub.f16x2", "sub.rn.f16x2"):
-        r = _packed(_f16(s[0]) - _f16(s[1]))
-    elif op == "mul.rn.f16x2":
-        r = _packed(_f16(s[0]) * _f16(s[1]))
-    elif op == "fma.rn.f16x2":
-        x, y, z = (_f16(v).astype(np.float64) for v in s)
-        r = _packed((x * y + z).astype(np.float16))
-    elif op == "fma.rn.bf16x2":
-        x, y, z = (_bf16(v).astype(np.float64) for v in s)
-        r = _packed(_to_bf16(x * y + z))
-    elif op == "sub.f32":
-        r = (s[0].view(np.float32) - s[1].view(np.float32)).view(np.uint32)
-    elif op == "cvt.rn.f16x2.f32":
-        r = _packed(np.stack([s[1].view(np.float32), s[0].view(np.float32)], -1).astype(np.float16))
-    elif op == "cvt.rn.bf16x2.f32":
-        r = _packed(_to_bf16(np.stack([s[1].view(np.float32), s[0].view(np.float32)], -1)))
-    elif op == "cvt.f32.f16":
-        r = np.ascontiguousarray(s[0].astype(np.uint16)).view(np.float16).astype(np.float32).view(np.uint32)
-    elif op == "cvt.rn.f16x2.e4m3x2":
-        r = _packed(np.stack([_e4m3(s[0] & one(255)), _e4m3(s[0] >> one(8) & one(255))], -1))
-    elif op in ("mov.b32", "cvt.u32.u16"):
-        r = s[0]
-    else:
-        raise NotImplementedError(op)
-    env[d] = r
 
 
 def _value(x: Any) -> Any:

@@ -7,7 +7,7 @@ import operator
 import ml_dtypes
 import numpy as np
 
-from ptx import BF16, rounded
+from ptx import BF16, products_of_warps, rounded, selected
 
 BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 TYPES = {
@@ -217,14 +217,7 @@ class Instructions:
     def do_lop3(self, rest, o, text):
         table = int(o[4], 0)
 
-        def function(a, b, c):
-            out = np.zeros_like(a)
-            for i in range(8):
-                if table >> i & 1:
-                    out |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
-            return out
-
-        return self.elementwise(function, TYPES["u32"], o[0], o[1:4])
+        return self.elementwise(lambda a, b, c: selected(table, a, b, c), TYPES["u32"], o[0], o[1:4])
 
     def do_selp(self, rest, o, text):
         dtype = TYPES[rest[-1]]
@@ -356,16 +349,9 @@ class Instructions:
 
         def step(mask):
             self.whole_warps(mask, text)
-            warps = self.size // 32
-            # Lane 4 g + t: a_i rows g + 8 (i % 2), inputs 2 t + 8 (i // 2) and the next; b_i inputs 2 t + 8 i and the next,
-            # column g; c_i row g + 8 (i // 2), column 2 t + i % 2.
-            av = np.stack([wide(self.pair(v, half)).reshape(warps, 8, 4, 2) for v in a], 1).reshape(warps, 2, 2, 8, 4, 2)
-            av = av.transpose(0, 2, 3, 1, 4, 5).reshape(warps, 16, 16)
-            bv = np.stack([wide(self.pair(v, half)).reshape(warps, 8, 4, 2) for v in b], 1)
-            bv = bv.transpose(0, 1, 3, 4, 2).reshape(warps, 16, 8)
-            cv = np.stack([self.get(v, TYPES["f32"]).reshape(warps, 8, 4) for v in c], 1).reshape(warps, 2, 2, 8, 4)
-            cv = cv.transpose(0, 1, 3, 4, 2).reshape(warps, 16, 8).astype(np.float64)
-            y = (av @ bv + cv).astype(np.float32).reshape(warps, 2, 8, 4, 2).transpose(0, 1, 4, 2, 3).reshape(warps, 4, 32)
+            av, bv = (np.stack([wide(self.pair(v, half)).reshape(-1, 32, 2) for v in operand], 1) for operand in (a, b))
+            cv = np.stack([self.get(v, TYPES["f32"]).reshape(-1, 32) for v in c], 1).astype(np.float64)
+            y = products_of_warps(av, bv, cv)
             for i, target in enumerate(d):
                 self.put(target, np.ascontiguousarray(y[:, i]).reshape(-1), mask)
 

@@ -73,6 +73,18 @@ CASES = [
 ]  # fmt: skip
 
 
+def drawn(rng, elements, add, way, stored, zeros):
+    """Scales and addends of groups of 16 inputs, and the values that [16, 64] elements have with them, before their rounding."""
+    scale = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+    addend = rng.integers(0, zeros, (16, 4)).repeat(16, 1).astype(np.float64)
+    if add == BIAS:
+        addend = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+    exact = (elements - addend) * scale if add == ZERO else elements * scale + (addend if add == BIAS else 0)
+    if way >= WIDE:  # float32 first: exact but for a bias
+        exact = exact.astype(np.float32).astype(np.float64)
+    return scale, addend, exact
+
+
 @pytest.mark.parametrize("by_16", [False, True])
 @pytest.mark.parametrize(("kind", "add", "way", "half"), CASES)
 def test_every_code_in_every_place_is_finished_and_rounded_once(kind, add, way, half, by_16):
@@ -82,14 +94,8 @@ def test_every_code_in_every_place_is_finished_and_rounded_once(kind, add, way, 
     table = element_table(NAMES[kind], 4).astype(np.float64)
     for _ in range(4):
         q = rng.permuted(np.tile(np.arange(16, dtype=np.uint8), (16, 4)), axis=1)
-        scale = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
-        addend = rng.integers(0, 17, (16, 4)).repeat(16, 1).astype(np.float64)
-        if add == BIAS:
-            addend = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+        scale, addend, exact = drawn(rng, table[q], add, way, stored, zeros=17)
         got = decoded(q, kind, add, way, half, scale, addend, by_16)
-        exact = (table[q] - addend) * scale if add == ZERO else table[q] * scale + (addend if add == BIAS else 0)
-        if way == WIDE:  # float32 first: exact but for a bias
-            exact = exact.astype(np.float32).astype(np.float64)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 
 
@@ -135,14 +141,8 @@ def test_every_2_bit_code_in_every_place_is_finished_and_rounded_once(kind, add,
     table = element_table(NAMES[kind], 2).astype(np.float64)
     for _ in range(4):
         q = rng.integers(0, 4, (16, 64), dtype=np.uint8)
-        scale = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
-        addend = rng.integers(0, 5, (16, 4)).repeat(16, 1).astype(np.float64)
-        if add == BIAS:
-            addend = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+        scale, addend, exact = drawn(rng, table[q], add, way, stored, zeros=5)
         got = decoded2(q, kind, add, way, half, scale, addend)
-        exact = (table[q] - addend) * scale if add == ZERO else table[q] * scale + (addend if add == BIAS else 0)
-        if way >= WIDE:  # float32 first: exact but for a bias
-            exact = exact.astype(np.float32).astype(np.float64)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 
 
@@ -164,14 +164,8 @@ def test_every_8_bit_code_in_every_place_is_finished_and_rounded_once(kind, add,
     codes = np.flatnonzero(np.isfinite(table)).astype(np.uint8)
     for _ in range(4):
         q = rng.permuted(np.resize(codes, (16, 64)).reshape(-1)).reshape(16, 64)
-        scale = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
-        addend = rng.integers(0, 257, (16, 4)).repeat(16, 1).astype(np.float64)
-        if add == BIAS:
-            addend = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
+        scale, addend, exact = drawn(rng, table[q], add, way, stored, zeros=257)
         got = decoded(q, kind, add, way, half, scale, addend, by_16, bits=8)
-        exact = (table[q] - addend) * scale if add == ZERO else table[q] * scale + (addend if add == BIAS else 0)
-        if way >= WIDE:  # float32 first: exact but for a bias
-            exact = exact.astype(np.float32).astype(np.float64)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 
 
