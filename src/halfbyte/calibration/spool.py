@@ -144,11 +144,11 @@ def work_of(checkpoint: Checkpoint, recipe: Any, name: str) -> dict[str, Any]:
     path = checkpoint.path.resolve()
     base = path if path.is_dir() else path.parent
     files = sorted({f for info in checkpoint.infos() for f in info.files})
-    stats = [(base / f).stat() for f in files if (base / f).is_file()]
+    stats = [(f, (base / f).stat()) for f in files if (base / f).is_file()]
     config = json.dumps(checkpoint.config, sort_keys=True, default=str)
     return {
         "source": str(path), "config": hashlib.sha256(config.encode()).hexdigest()[:16],
-        "files": [[f, s.st_size, s.st_mtime_ns] for f, s in zip(files, stats, strict=False)],
+        "files": [[f, s.st_size, s.st_mtime_ns] for f, s in stats],
         "to": str(recipe.goal), "params": dict(recipe.goal.params), "scale_dtype": recipe.goal.scale_dtype,
         "rules": [r.text for r in recipe.rules], "how": name, "version": 1,
     }  # fmt: skip

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.arrays import is_torch
 from ..errors import ShapeError
 from ..qtensor import QTensor
 from .arrays import functions, host
@@ -47,7 +46,7 @@ def awq_scales(
     many = isinstance(hessian, (list, tuple))
     own: dict[int, Any] = {}
     for h in hessian if many else [hessian]:
-        xp = functions(h if is_torch(h) else np.zeros(0))
+        xp = functions(h)
         own.setdefault(id(h), xp.cast(xp.array(h), xp.float64))
     each = [own[id(h)] for h in (hessian if many else [hessian] * len(weights))]
     for w, h in zip(weights, each, strict=True):

@@ -91,14 +91,6 @@ def multiply(
         scale, addend = terms(scales, supers, addends, lows, SCALE, ADD, FP8, FLUSHES * PARITIES * 2)
     t0 = none
     t1 = none
-    c0 = none
-    c1 = none
-    c2 = none
-    c3 = none
-    d0 = none
-    d1 = none
-    d2 = none
-    d3 = none
     for i in gl.static_range(4 * STEP):
         if SCALED:
             s0 = gl.convert_layout(scale[i // SPAN * 2], LW)
