@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoints import Checkpoint, Finding, TensorInfo
+from .checkpoints import Checkpoint
 from .checkpoints.halves import cut_in_halves
+from .checkpoints.view import View
 from .errors import CheckpointError, ShapeError
 from .joining import join_rows, take_rows
 from .qtensor import QTensor
@@ -31,7 +32,7 @@ def rows_by_name(checkpoint: Checkpoint) -> Checkpoint:
     return AlternatingRows(checkpoint) if cut_in_halves(checkpoint.config) else checkpoint
 
 
-class AlternatingRows(Checkpoint):
+class AlternatingRows(View):
     """`source`, whose experts' `gate_proj` and `up_proj` are halves of alternating rows, read as rows of gate and of up.
 
     The configuration no longer names the writer, which is what says that rows lie so.
@@ -39,23 +40,9 @@ class AlternatingRows(Checkpoint):
     """
 
     def __init__(self, source: Checkpoint) -> None:
-        self.source = source
-        self.path, self.format = source.path, source.format
+        super().__init__(source)
         stated: Mapping[str, Any] = source.config.get("quantization_config") or {}
         self.config = {**source.config, "quantization_config": {k: v for k, v in stated.items() if k != "meta"}}
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.source.metadata
-
-    def keys(self) -> tuple[str, ...]:
-        return self.source.keys()
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.source
-
-    def info(self, key: str) -> TensorInfo:
-        return self.source.info(key)
 
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
         halves = self._halves(key)
@@ -93,9 +80,3 @@ class AlternatingRows(Checkpoint):
     def release(self, key: str) -> None:
         for half in self._halves(key) or (key,):
             self.source.release(half)
-
-    def header_findings(self) -> list[Finding]:
-        return self.source.header_findings()
-
-    def close(self) -> None:
-        self.source.close()

@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.view import View
 from ..qtensor import QTensor
 from .recipe import DTYPES, Recipe
 from .unit import is_gpt_oss
@@ -23,18 +24,13 @@ HOLDERS = ("gpt-oss", "halfbyte")
 """Layouts whose loaders look for such a stack."""
 
 
-class Turned(Checkpoint):
+class Turned(View):
     """`source`, its dense stacks of experts outputs first and named as weights; all else as it is."""
 
     def __init__(self, source: Checkpoint, keys: list[str]) -> None:
-        self.source = source
-        self.path, self.format, self.config = source.path, source.format, source.config
+        super().__init__(source)
         self._of = {f"{key}.weight": key for key in keys}
         self._name = {key: name for name, key in self._of.items()}
-
-    @property
-    def metadata(self) -> Any:
-        return self.source.metadata
 
     def keys(self) -> tuple[str, ...]:
         return tuple(self._name.get(key, key) for key in self.source.keys())  # noqa: SIM118 a checkpoint's keys are in file order
@@ -62,9 +58,6 @@ class Turned(Checkpoint):
 
     def release(self, key: str) -> None:
         self.source.release(self._of.get(key, key))
-
-    def close(self) -> None:
-        self.source.close()
 
 
 def stacks_of(checkpoint: Checkpoint) -> list[str]:

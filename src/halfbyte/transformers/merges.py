@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ..turning import native
+
 Pairs = list[tuple[str, str]]
 
 
@@ -34,15 +36,14 @@ def merges(vocabulary: Iterable[str], rank: Mapping[str, float]) -> Pairs:
 
 def _joined(words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
     """Left and right parts as places among the words, word after word, the longest left part first; None without a core."""
-    try:
-        from .. import _native
-    except ImportError:
+    core = native()
+    if core is None:
         return None
     characters = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), "<u4")
     ends = np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))
     left, right = np.empty((2, max(len(characters), 1)), np.int32)
     addresses = (a.ctypes.data for a in (left, right))
-    count = _native.merges(characters.ctypes.data, ends.ctypes.data, len(words), *addresses)
+    count = core.merges(characters.ctypes.data, ends.ctypes.data, len(words), *addresses)
     return left[:count], right[:count]
 
 
