@@ -105,12 +105,28 @@ def test_experts_equal_the_reference(word, name, m, top, activation, interleaved
     index = torch.from_numpy(np.stack([rng.permutation(e)[:top] for _ in range(m)]))
     share = torch.from_numpy(rng.random((m, top), dtype=np.float32))
     x *= 0.001 if word == "nvfp4" else 0.05  # results stay below 65504
-    y = experts.mixture(x, to_device(up, "cpu"), to_device(down, "cpu"), index, share, activation, interleaved, ub, db)
+    y = experts.mixture(x, ((to_device(up, "cpu"), ub),), to_device(down, "cpu"), index, share, activation, interleaved, db)
     want = ops.experts(
         x.float().numpy(), up, down, index.numpy(), share.numpy(), backend="reference", activation=activation,
         interleaved=interleaved, gate_up_bias=ub.float().numpy(), down_bias=db.float().numpy(),
     )  # fmt: skip
     close(y, want, DTYPES[name])
+
+
+def test_gates_and_ups_in_two_stacks_equal_one(card):
+    """Halves of one stack as stacks of their own: the same products, so the same bits."""
+    e, k, f, h, m = 4, 192, 64, 70, 3
+    rng = np.random.default_rng(9)
+    fmt = format_named("mxfp4")
+    gate, up, down = (QTensor(fmt, s, random_parts(fmt, s, rng)) for s in ((e, f, k), (e, f, k), (e, h, f)))
+    both = QTensor(fmt, (e, 2 * f, k), {p: np.concatenate([gate.parts[p], up.parts[p]], 1) for p in gate.parts})
+    torch.manual_seed(9)
+    x, bias, db = (torch.randn(s).half() for s in ((m, k), (e, 2 * f), (e, h)))
+    index = torch.from_numpy(np.stack([rng.permutation(e)[:2] for _ in range(m)]))
+    rest = (to_device(down, "cpu"), index, torch.from_numpy(rng.random((m, 2), dtype=np.float32)), "swiglu", False, db)
+    ends = tuple((to_device(q, "cpu"), b.contiguous()) for q, b in zip((gate, up), bias.chunk(2, 1), strict=True))
+    one = ((to_device(both, "cpu"), bias),)
+    assert torch.equal(experts.mixture(x * 0.05, ends, *rest), experts.mixture(x * 0.05, one, *rest))
 
 
 @pytest.mark.parametrize("word", ["mxfp4", "q6_K", pytest.param("uint3:g64", marks=pytest.mark.slow),

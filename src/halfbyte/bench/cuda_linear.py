@@ -177,7 +177,7 @@ def block_of(codec: str, hidden: int, experts: int, top: int, dtype: torch.dtype
 
     def block(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         share, index = top_k(logits, top)
-        return mixture(x, up, down, index, share, "swiglu_clamped", True, bu, bd)
+        return mixture(x, ((up, bu),), down, index, share, "swiglu_clamped", True, bd)
 
     return block, bu, bd
 

@@ -163,10 +163,8 @@ class CUDABackend(Backend):
         if x.shape[0] == 0:
             return x.new_zeros((0, down.shape[1]))
         first, second, last = (None if b is None else b.to(x.dtype).contiguous() for b in (gate_up_bias, up_bias, down_bias))
-        if up is not None:
-            ends = (gate_up.data, first), (up.data, second)
-            return experts.apart(x, *ends, down.data, indices, weights, activation, last)
-        return experts.mixture(x, gate_up.data, down.data, indices, weights, activation, interleaved, first, last)
+        ups = ((gate_up.data, first),) if up is None else ((gate_up.data, first), (up.data, second))
+        return experts.mixture(x, ups, down.data, indices, weights, activation, interleaved, last)
 
     def describe(self) -> str:
         import torch

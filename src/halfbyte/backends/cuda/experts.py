@@ -18,7 +18,7 @@ import torch
 from ...errors import BackendError
 from . import fused_experts
 from .gates import gated
-from .launch import Route, fragments
+from .launch import fragments
 from .routing import route, weighted_sum
 from .weight import CudaWeight
 
@@ -35,55 +35,27 @@ def tokens_a_block(m: int) -> int:
 
 def mixture(
     x: torch.Tensor,
-    up: CudaWeight,
+    ups: tuple[Projection, ...],
     down: CudaWeight,
     indices: torch.Tensor,
     weights: torch.Tensor,
     activation: str,
     interleaved: bool,
-    up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """x (m, k) through a stack of experts in fragment order -> (m, h) in x's dtype. Gates and ups that lie side by side meet
-    where they are summed; else a kernel of its own brings them together."""
-    kind = ACTIVATIONS[activation]
-    if fused_experts.pays(indices.numel(), (up, down)) and fused_experts.serves(x, (up,), down, kind, interleaved):
-        return fused_experts.mixture(x, ((up, up_bias),), down, indices, weights, kind, interleaved, down_bias)
-    plan = route(indices, up.shape[0], tokens_a_block(x.shape[0]))
-    if kind == 0 or interleaved:
-        hidden = fragments(x, up, up_bias, None, plan, gate=kind)
-    else:
-        wide = fragments(x, up, up_bias, None, plan, torch.float32)
-        f = up.shape[1] // 2
-        hidden = gated(wide[:, :f], wide[:, f:], kind, x.dtype)
-    return _combined(hidden, down, down_bias, plan, weights)
-
-
-def apart(
-    x: torch.Tensor,
-    gate: Projection,
-    up: Projection,
-    down: CudaWeight,
-    indices: torch.Tensor,
-    weights: torch.Tensor,
-    activation: str,
-    down_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """`mixture` with gates and ups in stacks (e, f, k) of their own: one plan, a product each."""
-    kind = ACTIVATIONS[activation]
-    stacks = (gate[0], up[0])
-    if fused_experts.pays(indices.numel(), (*stacks, down)) and fused_experts.serves(x, stacks, down, kind, False):
-        return fused_experts.mixture(x, (gate, up), down, indices, weights, kind, False, down_bias)
+    """x (m, k) through stacks of experts in fragment order -> (m, h) in x's dtype. `ups` is one stack of gates and ups, or one
+    of each, (e, f, k). Gates and ups that lie side by side meet where they are summed; else a kernel of its own brings them
+    together.
+    """
+    kind, stacks = ACTIVATIONS[activation], tuple(w for w, _ in ups)
+    if fused_experts.pays(indices.numel(), (*stacks, down)) and fused_experts.serves(x, stacks, down, kind, interleaved):
+        return fused_experts.mixture(x, ups, down, indices, weights, kind, interleaved, down_bias)
     plan = route(indices, down.shape[0], tokens_a_block(x.shape[0]))
-    gates, ups = (fragments(x, w, bias, None, plan, torch.float32) for w, bias in (gate, up))
-    return _combined(gated(gates, ups, kind, x.dtype), down, down_bias, plan, weights)
-
-
-def _combined(
-    hidden: torch.Tensor, down: CudaWeight, bias: torch.Tensor | None, plan: Route, weights: torch.Tensor
-) -> torch.Tensor:  # fmt: skip
-    """Σ_t weight[i, t] · (down_e · hidden) in hidden's dtype."""
-    routed = fragments(hidden, down, bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
+    if kind == 0 or interleaved:
+        hidden = fragments(x, *ups[0], None, plan, gate=kind)
+    else:
+        hidden = gated([fragments(x, w, bias, None, plan, torch.float32) for w, bias in ups], kind, x.dtype)
+    routed = fragments(hidden, down, down_bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
     return weighted_sum(routed, None, weights, hidden.dtype)
 
 

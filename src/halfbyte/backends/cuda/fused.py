@@ -8,13 +8,8 @@ import torch
 
 from .fused_launch import Blocks, Share, launch, way
 from .fused_tiles import LEAST_TOKENS, FusedTile, fused_tile, parts
-from .launch import _card, _multiprocessors
+from .launch import _capability, _card, _multiprocessors
 from .weight import NEAR, CudaWeight
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:

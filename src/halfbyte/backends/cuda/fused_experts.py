@@ -22,7 +22,7 @@ from .fused import checked, fused_blocks
 from .fused_launch import Blocks, way
 from .fused_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from .gates import gated
-from .launch import Route, _on, _overlap
+from .launch import Route, _capability, _on, _overlap
 from .routing import route, weighted_sum
 from .weight import CudaWeight
 
@@ -50,7 +50,7 @@ def gather_kernel(
 def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind: int, interleaved: bool) -> bool:
     """True where the fused schedule takes a block of experts: Hopper, finished weights, whole 16-byte rows."""
     half, stacks = x.dtype == torch.float16, (*ups, down)
-    if not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9 or any(w.order is not None for w in stacks):
+    if not x.is_cuda or _capability(x.device)[0] != 9 or any(w.order is not None for w in stacks):
         return False
     rows = ups[0].shape[1]
     hidden = rows // 2 if kind and len(ups) == 1 else rows
@@ -87,8 +87,6 @@ def mixture(
         if kind == 0 or interleaved:
             hidden = fused_blocks(x_pad, *ups[0], table, tile, kind, x.dtype)
         else:
-            wide = [fused_blocks(x_pad, w, bias, table, tile, 0, torch.float32) for w, bias in ups]
-            gates, lifts = wide if len(wide) == 2 else wide[0].chunk(2, 1)
-            hidden = gated(gates, lifts, kind, x.dtype)
+            hidden = gated([fused_blocks(x_pad, w, bias, table, tile, 0, torch.float32) for w, bias in ups], kind, x.dtype)
         routed = fused_blocks(hidden, down, down_bias, table, tile, 0, torch.float32)
     return weighted_sum(routed, where, weights, x.dtype)

@@ -5,7 +5,6 @@ kernel too: looking it up by 47 arguments and describing five tensors anew took 
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
 from .fused_tiles import FusedTile, stages
-from .launch import _constants, _counter, _overlap
+from .launch import _constants, _counter, _on, _overlap
 from .weight import CudaWeight
 from .wgmma import wgmma_kernel
 
@@ -97,11 +96,6 @@ def _map(t: torch.Tensor, box: list[int]) -> Any:
 def _nothing(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Parts and counters of launches that cut no tile."""
     return torch.zeros(1, dtype=torch.float32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
-
-
-def _on(device: torch.device) -> Any:
-    """Device guard, none where the device is the current one already."""
-    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 
 def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, routed: bool, gate: int) -> Kernel:

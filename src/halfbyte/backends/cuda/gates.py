@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -34,8 +36,9 @@ def gate_kernel(G, U, OUT, f, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, P
     tl.store(OUT + p * f + j, out.to(OUT.dtype.element_ty), mask=keep)
 
 
-def gated(gates: torch.Tensor, ups: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
-    """act(gate) · up of float32 products (pairs, f) -> (pairs, f) in `dtype`."""
+def gated(wide: Sequence[torch.Tensor], kind: int, dtype: torch.dtype) -> torch.Tensor:
+    """act(gate) · up -> (pairs, f) in `dtype`; float32 products of gates and of ups (pairs, f), or one of both, gates first."""
+    gates, ups = wide if len(wide) == 2 else wide[0].chunk(2, 1)
     pairs, f = gates.shape
     hidden = torch.empty((pairs, f), dtype=dtype, device=gates.device)
     with _on(gates.device):

@@ -26,8 +26,10 @@ _counters: dict[Any, Any] = {}
 
 
 def _on(device: torch.device) -> Any:
-    """Device guard; nothing to guard for the interpreter's CPU tensors."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Device guard; none where the device is the current one already, or the interpreter's CPU."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
@@ -258,8 +260,13 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability; (0, 0) for the interpreter's CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
 def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return _capability(device)[0] >= 9
 
 
 @functools.cache
@@ -268,10 +275,9 @@ def _card(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
-@functools.cache
 def _converts(device: torch.device) -> bool:
     """True where pairs of E4M3 have an instruction of their own: compute capability 8.9 and up."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return _capability(device) >= (8, 9)
 
 
 def _counter(device: torch.device, tiles: int) -> torch.Tensor:
