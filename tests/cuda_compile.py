@@ -114,7 +114,8 @@ def main():
             compiled(combine_kernel, constants, {**POINTERS, "WHERE": "*i32", "Y": "*bf16"}, target, 4)
         compiled(top_kernel, {"TOP": 4, "E": 32, **early}, POINTERS, target, 1)
         plan = {"TOP": 4, "E": 32, "SOME": 256, "MINE": 32, "BLOCKS": 256, **early}
-        compiled(plan_kernel, plan, {**POINTERS, "IDS": "*i32"}, target, 4)
+        for ids in ("*i32", "*i64"):
+            compiled(plan_kernel, plan, {**POINTERS, "IDS": ids}, target, 4)
         for word in FORMATS if arch == 90 else ("mxfp4", "mxfp8_e4m3"):
             check(arch, word, word in ("mxfp4", "uint3:g64"))
 

@@ -16,13 +16,13 @@ from .experts import QExperts
 from .modules import Packed, QEmbedding, packed_modules
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-"""Numbers of tokens between which no backend changes kernels."""
+"""Numbers of tokens between which no backend changes kernels for a matrix; `_steps` has what a mixture of experts adds."""
 
 
 def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = None, top: int | None = None) -> int:
-    """Call each kind of packed layer of a model once for each number of tokens.
+    """Call each kind of packed layer of a model once for each number of tokens; experts on CUDA at a few between them too.
 
-    tokens  numbers of tokens a call; requests between two of them need no kernel that neither needs
+    tokens  numbers of tokens a call; requests between two of the default ones need no kernel that neither needs
     dtype   of the activations; None takes the model's parameters', float16 without any
     top     experts a token; None takes the model's configuration
     Returns the number of calls. Two layers are of one kind when format, shapes, biases and device agree.
@@ -37,12 +37,23 @@ def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = Non
             if kind in seen:
                 continue
             seen.add(kind)
-            for m in tokens:
-                module(*_inputs(module, m, dtype, top or _top(model)))
+            each = top or _top(model)
+            for m in _steps(module, tokens, each):
+                module(*_inputs(module, m, dtype, each))
                 calls += 1
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return calls
+
+
+def _steps(module: Packed, tokens: Sequence[int], top: int) -> Sequence[int]:
+    """Numbers of tokens to call a layer with. Experts on CUDA change kernels where the pairs an expert gets on average pass a
+    limit, which is at another m for every number of experts."""
+    if not isinstance(module, QExperts) or not module.device.startswith("cuda"):
+        return tokens
+    from ..backends.cuda.experts import warming_tokens
+
+    return warming_tokens(tuple(tokens), top, module.num_experts)
 
 
 def _kind(module: Packed) -> Any:

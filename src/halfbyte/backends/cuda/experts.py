@@ -11,15 +11,16 @@ depends on the host knowing the routing, so a CUDA graph replays with other toke
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
 
 from ...errors import BackendError
-from . import fused_experts
+from . import fused_experts, fused_tiles
 from .gates import gated
 from .launch import fragments
-from .routing import route, weighted_sum
+from .routing import pairs_a_step, route, weighted_sum
 from .weight import CudaWeight
 
 Projection = tuple[CudaWeight, torch.Tensor | None]
@@ -31,6 +32,30 @@ ACTIVATIONS = {"none": 0, "swiglu": 1, "swiglu_clamped": 2, "geglu": 3}
 def tokens_a_block(m: int) -> int:
     """Tokens a block takes: no expert gets more than m pairs of distinct experts."""
     return 1 if m == 1 else 4 if m <= 4 else 8 if m <= 32 else 16
+
+
+def kernels(m: int, top: int, experts: int, fused: bool) -> frozenset[tuple[Any, ...]]:
+    """What tells the kernels of m tokens from those of other numbers, `fused` where that schedule takes the weights: pairs a step
+    of the plan; the fused tile, or tokens a block."""
+    pairs = m * top
+    step = ("table",) if m == 1 else ("plan", pairs_a_step(pairs, experts))
+    if fused and fused_experts.enough(pairs, experts):
+        return frozenset({step, ("fused", fused_tiles.expert_tile(pairs, experts))})
+    return frozenset({step, ("fragments", tokens_a_block(m))})
+
+
+@functools.lru_cache
+def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int, ...]:
+    """`tokens`, and what it takes between the least and the most of them that every kernel of every m there is called."""
+    steps = set(tokens)
+    for fused in (False, True):
+        called = {key for m in steps for key in kernels(m, top, experts, fused)}
+        for m in range(max(1, min(tokens, default=1)), max(tokens, default=0)):
+            needed = kernels(m, top, experts, fused)
+            if not needed <= called:
+                steps.add(m)
+                called |= needed
+    return tuple(sorted(steps))
 
 
 def mixture(

@@ -60,7 +60,12 @@ def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind:
 
 def pays(pairs: int, stacks: tuple[CudaWeight, ...]) -> bool:
     """True where this is faster than the kernel for few tokens."""
-    return pairs >= LEAST_PAIRS * stacks[0].shape[0] and all(checked(w) for w in stacks)
+    return enough(pairs, stacks[0].shape[0]) and all(checked(w) for w in stacks)
+
+
+def enough(pairs: int, experts: int) -> bool:
+    """True from as many pairs on as this has been the faster one."""
+    return pairs >= LEAST_PAIRS * experts
 
 
 def mixture(
@@ -72,7 +77,7 @@ def mixture(
     m, top = indices.shape
     k = x.shape[1]
     tile = tile or expert_tile(m * top, down.shape[0])
-    plan: Route = route(indices.to(torch.int32), down.shape[0], tile.tokens)
+    plan: Route = route(indices, down.shape[0], tile.tokens)
     blocks = plan.expert.numel()
     rows = blocks * tile.tokens
     with _on(x.device):
@@ -83,7 +88,8 @@ def mixture(
             x, x_pad, where, plan.count, plan.first, plan.last, plan.x_rows, plan.y_rows, k, x.stride(0), k, BT=tile.tokens,
             BLOCK=1024, num_warps=4, **_overlap(x.device),
         )  # fmt: skip
-        table = Blocks(plan.count, plan.expert, plan.first, plan.last)
+        expert = plan.expert.to(torch.int32)  # at m = 1 the indices themselves
+        table = Blocks(plan.count, expert, plan.first, plan.last)
         if kind == 0 or interleaved:
             hidden = fused_blocks(x_pad, *ups[0], table, tile, kind, x.dtype)
         else:

@@ -46,7 +46,7 @@ def top_kernel(LOGITS, SHARE, INDEX, m, experts, stride, TOP: tl.constexpr, E: t
         tl.store(SHARE + row * TOP + t, tl.exp(tl.load(SHARE + row * TOP + t) - best) / total)
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks"])
+@triton.jit(do_not_specialize=["pairs", "blocks", "tokens"])
 def plan_kernel(
     IDS, COUNT, EXPERT, FIRST, LAST, XROW, YROW, pairs, blocks, experts, tokens,
     TOP: tl.constexpr, E: tl.constexpr, SOME: tl.constexpr, MINE: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
@@ -133,9 +133,16 @@ def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, weights: torc
     return y
 
 
+def pairs_a_step(pairs: int, experts: int) -> int:
+    """Pairs that `plan_kernel` looks at a step: a power of two, so that few kernels serve all m; 0 where torch sorts."""
+    if pairs > PLANNED:
+        return 0
+    return max(16, min(256, 8192 // triton.next_power_of_2(experts), triton.next_power_of_2(pairs)))
+
+
 def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
-    """Blocks of at most `tokens` pairs of one expert. `x_rows` are tokens; `y_rows` the pair's place, so results come back in
-    order."""
+    """Blocks of at most `tokens` pairs of one expert; indices (m, top) of any integer type. `x_rows` are tokens; `y_rows` the
+    pair's place, so results come back in order."""
     m, top = indices.shape
     flat = indices.reshape(-1)
     pairs = flat.numel()
@@ -150,11 +157,11 @@ def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
     parts = torch.empty(sum(sizes), dtype=torch.int32, device=flat.device).split(sizes)
     count, (expert, first, last) = parts[0][:1], (part[:blocks] for part in parts[1:4])
     x_rows, y_rows = (part[:pairs] for part in parts[4:])
-    width = triton.next_power_of_2(experts)
-    some = max(16, min(256, 8192 // width, triton.next_power_of_2(pairs)))  # a power of two: few kernels for all m
+    some = pairs_a_step(pairs, experts)
     with _on(flat.device):
         plan_kernel[(1 + triton.cdiv(pairs, 32),)](
-            flat, count, expert, first, last, x_rows, y_rows, pairs, blocks, experts, tokens, TOP=top, E=width, SOME=some,
+            flat, count, expert, first, last, x_rows, y_rows, pairs, blocks, experts, tokens, TOP=top,
+            E=triton.next_power_of_2(experts), SOME=some,
             MINE=32, BLOCKS=some, num_warps=4, **_overlap(flat.device),
         )  # fmt: skip
     return Route(count, expert, first, last, x_rows, y_rows, tokens)
