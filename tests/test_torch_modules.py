@@ -7,6 +7,7 @@ import io
 import pickle
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -15,10 +16,12 @@ from torch import nn
 import halfbyte as hb
 from halfbyte import ops
 from halfbyte.backends import backend_named
-from halfbyte.errors import HalfbyteError, ShapeError
+from halfbyte.backends.arrays import to_numpy
+from halfbyte.errors import BackendError, HalfbyteError, ShapeError
 from halfbyte.formats import FAMILIES
 from halfbyte.joining import apart, join_rows, stack
 from halfbyte.torch import Held, QEmbedding, QExperts, QLinear, QRows
+from halfbyte.torch.state import tensor
 from memory_checkpoint import packed
 
 WORDS = [w for f in FAMILIES.values() for w in f.words if not hb.format_named(w).opaque]
@@ -269,6 +272,46 @@ def test_experts_of_two_backends_run_one_after_another():
     assert not mixed.at_once
     wanted = run(QExperts({"gate_up_proj": up, "down_proj": down}, backend="reference"))
     assert torch.allclose(run(mixed), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_case_51_experts_that_a_device_refused_are_at_once_again_on_another(monkeypatch):
+    """float32 on a GPU runs one expert after another; back on the CPU the layer sums as one that has never been there."""
+    layer = modules()["experts"]
+    want = run(layer)
+    x, index, share = X.to("meta"), torch.zeros(3, 2, dtype=torch.int64, device="meta"), torch.zeros(3, 2, device="meta")
+
+    def refuse(*_):
+        raise BackendError("[experts] not here")
+
+    with monkeypatch.context() as there:
+        there.setattr(QExperts, "_together", refuse)
+        there.setattr(QExperts, "_each", lambda *_: "one after another")
+        said = r"\[experts\] not here; one expert after another instead, slower"
+        with torch.inference_mode(), pytest.warns(RuntimeWarning, match=said):
+            assert layer(x, index, share) == "one after another"
+        with torch.inference_mode():
+            assert layer(x, index, share) == "one after another"  # and no second warning
+    monkeypatch.setattr(QExperts, "_each", lambda *_: pytest.fail("one after another on the CPU too"))
+    for again in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(run(again), want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "bfloat16"])
+def test_tensors_of_arrays_begin_where_torchs_own_do(dtype):
+    """Wherever the array begins, in whatever order it is: 64 bytes, the same bits, memory of its own."""
+    raw = np.random.default_rng(0).integers(0, 2, 8 * 41).astype(np.uint8)
+    of = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    size = np.dtype(of).itemsize
+    for start in (0, 8, 16):
+        array = raw[start : start + 24 * size].view(of).reshape(4, 6)
+        for a in (array, array.T, array[::2, 1:], array[0, 0, ...], array[:0]):
+            t = tensor(a)
+            assert t.data_ptr() % 64 == 0
+            assert t.is_contiguous()
+            assert str(t.dtype) == f"torch.{dtype}"
+            assert t.shape == a.shape
+            assert to_numpy(t).tobytes() == a.tobytes()
+            assert not np.shares_memory(t.view(torch.int16).numpy() if dtype == "bfloat16" else t.numpy(), raw)
 
 
 def test_warmup_calls_each_kind_of_layer_once():

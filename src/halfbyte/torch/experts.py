@@ -62,7 +62,7 @@ class QExperts(Packed):
         self.joined = "gate_up_proj" in counts
         self.stacked = {name: not isinstance(w, list) for name, w in weights.items()}
         self.activation, self.interleaved = activation, interleaved
-        self._looped: set[torch.dtype] = set()
+        self._looped: set[tuple[str, torch.dtype]] = set()  # device types and dtypes that `ops.experts` refused
         for name in PROJECTIONS:
             bias = (biases or {}).get(name)
             setattr(self, f"{name}_bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
@@ -89,7 +89,7 @@ class QExperts(Packed):
         """The sum over the routed experts, now."""
         masked = index >= self.num_experts
         taped = torch.is_grad_enabled() and (x.requires_grad or share.requires_grad)  # `ops.experts` passes no gradient on
-        if taped or not self.at_once or x.dtype in self._looped:
+        if taped or not self.at_once or (x.device.type, x.dtype) in self._looped:
             return self._each(x, index, share)
         if x.device.type == "cpu":
             # Masked slots cost nothing in the loop, and `ops.experts` knows none.
@@ -99,7 +99,7 @@ class QExperts(Packed):
             return self._together(x, index.masked_fill(masked, 0), share.masked_fill(masked, 0))
         except BackendError as error:
             warnings.warn(f"{error}; one expert after another instead, slower", RuntimeWarning, stacklevel=2)
-            self._looped = {*self._looped, x.dtype}
+            self._looped = {*self._looped, (x.device.type, x.dtype)}
             return self._each(x, index, share)
 
     def _together(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:

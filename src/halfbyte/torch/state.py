@@ -39,8 +39,10 @@ def qtensor_of(tensors: Mapping[str, Tensor], name: str) -> QTensor:
 
 
 def tensor(array: NDArray[Any]) -> Tensor:
-    """A torch copy of a NumPy array, bfloat16 included."""
-    copy = np.array(array, order="C")
-    if copy.dtype == bfloat16:
-        return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(copy)
+    """A torch copy of a NumPy array, bfloat16 included, in memory of torch's own: it begins on 64 bytes, as every copy and moved
+    tensor does. (NumPy's begins on 16, and products of a math library may differ by a rounding with where a matrix begins.)"""
+    wide = array.dtype == bfloat16
+    array = array.view(np.int16) if wide else array
+    copy = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype)
+    copy.numpy()[...] = array
+    return copy.view(torch.bfloat16) if wide else copy
