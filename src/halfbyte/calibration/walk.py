@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..alternating import rows_by_name
 from ..checkpoints import Checkpoint
+from ..converting.alike import check_experts
 from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
 from ..converting.turned import turned
@@ -98,12 +99,14 @@ def calibrate(
     progress   called as progress(done, total, layer)
 
     Modules that no token reached, experts above all, are rounded with searched scales to the same format, and named in the notes.
-    Raises CalibrationError for a text that is too short or a model without tokenizer.
+    Raises CalibrationError for a text that is too short or a model without tokenizer, FormatError when experts of a layer would
+    be packed and dense.
     """
     if method not in ("mse", "gptq", "awq"):
         raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq")
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)
+    check_experts(checkpoint, recipe)
     checkpoint = rows_by_name(turned(checkpoint, recipe))
     source = source_of(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)

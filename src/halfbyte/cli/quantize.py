@@ -57,6 +57,7 @@ def quantize(
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
     from ..checkpoints import open as open_checkpoint
+    from ..converting.alike import check_experts
     from ..converting.checkpoint import check_out
     from ..converting.quantizing import quantize_checkpoint
     from ..converting.recipe import module_of, recipe_of
@@ -84,6 +85,8 @@ def quantize(
         checkpoint = held.enter_context(open_checkpoint(path))
         modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
         recipe.check([*modules, *stacks_of(checkpoint)])
+        for note in (said := check_experts(checkpoint, recipe)):
+            complain(f"note: {note}")
         if calibrated and calibration is not None:
             from ..calibration import Spool, calibrate
 
@@ -103,7 +106,8 @@ def quantize(
             )  # fmt: skip
     done.notes = [*notes, *done.notes]
     for note in done.notes:
-        complain(f"note: {note}")
+        if note not in said:
+            complain(f"note: {note}")
     if json:
         for r in done.records:
             print_json(r.record())

@@ -24,6 +24,7 @@ from ..formats.encode import quantize
 from ..qtensor import QTensor
 from ..quantizers import mse
 from ..spec import Format
+from .alike import check_experts
 from .checkpoint import Converted, Progress, write_checkpoint
 from .outcome import spelled
 from .recipe import Recipe, format_for, module_of
@@ -149,11 +150,13 @@ def quantize_checkpoint(
     named        what tells a function's results from another's: an interrupted run goes on only with what has the same name
     replaced     dense tensors that take another value, by key
     from_packed  also decode packed weights and round them again; without it a checkpoint that has some is refused
-    Others as for `convert_checkpoint`. Raises CheckpointError when nothing is to be quantized.
+    Others as for `convert_checkpoint`. Raises CheckpointError when nothing is to be quantized, FormatError when experts of a
+    layer would be packed and dense.
     """
     if isinstance(method, str) and method not in ROUNDERS:
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
+    apart = check_experts(checkpoint, recipe)
     kept = why_kept(checkpoint, recipe)
     checkpoint = rows_by_name(turned(checkpoint, recipe))
     how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
@@ -167,5 +170,5 @@ def quantize_checkpoint(
         progress=progress, quantizing=how, named=[word, *(r.text for r in recipe.rules)],
     )  # fmt: skip
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
-    result.notes += [kept] if kept else []
+    result.notes += [*apart, kept] if kept else apart
     return result
