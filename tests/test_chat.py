@@ -160,6 +160,50 @@ def test_openais_client_talks_to_the_server(listening, loaded):
     assert "[serve] the tokenizer has no chat template" in refused.value.response.text
 
 
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("template", [True, False])
+def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
+    """Whatever answers: a route, the router (404, 405), validation (422), transformers (400), the middleware for want of
+    a template (400), an exception (500). A preflight is allowed at every path. Without `cors` no reply has them."""
+    for package in ("fastapi", "httpx", "openai", "uvicorn"):
+        pytest.importorskip(package)
+    from fastapi.testclient import TestClient
+
+    from halfbyte.transformers.serving import CONVERSATIONS, server
+
+    where = shutil.copytree(folder, tmp_path / "model")
+    if not template:
+        (where / "chat_template.jinja").unlink()
+    talk = {"model": "other", "messages": [{"role": "user", "content": "<tok7>"}]}
+    asked = [
+        (200, "GET", "/v1/models", None), (404, "GET", "/no/such", None), (405, "DELETE", "/v1/models", None),
+        (405, "GET", CONVERSATIONS[0], None), (422, "POST", "/v1/completions", ["no", "object"]),
+        (400, "POST", "/v1/completions", {"model": "other", "prompt": "<tok7>"}), (400, "POST", CONVERSATIONS[0], talk),
+        (500, "GET", "/raises", None),
+    ]  # fmt: skip
+    origin = {"Origin": "https://page.example"}
+    for cors in (True, False):
+        app = server(where, name="tiny", cors=cors)
+
+        @app.get("/raises")
+        def raises():
+            raise RuntimeError("no sentence for this")
+
+        with TestClient(app, raise_server_exceptions=False) as client:
+            for status, method, path, body in asked:
+                reply = client.request(method, path, json=body, headers=origin)
+                assert (reply.status_code, method, path) == (status, method, path)
+                given = {k: v for k, v in reply.headers.items() if k.startswith("access-control")}
+                wanted = {"access-control-allow-origin": origin["Origin"], "access-control-allow-credentials": "true"}
+                assert given == (wanted if cors else {})
+            for path in (*CONVERSATIONS, "/v1/completions"):
+                wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+                preflight = client.options(path, headers=origin | wish)
+                assert preflight.status_code == (200 if cors else 405)
+                assert preflight.headers.get("access-control-allow-origin") == (origin["Origin"] if cors else None)
+                assert preflight.headers.get("access-control-allow-headers") == ("content-type" if cors else None)
+
+
 def test_a_server_without_its_packages_says_so(folder, monkeypatch):
     """Each of them, and another version of transformers that has its parts elsewhere."""
     from halfbyte.transformers import serving

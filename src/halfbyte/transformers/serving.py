@@ -21,8 +21,8 @@ PACKAGES = ("fastapi", "openai", "pydantic", "uvicorn")
 
 
 def server(path: str | Path, *, name: str | None = None, cors: bool = False, **options: Any) -> Any:
-    """The application. `name` is what requests call the model, the file's or folder's name without one; `options` are those of
-    `load_model`.
+    """The application. `name` is what requests call the model, the file's or folder's name without one; `cors` lets pages of any
+    origin read its replies, errors too; `options` are those of `load_model`.
 
     Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint has no tokenizer.
     """
@@ -57,10 +57,20 @@ def server(path: str | Path, *, name: str | None = None, cors: bool = False, **o
             model_manager=manager, generation_state=state, chat_template_kwargs={}, decision_config=None
         ),
         generation_state=state,
-        enable_cors=cors,
     )
     if not getattr(tokenizer, "chat_template", None):
         app.add_middleware(WithoutTemplate)
+    return allow_any_origin(app) if cors else app
+
+
+def allow_any_origin(app: Any) -> Any:
+    """`app`, a Starlette application, with CORS headers on every reply: outside its other middleware and what answers exceptions
+    with status 500, whose replies would lack them, so that a browser would show none of what they say."""
+    from transformers.cli.serving.server import CORSMiddleware
+
+    inner = app.build_middleware_stack
+    everything = {"allow_origins": ["*"], "allow_credentials": True, "allow_methods": ["*"], "allow_headers": ["*"]}
+    app.build_middleware_stack = lambda: CORSMiddleware(inner(), **everything)
     return app
 
 
@@ -81,7 +91,7 @@ class WithoutTemplate:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] not in CONVERSATIONS:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in CONVERSATIONS:
             await self.app(scope, receive, send)
             return
         headers = [(b"content-type", b"application/json")]
