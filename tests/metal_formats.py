@@ -72,9 +72,14 @@ class Stand(TorchRoute):
             self._kernels.update({k.name: getattr(library, k.name) for k in some})
 
 
-@cache
 def stand(flush: bool = True) -> Stand:
     """One route a way of running: whether float32 subnormals are zero."""
+    return _stand(flush)
+
+
+@cache
+def _stand(flush: bool) -> Stand:
+    """Behind `stand`, since `cache` tells f() from f(True)."""
     return Stand(flush=flush)
 
 

@@ -9,6 +9,9 @@ from metal_cpu.lint import MetalLintError, check_source
 from metal_cpu.machine import MetalCompileError, MetalFaultError, available, compile_source
 from metal_cpu.planted import ASIDE, FAULTS, HEADER, NOT_COMPILED, REFUSED, kernel, source
 from metal_cpu.signature import signatures
+from metal_formats import SIX, backend, stand
+from metal_products import MAKERS, product, tokens
+from random_tensors import finite_tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
 
@@ -142,3 +145,13 @@ def test_the_lint_lets_plain_msl_through():
 def test_buffer_indices_out_of_order_are_refused():
     with pytest.raises(ValueError, match=r"buffer indices \[1, 0\]"):
         signatures("kernel void k(device float* a [[buffer(1)]], device float* b [[buffer(0)]]) {}")
+
+
+def test_what_is_loaded_together_is_what_products_use(monkeypatch):
+    """Nothing is compiled again, one kernel at a time: that takes four times as long."""
+    q = finite_tensor(SIX["int4"], (3, 32), 1)
+    stand().load([MAKERS[schedule](SIX["int4"], "float16") for schedule in ("single-stage", "matvec")])
+    assert backend().route is backend(True).route is stand(flush=True)
+    monkeypatch.setattr(stand(), "compile_shader", lambda source: pytest.fail(f"compiled again: {source[-400:]}"))
+    for schedule, m in (("single-stage", 5), ("matvec", 1)):
+        assert product(schedule, tokens(m, 32), q).shape == (m, 3)
