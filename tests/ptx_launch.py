@@ -1,4 +1,4 @@
-"""The project's own launches with CPU tensors: kernels compiled to PTX for Hopper, which ptx_machine executes."""
+"""The project's own launches with CPU tensors: kernels compiled to PTX for Hopper, which ptx_machine executes, or only bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda import fused, launch
 from ptx_machine import Entry, execute
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -40,6 +40,34 @@ def run(kernel, *args, grid, warmup=False, **options):
         _compiled[key] = Entry(binary.asm["ptx"]), 32 * parsed.num_warps, binary.metadata.shared, names
     entry, threads, room, names = _compiled[key]
     execute(entry, threads, room, grid, [bound[n] for n in names])
+
+
+class Compiled:
+    """What the fused schedule keeps of a launch: later ones go past Triton, and compile nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments: None
+
+
+@contextlib.contextmanager
+def bound(multiprocessors=132, card="NVIDIA H200"):
+    """Launches with CPU tensors are bound by Triton and go no further: the set of what each would compile, by name and
+    specialization."""
+    seen = set()
+
+    def bind(kernel, *arguments, grid, warmup=False, **options):
+        options |= {"debug": False, "instrumentation_mode": ""}
+        _, specialization, given = kernel.device_caches["hopper"][-1](*arguments, **options)
+        seen.add((kernel.__name__, str(specialization), str(given)))
+        return Compiled()
+
+    with (
+        hopper(multiprocessors, card=card),
+        mock.patch.object(JITFunction, "run", bind),
+        mock.patch.object(fused, "_multiprocessors", return_value=multiprocessors),
+        mock.patch.object(fused, "_card", return_value=card),
+    ):
+        yield seen
 
 
 def nan(*shape, original=torch.empty, **options):

@@ -14,41 +14,22 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from triton.runtime.jit import JITFunction  # noqa: E402
-
 from halfbyte import QTensor, format_named  # noqa: E402
-from halfbyte.backends.cuda import experts, fused, fused_experts  # noqa: E402
+from halfbyte.backends.cuda import experts, fused_experts  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
 from halfbyte.torch import QExperts  # noqa: E402
 from halfbyte.torch.warming import TOKENS, _steps  # noqa: E402
-from ptx_launch import hopper  # noqa: E402
+from ptx_launch import bound  # noqa: E402
 from test_gpu_values import random_parts  # noqa: E402
 
 PAIRS = [(e, top) for e in (1, 2, 3, 4, 5, 6, 7, 8, 16, 31, 32, 60, 64, 100, 128, 256, 384, 512) for top in (1, 2, 3, 4, 6, 8, 10)
          if top <= e]  # fmt: skip
 
 
-class Compiled:
-    """What the fused schedule keeps of a launch: later ones go past Triton, and compile nothing."""
-
-    def __getitem__(self, grid):
-        return lambda *arguments: None
-
-
 @pytest.fixture
-def launched(monkeypatch):
+def launched():
     """Names and specializations of the kernels launched since it was cleared."""
-    seen = set()
-
-    def run(kernel, *arguments, grid, warmup=False, **options):
-        options |= {"debug": False, "instrumentation_mode": ""}
-        _, specialization, given = kernel.device_caches["hopper"][-1](*arguments, **options)
-        seen.add((kernel.__name__, str(specialization), str(given)))
-        return Compiled()
-
-    with hopper(multiprocessors=132, card="NVIDIA H200"):
-        monkeypatch.setattr(JITFunction, "run", run)
-        monkeypatch.setattr(fused, "_multiprocessors", lambda device: 132)
+    with bound() as seen:
         yield seen
 
 

@@ -119,12 +119,27 @@ def row_of(r: Record) -> list[str]:
 
 def markdown(records: Sequence[Record]) -> Iterator[str]:
     """A row a case and a column an m: dense / fused, and int8 / fused after it; above 1 the fused schedule is faster."""
+
+    def line(mine: ByTokens) -> Iterator[Line]:
+        rows = {m: row_of(r) for m, r in mine.items()}
+        why, word, weight, *_ = next(iter(rows.values()))
+        yield [why, f"`{word}`", weight], {m: f"{row[-2]}, {row[-1]}" for m, row in rows.items()}
+
+    yield from table(records, ("dense / fused, int8 / fused", "format", "weight"), line)
+
+
+ByTokens = dict[int, Record]
+"""The records of one case, by m."""
+Line = tuple[list[str], dict[int, str]]
+"""The first cells of a line, and its cell for each m."""
+
+
+def table(records: Sequence[Record], heads: Sequence[str], lines: Callable[[ByTokens], Iterator[Line]]) -> Iterator[str]:
+    """Records `sweep` as Markdown with a column an m: what `lines` makes of each case."""
     rows = [r for r in records if r["record"] == "sweep"]
     columns = sorted({r["m"] for r in rows})
-    yield "| " + " | ".join(["dense / fused, int8 / fused", "format", "weight", *(f"m = {m}" for m in columns)]) + " |"
-    yield "|---" * (len(columns) + 3) + "|"
+    yield "| " + " | ".join([*heads, *(f"m = {m}" for m in columns)]) + " |"
+    yield "|---" * (len(columns) + len(heads)) + "|"
     for why in dict.fromkeys(r["why"] for r in rows):
-        mine = {r["m"]: row_of(r) for r in rows if r["why"] == why}
-        one = next(iter(mine.values()))
-        cells = [f"{mine[m][-2]}, {mine[m][-1]}" if m in mine else "" for m in columns]
-        yield "| " + " | ".join([one[0], f"`{one[1]}`", one[2], *cells]) + " |"
+        for first, cells in lines({r["m"]: r for r in rows if r["why"] == why}):
+            yield "| " + " | ".join([*first, *(cells.get(m, "") for m in columns)]) + " |"

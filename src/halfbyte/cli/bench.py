@@ -48,6 +48,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0, help="Rounds go on for so long, a shape and m.")] = 0,
     clock: Annotated[str, typer.Option(help="wall, or processor where other programs run beside.")] = "wall",
     sweep: Annotated[bool, typer.Option("--sweep", help="Where each schedule wins: small k, wide n, many groups, m.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile before a sweep on cuda.")] = 8,
     plot: Annotated[str, typer.Option(help="Write the roofline there (PNG, SVG or PDF by the suffix).")] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables for a page of figures.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines instead of a table.")] = False,
@@ -66,7 +67,8 @@ def bench(
         _of_model(model, peers, _modes(activations), {"threads": threads, "rounds": rounds, "clock": clock}, show, markdown, json)
         return 0
     if sweep:
-        _sweep({"threads": threads, "rounds": rounds, "clock": clock}, show, plot, markdown, json)
+        timing = {"jobs": jobs} if device == "cuda" else {"threads": threads, "rounds": rounds, "clock": clock}
+        _sweep(device, timing, show, plot, markdown, json)
         return 0
     if device == "cuda":
         records = _on_cuda(["--shape", shape, "--m", m, "--format", format], show)
@@ -132,18 +134,22 @@ def _of_model(
 
 
 def _sweep(
-    timing: dict[str, Any], show: Callable[[dict[str, Any]], None], plot: str, markdown: bool, json: bool
+    device: str, timing: dict[str, Any], show: Callable[[dict[str, Any]], None], plot: str, markdown: bool, json: bool
 ) -> None:
-    from ..bench import sweep
+    from ..bench import cuda_sweep, sweep
 
-    _check_clock(timing["clock"], timing["threads"])
-    records = _shown(sweep.sweep(**timing), show)
+    which = cuda_sweep if device == "cuda" else sweep
+    if device == "cuda":
+        _check_cuda()
+    else:
+        _check_clock(timing["clock"], timing["threads"])
+    records = _shown(which.sweep(**timing), show)
     if markdown:
-        for line in sweep.markdown(records):
+        for line in which.markdown(records):
             typer.echo(line)
     elif not json:
-        rows = [sweep.row_of(r) for r in records if r["record"] == "sweep"]
-        print_table([Column(h, i > 2) for i, h in enumerate(sweep.HEADS)], rows)
+        rows = [which.row_of(r) for r in records if r["record"] == "sweep"]
+        print_table([Column(h, i > 2) for i, h in enumerate(which.HEADS)], rows)
     _draw(records, plot)
 
 
@@ -165,13 +171,18 @@ def _on_cpu(
     return run(shapes, tokens, formats, running, activations=_modes(activations), **timing)
 
 
-def _on_cuda(arguments: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    """Runs `halfbyte.bench.cuda_linear` in this process and keeps its records."""
+def _check_cuda() -> None:
+    """UnsupportedError with the reason why nothing runs on an NVIDIA GPU here."""
     from ..backends import backend_named
 
     why = backend_named("cuda").reason()
     if why:
         raise UnsupportedError(f"[bench] --device cuda: {why}")
+
+
+def _on_cuda(arguments: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """Runs `halfbyte.bench.cuda_linear` in this process and keeps its records."""
+    _check_cuda()
     from ..bench import cuda_linear
 
     kept: list[dict[str, Any]] = []

@@ -90,21 +90,34 @@ class CUDABackend(Backend):
             return plain_kernel.linear(x, held, bias)
         if schedule in TILED:
             return launch.blocks(x, held, bias, schedule)
-        if schedule == "fused" or (schedule is None and m > 16):
+        way = schedule or self.way_of(x, held)
+        if way == "fused":
             from . import fused
 
-            why = fused.refusal(x, held)
-            if schedule and why:
+            if schedule and (why := fused.refusal(x, held)):
                 raise BackendError(f"[linear] {why}")
-            if not why and (schedule or fused.pays(m, held)):
-                return fused.fused(x, held, bias)
-        if schedule == "dequantize_then_gemm" or (schedule is None and m > (8 if x.element_size() == 4 else SMALL_M)):
+            return fused.fused(x, held, bias)
+        if way == "dequantize_then_gemm":
             return launch.dense_matmul(x, held, bias)
-        if held.fragments and x.element_size() == 2:
-            return launch.fragments(x, held, bias)
-        if m == 1 or x.element_size() == 4 or launch.too_wide(x, held):
-            return launch.matvec(x, held, bias)
-        return launch.matmul(x, held, bias)
+        return (launch.fragments if way == "fragments" else launch.matvec if way == "matvec" else launch.matmul)(x, held, bias)
+
+    @staticmethod
+    def way_of(x: Any, held: Any) -> str:
+        """What `linear` does with x (m, k) and a packed weight where no schedule is asked for: fused, dequantize_then_gemm, or a
+        kernel for few tokens: fragments, matvec, matmul."""
+        from . import launch
+
+        m, wide = x.shape[0], x.element_size() == 4
+        if m > 16:
+            from . import fused
+
+            if fused.refusal(x, held) is None and fused.pays(m, held):
+                return "fused"
+        if m > (8 if wide else SMALL_M):
+            return "dequantize_then_gemm"
+        if held.fragments and not wide:
+            return "fragments"
+        return "matvec" if m == 1 or wide or launch.too_wide(x, held) else "matmul"
 
     def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
         from . import launch
