@@ -1,5 +1,8 @@
-"""Run by test_cuda_compile.py in a process of its own: every kernel compiled without a GPU for the targets named on the command
-line."""
+"""Run by test_cuda_compile.py in a process of its own: kernels compiled without a GPU for the targets named on the command line,
+those of SHORT; with `all` before the targets, or for one that is not in SHORT, every one.
+
+Most of a kernel's second is Triton's own reading of the Python, which is the same for every target.
+"""
 
 import sys
 
@@ -44,6 +47,15 @@ FORMATS = {
     "uint3:g64": ("uint", 3, "float16", 64, 1, 1, {"A": "*i16"}),
 }
 
+SHORT = {
+    80: {"mxfp4": "deep", "mxfp8_e4m3": ""}, 89: {"mxfp8_e4m3": ""}, 100: {"mxfp4": "deep", "mxfp8_e4m3": ""},
+    120: {"mxfp4": "tile", "mxfp8_e4m3": ""},
+    90: {"nvfp4": "", "q4_K": "", "affine8:g64": "", "nf4": "", "uint3:g64": "deep"},
+}  # fmt: skip
+"""Target -> formats and how many of their kernels. The other formats are assembled for 90 where they run (test_cuda_machine.py)."""
+ALIKE = (89, 120)
+"""Targets whose kernels without a weight are those of 80 and of 100 but for the number."""
+
 
 def compiled(kernel, constants, pointers, target, warps, source=ASTSource):
     """Compile for `target` with pointers aligned to 16 bytes, as torch gives them."""
@@ -56,7 +68,7 @@ def compiled(kernel, constants, pointers, target, warps, source=ASTSource):
 
 
 def check(arch, word, deep):
-    """Every schedule of one format for one target."""
+    """One format for one target: dequantize and the fragment kernel; "tile" adds a kernel of tiles, "deep" every schedule."""
     element, bits, scale, group, add, per, other = FORMATS[word]
     nvidia = isinstance(arch, int)
     target = GPUTarget("cuda", arch, 32) if nvidia else GPUTarget("hip", arch, 64)
@@ -69,12 +81,14 @@ def check(arch, word, deep):
     }  # fmt: skip
     planes = {**common, "WORDS": 64, "BITS": bits, "PACKED": nvidia, "UNITS": 8 if tiled else 0}
     binaries = [compiled(dequantize_kernel, {**planes, "GATHER": False, "BN": 8, "BW": 16}, pointers, target, 4)]
-    if deep:
+    if deep == "deep":
         binaries.append(compiled(matvec_kernel, {**planes, "HAS_BIAS": True, "BN": 2, "BC": 32}, pointers, target, 4))
         tile = {"HAS_BIAS": False, "SPLIT": 2, "BM": 16, "BN": 16, "BW": 8}
         binaries.append(compiled(matmul_kernel, {**planes, **tile}, pointers, target, 4))
-        tile = {"HAS_BIAS": True, "BM": 64, "BN": 64, "BW": 8, "STAGES": 3}
+    tile = {"HAS_BIAS": True, "BM": 64, "BN": 64, "BW": 8, "STAGES": 3}
+    if deep:
         binaries.append(compiled(tile_kernel, {**planes, **tile}, pointers, target, 4))
+    if deep == "deep":
         binaries.append(compiled(striped_kernel, {**planes, **tile}, pointers, target, 4))
     if tiled and bits > 2 and nvidia and arch >= 80:
         if scale in ("e8m0", "e4m3"):  # as checked data allows
@@ -103,21 +117,30 @@ def check(arch, word, deep):
     print(arch, word, len(binaries), "kernels", flush=True)
 
 
+def check_rest(target, early):
+    """The kernels without a weight."""
+    compiled(gate_kernel, {"KIND": 2, "BLOCK": 1024, **early}, {**POINTERS, "G": "*fp32", "U": "*fp32"}, target, 4)
+    for gather in (False, True):
+        constants = {"T": 4, "GATHER": gather, "BLOCK": 1024, **early}
+        compiled(combine_kernel, constants, {**POINTERS, "WHERE": "*i32", "Y": "*bf16"}, target, 4)
+    compiled(top_kernel, {"TOP": 4, "E": 32, **early}, POINTERS, target, 1)
+    plan = {"TOP": 4, "E": 32, "SOME": 256, "MINE": 32, "BLOCKS": 256, **early}
+    for ids in ("*i32", "*i64"):
+        compiled(plan_kernel, plan, {**POINTERS, "IDS": ids}, target, 4)
+
+
 def main():
-    for name in sys.argv[1:]:
+    names = sys.argv[1:]
+    for name in names[names[0] == "all" :]:
         arch = int(name) if name.isdigit() else name
+        words = {word: "deep" if word in ("mxfp4", "uint3:g64") else "" for word in (FORMATS if arch == 90 else SHORT[80])}
         target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
-        early = {"PDL": isinstance(arch, int) and arch >= 90}
-        compiled(gate_kernel, {"KIND": 2, "BLOCK": 1024, **early}, {**POINTERS, "G": "*fp32", "U": "*fp32"}, target, 4)
-        for gather in (False, True):
-            constants = {"T": 4, "GATHER": gather, "BLOCK": 1024, **early}
-            compiled(combine_kernel, constants, {**POINTERS, "WHERE": "*i32", "Y": "*bf16"}, target, 4)
-        compiled(top_kernel, {"TOP": 4, "E": 32, **early}, POINTERS, target, 1)
-        plan = {"TOP": 4, "E": 32, "SOME": 256, "MINE": 32, "BLOCKS": 256, **early}
-        for ids in ("*i32", "*i64"):
-            compiled(plan_kernel, plan, {**POINTERS, "IDS": ids}, target, 4)
-        for word in FORMATS if arch == 90 else ("mxfp4", "mxfp8_e4m3"):
-            check(arch, word, word in ("mxfp4", "uint3:g64"))
+        if names[0] != "all":
+            words = SHORT.get(arch, words)
+        if names[0] == "all" or arch not in ALIKE:
+            check_rest(target, {"PDL": isinstance(arch, int) and arch >= 90})
+        for word, deep in words.items():
+            check(arch, word, deep)
 
 
 main()
