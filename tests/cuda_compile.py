@@ -52,7 +52,7 @@ SHORT = {
     120: {"mxfp4": "tile", "mxfp8_e4m3": ""},
     90: {"nvfp4": "", "q4_K": "", "affine8:g64": "", "nf4": "", "uint3:g64": "deep"},
 }  # fmt: skip
-"""Target -> formats and how many of their kernels. The other formats are assembled for 90 where they run (test_cuda_machine.py)."""
+"""Target -> formats and how many of their kernels. The others are assembled for 90 where they run (test_cuda_machine.py)."""
 ALIKE = (89, 120)
 """Targets whose kernels without a weight are those of 80 and of 100 but for the number."""
 

@@ -77,14 +77,15 @@ def nan(*shape, original=torch.empty, **options):
 
 
 @contextlib.contextmanager
-def hopper(multiprocessors=4, cache=None, card=""):
+def hopper(multiprocessors=4, cache=None, card="", assemble=False):
     """Launches with CPU tensors go through `run`, on a card of a few multiprocessors, with its
-    tiles where it is named; new tensors hold NaN."""
+    tiles where it is named; new tensors hold NaN. assemble: the PTX is also assembled, which says whether it can be."""
     with contextlib.ExitStack() as stack:
         for name, value in {"_multiprocessors": multiprocessors, "_hopper": True, "_converts": True, "_card": card}.items():
             stack.enter_context(mock.patch.object(launch, name, return_value=value))
         stack.enter_context(mock.patch.object(JITFunction, "run", run))
-        stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", return_value=b""))
+        if not assemble:
+            stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", return_value=b""))
         stack.enter_context(mock.patch.object(torch, "empty", nan))
         if cache is not None:
             stack.enter_context(mock.patch.dict("os.environ", {"TRITON_CACHE_DIR": str(cache)}))

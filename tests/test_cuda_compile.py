@@ -16,9 +16,10 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "targets", [("80", "89", "90"), ("100", "120"), pytest.param(("all", "80", "89", "90", "100", "120"), marks=pytest.mark.slow)],
+    "targets",
+    [("80", "89", "90"), ("100", "120"), pytest.param(("all", "80", "89", "90", "100", "120"), marks=pytest.mark.slow)],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_kernels_compile(targets, tmp_path):
     """Case 34 among them: NVFP4 for compute 8.0, which has no float of eight bits, decodes its scales by integer operations (that
     every byte comes out right is `test_gpu_values.test_one_hot_activations_return_the_weight`'s)."""

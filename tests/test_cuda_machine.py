@@ -28,7 +28,7 @@ from test_gpu_values import DTYPES, make, numpy_dtype, random_parts, same, withi
 
 @pytest.fixture
 def card(tmp_path):
-    with hopper(multiprocessors=1, cache=tmp_path, card="NVIDIA H200"):
+    with hopper(multiprocessors=1, cache=tmp_path, card="NVIDIA H200", assemble=True):
         yield
 
 
