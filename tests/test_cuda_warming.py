@@ -22,6 +22,7 @@ from halfbyte.torch.warming import TOKENS, _steps  # noqa: E402
 from ptx_launch import bound  # noqa: E402
 from test_gpu_values import random_parts  # noqa: E402
 
+HALF = torch.float16
 PAIRS = [(e, top) for e in (1, 2, 3, 4, 5, 6, 7, 8, 16, 31, 32, 60, 64, 100, 128, 256, 384, 512) for top in (1, 2, 3, 4, 6, 8, 10)
          if top <= e]  # fmt: skip
 
@@ -38,31 +39,42 @@ def block(e, word="mxfp4", n=64, k=64):
     return [to_device(QTensor(fmt, s, random_parts(fmt, s, rng)), "cpu") for s in ((e, 2 * n, k), (e, k, n))]
 
 
-def compiled_by(launched, weights, ms, top, dtype=torch.int64):
-    """Everything that calls of `ms` tokens would compile."""
+def compiled_by(launched, weights, calls, top, dtype=torch.int64):
+    """Everything that calls of so many tokens, with shares of a dtype, would compile."""
     up, down = weights
     launched.clear()
-    for m in ms:
+    for m, share in calls:
         index = torch.arange(m * top).reshape(m, top).to(dtype) % up.shape[0]
-        x, share = torch.zeros(m, up.shape[-1], dtype=torch.float16), torch.ones(m, top)
-        experts.mixture(x, ((up, None),), down, index, share, "swiglu", True, None)
+        x = torch.zeros(m, up.shape[-1], dtype=HALF)
+        experts.mixture(x, ((up, None),), down, index, torch.ones(m, top, dtype=share), "swiglu", True, None)
     return frozenset(launched)
+
+
+def layer_of(e):
+    """A layer of e experts that says it is on a GPU."""
+    fmt, rng = format_named("mxfp4"), np.random.default_rng(5)
+    shapes = {"gate_up_proj": (e, 64, 64), "down_proj": (e, 64, 32)}
+    return QExperts({name: QTensor(fmt, s, random_parts(fmt, s, rng)) for name, s in shapes.items()})
 
 
 @pytest.mark.parametrize("takes", [False, True], ids=["fragments", "fused"])
 @pytest.mark.parametrize(("e", "top"), [(5, 2), (7, 3), (8, 2), (3, 1), (60, 4), (128, 8)])
 def test_after_a_warm_up_no_number_of_tokens_compiles_anything(launched, e, top, takes):
-    steps, edges = experts.warming_tokens(TOKENS, top, e), [40, 129, 333, 1023, 1025, 4095, 4096]
+    with mock.patch.object(QExperts, "device", "cuda:1"):
+        steps = _steps(layer_of(e), TOKENS, top, HALF)
+    edges = [40, 129, 333, 1023, 1025, 4095, 4096]
     for m in range(2, 4097):
         if experts.kernels(m, top, e, takes) != experts.kernels(m - 1, top, e, takes):
             edges += [m - 1, m, m + 1]
     with mock.patch.object(fused_experts, "serves", return_value=takes):
         weights = block(e)
         called = compiled_by(launched, weights, steps, top)
-        needed = compiled_by(launched, block(e), sorted({*range(1, 70), *edges}), top)
+        every = [(m, share) for m in sorted({*range(1, 70), *edges}) for share in (HALF, torch.float32)]
+        needed = compiled_by(launched, block(e), every, top)
         assert needed <= called, {name for name, *_ in needed - called}
-        if takes and (e, top) == (5, 2):  # powers of two do not do
-            assert not needed <= compiled_by(launched, block(e), TOKENS, top)
+        if takes and (e, top) == (5, 2):  # neither powers of two do, nor shares of one dtype
+            for few in ([(m, share) for m in TOKENS for share in (HALF, torch.float32)], [(m, HALF) for m, _ in steps]):
+                assert not needed <= compiled_by(launched, block(e), few, top)
     steps_of_plans = {key[1] for m in range(1, 4097) for key in experts.kernels(m, top, e, takes) if key[0] == "plan"} - {0}
     assert sum(name == "plan_kernel" for name, *_ in called) == len(steps_of_plans)  # of both ways, whatever a block takes
 
@@ -86,12 +98,14 @@ def test_steps_lie_between_the_tokens_asked_for():
 
 
 def test_experts_on_a_gpu_are_called_at_these_steps():
-    fmt, rng = format_named("mxfp4"), np.random.default_rng(5)
-    shapes = {"gate_up_proj": (5, 64, 64), "down_proj": (5, 64, 32)}
-    layer = QExperts({name: QTensor(fmt, s, random_parts(fmt, s, rng)) for name, s in shapes.items()})
-    assert tuple(_steps(layer, TOKENS, 2)) == TOKENS
+    layer, full = layer_of(5), torch.float32
+    assert _steps(layer, TOKENS, 2, HALF) == [(m, HALF) for m in TOKENS]
     with mock.patch.object(QExperts, "device", "cuda:1"):
-        assert tuple(_steps(layer, TOKENS, 2)) == experts.warming_tokens(TOKENS, 2, 5)
+        steps = experts.warming_tokens(TOKENS, 2, 5)
+        assert _steps(layer, TOKENS, 2, HALF) == [*((m, HALF) for m in steps), (1, full), (4096, full)]
+        assert _steps(layer, TOKENS, 2, full) == [(m, full) for m in steps]
+        assert _steps(layer, (3,), 2, HALF) == [(3, HALF), (3, full)]
+        assert _steps(layer, (), 2, HALF) == []
 
 
 @pytest.mark.parametrize("m", [1, 40])
@@ -101,7 +115,7 @@ def test_indices_of_either_type_make_one_kernel_for_products(launched, m):
     yes = {"return_value": True}
     with mock.patch.object(fused_experts, "serves", **yes), mock.patch.object(fused_experts, "enough", **yes):
         for dtype in (torch.int64, torch.int32):
-            got = compiled_by(launched, block(5), (m,), 2, dtype)
+            got = compiled_by(launched, block(5), [(m, HALF)], 2, dtype)
             seen.append({one for one in got if one[0] in ("wgmma_kernel", "gather_kernel", "combine_kernel")})
     assert seen[0] == seen[1]
     assert {name for name, *_ in seen[0]} == {"wgmma_kernel", "gather_kernel", "combine_kernel"}

@@ -126,7 +126,7 @@ def test_case_53_after_warmup_no_call_compiles_anything():
     before = knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = lambda **call: compiled.append(call["repr"])  # None: go on and compile
     try:
-        assert hb.warmup(model, dtype=torch.float16) == 4 * 12 + 2  # experts at 33 and 40 tokens, too
+        assert hb.warmup(model, dtype=torch.float16) == 4 * 12 + 4  # experts at 33 and 40 tokens, too, and with float32 shares
         assert compiled
         compiled.clear()
         with torch.inference_mode():
@@ -135,7 +135,8 @@ def test_case_53_after_warmup_no_call_compiles_anything():
                 model["b"](torch.randn(m, 768, device="cuda", dtype=torch.float16))
                 model["e"](torch.zeros(m, dtype=torch.int64, device="cuda"))
                 index = torch.randint(0, 5, (m, 2), device="cuda")
-                model["x"](torch.randn(m, 320, device="cuda").half(), index, torch.rand(m, 2, device="cuda").half())
+                for share in (torch.rand(m, 2, device="cuda").half(), torch.rand(m, 2, device="cuda")):
+                    model["x"](torch.randn(m, 320, device="cuda").half(), index, share)
         assert compiled == []
     finally:
         knobs.runtime.jit_cache_hook = before

@@ -38,22 +38,28 @@ def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = Non
                 continue
             seen.add(kind)
             each = top or _top(model)
-            for m in _steps(module, tokens, each):
-                module(*_inputs(module, m, dtype, each))
+            for m, share in _steps(module, tokens, each, dtype):
+                module(*_inputs(module, m, dtype, each, share))
                 calls += 1
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return calls
 
 
-def _steps(module: Packed, tokens: Sequence[int], top: int) -> Sequence[int]:
-    """Numbers of tokens to call a layer with. Experts on CUDA change kernels where the pairs an expert gets on average pass a
-    limit, which is at another m for every number of experts."""
+def _steps(module: Packed, tokens: Sequence[int], top: int, dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
+    """Numbers of tokens to call a layer with, and the dtype of the experts' shares then.
+
+    Experts on CUDA change kernels where the pairs an expert gets on average pass a limit, which is at another m for every number
+    of experts. Routers give shares in the activations' dtype or in float32, and the kernel that sums reads them as they are: one
+    kernel for few tokens, and one for many.
+    """
     if not isinstance(module, QExperts) or not module.device.startswith("cuda"):
-        return tokens
+        return [(m, dtype) for m in tokens]
     from ..backends.cuda.experts import warming_tokens
 
-    return warming_tokens(tuple(tokens), top, module.num_experts)
+    steps = warming_tokens(tuple(tokens), top, module.num_experts)
+    ends = sorted({*steps[:1], *steps[-1:]}) if dtype != torch.float32 else []
+    return [*((m, dtype) for m in steps), *((m, torch.float32) for m in ends)]
 
 
 def _kind(module: Packed) -> Any:
@@ -63,7 +69,7 @@ def _kind(module: Packed) -> Any:
     return type(module), weights, biases, module.device, module.activations, getattr(module, "activation", None)
 
 
-def _inputs(module: Packed, m: int, dtype: Any, top: int) -> tuple[Any, ...]:
+def _inputs(module: Packed, m: int, dtype: Any, top: int, share: Any) -> tuple[Any, ...]:
     """Zeros that a layer takes."""
     device = module.device
     if isinstance(module, QEmbedding):
@@ -72,7 +78,7 @@ def _inputs(module: Packed, m: int, dtype: Any, top: int) -> tuple[Any, ...]:
         name = next(n for n in module.packed if n.rpartition(".")[2] in ("gate_up_proj", "gate_proj"))
         x = torch.zeros(m, module.shape_of(name)[-1], dtype=dtype, device=device)
         index = torch.arange(m * top, device=device).reshape(m, top) % module.num_experts
-        return x, index, torch.full((m, top), 1.0 / top, dtype=dtype, device=device)
+        return x, index, torch.full((m, top), 1.0 / top, dtype=share, device=device)
     return (torch.zeros(m, module.in_features, dtype=dtype, device=device),)
 
 
