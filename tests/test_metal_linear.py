@@ -42,22 +42,57 @@ PARTS = 6
 TILED_AND_FUSED = [(s, f) for f in FORMATS for s in (*TILED, *FUSED) if s in TILED or FORMATS[f].bits == 4]
 
 
-@pytest.fixture(scope="module", params=range(PARTS))
-def sixth(request):
-    """A sixth of the formats with every tiled and fused kernel, compiled together."""
-    names = list(FORMATS)[request.param :: PARTS]
-    cases = [(s, f) for s, f in TILED_AND_FUSED if f in names]
-    stand().load([MAKERS[s](on_device(FORMATS[f]), "float32") for s, f in cases])
-    return cases
+def features(case):
+    """A format by name, and what a schedule's kernel is made of: decoder of elements and of scales, addend, group, factor."""
+    schedule, name = case
+    fmt = on_device(FORMATS[name])
+    parts = (kernels.element_type(fmt), fmt.scale, kernels.addend_kind(fmt), fmt.group_size, fmt.global_op)
+    return {name, *((schedule, i, part) for i, part in enumerate(parts))}
 
 
-def test_every_format_through_every_tiled_kernel(sixth):
+def few():
+    """Of TILED_AND_FUSED, as many that every schedule meets every part of a kernel, and every format a schedule."""
+    found, left = [], set().union(*map(features, TILED_AND_FUSED))
+    while left:
+        found.append(max(TILED_AND_FUSED, key=lambda case: len(left & features(case))))
+        left -= features(found[-1])
+    return found
+
+
+FEW = few()
+
+
+def check_tiled(cases):
     """64 of 256 inputs, each place of eight and of a group's 32 among them; two tiles of outputs would be a second's work."""
+    stand().load([MAKERS[s](on_device(FORMATS[f]), "float32") for s, f in cases])
     x = torch.eye(256)[(5 * torch.arange(64)) % 256]
-    for schedule, name in sixth:
+    for schedule, name in cases:
         q = numbers(FORMATS[name], (9, 256), 3)
         y = as_float(product(schedule, x, q))
         np.testing.assert_array_equal(y, q.dequantize("float32").T[(5 * np.arange(64)) % 256], f"{schedule} {name}")
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_every_format_and_every_part_of_a_tiled_kernel(part):
+    """Each format through one schedule at least; test_metal_matvec.py and test_metal_dequantize.py decode each, too."""
+    check_tiled(FEW[part::2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_format_through_every_tiled_kernel(part):
+    names = list(FORMATS)[part::PARTS]
+    check_tiled([(s, f) for s, f in TILED_AND_FUSED if f in names])
+
+
+def test_few_kernels_are_every_kind():
+    """No part is missing: not a decoder of elements that only one format has, not a schedule with one kind of scale less."""
+    assert set(FEW) < set(TILED_AND_FUSED)
+    assert {name for _, name in FEW} == set(FORMATS)
+    for schedule in (*TILED, *FUSED):
+        every, mine = ({f for s, f in cases if s == schedule} for cases in (TILED_AND_FUSED, FEW))
+        for part in (kernels.element_type, kernels.addend_kind, lambda f: f.scale, lambda f: f.group_size, lambda f: f.global_op):
+            assert {part(on_device(FORMATS[f])) for f in mine} == {part(on_device(FORMATS[f])) for f in every}
 
 
 OTHER = {s: "affine4" if s == "fused wide" else "uint4" if s in FUSED else "nvfp4" for s in (*TILED, *FUSED)}
@@ -91,8 +126,14 @@ def test_any_m_n_and_whole_groups_of_k(schedule, m, n, groups, seed):
     assert_product(product(schedule, x, q, bias if seed % 3 else None), x, q, "float16", bias if seed % 3 else None)
 
 
+@pytest.fixture(scope="module")
+def decoders():
+    makers = (lambda f, d: kernels.matvec(f, "float16", 4, d), lambda f, d: kernels.gemm_fused(f, "float16", "wide", d))
+    stand().load([make(SIX[f], d) for f in ("mxfp4", "fp4") for make in makers for d in kernels.E2M1_DECODERS])
+
+
 @pytest.mark.parametrize("decoder", [d for d in kernels.E2M1_DECODERS if d])
-def test_every_way_to_decode_e2m1_gives_the_same_bits(decoder):
+def test_every_way_to_decode_e2m1_gives_the_same_bits(decoders, decoder):
     b = backend()
     for q in (finite_tensor(SIX["mxfp4"], (9, 96), 5), finite_tensor(SIX["fp4"], (67, 64), 5)):
         x, held = tokens(3, q.shape[1]), b.prepare(q).data
@@ -120,6 +161,7 @@ def test_case_18_nvfp4_with_a_tail_of_half_a_tile(six, k):
 @pytest.mark.parametrize("schedule", [*TILED, *FUSED])
 def test_case_19_n_of_one_tile_and_identity(schedule):
     q = finite_tensor(format_named("uint4", 64), (64, 128), 4)
+    stand().load([MAKERS[s](q.format, "float16") for s in (*TILED, *FUSED)])
     np.testing.assert_array_equal(as_float(product(schedule, torch.eye(128).half(), q)), one_hot(q, "float16"))
 
 
@@ -157,6 +199,8 @@ def at_odd_offset(t):
 def test_weights_that_are_views_at_odd_offsets(word, monkeypatch):
     """Codes that begin between words are copied first; all else is read one number at a time. Without the copy, a fault."""
     q = finite_tensor(format_named(word, 32), (9, 64), 3)
+    makers = [kernels.matvec, kernels.gemm_double_buffered, *([MAKERS["fused wide"]] if q.format.bits == 4 else [])]
+    stand().load([*(make(q.format, "float16") for make in makers), kernels.dequantize(q.format, "float32")])
     b = backend()
     held = b.prepare(q).data
     parts = {name: getattr(held, name) for name in ("codes", "scales", "addends", "factors")}
@@ -250,6 +294,7 @@ def test_zero_points_of_any_size_are_exact():
     q = finite_tensor(SIX["uint4"], (8, 32), 0)
     zeros = np.array([[300], [-3000], [15], [0], [1], [7], [256], [32767]], np.int16)
     q = QTensor(q.format, q.shape, {**q.parts, "zeros": zeros})
+    stand().load([MAKERS[s](q.format, "float32") for s in (*TILED, *FUSED)])
     for schedule in ("matvec", *TILED, *FUSED):
         np.testing.assert_array_equal(as_float(product(schedule, torch.eye(32), q)), one_hot(q, "float32"))
 
