@@ -1,16 +1,13 @@
-"""What a model needs, against what a run of it used, and against arithmetic done by hand."""
+"""What a model needs, against arithmetic done by hand; against what a run of it used: test_generate.py."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from halfbyte.cli.app import main
-from halfbyte.demo import model_path
 from halfbyte.errors import CheckpointError
 from halfbyte.formats import format_named
 from halfbyte.planning import Planner, packed_nbytes
@@ -30,16 +27,6 @@ GPT_OSS_20B = {
 def gpt_oss(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(GPT_OSS_20B))
     return tmp_path
-
-
-def test_a_run_uses_what_was_planned_within_5_percent():
-    """Gemma 3 270M from GGUF on the CPU: peak memory of `generate` against the plan's total, the overhead measured alike."""
-    prompt = "word " * 300
-    run = [sys.executable, "-m", "halfbyte"]
-    planned = json.loads(subprocess.check_output([*run, "plan", str(model_path()), "--context", "320", "--json"], text=True))
-    used = subprocess.check_output([*run, "generate", str(model_path()), "-p", prompt, "-n", "2", "--json"], text=True)
-    peak = json.loads(used.splitlines()[-1])["peak_memory_bytes"]
-    assert abs(planned["total"] - peak) < 0.05 * peak
 
 
 @pytest.mark.parametrize(
