@@ -1,4 +1,4 @@
-"""One of two processes: python sharding_worker.py RANK STORE DEVICE WORDS FOLDERS
+"""One of two processes, or `both`, forked behind the imports: python sharding_worker.py RANK STORE DEVICE WORDS FOLDERS
 
 What it computes goes to files that the test reads: STORE.RANK.pt for the formats, rankR.pt and textR.pt in each model's folder.
 DEVICE is cpu (gloo) or cuda (NCCL, a GPU a rank). WORDS and FOLDERS are lists with commas, "" for none.
@@ -6,8 +6,11 @@ DEVICE is cpu (gloo) or cuda (NCCL, a GPU a rank). WORDS and FOLDERS are lists w
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 import warnings
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,17 +27,23 @@ from memory_checkpoint import packed
 N, K, EXPERTS, F = 32, 1024, 4, 256
 
 
+@cache
+def ordinary_blocks(word: str) -> np.ndarray:
+    """Of 4096 random blocks of a raw ggml format, those that hold ordinary numbers."""
+    fmt = hb.format_named(word)
+    spec = family_of(fmt).geometry(fmt, (1, 256))["blocks"]
+    drawn = np.random.default_rng(0).integers(0, 256, (4096, spec.shape[-1])).astype(np.uint8)
+    with np.errstate(all="ignore"):
+        values = hb.QTensor(fmt, (4096, 256), {"blocks": drawn}).dequantize()
+    return drawn[(np.abs(values) < 100).all(axis=1)]
+
+
 def weight(word: str, shape: tuple[int, ...] = (N, K), seed: int = 0) -> hb.QTensor:
     """Random bits of a format; of a raw ggml one, random blocks that hold ordinary numbers; eight-bit floats without NaN."""
     fmt = hb.format_named(word)
     if fmt.opaque:
-        spec = family_of(fmt).geometry(fmt, (1, 256))["blocks"]
-        rng = np.random.default_rng(seed)
-        drawn = rng.integers(0, 256, (4096, spec.shape[-1])).astype(np.uint8)
-        with np.errstate(all="ignore"):
-            values = hb.QTensor(fmt, (4096, 256), {"blocks": drawn}).dequantize()
-            good = drawn[(np.abs(values) < 100).all(axis=1)]
-        blocks = good[rng.integers(0, len(good), (shape[0], shape[1] // 256))]
+        good = ordinary_blocks(word)
+        blocks = good[np.random.default_rng(seed).integers(0, len(good), (shape[0], shape[1] // 256))]
         return hb.QTensor(fmt, shape, {"blocks": blocks.reshape(shape[0], -1)})
     ordinary = fmt.grouping == "row" and not fmt.super_size and fmt.scale != "nested"
     if ordinary and fmt.element not in ("e4m3", "e5m2"):
@@ -68,7 +77,20 @@ def outcome(word: str, rank: int, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    rank, store, device, words, folders = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5]
+    store, device, words, folders = sys.argv[2:]
+    if sys.argv[1] != "both":
+        work(int(sys.argv[1]), store, device, words, folders)
+        return
+    if folders:
+        for name in ("halfbyte.torch.parallel", "halfbyte.transformers", "tiny_models"):
+            importlib.import_module(name)
+    child = os.fork()
+    work(0 if child else 1, store, device, words, folders)
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def work(rank: int, store: str, device: str, words: str, folders: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if device == "cuda":
