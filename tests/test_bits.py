@@ -15,7 +15,7 @@ BITS = range(1, 9)
 
 def by_hand(codes, bits: int) -> list[int]:
     """Row of codes -> bytes: one integer, least significant code first."""
-    stream = sum(int(c) << (j * bits) for j, c in enumerate(codes))
+    stream = int("0" + "".join(f"{int(c):0{bits}b}" for c in reversed(codes)), 2)
     return list(stream.to_bytes(-(-len(codes) * bits // 8), "little"))
 
 
