@@ -48,13 +48,13 @@ FORMATS = {
 }
 
 SHORT = {
-    80: {"mxfp4": "deep", "mxfp8_e4m3": ""}, 89: {"mxfp8_e4m3": ""}, 100: {"mxfp4": "deep", "mxfp8_e4m3": ""},
+    80: {"mxfp4": "deep", "mxfp8_e4m3": ""}, 89: {"mxfp8_e4m3": ""}, 100: {"mxfp4": "dots", "mxfp8_e4m3": ""},
     120: {"mxfp4": "tile", "mxfp8_e4m3": ""},
-    90: {"nvfp4": "", "q4_K": "", "affine8:g64": "", "nf4": "", "uint3:g64": "deep"},
+    90: {"nvfp4": "", "q4_K": "", "affine8:g64": "", "nf4": "", "uint3:g64": "tile"},
 }  # fmt: skip
 """Target -> formats and how many of their kernels. The others are assembled for 90 where they run (test_cuda_machine.py)."""
-ALIKE = (89, 120)
-"""Targets whose kernels without a weight are those of 80 and of 100 but for the number."""
+ALIKE = (89, 100, 120)
+"""Targets whose kernels without a weight are those of 80 or of 90 but for the number."""
 
 
 def compiled(kernel, constants, pointers, target, warps, source=ASTSource):
@@ -68,7 +68,8 @@ def compiled(kernel, constants, pointers, target, warps, source=ASTSource):
 
 
 def check(arch, word, deep):
-    """One format for one target: dequantize and the fragment kernel; "tile" adds a kernel of tiles, "deep" every schedule."""
+    """One format for one target: dequantize and the fragment kernel; "tile" adds a kernel of tiles, "dots" each that multiplies
+    tiles, "deep" every schedule."""
     element, bits, scale, group, add, per, other = FORMATS[word]
     nvidia = isinstance(arch, int)
     target = GPUTarget("cuda", arch, 32) if nvidia else GPUTarget("hip", arch, 64)
@@ -83,12 +84,13 @@ def check(arch, word, deep):
     binaries = [compiled(dequantize_kernel, {**planes, "GATHER": False, "BN": 8, "BW": 16}, pointers, target, 4)]
     if deep == "deep":
         binaries.append(compiled(matvec_kernel, {**planes, "HAS_BIAS": True, "BN": 2, "BC": 32}, pointers, target, 4))
+    if deep in ("dots", "deep"):
         tile = {"HAS_BIAS": False, "SPLIT": 2, "BM": 16, "BN": 16, "BW": 8}
         binaries.append(compiled(matmul_kernel, {**planes, **tile}, pointers, target, 4))
     tile = {"HAS_BIAS": True, "BM": 64, "BN": 64, "BW": 8, "STAGES": 3}
     if deep:
         binaries.append(compiled(tile_kernel, {**planes, **tile}, pointers, target, 4))
-    if deep == "deep":
+    if deep in ("dots", "deep"):
         binaries.append(compiled(striped_kernel, {**planes, **tile}, pointers, target, 4))
     if tiled and bits > 2 and nvidia and arch >= 80:
         if scale in ("e8m0", "e4m3"):  # as checked data allows
