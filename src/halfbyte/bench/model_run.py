@@ -34,6 +34,9 @@ Made = tuple[Iterator[Step], int, float]
 
 def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
     """Our model, every packed product in the given mode of activations."""
+    from ..checkpoints import open as open_checkpoint
+
+    open_checkpoint(path).close()  # what is damaged is reported before torch is imported
     import torch
 
     from ..backends.cpu import set_threads
