@@ -85,10 +85,15 @@ def test_shifted_mx_scales_lose_nothing_in_float16(element):
         np.testing.assert_array_equal(np.float64(np.float16(scale)), scale)
 
 
-@pytest.mark.parametrize(("word", "least"), [("mxfp4", 33), ("q8_0", 33), ("mxfp8_e4m3", None), ("int2:g64", None)])
-def test_linear_takes_the_schedule_on_its_own_where_it_was_checked(word, least):
-    w = to_device(random_weight(word, 16, 128, 0), "cpu")
-    assert [m for m in (1, 32, 33, 4096) if fused.pays(m, w)] == ([33, 4096] if least else [])
+@pytest.mark.parametrize("word", ["mxfp4", "q8_0", "mxfp8_e4m3", "int2:g64"])
+@pytest.mark.parametrize(("n", "k", "wanted"), [
+    (1024, 2048, [17, 64, 65, 4096]), (1024, 1920, [65, 4096]), (8192, 128, [17, 64, 65, 4096]), (512, 2048, [17, 64, 65]),
+    (512, 128, [65]),
+])  # fmt: skip
+def test_linear_takes_the_schedule_on_its_own_where_it_was_the_fastest(word, n, k, wanted):
+    """Few inputs are left to the kernel for few tokens, few rows at many tokens to the dense product."""
+    w = to_device(random_weight(word, n, k, 0), "cpu")
+    assert [m for m in (1, 16, 17, 64, 65, 4096) if fused.pays(m, w)] == wanted
 
 
 def test_another_tile_dtype_or_bias_is_another_kernel(recorder):

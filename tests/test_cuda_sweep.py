@@ -93,9 +93,12 @@ def on_the_cpu(monkeypatch):
     """The sweep with CPU tensors, launches bound only: what was timed (calls, each made twice), and what would be compiled."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton", reason="Triton is not installed")
+    from halfbyte.backends.cuda import fused
     from halfbyte.bench import cuda_linear
     from ptx_launch import bound
 
+    monkeypatch.setattr(fused, "FEW_INPUTS", 0)  # the weights here are small on purpose
+    monkeypatch.setattr(fused, "FEW_ROWS", 0)
     timed = []
 
     def graph_time_us(calls, replays):
@@ -175,9 +178,10 @@ def test_a_tile_that_does_not_fit_is_left_out_by_name(on_the_cpu, monkeypatch, c
 
 
 @pytest.mark.parametrize(("word", "dtype", "wanted"), [
-    ("mxfp4", "float16", {1: "fragments", 16: "fragments", 32: "fragments", 33: "fused", 4096: "fused"}),
+    ("mxfp4", "float16", {1: "fragments", 16: "fragments", 17: "fused", 512: "fused", 513: "dequantize_then_gemm"}),
     ("mxfp4", "float32", {1: "matvec", 8: "matvec", 9: "dequantize_then_gemm"}),
-    ("mxfp8_e4m3", "bfloat16", {1: "fragments", 64: "fragments", 65: "dequantize_then_gemm"}),
+    ("mxfp8_e4m3", "bfloat16", {1: "fragments", 16: "fragments", 17: "fused"}),
+    ("int2:g64", "float16", {1: "matvec", 16: "matmul", 17: "fused"}),
     ("int3:g64", "float16", {1: "matvec", 2: "matmul", 64: "matmul", 65: "dequantize_then_gemm"}),
 ])  # fmt: skip
 def test_what_linear_takes_is_what_it_does(monkeypatch, word, dtype, wanted):
@@ -194,7 +198,7 @@ def test_what_linear_takes_is_what_it_does(monkeypatch, word, dtype, wanted):
         monkeypatch.setattr(launch, name, lambda x, w, bias, way=way: way)
     monkeypatch.setattr(fused, "fused", lambda x, w, bias: "fused")
     monkeypatch.setattr(launch, "blocks", lambda x, w, bias, schedule: schedule)
-    w = to_device(random_weight(word, 16, 128, 0), "cpu")
+    w = to_device(random_weight(word, 16, 2048, 0), "cpu")
     monkeypatch.setattr(CUDABackend, "_same_device", staticmethod(lambda *_: None))
     linear, held = CUDABackend().linear, Prepared("cuda", w.format, w.shape, w, 0)
     for m, way in wanted.items():

@@ -154,7 +154,7 @@ def test_case_54_a_graph_replays_the_same():
         assert torch.equal(y, eager)
 
 
-@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "int4:g32", "uint4:g64", "affine4:g64"])
+@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "int4:g32", "uint4:g64", "affine4:g64", "q8_0", "mxfp8_e4m3"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_blocks_of_experts_equal_the_reference(word, dtype):
     hopper()

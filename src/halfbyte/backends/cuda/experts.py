@@ -73,7 +73,7 @@ def mixture(
     together.
     """
     kind, stacks = ACTIVATIONS[activation], tuple(w for w, _ in ups)
-    if fused_experts.pays(indices.numel(), (*stacks, down)) and fused_experts.serves(x, stacks, down, kind, interleaved):
+    if fused_experts.enough(indices.numel(), down.shape[0]) and fused_experts.serves(x, stacks, down, kind, interleaved):
         return fused_experts.mixture(x, ups, down, indices, weights, kind, interleaved, down_bias)
     plan = route(indices, down.shape[0], tokens_a_block(x.shape[0]))
     if kind == 0 or interleaved:

@@ -7,7 +7,17 @@ import functools
 import torch
 
 from .fused_launch import Blocks, Share, launch, way
-from .fused_tiles import LEAST_TOKENS, FusedTile, fused_tile, parts
+from .fused_tiles import (
+    FEW_INPUTS,
+    FEW_INPUTS_LEAST,
+    FEW_ROWS,
+    FEW_ROWS_MOST,
+    LEAST_TOKENS,
+    MANY_ROWS,
+    FusedTile,
+    fused_tile,
+    parts,
+)
 from .launch import _capability, _card, _multiprocessors
 from .weight import NEAR, CudaWeight
 
@@ -29,14 +39,10 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
 
 
 def pays(m: int, w: CudaWeight) -> bool:
-    """True where this schedule is the fastest of those measured (fused_tiles)."""
-    return m >= LEAST_TOKENS and checked(w)
-
-
-def checked(w: CudaWeight) -> bool:
-    """True for weights whose products by this schedule have been checked by value on a GPU; 2 bits and 8-bit floats are served
-    when asked for."""
-    return w.format.bits == 4 or (w.format.bits == 8 and w.format.element in ("int", "uint"))
+    """True where this schedule is the fastest of those measured (fused_tiles; `halfbyte bench --device cuda --sweep`)."""
+    n, k = w.shape[-2:]
+    least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
+    return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
 
 def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:

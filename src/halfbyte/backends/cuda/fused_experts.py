@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .fused import checked, fused_blocks
+from .fused import fused_blocks
 from .fused_launch import Blocks, way
 from .fused_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from .gates import gated
@@ -56,11 +56,6 @@ def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind:
     hidden = rows // 2 if kind and len(ups) == 1 else rows
     whole = rows % (16 if kind and interleaved else 8) == 0 and down.shape[1] % 8 == 0 and hidden % 8 == 0 and x.shape[1] % 8 == 0
     return whole and all(way(w, half) is not None for w in stacks)
-
-
-def pays(pairs: int, stacks: tuple[CudaWeight, ...]) -> bool:
-    """True where this is faster than the kernel for few tokens."""
-    return enough(pairs, stacks[0].shape[0]) and all(checked(w) for w in stacks)
 
 
 def enough(pairs: int, experts: int) -> bool:

@@ -47,8 +47,19 @@ FUSED_TILES = {
 E2M1_TILES = {(64, True): FusedTile(64, 2, 1, 8, deep=2)}
 """What is better for E2M1, whose decode is longer: 128 rows share what is not decode."""
 
-LEAST_TOKENS = 33
-"""Tokens from which the fused schedule serves: 0.6 of the fragment kernel's time at 64 for n = 14336, the same for n = 4096."""
+LEAST_TOKENS = 17
+"""Tokens from which the fused schedule serves: at 32 it takes 0.5 to 0.9 of the fragment kernel's time, at 16 it is slower."""
+
+FEW_INPUTS = 2048
+FEW_INPUTS_LEAST = 65
+"""Weights of fewer inputs and fewer than MANY_ROWS rows: one round of tiles is mostly its start and end, and up to 64 tokens the
+fragment kernel takes 0.4 to 0.75 of the time."""
+
+FEW_ROWS = 512
+FEW_ROWS_MOST = 512
+"""Weights of so few rows have too few tiles for the machine past so many tokens, even cut in parts: dequantize_then_gemm takes
+half the time at 1024."""
+
 
 EXPERT_TILES = {
     # pairs an expert gets on average, up to: tile
