@@ -54,6 +54,13 @@ float sum_of(const float *x, int64_t count) {
   return total;
 }
 
+template <class V>
+int32_t sum_of_i8(const int8_t *q, int64_t count) {
+  int32_t total = 0;
+  for (int64_t i = 0; i < count; ++i) total += q[i];
+  return total;
+}
+
 // ------------------------------------------------------------------------------------------------------- half precision, one value
 
 inline uint32_t bits_of(float f) {

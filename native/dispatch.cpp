@@ -134,17 +134,21 @@ const Kernels &kernels() {
   return *table;
 }
 
-bool asks_always() {
+Core core_for(const Kernels &set) {
+  static const Core found = [] {
 #if defined(__x86_64__) || defined(_M_X64)
-  static const bool intel = [] {
     unsigned r[4];
     cpuid(0, 0, r);
-    return r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e;  // "GenuineIntel"
-  }();
-  return intel;
-#else
-  return false;
+    const bool intel = r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e;  // "GenuineIntel"
+    const bool amd = r[1] == 0x68747541 && r[3] == 0x69746e65 && r[2] == 0x444d4163;    // "AuthenticAMD"
+    if (intel) return Core{kAhead, false, false, 0};
+    cpuid(1, 0, r);
+    const unsigned family = (r[0] >> 8 & 15) + (r[0] >> 20 & 255);
+    if (amd && family >= 26) return Core{8192, true, true, 6};  // Zen 5: two products and two more vector operations a cycle
 #endif
+    return Core{0, false, false, 0};
+  }();
+  return found.narrow && !set.narrows ? Core{0, false, false, 0} : found;
 }
 
 void use_set(const std::string &name) { current.store(named(name), std::memory_order_release); }

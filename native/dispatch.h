@@ -17,8 +17,13 @@ std::vector<std::string> supported_sets();
 const Kernels &kernels();
 void use_set(const std::string &name);
 
-// Whether even a product of one token gains from asking for codes ahead of their use: it takes a quarter less time on Intel's
-// cores, and up to a half more on AMD's (Zen 4) where a weight has two planes.
-bool asks_always();
+// What differs between cores that run the same instructions; measured (docs/cpu.md).
+struct Core {
+  int ahead;      // products of few tokens too ask for codes so many bytes before their use; 0: they do not
+  bool narrow;    // up to four tokens take one panel at a time
+  bool on_the_way;  // codes are decoded on the way to the products for any number of tokens
+  int tokens_i8;  // tokens of the largest tile in the int8 class where there are many; 0: the instruction set's own
+};
+Core core_for(const Kernels &set);
 
 }  // namespace halfbyte

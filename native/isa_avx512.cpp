@@ -11,6 +11,8 @@ struct V {
   static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false, fuses = true, merges = true;
   static constexpr int permuted_bits = 5;  // codes whose floats one permutation finds
   static constexpr int few_i8 = 16, few_f32 = 16;
+  static constexpr bool narrows = true;
+  static constexpr int other_i8 = 6;
   static constexpr int tokens_i8 = 8, vectors_i8 = 2, vectors_i8_four = 2, vectors_i8_two = 4, vectors_i8_one = 4, vectors_i8_many = 2, panels_i8 = 2;
   static constexpr int tokens_f32 = 8, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 4, panels_f32 = 2;
   using F = __m512;

@@ -30,7 +30,8 @@ struct Block {
   float *total;             // [token][panels * 16]
   int64_t total_stride;
   int widest;               // int8 class: largest stored byte, decides how many products fit in 16 bits
-  bool ask;                 // ask for codes ahead however few the tokens are
+  int ahead;                // codes decoded on the way are asked for so many bytes before their use; 0: they are not
+  bool narrow;              // few tokens take one panel at a time, one stream from memory
   // What the next block will take from the planes, to be asked for little by little meanwhile; no inputs: nothing.
   int64_t next_panel, next_k0, next_inputs;
 
@@ -40,6 +41,9 @@ struct Block {
 
 // Larger tiles find the scales of all their segments in a buffer; up to so many tokens they are taken where they lie when codes are.
 constexpr int kFewTokens = 4;
+
+// Bytes before their use at which codes are asked for, unless a core wants another distance.
+constexpr int kAhead = 2048;
 
 // Tokens of the next tile when `left` are to be done: the largest tile, then 8, 4, 2, 1.
 static inline int tile_tokens(int64_t left, int largest) {
@@ -54,6 +58,7 @@ struct Kernels {
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
   bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
   int tokens_i8, tokens_f32;  // largest tiles
+  bool narrows;          // tiles of one panel are compiled, and the tile of `Core::tokens_i8` tokens
   int panels_i8, panels_f32;  // panels of a block that is decoded into a buffer
   // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element /
   // unit + buffer offset.
@@ -71,6 +76,7 @@ struct Kernels {
   // x [count] to int8; returns the scale.
   float (*quantize)(const float *x, int64_t count, int8_t *q);
   float (*sum)(const float *x, int64_t count);
+  int32_t (*sum_i8)(const int8_t *q, int64_t count);
   void (*from_f16)(const uint16_t *x, int64_t count, float *out);
   void (*from_bf16)(const uint16_t *x, int64_t count, float *out);
   void (*to_f16)(const float *x, int64_t count, uint16_t *out);

@@ -104,7 +104,8 @@ struct Plan {
   float *xf = nullptr;
   int8_t *xq = nullptr;
   bool fused = false;  // decode on the way, not into a buffer first
-  bool ask = false;    // ... and ask for codes ahead
+  int ahead = 0;       // ... and ask for codes so many bytes ahead
+  bool narrow = false;  // ... one panel at a time
   bool whole = false;  // ... codes and group entries of all inputs at once
   float *x_scale = nullptr, *x_sum = nullptr;
   int32_t *x_start = nullptr;
@@ -142,8 +143,7 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
       for (int64_t j = 0; j < inputs; j += 4) std::memcpy(tile + j * together, bytes + j, 4);
       for (int64_t s = 0; s < inputs; s += p.seg) {
         const int64_t entry = first + (k0 + from + s) / p.seg * together;
-        int32_t total = 0;
-        for (int64_t j = 0; j < p.seg; ++j) total += bytes[s + j];
+        const int32_t total = p.ks->sum_i8(bytes + s, p.seg);
         p.x_start[entry] = -off * total;
         p.x_scale[entry] = p.span == p.seg ? scale : scale * kLift;
         p.x_sum[entry] = p.span == p.seg ? scale * (float)total : (float)total;
@@ -220,7 +220,7 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.biases = w.biases || w.mins ? added : nullptr;
     block.s_stride = per, block.unit = unit;
     block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count, block.tokens = (int)p.tokens;
-    block.span = (int)(p.span / p.seg), block.ask = p.ask;
+    block.span = (int)(p.span / p.seg), block.ahead = p.ahead, block.narrow = p.narrow;
     if (!fused && b + 1 < p.blocks) {
       const int64_t after = p.inputs - k0 - inputs;
       block.next_panel = first, block.next_k0 = k0 + inputs, block.next_inputs = after < p.block ? after : p.block;
@@ -282,17 +282,22 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
   p.seg = w.panel_order ? w.seg : kChunk;
   p.segs = p.inputs / p.seg;
   p.span = p.int8 ? w.spanned() : p.seg;
+  const Core core = core_for(ks);
   for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
     p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
-    if (w.panel_order) p.fused = p.int8 ? p.tokens <= ks.few_i8 && ks.fuses_i8(w) : p.tokens <= ks.few_f32 && ks.fuses_f32(w);
+    // Six bits are two planes and four operations for a vector of codes: more than there is room for beside its products by 6 tokens.
+    const int few = core.on_the_way && !(p.int8 && w.bits == 6) ? kTokens : p.int8 ? ks.few_i8 : ks.few_f32;
+    if (w.panel_order) p.fused = p.tokens <= few && (p.int8 ? ks.fuses_i8 : ks.fuses_f32)(w);
     // A product that decodes on the way keeps no codes in a buffer and runs over all inputs at once.
     p.whole = p.fused && w.panels() >= kPanelsFew;
     p.block = p.whole ? up(p.inputs, kChunk) : block_inputs(p.span, kBlockBytes / kPanelRows / (p.int8 ? ks.panels_i8 : ks.panels_f32 * 4));
-    p.ask = p.tokens > 4 || (p.tokens == 4 && w.bits != 8) || asks_always();
+    const bool ask = p.int8 ? p.tokens > 4 || (p.tokens == 4 && w.bits != 8) || core.ahead : p.tokens <= kFewTokens || core.on_the_way;
+    p.narrow = core.narrow && (p.int8 ? p.tokens <= kFewTokens : p.tokens == 1 && w.bits != 8);
+    p.ahead = !ask ? 0 : core.ahead && (p.narrow || (p.int8 && w.bits == 8)) ? core.ahead : kAhead;
     p.blocks = (p.inputs + p.block - 1) / p.block;
     // Where few tokens are decoded on the way, their tiles have 4; panels of such a call that go through the buffer follow its layout.
-    const int largest = p.int8 ? ks.tokens_i8 : ks.tokens_f32, few = p.int8 ? ks.few_i8 : ks.few_f32;
-    p.largest = p.fused && few < largest ? 4 : largest;
+    const int most = p.int8 ? ks.tokens_i8 : ks.tokens_f32;
+    p.largest = p.fused && few < most ? 4 : p.int8 && core.tokens_i8 && p.tokens > 16 ? core.tokens_i8 : most;
     thread_local Scratch x_scratch, segment_scratch;
     if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
     else p.xf = x_scratch.take<float>(p.tokens * p.inputs);

@@ -140,7 +140,7 @@ void tile_i8(const Block &b, int t0, int v0) {
   Tile<V, MT, NV> tile(b, t0, v0);
   auto groups = groups_of<V, MT, NV, Source>(b, v0);
   const int segments = b.segments, turns = b.seg / inputs, span = b.span;
-  const bool ask = b.ask;
+  const int ahead = b.ahead;
   typename V::F part[MT][NV];  // of a span's segments
   Tile<V, MT, NV>::each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fzero(); });
   int left = span;
@@ -154,8 +154,8 @@ void tile_i8(const Block &b, int t0, int v0) {
     int turn = 0;
     do {
       if constexpr (Source::fused)
-        if (ask)
-          for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
+        if (ahead)
+          for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>(ahead);
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         B rows[NV];
@@ -229,7 +229,7 @@ void tile_f32(const Block &b, int t0, int v0) {
   const float *x = (const float *)b.x + t0 * b.x_stride;
   Tile<V, MT, NV> tile(b, t0, v0);
   auto groups = groups_of<V, MT, NV, Source>(b, v0);
-  const int segments = b.segments, turns = b.seg / inputs;
+  const int segments = b.segments, turns = b.seg / inputs, ahead = b.ahead;
   for (int s = 0; s < segments; ++s) {
     F acc[MT][NV];
     HB_UNROLL
@@ -237,8 +237,9 @@ void tile_f32(const Block &b, int t0, int v0) {
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
     for (int turn = 0; turn < turns; ++turn) {
-      if constexpr (Source::fused && MT <= kFewTokens)
-        for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>();
+      if constexpr (Source::fused)
+        if (ahead)
+          for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>(ahead);
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[NV];
@@ -275,6 +276,59 @@ void tile_f32(const Block &b, int t0, int v0) {
   tile.finish();
 }
 
+// The same for one token and one vector of rows, decoded on the way, MANY segments side by side: as many sums under way as a core needs,
+// though memory is read in one stream. Every sum is made in the same order.
+template <class V, int MANY, class Source>
+void strip_f32(const Block &b, int v) {
+  using F = typename V::F;
+  constexpr int H = kPanelRows / V::W, bits = Source::bits, inputs = Source::turn;
+  const int lane = v % H * V::W * 4;
+  Planes planes = Planes::at(*b.weight, b.panel + v / H, b.k0);
+  const auto decode = decoder_of<V, Source>(*b.weight);
+  const float *x = (const float *)b.x;
+  Tile<V, 1, 1> tile(b, 0, v);
+  auto groups = groups_of<V, 1, 1, Source>(b, v);
+  const int segments = b.segments, seg = b.seg, turns = seg / inputs, ahead = b.ahead;
+  int s = 0;
+  const auto next = [&](auto many) HB_INLINE_LAMBDA {
+    constexpr int N = decltype(many)::value;
+    F acc[N];
+    Planes at[N];
+    HB_UNROLL
+    for (int j = 0; j < N; ++j) acc[j] = V::fzero(), at[j] = planes, at[j].advance(j * seg);
+    for (int turn = 0; turn < turns; ++turn) {
+      if (ahead)
+        HB_UNROLL
+        for (int j = 0; j < N; ++j) at[j].template ask<bits, inputs>(ahead);
+      repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
+        constexpr int i = decltype(index)::value;
+        typename V::I lanes[N];
+        HB_UNROLL
+        for (int j = 0; j < N; ++j) lanes[j] = decode.template four<i>(at[j], lane);
+        repeat<0, 4>([&](auto byte) HB_INLINE_LAMBDA {
+          constexpr int q = decltype(byte)::value;
+          HB_UNROLL
+          for (int j = 0; j < N; ++j) acc[j] = V::fma(decode.template element<i, q>(lanes[j]), V::fset(x[j * seg + i * 4 + q]), acc[j]);
+        });
+      });
+      HB_UNROLL
+      for (int j = 0; j < N; ++j) at[j].advance(inputs);
+      x += inputs;
+    }
+    HB_UNROLL
+    for (int j = 0; j < N; ++j) {
+      F sum[1][1] = {{acc[j]}};
+      groups.load();
+      tile.settle(sum, s + j, groups);
+      groups.advance();
+    }
+    planes.advance(N * seg), x += (N - 1) * seg, s += N;
+  };
+  while (s + MANY <= segments) next(Constant<MANY>());
+  while (s < segments) next(Constant<1>());
+  tile.finish();
+}
+
 template <class V, int MT, int NV, int F, class Source>
 inline void tiles_i8(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
@@ -308,8 +362,20 @@ void blocks_i8(const Block &b) {
       if constexpr (!Source::fused) ask_next(b, t, t + V::tokens_i8);
       tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
     }
+  if constexpr (V::other_i8 != 0 && (!Source::fused || V::few_i8 >= V::tokens_i8))
+    for (; V::other_i8 == b.largest && t + V::other_i8 <= b.tokens; t += V::other_i8) {
+      if constexpr (!Source::fused) ask_next(b, t, t + V::other_i8);
+      tiles_i8<V, V::other_i8, V::vectors_i8, F, Source>(b, t);
+    }
   if constexpr (V::tokens_i8 > 8)
     for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_i8<V, 8, V::vectors_i8, F, Source>(b, t);
+  if constexpr (Source::fused && V::narrows)
+    if (b.narrow) {
+      for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, 1, F, Source>(b, t);
+      for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, 1, F, Source>(b, t);
+      for (; t < b.tokens; ++t) tiles_i8<V, 1, 1, F, Source>(b, t);
+      return;
+    }
   if constexpr (Source::fused || V::tokens_i8 > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, V::vectors_i8_four, F, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, V::vectors_i8_two, F, Source>(b, t);
@@ -395,6 +461,11 @@ void blocks_f32(const Block &b) {
     }
   if constexpr (V::tokens_f32 > 8)
     for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_f32<V, 8, V::vectors_f32, Source>(b, t);
+  if constexpr (Source::fused && V::narrows)
+    if (b.narrow && b.tokens == 1) {
+      for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v) strip_f32<V, 4, Source>(b, v);
+      return;
+    }
   if constexpr (Source::fused || V::tokens_f32 > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::vectors_f32_two, Source>(b, t);
