@@ -20,11 +20,11 @@ struct Buffered {
 
 // The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are copied out of the
 // Block, which the compiler must otherwise read again after every store.
-template <class V, int MT, int NV>
+template <class V, int MT, int NV, bool SPANS = false>
 struct Tile {
   using F = typename V::F;
-  // Sums stay in registers from segment to segment where there is room for them beside those of the segment.
-  static constexpr bool held = 2 * MT * NV + NV <= V::registers - 6;
+  // Sums stay in registers from segment to segment where there is room for them beside those of the segment (and those of a span).
+  static constexpr bool held = (SPANS ? 3 : 2) * MT * NV + NV <= V::registers - 6;
   const float *x_sum;  // [segment][MT], from the block's first segment on
   float *total;
   int64_t stride;
@@ -118,7 +118,8 @@ HB_INLINE auto groups_of(const Block &b, int v0) {
 
 // MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products
 // are 16-bit); 0: signed bytes, or sets that sum in 32 bits at once.
-template <class V, int MT, int NV, int F, class Source>
+// SPANS: a scale of the activations covers several segments.
+template <class V, int MT, int NV, int F, class Source, bool SPANS>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
@@ -137,12 +138,13 @@ void tile_i8(const Block &b, int t0, int v0) {
   const int8_t *x = (const int8_t *)b.x + t0 * b.x_stride;
   const int32_t *x_start = b.x_start + b.entry(t0, MT);
   const float *x_scale = b.x_scale + b.entry(t0, MT);
-  Tile<V, MT, NV> tile(b, t0, v0);
+  using Sums = Tile<V, MT, NV, SPANS>;
+  Sums tile(b, t0, v0);
   auto groups = groups_of<V, MT, NV, Source>(b, v0);
   const int segments = b.segments, turns = b.seg / inputs, span = b.span;
   const int ahead = b.ahead;
   typename V::F part[MT][NV];  // of a span's segments
-  Tile<V, MT, NV>::each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fzero(); });
+  if constexpr (SPANS) Sums::each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fzero(); });
   int left = span;
   for (int s = 0; s < segments; ++s) {
     typename V::I acc[MT][NV];
@@ -194,7 +196,7 @@ void tile_i8(const Block &b, int t0, int v0) {
     } while (!Source::single && ++turn < turns);
     typename V::F sum[MT][NV];
     groups.load();
-    if (span == 1) {
+    if constexpr (!SPANS) {
       HB_UNROLL
       for (int t = 0; t < MT; ++t) {
         const typename V::F by = V::fset(x_scale[s * MT + t]);
@@ -203,7 +205,7 @@ void tile_i8(const Block &b, int t0, int v0) {
       }
       tile.settle(sum, s, groups);
     } else {
-      Tile<V, MT, NV>::each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::cvt(acc[t][j]); });
+      Sums::each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::cvt(acc[t][j]); });
       tile.fold(part, sum, s, groups);
       if (--left == 0 || s + 1 == segments) tile.add(part, x_scale + s * MT), left = span;
     }
@@ -329,13 +331,20 @@ void strip_f32(const Block &b, int v) {
   tile.finish();
 }
 
-template <class V, int MT, int NV, int F, class Source>
-inline void tiles_i8(const Block &b, int t0) {
+template <class V, int MT, int NV, int F, class Source, bool SPANS>
+inline void tiles_of(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
   int v = 0;
-  for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F, Source>(b, t0, v);
+  for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F, Source, SPANS>(b, t0, v);
   if constexpr (NV > 1 && !Source::fused)  // a call that decodes on the way has all of its panels
-    for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source>(b, t0, v);
+    for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source, SPANS>(b, t0, v);
+}
+
+template <class V, int MT, int NV, int F, class Source>
+inline void tiles_i8(const Block &b, int t0) {
+  if constexpr (Source::bits <= 4)  // wider codes have a scale of the activations a segment
+    if (b.span > 1) return tiles_of<V, MT, NV, F, Source, true>(b, t0);
+  tiles_of<V, MT, NV, F, Source, false>(b, t0);
 }
 
 // Asks for the share of the next block's codes that falls to tokens t0 .. t1 of this one: decoding then finds them near, and the memory is
@@ -416,7 +425,7 @@ template <class V>
 void planes_i8(const Block &b) {
   constexpr int F2 = steps<V>(2), F4 = steps<V>(4);
   if (b.weight->element == Element::table) {
-    if (b.widest > 32) return blocks_i8<V, 0, FromPlanes<16, 4, true>>(b);
+    if (V::sums_in_16_bits && b.widest > 32) return blocks_i8<V, 0, FromPlanes<16, 4, true>>(b);
     if (b.seg == 32) return blocks_i8<V, F4, FromPlanes<32, 4, true, true>>(b);
     if (b.seg == 16) return blocks_i8<V, F4, FromPlanes<16, 4, true, true>>(b);
     if (b.seg % 32 == 0) return blocks_i8<V, F4, FromPlanes<32, 4, true>>(b);
