@@ -149,6 +149,10 @@ def linear(
     reason when no backend serves the call. A (k, n) weight is refused where its shape shows it; a square one cannot be told
     apart.
     """
+    if bias is None and backend is None and schedule is None and type(x) is np.ndarray and type(w) is Prepared:
+        y = backend_named(w.backend).quick(x, w, activations)
+        if y is not None:
+            return y
     _check_mode("linear", activations, schedule)
     x = _check_x("linear", x)
     n, k = _check_w("linear", w, 2)

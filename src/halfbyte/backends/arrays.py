@@ -5,6 +5,7 @@ bfloat16 crosses as raw 16-bit words, since NumPy's own bfloat16 is ml_dtypes' a
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -33,7 +34,13 @@ def device_of(x: Any) -> str:
 
 def dtype_of(x: Any) -> str:
     """Dtype word of a NumPy array or torch tensor: "float32", "bfloat16", ..."""
-    return str(x.dtype).removeprefix("torch.")
+    return _dtype_word(x.dtype)
+
+
+@functools.cache
+def _dtype_word(dtype: Any) -> str:
+    """Kept: NumPy makes a dtype's name anew each time, and that was most of what a small product took."""
+    return str(dtype).removeprefix("torch.")
 
 
 def to_numpy(x: Any) -> NDArray[Any]:

@@ -28,6 +28,7 @@ from .base import Backend, Call, Prepared
 from .cpu_weight import PackedWeight, address, pack_weight
 
 _DTYPE = {"float32": 0, "float16": 1, "bfloat16": 2}
+_DTYPES = {np.dtype(DTYPES[name]): number for name, number in _DTYPE.items()}
 _SCHEDULES = (None, "fused")
 MODES = {"exact": 0, "int8": 1}
 """Modes of activations as the native core numbers them."""
@@ -153,6 +154,16 @@ class CPUBackend(Backend):
         packed: PackedWeight = w.data[index]
         return Prepared(self.name, w.format, w.shape[1:], packed, packed.nbytes)
 
+    def quick(self, x: NDArray[Any], w: Prepared, activations: str) -> NDArray[Any] | None:
+        dtype, mode, shape, flags = _DTYPES.get(x.dtype), MODES.get(activations), x.shape, x.flags
+        if dtype is None or mode is None or len(shape) != 2 or len(w.shape) != 2 or shape[1] != w.shape[1]:
+            return None
+        if not flags.c_contiguous or not flags.aligned:
+            return None
+        out = np.empty((shape[0], w.shape[0]), x.dtype)
+        w.data.multiply(address(x), dtype, shape[0], shape[1], 1, 0, mode, dtype, address(out))
+        return out
+
     def linear(
         self,
         x: NDArray[Any],
@@ -163,7 +174,7 @@ class CPUBackend(Backend):
         schedule: str | None = None,
     ) -> NDArray[Any]:
         n, k = w.shape
-        dtype = _DTYPE.get(x.dtype.name)
+        dtype = _DTYPES.get(x.dtype)
         if dtype is None or x.ndim != 2 or x.shape[1] != k:
             raise ShapeError(f"[linear] x is {x.dtype} {x.shape}; allowed: (m, {k}) in {', '.join(_DTYPE)}")
         size = x.dtype.itemsize

@@ -64,7 +64,8 @@ def in_fragments(fmt: Format, k: int) -> bool:
 
 
 class Maps(dict[Any, Any]):
-    """Tensor maps that fused.py made of a weight, by tile and address. A copy or a pickle of the weight starts without any."""
+    """What launches of a weight keep from call to call: tensor maps, arguments, compiled kernels. A copy or a pickle of the
+    weight starts without any."""
 
     def __deepcopy__(self, memo: Any) -> Maps:
         return Maps()
