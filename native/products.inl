@@ -112,7 +112,7 @@ HB_INLINE auto decoder_of(const Weight &w) {
 // Where a tile finds its scales.
 template <class V, int MT, int NV, class Source>
 HB_INLINE auto groups_of(const Block &b, int v0) {
-  if constexpr (Source::fused && MT <= kFewTokens) return Entries<V, NV>(*b.weight, b.panel, v0, b.unit);
+  if constexpr (Source::fused && MT <= kFewTokens) return Entries<V, NV>(*b.weight, b.panel, v0, b.unit, b.narrow);
   else return Buffered<V, NV>(b, v0);
 }
 
@@ -289,7 +289,7 @@ void strip_f32(const Block &b, int v) {
   const auto decode = decoder_of<V, Source>(*b.weight);
   const float *x = (const float *)b.x;
   Tile<V, 1, 1> tile(b, 0, v);
-  auto groups = groups_of<V, 1, 1, Source>(b, v);
+  Entries<V, 1> groups(*b.weight, b.panel, v, b.unit, false);
   const int segments = b.segments, seg = b.seg, turns = seg / inputs, ahead = b.ahead;
   int s = 0;
   const auto next = [&](auto many) HB_INLINE_LAMBDA {

@@ -67,13 +67,13 @@ struct Entries {
   using F = typename V::F;
   static constexpr int H = kPanelRows / V::W;
   const Weight &w;
-  const bool zeros, biases;
+  const bool zeros, biases, narrow;
   F unit, scales[NV];
   int64_t at, super_at, per_group, left, super_left;
   int lane;
 
-  Entries(const Weight &weight, int64_t panel, int v0, float of)
-      : w(weight), zeros(w.zeros), biases(w.biases || w.mins), unit(V::fset(of)), per_group(w.group / w.seg), left(per_group),
+  Entries(const Weight &weight, int64_t panel, int v0, float of, bool alone)
+      : w(weight), zeros(w.zeros), biases(w.biases || w.mins), narrow(alone), unit(V::fset(of)), per_group(w.group / w.seg), left(per_group),
         super_left(w.groups_per_super) {
     panel += v0 / H;
     at = panel * w.groups * kPanelRows, super_at = panel * w.supers * kPanelRows;
@@ -94,6 +94,8 @@ struct Entries {
   }
   // One switch a segment, which a processor soon foresees.
   HB_INLINE void load() {
+    if constexpr (NV == 1)
+      if (narrow) ask();
     switch (w.scale) {
       case Scale::e8m0: return take<Scale::e8m0>();
       case Scale::e4m3: return take<Scale::e4m3>();
@@ -105,6 +107,15 @@ struct Entries {
       case Scale::i8: return take<Scale::i8>();
       default: return take<Scale::none>();
     }
+  }
+  // One panel's entries are streams too slow for the hardware to follow beside the codes'.
+  HB_INLINE void ask() const {
+    constexpr int kAheadOfScales = 1024;
+    const int bytes = w.scale == Scale::f16 || w.scale == Scale::bf16 ? 2 : w.scale == Scale::f32 ? 4 : 1;
+    __builtin_prefetch((const char *)w.scales + place(0) * bytes + kAheadOfScales);
+    if (w.mins) __builtin_prefetch(w.mins + place(0) + kAheadOfScales);
+    if (w.zeros) __builtin_prefetch((const char *)(w.zeros + place(0)) + kAheadOfScales);
+    if (w.biases) __builtin_prefetch((const char *)w.biases + place(0) * bytes + kAheadOfScales);
   }
   HB_INLINE F scale(int j) const { return scales[j]; }
   HB_INLINE F zero(int j) const { return V::cvt(V::load_i16(w.zeros + place(j))); }
