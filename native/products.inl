@@ -472,7 +472,8 @@ void blocks_f32(const Block &b) {
     for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_f32<V, 8, V::vectors_f32, Source>(b, t);
   if constexpr (Source::fused && V::narrows)
     if (b.narrow && b.tokens == 1) {
-      for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v) strip_f32<V, 4, Source>(b, v);
+      // Eight bits a code: memory is busy with one segment, and the streams of four are more than it follows.
+      for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v) strip_f32<V, Source::bits == 8 ? 1 : 4, Source>(b, v);
       return;
     }
   if constexpr (Source::fused || V::tokens_f32 > 4)
