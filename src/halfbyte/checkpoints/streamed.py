@@ -15,7 +15,8 @@ import contextlib
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
@@ -48,6 +49,7 @@ class StreamedFile(ABC):
         self.notes: list[Any] = []
         self.resumed = 0
         self._checksum = 0
+        self._summing: ThreadPoolExecutor | None = None
         middle = f".{os.getpid()}" if work is None else ""
         self._temporary = path.with_name(f".{path.name}{middle}.partial")
         self._journal = self._lock = None
@@ -104,14 +106,25 @@ class StreamedFile(ABC):
             if left < 0:
                 return False
             raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
-            if self._journal is not None:
-                self._checksum = zlib.crc32(raw, self._checksum)
+            told = self._sum(raw)
             try:
                 self._file.write(raw)
                 self._flusher.wrote(len(raw))
             except OSError as error:
                 raise self._refused(error, f" while {name!r} was written") from error
+            self._checksum = told()
         return left == 0
+
+    def _sum(self, raw: memoryview) -> Callable[[], int]:
+        """The unit's checksum with a block added, when it is asked for: that of a large one is made while the block is written."""
+        if self._journal is None:
+            return lambda: 0
+        if len(raw) < BUFFER:
+            value = zlib.crc32(raw, self._checksum)
+            return lambda: value
+        if self._summing is None:
+            self._summing = ThreadPoolExecutor(1, thread_name_prefix="halfbyte-checksum")
+        return self._summing.submit(zlib.crc32, raw, self._checksum).result
 
     def unit_done(self, note: Any) -> None:
         """All tensors since the last call belong together, and a resumed run need not write them again."""
@@ -130,7 +143,7 @@ class StreamedFile(ABC):
     def finish(self) -> None:
         """Write the header and put the file in its place, whole, over any that was there."""
         try:
-            self._flusher.wait()
+            self._end_threads()
             self._complete()
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -156,9 +169,15 @@ class StreamedFile(ABC):
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
-            self._flusher.wait()
+            self._end_threads()
         with contextlib.suppress(OSError):
             self._file.close()
+
+    def _end_threads(self) -> None:
+        if self._summing is not None:
+            self._summing.shutdown()
+            self._summing = None
+        self._flusher.wait()
 
     def _unlock(self) -> None:
         if self._lock is not None:
