@@ -116,7 +116,7 @@ class StreamedFile(ABC):
         return left == 0
 
     def _sum(self, raw: memoryview) -> Callable[[], int]:
-        """The unit's checksum with a block added, when it is asked for: that of a large one is made while the block is written."""
+        """The unit's checksum with a block added, once asked for: that of a large one is made while the block is written."""
         if self._journal is None:
             return lambda: 0
         if len(raw) < BUFFER:
