@@ -134,21 +134,54 @@ const Kernels &kernels() {
   return *table;
 }
 
-Core core_for(const Kernels &set) {
-  static const Core found = [] {
+namespace {
+
+struct NamedCore {
+  const char *name;
+  Core core;
+};
+const NamedCore kCores[] = {
+    {"plain", {0, false, false, 0}},
+    {"intel", {kAhead, false, false, 0}},
+    {"zen5", {8192, true, true, 6}},  // two products and two more vector operations a cycle
+};
+std::atomic<const NamedCore *> asked_core{nullptr};
+
+const NamedCore &core_here() {
+  static const NamedCore &found = []() -> const NamedCore & {
 #if defined(__x86_64__) || defined(_M_X64)
     unsigned r[4];
     cpuid(0, 0, r);
-    const bool intel = r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e;  // "GenuineIntel"
-    const bool amd = r[1] == 0x68747541 && r[3] == 0x69746e65 && r[2] == 0x444d4163;    // "AuthenticAMD"
-    if (intel) return Core{kAhead, false, false, 0};
+    if (r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e) return kCores[1];  // "GenuineIntel"
+    const bool amd = r[1] == 0x68747541 && r[3] == 0x69746e65 && r[2] == 0x444d4163;       // "AuthenticAMD"
     cpuid(1, 0, r);
-    const unsigned family = (r[0] >> 8 & 15) + (r[0] >> 20 & 255);
-    if (amd && family >= 26) return Core{8192, true, true, 6};  // Zen 5: two products and two more vector operations a cycle
+    if (amd && (r[0] >> 8 & 15) + (r[0] >> 20 & 255) >= 26) return kCores[2];
 #endif
-    return Core{0, false, false, 0};
+    return kCores[0];
   }();
-  return found.narrow && !set.narrows ? Core{0, false, false, 0} : found;
+  return found;
+}
+
+}  // namespace
+
+Core core_for(const Kernels &set) {
+  const NamedCore *asked = asked_core.load(std::memory_order_acquire);
+  const Core core = (asked ? *asked : core_here()).core;
+  return core.narrow && !set.narrows ? kCores[0].core : core;
+}
+
+std::vector<std::string> known_cores() {
+  std::vector<std::string> names;
+  for (const NamedCore &c : kCores) names.push_back(c.name);
+  return names;
+}
+
+void use_core(const std::string &name) {
+  const NamedCore *found = nullptr;
+  for (const NamedCore &c : kCores)
+    if (name == c.name) found = &c;
+  if (!found && !name.empty()) throw std::invalid_argument("core '" + name + "' is unknown; known: " + listed(known_cores()));
+  asked_core.store(found, std::memory_order_release);
 }
 
 void use_set(const std::string &name) { current.store(named(name), std::memory_order_release); }

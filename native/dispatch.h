@@ -26,4 +26,8 @@ struct Core {
 };
 Core core_for(const Kernels &set);
 
+// Names of those known, and one to go by from now on whatever the machine is, so that tests meet all of them; "" is the machine's own again.
+std::vector<std::string> known_cores();
+void use_core(const std::string &name);
+
 }  // namespace halfbyte

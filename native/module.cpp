@@ -62,6 +62,8 @@ NB_MODULE(_native, m) {
   m.def("supported", &halfbyte::supported_sets);
   m.def("current", [] { return std::string(halfbyte::kernels().name); });
   m.def("use", &halfbyte::use_set, "name"_a);
+  m.def("known_cores", &halfbyte::known_cores);
+  m.def("use_core", &halfbyte::use_core, "name"_a);
   m.def("threads", &halfbyte::threads);
   m.def("usable_threads", &halfbyte::usable_threads);
   m.def("set_threads", &halfbyte::set_threads, "threads"_a);

@@ -141,6 +141,35 @@ def test_a_row_gives_the_same_in_any_batch_and_any_run(instruction_set, word, ac
         assert np.array_equal(CPU.linear(x[start : start + m], prepared, None, activations=activations), whole[start : start + m])
 
 
+@pytest.mark.parametrize("activations", MODES)
+@pytest.mark.parametrize("word", LISTED)
+def test_every_maker_s_tiles_give_the_same_bits(word, activations):
+    """Tiles, their order and what is asked for ahead differ between cores of one instruction set; sums do not."""
+    from halfbyte.backends.cpu import native
+
+    fmt = format_named(word)
+    q = ordinary_tensor(fmt, (150, rows_of(fmt, 3)), 12)
+    x, prepared = np.random.default_rng(6).standard_normal((67, q.shape[1])).astype(np.float32), CPU.prepare(q)
+    results = {}
+    try:
+        for core in native().known_cores():
+            native().use_core(core)
+            results[core] = [CPU.linear(x[:m], prepared, None, activations=activations) for m in (1, 2, 4, 5, 16, 17, 22, 67)]
+    finally:
+        native().use_core("")
+    assert set(results) == {"plain", "intel", "zen5"}
+    for core, given_by in results.items():
+        for y, same in zip(given_by, results["plain"], strict=True):
+            assert np.array_equal(y, same), (core, len(y))
+
+
+def test_an_unknown_core_is_refused_with_those_known():
+    from halfbyte.backends.cpu import native
+
+    with pytest.raises(ValueError, match="core 'zen9' is unknown; known: plain, intel, zen5"):
+        native().use_core("zen9")
+
+
 @pytest.mark.parametrize("x_dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("s_dtype", ["float32", "float16", "bfloat16"])
 def test_case_31_any_activations_with_any_scales(x_dtype, s_dtype):
