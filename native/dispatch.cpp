@@ -141,9 +141,9 @@ struct NamedCore {
   Core core;
 };
 const NamedCore kCores[] = {
-    {"plain", {0, false, false, 0}},
-    {"intel", {kAhead, false, false, 0}},
-    {"zen5", {8192, true, true, 6}},  // two products and two more vector operations a cycle
+    {"plain", {0, false, false, false}},
+    {"intel", {kAhead, false, false, false}},
+    {"zen5", {8192, true, true, true}},  // two products and two more vector operations a cycle
 };
 std::atomic<const NamedCore *> asked_core{nullptr};
 

@@ -19,10 +19,10 @@ void use_set(const std::string &name);
 
 // What differs between cores that run the same instructions; measured (docs/cpu.md).
 struct Core {
-  int ahead;      // products of few tokens too ask for codes so many bytes before their use; 0: they do not
-  bool narrow;    // up to four tokens take one panel at a time
+  int ahead;        // products of few tokens too ask for codes so many bytes before their use; 0: they do not
+  bool narrow;      // up to four tokens take one panel at a time
   bool on_the_way;  // codes are decoded on the way to the products for any number of tokens
-  int tokens_i8;  // tokens of the largest tile in the int8 class where there are many; 0: the instruction set's own
+  bool other_tile;  // many tokens of the int8 class take tiles of `Kernels::other_i8`
 };
 Core core_for(const Kernels &set);
 

@@ -58,7 +58,8 @@ struct Kernels {
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
   bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
   int tokens_i8, tokens_f32;  // largest tiles
-  bool narrows;          // tiles of one panel are compiled, and the tile of `Core::tokens_i8` tokens
+  bool narrows;          // tiles of one panel are compiled, and a largest tile of `other_i8` tokens
+  int other_i8;
   int panels_i8, panels_f32;  // panels of a block that is decoded into a buffer
   // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element /
   // unit + buffer offset.

@@ -50,6 +50,7 @@ constexpr Kernels table_of(const char *name) {
           V::tokens_i8,
           V::tokens_f32,
           V::narrows,
+          V::other_i8,
           V::panels_i8,
           V::panels_f32,
           decode_u8<V>,

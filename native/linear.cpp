@@ -300,7 +300,7 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     p.blocks = (p.inputs + p.block - 1) / p.block;
     // Where few tokens are decoded on the way, their tiles have 4; panels of such a call that go through the buffer follow its layout.
     const int most = p.int8 ? ks.tokens_i8 : ks.tokens_f32;
-    p.largest = p.fused && few < most ? 4 : p.int8 && core.tokens_i8 && p.tokens > 16 ? core.tokens_i8 : most;
+    p.largest = p.fused && few < most ? 4 : p.int8 && core.other_tile && p.tokens > 16 ? ks.other_i8 : most;
     thread_local Scratch x_scratch, segment_scratch;
     if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
     else p.xf = x_scratch.take<float>(p.tokens * p.inputs);

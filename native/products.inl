@@ -363,36 +363,38 @@ inline void ask_next(const Block &b, int t0, int t1) {
   ask(w.plane8, 8), ask(w.plane4, 4), ask(w.plane2, 2), ask(w.plane1, 1);
 }
 
+// Tokens from t on, fewer than a largest tile: by fours, twos and ones, in so many vectors of rows.
+template <class V, int FOUR, int TWO, int ONE, int F, class Source>
+void last_i8(const Block &b, int t) {
+  if constexpr (Source::fused || V::tokens_i8 > 4)
+    for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, FOUR, F, Source>(b, t);
+  for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, TWO, F, Source>(b, t);
+  for (; t < b.tokens; ++t) tiles_i8<V, 1, ONE, F, Source>(b, t);
+}
+
 template <class V, int F, class Source>
 void blocks_i8(const Block &b) {
   int t = 0;
-  if constexpr (!Source::fused || V::few_i8 >= V::tokens_i8)
-    for (; V::tokens_i8 <= b.largest && t + V::tokens_i8 <= b.tokens; t += V::tokens_i8) {
-      if constexpr (!Source::fused) ask_next(b, t, t + V::tokens_i8);
-      tiles_i8<V, V::tokens_i8, V::vectors_i8, F, Source>(b, t);
+  const auto largest = [&](auto tile) HB_INLINE_LAMBDA {
+    constexpr int MT = decltype(tile)::value;
+    for (; t + MT <= b.tokens; t += MT) {
+      if constexpr (!Source::fused) ask_next(b, t, t + MT);
+      tiles_i8<V, MT, V::vectors_i8, F, Source>(b, t);
     }
-  if constexpr (V::other_i8 != 0 && (!Source::fused || V::few_i8 >= V::tokens_i8))
-    for (; V::other_i8 == b.largest && t + V::other_i8 <= b.tokens; t += V::other_i8) {
-      if constexpr (!Source::fused) ask_next(b, t, t + V::other_i8);
-      tiles_i8<V, V::other_i8, V::vectors_i8, F, Source>(b, t);
-    }
+  };
+  if constexpr (!Source::fused || V::few_i8 >= V::tokens_i8) {
+    if (V::tokens_i8 <= b.largest) largest(Constant<V::tokens_i8>());
+    if constexpr (V::other_i8 != 0)
+      if (V::other_i8 == b.largest) largest(Constant<V::other_i8>());
+  }
   if constexpr (V::tokens_i8 > 8)
     for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_i8<V, 8, V::vectors_i8, F, Source>(b, t);
   if constexpr (Source::fused && V::narrows)
-    if (b.narrow) {
-      for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, 1, F, Source>(b, t);
-      for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, 1, F, Source>(b, t);
-      for (; t < b.tokens; ++t) tiles_i8<V, 1, 1, F, Source>(b, t);
-      return;
-    }
-  if constexpr (Source::fused || V::tokens_i8 > 4)
-    for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, V::vectors_i8_four, F, Source>(b, t);
-  for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, V::vectors_i8_two, F, Source>(b, t);
+    if (b.narrow) return last_i8<V, 1, 1, 1, F, Source>(b, t);
   // Two super-scales and minima beside codes and scales: of more panels at once the memory follows so many streams no longer.
   if constexpr (Source::fused && V::vectors_i8_many < V::vectors_i8_one)
-    if (b.weight->super_mins)
-      for (; t < b.tokens; ++t) tiles_i8<V, 1, V::vectors_i8_many, F, Source>(b, t);
-  for (; t < b.tokens; ++t) tiles_i8<V, 1, V::vectors_i8_one, F, Source>(b, t);
+    if (b.weight->super_mins) return last_i8<V, V::vectors_i8_four, V::vectors_i8_two, V::vectors_i8_many, F, Source>(b, t);
+  last_i8<V, V::vectors_i8_four, V::vectors_i8_two, V::vectors_i8_one, F, Source>(b, t);
 }
 
 // The widths that are decoded on the way; the rest go through the buffer.

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from cuda_recorder import Recorder
 from halfbyte.backends.cuda import launch
 from halfbyte.backends.cuda.weight import to_device
 from halfbyte.bench.weights import random_weight
@@ -19,25 +20,9 @@ from halfbyte.bench.weights import random_weight
 NAMES = launch.fragment_kernel.arg_names
 
 
-class Recorder:
-    """In place of the kernel and of what it was compiled to: keeps the arguments of launches by name."""
-
-    def __init__(self):
-        self.first, self.later = [], []
-
-    def __getitem__(self, grid):
-        def launched(*values, **named):
-            given = [*values, *(value for name, value in named.items() if name in NAMES)]
-            assert [*NAMES[: len(values)], *(name for name in named if name in NAMES)] == NAMES or not named
-            (self.first if named else self.later).append(((*grid, 1)[:3], dict(zip(NAMES, given, strict=True))))
-            return self
-
-        return launched
-
-
 @pytest.fixture
 def recorder(monkeypatch):
-    held = Recorder()
+    held = Recorder(NAMES)
     monkeypatch.setattr(launch, "fragment_kernel", held)
     monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
     return held

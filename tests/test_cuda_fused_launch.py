@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 import numpy as np
 import torch
 
+from cuda_recorder import Recorder
 from halfbyte.backends.cuda import fused, fused_launch
 from halfbyte.backends.cuda.weight import NEAR, to_device
 from halfbyte.bench.weights import random_weight
@@ -18,27 +19,9 @@ from halfbyte.minifloat import element_table
 NAMES = fused_launch.wgmma_kernel.arg_names
 
 
-class Recorder:
-    """In place of the kernel: keeps the arguments of launches by name."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getitem__(self, grid):
-        def launch(*values, **named):
-            options = {name: value for name, value in named.items() if name not in NAMES}
-            assert options.keys() <= {"launch_pdl", "num_warps", "enable_fp_fusion"}
-            constants = {name: value for name, value in named.items() if name in NAMES}
-            assert [*NAMES[: len(values)], *constants] == NAMES
-            self.calls.append((grid[0], dict(zip(NAMES, [*values, *constants.values()], strict=True))))
-            return self
-
-        return launch
-
-
 @pytest.fixture
 def recorder(monkeypatch):
-    held = Recorder()
+    held = Recorder(NAMES)
     monkeypatch.setattr(fused_launch, "wgmma_kernel", held)
     monkeypatch.setattr(fused, "_multiprocessors", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
@@ -55,8 +38,10 @@ def test_a_second_call_hands_over_what_the_first_did(recorder, word, dtype, n, k
     assert fused.refusal(x, w) is None
     for _ in range(2):
         fused.fused(x, w, bias)
-    (programs, first), (again, second) = recorder.calls
-    assert programs == again <= 132
+    (grid, first), (again, second) = recorder.calls
+    programs = grid[0]
+    assert grid == again == (programs, 1, 1)
+    assert programs <= 132
     plain = {name for name, value in first.items() if isinstance(value, int | float)}
     assert {name: first[name] for name in plain} == {name: second[name] for name in plain}
     assert all(second[name] is first[name] for name in ("w_desc", "s_desc", "a_desc", "BIAS_PTR", "GLOBAL"))

@@ -14,7 +14,7 @@ from gguf_models import dense_model, write
 from halfbyte.calibration import calibrate
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.converting import alike
+from halfbyte.converting import experts_alike
 from halfbyte.converting.quantizing import quantize_checkpoint
 from halfbyte.converting.recipe import recipe_of
 from halfbyte.errors import CheckpointError, FormatError
@@ -113,8 +113,8 @@ def test_a_whole_projection_of_a_gguf_may_stay_dense_and_that_is_said_first(tmp_
     with pytest.raises(CheckpointError, match=r"dense and the other experts of model\.layers\.0\.mlp\.experts packed"):
         load_model(out)
     with open_checkpoint(source) as checkpoint:
-        assert alike.check_experts(checkpoint, recipe_of("gguf:q4_0")) == []
-        assert alike.check_experts(checkpoint, recipe_of("gguf:q4_0", ["exps=keep"])) == []
+        assert experts_alike.check_experts(checkpoint, recipe_of("gguf:q4_0")) == []
+        assert experts_alike.check_experts(checkpoint, recipe_of("gguf:q4_0", ["exps=keep"])) == []
 
 
 def test_stacks_that_are_turned_are_asked_too(tmp_path):
@@ -125,6 +125,6 @@ def test_stacks_that_are_turned_are_asked_too(tmp_path):
     assert set(load_file(tmp_path / "model.safetensors")) == set(names)
     (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
     with open_checkpoint(tmp_path) as checkpoint:
-        assert alike.check_experts(checkpoint, recipe_of("gpt-oss")) == []
+        assert experts_alike.check_experts(checkpoint, recipe_of("gpt-oss")) == []
         with pytest.raises(FormatError, match=r"experts.down_proj: dense by this recipe \(rule 'down_proj=keep'\)"):
-            alike.check_experts(checkpoint, recipe_of("gpt-oss", ["down_proj=keep"]))
+            experts_alike.check_experts(checkpoint, recipe_of("gpt-oss", ["down_proj=keep"]))

@@ -290,10 +290,10 @@ int main(int argc, char **argv) {
   for (const auto &set : supported_sets()) {
     use_set(set);
     for (const std::string &core : set == "avx512" ? known_cores() : std::vector<std::string>{""}) {
-    use_core(core);
-    for (const Structure &s : kStructures)
-      for (const int64_t n : {(int64_t)1, (int64_t)19, (int64_t)70})
-        for (const int64_t groups : {1, 5}) check_weight(set, s, n, s.super ? s.super * (groups > 1 ? 2 : 1) : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
+      use_core(core);
+      for (const Structure &s : kStructures)
+        for (const int64_t n : {(int64_t)1, (int64_t)19, (int64_t)70})
+          for (const int64_t groups : {1, 5}) check_weight(set, s, n, s.super ? s.super * (groups > 1 ? 2 : 1) : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
     }
     use_core("");
     check_step(set);

@@ -161,7 +161,7 @@ class CPUBackend(Backend):
         if not flags.c_contiguous or not flags.aligned:
             return None
         out = np.empty((shape[0], w.shape[0]), x.dtype)
-        w.data.multiply(address(x), dtype, shape[0], shape[1], 1, 0, mode, dtype, address(out))
+        native_of(w)(address(x), dtype, shape[0], shape[1], 1, 0, mode, dtype, address(out))
         return out
 
     def linear(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..alternating import rows_by_name
 from ..checkpoints import Checkpoint
-from ..converting.alike import check_experts
+from ..converting.experts_alike import check_experts
 from ..converting.quantizing import check_dense, round_searched
 from ..converting.recipe import Recipe, format_for, module_of
 from ..converting.turned import turned

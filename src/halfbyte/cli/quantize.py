@@ -57,8 +57,8 @@ def quantize(
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
     from ..checkpoints import open as open_checkpoint
-    from ..converting.alike import check_experts
     from ..converting.checkpoint import check_out
+    from ..converting.experts_alike import check_experts
     from ..converting.quantizing import quantize_checkpoint
     from ..converting.recipe import module_of, recipe_of
     from ..converting.turned import stacks_of

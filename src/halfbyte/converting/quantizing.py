@@ -24,8 +24,8 @@ from ..formats.encode import quantize
 from ..qtensor import QTensor
 from ..quantizers import mse
 from ..spec import Format
-from .alike import check_experts
 from .checkpoint import Converted, Progress, write_checkpoint
+from .experts_alike import check_experts
 from .outcome import spelled
 from .recipe import Recipe, format_for, module_of
 from .targets import Goal

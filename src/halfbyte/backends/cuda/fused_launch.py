@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .decode import E8M0_NORMAL, ELEMENTS, SCALES
 from .fused_tiles import FusedTile, stages
-from .launch import _constants, _counter, _on, _overlap
+from .launch import _constants, _counter, _on, _overlap, _pdl
 from .weight import CudaWeight
 from .wgmma import wgmma_kernel
 
@@ -163,9 +163,3 @@ def launch(
             )
         else:
             held.compiled[(share.programs, 1, 1)](*arguments, *held.constants.values())
-
-
-@functools.cache
-def _pdl(device: torch.device) -> dict[str, Any]:
-    """The launch's part of `launch._overlap`."""
-    return {k: v for k, v in _overlap(device).items() if k != "PDL"}

@@ -234,7 +234,6 @@ def fragments(
         grid = (min(programs, triton.cdiv(tile.programs * _multiprocessors(w.device), blocks)), blocks)
     else:
         grid = (programs, blocks)
-    overlap = _overlap(w.device)
     arguments = (
         w.planes[w.format.bits], s, *absent, *routing, m, n, pairs.stride(0), float(w.format.divisor), unit, max(w.top, 0), tiles,
     )  # fmt: skip
@@ -243,11 +242,11 @@ def fragments(
         "SCALE": scale, "ADD": c["ADD"], "PER": c["PER"], "GLOBAL_OP": c["GLOBAL_OP"], "DIVIDE": c["DIVIDE"],
         "HAS_BIAS": bias is not None, "HALF": half, "RT": tile.rows, "NB": tile.columns, "WK": tile.input_warps,
         "WN": tile.row_warps, "STEP": step, "SET": groups, "TOKENS": columns, "AHEAD": tile.ahead, "SCALED": finish,
-        "ROUTED": route is not None, "GATE": gate, "FP8": _converts(w.device), "PDL": overlap["PDL"],
+        "ROUTED": route is not None, "GATE": gate, "FP8": _converts(w.device), "PDL": _overlap(w.device)["PDL"],
     }  # fmt: skip
     with _on(w.device):
         compiled = fragment_kernel[grid](
-            y, pairs, s if bias is None else bias, *arguments, **constants, **{k: v for k, v in overlap.items() if k != "PDL"},
+            y, pairs, s if bias is None else bias, *arguments, **constants, **_pdl(w.device),
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     if key is not None and compiled is not None:
@@ -277,6 +276,11 @@ def _overlap(device: torch.device) -> dict[str, Any]:
     writes them: `to_device` waits for its copies), x after the wait."""
     hopper = _hopper(device)
     return {"PDL": hopper, "launch_pdl": hopper} if device.type == "cuda" else {"PDL": hopper}
+
+@functools.cache
+def _pdl(device: torch.device) -> dict[str, Any]:
+    """The launch's part of `launch._overlap`."""
+    return {k: v for k, v in _overlap(device).items() if k != "PDL"}
 
 
 @functools.cache
