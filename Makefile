@@ -10,7 +10,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 .PHONY: demo test lint test-gpu test-slow test-ecosystem test-neon test-sanitize native clean
 
 demo: $(VENV_DEMO)/ready
-	$(VENV_DEMO)/bin/python -m halfbyte.demo
+	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
 
 test: $(VENV_TEST)/ready lint
 	$(ONE_THREAD) $(VENV_TEST)/bin/python -m pytest -n $(JOBS) -m "not gpu and not slow and not ecosystem"

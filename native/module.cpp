@@ -1,5 +1,5 @@
 // The Python face: numbers and addresses in, nothing copied, the interpreter's lock released while computing. Every
-// array is validated in Python (backends/cpu.py), which also keeps the arrays of a Weight alive.
+// array is validated in Python (backends/cpu/__init__.py), which also keeps the arrays of a Weight alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -93,7 +93,7 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release released;
     halfbyte::pack(w, address<uint8_t>(codes), row_bytes, planes);
   });
-  m.def("probe", [](int kind, uintptr_t data, int64_t count) {  // for halfbyte/bench/cpu_limits.py
+  m.def("probe", [](int kind, uintptr_t data, int64_t count) {  // for halfbyte/bench/cpu/limits.py
     const halfbyte::Kernels &table = halfbyte::kernels();
     nb::gil_scoped_release released;
     return table.probe(static_cast<halfbyte::Probe>(kind), address<uint8_t>(data), count);
@@ -103,7 +103,7 @@ NB_MODULE(_native, m) {
     halfbyte::unpack(w, reinterpret_cast<uint8_t *>(out), row_bytes);
   });
 
-  m.def("turn", [](uintptr_t in, int64_t rows, int64_t columns, int size, uintptr_t out) {  // for halfbyte/turning.py
+  m.def("turn", [](uintptr_t in, int64_t rows, int64_t columns, int size, uintptr_t out) {  // for halfbyte/numerics/transpose.py
     nb::gil_scoped_release released;
     halfbyte::turn(address<void>(in), rows, columns, size, reinterpret_cast<void *>(out));
   });
@@ -113,13 +113,13 @@ NB_MODULE(_native, m) {
                            reinterpret_cast<uint8_t *>(out));
   });
 
-  m.def("merges", [](uintptr_t characters, uintptr_t ends, int64_t words, uintptr_t left, uintptr_t right) {  // for halfbyte/transformers/merges.py
+  m.def("merges", [](uintptr_t characters, uintptr_t ends, int64_t words, uintptr_t left, uintptr_t right) {  // for halfbyte/transformers/gguf/bpe_merges.py
     nb::gil_scoped_release released;
     return halfbyte::merges(address<uint32_t>(characters), address<int64_t>(ends), words, reinterpret_cast<int32_t *>(left),
                             reinterpret_cast<int32_t *>(right));
   });
 
-  using halfbyte::Step;  // for halfbyte/transformers/step.py
+  using halfbyte::Step;  // for halfbyte/transformers/decode/native_step.py
   nb::class_<Step>(m, "Step")
       .def(nb::init<>())
       .def("product",

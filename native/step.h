@@ -1,6 +1,6 @@
 // One token's way through a model, as a list of operations on float32 buffers: what a model computes between its products is
 // done here too, so that a decoding step costs no interpreter and no dispatch between them. Python writes the list once a text
-// (halfbyte/transformers/step.py) and runs it once a token; every address it gives stays valid meanwhile.
+// (halfbyte/transformers/decode/native_step.py) and runs it once a token; every address it gives stays valid meanwhile.
 #pragma once
 
 #include <cstdint>

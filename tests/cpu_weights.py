@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from halfbyte.backends import backend_named
-from halfbyte.bits import pack, unpack
 from halfbyte.errors import FormatError
 from halfbyte.formats import family_of, format_named, words
-from halfbyte.minifloat import element_table
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import pack, unpack
+from halfbyte.numerics.minifloat import element_table
 from halfbyte.spec import Format
+from halfbyte.tensor.qtensor import QTensor
 from random_tensors import random_tensor
 
 CPU = backend_named("cpu")

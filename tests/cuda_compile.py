@@ -12,13 +12,13 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from halfbyte.backends.cuda.decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES
-from halfbyte.backends.cuda.dequantize import dequantize_kernel
-from halfbyte.backends.cuda.fragments import fragment_kernel
-from halfbyte.backends.cuda.gates import gate_kernel
-from halfbyte.backends.cuda.matmul import matmul_kernel
-from halfbyte.backends.cuda.matvec import matvec_kernel
-from halfbyte.backends.cuda.routing import combine_kernel, plan_kernel, top_kernel
-from halfbyte.backends.cuda.schedules import striped_kernel, tile_kernel
+from halfbyte.backends.cuda.mma.kernel import fragment_kernel
+from halfbyte.backends.cuda.moe.activation import gate_kernel
+from halfbyte.backends.cuda.moe.routing import combine_kernel, plan_kernel, top_kernel
+from halfbyte.backends.cuda.portable.dequantize import dequantize_kernel
+from halfbyte.backends.cuda.portable.matmul import matmul_kernel
+from halfbyte.backends.cuda.portable.matvec import matvec_kernel
+from halfbyte.backends.cuda.portable.tiled import striped_kernel, tile_kernel
 from halfbyte.backends.cuda.weight import FRAGMENT_ELEMENTS
 
 POINTERS = {

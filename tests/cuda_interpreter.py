@@ -7,7 +7,7 @@ import torch
 from triton.runtime import interpreter
 
 from halfbyte.backends.cuda import launch
-from halfbyte.backends.cuda.tune import BlockTile, Tile
+from halfbyte.backends.cuda.tuning.mma_tiles import BlockTile, Tile
 from halfbyte.backends.cuda.weight import to_device
 from test_gpu_values import make, served
 

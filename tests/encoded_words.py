@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 
 from halfbyte import format_named
-from halfbyte.bits import unpack
 from halfbyte.formats import family_of, words
-from halfbyte.minifloat import scale_table
+from halfbyte.numerics.bits import unpack
+from halfbyte.numerics.minifloat import scale_table
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DECODED_ONLY = ("iq1", "iq2", "iq3")

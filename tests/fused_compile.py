@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from halfbyte.backends.cuda.wgmma import wgmma_kernel
+from halfbyte.backends.cuda.wgmma.kernel import wgmma_kernel
 
 # element, scale, group, addend, arithmetic, bytes a scale, x in float16, bits
 FORMATS = {

@@ -18,7 +18,9 @@ import torch
 import triton
 
 import ptx
-from halfbyte.backends.cuda import accumulate, fragments, operands, outputs
+from halfbyte.backends.cuda.mma import accumulate, operands
+from halfbyte.backends.cuda.mma import epilogue as outputs
+from halfbyte.backends.cuda.mma import kernel as fragments
 
 DTYPES = {
     "int32": np.int32, "int64": np.int64, "int16": np.int16, "uint8": np.uint8, "float16": np.float16, "float32": np.float32,

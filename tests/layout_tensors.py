@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from halfbyte.bits import pack
-from halfbyte.exact import DTYPES
 from halfbyte.formats import family_of, format_named
 from halfbyte.layouts import Header
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import pack
+from halfbyte.numerics.exact import DTYPES
+from halfbyte.tensor.qtensor import QTensor
 
 
 def integer_tensor(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from halfbyte import QTensor, format_named
-from halfbyte.bits import pack
 from halfbyte.checkpoints import Checkpoint, Finding, TensorInfo
 from halfbyte.formats import family_of
+from halfbyte.numerics.bits import pack
 
 
 class MemoryCheckpoint(Checkpoint):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 
 EPS = 2.0**-24
 """Half a unit in the last place of float32, relative."""

@@ -10,7 +10,7 @@ import torch
 
 from halfbyte.backends.metal import MetalBackend
 from halfbyte.backends.metal.source import Kernel, whole_source
-from halfbyte.backends.metal.torch_route import TorchRoute
+from halfbyte.backends.metal.torch_runtime import TorchRoute
 from halfbyte.backends.metal.weight import refusal
 from halfbyte.backends.metal.widen import one_level_format, widens
 from halfbyte.formats import FAMILIES, Format, format_named

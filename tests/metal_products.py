@@ -9,7 +9,7 @@ import torch
 import metal_bounds as bounds
 from halfbyte.backends.metal import kernels, launch
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from metal_formats import TORCH, backend
 from random_tensors import finite_tensor
 

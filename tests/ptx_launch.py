@@ -12,7 +12,8 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from halfbyte.backends.cuda import fused, launch
+from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda.wgmma import schedule as fused
 from ptx_machine import Entry, execute
 
 TARGET = GPUTarget("cuda", 90, 32)

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 
 from golden_case import same_tensors
-from halfbyte.bits import pack
 from halfbyte.formats import Format, family_of
 from halfbyte.layouts import Layout
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import pack
 from halfbyte.spec import SMALL_SCALES
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import headers
 
 

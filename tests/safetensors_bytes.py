@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from halfbyte.checkpoints.writer import WORDS
+from halfbyte.checkpoints.safetensors.writer import WORDS
 
 MLX = {"quantization": {"group_size": 32, "bits": 4}}
 A, B = "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 import halfbyte as hb
 from halfbyte.formats import family_of
-from halfbyte.sharding import input_unit, split
+from halfbyte.tensor.shard import input_unit, split
 from halfbyte.torch import QExperts, QLinear
-from halfbyte.torch.parallel import cut_experts, cut_inputs, cut_rows
+from halfbyte.torch.tensor_parallel import cut_experts, cut_inputs, cut_rows
 from memory_checkpoint import packed
 
 N, K, EXPERTS, F = 32, 1024, 4, 256
@@ -82,7 +82,7 @@ def main() -> None:
         work(int(sys.argv[1]), store, device, words, folders)
         return
     if folders:
-        for name in ("halfbyte.torch.parallel", "halfbyte.transformers", "tiny_models"):
+        for name in ("halfbyte.torch.tensor_parallel", "halfbyte.transformers", "tiny_models"):
             importlib.import_module(name)
     child = os.fork()
     work(0 if child else 1, store, device, words, folders)
@@ -100,7 +100,7 @@ def work(rank: int, store: str, device: str, words: str, folders: str) -> None:
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2)
     torch.save({word: outcome(word, rank, device) for word in words.split(",") if word}, f"{store}.{rank}.pt")
     if folders:
-        from halfbyte.torch.parallel import parallelize
+        from halfbyte.torch.tensor_parallel import parallelize
         from halfbyte.transformers import load_model
         from tiny_models import ids, logits
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halfbyte.act_order import as_given, group_index, sorted_by_group
-from halfbyte.bits import unpack
 from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import unpack
+from halfbyte.tensor.act_order import as_given, group_index, sorted_by_group
+from halfbyte.tensor.qtensor import QTensor
 from random_tensors import finite_tensor
 
 

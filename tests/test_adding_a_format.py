@@ -11,14 +11,14 @@ import pytest
 
 from halfbyte import QTensor, ops
 from halfbyte.backends import Call, backends_for
-from halfbyte.bits import pack, unpack
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.checkpoints import save
 from halfbyte.cli import main
 from halfbyte.errors import FormatError
 from halfbyte.formats import FAMILIES, format_named
-from halfbyte.formats.encode import quantize
-from halfbyte.minifloat import TABLES, add_table, element_significant_bits
+from halfbyte.numerics.bits import pack, unpack
+from halfbyte.numerics.minifloat import TABLES, add_table, element_significant_bits
+from halfbyte.tensor.quantize import quantize
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-format.md"
 

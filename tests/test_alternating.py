@@ -9,13 +9,13 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import QTensor
-from halfbyte.alternating import AlternatingRows, rows_by_name
-from halfbyte.checkpoints.writer import SafetensorsWriter
+from halfbyte.checkpoints.safetensors.writer import SafetensorsWriter
+from halfbyte.checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError, ShapeError
-from halfbyte.joining import join_rows, take_rows
 from halfbyte.layouts import LAYOUTS
-from halfbyte.verification import verify
+from halfbyte.tensor.concat import join_rows, take_rows
+from halfbyte.verification.compare import verify
 from layout_tensors import integer_tensor
 from memory_checkpoint import MemoryCheckpoint
 

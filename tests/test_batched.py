@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from halfbyte.batched import BatchGeneration
 from halfbyte.cli.app import main
-from halfbyte.generation import Generation, GenerationError, Sampling
+from halfbyte.generation.batch import BatchGeneration
+from halfbyte.generation.single import Generation, GenerationError, Sampling
 from halfbyte.transformers import load_model
 from tiny_models import write_tiny
 from tiny_tokenizer import write_tokenizer
@@ -85,7 +85,8 @@ def test_the_command(loaded, capsys):
 
 def test_a_prompt_in_pieces_gives_the_text_of_one_pass(tmp_path, monkeypatch):
     """gpt-oss keeps its attention scores: a long prompt goes through in pieces, alone and beside others, past its window of 8."""
-    from halfbyte import batched, generation
+    from halfbyte.generation import batch as batched
+    from halfbyte.generation import single as generation
 
     write_tiny(tmp_path, "gpt_oss", "gpt-oss")
     write_tokenizer(tmp_path)

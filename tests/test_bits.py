@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.bits import _BLOCK, pack, padding_is_zero, unpack
 from halfbyte.errors import ShapeError
+from halfbyte.numerics.bits import _BLOCK, pack, padding_is_zero, unpack
 
 BITS = range(1, 9)
 

@@ -19,10 +19,10 @@ from halfbyte.calibration.statistics import Inputs
 from halfbyte.calibration.walk import CalibrationError, token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.converting.quantizing import quantize_checkpoint
-from halfbyte.converting.recipe import recipe_of
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import CheckpointError
-from halfbyte.formats.encode import quantize
+from halfbyte.tensor.quantize import quantize
 from halfbyte.transformers import load_model
 
 WORDS = 80

@@ -19,9 +19,9 @@ from halfbyte.calibration.statistics import Inputs
 from halfbyte.calibration.walk import token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.converting.recipe import recipe_of
-from halfbyte.formats.encode import quantize
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.quantizers import gptq, weighted_error
+from halfbyte.tensor.quantize import quantize
 from halfbyte.transformers import load_model
 from test_calibration import WORDS, drift, gguf_drift, write_model, write_text
 

@@ -14,9 +14,9 @@ from halfbyte.calibration.sources import source_of
 from halfbyte.calibration.statistics import Inputs
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.formats.encode import quantize
 from halfbyte.quantizers import awq_scales
-from halfbyte.transformers.places import is_experts
+from halfbyte.tensor.quantize import quantize
+from halfbyte.transformers.fill.module_paths import is_experts
 from test_calibration import WORDS, drift, write_model, write_text
 from test_quantizers_gptq import problem
 

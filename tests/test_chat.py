@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from halfbyte.chat import Chat
 from halfbyte.cli.app import main
 from halfbyte.errors import UnsupportedError
-from halfbyte.generation import Generation
+from halfbyte.generation.chat import Chat
+from halfbyte.generation.single import Generation
 from halfbyte.transformers import load_model
 from tiny_models import write_tiny
 from tiny_tokenizer import TEMPLATE, write_tokenizer
@@ -87,7 +87,7 @@ def test_the_server_answers_as_the_model(folder, loaded):
         pytest.importorskip(package)
     from fastapi.testclient import TestClient
 
-    from halfbyte.transformers.serving import server
+    from halfbyte.transformers.serve import server
 
     model, tokenizer = loaded
     with TestClient(server(folder, name="tiny")) as client:
@@ -114,7 +114,7 @@ def listening(folder, tmp_path):
     import openai
     import uvicorn
 
-    from halfbyte.transformers.serving import server
+    from halfbyte.transformers.serve import server
 
     plain = tmp_path / "plain"
     shutil.copytree(folder, plain)
@@ -169,7 +169,7 @@ def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
         pytest.importorskip(package)
     from fastapi.testclient import TestClient
 
-    from halfbyte.transformers.serving import CONVERSATIONS, server
+    from halfbyte.transformers.serve import CONVERSATIONS, server
 
     where = shutil.copytree(folder, tmp_path / "model")
     if not template:
@@ -206,7 +206,7 @@ def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
 
 def test_a_server_without_its_packages_says_so(folder, monkeypatch):
     """Each of them, and another version of transformers that has its parts elsewhere."""
-    from halfbyte.transformers import serving
+    from halfbyte.transformers import serve as serving
 
     found = {"fastapi", "pydantic", "uvicorn"}
     monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: name in found or None)

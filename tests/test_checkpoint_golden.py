@@ -12,7 +12,7 @@ import safetensors
 
 import halfbyte as hb
 from halfbyte.checkpoints import CheckpointWarning
-from halfbyte.checkpoints.safetensors_file import SafetensorsFile
+from halfbyte.checkpoints.safetensors.file import SafetensorsFile
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = json.loads((GOLDEN / "MANIFEST.json").read_text())["cases"]

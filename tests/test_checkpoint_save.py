@@ -14,8 +14,8 @@ from safetensors import safe_open
 
 import halfbyte as hb
 from halfbyte.checkpoints import SafetensorsWriter
-from halfbyte.checkpoints.own_layout import OwnLayout
-from halfbyte.checkpoints.safetensors_file import SafetensorsFile
+from halfbyte.checkpoints.safetensors.file import SafetensorsFile
+from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
 from halfbyte.errors import CheckpointError
 from halfbyte.formats import format_named, words
 from random_tensors import random_tensor

@@ -11,9 +11,13 @@ import pytest
 from gguf_models import dense_model, write
 from halfbyte import ops
 from halfbyte.backends import backend_named
-from halfbyte.bench import cpu_limits, cpu_linear, model, roofline, sweep, tables
-from halfbyte.bench.model_run import prompt_ids
-from halfbyte.bench.peers import all_peers, grid_of, peers_named
+from halfbyte.bench import roofline, tables
+from halfbyte.bench.cpu import limits as cpu_limits
+from halfbyte.bench.cpu import linear as cpu_linear
+from halfbyte.bench.cpu import sweep
+from halfbyte.bench.cpu.peers.base import all_peers, grid_of, peers_named
+from halfbyte.bench.model import race as model
+from halfbyte.bench.model.run_one import prompt_ids
 from halfbyte.bench.records import judged, rates, rivals_of
 from halfbyte.bench.roofline import draw, intensity
 from halfbyte.bench.weights import random_weight

@@ -15,8 +15,8 @@ from halfbyte import format_named
 from halfbyte import quantize as round_to_nearest
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.cli import main
-from halfbyte.converting.quantizing import error_of
-from halfbyte.converting.recipe import recipe_of
+from halfbyte.conversion.quantize import error_of
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.quantizers import mse
 

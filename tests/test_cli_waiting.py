@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from halfbyte.bench import model
+from halfbyte.bench.model import race as model
 from halfbyte.cli import main
 from halfbyte.cli.waiting import POLICY
 

@@ -20,10 +20,10 @@ import halfbyte
 from golden_case import GOLDEN
 from halfbyte import QTensor, quantize
 from halfbyte.checkpoints import SafetensorsWriter
-from halfbyte.checkpoints.own_layout import OwnLayout
-from halfbyte.converting import LossyError, convert, convert_checkpoint
+from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
+from halfbyte.conversion import LossyError, convert, convert_checkpoint
 from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
-from halfbyte.verification import verify
+from halfbyte.verification.compare import verify
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
@@ -399,7 +399,7 @@ def test_two_runs_at_one_place(tmp_path):
 
 _MEASURED = """
 import resource, sys
-from halfbyte.converting import convert
+from halfbyte.conversion import convert
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 convert(sys.argv[1], sys.argv[2], to=sys.argv[3], workers=1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -427,7 +427,7 @@ def test_case_43_conversion_streams(tmp_path, to):
 def test_case_55_configs_with_any_text_under_any_locale(tmp_path):
     source = write_model(tmp_path / "in", "int4:g128")
     for i, settings in enumerate(({"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"})):
-        code = "import sys; from halfbyte.converting import convert; convert(sys.argv[1], sys.argv[2], to='gptq')"
+        code = "import sys; from halfbyte.conversion import convert; convert(sys.argv[1], sys.argv[2], to='gptq')"
         command = [sys.executable, "-c", code, str(source), str(tmp_path / f"{i}")]
         subprocess.run(command, env={**os.environ, **settings}, check=True)
         assert json.loads((tmp_path / f"{i}" / "config.json").read_text(encoding="utf-8"))["_note"] == "ünïcode"

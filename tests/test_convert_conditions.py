@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfbyte import QTensor, format_named, quantize
-from halfbyte.bits import pack
-from halfbyte.converting import convert_tensor, convert_weight, goal_named
+from halfbyte.conversion import convert_tensor, convert_weight, goal_named
+from halfbyte.numerics.bits import pack
 from test_convert_edges import all_codes, attempt, reread, same
 
 SCALES = (0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 1.0, -1.0, 1 / 3, 65504.0, -65504.0)

@@ -15,8 +15,8 @@ import pytest
 import halfbyte
 from halfbyte import QTensor, quantize
 from halfbyte.checkpoints import SafetensorsWriter
-from halfbyte.checkpoints.own_layout import OwnLayout
-from halfbyte.converting import convert
+from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
+from halfbyte.conversion import convert
 
 pytestmark = pytest.mark.ecosystem
 

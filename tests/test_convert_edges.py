@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import halfbyte
 from golden_case import files, label
 from halfbyte import QTensor, format_named, quantize
-from halfbyte.bits import pack, unpack
-from halfbyte.converting import LossyError, convert_tensor, convert_weight, goal_named
+from halfbyte.conversion import LossyError, convert_tensor, convert_weight, goal_named
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.formats import words
 from halfbyte.layouts import LAYOUTS
+from halfbyte.numerics.bits import pack, unpack
 from random_tensors import finite_tensor
 
 TARGETS = ("gptq", "gptq-v2", "awq", "compressed-tensors", "modelopt", "mlx", "gguf", "gpt-oss", "metal-marlin", "halfbyte")
@@ -433,7 +433,7 @@ def test_nvfp4_reciprocal_of_a_power_of_two_is_exact_and_of_others_equal():
 
 def test_nvfp4_products_that_differ_are_lossy(monkeypatch):
     """In float32 the products of a rounded reciprocal differ: the check that found them equal in bfloat16 finds it."""
-    from halfbyte.converting import arithmetic
+    from halfbyte.conversion import producer_equality as arithmetic
 
     monkeypatch.setitem(arithmetic.NATIVE, "compressed-tensors", "float32")
     q = finite_tensor(format_named("nvfp4"), (4, 64), 6)

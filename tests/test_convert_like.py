@@ -13,10 +13,10 @@ import halfbyte
 from gguf_models import HIDDEN, VOCABULARY, dense_model, write
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.converting import convert_checkpoint
-from halfbyte.converting.relaid import Relaid
+from halfbyte.conversion import convert_checkpoint
+from halfbyte.conversion.gguf_names import Relaid
 from halfbyte.errors import CheckpointError
-from halfbyte.verification import verify
+from halfbyte.verification.compare import verify
 from memory_checkpoint import MemoryCheckpoint, packed
 
 MODELS = ("llama", "qwen3", "gemma3", "gemma2")

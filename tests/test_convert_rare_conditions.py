@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from halfbyte import QTensor, format_named, quantize
-from halfbyte.bits import pack
-from halfbyte.converting import convert_weight, goal_named, tensor
-from halfbyte.converting.linear import to_line
-from halfbyte.converting.outcome import Checks, MisfitError
-from halfbyte.converting.source import Line
+from halfbyte.conversion import convert_weight, goal_named, tensor
+from halfbyte.conversion.affine_edges import to_line
+from halfbyte.conversion.outcome import Checks, MisfitError
+from halfbyte.conversion.source_values import Line
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.layouts import LAYOUTS
+from halfbyte.numerics.bits import pack
 from layout_tensors import integer_tensor
 from random_tensors import random_tensor
 from test_convert_conditions import two_levels

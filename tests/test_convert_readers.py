@@ -15,9 +15,9 @@ import pytest
 
 import halfbyte
 from halfbyte import QTensor, quantize
-from halfbyte.converting import convert
-from halfbyte.converting.quantizing import quantize_checkpoint
-from halfbyte.converting.recipe import recipe_of
+from halfbyte.conversion import convert
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from test_convert_ecosystem import CONFIG, SHAPES, plain_llama, write_model

@@ -18,9 +18,9 @@ import pytest
 import halfbyte
 from gguf_models import dense_model, write
 from halfbyte.checkpoints import SafetensorsWriter
-from halfbyte.checkpoints.gguf_writer import GGUFWriter
-from halfbyte.checkpoints.journal import WriteError
-from halfbyte.converting import convert
+from halfbyte.checkpoints.gguf.writer import GGUFWriter
+from halfbyte.checkpoints.io.journal import WriteError
+from halfbyte.conversion import convert
 from halfbyte.errors import CheckpointError, HalfbyteError
 from test_convert_checkpoint import identical, write_model
 
@@ -197,8 +197,8 @@ def test_a_full_disk_is_said_and_what_is_written_is_kept(tmp_path, name, size):
     small.mkdir()
     script = f"""
 import os, sys
-from halfbyte.converting import convert
-from halfbyte.checkpoints.journal import WriteError
+from halfbyte.conversion import convert
+from halfbyte.checkpoints.io.journal import WriteError
 try:
     convert({str(source)!r}, {str(small / name)!r}, to="gptq", workers=1, max_shard_size=150_000)
 except WriteError as error:

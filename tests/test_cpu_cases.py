@@ -16,7 +16,7 @@ from cpu_weights import CPU, SETS, each_set, instruction_set, needs_native, ordi
 from halfbyte import ops
 from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 
 pytestmark = needs_native
 MODES = ("exact", "int8")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cpu_weights import CPU, act_ordered, formats, needs_native, optional_index, ordinary_tensor, unit_of
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from random_tensors import random_tensor
 
 pytestmark = needs_native
@@ -37,7 +37,7 @@ def test_every_bit_pattern_decodes_to_the_exact_value(fmt, dtype):
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_panel_order_returns_every_byte(fmt):
-    from halfbyte.backends.cpu_weight import canonical
+    from halfbyte.backends.cpu.pack import canonical
 
     k = 2 * max(unit_of(fmt), fmt.group_size)
     q = random_tensor(fmt, (37, k), 2)
@@ -56,7 +56,7 @@ def test_act_order_is_kept(word):
 
 @given(data=st.data())
 def test_shapes_of_a_sweep_decode_and_return(data):
-    from halfbyte.backends.cpu_weight import canonical
+    from halfbyte.backends.cpu.pack import canonical
 
     fmt = data.draw(st.sampled_from(FORMATS))
     n = data.draw(st.integers(1, 70))
@@ -125,7 +125,7 @@ def test_case_28_more_than_2_to_31_elements():
 
 
 def test_a_large_weight_starts_on_a_huge_page_and_comes_back():
-    from halfbyte.backends.cpu_weight import HUGE_PAGE, address, canonical
+    from halfbyte.backends.cpu.pack import HUGE_PAGE, address, canonical
 
     q = ordinary_tensor(format_named("int4:g128"), (1040, 4096), 12)
     prepared = CPU.prepare(q)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cpu_weights import CPU, LISTED, act_ordered, each_set, formats, instruction_set, needs_native, ordinary_tensor, unit_of  # noqa: F401
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 
 pytestmark = needs_native
 MODES = ("exact", "int8")

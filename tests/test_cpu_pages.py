@@ -10,8 +10,8 @@ import weakref
 import numpy as np
 import pytest
 
-from halfbyte.backends import cpu_weight
-from halfbyte.backends.cpu_weight import HUGE_PAGE, SMALL, address, aligned_empty
+from halfbyte.backends.cpu import pack as cpu_weight
+from halfbyte.backends.cpu.pack import HUGE_PAGE, SMALL, address, aligned_empty
 
 SIZES = (1, 63, 64, SMALL - 1, SMALL, SMALL + 1, 1_000_003, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1)
 

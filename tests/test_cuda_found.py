@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from halfbyte.backends.cuda import found as f
-from halfbyte.backends.cuda.tune import FragmentTile, expert_tile, fragment_tile
+from halfbyte.backends.cuda.tuning import table as f
+from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile, expert_tile, fragment_tile
 from halfbyte.errors import BackendError
 
 CARD = "NVIDIA T9 80GB"

@@ -75,7 +75,7 @@ def test_what_a_kernel_is_compiled_for_is_looked_up_anew(recorder):
 
 
 def test_a_tile_of_ones_own_and_routes_are_not_kept(recorder):
-    from halfbyte.backends.cuda.tune import FragmentTile
+    from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
 
     w = to_device(random_weight("int4:g128", 48, 512, 0), "cpu")
     for _ in range(2):

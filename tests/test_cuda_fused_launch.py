@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from cuda_recorder import Recorder
-from halfbyte.backends.cuda import fused, fused_launch
 from halfbyte.backends.cuda.weight import NEAR, to_device
+from halfbyte.backends.cuda.wgmma import launch as fused_launch
+from halfbyte.backends.cuda.wgmma import schedule as fused
 from halfbyte.bench.weights import random_weight
-from halfbyte.minifloat import element_table
+from halfbyte.numerics.minifloat import element_table
 
 NAMES = fused_launch.wgmma_kernel.arg_names
 

@@ -14,7 +14,7 @@ from halfbyte import QTensor, format_named
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-from halfbyte.backends.cuda.fused_tiles import (
+from halfbyte.backends.cuda.tuning.wgmma_tiles import (  # fmt: skip
     E2M1_TILES,
     EXPERT_TILES,
     FUSED_TILES,
@@ -24,7 +24,7 @@ from halfbyte.backends.cuda.fused_tiles import (
     fused_tile,
     parts,
     stages,
-)  # fmt: skip
+)
 from halfbyte.backends.cuda.weight import to_device
 
 

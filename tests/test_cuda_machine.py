@@ -17,8 +17,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from halfbyte import QTensor, format_named, ops  # noqa: E402
-from halfbyte.backends.cuda import experts, found, launch  # noqa: E402
-from halfbyte.backends.cuda.tune import FRAGMENT_TILES, BlockTile, FragmentTile, Tile  # noqa: E402
+from halfbyte.backends.cuda import launch  # noqa: E402
+from halfbyte.backends.cuda import moe as experts  # noqa: E402
+from halfbyte.backends.cuda.tuning import table as found  # noqa: E402
+from halfbyte.backends.cuda.tuning.mma_tiles import FRAGMENT_TILES, BlockTile, FragmentTile, Tile  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
 from ptx_launch import hopper  # noqa: E402
 from ptx_machine import Entry, execute  # noqa: E402

@@ -14,8 +14,11 @@ import torch
 
 from gluon_numpy import Kernel
 from halfbyte import QTensor, format_named
-from halfbyte.backends.cuda import accumulate, found, launch, routing
-from halfbyte.backends.cuda.tune import FragmentTile
+from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda.mma import accumulate
+from halfbyte.backends.cuda.moe import routing
+from halfbyte.backends.cuda.tuning import table as found
+from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
 from halfbyte.backends.cuda.weight import to_device
 from test_gpu_values import random_parts
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfbyte.backends.cuda.order import PLANES, by_tiles, from_fragments, gather_e2m1, join, split, spread_e2m1, to_fragments
-from halfbyte.backends.cuda.tune import FRAGMENT_TILES, FragmentTile, fragment_tile, steps
-from halfbyte.bits import pack
-from halfbyte.minifloat import element_table
+from halfbyte.backends.cuda.tuning.mma_tiles import FRAGMENT_TILES, FragmentTile, fragment_tile, steps
+from halfbyte.numerics.bits import pack
+from halfbyte.numerics.minifloat import element_table
 
 
 @given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32 - 1))

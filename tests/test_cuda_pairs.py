@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-from halfbyte.backends.cuda.accumulate import of_x, places_of_x, second_chain, unit_of_x
+from halfbyte.backends.cuda.mma.accumulate import of_x, places_of_x, second_chain, unit_of_x
 
 CASES = [(g, step, share) for g in (16, 32, 64, 128, 256) for step in (2, 4, 8) for share in (2, 4, 8) if share * g <= 64 * step]
 

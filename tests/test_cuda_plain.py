@@ -12,7 +12,8 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import QTensor, format_named
-from halfbyte.backends.cuda import plain, weight
+from halfbyte.backends.cuda import weight
+from halfbyte.backends.cuda.fallback import weight as plain
 from halfbyte.formats import family_of
 
 torch = pytest.importorskip("torch")
@@ -57,7 +58,7 @@ OPTIONS = {
 
 
 def check(device, names=None):
-    from halfbyte.backends.cuda import plain_kernel
+    from halfbyte.backends.cuda.fallback import kernel as plain_kernel
 
     for name, q in cases().items():
         if names and name not in names:

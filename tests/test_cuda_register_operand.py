@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import ptx
 from halfbyte.backends.cuda import order
-from halfbyte.backends.cuda import register_operand as ro
-from halfbyte.bits import pack
-from halfbyte.minifloat import element_table
+from halfbyte.backends.cuda.wgmma import operand as ro
+from halfbyte.numerics.bits import pack
+from halfbyte.numerics.minifloat import element_table
 
 UINT, INT, E2M1, E4M3, E5M2 = 0, 1, 2, 5, 6
 NONE, ZERO, BIAS = 0, 1, 2

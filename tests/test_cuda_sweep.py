@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from halfbyte.backends import backend_named
-from halfbyte.bench import cuda_sweep as s
-from halfbyte.bench.sweep import Case
+from halfbyte.bench.cpu.sweep import Case
+from halfbyte.bench.cuda import sweep as s
 from halfbyte.cli import main
 
 SMALL = (
@@ -93,8 +93,8 @@ def on_the_cpu(monkeypatch):
     """The sweep with CPU tensors, launches bound only: what was timed (calls, each made twice), and what would be compiled."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton", reason="Triton is not installed")
-    from halfbyte.backends.cuda import fused
-    from halfbyte.bench import cuda_linear
+    from halfbyte.backends.cuda.wgmma import schedule as fused
+    from halfbyte.bench.cuda import linear as cuda_linear
     from ptx_launch import bound
 
     monkeypatch.setattr(fused, "FEW_INPUTS", 0)  # the weights here are small on purpose
@@ -163,7 +163,7 @@ def test_what_is_compiled_before_is_all_that_is_launched(on_the_cpu):
 
 
 def test_a_tile_that_does_not_fit_is_left_out_by_name(on_the_cpu, monkeypatch, capsys):
-    from halfbyte.bench import cuda_linear
+    from halfbyte.bench.cuda import linear as cuda_linear
 
     def refuse(calls, replays):
         if "fused" in str(calls[0].func):
@@ -188,8 +188,9 @@ def test_what_linear_takes_is_what_it_does(monkeypatch, word, dtype, wanted):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton", reason="Triton is not installed")
     from halfbyte.backends import Prepared
-    from halfbyte.backends.cuda import CUDABackend, fused, launch
+    from halfbyte.backends.cuda import CUDABackend, launch
     from halfbyte.backends.cuda.weight import to_device
+    from halfbyte.backends.cuda.wgmma import schedule as fused
     from halfbyte.bench.weights import random_weight
     from halfbyte.errors import BackendError
 

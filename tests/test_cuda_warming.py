@@ -15,10 +15,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from halfbyte import QTensor, format_named  # noqa: E402
-from halfbyte.backends.cuda import experts, fused_experts  # noqa: E402
+from halfbyte.backends.cuda import moe as experts  # noqa: E402
+from halfbyte.backends.cuda.moe import wgmma as fused_experts  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
 from halfbyte.torch import QExperts  # noqa: E402
-from halfbyte.torch.warming import TOKENS, _steps  # noqa: E402
+from halfbyte.torch.warmup import TOKENS, _steps  # noqa: E402
 from ptx_launch import bound  # noqa: E402
 from test_gpu_values import random_parts  # noqa: E402
 

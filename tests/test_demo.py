@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from halfbyte import demo
+from halfbyte.cli import demo
 from halfbyte.errors import UnsupportedError
 
 

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 from halfbyte import QTensor
 from halfbyte.checkpoints import SafetensorsWriter, save
 from halfbyte.checkpoints import open as open_checkpoint
-from halfbyte.checkpoints.place import put_in_place
+from halfbyte.checkpoints.io.output_path import put_in_place
 from halfbyte.cli import main
-from halfbyte.dequantizing import dense_config, dense_dtype, dequantize_checkpoint, parse_size, shards
+from halfbyte.conversion.to_dense import dense_config, dense_dtype, dequantize_checkpoint, parse_size, shards
 from halfbyte.errors import CheckpointError, FormatError
-from halfbyte.verification import verify
+from halfbyte.verification.compare import verify
 from memory_checkpoint import MemoryCheckpoint, packed
 
 CHECKPOINTS = [
@@ -112,7 +112,7 @@ def test_shards_and_their_index(tmp_path):
 def test_a_tensor_larger_than_a_shard_has_a_file_to_itself(tmp_path):
     sizes = [10, 500, 10, 10]
     ckpt = MemoryCheckpoint({f"t{i}": np.zeros(s, np.uint8) for i, s in enumerate(sizes)})
-    from halfbyte.dequantizing import outputs
+    from halfbyte.conversion.to_dense import outputs
 
     found = shards(outputs(ckpt, "float32")[0], 100)
     assert [[t.name for t in shard] for shard in found] == [["t0"], ["t1"], ["t2", "t3"]]

@@ -14,7 +14,7 @@ from halfbyte import open as open_checkpoint
 RUN = """
 import sys
 from halfbyte.checkpoints import open
-from halfbyte.dequantizing import dequantize_checkpoint
+from halfbyte.conversion.to_dense import dequantize_checkpoint
 def peak():
     return next(int(l.split()[1]) for l in __builtins__.open('/proc/self/status') if l.startswith('VmHWM'))
 with open(sys.argv[1]) as ckpt:

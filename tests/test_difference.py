@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.difference import Difference, difference
 from halfbyte.errors import ShapeError
+from halfbyte.numerics.error_stats import Difference, difference
 
 
 def test_equal_arrays_are_identical():

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from halfbyte.bits import unpack
-from halfbyte.formats.encode import quantize
+from halfbyte.numerics.bits import unpack
+from halfbyte.tensor.quantize import quantize
 
 pytestmark = pytest.mark.ecosystem
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -191,7 +191,7 @@ def test_compressed_tensors(word, args, seed, dtype):
         if word.startswith("uint"):
             np.testing.assert_array_equal(q.parts["zeros"] - half, zero.numpy())
         return
-    from halfbyte.minifloat import element_table
+    from halfbyte.numerics.minifloat import element_table
 
     ours = element_table(q.format.element, q.format.bits)[codes_of(q)].astype(np.float32)
     same_bits(ours, whole.float().numpy())

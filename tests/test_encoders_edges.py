@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from encoded_words import BF16, ENCODED, OWN, codes_of, gaussian, no_nan_scale, step, wide
 from halfbyte import QTensor, format_named
-from halfbyte.bits import pack
 from halfbyte.formats import FAMILIES, family_of
-from halfbyte.formats.encode import quantize
+from halfbyte.numerics.bits import pack
+from halfbyte.tensor.quantize import quantize
 
 # Zero, tiny, huge, constant.
 

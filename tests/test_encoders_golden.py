@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from golden_case import GOLDEN, Case, files, label, read_case
-from halfbyte.bits import unpack
-from halfbyte.formats.encode import quantize
+from halfbyte.numerics.bits import unpack
+from halfbyte.tensor.quantize import quantize
 
 
 def codes_of(q) -> np.ndarray:

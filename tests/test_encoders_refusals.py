@@ -9,7 +9,7 @@ from encoded_words import ENCODED, OWN, gaussian
 from halfbyte import format_named
 from halfbyte.errors import FormatError, ShapeError
 from halfbyte.formats import family_of
-from halfbyte.formats.encode import quantize
+from halfbyte.tensor.quantize import quantize
 
 
 @pytest.mark.parametrize("word", ENCODED)
@@ -120,7 +120,7 @@ def test_scales_beyond_their_dtype_are_refused_with_the_group(word):
 
 
 def test_a_refusal_in_a_later_block_of_rows_says_where_it_counts_from(monkeypatch):
-    monkeypatch.setattr("halfbyte.formats.encode.BLOCK_ELEMENTS", 512)
+    monkeypatch.setattr("halfbyte.tensor.quantize.BLOCK_ELEMENTS", 512)
     x = gaussian((8, 256))
     x[5] *= 1e9
     with pytest.raises(FormatError, match=r"the scale of group \(1, 0\) is .* \(rows counted from 4\)"):

@@ -10,7 +10,7 @@ from halfbyte import format_named
 from halfbyte.errors import FormatError
 from halfbyte.formats import family_of
 from halfbyte.formats.affine import one_dtype
-from halfbyte.formats.encode import quantize
+from halfbyte.tensor.quantize import quantize
 
 
 @pytest.mark.parametrize("word", OWN)
@@ -154,8 +154,8 @@ def test_blocks_of_rows_do_not_show(word, rows, monkeypatch):
         return
     x = gaussian((40, 256), seed=8)
     whole = quantize(x, word, **({} if word == "bnb_int8" else options))
-    monkeypatch.setattr("halfbyte.formats.encode.BLOCK_ELEMENTS", 2000)
-    monkeypatch.setattr("halfbyte.formats.grouping.BLOCK_ELEMENTS", 2000)
+    monkeypatch.setattr("halfbyte.tensor.quantize.BLOCK_ELEMENTS", 2000)
+    monkeypatch.setattr("halfbyte.formats.rounding.grouping.BLOCK_ELEMENTS", 2000)
     assert quantize(x, word, **({} if word == "bnb_int8" else options)) == whole
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import fractions_reference as slow
 from halfbyte import QTensor, format_named
 from halfbyte.errors import FormatError
-from halfbyte.exact import Exact, distil, dtype_named, round_odd, round_quotient, round_sum, to_odd, two_product, two_sum
 from halfbyte.formats import FAMILIES, family_of, words
+from halfbyte.numerics.exact import Exact, distil, dtype_named, round_odd, round_quotient, round_sum, to_odd, two_product, two_sum
 
 DTYPES = ("float32", "float16", "bfloat16")
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import halfbyte as hb
 from halfbyte.checkpoints import CheckpointWarning, Finding
-from halfbyte.checkpoints.checkpoint import SEVERITIES
-from halfbyte.checkpoints.findings import CHECKS
-from halfbyte.checkpoints.overflow import FLOAT16_LIMIT, largest_magnitude, may_overflow_float16, peak
+from halfbyte.checkpoints.base import SEVERITIES
+from halfbyte.checkpoints.findings.overflow import FLOAT16_LIMIT, largest_magnitude, may_overflow_float16, peak
+from halfbyte.checkpoints.findings.weights import CHECKS
 from halfbyte.formats import format_named, words
 from random_tensors import random_tensor
 from safetensors_bytes import folder, gptq_weight, mlx_weight, under, write
@@ -317,11 +317,11 @@ def test_findings_are_json_ready(code: str, tmp_path: Path):
 
 def test_every_code_is_in_the_documentation():
     """docs/checkpoints.md has a row for each code that the sources raise."""
-    from halfbyte.inspection import FIXES
+    from halfbyte.checkpoints.inspect import FIXES
 
     root = Path(__file__).parents[1]
     docs = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    sources = "".join(p.read_text(encoding="utf-8") for p in sorted((root / "src" / "halfbyte" / "checkpoints").glob("*.py")))
+    sources = "".join(p.read_text(encoding="utf-8") for p in sorted((root / "src" / "halfbyte" / "checkpoints").rglob("*.py")))
     severities = "|".join(SEVERITIES)
     raised = set(re.findall(rf'"(?:{severities})"(?: if [^"]*else "(?:{severities})")?,\s*"([a-z0-9-]+)"', sources))
     assert {"unreadable", "zero-scale", "v1-zero-wraps", "unreferenced-file", "one-shard"} <= raised

@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from halfbyte.checkpoints import flushing
-from halfbyte.checkpoints.journal import WriteError
-from halfbyte.checkpoints.safetensors_file import SafetensorsFile
-from halfbyte.checkpoints.writer import SafetensorsWriter
+from halfbyte.checkpoints.io import background_flush as flushing
+from halfbyte.checkpoints.io.journal import WriteError
+from halfbyte.checkpoints.safetensors.file import SafetensorsFile
+from halfbyte.checkpoints.safetensors.writer import SafetensorsWriter
 
 DATASYNC = "fdatasync" if hasattr(os, "fdatasync") else "fsync"
 ROW = np.arange(256, dtype=np.float32)

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from golden_case import GOLDEN
-from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.cli import main
-from halfbyte.demo import model_path
-from halfbyte.generation import Generation, GenerationError, Sampling, choose, generate
+from halfbyte.cli.demo import model_path
+from halfbyte.generation.single import Generation, GenerationError, Sampling, choose, generate
 from halfbyte.transformers import import_model_code, load_model, model_size
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "gemma3_270m_greedy.json").read_text("utf-8"))

@@ -8,10 +8,10 @@ import pytest
 from golden_case import GOLDEN, read_tensors
 from halfbyte.errors import FormatError, ShapeError
 from halfbyte.formats import FAMILIES, format_named
-from halfbyte.formats.encode import quantize
-from halfbyte.formats.ggml_fp4 import _ggml_cast
-from halfbyte.formats.ggml_types import GGML_BY_WORD, GGML_TYPES
-from halfbyte.layouts.gguf import GGUF
+from halfbyte.formats.ggml.fp4 import _ggml_cast
+from halfbyte.formats.ggml.types import GGML_BY_WORD, GGML_TYPES
+from halfbyte.layouts.gguf.layout import GGUF
+from halfbyte.tensor.quantize import quantize
 
 CODEBOOK = {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"}
 WORDS = [w for f in FAMILIES.values() if f.name.startswith("ggml") for w in f.words if w not in CODEBOOK]

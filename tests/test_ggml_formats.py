@@ -9,8 +9,8 @@ import pytest
 
 from halfbyte.errors import FormatError, ShapeError
 from halfbyte.formats import FAMILIES, family_of, format_named
-from halfbyte.formats.ggml_types import GGML_BY_WORD
-from halfbyte.qtensor import QTensor
+from halfbyte.formats.ggml.types import GGML_BY_WORD
+from halfbyte.tensor.qtensor import QTensor
 
 WORDS = [w for f in FAMILIES.values() if f.name.startswith("ggml") for w in f.words]
 

@@ -14,9 +14,9 @@ import pytest
 
 from gguf_writer import BF16, F16, F32, GGUF, MXFP4, NVFP4, Q4_0, Q4_K, Q6_K, Q8_0, Tensor, blocks, f32
 from golden_case import GOLDEN
-from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 
 SECONDS, MEGABYTES = 1.0, 200
 
@@ -295,7 +295,7 @@ def test_a_bad_value_does_not_hide_the_others(tmp_path):
 
 COST = """
 import resource, sys, time
-from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.errors import HalfbyteError
 def peak():
     return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM'))

@@ -11,9 +11,9 @@ import pytest
 
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import FAMILIES, format_named
-from halfbyte.formats.encode import quantize
-from halfbyte.formats.ggml_types import GGML_BY_WORD
-from halfbyte.layouts.gguf import GGUF
+from halfbyte.formats.ggml.types import GGML_BY_WORD
+from halfbyte.layouts.gguf.layout import GGUF
+from halfbyte.tensor.quantize import quantize
 
 WORDS = FAMILIES["ggml_rare"].words
 
@@ -71,7 +71,7 @@ def test_slices_decode_as_parts_of_the_whole(word):
 def test_importing_halfbyte_does_not_import_gguf():
     """Reading a Q4_K model must not pay for it; a fresh interpreter, since this one may have it."""
     code = (
-        "import sys, numpy as np; from halfbyte.layouts.gguf import GGUF; "
+        "import sys, numpy as np; from halfbyte.layouts.gguf.layout import GGUF; "
         "GGUF().unpack({'weight': np.zeros((1, 144), np.uint8)}, {'type': 'Q4_K'}).dequantize('float32', 'producer'); "
         "sys.exit('gguf' in sys.modules)"
     )

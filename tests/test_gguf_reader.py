@@ -11,11 +11,11 @@ import pytest
 
 from gguf_writer import F32, GGUF, MXFP4, NVFP4, Q4_0, Q4_K, Q6_K, Q8_0, Tensor, blocks, f32
 from golden_case import GOLDEN, read_tensors
-from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
-from halfbyte.checkpoints.gguf_file import GGUFFile
-from halfbyte.demo import model_path
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.gguf.file import GGUFFile
+from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 
 FILES = ("tiny_align64", "tiny_fp4_moe", "tiny_mixed")
 
@@ -288,7 +288,7 @@ def mapped(path):
             total += int(line.split()[1])
     return total
 import halfbyte.layouts
-from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 path, start = sys.argv[1], time.perf_counter()
 ckpt = GGUFCheckpoint(path)
 count = len(list(ckpt.infos()))
@@ -330,7 +330,7 @@ def test_gemma_header_equals_transformers_own_reader():
 
 CASE_43 = """
 import resource, sys
-from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 def peak():
     return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM'))
 ckpt = GGUFCheckpoint(sys.argv[1])

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gguf_writer import GGUF, f32
-from halfbyte.checkpoints.gguf_checkpoint import GGUFCheckpoint
-from halfbyte.demo import model_path
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
+from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
-from halfbyte.transformers.gguf_tokenizer import SPLITS, backend_of, merges, tokenizer_of
+from halfbyte.transformers.gguf.tokenizer import SPLITS, backend_of, merges, tokenizer_of
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "gemma3_270m_tokenizer.json").read_text("utf-8"))
 CORPUS = [

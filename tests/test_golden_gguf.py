@@ -15,9 +15,9 @@ from fractions_reference import dequantized, rounded
 from golden_case import GOLDEN, label, read_tensors, same_numbers
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import family_of
-from halfbyte.formats.encode import quantize
-from halfbyte.layouts.gguf import GGUF, dense, dense_rows
-from halfbyte.qtensor import QTensor
+from halfbyte.layouts.gguf.layout import GGUF, dense, dense_rows
+from halfbyte.tensor.qtensor import QTensor
+from halfbyte.tensor.quantize import quantize
 
 FILES = sorted(p for p in (GOLDEN / "gguf").glob("*.safetensors") if not p.stem.endswith("_gguf_ref"))
 PLAIN = [p for p in FILES if p.stem.startswith("bf16")]
@@ -78,7 +78,7 @@ def test_producer_arithmetic_in_a_narrow_dtype_is_that_answer_cast(path, dtype):
 def test_exact_arithmetic_is_the_rational_value_rounded_once(path, dtype):
     """The first rows by Python fractions, compared by value: a fraction has no −0. Byte 255 of E8M0 is NaN here."""
     q, reference = unpacked(path)
-    if q.format.opaque:  # gguf.quants' float32 is exact for these (formats/ggml_rare.py): round its value as a fraction
+    if q.format.opaque:  # gguf.quants' float32 is exact for these (formats/ggml/raw_blocks.py): round its value as a fraction
         wanted = [[rounded(Fraction(float(v)), dtype) for v in row] for row in reference[:4]]
         assert np.array_equal(q.rows(0, 4).dequantize(dtype).astype(np.float64), np.array(wanted))
         return

@@ -10,7 +10,7 @@ from halfbyte.calibration import calibrate
 from halfbyte.calibration import walk as walking
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.converting.recipe import recipe_of
+from halfbyte.conversion.recipe import recipe_of
 from test_calibration import drift, write_model, write_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")]

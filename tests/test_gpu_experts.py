@@ -80,7 +80,7 @@ def test_activations_and_biases(activation, interleaved):
 def test_routes_on_the_device_are_torchs():
     """Top-k shares and the plan of blocks, few pairs (one kernel) and many (torch's sort), ties and idle experts included."""
     cuda()
-    from halfbyte.backends.cuda import routing
+    from halfbyte.backends.cuda.moe import routing
 
     torch.manual_seed(8)
     for m, experts, top, tokens in ((1, 6, 2, 1), (7, 6, 3, 4), (64, 32, 4, 16), (200, 128, 8, 16), (2000, 32, 4, 16)):

@@ -31,7 +31,7 @@ def weight(word, n, k, seed, **parts):
 
 def tiles():
     """Every tile of the table, the one for a shape first: they differ in what a program holds and in how tiles are cut."""
-    from halfbyte.backends.cuda.fused_tiles import FUSED_TILES, FusedTile
+    from halfbyte.backends.cuda.tuning.wgmma_tiles import FUSED_TILES, FusedTile
 
     others = {
         FusedTile(64, 1, 2, 8, 3, deep=2), FusedTile(32, 1, 1, 8, 2, deep=4), FusedTile(64, 1, 1, 6, 1, deep=3),
@@ -78,7 +78,7 @@ def test_products_are_within_rounding_on_odd_shapes(word, name):
 @pytest.mark.parametrize("word", ["int4:g128", "mxfp4", "q8_0"])
 def test_every_tile_gives_the_same_kind_of_answer(word):
     hopper()
-    from halfbyte.backends.cuda import fused
+    from halfbyte.backends.cuda.wgmma import schedule as fused
 
     torch.manual_seed(3)
     q = weight(word, 1000, 1152, 3)
@@ -158,8 +158,8 @@ def test_case_54_a_graph_replays_the_same():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_blocks_of_experts_equal_the_reference(word, dtype):
     hopper()
-    from halfbyte.backends.cuda import fused_experts
-    from halfbyte.backends.cuda.experts import ACTIVATIONS
+    from halfbyte.backends.cuda.moe import ACTIVATIONS
+    from halfbyte.backends.cuda.moe import wgmma as fused_experts
 
     experts, k, f, h = 5, 256, 128, 96
     torch.manual_seed(9)
@@ -193,7 +193,7 @@ def test_blocks_of_experts_equal_the_reference(word, dtype):
 
 def test_case_32_all_tokens_on_one_expert_at_many_tokens():
     hopper()
-    from halfbyte.backends.cuda import fused_experts
+    from halfbyte.backends.cuda.moe import wgmma as fused_experts
 
     rng = np.random.default_rng(10)
     up, down = stack("int4:g32", (6, 256, 256), rng), stack("int4:g32", (6, 96, 128), rng)

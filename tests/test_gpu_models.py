@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from halfbyte.backends import Call, backend_named
-from halfbyte.batched import BatchGeneration
 from halfbyte.errors import BackendError
 from halfbyte.evaluation import compare, windows_of
-from halfbyte.generation import Generation, Sampling
+from halfbyte.generation.batch import BatchGeneration
+from halfbyte.generation.single import Generation, Sampling
 from halfbyte.torch import packed_modules
 
 torch = pytest.importorskip("torch")

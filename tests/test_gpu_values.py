@@ -33,7 +33,7 @@ def random_parts(fmt, shape, rng, wide=False):
                 q[(q & 0x7F) == 0x7F] = 1
             if fmt.element == "e5m2":
                 q[(q & 0x7C) == 0x7C] = 1
-            from halfbyte.bits import pack
+            from halfbyte.numerics.bits import pack
 
             parts[name] = pack(q, fmt.bits)
         elif name == "scales" and fmt.scale == "e8m0":
@@ -115,7 +115,7 @@ def test_one_hot_activations_return_the_weight(word, name):
     want = q.dequantize("float32").astype(numpy_dtype(name)).astype(np.float32)
     eye = torch.eye(k, dtype=DTYPES[name], device="cuda")
     from halfbyte.backends.cuda import launch
-    from halfbyte.backends.cuda.tune import FragmentTile
+    from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
 
     rows = [0, 1, k // 2, k - 1]
     for schedule, y in {
@@ -192,7 +192,7 @@ def test_words_asked_for_early_late_and_in_two_buffers_are_the_same_products(wor
     """Turns and steps of every parity; at m = 1 groups share the registers of x, at m = 4 products take turns in two sums."""
     cuda()
     from halfbyte.backends.cuda import launch
-    from halfbyte.backends.cuda.tune import FragmentTile
+    from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
 
     fmt = format_named(word)
     for n, k in ((300, 4096), (5000, 1920)):
@@ -289,10 +289,10 @@ def test_a_table_in_every_place_gives_every_code(place):
     from dataclasses import replace
 
     from halfbyte.backends.cuda import launch
-    from halfbyte.backends.cuda.dequantize import dequantize_kernel
     from halfbyte.backends.cuda.lookups import PLACES, byte_planes
-    from halfbyte.bits import pack
-    from halfbyte.minifloat import element_table
+    from halfbyte.backends.cuda.portable.dequantize import dequantize_kernel
+    from halfbyte.numerics.bits import pack
+    from halfbyte.numerics.minifloat import element_table
 
     codes = np.stack([np.roll(np.arange(16, dtype=np.uint8), r) for r in range(16)])
     q = QTensor(format_named("nf4:g16"), (16, 16), {"codes": pack(codes, 4), "scales": np.ones((16, 1), np.float32)})

@@ -10,8 +10,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from gguf_models import VOCABULARY, dense_model
-from halfbyte.transformers import growing_cache as module
-from halfbyte.transformers.growing_cache import GrowingLayer, GrowingSlidingLayer, growing_cache
+from halfbyte.transformers.decode import kv_cache as module
+from halfbyte.transformers.decode.kv_cache import GrowingLayer, GrowingSlidingLayer, growing_cache
 
 
 @settings(max_examples=40, deadline=None)

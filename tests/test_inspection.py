@@ -12,9 +12,9 @@ import pytest
 
 import halfbyte.checkpoints
 from halfbyte.checkpoints import Finding
-from halfbyte.checkpoints.checkpoint import SEVERITIES
+from halfbyte.checkpoints.base import SEVERITIES
+from halfbyte.checkpoints.inspect import FIXES, bits_per_weight, format_word, grouped, pattern_of, records, totals
 from halfbyte.cli import main
-from halfbyte.inspection import FIXES, bits_per_weight, format_word, grouped, pattern_of, records, totals
 from memory_checkpoint import MemoryCheckpoint, packed
 
 
@@ -120,7 +120,7 @@ def test_many_findings_of_one_kind_are_shortened(monkeypatch, capsys):
 def codes_in(package: Path) -> set[str]:
     """Every finding code in the package: the string after a severity, in a call or a tuple."""
     found = set()
-    for path in package.glob("*.py"):
+    for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             items = node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []
             for a, b in pairwise(items):

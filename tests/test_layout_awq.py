@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden_case import same_tensors
-from halfbyte.bits import pack, unpack
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.layouts.awq import interleave, rows_of_words, words_of_rows
-from halfbyte.layouts.awq_gemv import zeros_width
-from halfbyte.qtensor import QTensor
+from halfbyte.layouts.awq.gemm import interleave, rows_of_words, words_of_rows
+from halfbyte.layouts.awq.gemv import zeros_width
+from halfbyte.numerics.bits import pack, unpack
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import field, halves, headers, integer_tensor, words
 
 GEMM, GEMV, FAST, MARLIN = (LAYOUTS[f"awq-{v}"] for v in ("gemm", "gemv", "gemv_fast", "marlin"))

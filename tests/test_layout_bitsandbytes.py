@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden_case import same_tensors
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError, UnsupportedError
 from halfbyte.formats import format_named
-from halfbyte.formats.encode import quantize
 from halfbyte.layouts import LAYOUTS
-from halfbyte.minifloat import element_table
+from halfbyte.numerics.bits import unpack
+from halfbyte.numerics.minifloat import element_table
+from halfbyte.tensor.quantize import quantize
 from layout_tensors import headers
 from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 

@@ -9,13 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from golden_case import same_tensors
-from halfbyte.bits import pack, unpack
 from halfbyte.errors import LayoutError
 from halfbyte.formats import family_of, format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.layouts.compressed_tensors_pack import packings, words_in
-from halfbyte.layouts.integers import monotone
-from halfbyte.qtensor import QTensor
+from halfbyte.layouts.common.integers import monotone
+from halfbyte.layouts.compressed_tensors.words import packings, words_in
+from halfbyte.numerics.bits import pack, unpack
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import field, halves, headers, integer_tensor, words
 from random_tensors import random_tensor
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.bits import pack, unpack
 from halfbyte.errors import FormatError, LayoutError, ShapeError, UnsupportedError
 from halfbyte.formats import family_of, format_named
-from halfbyte.formats.encode import quantize
-from halfbyte.formats.ggml_types import GGML_BY_WORD, GGML_TYPES, ggml_type
+from halfbyte.formats.ggml.types import GGML_BY_WORD, GGML_TYPES, ggml_type
 from halfbyte.layouts import LAYOUTS, Header
-from halfbyte.layouts.gguf import _CHUNK, GGUF, dense, dense_rows
-from halfbyte.layouts.gguf_blocks import ORDERS
-from halfbyte.qtensor import QTensor
+from halfbyte.layouts.gguf.blocks import ORDERS
+from halfbyte.layouts.gguf.layout import _CHUNK, GGUF, dense, dense_rows
+from halfbyte.numerics.bits import pack, unpack
+from halfbyte.tensor.qtensor import QTensor
+from halfbyte.tensor.quantize import quantize
 from random_tensors import random_tensor
 
 BLOCKS = list(GGML_BY_WORD.values())

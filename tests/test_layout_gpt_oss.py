@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import unpack
+from halfbyte.tensor.qtensor import QTensor
 from random_tensors import check_return, check_round_trip, random_array, random_tensor
 
 GPT_OSS, GGUF, MLX, MODELOPT, TORCHAO = (LAYOUTS[n] for n in ("gpt-oss", "gguf", "mlx", "modelopt", "torchao"))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden_case import same_tensors
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError, UnsupportedError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
+from halfbyte.numerics.bits import unpack
 from layout_tensors import headers
 from random_tensors import check_return, check_round_trip, random_array, random_tensor
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from halfbyte.errors import HalfbyteError
 from halfbyte.layouts import LAYOUTS
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import integer_tensor
 
 DTYPES = (

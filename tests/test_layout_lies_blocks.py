@@ -12,7 +12,7 @@ from golden_case import same_tensors
 from halfbyte.errors import HalfbyteError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from random_tensors import finite_tensor
 
 FORMATS = {

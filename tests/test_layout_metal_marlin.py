@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden_case import same_tensors
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import unpack
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import field, halves, headers, integer_tensor, words
 
 LAYOUT = LAYOUTS["metal-marlin"]

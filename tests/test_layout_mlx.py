@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden_case import same_numbers
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
-from halfbyte.exact import bfloat16
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
+from halfbyte.numerics.bits import unpack
+from halfbyte.numerics.exact import bfloat16
 from layout_tensors import headers
 from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
-from halfbyte.exact import DTYPES
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.layouts.modelopt import KINDS
-from halfbyte.qtensor import QTensor
+from halfbyte.layouts.modelopt.base import KINDS
+from halfbyte.numerics.bits import unpack
+from halfbyte.numerics.exact import DTYPES
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import headers
 from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 

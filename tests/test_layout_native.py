@@ -14,7 +14,7 @@ from halfbyte.errors import FormatError, LayoutError
 from halfbyte.formats import format_named, words
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.native import format_from_json, format_to_json
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import headers
 from random_tensors import random_tensor
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden_case import same_numbers
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import unpack
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import headers
 from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 

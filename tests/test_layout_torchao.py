@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden_case import same_numbers
-from halfbyte.bits import unpack
 from halfbyte.errors import LayoutError, UnsupportedError
-from halfbyte.exact import DTYPES
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.layouts.scale_tiles import tile, tiled_shape, untile
-from halfbyte.qtensor import QTensor
+from halfbyte.layouts.common.scale_tiles import tile, tiled_shape, untile
+from halfbyte.numerics.bits import unpack
+from halfbyte.numerics.exact import DTYPES
+from halfbyte.tensor.qtensor import QTensor
 from layout_tensors import headers
 from random_tensors import check_return, check_round_trip, finite_tensor, random_array, random_tensor
 

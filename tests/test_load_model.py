@@ -97,7 +97,7 @@ def test_producers_checkpoints_load(folder):
 @pytest.mark.parametrize("arch", ["llama", "phi3"])
 def test_scales_of_the_inputs_are_multiplied_by(tmp_path, arch):
     """ModelOpt's AWQ stores `pre_quant_scale` where it cannot fold it; saved, reloaded and cut for two ranks it stays."""
-    from halfbyte.torch.parallel import cut_rows
+    from halfbyte.torch.tensor_parallel import cut_rows
 
     rng = np.random.default_rng(0)
     names = ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"]
@@ -306,8 +306,8 @@ def test_experts_of_different_bits(tmp_path):
 
 def test_the_pages_of_a_projection_are_released_before_the_next_is_held(tmp_path, monkeypatch):
     """All of a layer's experts on disk beside all of them in memory would be twice the layer, not the layer and a tensor."""
-    from halfbyte.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
-    from halfbyte.torch.held import Held
+    from halfbyte.checkpoints.safetensors.checkpoint import SafetensorsCheckpoint
+    from halfbyte.torch.packed_weight import Held
 
     events = []
     hold, release = Held.of.__func__, SafetensorsCheckpoint.release

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpu_weights import needs_native
-from halfbyte.transformers import merges as module
-from halfbyte.transformers.merges import merges
+from halfbyte.transformers.gguf import bpe_merges as module
+from halfbyte.transformers.gguf.bpe_merges import merges
 
 WORDS = st.lists(st.text("aab\u2581é\U0001f600\ud800", max_size=6), max_size=40, unique=True)
 

@@ -9,7 +9,7 @@ import torch
 
 from halfbyte.backends.metal import MetalBackend, launch
 from halfbyte.backends.metal.source import shared_source
-from halfbyte.backends.metal.torch_route import TorchRoute
+from halfbyte.backends.metal.torch_runtime import TorchRoute
 from metal_cpu.machine import MetalFaultError, available
 from metal_cpu.torch_stand_in import compile_shader
 from metal_formats import SIX

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from halfbyte.backends.metal.source import shared_source
-from halfbyte.minifloat import TABLES, element_table, scale_table
+from halfbyte.numerics.minifloat import TABLES, element_table, scale_table
 from metal_cpu.machine import available, compile_source
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")

@@ -9,7 +9,7 @@ import torch
 from halfbyte.backends.metal import kernels
 from halfbyte.errors import BackendError, ShapeError
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from metal_cpu.machine import available
 from metal_formats import FORMATS, TORCH, as_float, backend, on_device, stand
 from random_tensors import finite_tensor, random_tensor

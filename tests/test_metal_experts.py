@@ -11,10 +11,10 @@ from halfbyte import ops
 from halfbyte.backends import backend_named
 from halfbyte.backends.metal import experts as metal_experts
 from halfbyte.backends.metal import kernels, launch
-from halfbyte.bits import pack
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.numerics.bits import pack
+from halfbyte.tensor.qtensor import QTensor
 from metal_cpu.machine import available
 from metal_formats import TORCH, as_float, backend, stand
 from random_tensors import finite_tensor, random_tensor

@@ -15,7 +15,7 @@ from halfbyte.backends.metal import kernels, launch
 from halfbyte.backends.metal.weight import refusal
 from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from metal_cpu.machine import MetalFaultError, available
 from metal_formats import FORMATS, SIX, TORCH, as_float, backend, on_device, stand
 from metal_products import FUSED, MAKERS, TILED, assert_product, numbers, one_hot, product, tokens, whole_numbers

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halfbyte.backends.metal import MetalBackend, kernels
-from halfbyte.backends.metal.torch_route import TorchRoute
+from halfbyte.backends.metal.torch_runtime import TorchRoute
 from halfbyte.formats import format_named
 from metal_cpu.machine import available
 from metal_cpu.torch_stand_in import compile_shader

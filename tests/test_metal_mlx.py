@@ -14,7 +14,7 @@ from halfbyte import ops
 from halfbyte.errors import BackendError, CheckpointError, ShapeError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from metal_cpu.machine import MetalCompileError, available
 from random_tensors import finite_tensor
 
@@ -22,7 +22,7 @@ mx = pytest.importorskip("mlx.core")
 nn = pytest.importorskip("mlx.nn")
 
 import halfbyte.mlx as hm  # noqa: E402
-from halfbyte.backends.metal.mlx_route import MLXRoute  # noqa: E402
+from halfbyte.backends.metal.mlx_runtime import MLXRoute  # noqa: E402
 from halfbyte.mlx import verbs  # noqa: E402
 
 WORDS = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from halfbyte import selftest
 from halfbyte.backends import Backend, backend_named
+from halfbyte.bench import selftest
 from halfbyte.cli.app import main
 from halfbyte.errors import BackendError
 from halfbyte.ops import gate
@@ -154,7 +154,7 @@ def mlx_route(monkeypatch):
     pytest.importorskip("mlx.core")
     if not available():
         pytest.skip("clang-19 is not installed")
-    from halfbyte.backends.metal.mlx_route import MLXRoute
+    from halfbyte.backends.metal.mlx_runtime import MLXRoute
     from halfbyte.mlx.backend import MLXBackend
     from metal_cpu.mlx_stand_in import metal_kernel
 
@@ -206,7 +206,7 @@ def test_without_a_device_the_first_that_computes_here_is_checked(monkeypatch):
     """Here the CPU, or the reference in its place; a named device is not replaced by another."""
     from halfbyte.cli import selftest as command
 
-    monkeypatch.setattr("halfbyte.selftest.DEVICES", ("mps", "cpu"))
+    monkeypatch.setattr("halfbyte.bench.selftest.DEVICES", ("mps", "cpu"))
     assert next(b.backend.name for b in command._benches(None)) in ("cpu", "reference")
     with pytest.raises(BackendError, match="nothing computes on 'mps' here"):
         command._benches("mps")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import fractions_reference as slow
 from golden_case import GOLDEN, read_tensors
 from halfbyte import QTensor, format_named
-from halfbyte.bits import pack
 from halfbyte.errors import FormatError
-from halfbyte.minifloat import MINIFLOATS, TIES, e8m0_encode, element_table, round_to_element, scale_table, sign_zeros
+from halfbyte.numerics.bits import pack
+from halfbyte.numerics.minifloat import MINIFLOATS, TIES, e8m0_encode, element_table, round_to_element, scale_table, sign_zeros
 
 ML_DTYPES = {
     "e2m1": "float4_e2m1fn", "e2m3": "float6_e2m3fn", "e3m2": "float6_e3m2fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",

@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from halfbyte import namemap
 from halfbyte.errors import CheckpointError
-from halfbyte.namemap import Dialect, canonical, canonical_names, dialect_of, read_rules
-from halfbyte.pairing import Match, Side, pair
+from halfbyte.verification import names as namemap
+from halfbyte.verification.match import Match, Side, pair
+from halfbyte.verification.names import Dialect, canonical, canonical_names, dialect_of, read_rules
 from memory_checkpoint import MemoryCheckpoint, packed
 
 GGUF = Dialect(gguf=True, architecture="qwen2")

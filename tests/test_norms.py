@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gguf_models import VOCABULARY, dense_model
-from halfbyte.transformers.norms import RMSNorm, replacement, single_calls
+from halfbyte.transformers.decode.rmsnorm import RMSNorm, replacement, single_calls
 
 
 def ready(name):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
-from halfbyte.checkpoints.overrides import (
+from halfbyte.checkpoints.quant_config.module_rules import (
     aliases,
     covered,
     first_entry,
@@ -16,8 +16,8 @@ from halfbyte.checkpoints.overrides import (
     path_matches,
     regex_matches,
 )
-from halfbyte.checkpoints.schemes import SCHEMES, scheme_of
-from halfbyte.checkpoints.widths import expected_shape
+from halfbyte.checkpoints.quant_config.read import SCHEMES, scheme_of
+from halfbyte.checkpoints.safetensors.expected_shapes import expected_shape
 from halfbyte.errors import CheckpointError, UnsupportedError
 from safetensors_bytes import folder, gptq_weight, mlx_weight, under
 

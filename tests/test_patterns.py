@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import halfbyte as hb
-from halfbyte.checkpoints import patterns
-from halfbyte.checkpoints.overrides import covered
-from halfbyte.checkpoints.patterns import compiled
+from halfbyte.checkpoints.quant_config import safe_regex as patterns
+from halfbyte.checkpoints.quant_config.module_rules import covered
+from halfbyte.checkpoints.quant_config.safe_regex import compiled
 from halfbyte.errors import CheckpointError
 
 ATOMS = st.sampled_from(

@@ -10,7 +10,7 @@ import torch
 from halfbyte.cli.app import main
 from halfbyte.errors import CheckpointError
 from halfbyte.formats import format_named
-from halfbyte.planning import Planner, packed_nbytes
+from halfbyte.generation.memory_plan import Planner, packed_nbytes
 from halfbyte.transformers import load_model, model_size
 from tiny_models import write_tiny
 

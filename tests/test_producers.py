@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import halfbyte as hb
 from gguf_twin import gguf_twin
 from halfbyte.cli import main
-from halfbyte.dequantizing import QUANTIZATION_KEYS
+from halfbyte.conversion.to_dense import QUANTIZATION_KEYS
 from halfbyte.errors import UnsupportedError
 from halfbyte.torch import packed_modules
 from halfbyte.transformers import load_model

@@ -110,7 +110,7 @@ def test_dequantize_into_writes_every_element_and_nothing_else():
 
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_zero_rows_and_blocks_smaller_than_the_tensor(n, monkeypatch):
-    monkeypatch.setattr("halfbyte.qtensor.BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr("halfbyte.tensor.qtensor.BLOCK_ELEMENTS", 64)
     q = mxfp4(n=n)
     assert q.dequantize().shape == (n, 64)
     whole = np.concatenate([q[i : i + 1].dequantize() for i in range(n)]) if n else np.empty((0, 64))

@@ -14,9 +14,9 @@ from gguf_models import dense_model, write
 from halfbyte.calibration import calibrate
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.converting import experts_alike
-from halfbyte.converting.quantizing import quantize_checkpoint
-from halfbyte.converting.recipe import recipe_of
+from halfbyte.conversion import expert_formats as experts_alike
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.transformers import load_model
 from test_calibration import WORDS, write_model, write_text
@@ -89,7 +89,7 @@ def test_what_is_allowed_loads(tmp_path, dense, rules):
 
 def test_load_model_refuses_what_quantize_refuses(tmp_path, dense, monkeypatch):
     """Were it written all the same, each kind of mixture would be refused by name."""
-    monkeypatch.setattr("halfbyte.converting.quantizing.check_experts", lambda *a: [])
+    monkeypatch.setattr("halfbyte.conversion.quantize.check_experts", lambda *a: [])
     for rule, name in ((r"experts\.1\.w2=keep", f"{MOE}.1.w2.weight"), ("w1$=keep", f"{MOE}.0.w1.weight")):
         out = tmp_path / name
         with open_checkpoint(dense[0]) as checkpoint:

@@ -12,7 +12,7 @@ import halfbyte
 from halfbyte import quantize
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.cli import main
-from halfbyte.converting.turned import Turned
+from halfbyte.conversion.transposed_experts import Turned
 from halfbyte.quantizers import mse
 from test_calibration import drift, write_model, write_text
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halfbyte import format_named, quantize
 from halfbyte.errors import FormatError
-from halfbyte.minifloat import element_table, round_to_element
+from halfbyte.numerics.minifloat import element_table, round_to_element
 from halfbyte.quantizers import mse
 from halfbyte.quantizers.grid import Grid, Params
 

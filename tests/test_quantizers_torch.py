@@ -9,7 +9,7 @@ import torch
 from halfbyte import format_named, quantize
 from halfbyte.errors import FormatError
 from halfbyte.formats.base import SCALE_DTYPES
-from halfbyte.minifloat import element_table, round_to_element
+from halfbyte.numerics.minifloat import element_table, round_to_element
 from halfbyte.quantizers import gptq, mse, weighted_error
 from halfbyte.quantizers.fitting import fit, fit_weight
 from halfbyte.quantizers.gptq_rounding import inverse_factor

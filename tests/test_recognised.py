@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from halfbyte.errors import UnsupportedError
-from halfbyte.layouts.recognised import RECOGNISED, recognise, refuse_recognised
+from halfbyte.layouts.unsupported import RECOGNISED, recognise, refuse_recognised
 
 
 @pytest.mark.parametrize("entry", RECOGNISED, ids=lambda e: e.name)

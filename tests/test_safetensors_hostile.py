@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import halfbyte as hb
-from halfbyte.checkpoints.safetensors_header import MAX_HEADER, MAX_METADATA, MAX_NAME, MAX_TENSORS, parse_header
+from halfbyte.checkpoints.safetensors.header import MAX_HEADER, MAX_METADATA, MAX_NAME, MAX_TENSORS, parse_header
 from halfbyte.errors import CheckpointError, UnsupportedError
 from safetensors_bytes import entry, folder, gptq_weight, mlx_weight, raw_file, under, write
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import halfbyte as hb
 from halfbyte.errors import HalfbyteError, ShapeError, UnsupportedError
 from halfbyte.formats import FAMILIES
-from halfbyte.sharding import input_unit, shard_experts, shard_inputs, shard_rows, split
+from halfbyte.tensor.shard import input_unit, shard_experts, shard_inputs, shard_rows, split
 from memory_checkpoint import packed
 from sharding_worker import tokens, weight
 
@@ -200,7 +200,7 @@ def check_model(folder: Path) -> None:
 def test_each_rank_holds_half(tmp_path):
     """Cut without a process group: two ranks hold as many weights each, other ones, and together the whole."""
     from halfbyte.torch import packed_modules
-    from halfbyte.torch.parallel import parallelize
+    from halfbyte.torch.tensor_parallel import parallelize
     from halfbyte.transformers import load_model
     from tiny_models import write_tiny
 
@@ -217,7 +217,7 @@ def test_each_rank_holds_half(tmp_path):
 def test_case_46_each_rank_has_its_own_part_of_a_fused_projection(tmp_path):
     """phi3's q·k·v and gate·up: a rank holds its share of each part, not the first rows; side by side they are the whole."""
     from halfbyte.torch import packed_modules
-    from halfbyte.torch.parallel import parallelize
+    from halfbyte.torch.tensor_parallel import parallelize
     from halfbyte.transformers import load_model
     from tiny_models import write_tiny
 
@@ -245,7 +245,7 @@ def test_case_46_each_rank_has_its_own_part_of_a_fused_projection(tmp_path):
     ],
 )
 def test_what_cannot_be_cut_is_said(tmp_path, arch, producer, ranks, message):
-    from halfbyte.torch.parallel import parallelize
+    from halfbyte.torch.tensor_parallel import parallelize
     from halfbyte.transformers import load_model
     from tiny_models import write_tiny
 

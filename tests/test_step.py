@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from cpu_weights import each_set, instruction_set, needs_native  # noqa: F401
 from halfbyte.backends.cpu import set_threads
-from halfbyte.transformers import growing_cache as cache_module
 from halfbyte.transformers import load_model
-from halfbyte.transformers.decoding import Decoding
-from halfbyte.transformers.growing_cache import growing_cache
-from halfbyte.transformers.step import Step, knows, step_of
+from halfbyte.transformers.decode import kv_cache as cache_module
+from halfbyte.transformers.decode.kv_cache import growing_cache
+from halfbyte.transformers.decode.native_step import Step, knows, step_of
+from halfbyte.transformers.decode.session import Decoding
 from tiny_models import agree, ids, write_tiny
 
 pytestmark = needs_native

@@ -16,7 +16,8 @@ import halfbyte as hb
 from halfbyte import ops
 from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
-from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows, fuse, linear, products
+from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows, fuse, linear
+from halfbyte.torch import functional as products
 from random_tensors import finite_tensor
 
 FORMATS = ("int4", "uint4", "mxfp4", "nvfp4", "q4_0", "q4_K", "q6_K", "affine4", "nf4")

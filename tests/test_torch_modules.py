@@ -16,10 +16,10 @@ from torch import nn
 import halfbyte as hb
 from halfbyte import ops
 from halfbyte.backends import backend_named
-from halfbyte.backends.arrays import to_numpy
 from halfbyte.errors import BackendError, HalfbyteError, ShapeError
 from halfbyte.formats import FAMILIES
-from halfbyte.joining import apart, join_rows, stack
+from halfbyte.numerics.array_interop import to_numpy
+from halfbyte.tensor.concat import apart, join_rows, stack
 from halfbyte.torch import Held, QEmbedding, QExperts, QLinear, QRows
 from halfbyte.torch.state import tensor
 from memory_checkpoint import packed

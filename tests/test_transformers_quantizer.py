@@ -14,7 +14,7 @@ from golden_case import GOLDEN
 from halfbyte.errors import UnsupportedError
 from halfbyte.torch import QEmbedding, packed_modules
 from halfbyte.transformers import HalfbyteConfig, load_model
-from halfbyte.transformers.quantizer import _one_device
+from halfbyte.transformers.hf_quantizer import _one_device
 from tiny_models import agree, ids, logits, write_tiny
 
 MATRIX = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halfbyte import turning
-from halfbyte.bits import pack, unpack
-from halfbyte.layouts.awq import ORDER
-from halfbyte.turning import PLAIN, tiles_turned, turned, turned_nibbles, words_turned
+from halfbyte.layouts.awq.gemm import ORDER
+from halfbyte.numerics import transpose as turning
+from halfbyte.numerics.bits import pack, unpack
+from halfbyte.numerics.transpose import PLAIN, tiles_turned, turned, turned_nibbles, words_turned
 
 needs_native = pytest.mark.skipif(turning.native() is None, reason="the native core is not built")
 SHAPES = [(0, 5), (3, 0), (1, 1), (1, 7), (7, 1), (15, 17), (16, 16), (63, 65), (64, 64), (129, 31), (700, 513), (128, 4096)]

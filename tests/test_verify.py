@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfbyte import QTensor
-from halfbyte.bits import pack, unpack
 from halfbyte.errors import FormatError
-from halfbyte.namemap import read_rules
-from halfbyte.rowview import RowView, Source
-from halfbyte.verification import STATUSES, Report, verify
+from halfbyte.numerics.bits import pack, unpack
+from halfbyte.tensor.row_view import RowView, Source
+from halfbyte.verification.compare import STATUSES, Report, verify
+from halfbyte.verification.names import read_rules
 from memory_checkpoint import MemoryCheckpoint, packed
 
 KEY = "model.layers.0.mlp.down_proj"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
-from halfbyte.checkpoints.writer import SafetensorsWriter
+from halfbyte.checkpoints.safetensors.writer import SafetensorsWriter
 from halfbyte.layouts import LAYOUTS
 from layout_tensors import integer_tensor
 

@@ -18,9 +18,9 @@ from torch import nn
 
 import halfbyte as hb
 from halfbyte.checkpoints import SafetensorsWriter
-from halfbyte.checkpoints.own_layout import OwnLayout
+from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
 from halfbyte.layouts import LAYOUTS
-from halfbyte.qtensor import QTensor
+from halfbyte.tensor.qtensor import QTensor
 from tiny_configs import CONFIGS, EXPERTS, FEED, HIDDEN, LAYERS, VOCAB, dense_model
 
 __all__ = ["CONFIGS", "EXPERTS", "FEED", "HIDDEN", "LAYERS", "VOCAB", "dense_model"]

@@ -111,8 +111,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     """One line of figures."""
     import torch
 
-    from halfbyte.generation import keeps_scores, prompt_chunk
-    from halfbyte.planning import Planner
+    from halfbyte.generation.memory_plan import Planner
+    from halfbyte.generation.single import keeps_scores, prompt_chunk
     from halfbyte.transformers import load_model, model_size
     from halfbyte.transformers.load import import_model_code
 

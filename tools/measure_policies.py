@@ -13,7 +13,7 @@ import sys
 import gguf
 import numpy as np
 
-from halfbyte.formats.encode import quantize
+from halfbyte.tensor.quantize import quantize
 
 TENSORS = ("token_embd.weight", "blk.0.ffn_down.weight", "blk.8.attn_v.weight", "blk.0.ffn_up.weight", "blk.17.attn_q.weight")
 ROWS = 1024

@@ -30,7 +30,7 @@ from halfbyte.calibration import calibrate
 from halfbyte.calibration import walk as walking
 from halfbyte.calibration.sources import source_of
 from halfbyte.checkpoints import open as open_checkpoint
-from halfbyte.converting.recipe import recipe_of
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.evaluation import llama_cpp
 from halfbyte.evaluation.perplexity import Perplexity, losses_of, scored_logits, targets_of
 from halfbyte.quantizers import mse

@@ -42,11 +42,12 @@ def measure(path: str, activations: str, prompt: int, threads: int, rounds: int,
     import torch
 
     from halfbyte.backends.cpu import native, set_threads
-    from halfbyte.bench.cpu_linear import CLOCKS
-    from halfbyte.bench.model_run import prompt_ids
-    from halfbyte.transformers import load_model, step
-    from halfbyte.transformers.decoding import Decoding
-    from halfbyte.transformers.growing_cache import growing_cache
+    from halfbyte.bench.cpu.linear import CLOCKS
+    from halfbyte.bench.model.run_one import prompt_ids
+    from halfbyte.transformers import load_model
+    from halfbyte.transformers.decode import native_step as step
+    from halfbyte.transformers.decode.kv_cache import growing_cache
+    from halfbyte.transformers.decode.session import Decoding
 
     now = CLOCKS[clock]
     torch.set_num_threads(threads)
@@ -95,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--clock", default="wall")
     given = parser.parse_args()
-    from halfbyte.bench.cpu_limits import machine_name
+    from halfbyte.bench.cpu.limits import machine_name
 
     found = {m: measure(given.path, m, given.prompt, given.threads, given.rounds, given.clock) for m in ("int8", "exact")}
     threads = f"{given.threads} thread{'' if given.threads == 1 else 's'}"

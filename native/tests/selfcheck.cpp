@@ -167,7 +167,7 @@ std::unique_ptr<Made> make(const Structure &s, int64_t n, int64_t k) {
   fill_values(m, s);
   w.group_size = s.group, w.groups = (k + s.group - 1) / s.group;
   w.group = (s.group + 7) / 8 * 8, w.seg = w.group;
-  // As backends/cpu_weight.py has it: sums in units of the activations' scale must stay exact in float32.
+  // As backends/cpu/pack.py has it: sums in units of the activations' scale must stay exact in float32.
   if (s.bits <= 4 && w.integral && w.table_low <= 12 && s.scale != Scale::f32 && !s.biases && !s.mins && !s.super && w.seg < 128) w.span = 128 / w.seg * w.seg;
   std::vector<int32_t> gather;
   if (s.act_order) {

@@ -18,14 +18,14 @@ from typing import Any
 from .checkpoints import Checkpoint, load, open, save
 from .errors import HalfbyteError
 from .formats import format_named
-from .formats.encode import quantize
 from .ops import dequantize, embedding, experts, linear, prepare
-from .qtensor import QTensor
 from .spec import Format
+from .tensor.qtensor import QTensor
+from .tensor.quantize import quantize
 
 __version__ = "0.1.0"
 
-_LATE = {"convert": "converting", "verify": "verification", "load_model": "transformers", "warmup": "torch.warming"}
+_LATE = {"convert": "conversion", "verify": "verification.compare", "load_model": "transformers", "warmup": "torch.warmup"}
 """Names whose modules are imported on first use."""
 
 __all__ = [

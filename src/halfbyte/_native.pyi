@@ -1,4 +1,4 @@
-"""The compiled core (native/module.cpp). Arrays cross as addresses, validated by backends/cpu.py and turning.py."""
+"""The compiled core (native/module.cpp). Arrays cross as addresses, validated by backends/cpu/__init__.py and turning.py."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
-from .backends.arrays import as_matrix, device_of, dtype_of, is_torch, like, records_gradient, to_numpy
 from .errors import BackendError, ShapeError
-from .qtensor import QTensor
+from .numerics.array_interop import as_matrix, device_of, dtype_of, is_torch, like, records_gradient, to_numpy
 from .spec import Format
+from .tensor.qtensor import QTensor
 
 Weight = QTensor | Prepared
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import BackendError
-from ..qtensor import QTensor
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 
 OPERATIONS = ("dequantize", "linear", "embedding", "experts")
 ACTIVATIONS = ("exact", "int8")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exact import dtype_named
-from ..qtensor import BLOCK_ELEMENTS, QTensor
+from ..numerics.exact import dtype_named
+from ..tensor.qtensor import BLOCK_ELEMENTS, QTensor
 from .base import Backend, Call, Prepared
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..formats import family_of, format_named
-from ..qtensor import QTensor
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 
 
 def random_weight(codec: str | Format, n: int, k: int, seed: int) -> QTensor:

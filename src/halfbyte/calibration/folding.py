@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..qtensor import QTensor
 from ..quantizers import awq_scales
-from ..transformers.places import is_experts
+from ..tensor.qtensor import QTensor
+from ..transformers.fill.module_paths import is_experts
 from .matrices import expert_rows, gated_input, half
 from .statistics import Shared
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..transformers.places import Place, is_experts
+from ..transformers.fill.module_paths import Place, is_experts
 
 
 @dataclass(frozen=True, eq=False)

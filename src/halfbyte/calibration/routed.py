@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..quantizers import awq_scales
-from ..transformers.places import is_experts
+from ..transformers.fill.module_paths import is_experts
 from .folding import Round, adds_one
 from .matrices import Matrix, expert_input
 from .statistics import Inputs, Shared

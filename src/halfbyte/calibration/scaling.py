@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint
-from ..exact import bfloat16
-from ..formats.encode import quantize
-from ..qtensor import QTensor
+from ..numerics.exact import bfloat16
 from ..spec import Format
+from ..tensor.qtensor import QTensor
+from ..tensor.quantize import quantize
 from .folding import NOTHING, Before, before_of, fold
 from .matrices import Matrix
 from .routed import fold_routed

@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..checkpoints import Checkpoint, TensorInfo
-from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
-from ..converting.recipe import KEPT_LAST
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..conversion.recipe import KEPT_LAST
 from ..errors import CheckpointError, UnsupportedError
-from ..qtensor import QTensor
-from ..transformers.expert_fill import fill_experts
-from ..transformers.filling import some
-from ..transformers.folder_config import config_of_folder, tokenizer_of_folder
-from ..transformers.folder_fill import FolderFilling
-from ..transformers.gguf_config import EXPERTS, architecture_of, config_of
-from ..transformers.gguf_fill import ROTATION_FACTORS, GGUFFilling
-from ..transformers.gguf_tokenizer import tokenizer_of
+from ..tensor.qtensor import QTensor
+from ..transformers.config import config_of_folder, tokenizer_of_folder
+from ..transformers.fill.base import some
+from ..transformers.fill.experts import fill_experts
+from ..transformers.fill.gguf import ROTATION_FACTORS, GGUFFilling
+from ..transformers.fill.module_paths import Place
+from ..transformers.fill.safetensors import FolderFilling
+from ..transformers.gguf.config import EXPERTS, architecture_of, config_of
+from ..transformers.gguf.tokenizer import tokenizer_of
 from ..transformers.load import empty_model
-from ..transformers.places import Place
 
 
 class Decoded:

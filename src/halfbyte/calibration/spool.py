@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checkpoints import Checkpoint, load, save
-from ..checkpoints.journal import append_line, make_folder, plain, read_lines, take_lock
-from ..qtensor import QTensor
+from ..checkpoints.io.journal import append_line, make_folder, plain, read_lines, take_lock
+from ..tensor.qtensor import QTensor
 
 JOURNAL = "journal.jsonl"
 LOCK = "lock"

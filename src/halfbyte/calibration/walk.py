@@ -19,18 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..alternating import rows_by_name
 from ..checkpoints import Checkpoint
-from ..converting.experts_alike import check_experts
-from ..converting.quantizing import check_dense, round_searched
-from ..converting.recipe import Recipe, format_for, module_of
-from ..converting.turned import turned
+from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..conversion.expert_formats import check_experts
+from ..conversion.quantize import check_dense, round_searched
+from ..conversion.recipe import Recipe, format_for, module_of
+from ..conversion.transposed_experts import turned
 from ..errors import FormatError, HalfbyteError, ShapeError
-from ..joining import stack
-from ..qtensor import QTensor
 from ..quantizers import Factored, factored, gptq, has_grid, mse, on_tensors
 from ..spec import Format
-from ..transformers.places import is_experts
+from ..tensor.concat import stack
+from ..tensor.qtensor import QTensor
+from ..transformers.fill.module_paths import is_experts
 from .matrices import Matrix, matrices_of
 from .scaling import Scaling
 from .sources import Source, source_of

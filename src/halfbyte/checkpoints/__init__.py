@@ -1,10 +1,10 @@
 """Files: checkpoints of every kind, opened lazily and memory-mapped; see docs/checkpoints.md."""
 
-from .checkpoint import Checkpoint, Finding, MissingKeyError, TensorInfo
-from .opening import open
-from .overflow import CheckpointWarning
-from .save import load, save
-from .writer import SafetensorsWriter
+from .base import Checkpoint, Finding, MissingKeyError, TensorInfo
+from .findings.overflow import CheckpointWarning
+from .open import open
+from .safetensors.save import load, save
+from .safetensors.writer import SafetensorsWriter
 
 __all__ = [
     "Checkpoint",

@@ -101,7 +101,7 @@ def _modes(activations: str) -> tuple[str, ...]:
 
 
 def _check_clock(clock: str, threads: int) -> None:
-    from ..bench.cpu_linear import CLOCKS
+    from ..bench.cpu.linear import CLOCKS
 
     if clock not in CLOCKS:
         raise FormatError(f"[bench] --clock {clock!r}; allowed: {', '.join(CLOCKS)}")
@@ -118,7 +118,7 @@ def _of_model(
     markdown: bool,
     json: bool,
 ) -> None:
-    from ..bench import model
+    from ..bench.model import race as model
 
     _check_clock(timing["clock"], timing["threads"])
     why = model.llama_reason()
@@ -136,7 +136,8 @@ def _of_model(
 def _sweep(
     device: str, timing: dict[str, Any], show: Callable[[dict[str, Any]], None], plot: str, markdown: bool, json: bool
 ) -> None:
-    from ..bench import cuda_sweep, sweep
+    from ..bench.cpu import sweep
+    from ..bench.cuda import sweep as cuda_sweep
 
     which = cuda_sweep if device == "cuda" else sweep
     if device == "cuda":
@@ -156,8 +157,8 @@ def _sweep(
 def _on_cpu(
     shapes: list[tuple[int, int]], tokens: list[int], formats: list[str], peers: str, activations: str, timing: dict[str, Any]
 ) -> Iterable[dict[str, Any]]:
-    from ..bench.cpu_linear import bench as run
-    from ..bench.peers import peers_named
+    from ..bench.cpu.linear import bench as run
+    from ..bench.cpu.peers.base import peers_named
 
     _check_clock(timing["clock"], timing["threads"])
     try:
@@ -181,9 +182,9 @@ def _check_cuda() -> None:
 
 
 def _on_cuda(arguments: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    """Runs `halfbyte.bench.cuda_linear` in this process and keeps its records."""
+    """Runs `halfbyte.bench.cuda.linear` in this process and keeps its records."""
     _check_cuda()
-    from ..bench import cuda_linear
+    from ..bench.cuda import linear as cuda_linear
 
     kept: list[dict[str, Any]] = []
 

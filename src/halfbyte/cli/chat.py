@@ -32,8 +32,8 @@ def chat(
     from ..checkpoints import open as open_checkpoint
 
     open_checkpoint(path).close()  # what is damaged is reported before torch is imported
-    from ..chat import Chat
-    from ..generation import Sampling
+    from ..generation.chat import Chat
+    from ..generation.single import Sampling
     from ..transformers import load_model
 
     sampling = Sampling(temperature, top_k, top_p, seed)
@@ -56,7 +56,7 @@ def chat(
 
 
 def _reply(talk: object, text: str, json: bool) -> None:
-    from ..chat import Chat
+    from ..generation.chat import Chat
 
     assert isinstance(talk, Chat)
     for piece in talk.say(text):

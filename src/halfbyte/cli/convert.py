@@ -13,8 +13,8 @@ from .failures import complain
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
-    from ..converting import Converted
-    from ..converting.unit import Record
+    from ..conversion import Converted
+    from ..conversion.unit import Record
 
 _COLUMNS = (Column("tensor"), Column("edge"), Column("from"), Column("to"), Column("rel. RMS", True), Column("why"))
 
@@ -48,8 +48,8 @@ def convert(
     stopped. Exit status: 0 done, 1 a plan with lossy edges, 2 refused or failed.
     """
     from ..checkpoints import open as open_checkpoint
-    from ..converting import convert_checkpoint
-    from ..dequantizing import parse_size
+    from ..conversion import convert_checkpoint
+    from ..conversion.to_dense import parse_size
 
     limit = parse_size(max_shard_size, "convert")
     with (

@@ -30,7 +30,7 @@ def dequantize(
     Configuration and tokenizer files go along, the former without its quantization. Nothing is left behind on failure.
     """
     from ..checkpoints import open as open_checkpoint
-    from ..dequantizing import dequantize_checkpoint, parse_size
+    from ..conversion.to_dense import dequantize_checkpoint, parse_size
 
     limit = parse_size(max_shard_size)
     with open_checkpoint(path) as checkpoint, progress("dequantizing", in_bytes=True) as report:

@@ -41,8 +41,8 @@ def generate(
                 "Its weights can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
             )
         path = checkpoint.path
-    from ..batched import BatchGeneration
-    from ..generation import Generation, Sampling
+    from ..generation.batch import BatchGeneration
+    from ..generation.single import Generation, Sampling
     from ..transformers import import_model_code, load_model, model_size
 
     sampling = Sampling(temperature, top_k, top_p, seed)

@@ -33,7 +33,7 @@ def inspect(
     Exit status: 0 when no error was found (warnings and notes allowed), 1 when one was, 2 when the checkpoint cannot be opened.
     """
     from ..checkpoints import open as open_checkpoint
-    from ..inspection import records
+    from ..checkpoints.inspect import records
 
     with open_checkpoint(path) as checkpoint:
         with progress("reading") as report:
@@ -47,7 +47,7 @@ def inspect(
 
 
 def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> None:
-    from ..inspection import Group, grouped, totals
+    from ..checkpoints.inspect import Group, grouped, totals
 
     infos = list(checkpoint.infos())
     sums = totals(infos)
@@ -67,7 +67,7 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> N
 
 
 def _row(group: object, each: bool) -> list[str]:
-    from ..inspection import Group, bits_per_weight, format_word
+    from ..checkpoints.inspect import Group, bits_per_weight, format_word
 
     assert isinstance(group, Group)
     first: TensorInfo = group.infos[0]
@@ -80,7 +80,7 @@ def _row(group: object, each: bool) -> list[str]:
 
 def _print_findings(findings: Sequence[Finding], each: bool) -> None:
     """Findings worst first; of one code no more than `SHOWN` unless `each` is asked for."""
-    from ..inspection import fix_for
+    from ..checkpoints.inspect import fix_for
 
     if not findings:
         print("\nNothing looks wrong.")

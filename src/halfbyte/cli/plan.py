@@ -24,7 +24,7 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> int:
     """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit --device-memory, else 0."""
-    from ..planning import Planner
+    from ..generation.memory_plan import Planner
 
     where = device or ("cpu" if device_memory is None else "cuda")
     memory = None if device_memory is None else _memory(device_memory)
@@ -62,7 +62,7 @@ def _has_cuda() -> bool:
 
 def _memory(text: str) -> int:
     """Bytes. CheckpointError for what is no size."""
-    from ..dequantizing import parse_size
+    from ..conversion.to_dense import parse_size
     from ..errors import CheckpointError, HalfbyteError
 
     try:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..converting import Converted
-    from ..converting.quantizing import Rounder
+    from ..conversion import Converted
+    from ..conversion.quantize import Rounder
 
 _COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", True))
 
@@ -57,12 +57,12 @@ def quantize(
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
     from ..checkpoints import open as open_checkpoint
-    from ..converting.checkpoint import check_out
-    from ..converting.experts_alike import check_experts
-    from ..converting.quantizing import quantize_checkpoint
-    from ..converting.recipe import module_of, recipe_of
-    from ..converting.turned import stacks_of
-    from ..dequantizing import parse_size
+    from ..conversion.expert_formats import check_experts
+    from ..conversion.quantize import quantize_checkpoint
+    from ..conversion.recipe import module_of, recipe_of
+    from ..conversion.to_dense import parse_size
+    from ..conversion.transposed_experts import stacks_of
+    from ..conversion.write import check_out
     from ..quantizers import METHODS
 
     if method not in METHODS:

@@ -10,7 +10,7 @@ from ..errors import BackendError, FormatError
 from .terminal import Column, plural, print_json, print_table
 
 if TYPE_CHECKING:
-    from ..selftest import Bench, Outcome
+    from ..bench.selftest import Bench, Outcome
 
 _COLUMNS = (
     Column("format"), Column("route"), Column("op"), Column("schedule"), Column("dtype"), Column("one-hot"),
@@ -32,7 +32,7 @@ def selftest(
 
     Exit status: 0 all right, 1 a kernel is wrong, 2 nothing computes on that device here.
     """
-    from ..selftest import FORMATS, run
+    from ..bench.selftest import FORMATS, run
 
     benches = _benches(device)
     wanted = tuple(format.split(",")) if format else FORMATS
@@ -54,7 +54,7 @@ def selftest(
 
 def _benches(device: str | None) -> list[Bench]:
     """Those of the device; of the first that computes here when none is named."""
-    from ..selftest import DEVICES, benches_for
+    from ..bench.selftest import DEVICES, benches_for
 
     for word in DEVICES if device is None else ():
         try:

@@ -28,7 +28,7 @@ def serve(
     from ..checkpoints import open as open_checkpoint
 
     open_checkpoint(path).close()  # what is damaged is reported before torch is imported
-    from ..transformers.serving import server
+    from ..transformers.serve import server
 
     app = server(path, name=name, cors=cors, activations=activations, backend=backend, device=device, dtype=dtype)
     import uvicorn

@@ -32,8 +32,8 @@ def tune(
 
     import torch
 
-    from ..backends.cuda.found import user_file, write
-    from ..bench.cuda_tune import tune as run
+    from ..backends.cuda.tuning.table import user_file, write
+    from ..bench.cuda.tune_mma import tune as run
 
     shapes, tokens, card = _shapes(shape), _numbers(m, "--m"), torch.cuda.get_device_name()
     entries = run(shapes, format.split(","), tokens, jobs, print_json if json else lambda record: None)

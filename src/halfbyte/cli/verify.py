@@ -11,7 +11,7 @@ from ..errors import FormatError
 from .terminal import Column, human_count, print_json, print_table, printable, progress, shape_text
 
 if TYPE_CHECKING:
-    from ..verification import Comparison, Report
+    from ..verification.compare import Comparison, Report
 
 _COLUMNS = (
     Column("tensor"), Column("status"), Column("A"), Column("B"), Column("compared as"), Column("differing", True),
@@ -40,8 +40,8 @@ def verify(
     value of the same row. Exit status: 0 identical (or within --rtol), 1 different, 2 the comparison could not be made.
     """
     from ..checkpoints import open as open_checkpoint
-    from ..namemap import read_rules
-    from ..verification import verify as compare
+    from ..verification.compare import verify as compare
+    from ..verification.names import read_rules
 
     if not 0 <= rtol < float("inf"):
         raise FormatError(f"[verify] --rtol {rtol}; allowed: 0 or a positive number")

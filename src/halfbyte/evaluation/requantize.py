@@ -12,9 +12,9 @@ from copy import deepcopy
 from typing import Any
 
 from ..errors import HalfbyteError
-from ..formats.encode import quantize
-from ..torch.held import Held
+from ..tensor.quantize import quantize
 from ..torch.modules import packed_modules
+from ..torch.packed_weight import Held
 from .protocols import EvaluationError
 
 

@@ -12,11 +12,11 @@ from .affine import Affine
 from .base import Family, PartSpec
 from .fp4 import FP4
 from .fp8 import FP8
-from .ggml_fp4 import GGMLFP4
-from .ggml_iq4 import GGMLIQ4
-from .ggml_k import GGMLK
-from .ggml_legacy import GGMLLegacy
-from .ggml_rare import GGMLRare
+from .ggml.fp4 import GGMLFP4
+from .ggml.iq4 import GGMLIQ4
+from .ggml.k_quants import GGMLK
+from .ggml.legacy import GGMLLegacy
+from .ggml.raw_blocks import GGMLRare
 from .hqq import HQQ
 from .integer import Integer
 from .mx import MX

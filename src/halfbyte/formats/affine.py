@@ -26,15 +26,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import pack
 from ..errors import FormatError
-from ..exact import bfloat16
+from ..numerics.bits import pack
+from ..numerics.exact import bfloat16
 from ..spec import Format
 from .base import Family, check_group, finite
-from .grouping import grouped, ungrouped
 from .options import only_options, scale_dtype_option
-from .policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio
-from .ranges import edge_scale
+from .rounding.grouping import grouped, ungrouped
+from .rounding.policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio
+from .rounding.ranges import edge_scale
 
 _BITS = (1, 2, 3, 4, 5, 6, 8)
 SCALE_RULES = ("minmax", "edge")

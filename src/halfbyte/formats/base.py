@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, ShapeError
-from ..exact import bfloat16
+from ..numerics.exact import bfloat16
 from ..spec import Format
 from .decode import Parts, decode_exact
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import unpack
-from ..exact import F64, Exact, dtype_named, two_product, two_sum
-from ..minifloat import element_significant_bits, element_table, scale_table
+from ..numerics.bits import unpack
+from ..numerics.exact import F64, Exact, dtype_named, two_product, two_sum
+from ..numerics.minifloat import element_significant_bits, element_table, scale_table
 from ..spec import Format
 
 Parts = Mapping[str, NDArray[Any]]

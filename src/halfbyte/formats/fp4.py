@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..spec import Format
 from .base import Family, check_group
-from .float_scaled import encode_float_scaled
 from .options import only_options, scale_dtype_option
+from .rounding.float_scaled import encode_float_scaled
 
 
 class FP4(Family):

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ..spec import Format
 from .base import Family, check_group
-from .float_scaled import encode_float_scaled
 from .options import only_options, rows_option, scale_dtype_option
+from .rounding.float_scaled import encode_float_scaled
 
 _WORDS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 

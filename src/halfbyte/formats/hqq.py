@@ -25,14 +25,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import pack
 from ..errors import FormatError
+from ..numerics.bits import pack
 from ..spec import Format
 from .base import SCALE_DTYPES, Family, check_group, finite
-from .grouping import grouped, ungrouped
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
-from .policy import computing, float_info, in_scale_dtype, one_of, policy_from, ratio
-from .ranges import edge_scale
+from .rounding.grouping import grouped, ungrouped
+from .rounding.policy import computing, float_info, in_scale_dtype, one_of, policy_from, ratio
+from .rounding.ranges import edge_scale
 
 
 @dataclass(frozen=True)

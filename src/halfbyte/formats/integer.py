@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ..errors import FormatError
 from ..spec import Format
 from .base import Family, check_group, finite
-from .encode_integer import encode_integers
 from .options import only_options, rows_option, scale_dtype_option
+from .rounding.integers import encode_integers
 
 _WORDS = {f"int{b}": ("int", b) for b in range(1, 9)} | {f"uint{b}": ("uint", b) for b in range(1, 9)} | {"bnb_int8": ("int", 8)}
 

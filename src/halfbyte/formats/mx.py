@@ -28,13 +28,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import pack
-from ..minifloat import MINIFLOATS, TIES, ZEROS, e8m0_encode, element_table, round_to_element, sign_zeros
+from ..numerics.bits import pack
+from ..numerics.minifloat import MINIFLOATS, TIES, ZEROS, e8m0_encode, element_table, round_to_element, sign_zeros
 from ..spec import Format
 from .base import Family, check_group, finite
-from .grouping import grouped, ungrouped
 from .options import only_options
-from .policy import COMPUTE, computing, float_info, one_of, policy_from
+from .rounding.grouping import grouped, ungrouped
+from .rounding.policy import COMPUTE, computing, float_info, one_of, policy_from
 
 _WORDS = {
     "mxfp4": ("e2m1", 4), "mxfp6_e2m3": ("e2m3", 6), "mxfp6_e3m2": ("e3m2", 6), "mxfp8_e4m3": ("e4m3", 8),

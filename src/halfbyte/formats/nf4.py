@@ -31,8 +31,8 @@ from ..errors import FormatError
 from ..spec import Format
 from .base import Family, PartSpec, check_group, finite
 from .decode import NESTED_BLOCK
-from .encode_table import encode_table
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
+from .rounding.tables import encode_table
 
 
 class NF4(Family):

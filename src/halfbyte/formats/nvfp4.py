@@ -33,14 +33,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import pack
 from ..errors import FormatError
-from ..minifloat import TIES, ZEROS, element_table, round_to_element, sign_zeros
+from ..numerics.bits import pack
+from ..numerics.minifloat import TIES, ZEROS, element_table, round_to_element, sign_zeros
 from ..spec import Format
 from .base import Family, check_group, finite
-from .grouping import grouped, row_blocks, ungrouped
 from .options import only_options
-from .policy import COMPUTE, computing, float_info, one_of, policy_from
+from .rounding.grouping import grouped, row_blocks, ungrouped
+from .rounding.policy import COMPUTE, computing, float_info, one_of, policy_from
 
 LEVELS: dict[str, tuple[str, float]] = {
     "multiply": ("multiply", 1.0), "divide": ("divide", 1.0), "amax": ("multiply", 2688.0), "none": ("", 1.0),

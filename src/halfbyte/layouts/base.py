@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LayoutError
-from ..qtensor import QTensor
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]

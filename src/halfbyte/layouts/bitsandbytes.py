@@ -27,16 +27,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..bits import pack, unpack
 from ..errors import LayoutError, UnsupportedError
 from ..formats import family_of, format_named
 from ..formats.decode import NESTED_BLOCK
-from ..minifloat import element_table
-from ..qtensor import QTensor
+from ..numerics.bits import pack, unpack
+from ..numerics.minifloat import element_table
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, only, refuse, want
-from .eight_bits import F32, I8, U8, signed_codes, swap_nibbles
-from .words import as_bytes, as_words, recall, remember
+from .common.float8 import F32, I8, U8, signed_codes, swap_nibbles
+from .common.words import as_bytes, as_words, recall, remember
 
 _STATES = {"nf4": "weight.quant_state.bitsandbytes__nf4", "fp4": "weight.quant_state.bitsandbytes__fp4"}
 _WORDS = {"nf4": "nf4", "fp4": "bnb_fp4"}

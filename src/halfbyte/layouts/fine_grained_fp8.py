@@ -16,9 +16,9 @@ import numpy as np
 
 from ..errors import LayoutError
 from ..formats import format_named
-from ..qtensor import QTensor
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, want
-from .eight_bits import BF16, E4M3, F32, bytes_of, named
+from .common.float8 import BF16, E4M3, F32, bytes_of, named
 
 WEIGHT, SCALE = "weight", "weight_scale_inv"
 

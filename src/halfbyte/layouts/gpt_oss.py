@@ -15,9 +15,9 @@ from typing import Any
 
 from ..errors import LayoutError
 from ..formats import format_named
-from ..qtensor import QTensor
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, refuse, want
-from .eight_bits import E8M0, U8, bytes_of, named
+from .common.float8 import E8M0, U8, bytes_of, named
 
 
 class GptOss(Layout):

@@ -30,15 +30,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import bits as stream
 from ..errors import LayoutError
-from ..exact import bfloat16
 from ..formats import format_named
-from ..qtensor import QTensor
-from ..turning import turned
+from ..numerics import bits as stream
+from ..numerics.exact import bfloat16
+from ..numerics.transpose import turned
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want, whole
-from .integers import check_index, check_integer, check_zero_range, monotone, stored_zeros
-from .words import (
+from .common.integers import check_index, check_integer, check_zero_range, monotone, stored_zeros
+from .common.words import (
     as_bytes,
     as_words,
     fields_of_words,

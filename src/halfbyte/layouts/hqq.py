@@ -22,13 +22,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..bits import pack, unpack
 from ..errors import LayoutError, UnsupportedError
 from ..formats import family_of, format_named
-from ..qtensor import QTensor
+from ..numerics.bits import pack, unpack
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, sizes, want, whole
-from .eight_bits import FLOATS, U8, dtype_by_name
-from .words import as_bytes, as_words, recall, remember
+from .common.float8 import FLOATS, U8, dtype_by_name
+from .common.words import as_bytes, as_words, recall, remember
 
 _PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "2bit_u8": (2, 4), "1bit_u8": (1, 8), "3bit_32": (3, 10)}
 """packing -> (bits of a slot, slots a word)."""

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
-from ..exact import bfloat16
 from ..formats import format_named
-from ..qtensor import QTensor
-from ..turning import turned
-from .awq import awq_group
+from ..numerics.exact import bfloat16
+from ..numerics.transpose import turned
+from ..tensor.qtensor import QTensor
+from .awq.gemm import awq_group
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want
-from .integers import check_integer
-from .words import as_bytes, as_words, recall, remember
+from .common.integers import check_integer
+from .common.words import as_bytes, as_words, recall, remember
 
 U32 = np.dtype(np.uint32)
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))

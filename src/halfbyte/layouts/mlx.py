@@ -28,11 +28,11 @@ import numpy as np
 from ..errors import LayoutError
 from ..formats import format_named
 from ..formats.affine import one_dtype
-from ..qtensor import QTensor
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, only, refuse, want, whole
-from .eight_bits import E4M3, E8M0, F32, FLOATS, U8, bytes_of, cast, dtype_by_name, held_exactly, named
-from .words import as_bytes, as_words, remember_lost, restored
+from .common.float8 import E4M3, E8M0, F32, FLOATS, U8, bytes_of, cast, dtype_by_name, held_exactly, named
+from .common.words import as_bytes, as_words, remember_lost, restored
 
 _AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError, HalfbyteError, LayoutError
 from ..formats import FAMILIES, family_of
-from ..qtensor import QTensor
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, sizes
 
 PARTS = (

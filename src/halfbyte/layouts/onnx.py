@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..bits import pack, unpack
 from ..errors import LayoutError
 from ..formats import format_named
-from ..qtensor import QTensor
+from ..numerics.bits import pack, unpack
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, only, refuse, want, whole
-from .eight_bits import FLOATS, U8
-from .integers import check_index
-from .words import join_stream, recall, remember, split_stream
+from .common.float8 import FLOATS, U8
+from .common.integers import check_index
+from .common.words import join_stream, recall, remember, split_stream
 
 _CODES = {"weight_Q2": 2, "weight_Q4": 4, "weight_Q8": 8}
 

@@ -25,15 +25,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..bits import pack, unpack
 from ..errors import LayoutError, UnsupportedError
 from ..formats import format_named
-from ..qtensor import QTensor
+from ..numerics.bits import pack, unpack
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, sizes, want, whole
-from .eight_bits import E4M3, E5M2, E8M0, F32, FLOATS, I8, U8, bytes_of, named
-from .scale_tiles import tile, tiled_shape, untile
-from .words import recall, remember
+from .common.float8 import E4M3, E5M2, E8M0, F32, FLOATS, I8, U8, bytes_of, named
+from .common.scale_tiles import tile, tiled_shape, untile
+from .common.words import recall, remember
 
 _PREFIXES = ("_weight_", "weight_")
 _NAMES = ("qdata", "scale", "zero_point", "per_tensor_scale")

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..backends.base import Prepared
 from ..backends.metal import MetalBackend, launch
 from ..backends.metal.experts import experts, refuse_two_stacks
-from ..backends.metal.mlx_route import MLXRoute
+from ..backends.metal.mlx_runtime import MLXRoute
 
 
 class MLXBackend(MetalBackend):

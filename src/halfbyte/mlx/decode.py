@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backends.metal.weight import MetalWeight
-from ..minifloat import element_table, scale_table
+from ..numerics.minifloat import element_table, scale_table
 from ..spec import Format
 
 CPU = mx.cpu

@@ -15,10 +15,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..backends.metal.mlx_route import MLXRoute
+from ..backends.metal.mlx_runtime import MLXRoute
 from ..backends.metal.weight import MetalWeight
 from ..errors import CheckpointError
-from ..qtensor import QTensor
+from ..tensor.qtensor import QTensor
 from . import verbs
 
 _ARRAYS = ("codes", "scales", "addends", "factors", "order")

@@ -13,11 +13,11 @@ from ..backends.base import SCHEDULES
 from ..backends.metal import launch
 from ..backends.metal.experts import experts as metal_experts
 from ..backends.metal.kernels import ACTIVATIONS
-from ..backends.metal.mlx_route import DTYPES, MLXRoute
+from ..backends.metal.mlx_runtime import DTYPES, MLXRoute
 from ..backends.metal.weight import MetalWeight, metal_weight
 from ..errors import BackendError, ShapeError
-from ..qtensor import QTensor
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 from .decode import rows_float32
 
 BLOCK_ELEMENTS = 1 << 20

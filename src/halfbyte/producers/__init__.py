@@ -28,7 +28,7 @@ from . import (
 )
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 Decoder = Callable[["QTensor", Any], "NDArray[Any]"]
 DECODERS: dict[str, Decoder] = {

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exact import dtype_named
+from ..numerics.exact import dtype_named
 from .float32 import F32, codes, elements, nested_scales, spread
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 _RECIPROCAL = np.float32(7.874015718698502e-3)
 

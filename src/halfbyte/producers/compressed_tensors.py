@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import unpack
-from ..exact import bfloat16, dtype_named
 from ..formats.decode import element_values, placement, scale_values
+from ..numerics.bits import unpack
+from ..numerics.exact import bfloat16, dtype_named
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 
 def decode(q: QTensor, dtype: Any) -> NDArray[Any]:

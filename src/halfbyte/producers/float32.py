@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import unpack
 from ..formats.decode import NESTED_BLOCK, element_values, placement
-from ..minifloat import element_table, scale_table
+from ..numerics.bits import unpack
+from ..numerics.minifloat import element_table, scale_table
 
 if TYPE_CHECKING:
     from ..formats.decode import Place
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 F32 = NDArray[np.float32]
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exact import dtype_named
-from ..minifloat import scale_table
+from ..numerics.exact import dtype_named
+from ..numerics.minifloat import scale_table
 from .float32 import F32, elements, spread
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 
 def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
@@ -70,6 +70,6 @@ def _half_scales(kind: str) -> F32:
 
 
 def _blocks(q: QTensor) -> F32:
-    from ..formats.ggml_rare import dequantize_blocks
+    from ..formats.ggml.raw_blocks import dequantize_blocks
 
     return dequantize_blocks(q.format.name, q.parts["blocks"])

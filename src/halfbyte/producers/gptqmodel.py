@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .integers import scaled
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 
 def decode(q: QTensor, dtype: Any) -> NDArray[Any]:

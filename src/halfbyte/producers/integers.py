@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import unpack
-from ..exact import dtype_named
 from ..formats.decode import element_values, placement
+from ..numerics.bits import unpack
+from ..numerics.exact import dtype_named
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 
 def scaled(q: QTensor, dtype: Any, zeros: NDArray[np.integer] | None = None) -> NDArray[Any]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exact import dtype_named
+from ..numerics.exact import dtype_named
 from .float32 import e4m3_table, e8m0_table, elements, rounded, spread
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 
 def decode(q: QTensor, dtype: Any) -> NDArray[Any]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exact import dtype_named
-from ..minifloat import element_table
+from ..numerics.exact import dtype_named
+from ..numerics.minifloat import element_table
 from .float32 import codes, spread
 
 if TYPE_CHECKING:
-    from ..qtensor import QTensor
+    from ..tensor.qtensor import QTensor
 
 _HALF_SCALE = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
 """2^(byte − 128): half the scale, so that byte 255 is a float32. Every value is normal but bytes 0 and 1, exact all the same."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.arrays import is_torch
+from ..numerics.array_interop import is_torch
 
 
 class NumPyFunctions:

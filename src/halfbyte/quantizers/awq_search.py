@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ShapeError
-from ..qtensor import QTensor
+from ..tensor.qtensor import QTensor
 from .arrays import functions, host
 
 F64 = NDArray[np.float64]

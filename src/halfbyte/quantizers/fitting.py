@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.encode import quantize
-from ..minifloat import MINIFLOATS, element_table
+from ..numerics.minifloat import MINIFLOATS, element_table
+from ..tensor.quantize import quantize
 from .arrays import functions, host
 from .grid import F64, Grid, Params, factor_of, power_of_two, round_float
 from .groups import cut, weights

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import pack
 from ..errors import FormatError
 from ..formats.base import SCALE_DTYPES
 from ..formats.decode import scale_values
-from ..minifloat import MINIFLOATS, element_table, round_to_element
-from ..qtensor import QTensor
+from ..numerics.bits import pack
+from ..numerics.minifloat import MINIFLOATS, element_table, round_to_element
 from ..spec import Format
+from ..tensor.qtensor import QTensor
 from .arrays import functions, host
 
 F64 = NDArray[np.float64]

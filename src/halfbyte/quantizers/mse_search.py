@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.arrays import is_torch
 from ..formats import format_named
-from ..formats.encode import quantize
-from ..qtensor import QTensor
+from ..numerics.array_interop import is_torch
 from ..spec import Format
+from ..tensor.qtensor import QTensor
+from ..tensor.quantize import quantize
 from .arrays import functions, host
 from .fitting import fit_weight
 from .grid import Grid, Params

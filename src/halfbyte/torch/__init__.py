@@ -1,12 +1,12 @@
 """torch modules over packed weights. Needs torch; the rest of halfbyte does not."""
 
 try:
+    from .concat_linear import QRows
     from .experts import QExperts
+    from .functional import linear
     from .fuse import FusedLinear, fuse, unfuse
-    from .held import Held
     from .modules import Packed, QEmbedding, QLinear, packed_modules
-    from .products import linear
-    from .rows import QRows
+    from .packed_weight import Held
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"{e.name}, which halfbyte.torch needs; pip install 'halfbyte[torch]'", name=e.name) from e
 

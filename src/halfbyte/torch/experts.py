@@ -21,9 +21,10 @@ from .. import ops
 from ..backends import Prepared, backend_named
 from ..errors import BackendError, ShapeError
 from ..ops import ACTIVATION_FUNCTIONS
-from . import operators, products
-from .held import Held
+from . import custom_ops as operators
+from . import functional as products
 from .modules import Packed, Weight
+from .packed_weight import Held
 
 PROJECTIONS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 

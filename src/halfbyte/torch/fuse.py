@@ -17,11 +17,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..backends import Prepared
-from ..joining import apart, join_rows
-from ..qtensor import QTensor
-from . import products
-from .held import Held
+from ..tensor.concat import apart, join_rows
+from ..tensor.qtensor import QTensor
+from . import functional as products
 from .modules import PackedLinear, QLinear
+from .packed_weight import Held
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that model code calls on one input."""

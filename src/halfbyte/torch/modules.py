@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ..backends import Prepared
 from ..errors import HalfbyteError
-from ..qtensor import QTensor
-from . import operators, products
-from .held import Held
+from ..tensor.qtensor import QTensor
+from . import custom_ops as operators
+from . import functional as products
+from .packed_weight import Held
 from .state import DESCRIPTION, NAMES, qtensor_of, tensors_of
 
 Weight = Held | Prepared | QTensor

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..backends.arrays import to_numpy
-from ..checkpoints.own_layout import OwnLayout
-from ..exact import bfloat16
+from ..checkpoints.safetensors.native_layout import OwnLayout
 from ..layouts.native import PARTS
-from ..qtensor import QTensor
+from ..numerics.array_interop import to_numpy
+from ..numerics.exact import bfloat16
+from ..tensor.qtensor import QTensor
 
 DESCRIPTION = "halfbyte"
 NAMES = (*PARTS, DESCRIPTION)

@@ -20,17 +20,17 @@ from torch import nn
 from ..backends import X_DTYPES
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
-from ..checkpoints.gguf_checkpoint import GGUFCheckpoint
-from ..checkpoints.halves import cut_in_halves
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.views.gptqmodel_marker import cut_in_halves
 from ..errors import BackendError, FormatError, UnsupportedError
 from ..torch.modules import packed_modules
-from .folder_config import add_generation_settings, config_of_folder, tokenizer_of_folder
-from .folder_fill import fill_from_folder
-from .gguf_config import architecture_of, config_of
-from .gguf_fill import fill
-from .gguf_tokenizer import tokenizer_of
-from .norms import single_calls
-from .quantizer import prepared_for_saving
+from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
+from .decode.rmsnorm import single_calls
+from .fill.gguf import fill
+from .fill.safetensors import fill_from_folder
+from .gguf.config import architecture_of, config_of
+from .gguf.tokenizer import tokenizer_of
+from .hf_quantizer import prepared_for_saving
 
 DEVICES = ("cpu", "cuda", "mps")
 

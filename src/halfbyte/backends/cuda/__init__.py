@@ -9,10 +9,10 @@ import importlib.util
 from typing import Any
 
 from ...errors import BackendError, ShapeError
-from ...qtensor import QTensor
+from ...tensor.qtensor import QTensor
 from ..base import Backend, Call, Prepared
-from . import plain
-from .plain import PlainWeight
+from .fallback import weight as plain
+from .fallback.weight import PlainWeight
 from .weight import elements_of, even_groups, nbytes, refusal, to_device
 
 SMALL_M = 64
@@ -83,7 +83,7 @@ class CUDABackend(Backend):
             y = x.new_zeros((m, w.shape[0]))
             return y if bias is None else y + bias.to(y.dtype)
         if isinstance(held, PlainWeight):
-            from . import plain_kernel
+            from .fallback import kernel as plain_kernel
 
             if schedule not in (None, "dequantize_then_gemm"):
                 raise BackendError(f"[linear] {w.format} is decoded as a whole, then multiplied; schedule {schedule!r} cannot")
@@ -92,7 +92,7 @@ class CUDABackend(Backend):
             return launch.blocks(x, held, bias, schedule)
         way = schedule or self.way_of(x, held)
         if way == "fused":
-            from . import fused
+            from .wgmma import schedule as fused
 
             if schedule and (why := fused.refusal(x, held)):
                 raise BackendError(f"[linear] {why}")
@@ -109,7 +109,7 @@ class CUDABackend(Backend):
 
         m, wide = x.shape[0], x.element_size() == 4
         if m > 16:
-            from . import fused
+            from .wgmma import schedule as fused
 
             if fused.refusal(x, held) is None and fused.pays(m, held):
                 return "fused"
@@ -141,7 +141,8 @@ class CUDABackend(Backend):
     @staticmethod
     def _dense(held: Any, dtype: Any, ids: Any | None = None) -> Any:
         """A matrix, or rows of it, decoded."""
-        from . import launch, plain_kernel
+        from . import launch
+        from .fallback import kernel as plain_kernel
 
         return (plain_kernel if isinstance(held, PlainWeight) else launch).dequantize(held, dtype, ids)
 
@@ -166,7 +167,7 @@ class CUDABackend(Backend):
         up: Prepared | None = None,
         up_bias: Any | None = None,
     ) -> Any:
-        from . import experts
+        from . import moe as experts
 
         for name, t in (("x", x), ("indices", indices), ("weights", weights)):
             if t.device != gate_up.data.device:

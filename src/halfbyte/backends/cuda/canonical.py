@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...act_order import as_given, group_index
-from ...exact import bfloat16
 from ...formats import family_of
+from ...numerics.exact import bfloat16
+from ...tensor.act_order import as_given, group_index
 from .order import from_fragments, join, untile
 from .weight import CudaWeight, by_16
 

@@ -11,13 +11,23 @@ import torch
 import triton
 
 from .decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES, TABLE
-from .dequantize import dequantize_kernel
-from .fragments import fragment_kernel
 from .lookups import LANES
-from .matmul import matmul_kernel
-from .matvec import matvec_kernel
-from .schedules import striped_kernel, tile_kernel
-from .tune import BlockTile, FragmentTile, Tile, block_tile, expert_tile, fragment_tile, matmul_tile, matvec_tile, steps
+from .mma.kernel import fragment_kernel
+from .portable.dequantize import dequantize_kernel
+from .portable.matmul import matmul_kernel
+from .portable.matvec import matvec_kernel
+from .portable.tiled import striped_kernel, tile_kernel
+from .tuning.mma_tiles import (
+    BlockTile,
+    FragmentTile,
+    Tile,
+    block_tile,
+    expert_tile,
+    fragment_tile,
+    matmul_tile,
+    matvec_tile,
+    steps,
+)
 from .weight import CudaWeight, group_elements, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

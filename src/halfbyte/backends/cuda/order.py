@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bits import pack, unpack
+from ...numerics.bits import pack, unpack
 
 U8 = NDArray[np.uint8]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...act_order import sorted_by_group
-from ...exact import bfloat16
-from ...minifloat import element_table, scale_table
-from ...qtensor import QTensor
+from ...numerics.exact import bfloat16
+from ...numerics.minifloat import element_table, scale_table
 from ...spec import Format
+from ...tensor.act_order import sorted_by_group
+from ...tensor.qtensor import QTensor
 from .order import TILE_ROWS, split
 
 TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")

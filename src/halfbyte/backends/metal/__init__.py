@@ -11,12 +11,12 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BackendError, ShapeError
-from ...qtensor import QTensor
+from ...tensor.qtensor import QTensor
 from ..base import SCHEDULES, Backend, Call, Prepared
 from .weight import MetalWeight, canonical_parts, fused_refusal, metal_weight, refusal
 
 if TYPE_CHECKING:
-    from .torch_route import TorchRoute
+    from .torch_runtime import TorchRoute
 
 
 class MetalBackend(Backend):
@@ -59,7 +59,7 @@ class MetalBackend(Backend):
         if self._route is None:
             import torch
 
-            from .torch_route import TorchRoute
+            from .torch_runtime import TorchRoute
 
             self._route = TorchRoute(torch.mps.compile_shader)
         return self._route

@@ -8,7 +8,7 @@ from ...errors import BackendError
 from . import kernels
 from .kernels import MATVEC_ROWS, TILE
 from .launch import _ceil, weight_arrays
-from .route import Route
+from .runtime import Route
 from .weight import MetalWeight
 
 FEW_ROUTED = 64

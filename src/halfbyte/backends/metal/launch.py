@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import BackendError
 from . import kernels
 from .kernels import GEMM_GROUP, MATVEC_ROWS, MATVEC_SIMDGROUPS, SIMDGROUP, TILE
-from .route import Route
+from .runtime import Route
 from .weight import FEWEST_ELEMENTS, MetalWeight, fused_refusal, size_of
 
 MATVEC_M = 8

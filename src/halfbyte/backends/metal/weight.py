@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...act_order import as_given, group_index, sorted_by_group
 from ...errors import BackendError
-from ...qtensor import QTensor
 from ...spec import Format
+from ...tensor.act_order import as_given, group_index, sorted_by_group
+from ...tensor.qtensor import QTensor
 from .kernels import ELEMENTS, SCALES
 from .widen import one_level, one_level_format, widens
 

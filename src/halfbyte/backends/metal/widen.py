@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import BackendError
-from ...qtensor import QTensor
 from ...spec import Format
+from ...tensor.qtensor import QTensor
 
 F32 = NDArray[np.float32]
 

@@ -1,0 +1,312 @@
+"""From a canonical QTensor to the order the CPU kernels read, and back.
+
+Panel order takes rows sixteen at a time, codes in bit planes, group entries as [panel, group, 16]; native/weight.h has the
+picture. It holds the same bits in the same number of bytes (rows padded to sixteen, groups to eight inputs), so it is a
+bijection, and `canonical` is its inverse. Weights whose scales no panel can hold (groups over the flattened matrix, float
+zero points, nested scales) stay in canonical order and are decoded row by row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...numerics.exact import bfloat16
+from ...numerics.minifloat import MINIFLOATS, element_significant_bits, element_table
+from ...spec import Format
+from ...tensor.qtensor import QTensor
+
+PANEL_ROWS = 16
+HUGE_PAGE = 1 << 21
+SHARED_PAGES = 4  # huge pages of which one allocation of several small weights consists
+SMALL = 1 << 14  # bytes from which an array is worth a place on them
+CHUNK = 32  # inputs in which the planes of every width have whole units
+LONGEST_SEGMENT = 128  # inputs summed before a scale is applied; also the most an activation scale covers
+SHORTEST_GROUP = 8  # shorter groups would be mostly padding
+
+_ELEMENT = {"integer": 0, "table": 1, "minifloat": 2}
+_SCALE = {
+    "none": 0, "e8m0": 1, "e4m3": 2, "ue4m3": 3, "float16": 4, "bfloat16": 5, "float32": 6,
+    "u4": 7, "u6": 7, "i6": 8, "i8": 8, "nested": 9,
+}  # fmt: skip
+_GROUPING = {"row": 0, "flat": 1, "strided": 2, "block": 3}
+_GLOBAL = {"": 0, "multiply": 1, "divide": 2}
+_INTEGRAL_TABLES = {"e2m1": (0.5, 12), "iq4_nl": (1.0, 127)}
+"""Tables of small whole numbers: their unit, and minus the smallest entry in units."""
+_LAST_FINITE = {"e4m3": 0x7E, "e5m2": 0x7B}
+_SCALE_BITS = {"e8m0": 1, "e4m3": 4, "ue4m3": 4, "float16": 11, "bfloat16": 8, "float32": 24}
+_ENTRIES = ("scales", "zeros", "biases", "mins", "super_scales", "super_mins")
+
+
+class PackedWeight:
+    """One (n, k) matrix in the kernels' order.
+
+    fields    numbers of native/weight.h
+    arrays    what its addresses point at, kept alive here
+    multiply  the core's product with it, by address
+    """
+
+    __slots__ = ("arrays", "fields", "multiply", "native", "nbytes")
+
+    def __init__(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        from ... import _native
+
+        self.fields = dict(fields)
+        self.arrays = {name: _aligned(a) for name, a in arrays.items()}
+        addresses = {name: address(a) for name, a in self.arrays.items()}
+        self.native = _native.Weight(self.fields | addresses)
+        self.multiply = partial(_native.linear, self.native)
+        self.nbytes = sum(a.nbytes for name, a in self.arrays.items() if name != "values")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedWeight, (self.fields, self.arrays)
+
+
+def address(a: NDArray[Any]) -> int:
+    """Address of an array's first element."""
+    return int(a.__array_interface__["data"][0])
+
+
+def _aligned(a: NDArray[Any]) -> NDArray[Any]:
+    """A contiguous copy on a cache line boundary, or `a` itself when it already is: a 64-byte load must not span two lines."""
+    if a.flags.c_contiguous and (address(a) % 64 == 0 or a.nbytes < 64):
+        return a
+    out = aligned_empty(a.nbytes).view(a.dtype).reshape(a.shape)
+    out[...] = a
+    return out
+
+
+def aligned_empty(nbytes: int) -> NDArray[np.uint8]:
+    """Uninitialised bytes that start on a cache line, or on a huge page where they fill one.
+
+    A panel's streams lie pages apart: on pages of 2 MiB a product of one token reads a third faster than on pages of 4 KiB, and
+    with weights of about 1 MB, which share such pages, a sixth.
+    """
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        if nbytes >= HUGE_PAGE:
+            return _on_huge_pages(nbytes)
+        if nbytes >= SMALL:
+            return _shared.take(nbytes)
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -address(raw) % 64
+    return raw[start : start + nbytes]
+
+
+def _on_huge_pages(nbytes: int) -> NDArray[np.uint8]:
+    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -address(np.frombuffer(memory, np.uint8)) % HUGE_PAGE
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
+    return np.frombuffer(memory, np.uint8, nbytes, start)
+
+
+class _SharedPages:
+    """Huge pages that weights smaller than one share, handed out from the front; they go when the last weight on them goes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """`nbytes` that start on a cache line."""
+        whole = -(-nbytes // 64) * 64
+        with self._lock:
+            if whole > self._free.nbytes:
+                self._free = _on_huge_pages(SHARED_PAGES * HUGE_PAGE)
+            taken, self._free = self._free[:whole], self._free[whole:]
+        return taken[:nbytes]
+
+
+_shared = _SharedPages()
+
+
+def holds_panels(fmt: Format) -> bool:
+    """True when panel order can hold the format, False when its rows are decoded one by one.
+
+    A factor applied after the sums (global scale, divisor) must meet an exact product of element and group scale, or a value
+    would be rounded twice.
+    """
+    if fmt.grouping not in ("row", "block") or fmt.zero == "float" or fmt.inverse or fmt.scale == "nested":
+        return False
+    if fmt.group_size != -1 and fmt.group_size < SHORTEST_GROUP:
+        return False
+    if fmt.global_op or fmt.divisor != 1.0:
+        bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + _SCALE_BITS.get(fmt.scale, 24)
+        return bits <= 24 and not fmt.super_size and not fmt.bias
+    return True
+
+
+def element_fields(fmt: Format) -> dict[str, Any]:
+    """How codes become numbers, as native/weight.h spells it."""
+    half = 1 << (fmt.bits - 1)
+    if fmt.element == "int":
+        return {"element": 0, "offset": half, "integral": True}
+    if fmt.element == "uint":
+        return {"element": 0, "offset": 0, "integral": True}
+    if fmt.element == "mxint":
+        unit = 2.0 ** -(fmt.bits - 2) if fmt.bits > 1 else 1.0
+        return {"element": 0, "offset": half, "flip": half, "integral": True, "unit": unit}
+    if fmt.bits == 4:
+        unit, low = _INTEGRAL_TABLES.get(fmt.element, (1.0, 0))
+        return {"element": _ELEMENT["table"], "integral": fmt.element in _INTEGRAL_TABLES, "unit": unit, "table_low": low}
+    f = MINIFLOATS[fmt.element]
+    return {
+        "element": _ELEMENT["minifloat"],
+        "mantissa_bits": f.mantissa_bits,
+        "exponent_bias": f.bias,
+        "last_finite": _LAST_FINITE.get(fmt.element, 0),
+    }
+
+
+def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[int, int, int, NDArray[np.int32] | None]:
+    """Groups, padded group size, segment, and the input each place of the kernels' order holds (None: input order)."""
+    groups = max(fmt.groups(k), 1)
+    size = k if fmt.group_size == -1 else min(fmt.group_size, max(k, 1))
+    longest = size
+    if index is not None:
+        longest = int(np.bincount(index, minlength=groups).max(initial=1))
+    padded = -(-longest // 8) * 8 if longest <= LONGEST_SEGMENT else -(-longest // 32) * 32
+    segment = padded if padded <= LONGEST_SEGMENT else next(s for s in (128, 64, 32) if padded % s == 0)
+    if index is None and padded == size:
+        return groups, padded, segment, None
+    gather = np.full((groups, padded), -1, np.int32)
+    if index is None:
+        places = np.arange(groups * size, dtype=np.int32).reshape(groups, size)
+        gather[:, :size] = np.where(places < k, places, -1)
+    else:
+        order = np.argsort(index, kind="stable").astype(np.int32)
+        group = index[order]
+        first = np.searchsorted(group, np.arange(groups))
+        gather[group, np.arange(k) - first[group]] = order
+    return groups, padded, segment, gather.reshape(-1)
+
+
+def activation_span(fmt: Format, segment: int) -> int:
+    """Inputs that one scale of 8-bit activations covers: whole segments, up to 128 inputs, or one segment.
+
+    Over several segments sums are in units of that scale, 127 times the product of element and scale for a one-hot row: that must
+    be a float32, or the row would not return the weight. Elements of more than 4 bits keep a scale a segment, which errs less.
+    """
+    if fmt.bits > 4 or fmt.super_size or fmt.bias or fmt.minimum:
+        return segment
+    bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + _SCALE_BITS.get(fmt.scale, 24) + 7
+    return segment * max(1, LONGEST_SEGMENT // segment) if bits <= 24 else segment
+
+
+def to_lanes(a: NDArray[Any]) -> NDArray[Any]:
+    """[n, G] -> [panels, G, 16], missing rows zero."""
+    n, groups = a.shape
+    panels = -(-n // PANEL_ROWS)
+    out = aligned_empty(panels * groups * PANEL_ROWS * a.dtype.itemsize).view(a.dtype).reshape(panels, groups, PANEL_ROWS)
+    full = n // PANEL_ROWS
+    out[:full] = a[: full * PANEL_ROWS].reshape(full, PANEL_ROWS, groups).transpose(0, 2, 1)
+    if full < panels:
+        out[full] = 0
+        out[full, :, : n - full * PANEL_ROWS] = a[full * PANEL_ROWS :].T
+    return out
+
+
+def from_lanes(a: NDArray[Any], n: int) -> NDArray[Any]:
+    """[panels, G, 16] -> [n, G], the inverse of `to_lanes`."""
+    panels, groups, _ = a.shape
+    return np.ascontiguousarray(a.transpose(0, 2, 1).reshape(panels * PANEL_ROWS, groups)[:n])
+
+
+def _plain(a: NDArray[Any]) -> NDArray[Any]:
+    """bfloat16 as its 16-bit words; other dtypes as they are."""
+    return a.view(np.uint16) if a.dtype == bfloat16 else a
+
+
+def pack_weight(w: QTensor) -> PackedWeight:
+    """One (n, k) QTensor in the kernels' order."""
+    from ... import _native
+
+    fmt, (n, k) = w.format, w.shape
+    fields: dict[str, Any] = {
+        "n": n, "k": k, "bits": fmt.bits, "scale": _SCALE[fmt.scale], "divisor": fmt.divisor, "inverse": fmt.inverse,
+        "global_op": _GLOBAL[fmt.global_op], "group_size": k if fmt.group_size == -1 else fmt.group_size,
+    }  # fmt: skip
+    fields |= element_fields(fmt)
+    if fmt.global_op:
+        fields["global"] = float(w.parts["global_scale"])
+    arrays: dict[str, NDArray[Any]] = {"values": np.ascontiguousarray(element_table(fmt.element, fmt.bits))}
+    if "group_index" in w.parts:
+        arrays["group_index"] = np.ascontiguousarray(w.parts["group_index"])
+    index = w.parts.get("group_index")
+    fields["group_size"] = max(fields["group_size"], 1)
+    if not holds_panels(fmt):
+        return _canonical_weight(w, fields, arrays)
+
+    groups, padded, segment, gather = kernel_order(fmt, k, index)
+    if gather is not None:
+        arrays["gather"] = gather
+    fields |= {"panel_order": True, "groups": groups, "group": padded, "seg": segment}
+    if fields.get("integral"):
+        fields["span"] = activation_span(fmt, segment)
+    for name in _ENTRIES:
+        if name in w.parts:
+            part = _plain(w.parts[name])
+            if fmt.grouping == "block" and name in ("scales", "zeros", "biases"):
+                first, total = w.window or (0, n)
+                rows = total if fmt.group_rows == -1 else fmt.group_rows
+                part = part[(first + np.arange(n)) // max(rows, 1)]
+            arrays[name] = to_lanes(part)
+    if fmt.super_size:
+        fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
+    inputs = -(-n // PANEL_ROWS) * PANEL_ROWS * (-(-groups * padded // CHUNK) * CHUNK)
+    widths = [8] if fmt.bits == 8 else [b for b in (4, 2, 1) if fmt.bits & b]
+    for bits in widths:
+        arrays[f"plane{bits}"] = aligned_empty(inputs * bits // 8)
+        arrays[f"plane{bits}"][:] = 0
+    packed = PackedWeight(fields, arrays)
+    codes = np.ascontiguousarray(w.parts["codes"])
+    planes = [address(packed.arrays[f"plane{b}"]) if b in widths else 0 for b in (8, 4, 2, 1)]
+    _native.pack(packed.native, address(codes), codes.shape[1], *planes)
+    return packed
+
+
+def _canonical_weight(w: QTensor, fields: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> PackedWeight:
+    """A weight decoded row by row from its canonical parts."""
+    fmt, (n, k) = w.format, w.shape
+    first, total = w.window or (0, n)
+    codes = np.ascontiguousarray(w.parts["codes"])
+    fields |= {
+        "panel_order": False, "row_bytes": codes.shape[1], "grouping": _GROUPING[fmt.grouping], "groups": fmt.groups(k),
+        "integral": False,
+        "group_rows": max(total if fmt.group_rows == -1 else fmt.group_rows, 1), "first_row": first, "total_rows": total,
+    }  # fmt: skip
+    if fmt.super_size:
+        fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
+    if fmt.scale == "nested":
+        fields["nested_offset"] = float(w.parts["nested_offset"])
+        arrays |= {name: np.ascontiguousarray(w.parts[name]) for name in ("nested_map", "nested_absmax")}
+    arrays["codes"] = codes
+    for name in _ENTRIES:
+        if name in w.parts:
+            native = "float_zeros" if name == "zeros" and fmt.zero == "float" else name
+            arrays[native] = np.ascontiguousarray(_plain(w.parts[name]))
+    return PackedWeight(fields, arrays)
+
+
+def canonical(packed: PackedWeight, like: QTensor) -> dict[str, NDArray[Any]]:
+    """The canonical parts of a packed weight, byte for byte: the inverse of `pack_weight`, `like` giving format and dtypes."""
+    from ... import _native
+
+    parts = dict(like.parts)
+    if not packed.fields["panel_order"]:
+        return parts
+    n, k = like.shape
+    codes = np.empty((n, like.format.row_bytes(k)), np.uint8)
+    _native.unpack(packed.native, address(codes), codes.shape[1])
+    parts["codes"] = codes
+    for name in _ENTRIES:
+        if name in parts and like.format.grouping == "row":
+            parts[name] = from_lanes(packed.arrays[name], n).view(parts[name].dtype)
+    return parts

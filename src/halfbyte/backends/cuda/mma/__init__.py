@@ -1,0 +1,1 @@
+"""The kernel for few tokens: weights as fragments of the `mma` instruction."""

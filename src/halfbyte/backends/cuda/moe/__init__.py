@@ -1,0 +1,101 @@
+"""A mixture of experts without asking the device: route, gate · up, activation, down, weighted sum.
+
+Pairs (token, expert) lie in order of expert (routing.py), in blocks of a few pairs of one expert. The tiles of all blocks are
+dealt out evenly to the programs of one launch, which read from a table on the device which expert and pairs a block has. Nothing
+depends on the host knowing the routing, so a CUDA graph replays with other tokens.
+
+    hidden[p] = act(gate_up_e · x[token p])      float32 sums, activation in float32, rounded once to x's dtype
+    y[i]      = Σ_t weight[i, t] · (down_e · hidden)      float32, in order of t
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+
+from ....errors import BackendError
+from ..launch import fragments
+from ..tuning import wgmma_tiles as fused_tiles
+from ..weight import CudaWeight
+from . import wgmma as fused_experts
+from .activation import gated
+from .routing import pairs_a_step, route, weighted_sum
+
+Projection = tuple[CudaWeight, torch.Tensor | None]
+"""A stack and its bias (e, n)."""
+
+ACTIVATIONS = {"none": 0, "swiglu": 1, "swiglu_clamped": 2, "geglu": 3}
+
+
+def tokens_a_block(m: int) -> int:
+    """Tokens a block takes: no expert gets more than m pairs of distinct experts."""
+    return 1 if m == 1 else 4 if m <= 4 else 8 if m <= 32 else 16
+
+
+def kernels(m: int, top: int, experts: int, fused: bool) -> frozenset[tuple[Any, ...]]:
+    """What tells the kernels of m tokens from those of other numbers, `fused` where that schedule takes the weights: pairs a step
+    of the plan; the fused tile, or tokens a block."""
+    pairs = m * top
+    step = ("table",) if m == 1 else ("plan", pairs_a_step(pairs, experts))
+    if fused and fused_experts.enough(pairs, experts):
+        return frozenset({step, ("fused", fused_tiles.expert_tile(pairs, experts))})
+    return frozenset({step, ("fragments", tokens_a_block(m))})
+
+
+@functools.lru_cache
+def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int, ...]:
+    """`tokens`, and what it takes between the least and the most of them that every kernel of every m there is called."""
+    steps = set(tokens)
+    for fused in (False, True):
+        called = {key for m in steps for key in kernels(m, top, experts, fused)}
+        for m in range(max(1, min(tokens, default=1)), max(tokens, default=0)):
+            needed = kernels(m, top, experts, fused)
+            if not needed <= called:
+                steps.add(m)
+                called |= needed
+    return tuple(sorted(steps))
+
+
+def mixture(
+    x: torch.Tensor,
+    ups: tuple[Projection, ...],
+    down: CudaWeight,
+    indices: torch.Tensor,
+    weights: torch.Tensor,
+    activation: str,
+    interleaved: bool,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """x (m, k) through stacks of experts in fragment order -> (m, h) in x's dtype. `ups` is one stack of gates and ups, or one
+    of each, (e, f, k). Gates and ups that lie side by side meet where they are summed; else a kernel of its own brings them
+    together.
+    """
+    kind, stacks = ACTIVATIONS[activation], tuple(w for w, _ in ups)
+    if fused_experts.enough(indices.numel(), down.shape[0]) and fused_experts.serves(x, stacks, down, kind, interleaved):
+        return fused_experts.mixture(x, ups, down, indices, weights, kind, interleaved, down_bias)
+    plan = route(indices, down.shape[0], tokens_a_block(x.shape[0]))
+    if kind == 0 or interleaved:
+        hidden = fragments(x, *ups[0], None, plan, gate=kind)
+    else:
+        hidden = gated([fragments(x, w, bias, None, plan, torch.float32) for w, bias in ups], kind, x.dtype)
+    routed = fragments(hidden, down, down_bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
+    return weighted_sum(routed, None, weights, hidden.dtype)
+
+
+def refusal(w: CudaWeight, x: Any) -> str | None:
+    """The sentence why the kernels above cannot serve, or None."""
+    if not w.fragments:
+        return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s, not {w.format.name}"
+    if x.element_size() != 2:
+        return f"experts on CUDA take float16 and bfloat16 activations, not {x.dtype}"
+    return None
+
+
+def require(w: CudaWeight, x: Any) -> None:
+    """Raise that sentence."""
+    why = refusal(w, x)
+    if why:
+        raise BackendError(f"[experts] {why}")

@@ -1,0 +1,1 @@
+"""Tile shapes: how they are measured, and the tables that were measured."""

@@ -1,0 +1,1 @@
+"""The Hopper kernel for many tokens: weights as the register operand of `wgmma`."""

@@ -1,0 +1,90 @@
+"""Host side of the fused schedule on Hopper: which weights it serves, and how its tiles are dealt out."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..launch import _capability, _card, _multiprocessors
+from ..tuning.wgmma_tiles import (
+    FEW_INPUTS,
+    FEW_INPUTS_LEAST,
+    FEW_ROWS,
+    FEW_ROWS_MOST,
+    LEAST_TOKENS,
+    MANY_ROWS,
+    FusedTile,
+    fused_tile,
+    parts,
+)
+from ..weight import NEAR, CudaWeight
+from .launch import Blocks, Share, launch, way
+
+
+def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
+    """The sentence why the fused schedule cannot serve, or None."""
+    if x.element_size() != 2:
+        return f"schedule 'fused' takes float16 and bfloat16 activations, not {x.dtype}; use single-stage"
+    if x.is_cuda and _capability(x.device)[0] != 9:
+        major, minor = _capability(x.device)
+        return f"schedule 'fused' is wgmma of compute capability 9.0 and this GPU has {major}.{minor}; use dequantize_then_gemm"
+    if way(w, x.dtype == torch.float16) is None:
+        if w.tiled and w.format.scale == "e8m0":
+            near = NEAR[w.format.element]
+            return f"schedule 'fused' takes float16 where E8M0 scales lie within 2^{near}, and these do not; use bfloat16"
+        takes = "integers of 2, 4 and 8 bits and floats of 4 and 8 with 16-bit or 8-bit float scales"
+        return f"schedule 'fused' takes {takes}, not {w.format.name}"
+    return None
+
+
+def pays(m: int, w: CudaWeight) -> bool:
+    """True where this schedule is the fastest of those measured (fused_tiles; `halfbyte bench --device cuda --sweep`)."""
+    n, k = w.shape[-2:]
+    least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
+    return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
+
+
+def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
+    """x in the weight's input order, as the copy engine can read it: rows a multiple of 16 bytes apart, 16-byte aligned."""
+    if w.order is not None:
+        x = x.index_select(1, w.order)
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16 or x.stride(0) < x.shape[1]:
+        whole = x.new_empty((x.shape[0], -(-x.shape[1] // 8) * 8))[:, : x.shape[1]]
+        x = whole.copy_(x)
+    return x
+
+
+def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile | None = None) -> torch.Tensor:
+    """y (m, n) = x wᵀ + bias; m ≥ 1, x float16 or bfloat16, a weight for which `refusal` is None."""
+    m, n = x.shape[0], w.shape[-2]
+    x = _activations(x, w)
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    tile = tile or fused_tile(n, m, w.shape[-1], _card(x.device), w.format.element)
+    launch(x, w, bias, y, tile, dealt(m, n, w.tiled, tile, _multiprocessors(x.device)))
+    return y
+
+
+@functools.lru_cache(maxsize=4096)
+def dealt(m: int, n: int, units: int, tile: FusedTile, most: int) -> Share:
+    """How the tiles of y (m, n) are dealt out to at most `most` programs; `units` of 64 inputs a row."""
+    bn = 64 * tile.rows * tile.groups
+    rows, tokens = -(-n // bn), -(-m // tile.tokens)
+    tiles = rows * tokens
+    split = min(tile.split, units) or parts(tiles % most if tiles >= most else tiles, most, units)
+    programs = min(most, tiles * split)
+    rest = tiles % programs
+    sharing = max(1, min(programs, rest * split))
+    return Share(programs, rest, sharing, rows, tokens, 2 * sharing * bn * tile.tokens if sharing > rest > 0 else 0)
+
+
+def fused_blocks(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, table: Blocks, tile: FusedTile, gate: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Padded rows of x, tile.tokens a block, through each block's expert -> rows in the same places, of `dtype`."""
+    n = w.shape[-2]
+    blocks, rows = table.expert.numel(), -(-n // (64 * tile.rows * tile.groups))
+    y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)
+    share = Share(min(_multiprocessors(x.device), rows * blocks), 1, 1, rows, blocks)
+    launch(x, w, bias, y, tile, share, table, gate)
+    return y

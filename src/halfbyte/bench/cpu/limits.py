@@ -1,0 +1,121 @@
+"""What this CPU can do, measured now on the threads of the run: bytes read, float32 fused products, 8-bit products, a second.
+
+Loops of the native core in the instruction set in use; without it, NumPy's reductions and its BLAS' float32 product.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...backends.cpu.pack import address, aligned_empty
+from ..records import Record
+
+Clock = Callable[[], float]
+READ_BYTES = 1 << 28
+"""Read in one go at least, and three times the last cache."""
+SECONDS = 0.05
+"""A loop of arithmetic runs about so long; the best of nine counts."""
+_READ, _FMA, _DOT = range(3)
+
+
+def machine_name() -> str:
+    """`AMD EPYC`, `Intel(R) Xeon(R) Platinum 8480C`, or what the platform calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def last_cache_bytes() -> int:
+    """Size of the largest cache the system tells of, 0 where it tells nothing."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        digits = text.rstrip("KMG")
+        sizes.append(int(digits) * unit if digits.isdigit() else 0)
+    return max(sizes)
+
+
+def together(loops: Sequence[Callable[[], float]], clock: Clock = time.perf_counter) -> float:
+    """Work a second of loops that return the work they did, one a thread, all at once; the best of nine."""
+
+    def once() -> float:
+        done = [0.0] * len(loops)
+
+        def run(i: int) -> None:
+            done[i] = loops[i]()
+
+        workers = [threading.Thread(target=run, args=(i,)) for i in range(1, len(loops))]
+        start = clock()
+        for w in workers:
+            w.start()
+        run(0)
+        for w in workers:
+            w.join()
+        return sum(done) / (clock() - start)
+
+    return max(once() for _ in range(9))
+
+
+def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
+    """read_gbps, gflops (float32, a product and a sum are two) and gops (8-bit products, likewise)."""
+    from ...backends.cpu import native
+    from ...errors import BackendError
+
+    memory = aligned_empty(max(READ_BYTES, 3 * last_cache_bytes()))
+    memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
+    try:
+        probe = native().probe
+    except BackendError:
+        return _numpy_limits(memory, threads, clock)
+    parts = np.array_split(memory, threads)
+    # Pairs of equal bytes times 1 and −1: products of ordinary size whose sums stay small.
+    operands = aligned_empty(512)
+    operands[:256] = np.repeat(np.random.default_rng(1).integers(0, 128, 128, np.uint8), 2)
+    operands[256:] = np.tile(np.array([1, 255], np.uint8), 128)
+
+    def rate(kind: int) -> float:
+        rounds = 1000
+        start = time.perf_counter()
+        probe(kind, address(operands), rounds)
+        rounds = max(1000, int(rounds * SECONDS / (time.perf_counter() - start)))
+        return together([lambda: float(probe(kind, address(operands), rounds))] * threads, clock)
+
+    def reader(part: NDArray[Any]) -> Callable[[], float]:
+        return lambda: float(probe(_READ, address(part), part.nbytes))
+
+    read = together([reader(p) for p in parts], clock)
+    return {"read_gbps": read / 1e9, "gflops": rate(_FMA) / 1e9, "gops": rate(_DOT) / 1e9}
+
+
+def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Record:
+    """The same from NumPy. Its BLAS takes its thread count from the environment at import, so the product is of all."""
+
+    def reader(part: NDArray[Any]) -> Callable[[], float]:
+        def run() -> float:
+            np.bitwise_or.reduce(part)
+            return float(part.nbytes)
+
+        return run
+
+    a = np.random.default_rng(1).standard_normal((1024, 1024)).astype(np.float32)
+    b = a.T.copy()
+
+    def product() -> float:
+        np.matmul(a, b)
+        return 2.0 * 1024**3
+
+    words = memory.view(np.int64)
+    read = together([reader(p) for p in np.array_split(words, threads)], clock)
+    return {"read_gbps": read / 1e9, "gflops": together([product], clock) / 1e9, "gops": 0.0, "gflops_of": "float32 product"}

@@ -1,0 +1,1 @@
+"""Other libraries timed beside the CPU kernels, one file a library."""

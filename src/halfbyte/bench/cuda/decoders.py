@@ -1,0 +1,159 @@
+"""Four-bit codes decoded by bit operations and by tables in every place a table can live, on an NVIDIA GPU.
+
+    python -m halfbyte.bench.cuda.decoders --shape 14336,4096
+
+The same codes with float32 scales in groups of 32, in plane order: dense to float16, a vector product (m = 1) and a small product
+(m = 16) by the same kernels; then `dequantize` with 2, 4 and 8 values a thread. Instructions come from the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from ...backends.cuda import launch
+from ...backends.cuda.decode import element, scale_f32
+from ...backends.cuda.lookups import PLACES, byte_planes
+from ...backends.cuda.portable.decode_tile import finish
+from ...backends.cuda.portable.dequantize import dequantize_kernel
+from ...backends.cuda.portable.matmul import matmul_kernel
+from ...backends.cuda.portable.matvec import matvec_kernel
+from ...backends.cuda.weight import CudaWeight, scale_groups, to_device
+from ...numerics.minifloat import element_table
+from ..weights import random_weight
+from .linear import ROTATE_BYTES, copies, graph_time_us
+
+DECODERS: dict[str, tuple[int, bool]] = {
+    "u4 bits, two at a time": (0, True), "u4 bits, one by one": (0, False),
+    "E2M1 bits, two at a time": (2, True), "E2M1 bits, one by one": (2, False),
+    "table in memory": (8, False), **{f"table: {place}": (kind, False) for place, kind in PLACES.items()},
+}  # fmt: skip
+"""Name -> (element kind, packed)."""
+
+
+@triton.jit
+def narrow_kernel(OUT, CODES, S, k, KIND: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr):
+    """Row program_id(0): VALUES neighbours a thread, from one load of 4 · VALUES bits to one store; scales in groups of 32."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    w = tl.load(CODES + row * (k // VALUES) + i).to(tl.int32)
+    s = scale_f32(tl.load(S + row * (k // 32) + i * VALUES // 32), 0)
+    v0 = finish(element(w & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+    v1 = finish(element((w >> 4) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+    out = tl.join(v0, v1)
+    if VALUES >= 4:
+        v2 = finish(element((w >> 8) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        v3 = finish(element((w >> 12) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        out = tl.join(tl.join(v0, v2), tl.join(v1, v3))
+    if VALUES == 8:
+        v4 = finish(element((w >> 16) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        v5 = finish(element((w >> 20) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        v6 = finish(element((w >> 24) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        v7 = finish(element((w >> 28) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        a = tl.join(tl.join(v0, v4), tl.join(v2, v6))
+        out = tl.join(a, tl.join(tl.join(v1, v5), tl.join(v3, v7)))
+    at = tl.program_id(1) * BLOCK * VALUES + tl.arange(0, BLOCK * VALUES)
+    tl.store(OUT + row * k + at, tl.reshape(out, (BLOCK * VALUES,)))
+
+
+def instructions(kernel: Any) -> int | None:
+    """Instructions of a compiled kernel, no-operations not counted; None where no disassembler is at hand."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(kernel.asm["cubin"])
+            text = subprocess.run(["cuobjdump", "-sass", str(path)], capture_output=True, text=True, check=True).stdout
+    except (OSError, KeyError, subprocess.CalledProcessError):
+        return None
+    found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+)", text)
+    return sum(not name.startswith(("NOP", "BRA")) for name in found)
+
+
+def weights_for(n: int, k: int, kind: int) -> list[CudaWeight]:
+    """Copies of one weight whose table is the one that `kind` reads."""
+    q = to_device(random_weight("nf4:g32", n, k, 0), "cuda")
+    if kind == PLACES["bytes"]:
+        planes = torch.from_numpy(byte_planes(element_table("e2m1", 4).astype(np.float16)))
+        q = replace(q, table=planes.cuda().view(torch.float32))
+    return copies(q, int(ROTATE_BYTES // (n * k // 2)) + 1)
+
+
+def time_decoders(n: int, k: int) -> None:
+    """One JSON line a decoder: microseconds and instructions a weight, dense, m = 1 and m = 16."""
+    x = torch.randn(16, k, device="cuda", dtype=torch.float16)
+    out, y = torch.empty(n, k, device="cuda", dtype=torch.float16), torch.empty(16, n, device="cuda", dtype=torch.float16)
+    for name, (kind, packed) in DECODERS.items():
+        ws = weights_for(n, k, kind)
+        constants = {**launch._constants(ws[0], packed), "KIND": kind}
+
+        def dense(w: CudaWeight, constants: dict[str, Any] = constants) -> Any:
+            return dequantize_kernel[(n // 8, w.words // 64)](
+                out, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0, **constants, GATHER=False, BN=8, BW=64,
+                num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
+
+        def vector(w: CudaWeight, constants: dict[str, Any] = constants) -> Any:
+            return matvec_kernel[(n // 8, 1)](
+                y, x, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0, **constants, HAS_BIAS=False, BN=8, BC=512,
+                num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
+
+        def small(w: CudaWeight, constants: dict[str, Any] = constants) -> Any:
+            return matmul_kernel[(n // 32, 1, 1)](
+                y, x, w.scales, *launch._pointers(w), y, y, 16, n, k, scale_groups(w), 1.0, **constants, HAS_BIAS=False,
+                SPLIT=1, BM=16, BN=32, BW=16, num_warps=4, num_stages=3, enable_fp_fusion=False,
+            )  # fmt: skip
+
+        row: dict[str, Any] = {"decoder": name, "n": n, "k": k}
+        for what, call, values in (("dequantize", dense, 32), ("m1", vector, 8 * 512 * 8 // 128), ("m16", small, 32)):
+            count = instructions(call(ws[0]))
+            row[f"{what}_us"] = round(graph_time_us([partial(call, w) for w in ws], 5), 2)
+            row[f"{what}_instructions"] = None if count is None else round(count / values, 1)
+        print(json.dumps(row), flush=True)
+
+
+def time_widths(n: int, k: int) -> None:
+    """`dequantize` with 2, 4 and 8 values a thread, bit operations, one JSON line each."""
+    ws = weights_for(n, k, 8)
+    out = torch.empty(n, k, device="cuda", dtype=torch.float16)
+    for kind, name in ((0, "u4"), (2, "E2M1")):
+        for values, dtype in ((2, torch.uint8), (4, torch.int16), (8, torch.int32)):
+            best = 1e9
+            for block in (128, 256, 512):
+                for warps in (4, 8):
+                    if (k // values) % block:
+                        continue
+                    calls: list[Any] = [
+                        partial(narrow_kernel[(n, k // values // block)], out, w.planes[4].view(dtype), w.scales, k, kind, values,
+                                block, num_warps=warps, enable_fp_fusion=False) for w in ws
+                    ]  # fmt: skip
+                    best = min(best, graph_time_us(calls, 3))
+            row = {"op": "dequantize", "decoder": name, "values_a_thread": values, "time_us": round(best, 2)}
+            print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--shape", default="14336,4096")
+    n, k = map(int, p.parse_args().shape.split(","))
+    row = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    print(json.dumps(row), flush=True)
+    time_decoders(n, k)
+    time_widths(n, k)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""One model, one contender, in a process of its own; the parent is `model`. Prints one line of JSON.
+
+    python -m halfbyte.bench.model.run_one exact|int8|llama.cpp FILE THREADS PROMPT DECODE wall|processor
+
+`ready_s` starts when the libraries are imported. The prompt is measured at its second run, since the first one allocates.
+Decoding is greedy: the next token is the largest of the logits in either library.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...cli.generate import peak_memory
+from ..cpu.limits import Clock
+from ..cpu.linear import CLOCKS
+
+Step = Callable[[list[int]], int]
+
+
+def prompt_ids(count: int, vocabulary: int) -> list[int]:
+    """Tokens from all over the vocabulary, the same for everybody."""
+    return [2, *((1000 + 37 * i) % vocabulary for i in range(1, count))]
+
+
+Made = tuple[Iterator[Step], int, float]
+"""Fresh states of a model, each a function from new tokens to the next one; its vocabulary; seconds until it was ready."""
+
+
+def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
+    """Our model, every packed product in the given mode of activations."""
+    from ...checkpoints import open as open_checkpoint
+
+    open_checkpoint(path).close()  # what is damaged is reported before torch is imported
+    import torch
+
+    from ...backends.cpu import set_threads
+    from ...transformers import load_model
+    from ...transformers.decode.session import Decoding
+    from ...transformers.load import import_model_code
+
+    torch.set_num_threads(threads)
+    set_threads(threads)
+    import_model_code(path)
+    start = now()
+    model, _ = load_model(path, activations=mode)
+    ready = now() - start
+
+    def states() -> Iterator[Step]:
+        while True:
+            yield partial(_likeliest, Decoding(model))
+
+    return states(), model.config.get_text_config().vocab_size, ready
+
+
+def _likeliest(text: Callable[[list[int]], Any], ids: list[int]) -> int:
+    return int(np.argmax(text(ids).numpy()))
+
+
+def llama(path: str, threads: int, context: int, now: Clock) -> Made:
+    """llama.cpp's."""
+    import llama_cpp
+
+    start = now()
+    model = llama_cpp.Llama(path, n_ctx=context, n_batch=context, n_threads=threads, n_threads_batch=threads, verbose=False)
+    ready = now() - start
+
+    def states() -> Iterator[Step]:
+        while True:
+            model.reset()
+
+            def step(ids: list[int]) -> int:
+                model.eval(ids)
+                logits = llama_cpp.llama_get_logits_ith(model._ctx.ctx, -1)
+                return int(np.ctypeslib.as_array(logits, (model.n_vocab(),)).argmax())
+
+            yield step
+
+    return states(), model.n_vocab(), ready
+
+
+def main(what: str, path: str, threads: int, prompt: int, decode: int, clock: str) -> None:
+    """Measures and prints."""
+    now = CLOCKS[clock]
+    made = llama(path, threads, prompt + decode + 8, now) if what == "llama.cpp" else halfbyte(what, path, threads, now)
+    states, vocabulary, ready = made
+    ids = prompt_ids(prompt, vocabulary)
+    next(states)(ids)
+    step = next(states)
+    start = now()
+    token = step(ids)
+    prompt_seconds = now() - start
+    start = now()
+    for _ in range(decode):
+        token = step([token])
+    decode_seconds = now() - start
+    print(json.dumps({"ready_s": ready, "peak_mb": peak_memory() / 1e6, "prompt_tokens_per_s": prompt / prompt_seconds,
+                      "decode_tokens_per_s": decode / decode_seconds}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    what, path, threads, prompt, decode, clock = sys.argv[1:]
+    main(what, path, int(threads), int(prompt), int(decode), clock)

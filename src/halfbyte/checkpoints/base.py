@@ -1,0 +1,193 @@
+"""What an opened checkpoint is, whatever files it came from: keys to weights, headers first, data when asked.
+
+    ckpt = open(path)
+    ckpt.keys()                    module paths of packed weights, full names of dense tensors
+    ckpt.info(key)                 shape, format, bytes, files; header only
+    ckpt[key]                      QTensor (packed) or array (dense), memory-mapped
+    ckpt.findings()                what looks wrong; findings(data=True) reads the scales too
+
+`SafetensorsCheckpoint` and `GGUFCheckpoint` implement it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..errors import CheckpointError
+from ..spec import Format
+from ..tensor.qtensor import QTensor
+
+SEVERITIES = ("error", "warning", "note")
+"""error: the value read is wrong or unreadable. warning: it may be. note: worth knowing."""
+
+Progress = Callable[[int, int, str], None]
+"""Called as progress(done, total, key) while data is read."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One key, from headers alone.
+
+    key     module path (packed) or full tensor name (dense)
+    kind    "quantized" or "dense"
+    layout  name of the layout that holds it ("gptq", "mlx", "gguf", ...); "" when dense
+    format  what the codes mean; None when dense, or when the headers do not fit the layout (a finding says why)
+    shape   logical (n, k) or (e, n, k); the stored shape when dense or when `format` is None for a packed weight
+    dtype   stored dtype of a dense tensor or of the codes, NumPy's word ("bfloat16", "int32") or ggml's ("Q4_K")
+    nbytes  bytes in the file, scales and zeros included
+    files   names of the files it lies in, relative to the checkpoint
+    """
+
+    key: str
+    kind: str
+    layout: str
+    format: Format | None
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    files: tuple[str, ...]
+
+    @property
+    def quantized(self) -> bool:
+        return self.kind == "quantized"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that looks wrong.
+
+    severity  one of `SEVERITIES`
+    code      a stable word; docs/checkpoints.md lists them
+    key       the key or file it concerns, "" for all
+    message   a sentence
+    """
+
+    severity: str
+    code: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f" {self.key}:" if self.key else ""
+        return f"{self.severity} [{self.code}]{where} {self.message}"
+
+
+class MissingKeyError(CheckpointError, KeyError):
+    """A key the checkpoint does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would print the repr
+
+
+class Checkpoint(ABC):
+    """An opened checkpoint. A context manager; arrays already taken stay valid after `close`.
+
+    path    file or folder it was opened from
+    format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf", "bitsandbytes", "hqq", "torchao", "onnx",
+            "metal-marlin", "halfbyte" or "dense"
+    config  the model's configuration ({} when there is none)
+    """
+
+    path: Path
+    format: str
+    config: dict[str, Any]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Key-values of the file header."""
+        return {}
+
+    @abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """Keys in file order."""
+
+    @abstractmethod
+    def info(self, key: str) -> TensorInfo:
+        """What the headers say about `key`; MissingKeyError when there is none."""
+
+    @abstractmethod
+    def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
+        """The weight: a QTensor when packed, an array when dense. MissingKeyError; CheckpointError or LayoutError when it is
+        damaged."""
+
+    def zero_points(self, key: str) -> NDArray[Any] | None:
+        """The stored zero points [*lead, n, G] of the packed weight `key`, None where it has none; without its codes where the
+        layout lets them be."""
+        weight = self[key]
+        return weight.parts.get("zeros") if isinstance(weight, QTensor) else None
+
+    @abstractmethod
+    def __contains__(self, key: object) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the files. Reading after it raises CheckpointError."""
+
+    def fetch(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to fetch
+        """Ask the system for the pages behind `key` ahead of their use, without waiting for them."""
+
+    def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
+        """The pages behind `key` stop counting as resident memory; they come back when touched. Arrays of it stay valid."""
+
+    def header_findings(self) -> list[Finding]:
+        """What looks wrong from headers and configuration alone."""
+        return []
+
+    def findings(self, data: bool = False, progress: Progress | None = None) -> list[Finding]:
+        """What looks wrong, worst first.
+
+        data      also read every packed weight, one at a time, for NaN scales, overflow and the like
+        progress  called as progress(done, total, key) before each weight that is read
+        """
+        found = self.header_findings()
+        if data:
+            from .findings.weights import weight_findings
+
+            packed = [k for k in self.keys() if self.info(k).quantized]
+            for done, key in enumerate(packed):
+                if progress is not None:
+                    progress(done, len(packed), key)
+                found += weight_findings(self, key)
+                self.release(key)
+            if progress is not None:
+                progress(len(packed), len(packed), "")
+        return sorted(found, key=lambda f: SEVERITIES.index(f.severity))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def infos(self) -> Iterator[TensorInfo]:
+        """`info` of every key."""
+        return (self.info(k) for k in self.keys())
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, format={self.format!r}, {len(self)} tensors)"
+
+    def missing(self, key: object) -> MissingKeyError:
+        """The error for a key that is not there, naming what is near it."""
+        text = str(key)
+        if text.removesuffix(".weight") in self:
+            near = f"it is packed: its key is {text.removesuffix('.weight')!r}"
+        elif f"{text}.weight" in self:
+            near = f"it is dense: its key is {text + '.weight'!r}"
+        else:
+            close = difflib.get_close_matches(text, self.keys()[:20000], n=3)
+            near = f"nearest: {', '.join(close)}" if close else f"{len(self)} keys, see .keys()"
+        return MissingKeyError(f"[checkpoint] {self.path}: no tensor {text!r}; {near}")

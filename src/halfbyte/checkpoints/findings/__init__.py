@@ -1,0 +1,1 @@
+"""What `inspect` reports as suspicious in a checkpoint."""

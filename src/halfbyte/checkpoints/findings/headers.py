@@ -1,0 +1,136 @@
+"""What looks wrong in a safetensors checkpoint from headers and configuration alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..base import Finding
+from ..quant_config.module_rules import path_matches
+from ..safetensors.detect import Reading
+from ..views.gptqmodel_marker import cut_in_halves
+
+if TYPE_CHECKING:
+    from ..safetensors.checkpoint import SafetensorsCheckpoint
+
+BENIGN = (
+    "input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale", "input_zero_point",
+    "pre_quant_scale", "inv_freq", "weight_format", "e_score_correction_bias",
+)  # fmt: skip
+"""Tensors that belong to activations, caches or routing, not to a weight."""
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
+PACKED_DTYPES = ("uint8", "int8", "int32", "uint32", "int16", "uint16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+"""Stored dtypes that mean codes or scales, not dense weights."""
+
+
+def header_findings(c: SafetensorsCheckpoint) -> list[Finding]:
+    """Every finding that needs no weight data."""
+    return [*_unlisted(c), *_unreadable(c), *_config(c), *_unclaimed(c), *_tied(c), *_shapes(c), *_halves(c)]
+
+
+def _unlisted(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    for tensor in c.shards.unlisted:
+        yield Finding("warning", "unlisted-tensor", tensor, f"is in {c.shards.shard_of(tensor)}, but {c.index} does not name it")
+
+
+def _halves(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    if cut_in_halves(c.config):
+        text = "GPTQModel's gate_proj and up_proj of gpt-oss are halves of a matrix whose rows are gate's and up's in turns"
+        yield Finding("note", "alternating-rows", "", f"{text}; load_model, convert, dequantize and verify read the rows by name")
+
+
+def _unreadable(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    for key in c.packed_keys():
+        reading = c.reading_or_error(key)
+        if not isinstance(reading, Reading):
+            yield Finding("error", "unreadable", key, str(reading))
+        elif reading.odd is not None:
+            yield reading.odd
+
+
+def _config(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    """Modules that the config and the file disagree about."""
+    if c.scheme is None:
+        if c.packed_keys() and c.format != "halfbyte":
+            yield Finding(
+                "note", "no-config", "", f"no quantization config; read as {c.format} from the tensors' names, dtypes and shapes"
+            )
+        return
+    if not c.packed_keys():
+        yield Finding("warning", "config-without-weights", "", f"the config says {c.scheme.method}, but no tensor is packed")
+    for key in c.packed_keys():
+        if c.scheme.parameters(key) is None:
+            text = "the config leaves it dense, but it is packed; it is read with the parameters of the others"
+            yield Finding("warning", "packed-but-skipped", key, text)
+    for key in c.dense_keys():
+        module = key.removesuffix(".weight")
+        linear = module != key and module.rpartition(".")[2] in LINEAR
+        if linear and c.packed_keys() and c.scheme.parameters(module) is not None:
+            yield Finding("warning", "dense-but-listed", key, f"the config says {c.scheme.method}, but it is stored dense")
+
+
+def _unclaimed(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    beside: Counter[str] = Counter()
+    for key in c.dense_keys():
+        last = key.rpartition(".")[2]
+        header = c.shards.header(key)
+        if last in BENIGN:
+            beside[last] += 1
+        elif c.suffix_like(key):
+            yield Finding(
+                "warning", "unclaimed", key, "named like a part of a packed weight, but no packed weight stands beside it"
+            )
+        elif header.dtype.name in PACKED_DTYPES and len(header.shape) >= 2:
+            dtype = header.dtype.name
+            yield Finding(
+                "warning", "unclaimed", key, f"{dtype} codes without scales beside them: read as a plain array of {dtype}"
+            )
+    for last, count in beside.items():
+        text = f"{count:,} tensors of this name belong to activations or caches; they are kept as arrays, no weight uses them"
+        if last == "pre_quant_scale":
+            text = f"{count:,} tensors of this name scale inputs of weights: load_model multiplies by them; no weight holds them"
+        yield Finding("note", "activation-tensors", last, text)
+
+
+def _tied(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    """A head stored although it is the embedding."""
+    head = next((k for k in c if path_matches("lm_head", k.removesuffix(".weight"))), None)
+    embedding = next((k for k in c if k.removesuffix(".weight").endswith("embed_tokens")), None)
+    if head is None or embedding is None:
+        return
+    text = c.config.get("text_config")
+    settings = text if isinstance(text, dict) and "tie_word_embeddings" in text else c.config
+    tied = settings.get("tie_word_embeddings") is True
+    if tied:
+        same = (
+            "the same bytes" if c.same_bytes(head, embedding) else "other bytes: which one the model uses depends on who loads it"
+        )
+        yield Finding(
+            "warning", "tied-head-twice", head, f"tie_word_embeddings is true, yet it is stored beside {embedding}, with {same}"
+        )
+    elif "tie_word_embeddings" not in settings and c.same_bytes(head, embedding):
+        yield Finding("note", "tied-head-twice", head, f"stored twice: {embedding} has the same bytes")
+
+
+def _shapes(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+    """Readings that the model's own sizes contradict, and biases that do not fit."""
+    for key in c.packed_keys():
+        reading = c.reading_or_error(key)
+        if not isinstance(reading, Reading):
+            continue
+        shape = reading.described.shape
+        k = c.expected_inputs(key)
+        if k is not None and k != shape[-1]:
+            text = (
+                f"has {shape[-1]} inputs as {reading.described.format}; the model's config makes it {k}. "
+                f"Are bits and group size right?"
+            )
+            yield Finding("warning", "unexpected-width", key, text)
+        bias = f"{key}.bias"
+        if bias in c and c.info(bias).shape[-1:] != (int(np.int64(shape[-2])),):
+            yield Finding(
+                "warning", "bias-shape", bias, f"has shape {list(c.info(bias).shape)}; the weight has {shape[-2]} outputs"
+            )

@@ -1,0 +1,1 @@
+"""GGUF files: header, tensors, metadata, reader and writer."""

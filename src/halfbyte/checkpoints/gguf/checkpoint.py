@@ -1,0 +1,167 @@
+"""A GGUF file as a checkpoint: packed weights by name without `.weight`, the rest by full name.
+
+blk.0.attn_q.weight (Q4_K)      -> key "blk.0.attn_q", a QTensor
+blk.0.attn_norm.weight (F32)    -> key "blk.0.attn_norm.weight", an array
+blk.0.ffn_up.scale              -> the float32 factor of an NVFP4 weight blk.0.ffn_up.weight, part of its key
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CheckpointError, HalfbyteError
+from ...layouts import Described, layout_named
+from ...layouts import Header as ArrayHeader
+from ...tensor.qtensor import QTensor
+from ..base import Checkpoint, Finding, TensorInfo
+from ..findings.overflow import warn_of_overflow
+from .file import GGUFFile
+from .metadata import Metadata
+
+
+class GGUFCheckpoint(Checkpoint):
+    """An opened GGUF file, or all shards of a split one. `file` is the GGUFFile below it."""
+
+    format = "gguf"
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.file = GGUFFile(path)
+        self._names: dict[str, str] = {}
+        scales = {self._scale_name(name) for name in self.file.headers if self._scale_name(name)}
+        for name, header in self.file.headers.items():
+            if name in scales:
+                continue
+            key = name.removesuffix(".weight") if header.quantized else name
+            if key in self._names:
+                raise CheckpointError(f"[gguf] {self.path}: tensors {self._names[key]!r} and {name!r} have one key, {key!r}")
+            self._names[key] = name
+        self.config = self._config()
+
+    def _config(self) -> dict[str, Any]:
+        """What a config.json would say, as far as the header does."""
+        meta = self.file.metadata
+        quantization: dict[str, Any] = {"quant_method": "gguf"}
+        for key in ("general.file_type", "general.quantization_version"):
+            if key in meta:
+                quantization[key.removeprefix("general.")] = meta[key]
+        quantization["types"] = dict(Counter(h.type.name for h in self.file.headers.values()))
+        return {"model_type": meta.get("general.architecture", ""), "quantization_config": quantization}
+
+    def _scale_name(self, name: str) -> str:
+        """Name of the float32 factor that belongs to tensor `name`, or ""."""
+        scale = name.removesuffix(".weight") + ".scale"
+        header = self.file.headers.get(scale)
+        return scale if header is not None and header.type.name == "F32" and self.file.headers[name].quantized else ""
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.file.metadata
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def tensor_name(self, key: str) -> str:
+        """The name in the file of the tensor behind `key`."""
+        if key not in self._names:
+            raise self.missing(key)
+        return self._names[key]
+
+    def info(self, key: str) -> TensorInfo:
+        name = self.tensor_name(key)
+        header = self.file.headers[name]
+        files = (self.file.file_of(name).name,)
+        if not header.quantized:
+            return TensorInfo(key, "dense", "", None, header.shape, header.type.plain, header.nbytes, files)
+        nbytes = header.nbytes
+        if scale := self._scale_name(name):
+            nbytes += self.file.headers[scale].nbytes
+        with contextlib.suppress(HalfbyteError):  # header_findings says why
+            described = self._describe(key)
+            return TensorInfo(key, "quantized", "gguf", described.format, described.shape, header.type.name, nbytes, files)
+        return TensorInfo(key, "quantized", "gguf", None, header.shape, header.type.name, nbytes, files)
+
+    def _describe(self, key: str) -> Described:
+        """Format and shape of a packed weight from the headers; LayoutError or UnsupportedError when it is not read."""
+        name = self._names[key]
+        header = self.file.headers[name]
+        shape = header.shape if len(header.shape) > 1 else (1, *header.shape)
+        tensors = {"weight": ArrayHeader((*shape[:-1], header.type.row_bytes(shape[-1])), np.dtype(np.uint8))}
+        if scale := self._scale_name(name):
+            tensors["scale"] = ArrayHeader(self.file.headers[scale].shape, np.dtype(np.float32))
+        return layout_named("gguf").describe(tensors, {"type": header.type.name}, key)
+
+    def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
+        name = self.tensor_name(key)
+        header = self.file.headers[name]
+        if not header.quantized:
+            return self.file.dense(name)
+        tensors: dict[str, NDArray[Any]] = {"weight": self.file.rows(name)}
+        if scale := self._scale_name(name):
+            tensors["scale"] = self.file.dense(scale)
+        weight = layout_named("gguf").unpack(tensors, {"type": header.type.name}, key)
+        if not weight.format.opaque:
+            self.file.release(name)  # every bit has been copied into the parts
+        warn_of_overflow(weight, key)
+        return weight
+
+    def release(self, key: str) -> None:
+        """The pages behind `key` stop counting as resident memory; they come back when touched."""
+        self.file.release(self.tensor_name(key))
+
+    def header_findings(self) -> list[Finding]:
+        found: list[Finding] = []
+
+        def add(severity: str, code: str, key: str, message: str) -> None:
+            found.append(Finding(severity, code, key, message))
+
+        for path, file in self.file.shard_headers:
+            if file.gaps:
+                add("note", "unclaimed-bytes", path.name, f"{file.gaps} bytes between tensors belong to none")
+            if file.slack:
+                add("note", "unclaimed-bytes", path.name, f"{file.slack} bytes after the last tensor belong to none")
+            if file.order == ">":
+                add("note", "big-endian", path.name, "weights are byte-swapped as they are read")
+        if "general.architecture" not in self.metadata:
+            add("warning", "no-architecture", "", "general.architecture is missing: no program can tell which model it is")
+        for key, name in self._names.items():
+            header = self.file.headers[name]
+            if not header.quantized:
+                continue
+            if len(header.shape) == 1:
+                add("note", "quantized-vector", key, f"a vector in {header.type.name}; it is read as one row")
+            try:
+                self._describe(key)
+            except HalfbyteError as e:
+                add("error", "unread-weight", key, str(e))
+        if self._head_is_embedding():
+            add("warning", "tied-head-twice", "output", "output.weight holds the same bytes as token_embd.weight")
+        return found
+
+    def _head_is_embedding(self) -> bool:
+        """True when the head is the embedding stored a second time; reads only as far as the two agree, in steps."""
+        headers = self.file.headers
+        a, b = headers.get("token_embd.weight"), headers.get("output.weight")
+        if a is None or b is None or a.type != b.type or a.shape != b.shape:
+            return False
+        x, y = self.file.raw(a.name), self.file.raw(b.name)
+        step = 1 << 24
+        same = all(np.array_equal(x[i : i + step], y[i : i + step]) for i in range(0, len(x), step))
+        self.file.release(a.name)
+        self.file.release(b.name)
+        return same
+
+    def close(self) -> None:
+        self.file.close()
+
+    def __enter__(self) -> GGUFCheckpoint:
+        return self

@@ -1,0 +1,202 @@
+"""A GGUF model on disk: one file or all shards of a split one, memory-mapped, read a tensor at a time.
+
+    f = GGUFFile("model.gguf")
+    f.metadata["general.architecture"]        decoded when asked for
+    f.headers["blk.0.attn_q.weight"]          type, shape, offset, nbytes
+    f.rows("blk.0.attn_q.weight")             uint8 [*lead, n, bytes a row], a view of the file
+
+Shards are named NAME-00001-of-000NN.gguf and carry split.no, split.count and split.tensors.count (llama.cpp's gguf-split).
+Opening any of them opens all; the first holds the metadata.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CheckpointError, UnsupportedError
+from ..io.regular_file import open_regular
+from .header import Header, TensorHeader, read_header
+from .metadata import Metadata
+
+SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+BIG_ENDIAN_HALVES: dict[str, tuple[int, ...]] = {
+    "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "MXFP4": (), "NVFP4": (),
+}  # fmt: skip
+"""Byte offsets, within a block, of the float16 fields that a big-endian file stores high byte first. These are the types that
+ggml's own endianness converter defines; nobody has said how the multi-byte fields of the others lie."""
+_PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+class _Shard:
+    """One mapped file and its header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open_regular(path) as f:
+                self.map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as e:
+            raise CheckpointError(f"[gguf] {path}: cannot be read: {e.strerror or e}") from None
+        except ValueError:
+            raise CheckpointError(f"[gguf] {path}: the file is empty") from None
+        self.header: Header = read_header(self.map, str(path))
+
+
+class GGUFFile:
+    """All tensors of a GGUF model.
+
+    path      the file given
+    paths     every file it consists of, in order
+    metadata  key-values of the first file
+    headers   tensor name -> TensorHeader, in file order
+
+    Raises CheckpointError naming file and tensor when something does not fit; UnsupportedError for what is known and not read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        first = _Shard(self.path)
+        self._shards = _all_shards(self.path, first)
+        self._of: dict[str, _Shard] = {}
+        headers: dict[str, TensorHeader] = {}
+        for shard in self._shards:
+            for name, header in shard.header.tensors.items():
+                if name in headers:
+                    raise CheckpointError(f"[gguf] {shard.path}: tensor {name!r} is in {self._of[name].path.name} too")
+                headers[name] = header
+                self._of[name] = shard
+        self.headers: Mapping[str, TensorHeader] = MappingProxyType(headers)
+        declared = self.metadata.typed("split.tensors.count", "integer")
+        if declared is not None and len(self._shards) > 1 and declared != len(headers):
+            raise CheckpointError(
+                f"[gguf] {self.path}: split.tensors.count is {declared}, the {len(self._shards)} files hold {len(headers)}"
+            )
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(s.path for s in self._shards)
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._shards[0].header.metadata if self._shards else self._closed()
+
+    @property
+    def shard_headers(self) -> tuple[tuple[Path, Header], ...]:
+        """Path and header of each file."""
+        return tuple((s.path, s.header) for s in self._shards)
+
+    def _closed(self) -> Any:
+        raise CheckpointError(f"[gguf] {self.path}: the file is closed; open it again")
+
+    def _header(self, name: str) -> tuple[_Shard, TensorHeader]:
+        if not self._shards:
+            self._closed()
+        if name not in self.headers:
+            raise CheckpointError(f"[gguf] {self.path}: no tensor {name!r}; there are {len(self.headers)}, see .headers")
+        return self._of[name], self.headers[name]
+
+    def file_of(self, name: str) -> Path:
+        """The file a tensor lies in."""
+        return self._header(name)[0].path
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The tensor's bytes as they lie in the file, uint8 [nbytes], a read-only view."""
+        shard, h = self._header(name)
+        return np.frombuffer(shard.map, np.uint8, h.nbytes, h.offset)
+
+    def rows(self, name: str) -> NDArray[np.uint8]:
+        """Blocks of a quantized tensor, uint8 [*lead, n, bytes a row]; a vector is one row. A view, or a copy when big-endian.
+
+        Raises UnsupportedError for a big-endian file with a type whose byte order is not defined.
+        """
+        shard, h = self._header(name)
+        shape = h.shape if len(h.shape) > 1 else (1, *h.shape)
+        blocks = self.raw(name)
+        if shard.header.order == ">":
+            halves = BIG_ENDIAN_HALVES.get(h.type.name)
+            if halves is None:
+                raise UnsupportedError(
+                    f"[gguf] {shard.path}: {h} in a big-endian file; its blocks' byte order is defined for "
+                    f"{', '.join(BIG_ENDIAN_HALVES)} only. Make a little-endian file with llama.cpp"
+                )
+            blocks = blocks.reshape(-1, h.type.nbytes).copy()
+            for at in halves:
+                blocks[:, [at, at + 1]] = blocks[:, [at + 1, at]]
+        return blocks.reshape(*shape[:-1], h.type.row_bytes(shape[-1]))
+
+    def dense(self, name: str) -> NDArray[Any]:
+        """A tensor of plain numbers in its stored dtype: a read-only view, or a native-order copy from a big-endian file."""
+        shard, h = self._header(name)
+        if h.quantized:
+            raise CheckpointError(f"[gguf] {shard.path}: {h} is quantized; read it with rows()")
+        raw = self.raw(name)
+        if shard.header.order == ">":
+            words = raw.view(np.dtype(f">u{h.type.nbytes}")) if h.type.nbytes > 1 else raw
+            raw = words.astype(words.dtype.newbyteorder("=")).view(np.uint8)
+        array = raw.view(h.dtype).reshape(h.shape)
+        array.flags.writeable = False
+        return array
+
+    def release(self, name: str) -> None:
+        """Tells the system that a tensor's pages are not needed: they stop counting as resident and come back when touched."""
+        shard, h = self._header(name)
+        start = -(-h.offset // _PAGE) * _PAGE
+        length = (h.offset + h.nbytes) // _PAGE * _PAGE - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            shard.map.madvise(mmap.MADV_DONTNEED, start, length)
+
+    def release_header(self) -> None:
+        """`release` for the key-values: the vocabulary's pages."""
+        for shard in self._shards:
+            length = shard.header.data_start // _PAGE * _PAGE
+            if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+                shard.map.madvise(mmap.MADV_DONTNEED, 0, length)
+
+    def close(self) -> None:
+        """Lets go of the files; arrays already taken keep their pages. Reading afterwards raises CheckpointError."""
+        self._shards = []
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _all_shards(path: Path, first: _Shard) -> list[_Shard]:
+    """Every shard in order, the opened one among them; CheckpointError when one is missing or belongs elsewhere."""
+    meta = first.header.metadata
+    count = meta.typed("split.count", "integer", 1)
+    if count <= 1:
+        return [first]
+    match = SHARD.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        raise CheckpointError(
+            f"[gguf] {path}: it is one of {count} shards (split.count), which are named NAME-00001-of-{count:05d}.gguf; "
+            "give the files back their names"
+        )
+    shards = []
+    for number in range(count):
+        sibling = path.with_name(f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf")
+        if sibling.name == path.name:
+            shard = first
+        elif sibling.exists():
+            shard = _Shard(sibling)
+        else:
+            raise CheckpointError(f"[gguf] {path}: shard {number + 1} of {count} is missing: {sibling}")
+        has = shard.header.metadata
+        if has.typed("split.no", "integer", -1) != number or has.typed("split.count", "integer", -1) != count:
+            raise CheckpointError(
+                f"[gguf] {sibling}: it says it is shard {has.get('split.no')} (from 0) of {has.get('split.count')}; "
+                f"its name says {number} of {count}"
+            )
+        shards.append(shard)
+    return shards

@@ -1,0 +1,1 @@
+"""Files on disk: bounded JSON, regular files, resumable and flushed writing."""

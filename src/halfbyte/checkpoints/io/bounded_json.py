@@ -1,0 +1,72 @@
+"""JSON that came with a checkpoint, read under limits: size, number of values, depth, UTF-8 whatever the locale, no key twice.
+
+A limit on bytes alone does not bound memory: `[],[],[]` costs 24 times its length as Python lists. Commas and brackets count
+values before anything is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from .regular_file import open_regular
+
+CONFIG_BYTES = 16 << 20
+"""Largest configuration file: a per-module config of 70,000 modules is 6 MB."""
+INDEX_BYTES = 48 << 20
+"""Largest shard index: 400,000 tensors of 100 bytes are 40 MB."""
+MAX_VALUES = 1 << 20
+"""Most values in one file."""
+
+
+def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
+    """The object in the JSON file `path`; CheckpointError naming the file otherwise."""
+    try:
+        with open_regular(path) as f:
+            size = os.fstat(f.fileno()).st_size
+            if size > limit:
+                raise CheckpointError(f"[open] {path}: {size:,} bytes; a file of this kind is read up to {limit:,}")
+            data = f.read(limit)
+    except OSError as error:
+        raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
+    return parse_object(data, str(path))
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `data`; `where` names it in messages. CheckpointError when it is anything else."""
+    values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if values > MAX_VALUES:
+        raise CheckpointError(f"[open] {where}: about {values:,} JSON values; read up to {MAX_VALUES:,}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"[open] {where}: byte {error.start} is not UTF-8 ({error.reason}); JSON is written in UTF-8"
+        ) from error
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(items)
+        if len(out) != len(items):
+            seen: set[str] = set()
+            twice = next(k for k, _ in items if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+            raise CheckpointError(f"[open] {where}: key {twice!r} stands twice in one object; which value holds cannot be known")
+        return out
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except RecursionError as error:
+        raise CheckpointError(f"[open] {where}: JSON nested too deeply to be a configuration") from error
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"[open] {where}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"[open] {where}: holds a JSON {_kind(value)}; an object {{...}} is needed")
+    return value
+
+
+def _kind(value: object) -> str:
+    return {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}.get(type(value), "null")

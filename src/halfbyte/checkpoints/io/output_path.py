@@ -1,0 +1,84 @@
+"""Where a result goes: what may stand at that place already, and how the finished result gets there.
+
+A result is written beside its place and moved when it is whole. `--force` replaces a checkpoint, never anything else: a folder
+with other files in it, a device or a pipe stays.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import CheckpointError
+
+CARRIED = frozenset({".json", ".model", ".txt", ".jinja", ".tiktoken", ".py"})
+"""Suffixes of files that go along with a model: configuration, tokenizer, chat template, its own code."""
+WEIGHTS = (".safetensors", ".gguf")
+BESIDE = frozenset({".md", ".gitattributes", "LICENSE", "LICENSE.txt", "NOTICE"})
+"""Suffixes and names of what hubs put beside a model."""
+
+
+def check_place(op: str, source: Path, out: Path, overwrite: bool, file_suffixes: Sequence[str] = (".safetensors",)) -> None:
+    """CheckpointError when `out` is or holds the source, is of the wrong kind, or exists and may not be replaced.
+
+    op             the command, for messages
+    overwrite      a file of the kind written, or a folder that holds a checkpoint and nothing else, may be replaced
+    file_suffixes  suffixes of `out` that mean one file; everything else is a folder
+    """
+    here, there = source.resolve(), out.resolve()
+    if here == there or here.is_relative_to(there):
+        raise CheckpointError(f"[{op}] {out} holds the checkpoint being read; give another place")
+    if not os.path.lexists(out):
+        return
+    one_file = out.suffix in file_suffixes
+    if out.is_dir() and one_file:
+        raise CheckpointError(f"[{op}] {out} is a folder; a name that ends in {out.suffix} is written as one file")
+    if out.exists() and not out.is_dir() and not out.is_file():
+        raise CheckpointError(f"[{op}] {out} is a device, a pipe or a socket; give the name of a folder or of a file")
+    if out.is_file() and not one_file:
+        names = " or ".join(f"*{s}" for s in file_suffixes)
+        raise CheckpointError(f"[{op}] {out} is a file; the result is a folder, or one file named {names}")
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise CheckpointError(f"[{op}] {out} exists; give another place, or --force to replace it")
+    if out.is_dir() and (stray := _not_of_a_checkpoint(out)):
+        raise CheckpointError(
+            f"[{op}] {out} holds {stray}; --force replaces checkpoints only. Empty the folder yourself, or give another place"
+        )
+
+
+def _not_of_a_checkpoint(folder: Path) -> str:
+    """What a folder holds that no checkpoint has, "" when it is one."""
+    entries = sorted(folder.iterdir())
+    for entry in entries:
+        kinds = {entry.suffix, entry.name}
+        if not stat.S_ISREG(entry.lstat().st_mode) or not kinds & (CARRIED | BESIDE | set(WEIGHTS)):
+            return repr(entry.name)
+    return "" if any(entry.suffix in WEIGHTS for entry in entries) else "no weights"
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a whole folder; nothing to do when it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def put_in_place(partial: Path, out: Path) -> None:
+    """Rename the finished result to `out`. What was there goes last, so that a failure loses neither."""
+    if not (partial.is_dir() and os.path.lexists(out)):
+        partial.replace(out)  # a file goes over a file
+        return
+    aside = out.with_name(f".{out.name}.replaced-{os.getpid()}")
+    out.rename(aside)
+    try:
+        partial.rename(out)
+    except OSError:
+        aside.rename(out)
+        raise
+    remove(aside)

@@ -1,0 +1,106 @@
+"""`open(path)`: a checkpoint of any kind, recognised by what is in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .base import Checkpoint, Finding
+from .io.regular_file import open_regular
+from .safetensors.checkpoint import SafetensorsCheckpoint
+from .safetensors.folder import Sources, sources_of
+
+_SHARD = re.compile(r".+-\d{5,6}-of-(\d{5,6})\.safetensors")
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_KNOWN = {
+    b"PK\x03\x04": "a zip archive: a PyTorch pickle, which runs code when it is read; convert it to safetensors",
+    b"\x80\x02": "a pickle, which runs code when it is read; convert it to safetensors",
+    b"\x89HDF": "an HDF5 file; convert it to safetensors",
+    b"\x08": "perhaps an ONNX model; export its weights to safetensors",
+    b"ggjt": "a GGML file from before GGUF; convert it with llama.cpp",
+    b"lmgg": "a GGML file from before GGUF; convert it with llama.cpp",
+    b"{": "JSON; open the folder that it describes, a shard index by its own name (*.index.json)",
+    b"vers": "a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
+}
+"""First bytes -> what the file is, when it is not read."""
+
+
+UNFINISHED = (".shard", ".partial")
+"""Suffixes of what an interrupted run leaves: `resumable`, `streamed`."""
+
+
+def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Checkpoint:
+    """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when asked for.
+
+    path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a shard index, or a .gguf file
+            (any part of a split one)
+    config  the dictionary that would stand under `quantization_config` in a config.json; it goes before what the files say. A
+            .safetensors file opened without it takes the one in its metadata, else the configuration files beside it
+
+    Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown, UnsupportedError for kinds that
+    are recognised and not read.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(f"[open] {path!r:.80} is a {type(path).__name__}; give the path of a folder or a file")
+    if not os.fspath(path):
+        raise CheckpointError("[open] the path is empty; give a folder or a file, '.' for this folder")
+    path = Path(path)
+    if config is not None and not isinstance(config, Mapping):
+        raise CheckpointError(
+            f"[open] {path}: config is a {type(config).__name__}; wanted the dictionary of a quantization_config"
+        )
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
+        raise CheckpointError(f"[open] {path}: there is no such file or folder here; nothing is fetched from the net") from error
+    except OSError as error:
+        raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
+    if stat.S_ISDIR(mode):
+        return _open_folder(path, config)
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"[open] {path}: neither a folder nor a regular file")
+    if path.name.endswith(".index.json"):
+        return SafetensorsCheckpoint(path, sources_of(path.parent, path), config)
+    if path.suffix in UNFINISHED:
+        raise CheckpointError(
+            f"[open] {path} is part of a result that is not finished; run the same command again, which goes on with it"
+        )
+    try:
+        with open_regular(path) as f:
+            first = f.read(16)
+    except OSError as error:
+        raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
+    if first[:4] in (b"GGUF", b"FUGG") or path.suffix == ".gguf":
+        return _open_gguf(path)
+    known = next((text for magic, text in _KNOWN.items() if first.startswith(magic) and first[8:9] != b"{"), None)
+    if known is not None:
+        raise CheckpointError(f"[open] {path} is {known}")
+    sources = Sources(path.parent, {path.name: path}, lone=True)
+    if match := _SHARD.fullmatch(path.name):
+        text = f"one of {int(match[1])} shards; open the folder for all of them"
+        sources.findings.append(Finding("note", "one-shard", path.name, text))
+    return SafetensorsCheckpoint(path, sources, config)
+
+
+def _open_folder(folder: Path, config: Mapping[str, Any] | None) -> Checkpoint:
+    ggufs = sorted(p for p in folder.glob("*.gguf") if not p.name.startswith("mmproj"))
+    tensors = any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json"))
+    if not ggufs or tensors:
+        return SafetensorsCheckpoint(folder, sources_of(folder), config)
+    heads = [p for p in ggufs if not (m := _SPLIT.fullmatch(p.name)) or int(m[2]) == 1]
+    if len(heads) > 1:
+        raise CheckpointError(
+            f"[open] {folder}: {len(heads)} models ({', '.join(p.name for p in heads[:8])}); open one of them by its path"
+        )
+    return _open_gguf((heads or ggufs)[0])
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    from .gguf.checkpoint import GGUFCheckpoint
+
+    return GGUFCheckpoint(path)

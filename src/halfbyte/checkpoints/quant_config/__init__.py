@@ -1,0 +1,1 @@
+"""Quantization configs: reading each producer's, per-module rules, writing."""

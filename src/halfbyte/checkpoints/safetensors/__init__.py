@@ -1,0 +1,1 @@
+"""Safetensors files and folders: header, shards, reader and writers."""

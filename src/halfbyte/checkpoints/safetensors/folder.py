@@ -1,0 +1,169 @@
+"""Which files of a folder make up a checkpoint: configuration, shard index, shards.
+
+    weight_map in *.safetensors.index.json     names the shards; every other .safetensors file is left out
+    model.safetensors                          else, alone
+    name-00001-of-000NN.safetensors            else, all NN of them
+    the .safetensors files there are           else
+
+A shard's name comes from a file that may lie, so it must stay below the folder: no absolute path, no "..", no backslash, no
+symlink that leads out. The one exception is the store of the Hugging Face hub, whose snapshots are links to ../../blobs/<hash>.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from ...errors import CheckpointError
+from ..base import Finding
+from ..io.bounded_json import INDEX_BYTES, read_json
+
+SIDE_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Quantization configs beside config.json: AutoGPTQ's, AutoAWQ's, ModelOpt's."""
+INDEX_NAME = "model.safetensors.index.json"
+_SHARD = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})\.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass
+class Sources:
+    """The files of one checkpoint.
+
+    folder      where they lie
+    shards      name relative to the folder -> its real path, in reading order
+    weight_map  tensor -> shard name, {} without an index
+    index       name of the index file, "" without one
+    config      config.json ({} without one), and `side`: the other configuration files by name
+    findings    files left out
+    lone        one file was named, not a folder: configuration beside it is read when it carries none itself
+    """
+
+    folder: Path
+    shards: dict[str, Path] = field(default_factory=dict)
+    weight_map: dict[str, str] = field(default_factory=dict)
+    index: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    side: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    lone: bool = False
+
+
+def sources_of(folder: Path, index: Path | None = None) -> Sources:
+    """The files of the checkpoint in `folder`. CheckpointError when there is none, or one is missing or outside the folder."""
+    s = Sources(folder)
+    read_configs(folder, s)
+    present = sorted(p.name for p in folder.glob("*.safetensors"))
+    index = index or _index_of(folder)
+    if index is not None:
+        s.index = index.name
+        s.weight_map = _weight_map(index)
+        names = list(dict.fromkeys(s.weight_map.values()))
+        s.shards = {name: inside(folder, name, f"{index}: weight_map") for name in names}
+        for name, path in s.shards.items():
+            if not path.is_file():
+                first = next(t for t, shard in s.weight_map.items() if shard == name)
+                raise CheckpointError(
+                    f"[open] {folder}: shard {name!r} is missing; {index.name} places tensor {first!r} and "
+                    f"{sum(v == name for v in s.weight_map.values()) - 1:,} more in it. Fetch it, or repair the index"
+                )
+    else:
+        names = _without_index(folder, present)
+        s.shards = {name: inside(folder, name, str(folder)) for name in names}
+    for name in present:
+        if name not in s.shards:
+            why = f"{s.index} does not name it" if s.index else "model.safetensors is the checkpoint"
+            s.findings.append(Finding("warning", "unreferenced-file", name, f"left out: {why}"))
+    return s
+
+
+def read_configs(folder: Path, s: Sources) -> None:
+    """config.json and the quantization configs beside it, into `s`."""
+    if (folder / "config.json").is_file():
+        s.config = read_json(folder / "config.json")
+    for name in SIDE_CONFIGS:
+        if (folder / name).is_file():
+            s.side[name] = read_json(folder / name)
+
+
+def inside(folder: Path, name: str, source: str) -> Path:
+    """The path of file `name` of `folder`; CheckpointError unless it lies below the folder. `source` says who named it."""
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    if not name or "\0" in name or "\\" in name or posix.is_absolute() or windows.drive or windows.root or ".." in posix.parts:
+        raise CheckpointError(
+            f"[open] {source}: shard name {name!r}; a name relative to the folder is allowed, with neither '..', backslash nor "
+            f"drive. It would read a file outside the checkpoint: do not trust this folder"
+        )
+    path = folder / name
+    try:
+        home, real = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # before Python 3.13 a loop of links is a RuntimeError
+        raise CheckpointError(f"[open] {source}: shard {name!r} is a link that leads nowhere: {error}") from error
+    if real.is_relative_to(home):
+        return path
+    blobs = home.parent.parent / "blobs"
+    if home.parent.name == "snapshots" and real.parent == blobs and re.fullmatch(r"[0-9a-f]{40,64}", real.name):
+        return path
+    raise CheckpointError(
+        f"[open] {source}: shard {name!r} is a link to {real}, outside {home}; open that file by its own path if you trust it"
+    )
+
+
+def _index_of(folder: Path) -> Path | None:
+    if (folder / INDEX_NAME).is_file():
+        return folder / INDEX_NAME
+    found = sorted(folder.glob("*.safetensors.index.json"))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"[open] {folder}: {len(found)} shard indices ({', '.join(p.name for p in found)}); open one of them by its path"
+        )
+    return found[0] if found else None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """tensor -> shard name."""
+    weight_map = read_json(index, INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"[open] {index}: weight_map is {_kind(weight_map)}; wanted an object of tensor name to file name")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str):
+            raise CheckpointError(f"[open] {index}: weight_map places tensor {tensor!r} in {_kind(name)}; wanted a file name")
+    return weight_map
+
+
+def _without_index(folder: Path, present: list[str]) -> list[str]:
+    """The shards of a folder that has no index."""
+    if "model.safetensors" in present:
+        return ["model.safetensors"]
+    sets: dict[tuple[str, int], list[int]] = {}
+    for name in present:
+        if match := _SHARD.fullmatch(name):
+            sets.setdefault((match[1], int(match[3])), []).append(int(match[2]))
+    if sets:
+        if len(sets) > 1:
+            words = ", ".join(f"{stem} (of {total})" for stem, total in sets)
+            raise CheckpointError(f"[open] {folder}: several sharded sets and no index: {words}; keep one set in a folder")
+        ((stem, total), numbers) = next(iter(sets.items()))
+        if sorted(numbers) != list(range(1, total + 1)):
+            missing = sorted(set(range(1, min(total, len(numbers) + 1) + 1)) - set(numbers))
+            first = f"{stem}-{(missing or [total])[0]:05d}-of-{total:05d}.safetensors"
+            raise CheckpointError(f"[open] {folder}: {len(numbers)} of {total} shards are there; the first missing is {first!r}")
+        return [n for n in present if _SHARD.fullmatch(n)]
+    if present:
+        return present
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"[open] {folder}: {pickles[0]} is a pickle, which runs code when it is read; "
+            f"convert the checkpoint to safetensors first"
+        )
+    raise CheckpointError(f"[open] {folder}: no .safetensors or .gguf file here")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict) and not value:
+        return "empty"
+    return {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}.get(
+        type(value), "null"
+    )

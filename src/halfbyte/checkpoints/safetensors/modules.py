@@ -1,0 +1,89 @@
+"""Which tensors make up a module: names cut at the suffixes that layouts know.
+
+    model.layers.0.mlp.down_proj.qweight  ->  model.layers.0.mlp.down_proj + .qweight
+    model.layers.0.mlp.experts.gate_up_proj_blocks  ->  ...experts.gate_up_proj + _blocks
+
+The longest known suffix wins, so `x.weight.absmax` belongs to `x` and not to `x.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ...layouts import Layout
+from ...layouts.unsupported import Recognised, recognise
+
+ANCHORS = (".qweight", ".weight_packed", ".W_q", ".weight_qdata", ".weight.absmax")
+"""Suffixes that packed weights alone have: a module with one of them and no layout is incomplete, not dense."""
+
+SUSPECT = (
+    *ANCHORS, ".qzeros", ".scales", ".biases", ".g_idx", ".weight_scale", ".weight_scale_2", ".weight_scale_inv",
+    ".weight_zero_point", ".weight_global_scale", ".weight_shape", ".weight_g_idx", ".weight.quant_map",
+    ".weight.nested_absmax", ".SCB", ".weight_scales",
+)  # fmt: skip
+"""Suffixes that only parts of packed weights have; others (`.scale`, `.shape`) are ordinary names too."""
+
+
+def suffixes_of(layouts: Iterable[Layout]) -> frozenset[str]:
+    """Every suffix that one of `layouts` claims, with what joins it to the module's path."""
+    return frozenset(layout.joint + s for layout in layouts for s in (*layout.required, *layout.optional) if s)
+
+
+def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[str, str]]:
+    """module -> {suffix: tensor}, in the order of `tensors`; a tensor without a known suffix stands alone under the suffix ""."""
+    longest = max(map(len, suffixes), default=0)
+    modules: dict[str, dict[str, str]] = {}
+    for tensor in tensors:
+        module, suffix = tensor, ""
+        for at in range(max(1, len(tensor) - longest), len(tensor)):
+            if tensor[at] in "._" and tensor[at:] in suffixes:
+                module, suffix = tensor[:at], tensor[at:]
+                break
+        modules.setdefault(module, {})[suffix] = tensor
+    return modules
+
+
+def without_joint(layout: Layout, suffixes: Iterable[str]) -> dict[str, str]:
+    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the layout's joint, and "" for a tensor
+    under the module's own name where the layout has one."""
+    return {s[len(layout.joint) :]: s for s in suffixes if s.startswith(layout.joint) or (s == "" and "" in layout.required)}
+
+
+def own_suffixes(layout: Layout, tensors: Mapping[str, str]) -> dict[str, str]:
+    """{suffix as the layout calls it: tensor} of those in `tensors` that the layout can have."""
+    return {own: tensors[s] for own, s in without_joint(layout, tensors).items()}
+
+
+class Kind(NamedTuple):
+    """What modules with the same suffixes can be.
+
+    meant    layouts that the quantization config can mean, most likely first
+    others   other layouts that the suffixes allow
+    claimed  suffixes that one of these takes for the weight
+    refused  the entry of `recognised` that they are, if any
+    """
+
+    meant: tuple[Layout, ...]
+    others: tuple[Layout, ...]
+    claimed: frozenset[str]
+    refused: Recognised | None
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return (*self.meant, *self.others)
+
+
+def kind_of(layouts: Sequence[Layout], suffixes: tuple[str, ...], prefers: Sequence[str]) -> Kind:
+    """The `Kind` of modules with these suffixes. `prefers` names the layouts that the config can mean, most likely first."""
+    possible = {layout.name: layout for layout in layouts if layout.matches(without_joint(layout, suffixes))}
+    meant = tuple(possible[name] for name in prefers if name in possible)
+    others = tuple(layout for layout in possible.values() if layout not in meant)
+    claimed: set[str] = set()
+    for layout in possible.values():
+        own = without_joint(layout, suffixes)
+        claimed.update(own[s] for s in layout.claims(own))
+    found = recognise({}, [s[1:] for s in suffixes])
+    # One suffix alone may be another's too: it tells only where nothing that is read matches.
+    refused = found if found and (len(found.suffixes) > 1 or not possible) else None
+    return Kind(meant, others, frozenset(claimed), refused)

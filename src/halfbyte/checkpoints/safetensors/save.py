@@ -1,0 +1,71 @@
+"""Packed weights to disk and back in halfbyte's own layout: `save(path, {name: weight})`, `load(path)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CheckpointError
+from ...tensor.qtensor import QTensor
+from ..base import Checkpoint, Progress
+from ..open import open as open_checkpoint
+from .native_layout import OwnLayout
+from .writer import SafetensorsWriter
+
+VERSION = "1"
+
+
+def save(
+    path: str | os.PathLike[str],
+    weights: Mapping[str, QTensor | NDArray[Any]] | Checkpoint,
+    metadata: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write packed weights and dense arrays to one safetensors file, whole or not at all.
+
+    weights   name -> QTensor or array; a Checkpoint is read and written one tensor at a time
+    metadata  strings kept in the header
+    progress  called as progress(done, total, name) before each weight
+    Raises CheckpointError when a name or dtype cannot be stored or the disk refuses.
+
+    >>> save("w.safetensors", {"layer": quantize(w, "mxfp4"), "layer.bias": b})      # doctest: +SKIP
+    """
+    names = tuple(weights.keys())
+    layout = OwnLayout()
+    with SafetensorsWriter(path, {**(metadata or {}), "format": "halfbyte", "version": VERSION}, expected=4 * len(names)) as out:
+        for done, name in enumerate(names):
+            if progress is not None:
+                progress(done, len(names), name)
+            weight = weights[name]
+            for key, array in _tensors(name, weight, layout):
+                out.add(key, array)
+            if isinstance(weights, Checkpoint):
+                weights.release(name)
+        if progress is not None:
+            progress(len(names), len(names), "")
+
+
+def _tensors(name: str, weight: QTensor | NDArray[Any], layout: OwnLayout) -> Iterable[tuple[str, NDArray[Any]]]:
+    if not isinstance(weight, QTensor):
+        if not isinstance(weight, np.ndarray | np.generic):
+            raise CheckpointError(f"[save] {name!r} is a {type(weight).__name__}; a QTensor or a NumPy array is written")
+        return [(name, np.asarray(weight))]
+    return [(f"{name}.{part}", array) for part, array in layout.pack(weight, {}).items()]
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, QTensor | NDArray[Any]]:
+    """Everything in a file that `save` wrote, memory-mapped: nothing is read until it is used.
+
+    Raises CheckpointError for a damaged file, and for one that `save` did not write (`open` reads those).
+    """
+    checkpoint = open_checkpoint(Path(path))
+    if checkpoint.metadata.get("format") != "halfbyte":
+        raise CheckpointError(f"[load] {path} was not written by halfbyte.save ({checkpoint.format}); use halfbyte.open")
+    if checkpoint.metadata.get("version") != VERSION:
+        raise CheckpointError(f"[load] {path}: version {checkpoint.metadata.get('version')!r}; this halfbyte reads {VERSION!r}")
+    return {key: checkpoint[key] for key in checkpoint}

@@ -1,0 +1,1 @@
+"""Checkpoints that present another one under other names or row orders."""

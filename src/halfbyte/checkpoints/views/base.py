@@ -1,0 +1,47 @@
+"""A checkpoint read through another: what a view does not say otherwise is its source's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ...tensor.qtensor import QTensor
+from ..base import Checkpoint, Finding, TensorInfo
+
+
+class View(Checkpoint):
+    """`source` as it is. Classes derived from it rename keys, move rows or turn axes; a closed view closes its source."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        self.source = source
+        self.path, self.format, self.config = source.path, source.format, source.config
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.source.metadata
+
+    def keys(self) -> tuple[str, ...]:
+        return self.source.keys()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.source
+
+    def info(self, key: str) -> TensorInfo:
+        return self.source.info(key)
+
+    def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
+        return self.source[key]
+
+    def fetch(self, key: str) -> None:
+        self.source.fetch(key)
+
+    def release(self, key: str) -> None:
+        self.source.release(key)
+
+    def header_findings(self) -> list[Finding]:
+        return self.source.header_findings()
+
+    def close(self) -> None:
+        self.source.close()

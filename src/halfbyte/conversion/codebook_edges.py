@@ -1,0 +1,204 @@
+"""From elements of a table (E2M1, E4M3, NF4, …) under one kind of scale to the same elements under another.
+
+    source  element · scale · global          target  element · scale' · global'
+
+Codes stay as they are. A target without a sign in its scales (E8M0, GGUF's UE4M3) takes it into the codes, a group whose scale is
+0 gets the codes of zero.
+
+| target scale | holds |
+|---|---|
+| `float16`, `bfloat16`, `float32` | the product scale · global, where it is such a number |
+| `e8m0` | powers of two from 2^−127 to 2^127 |
+| `e4m3`, `ue4m3`, one level | 4 significant bits from 2^−9 to 448 |
+| `e4m3`, `ue4m3`, two levels | the same times a power of two of this tensor: for powers of two a window of 18 exponents |
+
+A two-level target takes block scales as they are and the source's tensor scale with them; where it divides
+(compressed-tensors) or is an amax (MLX), the reciprocal or multiple is exact, or a neighbour of it is `equal` in the target's
+arithmetic (`arithmetic.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats import family_of
+from ..formats.base import SCALE_DTYPES
+from ..formats.decode import scale_values
+from ..numerics.bits import pack, unpack
+from ..numerics.minifloat import round_to_element, scale_table
+from ..spec import Format
+from ..tensor.qtensor import QTensor
+from .outcome import Checks, MisfitError
+from .regroup import Regrouping
+
+F64 = NDArray[np.float64]
+Parts = dict[str, NDArray[Any]]
+
+E4M3_TOP = 448.0
+PLAIN_SCALES = ("e8m0", "e4m3", "ue4m3", "float16", "bfloat16", "float32")
+
+
+def holds_table(fmt: Format, element: str) -> bool:
+    """True for formats that this module writes, with elements of one table."""
+    whole = fmt.element == element and element not in ("int", "uint", "mxint", "blocks") and fmt.scale in PLAIN_SCALES
+    return whole and not (fmt.bias or fmt.minimum or fmt.super_size or fmt.inverse) and fmt.grouping == "row"
+
+
+def to_table(q: QTensor, fmt: Format, checks: Checks) -> Parts:
+    """The parts of `fmt` with the values of `q`. MisfitError when there are none."""
+    source = q.format
+    if source.element != fmt.element or source.scale not in PLAIN_SCALES:
+        raise MisfitError(f"its elements are {source.element} under {source.scale} scales, not {fmt.element}")
+    groups = Regrouping(q, fmt)
+    family_of(fmt).geometry(fmt, q.shape)
+    held = groups.take(q.parts["scales"], "scales", checks)
+    if held.ndim < 2:
+        held = np.broadcast_to(held, (*q.shape[:-1], fmt.groups(q.shape[-1])))
+    scale = scale_values(source.scale, held)
+    unsigned = fmt.scale in ("e8m0", "ue4m3")
+    codes = q.parts["codes"]
+    signs, zeros = unsigned & np.signbit(scale), (scale == 0) & (fmt.scale == "e8m0")
+    if signs.any() or zeros.any():
+        codes = _with_signs(q, groups, signs, zeros)
+        checks.add("signs of scales move into the codes")
+        scale, held = np.abs(scale), _unsigned(held, source.scale)
+    out: Parts = {"codes": codes}
+    if fmt.scale not in ("e4m3", "ue4m3"):
+        out["scales"] = _one_level(q, fmt, scale, checks)
+        return out
+    if source.scale in ("e4m3", "ue4m3"):
+        _two_to_two(q, fmt, held, scale, out, checks)
+    else:
+        _window(q, fmt, scale, out, checks)
+    return out
+
+
+def factor_of(q: QTensor) -> tuple[F64, F64]:
+    """(numerator, divisor) of what multiplies the block scales of each matrix, float64 [*lead]."""
+    fmt, lead = q.format, q.shape[:-2]
+    one, constant = np.ones(lead), np.full(lead, fmt.divisor)
+    if not fmt.global_op:
+        return one, constant
+    g = q.parts["global_scale"].astype(np.float64)
+    return (one, g * constant) if fmt.global_op == "divide" else (g, constant)
+
+
+def each(factors: F64) -> F64:
+    """[*lead] -> [*lead, 1, 1], to meet block scales."""
+    out: F64 = factors[..., None, None]
+    return out
+
+
+def _with_signs(q: QTensor, groups: Regrouping, signs: NDArray[np.bool_], zeros: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Codes with the sign of their group's scale, and 0 in groups of scale 0."""
+    bits, k = q.format.bits, q.shape[-1]
+    codes = unpack(q.parts["codes"], bits, k) ^ (groups.spread(signs).astype(np.uint8) << np.uint8(bits - 1))
+    return pack(np.where(groups.spread(zeros), np.uint8(0), codes), bits)
+
+
+def _unsigned(held: NDArray[Any], kind: str) -> NDArray[Any]:
+    """Stored scales without their sign."""
+    return held & np.uint8(0x7F) if kind in ("e4m3", "ue4m3") else np.abs(held)
+
+
+def _one_level(q: QTensor, fmt: Format, scale: F64, checks: Checks) -> NDArray[Any]:
+    """scale · factor as numbers of `fmt.scale`."""
+    up, down = map(each, factor_of(q))
+    with np.errstate(over="ignore", invalid="ignore", under="ignore", divide="ignore"):
+        product = scale * up
+        if fmt.scale == "e8m0":
+            mantissa, power = np.frexp(product / down)
+            fits = (mantissa == 0.5) & (power >= -126) & (power <= 128) & (np.ldexp(0.5, power) * down == product)
+            fits |= product == 0
+            out: NDArray[Any] = np.where(product == 0, 0, power + 126).astype(np.uint8)
+        else:
+            out = (product / down).astype(SCALE_DTYPES[fmt.scale])
+            # At most 24 bits times 24: the way back is exact.
+            fits = (out.astype(np.float64) * down == product) & np.isfinite(product)
+    if not fits.all():
+        what = "powers of two from 2^-127 to 2^127" if fmt.scale == "e8m0" else f"{fmt.scale} numbers"
+        raise MisfitError(f"{int((~fits).sum())} block scales are no {what}")
+    if q.format.scale != fmt.scale and not (fmt.scale == "float32" and not q.format.global_op):
+        checks.add(f"block scales are {'powers of two' if fmt.scale == 'e8m0' else fmt.scale + ' numbers'}")
+    return out
+
+
+def _two_to_two(q: QTensor, fmt: Format, held: NDArray[Any], scale: F64, out: Parts, checks: Checks) -> None:
+    """E4M3 block scales to E4M3 block scales; the tensor scale goes along, or into them."""
+    up, down = factor_of(q)
+    if fmt.global_op:
+        out["scales"] = _bytes(held, q.format.scale, fmt.scale)
+        out["global_scale"] = _tensor_scale(fmt, up, down, checks)
+        return
+    if (up == 1).all() and (down == 1).all():
+        out["scales"] = _bytes(held, q.format.scale, fmt.scale)
+        return
+    product = scale * each(up)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        byte = round_to_element(product / each(down), "e4m3")
+    if not np.array_equal(scale_table("e4m3")[byte] * each(down), product):
+        raise MisfitError("its tensor scale does not go into the block scales")
+    checks.add("the tensor scale goes into the block scales")
+    out["scales"] = byte
+
+
+def _bytes(held: NDArray[np.uint8], source: str, target: str) -> NDArray[np.uint8]:
+    """Block scale bytes read the same by both kinds. MisfitError for NaN and for 480, which only one of them has."""
+    if source == target:
+        return held
+    odd = held & 0x7F == 0x7F
+    if odd.any():
+        byte = int(held[odd].reshape(-1)[0])
+        raise MisfitError(f"{int(odd.sum())} block scale bytes are {byte:#04x}, which E4M3 reads as NaN and GGUF as 0 or 480")
+    return held & np.uint8(0x7F) if source == "ue4m3" else held
+
+
+def _tensor_scale(fmt: Format, up: F64, down: F64, checks: Checks) -> NDArray[np.float32]:
+    """The stored tensor scale [*lead] of `fmt` that means up / down. MisfitError when it is no float32."""
+    want, over = (down, up) if fmt.global_op == "divide" else (up * fmt.divisor, down)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):
+        g = np.asarray(want / over, np.float32)
+        exact = (g.astype(np.float64) * over == want) & np.isfinite(g)
+    if not exact.all():
+        what = "reciprocal" if fmt.global_op == "divide" or (over != 1).any() else f"multiple by {fmt.divisor:g}"
+        raise MisfitError(f"the {what} of its tensor scale is no float32 number")
+    if (want != over).any() and not np.array_equal(g, up):
+        checks.add("the tensor scale has an exact counterpart")
+    return g
+
+
+def _window(q: QTensor, fmt: Format, scale: F64, out: Parts, checks: Checks) -> None:
+    """Any block scales to E4M3 times one power of two of each matrix."""
+    if not np.isfinite(scale).all():
+        raise MisfitError("block scales are NaN or infinite")
+    up, down = factor_of(q)
+    product = scale * each(up)
+    size = np.abs(product / each(down))
+    power = np.zeros(q.shape[:-2], int)
+    if fmt.global_op:
+        # The largest block scale goes to the top of E4M3, so that the smallest has the most room.
+        peak = size.reshape(*q.shape[:-2], -1).max(axis=-1, initial=0)
+        mantissa, exponent = np.frexp(peak / E4M3_TOP)
+        power = np.where(peak > 0, exponent - (mantissa == 0.5), 0)
+    unit = each(np.ldexp(1.0, power))
+    byte = round_to_element(product / (each(down) * unit), "e4m3")
+    if not np.array_equal(scale_table("e4m3")[byte] * unit * each(down), product):
+        where = " under one tensor scale" if fmt.global_op else ""
+        raise MisfitError(f"block scales {_reach(size)} do not fit E4M3's window{where}")
+    checks.add("block scales lie in E4M3's window")
+    out["scales"] = byte
+    if fmt.global_op:
+        g = np.ldexp(1.0, -power if fmt.global_op == "divide" else power) * (1 if fmt.global_op == "divide" else fmt.divisor)
+        with np.errstate(over="ignore"):
+            out["global_scale"] = np.asarray(g, np.float32)
+        if not np.array_equal(out["global_scale"].astype(np.float64), g):
+            raise MisfitError("the tensor scale is beyond float32")
+
+
+def _reach(size: F64) -> str:
+    """From the smallest to the largest, in words."""
+    some = size[size > 0]
+    return f"from {some.min():.3g} to {some.max():.3g}" if some.size else "of 0"

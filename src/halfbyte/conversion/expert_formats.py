@@ -1,0 +1,83 @@
+"""Experts of one layer, all packed or all dense: asked of the headers alone, before the hours that rounding takes.
+
+Loaders stack the experts of a layer, so one that stays dense among packed ones makes a checkpoint that none of them reads. Packed
+ones may differ in format. GGUF and MLX keep a stack for each projection: there a whole projection may stay dense, which the
+layout's own engine reads and `load_model` does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ..checkpoints import Checkpoint, TensorInfo
+from ..errors import FormatError, ShapeError
+from .outcome import spelled
+from .recipe import DTYPES, Recipe, format_for, module_of
+from .transposed_experts import turned
+
+ENGINES = {"gguf": "llama.cpp", "mlx": "mlx-lm"}
+"""Layouts whose engines multiply each projection on its own -> the engine."""
+_EXPERTS = (
+    re.compile(r"(?P<path>.+\.(?:experts|switch_mlp))(?:\.\d+)?\.(?P<piece>w[123]|(?:gate|up|down|gate_up)_proj)(?:\.weight)?"),
+    re.compile(r"(?P<path>blk\.\d+)\.ffn_(?P<piece>gate|up|down|gate_up)_exps(?:\.weight)?"),
+)
+
+
+def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
+    """A note about layers whose experts only the layout's own engine will read, if there are any.
+
+    Raises FormatError when the recipe leaves some experts of a layer dense among packed ones and no loader will read them.
+    """
+    layers: dict[str, dict[str, list[tuple[TensorInfo, str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for info in turned(checkpoint, recipe).infos():
+        match = next((m for pattern in _EXPERTS if (m := pattern.fullmatch(info.key))), None)
+        if match is not None and (info.quantized or info.dtype in DTYPES):
+            layers[match["path"]][match["piece"]].append((info, *_becomes(info, recipe)))
+    refused: dict[str, list[str]] = {}
+    noted: dict[str, list[str]] = {}
+    why = packed = ""
+    for path, pieces in layers.items():
+        every = [one for piece in pieces.values() for one in piece]
+        dense = [(info.key, reason) for info, fmt, reason in every if not fmt]
+        if not dense or len(dense) == len(every):
+            continue
+        by_piece = recipe.goal.layout in ENGINES and all(len({not fmt for _, fmt, _ in piece}) == 1 for piece in pieces.values())
+        (noted if by_piece else refused)[path] = [key for key, _ in dense]
+        if not why or (len(refused) == 1 and not by_piece):
+            why, packed = dense[0][1], next(fmt for _, fmt, _ in every if fmt)
+    if refused:
+        raise FormatError(
+            f"[quantize] {_some(refused)}: dense by this recipe ({why}) among experts that become {packed}; loaders stack the "
+            "experts of a layer, so they are all packed (their formats may differ) or all dense. Give these a format too, or "
+            f"keep the layer's experts by a first --rule '{re.escape(next(iter(refused)))}=keep'"
+        )
+    if noted:
+        note = (
+            f"{_some(noted)}: dense by this recipe ({why}) among experts that become {packed}; {ENGINES[recipe.goal.layout]} "
+            "reads that, but load_model and the commands that run a model want a layer's experts all packed or all dense"
+        )
+        return [note]
+    return []
+
+
+def _becomes(info: TensorInfo, recipe: Recipe) -> tuple[str, str]:
+    """(the format that a weight will have, "") or ("", why it stays dense)."""
+    module = module_of(info)
+    goal = None if module is None else recipe.of(module, len(info.shape))
+    if goal is None:
+        if info.quantized:
+            return spelled(info.format) if info.format else "packed", ""
+        rule = next((r.text for r in recipe.rules if r.pattern.search(module or info.key)), None)
+        return "", f"rule {rule!r}" if rule else f"{recipe.goal.layout} keeps {info.dtype} {list(info.shape)}"
+    try:
+        return spelled(format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]), ""
+    except ShapeError as error:
+        return "", str(error).removeprefix("[quantize] ")
+
+
+def _some(layers: Mapping[str, Sequence[str]]) -> str:
+    names = [name for own in layers.values() for name in own]
+    more = f", ... ({len(names)} tensors)" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"

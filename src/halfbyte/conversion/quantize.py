@@ -1,0 +1,174 @@
+"""A dense checkpoint to a packed one: every weight of the recipe rounded, the rest carried along.
+
+The same writers, shards and resumption as `convert`. What rounds a weight is given: to nearest, with searched scales, or what
+a walk over the model with calibration text has found (`calibration`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..errors import CheckpointError, FormatError, ShapeError
+from ..numerics.error_stats import Difference
+from ..quantizers import mse
+from ..spec import Format
+from ..tensor.qtensor import QTensor
+from ..tensor.quantize import quantize
+from .expert_formats import check_experts
+from .outcome import spelled
+from .recipe import Recipe, format_for, module_of
+from .targets import Goal
+from .to_dense import DEFAULT_SHARD
+from .transposed_experts import turned, why_kept
+from .unit import QUANTIZED, Record, Unit, packed_unit
+from .write import Converted, Progress, write_checkpoint
+
+Rounder = Callable[[str, NDArray[Any], Format], QTensor]
+"""(module, dense weight, format) -> packed weight."""
+
+
+@dataclass
+class Quantizing:
+    """What `convert_key` asks for each key.
+
+    rounder       rounds a weight
+    replaced      dense tensors that take another value (AWQ's folded scales), by key
+    from_packed   packed weights are decoded and rounded again
+    fallen_back   module -> why its format is another one, or why it is kept
+    """
+
+    recipe: Recipe
+    rounder: Rounder
+    replaced: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    from_packed: bool = False
+    fallen_back: dict[str, str] = field(default_factory=dict)
+
+    def wanted(self, info: TensorInfo) -> tuple[str, Goal] | None:
+        """(module, goal) of a tensor that is to be quantized."""
+        module = module_of(info)
+        if module is None or (info.quantized and not self.from_packed):
+            return None
+        goal = self.recipe.of(module, len(info.shape))
+        return None if goal is None else (module, goal)
+
+    def format(self, info: TensorInfo) -> Format | None:
+        """The format a tensor will have, from its header; None when it is kept."""
+        wanted = self.wanted(info)
+        if wanted is None:
+            return None
+        try:
+            return format_for(wanted[1], "float32" if info.quantized else info.dtype, info.shape)[0]
+        except ShapeError:
+            return None
+
+    def unit(self, info: TensorInfo, weight: QTensor | NDArray[Any], write: bool) -> Unit | None:
+        """The quantized unit of a key, None when it is kept."""
+        wanted = self.wanted(info)
+        if wanted is None:
+            return None
+        module, goal = wanted
+        x = weight.dequantize("float32") if isinstance(weight, QTensor) else np.asarray(weight)
+        try:
+            fmt, other = format_for(goal, x.dtype.name, x.shape)
+        except ShapeError as error:
+            self.fallen_back[module] = f"kept dense: {error}"
+            return None
+        if other:
+            self.fallen_back[module] = other
+        q = self.rounder(module, x, fmt)
+        was = str(info.format or info.dtype)
+        record = Record(info.key, QUANTIZED, other, was, spelled(q.format), info.nbytes, 0, error_of(x, q))
+        return packed_unit(module, q, goal, record, write)
+
+
+def error_of(x: NDArray[Any], q: QTensor, block: int = 1 << 20) -> float:
+    """Relative RMS error of a packed weight against its original."""
+    d = Difference()
+    for a, b in [(x, q)] if q.ndim == 2 else [(x[e], q[e]) for e in range(len(x))]:
+        rows = max(1, block // max(1, a.shape[1]))
+        for i in range(0, a.shape[0], rows):
+            d.add(np.asarray(a[i : i + rows]), b.rows(i, min(i + rows, a.shape[0])).dequantize("float32"))
+    return d.relative_rms
+
+
+def round_to_nearest(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
+    """`rtn`."""
+    return quantize(x, fmt)
+
+
+def round_searched(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
+    """`mse`: searched scales where the format is a grid; K-quants have a search of their own."""
+    try:
+        return mse(x, fmt)
+    except FormatError as error:
+        if "no grid" not in str(error):
+            raise
+        return quantize(x, fmt)
+
+
+ROUNDERS: dict[str, Rounder] = {"rtn": round_to_nearest, "mse": round_searched}
+"""Methods that need the weight only."""
+
+
+def check_dense(checkpoint: Checkpoint, from_packed: bool) -> None:
+    """Raises CheckpointError for a packed checkpoint, unless `from_packed`."""
+    packed = [i.key for i in checkpoint.infos() if i.quantized]
+    if packed and not from_packed:
+        raise CheckpointError(
+            f"[quantize] {checkpoint.path} is packed already ({checkpoint.format}, {len(packed)} weights). convert keeps their "
+            "values; --from-packed decodes them and rounds again"
+        )
+
+
+def quantize_checkpoint(
+    checkpoint: Checkpoint,
+    out: str | os.PathLike[str],
+    recipe: Recipe,
+    method: str | Rounder = "rtn",
+    *,
+    replaced: Mapping[str, NDArray[Any]] | None = None,
+    from_packed: bool = False,
+    plan: bool = False,
+    workers: int = 0,
+    max_shard_size: int = DEFAULT_SHARD,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    named: str = "",
+) -> Converted:
+    """Write `checkpoint` to `out` with the weights of the recipe quantized.
+
+    method       "rtn", "mse", or a function that rounds
+    named        what tells a function's results from another's: an interrupted run goes on only with what has the same name
+    replaced     dense tensors that take another value, by key
+    from_packed  also decode packed weights and round them again; without it a checkpoint that has some is refused
+    Others as for `convert_checkpoint`. Raises CheckpointError when nothing is to be quantized, FormatError when experts of a
+    layer would be packed and dense.
+    """
+    if isinstance(method, str) and method not in ROUNDERS:
+        raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
+    check_dense(checkpoint, from_packed)
+    apart = check_experts(checkpoint, recipe)
+    kept = why_kept(checkpoint, recipe)
+    checkpoint = rows_by_name(turned(checkpoint, recipe))
+    how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
+    if not any(how.wanted(i) for i in checkpoint.infos()):
+        raise CheckpointError(
+            f"[quantize] {checkpoint.path}: no weight to quantize; {len(checkpoint)} tensors, see halfbyte inspect"
+        )
+    word = method if isinstance(method, str) else named or repr(method)
+    result = write_checkpoint(
+        checkpoint, Path(out), recipe.goal, lossy=True, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
+        progress=progress, quantizing=how, named=[word, *(r.text for r in recipe.rules)],
+    )  # fmt: skip
+    result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
+    result.notes += [*apart, kept] if kept else apart
+    return result

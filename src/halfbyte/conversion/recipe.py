@@ -1,0 +1,151 @@
+"""Which weights of a dense checkpoint are quantized, and to what.
+
+A rule is `regex=codec[:gN]` or `regex=keep`; the first whose regular expression is found in a module's name decides. Weights
+that no rule matches get the target's own codec, except those that are kept as they are: embeddings, the output head, routers,
+norms, and what is no matrix and no stack of experts' matrices. A rule may name these too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..checkpoints import TensorInfo
+from ..checkpoints.quant_config.module_rules import check_rule
+from ..checkpoints.quant_config.write.common import EMBEDDINGS
+from ..errors import FormatError, ShapeError
+from ..formats import family_of, format_named
+from ..formats.ggml.types import GGML_BY_WORD
+from ..spec import FLOAT_SCALES, Format
+from .targets import HOLDS, Goal, goal_named
+
+KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp", "ffn_gate_inp_shexp", "shared_expert_gate")
+"""Last segments of modules that are kept: first and last layers, and what decides between experts, cost little, matter much."""
+EXPERTS = re.compile(r"(^|[._])(experts|exps|switch_mlp)([.]|$)")
+"""Modules whose stacks of matrices are weights of experts; other stacks, of convolutions, are kept."""
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A regular expression and what its modules become; goal None keeps them."""
+
+    pattern: re.Pattern[str]
+    goal: Goal | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What becomes of each weight.
+
+    goal   for those without a rule
+    rules  in order
+    """
+
+    goal: Goal
+    rules: tuple[Rule, ...] = ()
+
+    def of(self, module: str, ndim: int) -> Goal | None:
+        """The goal of a module's weight, None when it is kept."""
+        for rule in self.rules:
+            if rule.pattern.search(module):
+                return rule.goal
+        last = module.rpartition(".")[2]
+        # gpt-oss is MXFP4 in its experts only, and its loaders look for it nowhere else.
+        weight = (ndim == 2 and self.goal.layout != "gpt-oss") or (ndim == 3 and EXPERTS.search(module) is not None)
+        return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
+
+
+    def check(self, modules: Iterable[str]) -> None:
+        """FormatError for a rule that matches none of the modules: a slip that would give another recipe in silence."""
+        names = list(modules)
+        for rule in self.rules:
+            if not any(rule.pattern.search(n) for n in names):
+                raise FormatError(f"[quantize] rule {rule.text!r} matches no module; they are named like {', '.join(names[:3])}")
+
+
+def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None) -> Recipe:
+    """The recipe for target `layout:codec[:gN]` and rules. FormatError or LayoutError when one is not spelled right.
+
+    >>> recipe_of("mlx:affine4:g64", ["down_proj$=affine6", "layers\\\\.0\\\\.=keep"]).rules[0].goal.target.codec
+    'affine6'
+    """
+    goal = goal_named(to, scale_dtype)
+    if goal.target.codec is None:
+        if goal.layout != "gpt-oss":
+            words = HOLDS[goal.layout].words if goal.layout in HOLDS else ("mxfp4", "nvfp4", "int4", "...")
+            raise FormatError(f"[quantize] target {to!r} names no codec; {goal.layout} holds {', '.join(words)}")
+        goal = goal_named(f"{to}:mxfp4")
+    out = []
+    for text in rules:
+        pattern, equals, codec = text.rpartition("=")
+        if not equals or not pattern:
+            raise FormatError(f"[quantize] rule {text!r}; a rule is spelled regex=codec[:gN] or regex=keep")
+        check_rule(f"re:{pattern}", "rule")
+        own = None if codec == "keep" else goal_named(f"{goal.layout}:{codec}", scale_dtype)
+        out.append(Rule(re.compile(pattern), own, text))
+    if goal.layout == "gptq" and "checkpoint_format" not in goal.params:
+        # One version for all: v1 has no code for a zero point of 0, which asymmetric rounding finds.
+        stored = any(str(g.target.codec).startswith("uint") for g in (goal, *(r.goal for r in out if r.goal)))
+        params = {"checkpoint_format": "gptq_v2" if stored else "gptq"}
+        goal = replace(goal, params=params)
+        out = [replace(r, goal=r.goal and replace(r.goal, params=params)) for r in out]
+    return Recipe(goal, tuple(out))
+
+
+def module_of(info: TensorInfo) -> str | None:
+    """The module whose weight a tensor is; None for what is no weight of floats."""
+    if info.quantized:
+        return info.key
+    weight = info.key.endswith(".weight") and info.dtype in DTYPES and len(info.shape) >= 2
+    return info.key.removesuffix(".weight") if weight else None
+
+
+def format_for(goal: Goal, dtype: str, shape: tuple[int, ...]) -> tuple[Format, str]:
+    """(format of a weight of this dtype and shape, "") or, where its blocks do not fit the rows, (another, the reason).
+
+    Raises ShapeError when there is no other either.
+    """
+    assert goal.target.codec is not None
+    fmt = _format(goal, dtype)
+    why = _refusal(fmt, shape, goal)
+    if not why:
+        return fmt, ""
+    if goal.layout == "gguf" and goal.target.codec in GGML_BY_WORD:
+        # llama.cpp's own way out for rows that are no whole super-blocks.
+        wide = replace(goal, target=replace(goal.target, codec="q8_0", group_size=None))
+        other = _format(wide, dtype)
+        if not _refusal(other, shape, wide):
+            return other, f"{fmt.name} does not fit rows of {shape[-1]}: {other.name} instead"
+    raise ShapeError(why)
+
+
+def _format(goal: Goal, dtype: str) -> Format:
+    word, size, holds = str(goal.target.codec), goal.target.group_size, HOLDS.get(goal.layout)
+    usual = format_named(word)
+    if usual.float_scale and not usual.family.startswith("ggml"):
+        own = goal.scale_dtype or (dtype if dtype in FLOAT_SCALES and dtype != "float32" else "float16")
+        return format_named(word, size, scale_dtype=own)
+    if usual.family in ("nvfp4", "ggml_fp4"):
+        levels = holds.levels if holds else ("multiply",)
+        # Weights are small: one level of E4M3 would lie among its subnormals. MLX's programs read no other.
+        return format_named(word, size, global_scale="multiply" if "multiply" in levels else levels[0])
+    return format_named(word, size)
+
+
+def _refusal(fmt: Format, shape: tuple[int, ...], goal: Goal) -> str:
+    """Why rows of this length have no place, "" when they have."""
+    k = shape[-1]
+    try:
+        family_of(fmt).geometry(fmt, shape)
+    except ShapeError as error:
+        return str(error)
+    if goal.layout == "mlx" and fmt.group_size != -1 and (k % fmt.group_size or k * fmt.bits % 32):
+        return f"[quantize] {fmt} with rows of {k}; MLX wants whole groups of {fmt.group_size}"
+    if fmt.bits == 4 and k % 2 and fmt.element == "e2m1":
+        return f"[quantize] {fmt} with rows of {k}; two codes share a byte, so k must be even"
+    if goal.layout == "awq-gemm" and shape[-2] * fmt.bits % 32:
+        return f"[quantize] {fmt} with {shape[-2]} outputs; AWQ packs {32 // fmt.bits} of them a word"
+    return ""

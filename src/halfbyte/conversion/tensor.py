@@ -1,0 +1,239 @@
+"""One weight to another layout and format: by an exact edge if there is one, else as the caller allows.
+
+    outcome = convert_weight(q, goal_named("mlx:affine4:g64"))
+    outcome.kind, outcome.why              "exact-if", "biases are float16 numbers"
+    outcome.weight                         the QTensor whose pack() the layout writes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError, HalfbyteError, LayoutError, ShapeError
+from ..layouts import LAYOUTS
+from ..numerics.error_stats import Difference
+from ..spec import Format
+from ..tensor.qtensor import QTensor
+from ..tensor.quantize import quantize
+from .affine_edges import holds_line, to_line
+from .codebook_edges import holds_table, to_table
+from .outcome import Checks, LossyError, MisfitError, Outcome, spelled
+from .producer_equality import check_equal, equal_tensor_scale
+from .source_values import line_of
+from .targets import HOLDS, Goal, candidates, goal_named
+
+BLOCK = 1 << 22
+"""Values requantized at a time."""
+
+
+def convert_tensor(q: QTensor, to: str | Goal, *, lossy: bool = False, scale_dtype: str | None = None, name: str = "") -> QTensor:
+    """`q` in a format that layout `to` (`layout[:codec[:gN]]`) holds, with the same values.
+
+    lossy        allow the least-error requantization where no edge keeps the values
+    scale_dtype  dtype of float scales; otherwise the source's where it holds them exactly, else the narrowest that does
+    name         the weight's name, for messages
+
+    Raises LossyError, with the reason and the error it would cost, when values would change and `lossy` is not set;
+    LayoutError or FormatError when the target is unknown or cannot hold the weight at all.
+
+    >>> q = quantize(np.eye(8, 32, dtype=np.float32), "int4:g32")
+    >>> convert_tensor(q, "mlx").format.name
+    'affine4'
+    """
+    goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
+    outcome = convert_weight(q, goal, name)
+    if outcome.kind == "lossy" and not lossy:
+        raise refusal(goal, [(name or "the weight", outcome)])
+    return outcome.weight
+
+
+def refusal(goal: Goal, lost: list[tuple[str, Outcome]], most: int = 8) -> LossyError:
+    """The error that names tensors, reasons, errors and what would have been exact."""
+    losses = [(key, o.why, o.error.relative_rms if o.error else 0.0) for key, o in lost]
+    shown = "; ".join(f"{key}: {why}, a relative RMS error of {rms:.3g}" for key, why, rms in losses[:most])
+    more = f"; and {len(lost) - most} more" if len(lost) > most else ""
+    instead = sorted({i for _, o in lost for i in o.instead})
+    exact = f"Exact instead: {', '.join(instead[:4])}. " if instead else ""
+    return LossyError(
+        f"[convert] {len(lost)} weight{'s' if len(lost) != 1 else ''} cannot go to {goal} exactly: {shown}{more}. "
+        f"{exact}Allow the error with --lossy (lossy=True)",
+        losses,
+    )
+
+
+def convert_weight(q: QTensor, goal: Goal, name: str = "", suggest: bool = True) -> Outcome:
+    """The best outcome for `q`: the first exact candidate, else one equal in the target's arithmetic, else a lossy one.
+
+    suggest  for a lossy outcome, look for other codecs of the layout that are exact
+    Raises LayoutError when the layout holds no candidate.
+    """
+    reasons: dict[Format, str] = {}
+    fitting: list[Format] = []
+    # A codec is given up only when neither edge keeps the values: no wider one replaces an equal one.
+    for _, formats in groupby(candidates(q, goal), key=lambda fmt: fmt.name):
+        tried: list[Format] = []
+        for fmt in formats:
+            for way in _ways(q, fmt, goal):
+                checks = Checks()
+                try:
+                    return _placed(q, fmt, way(checks), goal, checks)
+                except _NoPlaceError as misfit:
+                    reasons.setdefault(fmt, str(misfit))
+                except MisfitError as misfit:
+                    reasons[fmt] = str(misfit)
+                    tried.append(fmt)
+        for fmt in tried:
+            checks = Checks()
+            try:
+                return replace(_equal(q, fmt, goal, checks), kind="equal", why=checks.why)
+            except MisfitError as misfit:
+                if fmt.global_op and q.format.global_op:
+                    reasons[fmt] = str(misfit)
+        fitting += tried
+    return _lossy(q, goal, {fmt: reasons[fmt] for fmt in fitting}, next(iter(reasons.values()), ""), name, suggest)
+
+
+class _NoPlaceError(MisfitError):
+    """The format itself has no place in the layout, whatever the values."""
+
+
+Way = Callable[[Checks], Mapping[str, NDArray[Any]]]
+
+
+def _ways(q: QTensor, fmt: Format, goal: Goal) -> Iterator[Way]:
+    """Ways to make parts of `fmt` with the values of `q`: as they are, then rewritten."""
+    if fmt == q.format:
+        yield lambda checks: q.parts
+    if fmt != q.format or (holds_line(fmt) and ("group_index" in q.parts or fmt.zero == "int")):
+        yield lambda checks: _exact(q, fmt, goal, checks)
+
+
+def _exact(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> dict[str, NDArray[Any]]:
+    """Parts of `fmt` with the values of `q`, rewritten. MisfitError when there are none."""
+    try:
+        if holds_table(fmt, q.format.element):
+            return to_table(q, fmt, checks)
+        if holds_line(fmt):
+            return to_line(line_of(q), fmt, checks, least_zero=_least_zero(goal))
+    except (ShapeError, FormatError) as error:
+        raise _NoPlaceError(str(error)) from None
+    raise MisfitError(f"{q.format} and {fmt} have no element in common")
+
+
+def _least_zero(goal: Goal) -> int:
+    """The smallest zero point the target stores: GPTQ v1 has no code for 0."""
+    return 1 if goal.params.get("checkpoint_format") == "gptq" else 0
+
+
+def _placed(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], goal: Goal, checks: Checks) -> Outcome:
+    """The outcome for these parts, packed by their layout. MisfitError when it does not take them."""
+    if parts is q.parts:
+        weight = q
+    else:
+        origins = HOLDS[goal.layout].origins if goal.layout in HOLDS else (q.origin,)
+        weight = QTensor(fmt, q.shape, parts, origin=origins[0])
+    layout = LAYOUTS[goal.layout]
+    try:
+        config = layout.config(weight) | dict(goal.params)
+        return Outcome(weight, layout.pack(weight, config), config, checks.kind, checks.why)
+    except LayoutError as error:
+        # Other zero points, or groups in order, may have a place: then a requantization has.
+        by_value = weight.format.zero == "int" or "group_index" in weight.parts
+        raise (MisfitError if by_value else _NoPlaceError)(_clause(error)) from None
+
+
+def placed_as_is(q: QTensor, goal: Goal) -> Outcome:
+    """The outcome of a weight that already has a format of the target. MisfitError when the layout does not take it."""
+    return _placed(q, q.format, q.parts, goal, Checks())
+
+
+def _clause(error: Exception) -> str:
+    text = str(error)
+    return text.partition("cannot be written: ")[2] or text
+
+
+def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
+    """A tensor that its producer decodes to the source's values rounded once. MisfitError when there is none."""
+    origin = HOLDS[goal.layout].origins[0] if goal.layout in HOLDS else ""
+    if fmt.global_op:
+        outcome = _placed(q, fmt, equal_tensor_scale(q, fmt, origin, checks), goal, checks)
+        checks.add("every code under every block scale decodes to the same number")
+        return outcome
+    if not (fmt.bias and holds_line(fmt)) or fmt == q.format:
+        raise MisfitError("no rounding hides in the target's arithmetic")
+    outcome = _placed(q, fmt, to_line(line_of(q), fmt, checks, round_biases=True), goal, checks)
+    check_equal(q, outcome.weight, checks)
+    return outcome
+
+
+def _lossy(q: QTensor, goal: Goal, fitting: Mapping[Format, str], failed: str, name: str, suggest: bool) -> Outcome:
+    """The requantization to the first format that has a place, `fitting` saying why nothing better was done."""
+    for fmt, why in fitting.items():
+        try:
+            requantized = requantize(q, fmt)
+            outcome = _placed(q, requantized.format, dict(requantized.parts), goal, Checks())
+        except (HalfbyteError, MisfitError) as error:
+            failed = str(error)
+            continue
+        error_ = difference(q, outcome.weight)
+        if error_.identical:
+            return replace(outcome, kind="exact-if", why=f"every value lies on the grid of {spelled(fmt)}")
+        instead = tuple(_exact_elsewhere(q, goal)) if suggest and goal.target.codec else ()
+        return replace(outcome, kind="lossy", why=f"{why} ({spelled(fmt)})", error=error_, instead=instead)
+    where = f"{name}: " if name else ""
+    raise LayoutError(
+        f"[convert] {where}{q.format} of shape {q.shape} has no place in {goal}: {failed or 'the layout has no codec for it'}"
+    )
+
+
+def _exact_elsewhere(q: QTensor, goal: Goal) -> Iterator[str]:
+    """A target of the same layout, with a codec of its choice, that holds `q` exactly."""
+    free = replace(goal, target=replace(goal.target, codec=None, group_size=None), scale_dtype=None)
+    for fmt in candidates(q, free):
+        for way in _ways(q, fmt, free):
+            try:
+                _placed(q, fmt, way(Checks()), free, Checks())
+            except MisfitError:
+                continue
+            plain = not fmt.float_scale or fmt.family.startswith("ggml")
+            group = "" if plain else ":channel" if fmt.group_size == -1 else f":g{fmt.group_size}"
+            yield f"{goal.layout}:{fmt.name}{group}"
+            return
+
+
+def requantize(q: QTensor, fmt: Format) -> QTensor:
+    """The values of `q`, as float32, rounded to `fmt` by the default policy, the one of least error.
+
+    A block of rows at a time; a tensor scale is set first, from the largest magnitude of all rows.
+    """
+    if q.ndim > 2:
+        pieces = [requantize(q[e], fmt) for e in range(q.shape[0])]
+        if not pieces:
+            return quantize(q.dequantize("float32"), fmt)
+        return QTensor(fmt, q.shape, {p: np.stack([i.parts[p] for i in pieces]) for p in pieces[0].parts})
+    rows = max(1, BLOCK // max(1, q.shape[1]))
+    if fmt.global_op or fmt.grouping != "row" or q.shape[0] <= rows or q.window is not None:
+        return quantize(q.dequantize("float32"), fmt)
+    pieces = [quantize(q.rows(i, min(i + rows, q.shape[0])).dequantize("float32"), fmt) for i in range(0, q.shape[0], rows)]
+    return QTensor(fmt, q.shape, {p: np.concatenate([i.parts[p] for i in pieces]) for p in pieces[0].parts})
+
+
+def difference(a: QTensor, b: QTensor) -> Difference:
+    """Statistics of b against a, exact values compared a block of rows at a time."""
+    out = Difference()
+    pairs = [(a, b)] if a.ndim == 2 else [(a[e], b[e]) for e in range(a.shape[0])]
+    for x, y in pairs:
+        rows = max(1, (BLOCK >> 2) // max(1, x.shape[1]))
+        for start in range(0, x.shape[0], rows):
+            stop = min(start + rows, x.shape[0])
+            out.add(x.rows(start, stop).dequantize("float64"), y.rows(start, stop).dequantize("float64"))
+    return out
+
+
+__all__ = ["convert_tensor", "convert_weight", "difference", "refusal", "requantize"]

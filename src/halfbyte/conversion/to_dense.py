@@ -1,0 +1,304 @@
+"""A packed checkpoint to dense safetensors, a block of rows at a time.
+
+    value written = exact value of the weight, rounded once to the dtype
+
+Dense tensors are copied as they are. The files are written beside their place and moved there when all is done, so that a run
+that fails leaves nothing. Names are those of the source: a packed module `x` becomes `x.weight`, except gpt-oss's expert stacks,
+which transformers keeps as parameters `x` of shape [e, k, n].
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.io.output_path import CARRIED, check_place, put_in_place, remove
+from ..checkpoints.safetensors.file import NUMPY_DTYPES
+from ..checkpoints.safetensors.folder import SIDE_CONFIGS
+from ..checkpoints.safetensors.writer import SafetensorsWriter
+from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..errors import CheckpointError, FormatError
+from ..numerics.exact import dtype_named
+from ..tensor.qtensor import QTensor
+from ..tensor.row_view import RowView, Source
+
+DEFAULT_SHARD = 5_000_000_000
+"""Bytes of a shard, the size transformers writes."""
+
+QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
+"""Keys of config.json that describe packed weights."""
+
+ACTIVATION_SCALES = ("input_scale", "input_global_scale", "input_zero_point")
+"""Tensors that quantize activations of a packed module; a dense module has no use for them."""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+DTYPES = {d.name: d for d in NUMPY_DTYPES.values()}
+"""Dtypes of safetensors files by NumPy's names."""
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the result."""
+
+    name: str
+    info: TensorInfo
+    dtype: str
+    shape: tuple[int, ...]
+    transposed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return DTYPES[self.dtype].itemsize * math.prod(self.shape)
+
+
+@dataclass
+class Written:
+    """What `dequantize_checkpoint` wrote.
+
+    files      names of all files in `path` (or the one file)
+    dropped    tensors left out because only packed modules use them
+    nonfinite  tensor -> values that are infinite or NaN in the result
+    """
+
+    path: Path
+    dtype: str
+    files: list[str] = field(default_factory=list)
+    tensors: int = 0
+    quantized: int = 0
+    nbytes: int = 0
+    dropped: list[str] = field(default_factory=list)
+    nonfinite: dict[str, int] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """The result as plain values."""
+        return {
+            "record": "dequantized", "path": str(self.path), "dtype": self.dtype, "files": self.files, "tensors": self.tensors,
+            "quantized": self.quantized, "nbytes": self.nbytes, "dropped": self.dropped, "nonfinite": self.nonfinite,
+        }  # fmt: skip
+
+
+def parse_size(text: str, op: str = "dequantize") -> int:
+    """Bytes of `5GB`, `500MB`, `2GiB`, `1000000`. FormatError for anything else, under the name of the command `op`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+        raise FormatError(f"[{op}] shard size {text!r}; allowed: a number with B, KB, MB, GB, TB, KiB, MiB or GiB")
+    return max(1, int(float(match[1]) * _UNITS[match[2].upper()]))
+
+
+def dense_dtype(config: dict[str, Any]) -> str:
+    """The dtype a model's configuration names, else float32, which loses least."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            for key in ("dtype", "torch_dtype"):
+                name = str(part.get(key, "")).removeprefix("torch.")
+                if name in ("float16", "bfloat16", "float32"):
+                    return name
+    return "float32"
+
+
+def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]]:
+    """The tensors to write, and the names of those left out. CheckpointError when headers do not fit their layout."""
+    found, dropped = [], []
+    for info in checkpoint.infos():
+        if not info.quantized:
+            module, _, last = info.key.rpartition(".")
+            if last == "pre_quant_scale":
+                raise CheckpointError(
+                    f"[dequantize] {info.key} scales the inputs of {module}; its weights alone are another model. load_model "
+                    "multiplies by it, and halfbyte convert --to halfbyte keeps it"
+                )
+            if last in ACTIVATION_SCALES and module in checkpoint and checkpoint.info(module).quantized:
+                dropped.append(info.key)
+            else:
+                found.append(Output(info.key, info, info.dtype, info.shape))
+            continue
+        if info.format is None:
+            checkpoint[info.key]  # raises with the reason
+            raise CheckpointError(f"[dequantize] {info.key}: does not fit layout {info.layout!r}; see halfbyte inspect")
+        if info.layout in ("gpt-oss", "modelopt-stack") and len(info.shape) == 3:
+            e, n, k = info.shape
+            found.append(Output(info.key, info, dtype, (e, k, n), transposed=True))
+        else:
+            found.append(Output(f"{info.key}.weight", info, dtype, info.shape))
+    return found, dropped
+
+
+def shards(tensors: list[Output], limit: int) -> list[list[Output]]:
+    """Tensors in order, split so that each file holds at most `limit` bytes, or one tensor that is larger."""
+    out: list[list[Output]] = [[]]
+    size = 0
+    for t in tensors:
+        if out[-1] and size + t.nbytes > limit:
+            out.append([])
+            size = 0
+        out[-1].append(t)
+        size += t.nbytes
+    return out
+
+
+def dequantize_checkpoint(
+    checkpoint: Checkpoint,
+    out: Path | str,
+    *,
+    dtype: str | None = None,
+    arithmetic: str = "exact",
+    max_shard_size: int = DEFAULT_SHARD,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Written:
+    """Write every tensor of `checkpoint` dense to `out`: a folder, or one file when the name ends in .safetensors.
+
+    dtype           of the packed weights; None takes the configuration's, else float32. Dense tensors keep their own
+    arithmetic      "exact", or "producer": bit for bit what each producer's decoder gives
+    max_shard_size  bytes of a file of a folder
+    overwrite       replace a checkpoint that is at `out`; nothing else is ever replaced
+    progress        called as progress(done_bytes, total_bytes, key)
+    Raises CheckpointError when `out` exists, is too small a disk, or a tensor cannot be read.
+    """
+    given, out = Path(out), Path(os.path.abspath(out))  # "." has no name to write beside
+    word = dtype_named(dtype).name if dtype else dense_dtype(checkpoint.config)
+    if word == "float64":
+        raise FormatError("[dequantize] dtype float64; allowed: float32, bfloat16, float16")
+    if arithmetic not in ("exact", "producer"):
+        raise FormatError(f"[dequantize] arithmetic {arithmetic!r}; allowed: exact, producer")
+    if given.suffix == ".gguf":
+        raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
+    check_place("dequantize", checkpoint.path, given, overwrite)
+    checkpoint = rows_by_name(checkpoint)
+    tensors, dropped = outputs(checkpoint, word)
+    result = Written(given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped)
+    result.nbytes = sum(t.nbytes for t in tensors)
+    free = shutil.disk_usage(_existing(out.parent)).free
+    if result.nbytes > free:
+        raise CheckpointError(
+            f"[dequantize] {given}: {result.nbytes:,} bytes are needed, {free:,} are free; "
+            "give another place or a narrower --dtype"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    try:
+        walk = _Walk(checkpoint, arithmetic, result, progress)
+        if out.suffix == ".safetensors":
+            walk.file(partial, tensors)
+            result.files = [out.name]
+        else:
+            partial.mkdir()
+            _fill_folder(checkpoint, partial, walk, shards(tensors, max_shard_size), word)
+        put_in_place(partial, out)
+    finally:
+        remove(partial)
+    return result
+
+
+class _Walk:
+    """The tensors of a checkpoint, decoded into files."""
+
+    def __init__(self, checkpoint: Checkpoint, arithmetic: str, result: Written, progress: Progress | None) -> None:
+        self.checkpoint = checkpoint
+        self.arithmetic = arithmetic
+        self.result = result
+        self.progress = progress
+        self.done = 0
+
+    def file(self, path: Path, tensors: list[Output]) -> None:
+        # Wider elements first keeps every tensor aligned, so that the writer need not move them.
+        with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
+            for t in sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize):
+                out.add_blocks(t.name, DTYPES[t.dtype], t.shape, self.counted(t))
+                self.checkpoint.release(t.info.key)
+
+    def counted(self, t: Output) -> Iterator[NDArray[Any]]:
+        """The blocks of a tensor, each reported as progress when it has been written."""
+        for block in self.blocks(t):
+            yield block
+            self.done += block.nbytes
+            if self.progress is not None:
+                self.progress(self.done, self.result.nbytes, t.info.key)
+
+    def blocks(self, t: Output) -> Iterator[NDArray[Any]]:
+        weight = self.checkpoint[t.info.key]
+        if not isinstance(weight, QTensor):
+            if weight.ndim < 2:
+                yield weight
+                return
+            view = RowView([Source(weight)])
+            for start, stop in view.blocks():
+                yield view.read(start, stop, None)
+            return
+        if t.transposed:
+            for e in range(weight.shape[0]):
+                yield self.checked(t, weight[e].dequantize(t.dtype, self.arithmetic)).T
+            return
+        view = RowView([Source(weight)])
+        for start, stop in view.blocks():
+            yield self.checked(t, view.read(start, stop, t.dtype, self.arithmetic))
+
+    def checked(self, t: Output, block: NDArray[Any]) -> NDArray[Any]:
+        """The block, its infinities and NaN counted."""
+        bad = block.size - int(np.count_nonzero(np.isfinite(block)))
+        if bad:
+            self.result.nonfinite[t.name] = self.result.nonfinite.get(t.name, 0) + bad
+        return block
+
+
+def _fill_folder(checkpoint: Checkpoint, folder: Path, walk: _Walk, parts: list[list[Output]], dtype: str) -> None:
+    names = [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
+    if len(parts) == 1:
+        names = ["model.safetensors"]
+    for name, tensors in zip(names, parts, strict=True):
+        walk.file(folder / name, tensors)
+    if len(parts) > 1:
+        index = {
+            "metadata": {"total_size": walk.result.nbytes},
+            "weight_map": {t.name: name for name, tensors in zip(names, parts, strict=True) for t in tensors},
+        }
+        _write_json(folder / "model.safetensors.index.json", index)
+    _carry(checkpoint, folder, dtype)
+    walk.result.files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def _carry(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
+    """config.json without what describes packed weights, and the files that go along with a model."""
+    source = checkpoint.path
+    if not source.is_dir():
+        return
+    for path in sorted(source.iterdir()):
+        packed_only = path.name in SIDE_CONFIGS or path.name.endswith(".index.json")
+        if path.suffix in CARRIED and path.is_file() and not packed_only and path.name != "config.json":
+            shutil.copyfile(path, folder / path.name)
+    # A GGUF's configuration is made up from its header; only a model's own is carried.
+    if (source / "config.json").is_file():
+        _write_json(folder / "config.json", dense_config(checkpoint.config, dtype))
+
+
+def dense_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A model's configuration once its weights are dense: no quantization, and the dtype that was written."""
+    out = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
+    for key in ("dtype", "torch_dtype"):
+        if isinstance(out.get(key), str):
+            out[key] = dtype
+    return {k: dense_config(v, dtype) if k.endswith("_config") and isinstance(v, dict) else v for k, v in out.items()}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder

@@ -1,0 +1,88 @@
+"""gpt-oss's dense experts, outputs first: transformers keeps stacks of (experts, k, rows), packed layouts (experts, rows, k).
+
+    mlp.experts.gate_up_proj [e, k, 2·f]   is read as   mlp.experts.gate_up_proj.weight [e, 2·f, k]
+
+The rows stay in turns, gate, up, gate, up, as in the packed checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.views.base import View
+from ..tensor.qtensor import QTensor
+from .recipe import DTYPES, Recipe
+from .unit import is_gpt_oss
+
+STACK = re.compile(r".*\.experts\.(gate_up_proj|down_proj)")
+HOLDERS = ("gpt-oss", "halfbyte")
+"""Layouts whose loaders look for such a stack."""
+
+
+class Turned(View):
+    """`source`, its dense stacks of experts outputs first and named as weights; all else as it is."""
+
+    def __init__(self, source: Checkpoint, keys: list[str]) -> None:
+        super().__init__(source)
+        self._of = {f"{key}.weight": key for key in keys}
+        self._name = {key: name for name, key in self._of.items()}
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._name.get(key, key) for key in self.source.keys())  # noqa: SIM118 a checkpoint's keys are in file order
+
+    def info(self, key: str) -> TensorInfo:
+        if key not in self._of:
+            return self.source.info(key)
+        info = self.source.info(self._of[key])
+        e, k, rows = info.shape
+        return replace(info, key=key, shape=(e, rows, k))
+
+    def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
+        if key not in self._of:
+            return self.source[key]
+        stack = self.source[self._of[key]]
+        assert not isinstance(stack, QTensor)
+        turned: NDArray[Any] = stack.swapaxes(1, 2)
+        return turned
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._of or (key in self.source and key not in self._name)
+
+    def fetch(self, key: str) -> None:
+        self.source.fetch(self._of.get(key, key))
+
+    def release(self, key: str) -> None:
+        self.source.release(self._of.get(key, key))
+
+
+def stacks_of(checkpoint: Checkpoint) -> list[str]:
+    """Dense stacks of experts that are parameters of transformers' own, not weights of modules."""
+    return [
+        i.key for i in checkpoint.infos()
+        if STACK.fullmatch(i.key) and not i.quantized and len(i.shape) == 3 and i.dtype in DTYPES
+    ]  # fmt: skip
+
+
+def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+    """The checkpoint with the stacks that the recipe rounds turned, where its layout has a place for them."""
+    if why_kept(checkpoint, recipe):
+        return checkpoint
+    keys = [key for key in stacks_of(checkpoint) if recipe.of(key, 3) is not None]
+    return Turned(checkpoint, keys) if keys else checkpoint
+
+
+def why_kept(checkpoint: Checkpoint, recipe: Recipe) -> str:
+    """A sentence about stacks that stay dense, "" when there are none."""
+    keys = stacks_of(checkpoint)
+    if not keys or (is_gpt_oss(checkpoint) and recipe.goal.layout in HOLDERS):
+        return ""
+    why = (
+        f"{recipe.goal.layout} has no place for gpt-oss's; {' and '.join(HOLDERS)} have" if is_gpt_oss(checkpoint)
+        else "which of their axes are inputs is known of gpt-oss's only"
+    )  # fmt: skip
+    return f"{len(keys)} stacks of experts are kept dense ({keys[0]}, ...): {why}"

@@ -1,0 +1,224 @@
+"""One key of a checkpoint converted: the tensors to write, and what there is to say about it.
+
+Stacks of experts are taken apart for layouts that hold matrices only (`experts.gate_up_proj` of 8 experts becomes
+`experts.0.gate_up_proj` …), and gpt-oss's interleaved gate and up rows for MLX, whose models keep them in two modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.quant_config.write import Dense, Packed
+from ..checkpoints.safetensors.native_layout import OwnLayout
+from ..errors import LayoutError
+from ..layouts import LAYOUTS
+from ..layouts.native import format_from_json, format_to_json
+from ..numerics.error_stats import Difference
+from ..tensor.qtensor import QTensor
+from .outcome import KINDS, MisfitError, Outcome, spelled
+from .targets import Goal
+from .tensor import convert_weight, placed_as_is
+
+if TYPE_CHECKING:
+    from .quantize import Quantizing
+
+MATRICES = ("gptq", "awq-gemm")
+"""Layouts that hold no stacks."""
+BLOCK_BYTES = 1 << 25
+COPIED, QUANTIZED = "copied", "quantized"
+"""Kinds of dense tensors: their bytes go along; they were rounded because that was asked for."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was done with one key.
+
+    kind          one of `outcome.KINDS`, or "copied" or "quantized" for a dense tensor
+    why           what was checked, or what was lost
+    format        of the source, `other_format` of the result
+    nbytes        read and `other_nbytes` written
+    relative_rms  error of a lossy conversion, else None
+    """
+
+    key: str
+    kind: str
+    why: str
+    format: str
+    other_format: str
+    nbytes: int
+    other_nbytes: int
+    relative_rms: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"record": "tensor", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A converted key: arrays by name, its record, descriptions of the modules it became, and the outcomes behind it."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    record: Record
+    packed: tuple[Packed, ...] = ()
+    dense: tuple[Dense, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+    def note(self) -> dict[str, Any]:
+        """What a resumed run needs to know, as JSON."""
+        return {
+            "record": asdict(self.record),
+            "packed": [[p.name, format_to_json(p.format), list(p.shape), dict(p.params)] for p in self.packed],
+            "dense": [[d.name, list(d.shape)] for d in self.dense],
+        }
+
+
+def from_note(note: Mapping[str, Any]) -> Unit:
+    """A unit of an earlier run, without its arrays."""
+    packed = tuple(Packed(n, format_from_json(f), tuple(s), p) for n, f, s, p in note["packed"])
+    return Unit({}, Record(**note["record"]), packed, tuple(Dense(n, tuple(s)) for n, s in note["dense"]))
+
+
+def convert_key(
+    checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, quantizing: Quantizing | None = None
+) -> Unit:
+    """`key` converted; the pages behind it may be released once it is written.
+
+    write       False leaves the arrays out: for a plan
+    quantizing  what rounds dense weights, and which
+    """
+    info = checkpoint.info(key)
+    weight = checkpoint[key]
+    if quantizing is not None:
+        unit = quantizing.unit(info, weight, write)
+        if unit is not None:
+            return unit
+        weight = quantizing.replaced.get(key, weight)
+        # A packed weight that the recipe keeps takes whatever format of the layout holds it.
+        goal = replace(goal, target=replace(goal.target, codec=None, group_size=None))
+    if not isinstance(weight, QTensor):
+        return _copied(weight, info, goal, checkpoint)
+    pieces = list(_pieces(key, weight, goal, checkpoint))
+    arrays: dict[str, NDArray[Any]] = {}
+    packed, outcomes = [], []
+    for name, piece in pieces:
+        outcome = convert_weight(piece, goal, name)
+        outcomes.append(outcome)
+        packed.append(Packed(name, outcome.weight.format, outcome.weight.shape, outcome.config))
+        if write:
+            arrays |= _named(name, outcome, goal)
+    return Unit(arrays, _record(info, outcomes), tuple(packed), (), tuple(outcomes))
+
+
+def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: bool) -> Unit:
+    """The unit of a weight that was rounded to a format of the target, `record` still without the bytes written."""
+    arrays: dict[str, NDArray[Any]] = {}
+    modules, outcomes = [], []
+    for own, piece in _matrices(name, weight, goal):
+        try:
+            outcome = placed_as_is(piece, goal)
+        except MisfitError as misfit:
+            raise LayoutError(f"[quantize] {own}: {weight.format} has no place in {goal.layout}: {misfit}") from None
+        outcomes.append(outcome)
+        arrays |= _named(own, outcome, goal) if write else {}
+        modules.append(Packed(own, outcome.weight.format, outcome.weight.shape, outcome.config))
+    nbytes = sum(a.nbytes for o in outcomes for a in o.tensors.values())
+    return Unit(arrays, replace(record, other_nbytes=nbytes), tuple(modules), (), tuple(outcomes))
+
+
+def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTensor]]:
+    """The weight, or the matrices of a stack under names of their own where the layout holds matrices only."""
+    path, _, last = name.rpartition(".")
+    if weight.ndim > 2 and goal.layout in MATRICES:
+        for e in range(weight.shape[0]):
+            yield f"{path}.{e}.{last}", weight[e]
+    else:
+        yield name, weight
+
+
+def _named(name: str, outcome: Outcome, goal: Goal) -> dict[str, NDArray[Any]]:
+    """Arrays by full name, those of wide elements first so that all lie aligned."""
+    layout = LAYOUTS[goal.layout]
+    tensors = OwnLayout().pack(outcome.weight, {}) if goal.layout == "halfbyte" else outcome.tensors
+    order = sorted(tensors, key=lambda s: -tensors[s].dtype.itemsize)
+    return {f"{name}{layout.joint}{s}": tensors[s] for s in order}
+
+
+def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
+    worst = max(outcomes, key=lambda o: KINDS.index(o.kind))
+    rms = None
+    if worst.error is not None:
+        total = Difference()
+        # Statistics of the pieces add up.
+        for o in outcomes:
+            total = total if o.error is None else o.error if total.count == 0 else _worse(total, o.error)
+        rms = total.relative_rms
+    written = sum(a.nbytes for o in outcomes for a in o.tensors.values())
+    why = "; ".join(dict.fromkeys(o.why for o in outcomes if o.kind == worst.kind and o.why))
+    return Record(
+        info.key, worst.kind, why, str(info.format), spelled(worst.weight.format), info.nbytes, written, rms
+    )
+
+
+def _worse(a: Difference, b: Difference) -> Difference:
+    return a if a.relative_rms >= b.relative_rms else b
+
+
+def _copied(array: NDArray[Any], info: TensorInfo, goal: Goal, checkpoint: Checkpoint) -> Unit:
+    arrays = {info.key: array}
+    if goal.layout == "mlx" and is_gpt_oss(checkpoint):
+        arrays = dict(_gate_and_up_bias(info.key, array))
+    record = Record(info.key, COPIED, "", info.dtype, info.dtype, info.nbytes, array.nbytes)
+    return Unit(arrays, record, (), tuple(Dense(n, a.shape) for n, a in arrays.items()))
+
+
+def is_gpt_oss(checkpoint: Checkpoint) -> bool:
+    """True for OpenAI's open models, whose gate and up rows are interleaved."""
+    return str(checkpoint.config.get("model_type", "")).replace("-", "_") == "gpt_oss"
+
+
+def _pieces(key: str, weight: QTensor, goal: Goal, checkpoint: Checkpoint) -> Iterator[tuple[str, QTensor]]:
+    """The modules of the target that `key` becomes."""
+    path, _, last = key.rpartition(".")
+    if weight.ndim > 2 and goal.layout == "mlx" and last == "gate_up_proj" and is_gpt_oss(checkpoint):
+        yield f"{path}.gate_proj", every_other_row(weight, 0)
+        yield f"{path}.up_proj", every_other_row(weight, 1)
+    else:
+        yield from _matrices(key, weight, goal)
+
+
+def every_other_row(q: QTensor, first: int) -> QTensor:
+    """Rows first, first + 2, … of each matrix of a stack in row groups, as views."""
+    parts = {p: a if a.ndim < q.ndim else a[..., first::2, :] for p, a in q.parts.items()}
+    return QTensor(q.format, (*q.shape[:-2], len(range(first, q.shape[-2], 2)), q.shape[-1]), parts, origin=q.origin)
+
+
+def _gate_and_up_bias(key: str, bias: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Biases of gpt-oss's experts under MLX's names."""
+    if key.endswith(".gate_up_proj_bias"):
+        path = key.removesuffix("gate_up_proj_bias")
+        yield f"{path}gate_proj.bias", np.ascontiguousarray(bias[..., ::2])
+        yield f"{path}up_proj.bias", np.ascontiguousarray(bias[..., 1::2])
+    elif key.endswith(".experts.down_proj_bias"):
+        yield f"{key.removesuffix('_bias')}.bias", bias
+    else:
+        yield key, bias
+
+
+def blocks(array: NDArray[Any], release: Callable[[], None]) -> Iterator[NDArray[Any]]:
+    """`array` in pieces of whole rows, its pages released as they have been written."""
+    if array.ndim < 2 or array.nbytes <= BLOCK_BYTES:
+        yield array
+        release()
+        return
+    rows = array.reshape(-1, array.shape[-1]) if array.flags.c_contiguous else array
+    step = max(1, BLOCK_BYTES * len(rows) // array.nbytes)
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
+        release()

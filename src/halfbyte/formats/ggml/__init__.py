@@ -1,0 +1,1 @@
+"""The ggml block types of GGUF files."""

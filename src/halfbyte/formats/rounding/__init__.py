@@ -1,0 +1,1 @@
+"""How a float weight is rounded to the codes of a format."""

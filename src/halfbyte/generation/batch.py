@@ -1,0 +1,108 @@
+"""Several texts at once: one pass of the model gives each its next token.
+
+    for index, piece in BatchGeneration(model, tokenizer, ["Once", "There was a"], max_tokens=64):
+        ...                                        # pieces of every text as they come, told apart by index
+
+Prompts are padded on the left and the padding masked, so each text is what it would be alone, but for the order in which floats
+are summed. A text that has ended is masked along until the last one has.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .single import Generation, GenerationError, Piece, Sampling, choose, keeps_scores, prompt_chunk
+
+
+class BatchGeneration:
+    """Iterates over (index of the prompt, piece). `texts` are the parts: a `Generation` each, with tokens, text and why it
+    stopped. Arguments as for `Generation`; every text draws as it would alone.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        prompts: Sequence[str | list[int]],
+        *,
+        max_tokens: int = 128,
+        sampling: Sampling | None = None,
+    ) -> None:
+        if not prompts:
+            raise GenerationError("[generate] no prompts; give one or more")
+        self.texts = [Generation(model, tokenizer, p, max_tokens=max_tokens, sampling=sampling) for p in prompts]
+        self.model, self.tokenizer, self.max_tokens = model, tokenizer, max_tokens
+
+    def __iter__(self) -> Iterator[tuple[int, Piece]]:
+        import torch
+        from tokenizers.decoders import DecodeStream
+
+        device = getattr(self.model, "device", "cpu")
+        longest = max(len(t.prompt_ids) for t in self.texts)
+        ids = torch.zeros(len(self.texts), longest, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, text in enumerate(self.texts):
+            ids[row, longest - len(text.prompt_ids) :] = torch.tensor(text.prompt_ids)
+            mask[row, longest - len(text.prompt_ids) :] = 1
+        ids, mask = ids.to(device), mask.to(device)
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        cache_name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
+        random = [np.random.default_rng(t.sampling.seed) for t in self.texts]
+        streams = [DecodeStream(skip_special_tokens=True) for _ in self.texts]
+        state: Any = None
+        chunk = prompt_chunk(longest, keeps_scores(self.model))
+        for step in range(self.max_tokens):
+            for text in self.texts:
+                if not text.stopped and len(text.prompt_ids) + len(text.tokens) > text.context:
+                    text.stopped = "context"
+            if all(t.stopped for t in self.texts):
+                break
+            start = time.perf_counter()
+            with torch.inference_mode():
+                before = mask.shape[1] - ids.shape[1]
+                for first in range(0, ids.shape[1], chunk):
+                    last = min(first + chunk, ids.shape[1])
+                    out = self.model(
+                        input_ids=ids[:, first:last],
+                        attention_mask=mask[:, : before + last],
+                        position_ids=places[:, first:last],
+                        use_cache=True,
+                        logits_to_keep=1,
+                        **{cache_name: state},
+                    )
+                    state = out[cache_name]
+            logits = out.logits[:, -1].float().cpu().numpy()
+            seconds = time.perf_counter() - start
+            tokens = []
+            for row, text in enumerate(self.texts):
+                token = 0 if text.stopped else choose(logits[row], text.sampling, random[row])
+                tokens.append(token)
+                if not text.stopped:
+                    text.prompt_seconds, text.decode_seconds = (
+                        (seconds, 0.0) if step == 0 else (text.prompt_seconds, text.decode_seconds + seconds)
+                    )
+                    yield from ((row, piece) for piece in self._take(text, token, streams[row]))
+            ids = torch.tensor(tokens, device=device)[:, None]
+            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+            places = places[:, -1:] + 1
+        for row, text in enumerate(self.texts):
+            text.stopped = text.stopped or "length"
+            rest = self.tokenizer.decode(text.tokens, skip_special_tokens=True)
+            if len(rest) > len(text.text) and rest.startswith(text.text):
+                yield row, Piece(text.tokens[-1], rest[len(text.text) :])
+                text.text = rest
+
+    def _take(self, text: Generation, token: int, stream: Any) -> list[Piece]:
+        """What a token adds to a text."""
+        text.tokens.append(token)
+        if token in text.stop_ids:
+            text.stopped = "eos"
+            return []
+        words = stream.step(self.tokenizer.backend_tokenizer, token) or ""
+        text.text += words
+        return [Piece(token, words)]

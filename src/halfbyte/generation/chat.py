@@ -1,0 +1,76 @@
+"""A conversation with a packed model: its own chat template, streamed replies.
+
+    chat = Chat(model, tokenizer, system="Be brief.")
+    for piece in chat.say("Hello"):
+        print(piece, end="")
+
+The whole conversation goes through the model at each turn, as the template writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import UnsupportedError
+from .single import Generation, Sampling
+
+
+class Chat:
+    """Messages so far, and how the next reply is sampled.
+
+    system      what the template puts before the conversation, "" for nothing
+    max_tokens  of each reply
+
+    last  the `Generation` of the latest reply, with its statistics
+    Raises UnsupportedError for a tokenizer without a chat template.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, system: str = "", max_tokens: int = 512, sampling: Sampling | None = None
+    ) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise UnsupportedError(
+                "[chat] the tokenizer has no chat template: the model was not made for conversation, or the template was left "
+                "out; halfbyte generate continues plain text"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.max_tokens, self.sampling = max_tokens, sampling
+        self.system = system
+        self.last: Generation | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the conversation, not the system message."""
+        self.messages: list[dict[str, str]] = [{"role": "system", "content": self.system}] if self.system else []
+
+    def say(self, text: str) -> Iterator[str]:
+        """The reply to `text`, a piece at a time; it joins the conversation when it ends, or when the caller stops reading."""
+        self.messages.append({"role": "user", "content": text})
+        self.last = Generation(self.model, self.tokenizer, self.prompt(), max_tokens=self.max_tokens, sampling=self.sampling)
+        pieces: list[str] = []
+        try:
+            for piece in self.last:
+                pieces.append(piece.text)
+                yield piece.text
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    def prompt(self) -> list[int]:
+        """Token ids of the conversation, up to where the reply begins.
+
+        Templates that know no system message get it at the head of the first message.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            return self._template(self.messages)
+        except TemplateError:
+            if not self.system:
+                raise
+        _, first, *rest = self.messages
+        return self._template([{**first, "content": f"{self.system}\n\n{first['content']}"}, *rest])
+
+    def _template(self, messages: list[dict[str, str]]) -> list[int]:
+        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])

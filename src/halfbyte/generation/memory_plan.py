@@ -1,0 +1,321 @@
+"""What a model needs to run: weights, KV cache, activations, overhead; whether that fits, and what would make it fit.
+
+    total = overhead + max(weights + cache + activations, loading)
+
+weights      packed matrices as a backend holds them, and dense tensors in the run's dtype, a tied head once
+cache        keys and values of `context` tokens: Σ over layers of 2 · kv heads · head length · tokens seen · bytes, tokens seen
+             being the sliding window in local layers
+activations  of one pass over `context` tokens: the larger of a feed-forward block (2h + 4f a token) and of attention, the
+             logits of one place, and masks. Where attention writes its scores to memory (gpt-oss), of a pass over the tokens that
+             `generation.prompt_chunk` allows, and three copies of heads · tokens · context, one of which outlives it. Experts on
+             a GPU copy the tokens of each to whole tiles
+loading      the most that is held while tensors are read, the largest first: those before it and twice the one being read
+overhead     what the program holds besides: on the CPU measured in this process, with the libraries and the tokenizer loaded;
+             on a GPU its context
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import checkpoints
+from ..backends.cuda.tuning.wgmma_tiles import LEAST_PAIRS, expert_tile
+from ..checkpoints import Checkpoint
+from ..errors import CheckpointError, HalfbyteError
+from ..formats import family_of, format_named
+from ..spec import Format
+from .single import prompt_chunk
+
+CUDA_OVERHEAD = 690_000_000
+"""A CUDA context (651 MB) and cuBLAS's workspace (36 MB), as measured on an H200 (docs/measured.md)."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SCORE_COPIES = 3
+"""Of the scores: as they are, with the largest taken off, and as probabilities."""
+PANEL_ROWS = 16
+"""Rows to which the CPU kernels' order is padded."""
+CODECS = ("int8:g128", "int6:g128", "int5:g128", "int4:g32", "int4:g128", "mxfp4", "int3:g128", "int2:g128")
+"""What the matrices might be held in instead, widest first."""
+
+
+class Matrix(NamedTuple):
+    """A tensor of the model: logical shape, the format it is packed in (None: dense), whether it could be packed."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format | None
+    packable: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes, by what they are for. `device_memory` is None when nothing was said of it."""
+
+    path: str
+    context: int
+    batch: int
+    device: str
+    dtype: str
+    packed: int
+    dense: int
+    cache: int
+    activations: int
+    loading: int
+    overhead: int
+    device_memory: int | None = None
+
+    @property
+    def weights(self) -> int:
+        return self.packed + self.dense
+
+    @property
+    def total(self) -> int:
+        return self.overhead + max(self.weights + self.cache + self.activations, self.loading)
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.device_memory is None else self.total <= self.device_memory
+
+
+class Planner:
+    """One model, planned for different contexts, dtypes and codecs.
+
+    Raises CheckpointError for another device than "cpu" and "cuda", for a path without a model's configuration, and for packed
+    weights that are described but not there unless `codec` says what they are in.
+    """
+
+    def __init__(self, path: str | Path, *, device: str = "cpu", dtype: str | None = None, codec: str | None = None) -> None:
+        self.path, self.device = Path(path), device
+        if device not in ("cpu", "cuda"):
+            raise CheckpointError(f"[plan] device {device!r}; allowed: cpu, cuda")
+        self.dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
+        if self.dtype not in DTYPE_BYTES:
+            raise CheckpointError(f"[plan] dtype {self.dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
+        self.config, self.matrices = _contents(self.path, codec)
+        self.keeps_scores = _keeps_scores(self.config)
+        self.overhead = _resident_memory(self.path) if device == "cpu" else CUDA_OVERHEAD
+
+    def plan(self, context: int, *, batch: int = 1, device_memory: int | None = None, codec: str | None = None) -> Plan:
+        """The bytes for a context; `codec` for every matrix that can be packed, in place of what it is in."""
+        if context < 1 or batch < 1:
+            raise CheckpointError(f"[plan] context {context}, batch {batch}; 1 or more are allowed")
+        sizes = [self._nbytes(m, codec) for m in self.matrices]
+        packed = sum(n for m, n in zip(self.matrices, sizes, strict=True) if self._format(m, codec) is not None)
+        return Plan(
+            str(self.path), context, batch, self.device, self.dtype, packed, sum(sizes) - packed,
+            self._cache(context, batch), self._activations(context, batch), _loading(sizes) if self.device == "cpu" else 0,
+            self.overhead, device_memory,
+        )  # fmt: skip
+
+    def remedies(self, plan: Plan) -> list[str]:
+        """What would make a plan fit that does not, a sentence each."""
+        limit = plan.device_memory
+        if limit is None or plan.total <= limit:
+            return []
+        out = []
+        context = self._largest_context(plan)
+        if context:
+            out.append(f"a context of {context:,} tokens")
+        for codec in CODECS:
+            try:
+                other = self.plan(plan.context, batch=plan.batch, device_memory=limit, codec=codec)
+            except HalfbyteError:
+                continue
+            if other.fits and other.packed + other.dense < plan.weights:
+                out.append(f"its matrices in {codec} ({other.total / 1e9:.3g} GB)")
+                break
+        if plan.device != "cpu":
+            # Every device has its own overhead; weights and cache divide, activations do not.
+            room = limit - plan.overhead - plan.activations
+            if room > 0:
+                count = math.ceil((plan.weights + plan.cache) / room)
+                out.append(f"{count} such devices")
+        return out or ["more memory: the overhead alone leaves no room"]
+
+    def _largest_context(self, plan: Plan) -> int:
+        """The longest context that fits, 0 when none does."""
+        low, high = 0, plan.context
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.plan(middle, batch=plan.batch, device_memory=plan.device_memory).fits
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+    def _format(self, m: Matrix, codec: str | None) -> Format | None:
+        return format_named(codec) if codec is not None and m.packable else m.format
+
+    def _nbytes(self, m: Matrix, codec: str | None) -> int:
+        fmt = self._format(m, codec)
+        if fmt is None:
+            return math.prod(m.shape) * DTYPE_BYTES[self.dtype]
+        return packed_nbytes(fmt, m.shape, PANEL_ROWS if self.device == "cpu" else 1)
+
+    def _cache(self, context: int, batch: int) -> int:
+        c = self.config
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+        head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        window = getattr(c, "sliding_window", None)
+        kinds = getattr(c, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * c.num_hidden_layers
+        seen = sum(min(context, window) if window and kind == "sliding_attention" else context for kind in kinds)
+        return int(2 * heads * head * seen * batch * DTYPE_BYTES[self.dtype])
+
+    def _looked_at(self, context: int, chunk: int) -> int:
+        """Tokens that one token of a pass looks at, at most."""
+        window = getattr(self.config, "sliding_window", None)
+        local = window and all(kind == "sliding_attention" for kind in getattr(self.config, "layer_types", None) or ("",))
+        return min(context, window + chunk) if local and window else context
+
+    def _activations(self, context: int, batch: int) -> int:
+        c, size = self.config, DTYPE_BYTES[self.dtype]
+        chunk = prompt_chunk(context, self.keeps_scores)
+        tokens = chunk * batch
+        h = c.hidden_size
+        head = getattr(c, "head_dim", None) or h // c.num_attention_heads
+        query, key = c.num_attention_heads * head, (getattr(c, "num_key_value_heads", None) or c.num_attention_heads) * head
+        attention = 2 * h + 3 * query + 4 * key
+        experts = getattr(c, "num_experts_per_tok", None)
+        f = (getattr(c, "moe_intermediate_size", None) if experts else None) or c.intermediate_size
+        feed = tokens * (2 * h + 4 * f) * size
+        seen = self._looked_at(context, chunk)
+        scores = SCORE_COPIES * c.num_attention_heads * tokens * seen * size if self.keeps_scores else 0
+        kinds = 2 if getattr(c, "sliding_window", None) else 1
+        masks = chunk * context * kinds * batch * (size if self.keeps_scores else 1) if size == 4 or self.keeps_scores else 0
+        if experts and self.device == "cpu":
+            feed += tokens * (experts + 2) * h * 4  # float32 sums over the experts of a token
+        elif experts:
+            feed = tokens * 5 * h * size + self._routed(tokens * experts, f) + scores // SCORE_COPIES
+        widest = max(tokens * attention * size + scores, feed)
+        return int(widest + masks + 3 * batch * c.vocab_size * 4)
+
+
+    def _routed(self, pairs: int, f: int) -> int:
+        """Bytes of a block of experts on a GPU for `pairs` of a token and an expert: rows of x, of hidden values and of float32
+        results; gates and ups in float32 besides where they do not lie side by side."""
+        c, size = self.config, DTYPE_BYTES[self.dtype]
+        count = getattr(c, "num_local_experts", None) or c.num_experts
+        rows, copies = pairs, 0
+        if size == 2 and pairs >= LEAST_PAIRS * count:
+            tile = expert_tile(pairs, count).tokens
+            rows, copies = min(pairs, pairs // tile + count) * tile, c.hidden_size * size
+        wide = 0 if c.model_type == "gpt_oss" else 8 * f
+        return int(rows * (copies + wide + f * size + 4 * c.hidden_size))
+
+
+def _keeps_scores(config: Any) -> bool:
+    """True for an architecture whose attention writes its scores to memory: transformers has no fused one for it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = type(config)
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING and not MODEL_FOR_CAUSAL_LM_MAPPING[kind]._supports_sdpa
+
+
+def packed_nbytes(fmt: Format, shape: Sequence[int], rows: int = 1) -> int:
+    """Bytes of the canonical parts of a weight, its rows padded to a multiple of `rows`."""
+    padded = (*shape[:-2], -(-shape[-2] // rows) * rows, shape[-1])
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in family_of(fmt).geometry(fmt, padded).values())
+
+
+def _loading(sizes: Iterable[int]) -> int:
+    """The most that is held while tensors are read, the largest first."""
+    held = most = 0
+    for size in sorted(sizes, reverse=True):
+        most = max(most, held + 2 * size)
+        held += size
+    return most
+
+
+def _contents(path: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
+    """The text model's configuration, and every tensor."""
+    if not _has_tensors(path):
+        config, matrices = _described(path, codec)
+    else:
+        from ..transformers.load import model_config
+
+        with checkpoints.open(path) as checkpoint:
+            config, matrices = model_config(checkpoint), list(_stored(checkpoint))
+        if codec is not None:
+            matrices = [m._replace(format=format_named(codec)) if m.packable else m for m in matrices]
+    return config.get_text_config(), matrices
+
+
+def _has_tensors(path: Path) -> bool:
+    """False for a folder that only describes a model; shards that an index names count, there or not."""
+    return not path.is_dir() or any(any(path.glob(f"*.{end}")) for end in ("safetensors", "safetensors.index.json", "gguf"))
+
+
+def _stored(checkpoint: Checkpoint) -> Iterable[Matrix]:
+    for info in checkpoint.infos():
+        stem = info.key.removesuffix(".weight").rpartition(".")[2]
+        weight = len(info.shape) >= 2 and "norm" not in stem
+        yield Matrix(info.key, info.shape, info.format if info.quantized else None, weight)
+
+
+def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
+    """A folder with a config.json and no tensors: the shapes transformers would build, packed as the config says."""
+    import torch
+    from torch import nn
+    from transformers import AutoConfig
+
+    from ..checkpoints.quant_config.read import scheme_of
+    from ..checkpoints.safetensors.folder import Sources, read_configs
+    from ..transformers.load import empty_model
+
+    sources = Sources(folder)
+    read_configs(folder, sources)
+    raw = dict(sources.config)
+    kind = raw.pop("model_type", None)
+    if kind is None:
+        raise CheckpointError(f"[plan] {folder} has neither tensors nor a config.json with a model_type")
+    quantization = raw.pop("quantization_config", None) or raw.pop("quantization", None)
+    scheme = scheme_of(quantization, str(folder / "config.json")) if quantization else None
+    word = codec or ("mxfp4" if scheme is not None and scheme.method == "gpt-oss" else None)
+    if scheme is not None and word is None:
+        raise CheckpointError(
+            f"[plan] {folder} says {scheme.method} and has no tensors; give --codec (int4:g128) for its matrices"
+        )
+    config = AutoConfig.for_model(kind, **raw)
+    model = empty_model(config, torch.float32)
+    fmt = None if word is None else format_named(word)
+    matrices = []
+    for name, parameter in model.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        shape = tuple(parameter.shape)
+        experts = parameter.ndim == 3
+        if experts and getattr(module, "is_transposed", False):
+            shape = (shape[0], shape[2], shape[1])
+        packable = experts or (leaf == "weight" and isinstance(module, nn.Linear | nn.Embedding))
+        asked = scheme is None or scheme.parameters(name if experts else path) is not None
+        heads = isinstance(module, nn.Embedding) or path == "lm_head"
+        matrices.append(Matrix(name, shape, fmt if packable and asked and not (heads and scheme is None) else None, packable))
+    return config, matrices
+
+
+def _resident_memory(path: Path) -> int:
+    """Bytes this process holds with everything imported that the model needs, and its tokenizer; 0 where the system does not
+    say."""
+    from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+    from ..transformers.load import import_model_code
+
+    tokenizer: Any = None
+    if _has_tensors(path):
+        import_model_code(path)
+        with checkpoints.open(path) as checkpoint:
+            if isinstance(checkpoint, GGUFCheckpoint):
+                from ..transformers.gguf.tokenizer import tokenizer_of
+
+                tokenizer = tokenizer_of(checkpoint)
+            else:
+                from ..transformers.config import tokenizer_of_folder
+
+                tokenizer = tokenizer_of_folder(checkpoint)
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    resident = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
+    del tokenizer
+    return resident

@@ -1,0 +1,1 @@
+"""The layouts of AutoAWQ: gemm, gemv, gemv_fast and marlin."""

@@ -1,0 +1,135 @@
+"""AWQ gemv_fast: int16 words over four rows, scales and −scale·zero down k.
+
+| tensor | dtype | shape |
+|---|---|---|
+| `qweight` | int16 | [n/4, k] |
+| `scales` | float16 | [8·W, n], W as for gemv |
+| `qzeros` | float16 | [8·W, n], −scale·zero rounded |
+
+Word (i, c), nibble t: with p = 4(c mod 64) + t and j = p mod 64, row 4i + p/64, column 64(c/64) + 32(j/32) + 8(j mod 4) +
+2((j mod 32)/8) + (j mod 8)/4, divisions rounding down. The integer zero point is round(−qzeros/scale); a stored number that is
+not −scale·zero, rounded, of any integer is kept beside it. Source: AutoAWQ 0.2, by the files it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import LayoutError
+from ...formats import format_named
+from ...numerics import bits as stream
+from ...tensor.qtensor import QTensor
+from ..base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from ..common.integers import check_integer, stored_zeros
+from ..common.words import as_bytes, as_words, recall, remember
+from .gemm import awq_bits, awq_config, awq_group, check_config
+from .gemv import zeros_width
+
+F16, I16 = np.dtype(np.float16), np.dtype(np.int16)
+
+_J = np.arange(64)
+COLUMN = 32 * (_J // 32) + 8 * (_J % 4) + 2 * ((_J % 32) // 8) + (_J % 8) // 4
+"""Column within 64 of nibble j of a row's 64."""
+
+
+class AWQGemvFast(Layout):
+    """AutoAWQ's gemv_fast checkpoints."""
+
+    name = "awq-gemv_fast"
+    required = ("qweight", "qzeros", "scales")
+
+    def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        awq_bits(self.name, config, name)
+        quads, k = want(self.name, tensors, "qweight", name, (I16,), (None, None))
+        n = 4 * quads
+        if k % 64:
+            raise LayoutError(f"[awq-gemv_fast] {join(name, 'qweight')} has {k} columns; words cover whole 64s of inputs")
+        rows, _ = want(self.name, tensors, "scales", name, (F16,), (None, n), f"for the {n} rows of {join(name, 'qweight')}")
+        want(self.name, tensors, "qzeros", name, (F16,), (rows, n), f"as {join(name, 'scales')}")
+        size = awq_group(self.name, config, name, k, None)
+        fmt = format_named("uint4", size)
+        if rows < fmt.groups(k):
+            raise LayoutError(
+                f"[awq-gemv_fast] {join(name, 'scales')} has {rows} rows; {k} inputs are {fmt.groups(k)} groups of {size}"
+            )
+        return Described(fmt, (n, k))
+
+    def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
+        fmt, (n, k) = self.describe(tensors, config, name)
+        groups, rows = fmt.groups(k), tensors["scales"].shape[0]
+        details: dict[str, Any] = {"layout": self.name}
+        if rows != 8 * zeros_width(k, fmt.group_size):
+            details["rows"] = rows
+        scales = np.ascontiguousarray(tensors["scales"][:groups].T)
+        offsets = np.ascontiguousarray(tensors["qzeros"][:groups].T)
+        zeros = integer_zeros(scales, offsets, join(name, "qzeros"))
+        if not np.array_equal(_offsets(scales, zeros).view(np.uint16), offsets.view(np.uint16)):
+            remember(details, "offsets", offsets)
+        for suffix in ("scales", "qzeros"):
+            beyond = as_bytes(tensors[suffix][groups:])
+            remember(details, f"filling.{suffix}", beyond if beyond.any() else None)
+        fields = stream.unpack(as_bytes(tensors["qweight"]), 4, 4 * k).reshape(n // 4, k // 64, 4, 64)
+        codes = fields[..., np.argsort(COLUMN)].transpose(0, 2, 1, 3).reshape(n, k)
+        parts = {"codes": stream.pack(codes, 4), "scales": scales, "zeros": zeros}
+        return QTensor(fmt, (n, k), parts, origin="autoawq", details=details, name=name)
+
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        check_integer(self.name, q, (4,), ("float16",))
+        check_config(self.name, q, config)
+        n, k = q.shape
+        if k % 64 or n % 4:
+            raise refuse(self.name, q, "words cover 4 outputs by 64 inputs", "write awq-gemm, gptq or compressed-tensors")
+        scales, zeros, own = q.parts["scales"], stored_zeros(q), self.remembered(q)
+        offsets = _offsets(scales, zeros)
+        kept = recall(own, "offsets", offsets.shape, F16)
+        if kept is not None:
+            offsets = np.where(integer_zeros(scales, kept, "qzeros") == zeros, kept, offsets)
+        back = integer_zeros(scales, offsets, "qzeros")
+        if not np.array_equal(back, zeros):
+            at = tuple(int(i) for i in np.argwhere(back != zeros)[0])
+            raise refuse(
+                self.name,
+                q,
+                f"zero point {zeros[at]} at group {at} under scale {scales[at]} is {back[at]} when read back from −scale·zero",
+            )
+        groups = scales.shape[1]
+        rows = own.get("rows", 8 * zeros_width(k, q.format.group_size))
+        out: dict[str, Array] = {}
+        for suffix, values in (("scales", scales), ("qzeros", offsets)):
+            out[suffix] = np.zeros((rows, n), F16)
+            out[suffix][:groups] = values.T
+            beyond = recall(own, f"filling.{suffix}", (rows - groups, n), F16)
+            if beyond is not None:
+                out[suffix][groups:] = beyond
+        codes = stream.unpack(q.parts["codes"], 4, k).reshape(n // 4, 4, k // 64, 64)
+        fields = codes.transpose(0, 2, 1, 3)[..., COLUMN].reshape(n // 4, 4 * k)
+        out["qweight"] = as_words(stream.pack(fields, 4), np.int16)
+        return out
+
+    def config(self, q: QTensor) -> dict[str, Any]:
+        return awq_config(q, self.name)
+
+
+def _offsets(scales: NDArray[np.float16], zeros: NDArray[np.int16]) -> NDArray[np.float16]:
+    """−(scale · zero) in float16, as the producer computes it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return -(scales * zeros.astype(np.float16))
+
+
+def integer_zeros(scales: NDArray[np.float16], offsets: NDArray[np.float16], where: str) -> NDArray[np.int16]:
+    """round(−offset / scale), 0 under a scale of 0. Raises LayoutError where that is no 16-bit integer."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        z = np.rint(-offsets.astype(np.float32) / scales.astype(np.float32))
+    z = np.where((scales == 0) & (offsets == 0), np.float32(0), z)
+    bad = ~(np.abs(z) <= 32767)
+    if bad.any():
+        row, group = (int(i) for i in np.argwhere(bad)[0])
+        raise LayoutError(
+            f"[awq-gemv_fast] {where}: {offsets[row, group]} over the scale {scales[row, group]} of output {row}, group {group} "
+            "is no zero point"
+        )
+    return z.astype(np.int16)

@@ -1,0 +1,1 @@
+"""Bits, exact arithmetic, small floating-point types and error statistics."""

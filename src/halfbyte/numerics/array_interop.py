@@ -1,0 +1,80 @@
+"""Between torch tensors and NumPy arrays without copying, and without importing torch unless the caller already has.
+
+bfloat16 crosses as raw 16-bit words, since NumPy's own bfloat16 is ml_dtypes' and torch does not know it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ShapeError
+from .exact import bfloat16
+
+
+def is_torch(x: Any) -> bool:
+    """True for a torch tensor; False without importing torch when the program has not."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def records_gradient(x: Any) -> bool:
+    """True for a torch tensor on which autograd records what is done with it."""
+    return is_torch(x) and bool(x.requires_grad) and bool(sys.modules["torch"].is_grad_enabled())
+
+
+def device_of(x: Any) -> str:
+    """torch's name of an array's device ("cuda:1"); NumPy is "cpu"."""
+    return str(x.device) if is_torch(x) else "cpu"
+
+
+def dtype_of(x: Any) -> str:
+    """Dtype word of a NumPy array or torch tensor: "float32", "bfloat16", ..."""
+    return _dtype_word(x.dtype)
+
+
+@functools.cache
+def _dtype_word(dtype: Any) -> str:
+    """Kept: NumPy makes a dtype's name anew each time, and that was most of what a small product took."""
+    return str(dtype).removeprefix("torch.")
+
+
+def to_numpy(x: Any) -> NDArray[Any]:
+    """A NumPy view of a CPU tensor (any strides), or of anything NumPy takes as an array."""
+    if not is_torch(x):
+        return np.asarray(x)
+    torch = sys.modules["torch"]
+    x = x.detach()
+    if x.dtype == torch.bfloat16:
+        view: NDArray[Any] = x.view(torch.int16).numpy().view(bfloat16)
+        return view
+    array: NDArray[Any] = x.numpy()
+    return array
+
+
+def like(result: NDArray[Any], x: Any) -> Any:
+    """`result` in x's framework: unchanged for NumPy, a torch tensor over the same memory otherwise."""
+    if not is_torch(x):
+        return result
+    torch = sys.modules["torch"]
+    if result.dtype == bfloat16:
+        return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(result)
+
+
+def as_matrix(op: str, x: Any, k: int) -> tuple[Any, tuple[int, ...]]:
+    """x (..., k) as 2-D (m, k) and its leading shape. ShapeError names both when the last axis is not k.
+
+    NumPy and torch keep a view where the strides allow it.
+    """
+    if x.ndim == 0 or x.shape[-1] != k:
+        raise ShapeError(f"[{op}] x has shape {tuple(x.shape)}; its last axis must be k = {k} of the weight")
+    lead = tuple(int(d) for d in x.shape[:-1])
+    m = 1
+    for d in lead:
+        m *= d
+    return x.reshape(m, k), lead

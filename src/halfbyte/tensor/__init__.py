@@ -1,0 +1,1 @@
+"""Packed tensors, and operations on them that change no value."""

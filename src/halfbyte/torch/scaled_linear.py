@@ -1,0 +1,50 @@
+"""Packed layers whose input is multiplied by a vector first: y = (x · s) · wᵀ + bias, s over the k inputs.
+
+AWQ as ModelOpt exports it: where a scale cannot be folded into the layer before, it is stored beside the weight as
+`pre_quant_scale`, and a state dict has it under that name.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..errors import ShapeError
+from .concat_linear import QRows
+from .modules import QLinear
+
+
+class ScaledLinear(QLinear):
+    """A `QLinear` with `pre_quant_scale`, (k,)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x * self.pre_quant_scale)
+        return y
+
+
+class ScaledRows(QRows):
+    """A `QRows` with `pre_quant_scale`, (k,)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x * self.pre_quant_scale)
+        return y
+
+
+def scaled(layer: QLinear | QRows, scale: Tensor | None) -> QLinear | QRows:
+    """The same layer with a scale for its input, which it must not have yet; itself for None. ShapeError for another length."""
+    if scale is None:
+        return layer
+    if scale.shape != (layer.in_features,):
+        raise ShapeError(f"[scaled] a scale of shape {tuple(scale.shape)}; the layer has {layer.in_features} inputs")
+    activations, backend = layer.activations, layer.backend
+    if isinstance(layer, QRows):
+        made: QLinear | QRows = ScaledRows(list(layer.packed.values()), layer.bias, activations=activations, backend=backend)
+    else:
+        made = ScaledLinear(layer.weight, layer.bias, activations=activations, backend=backend)
+    made.pre_quant_scale = nn.Parameter(scale.detach(), requires_grad=False)
+    return made
+
+
+def scale_of(layer: nn.Module) -> Tensor | None:
+    """What the layer's input is multiplied by, None for nothing."""
+    scale: Tensor | None = getattr(layer, "pre_quant_scale", None)
+    return scale

@@ -1,0 +1,1 @@
+"""A decoding step of a transformers model: caches, the native step, norms."""

@@ -1,0 +1,210 @@
+"""A decoding step of one text without transformers' Python between the products: its layers as one list of native operations.
+
+    step = step_of(model, cache)      None for a model it does not know, and where something would be passed over
+    hidden = step(embedded)           of the last norm, before the head
+
+For models whose layers are those of `LAYERS`, packed on the CPU, in float32. The operations are the model's own: products by the
+same kernels, norms, rotation, attention and gates in float32. Sums run in another order than torch's, so that logits differ by
+float32's rounding (1e-6 of the largest), and with 8-bit activations by what it costs that one of two neighbours was taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+
+from ...backends.cpu import MODES, native
+from ...torch.modules import QLinear
+from .kv_cache import SPARE, Growing
+from .rmsnorm import RMSNorm
+
+LAYERS = {
+    "LlamaDecoderLayer": ("input_layernorm", None, "post_attention_layernorm", None),
+    "MistralDecoderLayer": ("input_layernorm", None, "post_attention_layernorm", None),
+    "Qwen2DecoderLayer": ("input_layernorm", None, "post_attention_layernorm", None),
+    "Qwen3DecoderLayer": ("input_layernorm", None, "post_attention_layernorm", None),
+    "Gemma3DecoderLayer": (
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+    ),
+}  # fmt: skip
+"""Layer -> its norms before and after attention, before and after the feed-forward part; None where there is none."""
+GATES = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1}
+"""Activation -> how the core numbers it."""
+ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotation whose angles do not depend on how long the text is."""
+SCALARS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+"""What a configuration must not have set."""
+ATTENTIONS = ("eager", "sdpa")
+"""Implementations of attention that compute the same; one that somebody registered may compute anything."""
+
+
+def step_of(model: Any, cache: Any) -> Step | None:
+    """The step for one text whose prompt is in `cache`; None when the model's own forward is to be called."""
+    layers = getattr(cache, "layers", ())  # another kind of model has another kind of state
+    grows = len(layers) > 0 and all(isinstance(layer, Growing) and layer.is_initialized for layer in layers)
+    return Step(model, layers) if grows and knows(model) and len(layers) == len(model.model.layers) else None
+
+
+def knows(model: Any) -> bool:
+    """True for a model that consists of what `Step` computes, and of nothing that would be passed over (hooks, other modules)."""
+    if model.training or model.dtype != torch.float32 or set(dict(model.named_children())) != {"model", "lm_head"}:
+        return False
+    body, parts = model.model, {"embed_tokens", "layers", "norm", "rotary_emb"}
+    if set(dict(body.named_children())) != parts or any(getattr(model.config, name, None) for name in SCALARS):
+        return False
+    kinds = body.rotary_emb.rope_type
+    if not set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= set(ROTATIONS):
+        return False
+    if _global_forward_hooks or _global_forward_pre_hooks or model.config._attn_implementation not in ATTENTIONS:
+        return False
+    if any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules()):
+        return False
+    if not all(_is_transformers(m) for m in (model, body, body.rotary_emb)) or not isinstance(body.norm, RMSNorm):
+        return False
+    return all(_knows_layer(layer) and layer.self_attn.layer_idx == i for i, layer in enumerate(body.layers))
+
+
+def _is_transformers(m: Any) -> bool:
+    """True for a module whose class is transformers' own, not one derived from it or of the same name."""
+    return type(m).__module__.startswith("transformers.models.")
+
+
+def _knows_layer(layer: Any) -> bool:
+    norms = LAYERS.get(type(layer).__name__)
+    if norms is None or set(dict(layer.named_children())) != {"self_attn", "mlp", *filter(None, norms)}:
+        return False
+    attention, mlp = dict(layer.self_attn.named_children()), dict(layer.mlp.named_children())
+    own = {name: m for name, m in attention.items() if name in ("q_norm", "k_norm")}
+    products = [*(m for name, m in attention.items() if name not in own), *(m for name, m in mlp.items() if name != "act_fn")]
+    return (
+        all(_is_transformers(m) for m in (layer, layer.self_attn, layer.mlp))
+        and set(attention) - set(own) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+        and set(mlp) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
+        and type(mlp["act_fn"]).__name__ in GATES
+        and all(isinstance(m, RMSNorm) for m in (*own.values(), *(getattr(layer, name) for name in norms if name)))
+        and all(_knows_product(m) for m in products)
+    )
+
+
+def _knows_product(m: Any) -> bool:
+    bias = m.bias if type(m) is QLinear else None
+    plain = bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+    return type(m) is QLinear and plain and m.weight.prepared.backend == "cpu" and 0 not in m.weight.shape
+
+
+class Step:
+    """The layers and the last norm of one model for one text; call it with one token's embedding after the other.
+
+    Between two calls of the model's own forward, `settle` gives the cache what was written behind it.
+    """
+
+    def __init__(self, model: Any, cache_layers: Sequence[Any]) -> None:
+        body = model.model
+        self.layers, self.rotary = cache_layers, body.rotary_emb
+        by_kind = "layer_type" in inspect.signature(body.rotary_emb.forward).parameters
+        kinds = [(layer.self_attn.layer_type,) if by_kind else () for layer in body.layers]
+        self.kinds = list(dict.fromkeys(kinds))  # what the model's rotation wants to know of a layer
+        self.x, self.out = torch.empty(model.config.hidden_size), torch.empty(1, 1, model.config.hidden_size)
+        self._operations = native().Step()
+        self._kept: list[Any] = []  # what the operations have addresses of
+        self.rows: dict[tuple[str, int], Tensor] = {}  # that layers of one width share, and which so stay in the first cache
+        for index, layer in enumerate(body.layers):
+            self._add_layer(index, layer, self.kinds.index(kinds[index]))
+        self._norm(body.norm, self.x, self.out)
+        self.windows = np.array([layer.window or np.iinfo(np.int64).max for layer in cache_layers])
+        self.places = np.zeros((len(cache_layers), 4), np.int64)  # as native/step.h has them
+        self.angles = np.zeros((2, len(self.kinds)), np.int64)
+        self.written = self.room = 0
+
+    def __call__(self, embedded: Tensor) -> Tensor:
+        """(1, 1, hidden) -> (1, 1, hidden), which the next call writes over."""
+        if self.written == self.room:
+            self.settle()
+            self._open()
+        self.x[:] = embedded.view(-1)
+        end = self._kept_tokens + self.written + 1
+        count = np.minimum(end, self.windows)
+        first = (end - count) * self._token_bytes
+        self.places[:, 0], self.places[:, 1], self.places[:, 3] = self._keys + first, self._values + first, count
+        angles = self.angles + self.written * self._angle_bytes
+        self._operations.run(self.places.ctypes.data, angles.ctypes.data, angles.ctypes.data + angles.itemsize * len(self.kinds))
+        self.written += 1
+        return self.out
+
+    def settle(self) -> None:
+        """The cache as the model's own forward would have left it."""
+        for layer in self.layers:
+            layer.close(self.written)
+        self.written = self.room = 0
+
+    def _open(self) -> None:
+        self.room = min(SPARE, *(layer.open() for layer in self.layers))
+        start = self.layers[0].get_seq_length()
+        self._keys = np.array([layer.keys.data_ptr() for layer in self.layers])
+        self._values = np.array([layer.values.data_ptr() for layer in self.layers])
+        self._kept_tokens = np.array([layer.keys.shape[-2] for layer in self.layers])
+        self._token_bytes = 4 * self.layers[0].keys.shape[-1]
+        self.places[:, 2] = [layer.keys.stride(-3) for layer in self.layers]
+        places = torch.arange(start, start + self.room)[None]
+        self._angles = [self.rotary(self.x, places, *kind) for kind in self.kinds]
+        self._angle_bytes = 4 * self._angles[0][0].shape[-1]
+        self.angles[:] = [[pair[i].data_ptr() for pair in self._angles] for i in range(2)]
+
+    def _add_layer(self, index: int, layer: Any, kind: int) -> None:
+        x, attention, mlp = self.x, layer.self_attn, layer.mlp
+        norms = LAYERS[type(layer).__name__]
+        before, after, before_mlp, after_mlp = (None if name is None else getattr(layer, name) for name in norms)
+        d = attention.head_dim
+        q, k, v = (self._row(name, getattr(attention, f"{name}_proj").out_features) for name in "qkv")
+        gate, up = self._row("gate", mlp.gate_proj.out_features), self._row("up", mlp.up_proj.out_features)
+        h, y = self._row("h", x.shape[0]), self._row("y", x.shape[0])
+        heads, kv_heads = q.shape[0] // d, k.shape[0] // d
+
+        self._norm(before, x, h)
+        for projection, to in ((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v)):
+            self._product(projection, h, to)
+        for norm, part in ((getattr(attention, "q_norm", None), q), (getattr(attention, "k_norm", None), k)):
+            if norm is not None:
+                self._norm(norm, part, part)
+        self._operations.rotate(q.data_ptr(), heads, d, kind)
+        self._operations.rotate(k.data_ptr(), kv_heads, d, kind)
+        self._operations.attend(
+            index, q.data_ptr(), k.data_ptr(), v.data_ptr(), heads, kv_heads, d, attention.scaling, q.data_ptr()
+        )
+        self._product(attention.o_proj, q, y)
+        self._add(after, y)
+
+        self._norm(before_mlp, x, h)
+        self._product(mlp.gate_proj, h, gate)
+        self._product(mlp.up_proj, h, up)
+        f = GATES[type(mlp.act_fn).__name__]
+        self._operations.gate(f, gate.data_ptr(), up.data_ptr(), gate.shape[0], gate.data_ptr())
+        self._product(mlp.down_proj, gate, y)
+        self._add(after_mlp, y)
+
+    def _row(self, name: str, width: int) -> Tensor:
+        return self.rows.setdefault((name, width), torch.empty(width))
+
+    def _norm(self, norm: Any, x: Tensor, y: Tensor) -> None:
+        scale = norm.current_scale()
+        d = scale.shape[0]
+        self._kept.append(scale)
+        self._operations.norm(x.data_ptr(), scale.data_ptr(), x.numel() // d, d, norm.eps, y.data_ptr())
+
+    def _product(self, layer: QLinear, x: Tensor, y: Tensor) -> None:
+        weight = layer.weight.prepared.data
+        self._kept += [weight, layer.bias]
+        bias = 0 if layer.bias is None else layer.bias.data_ptr()
+        self._operations.product(weight.native, x.data_ptr(), bias, MODES[layer.activations], y.data_ptr())
+
+    def _add(self, norm: RMSNorm | None, y: Tensor) -> None:
+        """x = x + norm(y)"""
+        if norm is not None:
+            self._norm(norm, y, y)
+        self._operations.add(y.data_ptr(), y.shape[0], self.x.data_ptr())

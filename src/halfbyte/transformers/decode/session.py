@@ -1,0 +1,52 @@
+"""One text in a model: tokens in, logits of the last one out.
+
+    text = Decoding(model)
+    logits = text(prompt_ids)         all of them in one pass of the model
+    logits = text([token])            one more
+
+Single tokens go through `step` where it knows the model, else through the model's own forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kv_cache import growing_cache
+from .native_step import Step, step_of
+
+
+class Decoding:
+    """What a model has seen of one text.
+
+    state  the model's cache, None before the first call for a model that makes its own
+    step   what computes single tokens; None when that is the model's own forward
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.state: Any = growing_cache(model)
+        self.step: Step | None = None
+        self._name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._started = self._chosen = False
+
+    def __call__(self, ids: Sequence[int]) -> Tensor:
+        """Logits (vocabulary,) after these tokens, which follow those of earlier calls."""
+        tokens = torch.tensor([ids], device=getattr(self.model, "device", "cpu"))
+        with torch.inference_mode():
+            if len(ids) == 1 and self._started:
+                if not self._chosen:
+                    self.step, self._chosen = step_of(self.model, self.state), True
+                if self.step is not None:
+                    logits: Tensor = self.model.lm_head(self.step(self.model.model.embed_tokens(tokens)))
+                    return logits[0, -1]
+            if self.step is not None:
+                self.step.settle()
+            out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{self._name: self.state})
+            self.state, self._started = out[self._name], True
+            last: Tensor = out.logits[0, -1]
+            return last

@@ -1,0 +1,1 @@
+"""Filling a transformers model with the weights of a checkpoint."""

@@ -1,0 +1,122 @@
+"""One tensor of a checkpoint into its place in an empty transformers model: a packed module or a parameter.
+
+What is common to GGUF files and to folders of safetensors; which key belongs where is theirs (`gguf_fill`, `folder_fill`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ...checkpoints import Checkpoint
+from ...errors import CheckpointError
+from ...tensor.qtensor import QTensor
+from ...torch.modules import QEmbedding, QLinear
+from ...torch.packed_weight import Held
+from ...torch.state import tensor
+
+
+class Filling:
+    """An empty model on its way to a filled one.
+
+    activations, backend, device  as for `load_model`
+    """
+
+    def __init__(
+        self, model: Any, checkpoint: Checkpoint, *, activations: str = "exact", backend: str | None = None, device: str = "cpu"
+    ) -> None:
+        self.model, self.checkpoint = model, checkpoint
+        self.activations, self.backend, self.device = activations, backend, device
+
+    def error(self, message: str) -> CheckpointError:
+        return CheckpointError(f"[load_model] {self.checkpoint.path}: {message}")
+
+    def module(self, key: str, path: str) -> nn.Module:
+        try:
+            module: nn.Module = self.model.get_submodule(path)
+        except AttributeError:
+            have = f"a {type(self.model).__name__} of {self.model.config.num_hidden_layers} layers"
+            raise self.error(f"tensor {key!r} belongs to {path}, which {have} does not have") from None
+        return module
+
+    def packed(self, key: str) -> QTensor:
+        weight = self.checkpoint[key]
+        if not isinstance(weight, QTensor):
+            raise self.error(f"tensor {key!r} is dense; a packed weight is wanted")
+        return weight
+
+    def dense(self, key: str) -> NDArray[Any]:
+        array = self.checkpoint[key]
+        if isinstance(array, QTensor):
+            raise self.error(f"tensor {key!r} is quantized; plain numbers are wanted")
+        return array
+
+    def check(self, key: str, shape: tuple[int, ...], have: torch.Tensor) -> None:
+        if tuple(have.shape) != shape:
+            raise self.error(f"tensor {key!r} is {list(shape)}; the model wants {list(have.shape)}")
+
+    def hold(self, weight: QTensor) -> Held:
+        return Held.of(weight, device=self.device, backend=self.backend, activations=self.activations)
+
+    def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
+        """A packed module in place of the linear or embedding module at `path`.
+
+        A router is no layer: transformers multiplies by it as a parameter, so it is decoded here, once.
+        """
+        module = self.module(key, path)
+        have = module._parameters.get(leaf)
+        if not isinstance(module, nn.Linear | nn.Embedding) and have is not None and have.ndim == 2:
+            self.put_dense(key, weight.dequantize("float32"), path, leaf)
+            return
+        if leaf != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
+            raise self.error(f"tensor {key!r} is quantized, and {path}.{leaf} of a {type(module).__name__} cannot be")
+        self.check(key, weight.shape, module.weight)
+        if isinstance(module, nn.Linear):
+            self.model.set_submodule(path, self.linear(self.hold(weight), module.bias))
+            return
+        scale = getattr(module, "scalar_embed_scale", None)
+        if scale is None and type(module).forward is not nn.Embedding.forward:
+            raise self.error(
+                f"tensor {key!r} is quantized, and {path} computes more than rows of a table ({type(module).__name__})"
+            )
+        # Rows are decoded exactly whatever the activations are.
+        held = Held.of(weight, device=self.device, backend=self.backend, activations=self.activations)
+        self.model.set_submodule(path, QEmbedding(held, scale=scale, dtype=self.model.dtype, backend=self.backend))
+
+    def linear(self, weight: Held, bias: torch.Tensor | None = None) -> QLinear:
+        return QLinear(weight, bias, activations=self.activations, backend=self.backend)
+
+    def put_dense(self, key: str, array: NDArray[Any], path: str, leaf: str) -> None:
+        """A dense array as a parameter (or buffer) of the dtype the model gives it."""
+        module = self.module(key, path)
+        have = getattr(module, leaf, None)
+        if not isinstance(have, torch.Tensor):
+            raise self.error(f"tensor {key!r} belongs to {path}.{leaf}, which a {type(self.model).__name__} does not have")
+        self.check(key, array.shape, have)
+        value = tensor(array).to(device=self.device, dtype=have.dtype)
+        if leaf in module._buffers:
+            setattr(module, leaf, value)
+        else:
+            setattr(module, leaf, nn.Parameter(value, requires_grad=False))
+
+    def tie_head(self) -> None:
+        """The head multiplies by the embedding's own weight."""
+        table, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        if isinstance(table, QEmbedding):
+            self.model.set_output_embeddings(self.linear(table.weight, getattr(head, "bias", None)))
+        else:
+            head.weight = table.weight
+
+    def check_full(self) -> None:
+        """CheckpointError naming the parameters that no tensor filled."""
+        empty = [name for name, p in self.model.named_parameters() if p.is_meta]
+        if empty:
+            raise self.error(f"no tensor for {some(empty)} of {type(self.model).__name__}")
+
+
+def some(names: list[str]) -> str:
+    """The first five of many names."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

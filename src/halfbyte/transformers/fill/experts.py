@@ -1,0 +1,204 @@
+"""An experts module of transformers from what a checkpoint holds of it: stacks, single experts, packed or dense.
+
+transformers keeps every expert of a layer in two parameters, `gate_up_proj` and `down_proj`. A checkpoint may have a tensor for
+each expert and projection. Packed ones are stacked where all experts read alike, gate and up joined where they share a format
+and a global scale; else they are kept apart, with the same result. Dense ones become the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...checkpoints.views.gptqmodel_marker import cut_in_halves
+from ...errors import UnsupportedError
+from ...tensor.concat import apart, join_rows, stack
+from ...tensor.qtensor import QTensor
+from ...torch.experts import QExperts
+from ...torch.modules import Weight
+from ...torch.state import tensor
+from .base import Filling, some
+from .module_paths import Place
+
+Keys = Mapping[Place, str]
+"""Place -> key, of one experts module."""
+
+_CLAMPED = ("GptOssExperts",)
+"""Experts whose gate is gpt-oss's."""
+
+
+def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
+    """Puts the experts at `path` into the model.
+
+    Raises CheckpointError when an expert is missing, has another shape, or is dense where others are packed; UnsupportedError
+    for an activation that is not computed on packed weights.
+    """
+    module = filling.module(next(iter(keys.values())), path)
+    info = filling.checkpoint.info
+    kinds = {info(key).quantized for place, key in keys.items() if place.leaf == "weight"}
+    if len(kinds) > 1:
+        odd = [key for place, key in keys.items() if place.leaf == "weight" and not info(key).quantized]
+        raise filling.error(f"{some(odd)} are dense and the other experts of {path} packed; all of one layer must be alike")
+    build = _packed if kinds == {True} else _dense
+    build(filling, path, module, keys)
+
+
+def gate_of(module: nn.Module) -> tuple[str, bool]:
+    """(activation, interleaved) of a transformers experts module. UnsupportedError for one `ops.experts` does not compute."""
+    name = type(module).__name__
+    if name in _CLAMPED:
+        alpha, limit = float(module.alpha), float(module.limit)
+        if (alpha, limit) != (1.702, 7.0):
+            raise UnsupportedError(
+                f"[load_model] {name} with alpha {alpha} and limit {limit}; 1.702 and 7 are computed on packed weights"
+            )
+        return "swiglu_clamped", True
+    act = type(getattr(module, "act_fn", None)).__name__
+    words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu"}
+    own_gate = getattr(type(module), "_apply_gate", None)
+    if act not in words or (own_gate is not None and own_gate.__module__ != "transformers.integrations.moe"):
+        raise UnsupportedError(f"[load_model] {name} gates with {act}; SiLU and tanh GELU are computed on packed experts")
+    return words[act], not getattr(module, "is_concatenated", True)
+
+
+def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
+    activation, interleaved = gate_of(module)
+    experts = int(module.gate_up_proj.shape[0])
+    pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.piece for k in keys if k.leaf == "weight")}
+    weights: dict[str, Weight | list[Weight]] = {}
+    cut = interleaved and cut_in_halves(filling.checkpoint.config)
+    if "gate_proj" in pieces and "up_proj" in pieces and (cut or not interleaved):
+        joined = _joined(pieces["gate_proj"], pieces["up_proj"])
+        if joined is not None:
+            pieces = {"gate_up_proj": joined, "down_proj": pieces["down_proj"]}
+    _check_shapes(filling, path, module, pieces)
+    for name in list(pieces):
+        weights[name] = _held(filling, pieces.pop(name))
+        # At most one projection's file pages stand beside what was made of them.
+        for place, key in keys.items():
+            if place.piece == name or (name == "gate_up_proj" and place.piece in ("gate_proj", "up_proj")):
+                filling.checkpoint.release(key)
+    biases = {}
+    for name in weights:
+        bias = _bias(filling, path, name, experts, keys)
+        if name == "gate_up_proj" and bias is None:
+            halves = [_bias(filling, path, half, experts, keys) for half in ("gate_proj", "up_proj")]
+            if all(b is not None for b in halves):
+                bias = torch.cat([b for b in halves if b is not None], dim=-1)
+        if bias is not None:
+            biases[name] = bias.to(device=filling.device, dtype=filling.model.dtype)
+        elif getattr(module, "has_bias", False):
+            raise filling.error(f"no tensor for {path}.{name}_bias of {type(filling.model).__name__}")
+    replacement = QExperts(
+        weights, biases, activation=activation, interleaved=interleaved and (cut or "gate_up_proj" in weights),
+        activations=filling.activations, backend=filling.backend,
+    )  # fmt: skip
+    filling.model.set_submodule(path, replacement)
+
+
+Piece = QTensor | list[QTensor]
+"""A projection of all experts: a stack (e, n, k), or matrices that cannot be stacked."""
+
+
+def _piece(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> Piece:
+    whole = next((key for place, key in keys.items() if (place.piece, place.leaf, place.expert) == (piece, "weight", None)), None)
+    if whole is not None:
+        q = filling.packed(whole)
+        if q.ndim != 3 or q.shape[0] != experts:
+            raise filling.error(f"tensor {whole!r} is {list(q.shape)}; {path} has {experts} experts")
+        # No backend takes one expert out of groups that run over the flattened stack.
+        return [q[e] for e in range(experts)] if q.format.grouping in ("flat", "strided") else q
+    single = {place.expert: key for place, key in keys.items() if place.piece == piece and place.leaf == "weight"}
+    lost = [f"{path}.{e}.{piece}" for e in range(experts) if e not in single]
+    if lost or len(single) != experts:
+        raise filling.error(f"no tensor for {some(lost)}" if lost else f"{path} has {experts} experts; {len(single)} are stored")
+    weights = []
+    for e in range(experts):
+        weights.append(filling.packed(single[e]))
+        filling.checkpoint.release(single[e])
+    return stack(weights) if apart(weights, stacked=True) is None else weights
+
+
+def _joined(gate: Piece, up: Piece) -> Piece | None:
+    """Gate's rows, then up's, of every expert; None when one of them cannot be joined."""
+    if isinstance(gate, QTensor) and isinstance(up, QTensor):
+        return join_rows([gate, up]) if apart((gate, up)) is None else None
+    if isinstance(gate, list) and isinstance(up, list):
+        pairs = list(zip(gate, up, strict=True))
+        return [join_rows(pair) for pair in pairs] if all(apart(pair) is None for pair in pairs) else None
+    return None
+
+
+def _held(filling: Filling, piece: Piece) -> Weight | list[Weight]:
+    if isinstance(piece, QTensor):
+        return filling.hold(piece)
+    return [filling.hold(q) for q in piece]
+
+
+def _check_shapes(filling: Filling, path: str, module: nn.Module, pieces: Mapping[str, Piece]) -> None:
+    """Every expert is the matrix transformers would have."""
+    order = (2, 1) if getattr(module, "is_transposed", False) else (1, 2)
+    two_f, k = (int(module.gate_up_proj.shape[i]) for i in order)
+    h, f = (int(module.down_proj.shape[i]) for i in order)
+    wanted = {"gate_up_proj": (two_f, k), "gate_proj": (two_f // 2, k), "up_proj": (two_f // 2, k), "down_proj": (h, f)}
+    named = set(pieces)
+    if named not in ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}):
+        raise filling.error(
+            f"{path} has {', '.join(sorted(named))}; wanted down_proj with gate_up_proj, or with gate_proj and up_proj"
+        )
+    for name, piece in pieces.items():
+        for q in [piece] if isinstance(piece, QTensor) else piece:
+            if q.shape[-2:] != wanted[name]:
+                raise filling.error(f"{path}.{name} holds matrices {list(q.shape[-2:])}; the model wants {list(wanted[name])}")
+
+
+def _bias(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> Tensor | None:
+    """(e, n) of a projection, None when there is none."""
+    mine = {place.expert: key for place, key in keys.items() if place.piece == piece and place.leaf == "bias"}
+    if not mine:
+        return None
+    if None in mine:
+        return tensor(filling.dense(mine[None]))
+    if len(mine) != experts:
+        raise filling.error(f"{path}.{piece} has a bias for {len(mine)} of {experts} experts")
+    return torch.stack([tensor(filling.dense(mine[e])) for e in range(experts)])
+
+
+def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
+    """The parameters of a module whose experts are stored dense."""
+    experts = int(module.gate_up_proj.shape[0])
+    transposed, in_turns = bool(getattr(module, "is_transposed", False)), not getattr(module, "is_concatenated", True)
+    in_turns = in_turns and not cut_in_halves(filling.checkpoint.config)
+    for name, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
+        for leaf in ("weight", "bias"):
+            whole, matrices = _values(filling, name, leaf, experts, keys)
+            parts = [_values(filling, half, leaf, experts, keys)[0] for half in halves]
+            if whole is None and parts and all(p is not None for p in parts):
+                whole, matrices = _joined_values([p for p in parts if p is not None], in_turns), True
+            if whole is not None:
+                whole = whole.swapaxes(1, 2) if leaf == "weight" and transposed and matrices else whole
+                filling.put_dense(f"{path}.{name}", whole, path, name if leaf == "weight" else f"{name}_bias")
+
+
+def _joined_values(halves: list[Any], in_turns: bool) -> Any:
+    """Gate's rows, then up's, or one of each in turns."""
+    if not in_turns:
+        return np.concatenate(halves, axis=1)
+    stacked = np.stack(halves, axis=2)
+    return stacked.reshape(stacked.shape[0], -1, *stacked.shape[3:])
+
+
+def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -> tuple[Any, bool]:
+    """A projection of all experts, and whether its matrices are (n, k): they are but where a parameter of transformers' own is
+    stored, which may be (k, n)."""
+    mine = {place.expert: key for place, key in keys.items() if (place.piece, place.leaf) == (piece, leaf)}
+    if None in mine:
+        # What was packed in some layout is (n, k) too, however its key ends.
+        return filling.dense(mine[None]), mine[None].endswith(".weight") or bool(filling.checkpoint.info(mine[None]).layout)
+    if len(mine) != experts:
+        return None, True
+    return np.stack([filling.dense(mine[e]) for e in range(experts)]), True

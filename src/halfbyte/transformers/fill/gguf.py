@@ -1,0 +1,128 @@
+"""Every tensor of a GGUF file into its place in a transformers model: packed modules, parameters, rotations.
+
+What llama.cpp's converter changed on the way into the file is undone: rows of llama's q and k are put back in order, and Gemma's
+norms, stored as w + 1, lose the 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ...errors import UnsupportedError
+from ...tensor.qtensor import QTensor
+from ...torch.state import tensor
+from ..gguf.config import EXPERTS, PARAMETER, TOP, Architecture
+from .base import Filling, some
+from .experts import fill_experts
+from .module_paths import Place
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+ROTATION_FACTORS = "rope_freqs.weight"
+"""Llama 3's stretched rotation: one divisor for each frequency."""
+
+
+def fill(
+    model: Any,
+    checkpoint: GGUFCheckpoint,
+    architecture: Architecture,
+    activations: str = "exact",
+    backend: str | None = None,
+    device: str = "cpu",
+) -> None:
+    """Puts every tensor of the file into an empty model.
+
+    Raises UnsupportedError when the file has tensors the architecture does not know, CheckpointError when shapes differ or a
+    place stays empty.
+    """
+    filling = GGUFFilling(model, checkpoint, activations=activations, backend=backend, device=device)
+    filling.architecture = architecture
+    filling.run()
+
+
+class GGUFFilling(Filling):
+    """Fills from the names and the layout of one GGUF architecture."""
+
+    checkpoint: GGUFCheckpoint
+    architecture: Architecture
+
+    def run(self) -> None:
+        strangers: list[str] = []
+        experts: dict[str, dict[Place, str]] = defaultdict(dict)
+        # The largest first: its pages of the file are let go before the others' copies are there.
+        for key in sorted(self.checkpoint.keys(), key=lambda k: -self.checkpoint.info(k).nbytes):
+            place = self.place(self.checkpoint.tensor_name(key))
+            if key == ROTATION_FACTORS:
+                self.stretch_rotation(self.dense(key))
+            elif place is None:
+                strangers.append(key)
+            elif EXPERTS in place[0]:
+                path, _, piece = place[0].partition(EXPERTS)
+                experts[path][Place(path, place[1], piece)] = key
+            elif self.checkpoint.info(key).quantized:
+                self.put_packed(key, self.weight(key), *place)
+            else:
+                self.put_dense(key, self.values(key, *place), *place)
+        if strangers:
+            raise UnsupportedError(
+                f"[load_model] {self.checkpoint.path}: {some(strangers)} have no place in {type(self.model).__name__}; "
+                f"this variant of {self.checkpoint.config['model_type']} is not built"
+            )
+        for path, keys in experts.items():
+            fill_experts(self, path, keys)
+        if self.model.config.tie_word_embeddings:
+            self.tie_head()
+        self.check_full()
+
+    def place(self, name: str) -> tuple[str, str] | None:
+        """(module path, parameter) of a GGUF tensor, None when the architecture does not know it."""
+        stem, _, leaf = name.rpartition(".")
+        if match := _LAYER.fullmatch(stem):
+            within = self.architecture.names.get(match[2])
+            if within is None:
+                return None
+            path, parameter, name = within.partition(PARAMETER)
+            return f"model.layers.{match[1]}.{path}", name if parameter else leaf
+        return (TOP[stem], leaf) if stem in TOP else None
+
+    def row_order(self, key: str, rows: int) -> NDArray[np.int64] | None:
+        """Rows in transformers' order where llama.cpp has another: head h, half j, pair i lies at head h, pair i, half j."""
+        if not self.architecture.interleaved or re.search(r"\.attn_[qk](\.|$)", key) is None:
+            return None
+        half = self.model.config.head_dim // 2
+        return np.arange(rows).reshape(-1, half, 2).swapaxes(1, 2).reshape(-1)
+
+    def weight(self, key: str) -> QTensor:
+        """The packed weight, its rows in transformers' order."""
+        weight = self.packed(key)
+        order = self.row_order(key, weight.shape[0])
+        return weight if order is None else _reordered(weight, order)
+
+    def values(self, key: str, path: str, leaf: str) -> NDArray[Any]:
+        """The dense tensor as transformers keeps it."""
+        array = self.dense(key)
+        order = self.row_order(key, array.shape[0])
+        if order is not None:
+            array = array[order]
+        if self.architecture.norm_offset and path.endswith("norm"):
+            array = array.astype(np.float32) - np.float32(1)
+        return array
+
+    def stretch_rotation(self, factors: NDArray[Any]) -> None:
+        """Divides each frequency of the rotation by its factor."""
+        rotary = self.model.model.rotary_emb
+        self.check(ROTATION_FACTORS, factors.shape, rotary.inv_freq)
+        rotary.inv_freq = rotary.inv_freq / tensor(factors).to(torch.float32)
+        rotary.original_inv_freq = rotary.inv_freq.clone()
+
+
+def _reordered(weight: QTensor, order: NDArray[np.int64]) -> QTensor:
+    """The rows of a ggml weight in another order: every part but the factor of the whole has one entry a row."""
+    parts = {p: a if p == "global_scale" else a[order] for p, a in weight.parts.items()}
+    return QTensor(weight.format, weight.shape, parts, origin=weight.origin, details=weight.details)

@@ -1,0 +1,105 @@
+"""Where a checkpoint's key belongs in a transformers model.
+
+    model.layers.0.self_attn.q_proj          -> Place("model.layers.0.self_attn.q_proj", "weight")
+    ...block_sparse_moe.experts.3.w1         -> Place("...mlp.experts", "weight", "gate_proj", expert=3)
+    ...mlp.switch_mlp.up_proj                -> Place("...mlp.experts", "weight", "up_proj")
+    ...self_attn.k_proj, model has qkv_proj  -> Place("...self_attn.qkv_proj", "weight", part=1)
+
+A name is tried as it stands, then under transformers' own renamings for the model, then with the prefixes that exporters add or
+drop; the first that the model has decides. Nothing is matched by likeness.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...checkpoints.quant_config.module_rules import FUSED, aliases
+
+EXPERT_WORDS = {
+    "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "gate_proj": "gate_proj", "up_proj": "up_proj",
+    "down_proj": "down_proj", "gate_up_proj": "gate_up_proj",
+}  # fmt: skip
+_ONE_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
+_ALL_EXPERTS = re.compile(r"(.+)\.(?:experts|switch_mlp)\.(\w+?_proj)(?:(?:\.|_)(weight|bias))?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A parameter of a module, or a part of it.
+
+    path     module
+    leaf     "weight", "bias" or the parameter's own name
+    piece    projection of an experts module, "" elsewhere
+    expert   which expert; None is all of them, or no experts module
+    part     which of the modules that a fused one was made of; None when the key is the whole
+    """
+
+    path: str
+    leaf: str
+    piece: str = ""
+    expert: int | None = None
+    part: int | None = None
+
+
+class Places:
+    """The places of one empty model."""
+
+    def __init__(self, model: Any) -> None:
+        self.modules = dict(model.named_modules())
+        self.renamings = _renamings(model)
+
+    def find(self, key: str, quantized: bool) -> Place | None:
+        """The place of a key of a checkpoint, None when the model has none."""
+        for name in self._names(f"{key}.weight" if quantized else key):
+            place = self._place(name)
+            if place is not None:
+                return place
+        return None
+
+    def _names(self, name: str) -> Iterator[str]:
+        renamed = name
+        for rule in self.renamings:
+            renamed = rule.rename_source_key(renamed)[0]
+        for start in dict.fromkeys((name, renamed)):
+            yield from aliases(start)
+
+    def _place(self, name: str) -> Place | None:
+        if match := _ONE_EXPERT.fullmatch(name):
+            path, expert, word, leaf = match.groups()
+            if is_experts(self.modules.get(path)) and word in EXPERT_WORDS:
+                return Place(path, leaf, EXPERT_WORDS[word], int(expert))
+        if match := _ALL_EXPERTS.fullmatch(name):
+            path, word, kind = f"{match[1]}.experts", match[2], match[3]
+            if is_experts(self.modules.get(path)) and word in EXPERT_WORDS:
+                return Place(path, kind or "weight", EXPERT_WORDS[word])
+        path, _, leaf = name.rpartition(".")
+        module = self.modules.get(path)
+        if module is not None and isinstance(getattr(module, leaf, None), torch.Tensor):
+            return Place(path, leaf)
+        # GPTQ writes a bias for every layer, zero where the model has none.
+        if isinstance(module, nn.Linear) and leaf == "bias":
+            return Place(path, leaf)
+        parent, _, last = path.rpartition(".")
+        for fused, parts in FUSED.items():
+            if last in parts and isinstance(self.modules.get(f"{parent}.{fused}"), nn.Linear):
+                return Place(f"{parent}.{fused}", leaf, part=parts.index(last))
+        return None
+
+
+def is_experts(module: nn.Module | None) -> bool:
+    """True for a module that keeps all its experts in two stacked parameters, as transformers 5 does."""
+    return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in ("gate_up_proj", "down_proj"))
+
+
+def _renamings(model: Any) -> list[Any]:
+    """transformers' renamings of this model's checkpoints that change names only."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    return [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]

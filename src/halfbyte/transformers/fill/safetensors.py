@@ -1,0 +1,191 @@
+"""Every tensor of a safetensors checkpoint, of whatever producer, into its place in a transformers model.
+
+Packed matrices become packed modules; a module whose weight the checkpoint keeps dense stays dense. A head that is not stored
+multiplies by the embedding; one that is stored is used, whatever the config says of tying. Modules that transformers keeps fused
+(`qkv_proj`, `gate_up_proj`) are joined from separate tensors where these read alike, and put side by side where they do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ...checkpoints import Checkpoint
+from ...checkpoints.findings.headers import BENIGN
+from ...errors import UnsupportedError
+from ...tensor.concat import apart, join_rows
+from ...tensor.qtensor import QTensor
+from ...torch.concat_linear import QRows
+from ...torch.modules import QEmbedding, QLinear
+from ...torch.scaled_linear import scaled
+from ...torch.state import tensor
+from .base import Filling, some
+from .experts import fill_experts
+from .module_paths import Place, Places
+
+INPUT_SCALE = ".pre_quant_scale"
+IGNORED = tuple(joint + word for word in (*BENIGN, "inv_freq") for joint in "._")
+"""Endings of tensors that no weight module uses: scales of activations and caches, rotary tables."""
+ALONG_OUTPUTS = re.compile(r".*\.experts\.\w+_proj_weight_scale")
+"""What only a stack has whose groups do not run along the inputs: other scales of stacks belong to a packed weight."""
+
+
+def fill_from_folder(
+    model: Any, checkpoint: Checkpoint, *, activations: str = "exact", backend: str | None = None, device: str = "cpu"
+) -> None:
+    """Puts every tensor of the checkpoint into an empty model, one at a time.
+
+    Raises UnsupportedError when tensors have no place in the model, CheckpointError when shapes differ or a place stays empty.
+    """
+    FolderFilling(model, checkpoint, activations=activations, backend=backend, device=device).run()
+
+
+class FolderFilling(Filling):
+    """Fills from module paths and tensor names of transformers' kind."""
+
+    def run(self, only: Collection[str] | None = None) -> None:
+        """Puts every tensor, or those of the modules at the paths in `only`."""
+        groups, strangers = self.plan()
+        if across := [key for key in strangers if ALONG_OUTPUTS.fullmatch(key)]:
+            raise UnsupportedError(
+                f"[load_model] {self.checkpoint.path}: {some(across)} scale groups along the outputs (ModelOpt's MXFP4 of "
+                "stacked experts), which no product reads; export them as NVFP4"
+            )
+        if strangers:
+            raise UnsupportedError(
+                f"[load_model] {self.checkpoint.path}: {some(strangers)} have no place in {type(self.model).__name__}; "
+                f"the checkpoint is of another variant of {self.model.config.model_type}"
+            )
+        info = self.checkpoint.info
+        # Packed weights first, since their modules take the place of those that biases belong to; the largest first of all.
+        order = sorted(groups, key=lambda g: (not any(info(k).quantized for k in groups[g].values()), -self.nbytes(groups[g])))
+        for group in order:
+            keys = groups[group]
+            if only is not None and next(iter(keys)).path not in only:
+                continue
+            self.put(group, keys)
+            for key in keys.values():
+                self.checkpoint.release(key)
+        for path, scales in self.input_scales.items():
+            if only is None or path in only:
+                self.put_input_scale(path, scales)
+        self.tie()
+        self.check_full()
+
+    def nbytes(self, keys: dict[Place, str]) -> int:
+        return sum(self.checkpoint.info(k).nbytes for k in keys.values())
+
+    def plan(self) -> tuple[dict[str, dict[Place, str]], list[str]]:
+        """Keys by what must be put at once (a module's experts, the parts of a fused module, one tensor), and those with no
+        place."""
+        places = Places(self.model)
+        groups: dict[str, dict[Place, str]] = defaultdict(dict)
+        strangers = []
+        self.input_scales: dict[str, list[str]] = defaultdict(list)
+        for key in self.checkpoint:
+            if key.endswith(INPUT_SCALE):
+                scaled_place = places.find(key.removesuffix(INPUT_SCALE), True)
+                if scaled_place is None or scaled_place.piece:
+                    raise UnsupportedError(
+                        f"[load_model] {self.checkpoint.path}: {key} multiplies the inputs of what is no linear layer here; "
+                        "quantize without AWQ's scales, or fold them"
+                    )
+                self.input_scales[scaled_place.path].append(key)
+                continue
+            place = places.find(key, self.checkpoint.info(key).quantized)
+            if place is None:
+                if not key.endswith(IGNORED):
+                    strangers.append(key)
+                continue
+            whole = place.piece or place.part is not None
+            group = groups[place.path if place.piece else f"{place.path}.{place.leaf}"]
+            if place in group or (group and not whole):
+                raise self.error(f"tensors {key!r} and {next(iter(group.values()))!r} both belong to {place.path}.{place.leaf}")
+            group[place] = key
+        return dict(groups), strangers
+
+    def put(self, group: str, keys: dict[Place, str]) -> None:
+        place, key = next(iter(keys.items()))
+        if place.piece:
+            fill_experts(self, place.path, keys)
+        elif place.part is not None:
+            self.put_fused(group, keys)
+        elif self.checkpoint.info(key).quantized:
+            self.put_packed(key, self.packed(key), place.path, place.leaf)
+        elif place.leaf == "bias":
+            self.put_bias(key, place.path)
+        else:
+            self.put_dense(key, self.dense(key), place.path, place.leaf)
+
+    def put_bias(self, key: str, path: str) -> None:
+        """A bias where the model has one, and where it is stored without: what the packed layer adds."""
+        module = self.module(key, path)
+        bias = self.dense(key)
+        if isinstance(module, QLinear | QRows | nn.Linear) and module.bias is None:
+            if bias.shape != (module.out_features,):
+                raise self.error(f"tensor {key!r} is {list(bias.shape)}; {path} has {module.out_features} outputs")
+            value = tensor(bias).to(device=self.device, dtype=self.model.dtype)
+            module.bias = nn.Parameter(value, requires_grad=False) if bool(value.any()) else None
+            return
+        self.put_dense(key, bias, path, "bias")
+
+    def put_input_scale(self, path: str, keys: list[str]) -> None:
+        """What x is multiplied by before a packed layer; the parts of a fused one must share it, as they share x."""
+        module = self.module(keys[0], path)
+        scales = [self.dense(key) for key in keys]
+        if not isinstance(module, QLinear | QRows):
+            raise self.error(f"tensor {keys[0]!r} multiplies the inputs of {path}, whose weight is dense")
+        if any(s.shape != (module.in_features,) for s in scales):
+            raise self.error(f"tensor {keys[0]!r} is {list(scales[0].shape)}; {path} has {module.in_features} inputs")
+        if any(s.tobytes() != scales[0].tobytes() for s in scales[1:]):
+            raise self.error(f"{some(keys)} differ; {path} is one module here, with one input")
+        value = tensor(scales[0]).to(device=self.device, dtype=self.model.dtype)
+        self.model.set_submodule(path, scaled(module, value))
+
+    def put_fused(self, group: str, keys: dict[Place, str]) -> None:
+        """One module from the modules it was fused from: one matrix where they read alike, else side by side."""
+        path, _, leaf = group.rpartition(".")
+        parts = [key for _, key in sorted(keys.items(), key=lambda item: item[0].part or 0)]
+        weights = [self.checkpoint[key] for key in parts]
+        packed = [w for w in weights if isinstance(w, QTensor)]
+        if not packed:
+            self.put_dense(group, np.concatenate([np.asarray(w) for w in weights]), path, leaf)
+            return
+        if len(packed) < len(weights):
+            dense = [key for key, w in zip(parts, weights, strict=True) if not isinstance(w, QTensor)]
+            raise self.error(f"{some(dense)} are dense and the rest of {path} packed; a fused module is all of one kind")
+        if apart(packed) is None:
+            self.put_packed(group, join_rows(packed), path, leaf)
+            return
+        module = self.module(group, path)
+        self.check(group, (sum(w.shape[0] for w in packed), packed[0].shape[1]), module.weight)
+        rows = QRows([self.hold(w) for w in packed], module.bias, activations=self.activations, backend=self.backend)
+        self.model.set_submodule(path, rows)
+
+    def tie(self) -> None:
+        """The head from the embedding, or the other way round, where only one of them is stored."""
+        head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
+        if not self.model.config.tie_word_embeddings or head is None:
+            return
+        if _is_empty(head):
+            self.tie_head()
+        elif _is_empty(table):
+            if isinstance(head, QLinear):
+                path = next(name for name, module in self.model.named_modules() if module is table)
+                self.put_embedding(path, table, head)
+            else:
+                table.weight = head.weight
+
+    def put_embedding(self, path: str, table: nn.Module, head: QLinear) -> None:
+        scale = getattr(table, "scalar_embed_scale", None)
+        self.model.set_submodule(path, QEmbedding(head.weight, scale=scale, dtype=self.model.dtype, backend=self.backend))
+
+
+def _is_empty(module: Any) -> bool:
+    """True when nothing has filled this module's weight."""
+    return bool(getattr(getattr(module, "weight", None), "is_meta", False))

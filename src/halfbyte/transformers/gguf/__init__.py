@@ -1,0 +1,1 @@
+"""A transformers config and tokenizer from a GGUF header."""

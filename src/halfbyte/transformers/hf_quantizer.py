@@ -1,0 +1,214 @@
+"""The way in through transformers: `from_pretrained` with a `HalfbyteConfig`, and `save_pretrained` of packed models.
+
+    import halfbyte.transformers
+    model = AutoModelForCausalLM.from_pretrained(path, quantization_config=HalfbyteConfig())
+    model.save_pretrained(folder)           halfbyte's own layout, which `halfbyte.open` and from_pretrained read
+
+transformers reads the dense tensors; modules whose weights are packed are set aside while it does, and filled from the files
+afterwards, whoever wrote them. The quantization config of the files themselves is read by `halfbyte.open`, so transformers must
+not act on it: `get_hf_quantizer` is wrapped, and hides it where the caller passes a HalfbyteConfig.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.modeling_utils
+from torch import nn
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ..checkpoints import Checkpoint
+from ..checkpoints import open as open_checkpoint
+from ..checkpoints.views.gptqmodel_marker import cut_in_halves
+from ..errors import CheckpointError, UnsupportedError
+from ..torch.modules import Packed
+from ..torch.state import tensors_of
+from .fill.safetensors import FolderFilling
+
+METHOD = "halfbyte"
+
+
+@register_quantization_config(METHOD)
+class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transformers is not type-checked
+    """How packed weights run.
+
+    activations  "exact" or "int8"
+    backend      None picks the best one that serves
+    meta         who wrote the checkpoint that a saved model came from, where that tells how to read it (`cut_in_halves`)
+    """
+
+    def __init__(
+        self, activations: str = "exact", backend: str | None = None, meta: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        self.quant_method = METHOD
+        self.activations, self.backend = activations, backend
+        if meta:
+            self.meta = meta
+
+
+class _Aside(nn.Module):  # type: ignore[misc]
+    """Stands where a packed module will: no parameters, so that transformers loads nothing for it."""
+
+
+@register_quantizer(METHOD)
+class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Fills packed modules before and after transformers has loaded the rest."""
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        self.device = _one_device(kwargs.get("device_map"))
+        self.path = _common_path(kwargs.get("checkpoint_files"))
+        with open_checkpoint(self.path) as checkpoint:
+            self.places = _packed_places(model, checkpoint, self._filling(model, checkpoint))
+        self.modules = {path: model.get_submodule(path) for path in self.places}
+        for path in self.places:
+            model.set_submodule(path, _Aside())
+        if self.modules:
+            # What is tied is settled by the filling; transformers knows no packed weight to tie.
+            model.all_tied_weights_keys = {
+                a: b for a, b in model.all_tied_weights_keys.items() if not self._aside(a) and not self._aside(b)
+            }
+        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), r".*"}
+        return model
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for path, module in self.modules.items():
+            model.set_submodule(path, module)
+        self.modules = {}
+        with open_checkpoint(self.path) as checkpoint, torch.device("cpu"):
+            self._filling(model, checkpoint).run(only=self.places)
+            if cut_in_halves(checkpoint.config):
+                self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
+        return prepared_for_saving(model, self)
+
+    def _filling(self, model: Any, checkpoint: Checkpoint) -> FolderFilling:
+        config = self.quantization_config
+        return FolderFilling(model, checkpoint, activations=config.activations, backend=config.backend, device=self.device)
+
+    def _aside(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self.modules
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """transformers' own, but for those whose target is filled here."""
+        from transformers.core_model_loading import WeightRenaming
+
+        packed = any(hasattr(m, "gate_up_proj") for m in self.modules.values())
+        return [c for c in weight_conversions if isinstance(c, WeightRenaming) or not packed]
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """The state dict without a second copy of a tied head."""
+        return state_dict_to_save(model), {}
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def prepared_for_saving(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: dict[str, Any] | None = None) -> Any:
+    """The model, so that its `save_pretrained` writes packed weights and a config that says so."""
+    config = quantizer.quantization_config if quantizer is not None else HalfbyteConfig(meta=meta)
+    model.hf_quantizer = quantizer or HalfbyteQuantizer(config)
+    model.config.quantization_config = config
+    model._weight_conversions = []  # names and stacks are written as the model has them
+    # Only what is one parameter by now is tied: another call of tie_weights() must not look for packed weights, nor put an
+    # embedding in the place of a head that was stored.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = {a: b for a, b in model.all_tied_weights_keys.items() if a in parameters and parameters[a] is parameters.get(b)}
+    model.all_tied_weights_keys = model._tied_weights_keys = tied
+    return model
+
+
+def state_dict_to_save(model: Any) -> dict[str, Any]:
+    """Parameters and canonical parts by name; a head that shares the embedding's weight is left out when the config ties them."""
+    state: dict[str, Any] = {}
+    seen: set[int] = set()
+    head = model.get_output_embeddings()
+    shared = bool(model.config.tie_word_embeddings) and _shares(head, model.get_input_embeddings())
+    for name, module in model.named_modules():
+        if shared and module is head:
+            continue
+        if isinstance(module, Packed):
+            for piece in module.packed:
+                base = ".".join(p for p in (name, piece) if p)
+                state |= {f"{base}.{part}": t for part, t in tensors_of(module.canonical(piece)).items()}
+        for leaf, value in (*module.named_parameters(recurse=False), *_persistent(module)):
+            if id(value) not in seen:
+                seen.add(id(value))
+                state[f"{name}.{leaf}" if name else leaf] = value.detach()
+    return state
+
+
+def _persistent(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    skipped = module._non_persistent_buffers_set
+    return [(n, b) for n, b in module.named_buffers(recurse=False) if n not in skipped]
+
+
+def _shares(head: Any, table: Any) -> bool:
+    return head is not None and getattr(head, "weight", None) is getattr(table, "weight", head)
+
+
+def _packed_places(model: Any, checkpoint: Checkpoint, filling: FolderFilling) -> set[str]:
+    """Paths of the modules that packed weights go into, with a tied head that is not stored."""
+    groups, _ = filling.plan()
+    quantized = [keys for keys in groups.values() if any(checkpoint.info(key).quantized for key in keys.values())]
+    paths = {next(iter(keys)).path for keys in quantized}
+    filled = {next(iter(keys)).path for keys in groups.values()}
+    names = {id(m): n for n, m in model.named_modules()}
+    ends = [names.get(id(m)) for m in (model.get_input_embeddings(), model.get_output_embeddings())]
+    if model.config.tie_word_embeddings and any(e in paths for e in ends):
+        paths |= {e for e in ends if e is not None and e not in filled}
+    return paths
+
+
+def _one_device(device_map: Any) -> str:
+    """The device of a device map. UnsupportedError for several."""
+    devices = {
+        str(torch.device(d) if not isinstance(d, int) else torch.device("cuda", d)) for d in (device_map or {"": "cpu"}).values()
+    }
+    if len(devices) != 1:
+        raise UnsupportedError(f"[from_pretrained] device_map over {', '.join(sorted(devices))}; packed weights go to one device")
+    device = devices.pop()
+    return f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
+
+
+def _common_path(files: Any) -> Path:
+    """The folder (or file) that transformers was going to read."""
+    paths = [Path(f) for f in files or ()]
+    if not paths:
+        raise CheckpointError("[from_pretrained] no checkpoint files; packed weights are read from safetensors files")
+    if any(p.suffix != ".safetensors" for p in paths):
+        raise UnsupportedError(
+            f"[from_pretrained] {paths[0].name}; packed weights are read from safetensors files, GGUF by load_model"
+        )
+    return paths[0].parent
+
+
+def _wrap(original: Any) -> Any:
+    """`get_hf_quantizer` that lets a HalfbyteConfig of the caller go before what the files say."""
+
+    @functools.wraps(original)
+    def get_hf_quantizer(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(quantization_config, HalfbyteConfig):
+            for holder in (config, config.get_text_config(decoder=True)):
+                for key in ("quantization_config", "quantization"):
+                    if hasattr(holder, key):
+                        delattr(holder, key)
+        return original(config, quantization_config, *args, **kwargs)
+
+    get_hf_quantizer.halfbyte = True  # type: ignore[attr-defined]
+    return get_hf_quantizer
+
+
+if not hasattr(transformers.modeling_utils.get_hf_quantizer, "halfbyte"):
+    transformers.modeling_utils.get_hf_quantizer = _wrap(transformers.modeling_utils.get_hf_quantizer)

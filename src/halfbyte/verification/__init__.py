@@ -1,0 +1,1 @@
+"""Whether two checkpoints hold the same weights."""
