@@ -28,7 +28,7 @@ test-slow: $(VENV_TEST)/ready
 # Every producer in a virtual environment of its own (half an hour and 12 GB the first time) writes its tiny models; they must load.
 test-ecosystem: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pip install --quiet -c constraints.txt 'lm-eval[hf]' fastapi httpx openai uvicorn openvino
-	$(VENV_TEST)/bin/python tests/producers/run.py build/produced --venvs .venv-producers
+	$(VENV_TEST)/bin/python tests/support/producers/run.py build/produced --venvs .venv-producers
 	HALFBYTE_PRODUCED=build/produced $(VENV_TEST)/bin/python -m pytest -m ecosystem
 
 # The native core beside the Python sources, for work on it without an installation.

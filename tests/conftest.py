@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-GOLDEN = Path(__file__).parent / "golden"
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
+
+# Scripts that tests start in a process of their own import `support` as the tests do.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 settings.register_profile(
     "halfbyte", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True

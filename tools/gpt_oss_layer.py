@@ -110,7 +110,6 @@ def one_token(model: Any) -> Any:
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """One line of figures."""
     import torch
-
     from halfbyte.generation.memory_plan import Planner
     from halfbyte.generation.single import keeps_scores, prompt_chunk
     from halfbyte.transformers import load_model, model_size

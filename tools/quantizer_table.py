@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
+import torch
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.calibration import calibrate
 from halfbyte.calibration import walk as walking
@@ -36,6 +35,7 @@ from halfbyte.evaluation.perplexity import Perplexity, losses_of, scored_logits,
 from halfbyte.quantizers import mse
 from halfbyte.torch.modules import QEmbedding, QLinear
 from halfbyte.transformers import load_model
+from torch import nn
 
 FORMATS = ("mxfp4", "nvfp4", "int4:g128", "uint4:g64", "affine4:g64", "q4_0")
 PRODUCERS = {"llama.cpp": ("gguf", ("mxfp4", "q4_0")), "mlx": ("mlx", ("mxfp4", "nvfp4", "affine4:g64"))}

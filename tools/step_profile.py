@@ -40,7 +40,6 @@ class Some:
 def measure(path: str, activations: str, prompt: int, threads: int, rounds: int, clock: str) -> dict[str, float]:
     """Milliseconds a token of every part."""
     import torch
-
     from halfbyte.backends.cpu import native, set_threads
     from halfbyte.bench.cpu.linear import CLOCKS
     from halfbyte.bench.model.run_one import prompt_ids

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 from torch import Tensor, nn
 
 from ..quantizers import awq_scales

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint

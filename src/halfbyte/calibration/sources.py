@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 from torch import nn
 
 from ..checkpoints import Checkpoint, TensorInfo

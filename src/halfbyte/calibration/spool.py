@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 from torch import Tensor
 
 from ..checkpoints import Checkpoint, load, save

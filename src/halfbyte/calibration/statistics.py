@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from torch.nn import functional
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from .matrices import expert_input, gated_input
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 from torch import Tensor
 
 from .perplexity import ROWS, Perplexity, Progress, scored_logits, targets_of

@@ -39,8 +39,9 @@ class BatchGeneration:
         self.model, self.tokenizer, self.max_tokens = model, tokenizer, max_tokens
 
     def __iter__(self) -> Iterator[tuple[int, Piece]]:
-        import torch
         from tokenizers.decoders import DecodeStream
+
+        import torch
 
         device = getattr(self.model, "device", "cpu")
         longest = max(len(t.prompt_ids) for t in self.texts)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+from torch.nn import functional
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from .. import ops
 from ..backends import Prepared, backend_named

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 from torch import Tensor
 
 from ..checkpoints.safetensors.native_layout import OwnLayout

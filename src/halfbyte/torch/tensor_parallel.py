@@ -16,8 +16,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
+
+import torch
 from torch import Tensor, nn
 
 from ..errors import HalfbyteError, ShapeError, UnsupportedError

@@ -23,9 +23,10 @@ def config_of_folder(checkpoint: Checkpoint) -> Any:
 
     Raises CheckpointError without a config.json, UnsupportedError for a model type that transformers does not have.
     """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     import transformers
     from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     raw = {k: v for k, v in checkpoint.config.items() if k not in QUANTIZATION_KEYS}
     kind = raw.pop("model_type", None)

@@ -15,12 +15,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers.modeling_utils
-from torch import nn
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
+
+import torch
+from torch import nn
 
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint

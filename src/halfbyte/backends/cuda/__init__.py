@@ -181,8 +181,9 @@ class CUDABackend(Backend):
         return experts.mixture(x, ups, down.data, indices, weights, activation, interleaved, last)
 
     def describe(self) -> str:
-        import torch
         import triton
+
+        import torch
 
         return f"{torch.cuda.get_device_name()}, Triton {triton.__version__}"
 

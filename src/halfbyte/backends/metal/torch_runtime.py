@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 
 from ...numerics.exact import bfloat16
 from .runtime import Shape

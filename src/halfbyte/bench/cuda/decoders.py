@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
+
+import torch
 
 from ...backends.cuda import launch
 from ...backends.cuda.decode import element, scale_f32

@@ -21,10 +21,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources, PTXASError
+
+import torch
 
 from ...backends import Prepared
 from ...backends.cuda import CUDABackend, launch

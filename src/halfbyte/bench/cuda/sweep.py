@@ -119,8 +119,9 @@ def compile_one(job: Job) -> None:
 def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs: int = 8) -> Iterator[Record]:
     """The limits, then a case and m: a record "time" of what `linear` takes, and a record "sweep" with `time_us` of each schedule
     that serves, `taken` the one that `linear` takes and `fastest` of ours."""
-    import torch
     import triton
+
+    import torch
 
     from ...backends.cuda import CUDABackend
     from ...backends.cuda.weight import nbytes, to_device

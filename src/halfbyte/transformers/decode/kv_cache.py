@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ...backends.cpu.pack import aligned_empty
 

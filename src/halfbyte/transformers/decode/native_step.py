@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+
 import torch
 from torch import Tensor
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from ...backends.cpu import MODES, native
 from ...torch.modules import QLinear

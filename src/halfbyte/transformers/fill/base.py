@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
+
+import torch
 from torch import nn
 
 from ...checkpoints import Checkpoint

@@ -11,8 +11,9 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+import torch
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError

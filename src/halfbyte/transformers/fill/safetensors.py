@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+
 from torch import nn
 
 from ...checkpoints import Checkpoint

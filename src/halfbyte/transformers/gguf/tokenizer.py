@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from transformers import PreTrainedTokenizerFast
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint

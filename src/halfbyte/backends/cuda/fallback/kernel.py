@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+
+import torch
 
 from ..decode import SCALES, scale_f32
 from ..launch import _on

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import functools
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+import torch
 
 from ..launch import Route, _on, _overlap
 

@@ -13,10 +13,11 @@ never written, never read back, and touch nothing but their own column of a prod
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+import torch
 
 from ..launch import Route, _capability, _on, _overlap
 from ..tuning.wgmma_tiles import LEAST_PAIRS, FusedTile, expert_tile

@@ -8,9 +8,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+import torch
 
 from ..decode import E8M0_NORMAL, ELEMENTS, SCALES
 from ..launch import _constants, _counter, _on, _overlap, _pdl

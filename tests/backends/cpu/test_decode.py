@@ -1,0 +1,140 @@
+"""The native core's order of a weight is a bijection, and its decoder gives the exact values, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import mmap
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfbyte.errors import ShapeError
+from halfbyte.formats import format_named
+from halfbyte.tensor.qtensor import QTensor
+from support.cpu_weights import CPU, act_ordered, formats, needs_native, optional_index, ordinary_tensor, unit_of
+from support.random_tensors import random_tensor
+
+pytestmark = needs_native
+FORMATS = formats()
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal by value, NaN equal to NaN."""
+    return np.array_equal(a.astype(np.float64), b.astype(np.float64), equal_nan=True)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_bit_pattern_decodes_to_the_exact_value(fmt, dtype):
+    # 33 rows: two whole panels and a row; three groups or super-groups.
+    k = 3 * max(unit_of(fmt), fmt.group_size)
+    q = random_tensor(fmt, (33, k), 1)
+    assert same(CPU.dequantize(CPU.prepare(q), dtype), q.dequantize(dtype))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_panel_order_returns_every_byte(fmt):
+    from halfbyte.backends.cpu.pack import canonical
+
+    k = 2 * max(unit_of(fmt), fmt.group_size)
+    q = random_tensor(fmt, (37, k), 2)
+    packed = CPU.prepare(q).data
+    assert QTensor(q.format, q.shape, canonical(packed, q)).identical(q)
+
+
+@pytest.mark.parametrize("word", ["int4:g32", "uint3:g64", "nf4:g64", "affine4:g32"])
+def test_act_order_is_kept(word):
+    fmt = format_named(word)
+    if not optional_index(fmt):
+        pytest.fail(f"{word} takes a group index")
+    q = act_ordered(ordinary_tensor(fmt, (19, 256), 3), 4)
+    assert same(CPU.dequantize(CPU.prepare(q), "float32"), q.dequantize("float32"))
+
+
+@given(data=st.data())
+def test_shapes_of_a_sweep_decode_and_return(data):
+    from halfbyte.backends.cpu.pack import canonical
+
+    fmt = data.draw(st.sampled_from(FORMATS))
+    n = data.draw(st.integers(1, 70))
+    k = data.draw(st.integers(1, 4)) * unit_of(fmt)
+    if unit_of(fmt) == 1:
+        k = data.draw(st.integers(1, 3)) * max(fmt.group_size, 8)
+    q = ordinary_tensor(fmt, (n, k), data.draw(st.integers(0, 1000)))
+    prepared = CPU.prepare(q)
+    assert same(CPU.dequantize(prepared, "float32"), q.dequantize("float32"))
+    assert QTensor(q.format, q.shape, canonical(prepared.data, q)).identical(q)
+
+
+@pytest.mark.parametrize("word", ["uint4:g32", "int3:g32", "int8:channel", "mxfp4"])
+@pytest.mark.parametrize("k", [1, 7, 31, 33, 70, 100])
+def test_a_short_last_group(word, k):
+    q = ordinary_tensor(format_named(word), (5, k), k)
+    assert same(CPU.dequantize(CPU.prepare(q), "float32"), q.dequantize("float32"))
+
+
+@pytest.mark.parametrize("word", ["q8_0", "q4_K", "mxfp4", "hqq4:g64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_embedding_gathers_decoded_rows(word, dtype):
+    q = ordinary_tensor(format_named(word), (50, 512), 7)
+    ids = np.array([49, 0, 17, 17, 3, 48])
+    assert same(CPU.embedding(ids, CPU.prepare(q), dtype), q.dequantize(dtype)[ids])
+    assert CPU.embedding(ids[:0], CPU.prepare(q), dtype).shape == (0, 512)
+
+
+def test_embedding_refuses_an_index_out_of_range():
+    prepared = CPU.prepare(ordinary_tensor(format_named("q8_0"), (4, 32), 1))
+    with pytest.raises(ShapeError, match="rows 0 to 3"):
+        CPU.embedding(np.array([0, 4]), prepared, "float32")
+
+
+def test_the_order_adds_no_bytes_to_whole_panels():
+    q = random_tensor(format_named("q4_K"), (64, 512), 1)
+    assert CPU.prepare(q).nbytes == q.nbytes
+
+
+def test_a_prepared_weight_is_copied_and_pickled():
+    q = ordinary_tensor(format_named("q6_K"), (20, 256), 5)
+    prepared = CPU.prepare(q)
+    for again in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+        assert same(CPU.dequantize(again, "float32"), q.dequantize("float32"))
+
+
+def test_a_row_slice_of_flat_groups():
+    q = ordinary_tensor(format_named("nf4:g64", grouping="flat"), (12, 48), 6)
+    assert q.format.grouping == "flat"
+    assert same(CPU.dequantize(CPU.prepare(q[3:9]), "float32"), q.dequantize("float32")[3:9])
+
+
+@pytest.mark.slow
+def test_case_28_more_than_2_to_31_elements():
+    fmt = format_named("mxfp4")
+    rows, k = 2**16 + 2, 2**15
+    rng = np.random.default_rng(0)
+    codes = np.zeros((rows, k // 2), np.uint8)
+    codes[-1] = rng.integers(0, 256, k // 2, dtype=np.uint8)
+    q = QTensor(fmt, (rows, k), {"codes": codes, "scales": np.full((rows, k // 32), 127, np.uint8)})
+    prepared = CPU.prepare(q)
+    dense = CPU.dequantize(prepared, "float16")
+    assert np.array_equal(dense[-1], q[rows - 1 : rows].dequantize("float16")[0])
+    assert not dense[:-1:4096].any()
+    assert np.array_equal(CPU.embedding(np.array([rows - 1]), prepared, "float16")[0], dense[-1])
+
+
+def test_a_large_weight_starts_on_a_huge_page_and_comes_back():
+    from halfbyte.backends.cpu.pack import HUGE_PAGE, address, canonical
+
+    q = ordinary_tensor(format_named("int4:g128"), (1040, 4096), 12)
+    prepared = CPU.prepare(q)
+    plane = prepared.data.arrays["plane4"]
+    assert plane.nbytes >= HUGE_PAGE
+    assert address(plane) % (HUGE_PAGE if hasattr(mmap, "MADV_HUGEPAGE") else 64) == 0
+    parts = canonical(pickle.loads(pickle.dumps(prepared.data)), q)
+    assert all(np.array_equal(parts[name], q.parts[name]) for name in q.parts)
+    one_hot = np.zeros((1, 4096), np.float32)
+    one_hot[0, 4095] = 1
+    y = CPU.linear(one_hot, prepared, None, activations="int8")
+    assert np.array_equal(y[0], CPU.dequantize(prepared, "float32")[:, 4095])

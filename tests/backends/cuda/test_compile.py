@@ -1,0 +1,32 @@
+"""Every CUDA kernel compiles for every target, without a GPU: Triton brings its own assembler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parents[2] / "support"
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [("80", "89", "90"), ("100", "120"), pytest.param(("all", "80", "89", "90", "100", "120"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_kernels_compile(targets, tmp_path):
+    """Case 34 among them: NVFP4 for compute 8.0, which has no float of eight bits, decodes its scales by integer operations (that
+    every byte comes out right is `test_gpu_values.test_one_hot_activations_return_the_weight`'s)."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "cuda_compile.py"), *targets], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {line.split()[0] for line in done.stdout.splitlines()} == set(targets) - {"all"}

@@ -1,0 +1,218 @@
+"""Conversations, from the template to the command; and the server, which is transformers' own."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import threading
+import time
+
+import pytest
+
+from halfbyte.cli.app import main
+from halfbyte.errors import UnsupportedError
+from halfbyte.generation.chat import Chat
+from halfbyte.generation.single import Generation
+from halfbyte.transformers import load_model
+from support.tiny_models import write_tiny
+from support.tiny_tokenizer import TEMPLATE, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("chat")
+    write_tiny(where, "llama", "mlx")
+    write_tokenizer(where, TEMPLATE)
+    return where
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load_model(folder)
+
+
+def test_the_prompt_is_the_templates(loaded):
+    chat = Chat(*loaded, max_tokens=3)
+    reply = "".join(chat.say("<tok7> <tok8>"))
+    assert chat.messages == [{"role": "user", "content": "<tok7> <tok8>"}, {"role": "assistant", "content": reply}]
+    assert chat.last.prompt_ids == loaded[1].apply_chat_template(chat.messages[:1], add_generation_prompt=True)["input_ids"]
+    assert chat.last.prompt_ids[-1] == 4
+    first = list(chat.last.tokens)
+    list(chat.say("<tok9>"))
+    assert chat.last.prompt_ids[: 6 + len(first)] == [1, 3, 7, 8, 5, 4, *first]
+    plain = Generation(*loaded, chat.last.prompt_ids, max_tokens=3)
+    list(plain)
+    assert plain.tokens == chat.last.tokens
+
+
+def test_a_system_message_that_the_template_does_not_know(loaded):
+    """It goes to the head of the first message, as the models' makers advise."""
+    chat = Chat(*loaded, system="<tok20>", max_tokens=1)
+    list(chat.say("<tok7>"))
+    assert chat.last.prompt_ids == [1, 3, 20, 7, 5, 4]
+    chat.reset()
+    assert chat.messages == [{"role": "system", "content": "<tok20>"}]
+
+
+def test_a_reply_that_is_not_read_to_its_end(loaded):
+    chat = Chat(*loaded, max_tokens=5)
+    stream = chat.say("<tok7>")
+    piece = next(stream)
+    stream.close()
+    assert chat.messages[-1] == {"role": "assistant", "content": piece}
+
+
+def test_without_a_template(loaded, tmp_path):
+    with pytest.raises(UnsupportedError, match="has no chat template"):
+        Chat(loaded[0], write_tokenizer(tmp_path))
+
+
+def test_the_command(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n\n<tok8>\n/reset\n<tok7>\n/exit\n<tok9>\n"))
+    assert main(["chat", str(folder), "-n", "2", "--json"]) == 0
+    first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {**third, "tokens_per_s": first["tokens_per_s"]}
+    assert second["prompt_tokens"] > first["prompt_tokens"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n"))
+    assert main(["chat", str(folder), "-n", "2"]) == 0
+    assert capsys.readouterr().out.strip() == first["text"].strip()
+
+
+@pytest.mark.ecosystem
+def test_the_server_answers_as_the_model(folder, loaded):
+    """Chat and text completions through HTTP; needs transformers[serving] and httpx."""
+    for package in ("fastapi", "httpx", "openai", "uvicorn"):
+        pytest.importorskip(package)
+    from fastapi.testclient import TestClient
+
+    from halfbyte.transformers.serve import server
+
+    model, tokenizer = loaded
+    with TestClient(server(folder, name="tiny")) as client:
+        [listed] = client.get("/v1/models").json()["data"]
+        assert (listed["id"], listed["status"]["value"]) == ("tiny", "loaded")
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "<tok7>"}], "max_tokens": 4, "temperature": 0}
+        answer = client.post("/v1/chat/completions", json={**body, "stream": False}).json()
+        plain = Generation(model, tokenizer, [1, 3, 7, 5, 4], max_tokens=4)
+        list(plain)
+        assert answer["choices"][0]["message"]["content"].split() == tokenizer.decode(plain.tokens).split()
+        assert answer["usage"]["prompt_tokens"] == 5
+        text = client.post(
+            "/v1/completions", json={"model": "tiny", "prompt": "<tok7>", "max_tokens": 3, "temperature": 0}
+        ).json()
+        assert text["choices"][0]["text"]
+        assert client.post("/v1/chat/completions", json={**body, "model": "other"}).status_code == 400
+
+
+@pytest.fixture
+def listening(folder, tmp_path):
+    """OpenAI clients of two servers on ports of their own: the model, and the model without its chat template."""
+    for package in ("fastapi", "openai", "uvicorn"):
+        pytest.importorskip(package)
+    import openai
+    import uvicorn
+
+    from halfbyte.transformers.serve import server
+
+    plain = tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    (plain / "chat_template.jinja").unlink()
+    servers, clients = [], []
+    for where in (folder, plain):
+        one = uvicorn.Server(uvicorn.Config(server(where, name="tiny"), port=0, log_level="error"))
+        thread = threading.Thread(target=one.run)
+        thread.start()
+        servers.append((one, thread))
+        while not one.started:
+            time.sleep(0.01)
+        port = one.servers[0].sockets[0].getsockname()[1]
+        clients.append(openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0))
+    yield clients
+    for one, thread in servers:
+        one.should_exit = True
+        thread.join(20)
+
+
+@pytest.mark.ecosystem
+def test_openais_client_talks_to_the_server(listening, loaded):
+    """Streamed and whole; a model without a chat template continues text and says why it does not converse."""
+    import openai
+
+    model, tokenizer = loaded
+    talks, continues = listening
+    plain = Generation(model, tokenizer, [1, 3, 7, 5, 4], max_tokens=4)
+    list(plain)
+    wanted = tokenizer.decode(plain.tokens).split()
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "<tok7>"}], "max_tokens": 4, "temperature": 0}
+    whole = talks.chat.completions.create(**asked)
+    assert whole.choices[0].message.content.split() == wanted
+    pieces = [p.choices[0].delta.content or "" for p in talks.chat.completions.create(stream=True, **asked) if p.choices]
+    assert len([p for p in pieces if p]) > 1
+    assert "".join(pieces).split() == wanted
+    with pytest.raises(openai.BadRequestError):
+        talks.chat.completions.create(**{**asked, "model": "other"})
+    text = {"model": "tiny", "prompt": "<tok7>", "max_tokens": 3, "temperature": 0}
+    assert continues.completions.create(**text).choices[0].text == talks.completions.create(**text).choices[0].text
+    with pytest.raises(openai.BadRequestError) as refused:
+        continues.chat.completions.create(**asked)
+    assert "[serve] the tokenizer has no chat template" in refused.value.response.text
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("template", [True, False])
+def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
+    """Whatever answers: a route, the router (404, 405), validation (422), transformers (400), the middleware for want of
+    a template (400), an exception (500). A preflight is allowed at every path. Without `cors` no reply has them."""
+    for package in ("fastapi", "httpx", "openai", "uvicorn"):
+        pytest.importorskip(package)
+    from fastapi.testclient import TestClient
+
+    from halfbyte.transformers.serve import CONVERSATIONS, server
+
+    where = shutil.copytree(folder, tmp_path / "model")
+    if not template:
+        (where / "chat_template.jinja").unlink()
+    talk = {"model": "other", "messages": [{"role": "user", "content": "<tok7>"}]}
+    asked = [
+        (200, "GET", "/v1/models", None), (404, "GET", "/no/such", None), (405, "DELETE", "/v1/models", None),
+        (405, "GET", CONVERSATIONS[0], None), (422, "POST", "/v1/completions", ["no", "object"]),
+        (400, "POST", "/v1/completions", {"model": "other", "prompt": "<tok7>"}), (400, "POST", CONVERSATIONS[0], talk),
+        (500, "GET", "/raises", None),
+    ]  # fmt: skip
+    origin = {"Origin": "https://page.example"}
+    for cors in (True, False):
+        app = server(where, name="tiny", cors=cors)
+
+        @app.get("/raises")
+        def raises():
+            raise RuntimeError("no sentence for this")
+
+        with TestClient(app, raise_server_exceptions=False) as client:
+            for status, method, path, body in asked:
+                reply = client.request(method, path, json=body, headers=origin)
+                assert (reply.status_code, method, path) == (status, method, path)
+                given = {k: v for k, v in reply.headers.items() if k.startswith("access-control")}
+                wanted = {"access-control-allow-origin": origin["Origin"], "access-control-allow-credentials": "true"}
+                assert given == (wanted if cors else {})
+            for path in (*CONVERSATIONS, "/v1/completions"):
+                wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+                preflight = client.options(path, headers=origin | wish)
+                assert preflight.status_code == (200 if cors else 405)
+                assert preflight.headers.get("access-control-allow-origin") == (origin["Origin"] if cors else None)
+                assert preflight.headers.get("access-control-allow-headers") == ("content-type" if cors else None)
+
+
+def test_a_server_without_its_packages_says_so(folder, monkeypatch):
+    """Each of them, and another version of transformers that has its parts elsewhere."""
+    from halfbyte.transformers import serve as serving
+
+    found = {"fastapi", "pydantic", "uvicorn"}
+    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: name in found or None)
+    with pytest.raises(UnsupportedError, match=r"needs openai, not installed here; pip install 'transformers\[serving\]'"):
+        serving.server(folder)
+    found.add("openai")
+    monkeypatch.setitem(sys.modules, "transformers.cli.serving.server", None)
+    with pytest.raises(UnsupportedError, match=r"is missing, .* pip install 'transformers\[serving\]'"):
+        serving.server(folder)

@@ -1,0 +1,267 @@
+"""GPTQ words: an independent reading of the bits, both directions on random bytes, the traps of v1 zero points, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfbyte.errors import LayoutError
+from halfbyte.formats import format_named
+from halfbyte.layouts import LAYOUTS
+from halfbyte.layouts.common.integers import monotone
+from halfbyte.layouts.gptq import PLANES
+from halfbyte.numerics.bits import unpack
+from halfbyte.tensor.qtensor import QTensor
+from support.golden_case import same_tensors
+from support.layout_tensors import field, halves, headers, integer_tensor, words
+
+GPTQ = LAYOUTS["gptq"]
+BITS = (2, 3, 4, 5, 6, 7, 8)
+V1 = {"checkpoint_format": "gptq"}
+V1_MODEL = {"checkpoint_format": "gptq", "meta": {"quantizer": ["gptqmodel:7.7.0"]}}
+V2 = {"checkpoint_format": "gptq_v2"}
+PLANAR = {"checkpoint_format": "gptq_p", "meta": {"quantizer": ["gptqmodel:7.7.0"]}}
+WRITERS = {"v1": V1, "v1 gptqmodel": V1_MODEL, "v2": V2, "planar": PLANAR}
+
+
+def foreign(rng: np.random.Generator, bits: int, n: int, k: int, group: int, g_idx: str = "monotone") -> dict[str, np.ndarray]:
+    """Random bytes in the shapes of a module: any word and any float16 is valid there."""
+    groups = -(-k // group) if group != -1 else min(k, 1)
+    tensors = {
+        "qweight": words(rng, -(-k * bits // 32), n),
+        "qzeros": words(rng, groups, -(-n * bits // 32)),
+        "scales": halves(rng, groups, n),
+    }
+    if g_idx == "monotone":
+        tensors["g_idx"] = monotone(k, group)
+    elif g_idx == "act-order":
+        tensors["g_idx"] = rng.integers(0, groups, k).astype(np.int32)
+    return tensors
+
+
+@pytest.mark.parametrize("g_idx", ["monotone", "act-order", "absent"])
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("bits", BITS)
+def test_random_bytes_come_back(bits: int, writer: str, g_idx: str) -> None:
+    rng = np.random.default_rng(bits)
+    for group in (32, 64, -1):
+        config = {**WRITERS[writer], "bits": bits, "group_size": group}
+        tensors = foreign(rng, bits, 64, 128, group, g_idx)
+        q = GPTQ.unpack(tensors, config, "m")
+        assert q.shape == (64, 128)
+        assert same_tensors(GPTQ.pack(q, config), tensors)
+        assert GPTQ.describe(headers(tensors), config) == (q.format, q.shape)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_canonical_codes_are_a_slow_reading_of_the_words(bits: int) -> None:
+    rng = np.random.default_rng(7)
+    tensors = foreign(rng, bits, 32, 96, 32)
+    planar = bits in (5, 6, 7)
+    q = GPTQ.unpack(tensors, {**(PLANAR if planar else V2), "bits": bits, "group_size": 32})
+    codes = unpack(q.parts["codes"], bits, 96)
+    for r in range(32):
+        column = tensors["qweight"][:, r]
+        for j in range(96):
+            if not planar:
+                expected = field(column, bits, j)
+            else:
+                expected, low, row = 0, 0, bits * (j // 32)
+                for plane in PLANES[bits]:
+                    expected |= field(column[row : row + plane], plane, j % 32) << low
+                    low, row = low + plane, row + plane
+            assert codes[r, j] == expected
+    if not planar:
+        zeros = [[field(tensors["qzeros"][g], bits, r) for g in range(3)] for r in range(32)]
+        assert q.parts["zeros"].tolist() == zeros
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    n=st.sampled_from([0, 32, 64]),
+    units=st.integers(0, 5),
+    group=st.sampled_from([16, 32, 48, 128, -1]),
+    writer=st.sampled_from(sorted(WRITERS)),
+    scale=st.sampled_from(["float16", "bfloat16", "float32"]),
+    act_order=st.booleans(),
+    seed=st.integers(0, 1 << 16),
+)
+def test_drawn_tensors_come_back(bits, n, units, group, writer, scale, act_order, seed) -> None:
+    top = 1 << bits
+    zeros = {"v1": (1, top), "v1 gptqmodel": (1, top - 1)}.get(writer, (0, top - 1))
+    q = integer_tensor(bits, (n, 32 * units), group, seed, zeros=zeros, scale_dtype=scale, act_order=act_order)
+    if act_order and np.array_equal(q.parts.get("group_index"), monotone(32 * units, group)):
+        q = QTensor(
+            q.format, q.shape, {p: a for p, a in q.parts.items() if p != "group_index"}
+        )  # in order: no index is canonical
+    config = {**WRITERS[writer], "bits": bits, "group_size": group}
+    assert GPTQ.unpack(GPTQ.pack(q, config), config) == q
+
+
+@given(n=st.integers(0, 41), k=st.integers(1, 70), bits=st.sampled_from([2, 3, 4, 8]), seed=st.integers(0, 1 << 16))
+def test_widths_round_up_and_g_idx_tells_the_inputs(n: int, k: int, bits: int, seed: int) -> None:
+    q = integer_tensor(bits, (n, k), 16, seed, zeros=(0, (1 << bits) - 1))
+    config = {**V2, "bits": bits, "group_size": 16}
+    tensors = GPTQ.pack(q, config)
+    assert tensors["qweight"].shape == (-(-k * bits // 32), n)
+    assert tensors["qzeros"].shape == (-(-k // 16), -(-n * bits // 32))
+    assert GPTQ.unpack(tensors, config) == q
+
+
+def test_bits_that_fill_the_last_word_are_kept() -> None:
+    rng = np.random.default_rng(3)
+    config = {**V2, "bits": 3, "group_size": 16}
+    tensors = foreign(rng, 3, 41, 50, 16)
+    q = GPTQ.unpack(tensors, config)
+    q.validate()
+    assert same_tensors(GPTQ.pack(q, config), tensors)
+    part = GPTQ.pack(q[:40], config)  # the rows of a slice no longer match what was kept: the filling is zero then
+    assert (np.asarray(part["qweight"])[-1].view(np.uint32) >> np.uint32(50 * 3 % 32) == 0).all()
+
+
+def test_case_02_v2_to_v1_to_v2_of_zero_points_1_to_15_is_identical() -> None:
+    q = integer_tensor(4, (64, 128), 32, zeros=(1, 15))
+    first = GPTQ.pack(q, {**V2, "bits": 4, "group_size": 32})
+    for v1 in (V1, V1_MODEL):
+        middle = GPTQ.pack(GPTQ.unpack(first, V2 | {"bits": 4, "group_size": 32}), v1 | {"bits": 4, "group_size": 32})
+        stored = middle["qzeros"].view(np.uint32)
+        assert np.array_equal(stored + np.uint32(0x11111111), first["qzeros"].view(np.uint32))
+        again = GPTQ.pack(GPTQ.unpack(middle, v1 | {"bits": 4, "group_size": 32}), V2 | {"bits": 4, "group_size": 32})
+        assert same_tensors(again, first)
+
+
+@pytest.mark.parametrize("writer", ["v1", "v1 gptqmodel"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_case_02_writing_v1_with_a_zero_point_of_0_is_refused(bits: int, writer: str) -> None:
+    q = integer_tensor(bits, (32, 64), 32, zeros=(0, 0))
+    with pytest.raises(
+        LayoutError,
+        match=r"64 zero points lie outside 1 to \d+, the first, at group \(0, 0\), is 0; .*write checkpoint_format gptq_v2",
+    ):
+        GPTQ.pack(q, WRITERS[writer])
+    assert GPTQ.config(q)["checkpoint_format"] == "gptq_v2"
+    assert GPTQ.unpack(GPTQ.pack(q, GPTQ.config(q)), GPTQ.config(q)) == q
+
+
+def test_case_02_a_zero_point_of_16_goes_into_v1_of_autogptq_only() -> None:
+    q = integer_tensor(4, (32, 64), 32, zeros=(16, 16))
+    assert (GPTQ.pack(q, V1)["qzeros"].view(np.uint32) == 0xFFFFFFFF).all()
+    with pytest.raises(LayoutError, match=r"outside 0 to 15, .* is 16; v1 .* holds 1 to 16"):
+        GPTQ.pack(q, V2)
+    with pytest.raises(LayoutError, match="outside 1 to 15"):
+        GPTQ.pack(q, V1_MODEL)
+
+
+def test_case_02_borrowed_words_of_gptqmodel_are_undone_word_by_word() -> None:
+    zeros = np.array([[0, 5, 0, 0, 15, 1, 8, 0]], np.uint32)
+    stored = (int(sum(int(z) << (4 * i) for i, z in enumerate(zeros[0]))) - 0x11111111) & 0xFFFFFFFF
+    tensors = foreign(np.random.default_rng(0), 4, 8, 32, 32)
+    tensors["qzeros"] = np.array([[stored]], np.uint32).view(np.int32)
+    config = {**V1_MODEL, "bits": 4, "group_size": 32}
+    q = GPTQ.unpack(tensors, config)
+    assert q.parts["zeros"].T.tolist() == zeros.tolist()
+    assert same_tensors(GPTQ.pack(q, config), tensors)
+    wrong = GPTQ.unpack(tensors, {**V1, "bits": 4, "group_size": 32}).parts["zeros"].T.tolist()
+    assert wrong != zeros.tolist()
+
+
+def test_case_03_three_bit_words_are_sized_by_bits_not_by_codes_a_word() -> None:
+    q = integer_tensor(3, (64, 128), 128, zeros=(1, 7))
+    tensors = GPTQ.pack(q, V1)
+    assert tensors["qweight"].shape == (12, 64)
+    assert tensors["qzeros"].shape == (1, 6)
+
+
+@pytest.mark.parametrize("g_idx", ["monotone", "absent"])
+def test_case_49_group_size_minus_one_is_one_group(g_idx: str) -> None:
+    n, k = 16, 4096
+    tensors = foreign(np.random.default_rng(1), 4, n, k, -1, g_idx)
+    assert tensors["scales"].shape == (1, n)
+    assert tensors["qzeros"].shape == (1, n // 8)
+    config = {**V1, "bits": 4, "group_size": -1}
+    q = GPTQ.unpack(tensors, config)
+    assert q.format == format_named("uint4", -1)
+    assert "group_index" not in q.parts
+    assert same_tensors(GPTQ.pack(q, config), tensors)
+
+
+def test_a_symmetric_tensor_is_written_with_the_middle_zero_point() -> None:
+    q = integer_tensor(4, (32, 64), 32)
+    tensors = GPTQ.pack(q, V1)
+    assert (tensors["qzeros"].view(np.uint32) == 0x77777777).all()
+    back = GPTQ.unpack(tensors, {**V1, "bits": 4, "group_size": 32})
+    assert np.array_equal(back.dequantize(), q.dequantize())
+    assert GPTQ.config(q)["sym"] is True
+
+
+def test_without_bits_in_the_config_the_widths_give_them() -> None:
+    for bits in BITS:
+        tensors = foreign(np.random.default_rng(0), bits, 64, 128, 32)
+        assert GPTQ.describe(headers(tensors), V2) == (format_named(f"uint{bits}", 32), (64, 128))
+
+
+def broken(**changes) -> tuple[dict[str, np.ndarray], dict]:
+    tensors = foreign(np.random.default_rng(0), 4, 64, 128, 32)
+    config = {**V1, "bits": 4, "group_size": 32}
+    for name, value in changes.items():
+        if name in tensors:
+            tensors[name] = value
+        else:
+            config[name] = value
+    return {s: t for s, t in tensors.items() if t is not None}, config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qzeros": None}, r"down\.qzeros is missing; the module has g_idx, qweight, scales"),
+        ({"qweight": np.zeros((16, 64), np.float32)}, r"down\.qweight is float32; allowed: int32"),
+        ({"scales": np.zeros((4, 64), np.int8)}, r"down\.scales is int8; allowed: float16, bfloat16, float32"),
+        ({"qweight": np.zeros((16, 63), np.int32)}, r"down\.qweight has shape \[16, 63\]; wanted \[\*, 64\] for the 64 columns"),
+        (
+            {"qweight": np.zeros((17, 64), np.int32)},
+            r"down\.qweight has shape \[17, 64\]; wanted \[16, 64\] for 128 inputs of 4 bits",
+        ),
+        ({"qzeros": np.zeros((4, 9), np.int32)}, r"down\.qzeros has shape \[4, 9\]; wanted \[4, 8\] for 64 outputs of 4 bits"),
+        ({"qzeros": np.zeros((3, 8), np.int32)}, r"down\.qzeros has shape \[3, 8\]; wanted \[4, \*\] for the 4 groups"),
+        ({"scales": np.zeros((64,), np.float16)}, r"down\.scales has shape \[64\]; wanted \[\*, \*\]"),
+        ({"group_size": 64}, r"down\.scales has 4 groups; 128 inputs in groups of 64 are 2"),
+        ({"bits": 9}, r"bits 9; allowed: 2, 3, 4, 5, 6, 7, 8"),
+        ({"checkpoint_format": "marlin"}, r"checkpoint_format 'marlin'; read: gptq, gptq_v2, gptq_p"),
+        ({"g_idx": np.full(128, 4, np.int32)}, r"down\.g_idx has 4 at input 0; there are 4 groups, 0 to 3"),
+        ({"g_idx": np.array([0] * 127 + [-1], np.int32)}, r"down\.g_idx has -1 at input 127"),
+        ({"g_idx": np.zeros(120, np.int64)}, r"down\.g_idx is int64; allowed: int32"),
+        ({"g_idx": None, "bits": 3}, r"down\.qweight has 16 rows of words; 3-bit codes fill a multiple of 3 rows"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named_with_their_sizes(changes: dict, message: str) -> None:
+    tensors, config = broken(**changes)
+    with pytest.raises(LayoutError, match=message):
+        GPTQ.unpack(tensors, config, "down")
+
+
+@pytest.mark.parametrize(
+    ("q", "config", "message"),
+    [
+        (integer_tensor(4, (2, 32, 64), 32, zeros=(1, 9)), V1, "holds matrices .* write the experts of a stack one by one"),
+        (integer_tensor(1, (32, 64), 32, zeros=(1, 1)), V1, "holds 2, 3, 4, 5, 6, 7, 8 bits, not 1"),
+        (integer_tensor(4, (32, 64), 32, zeros=(1, 9), rows=8), V1, "its groups are block"),
+        (integer_tensor(4, (32, 64), 32, zeros=(1, 9)), {"bits": 8}, "the config asks for bits 8; this weight has 4"),
+        (integer_tensor(5, (40, 64), 32, zeros=(1, 9)), PLANAR, "planar words hold whole 32s"),
+        (integer_tensor(4, (32, 64), 32, zeros=(1, 9)).rows(0, 4), {"checkpoint_format": "exl2"}, "checkpoint_format 'exl2'"),
+    ],
+)
+def test_what_the_layout_cannot_hold_is_refused(q: QTensor, config: dict, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        GPTQ.pack(q, config)
+
+
+def test_other_codecs_are_refused() -> None:
+    fmt = format_named("mxfp4")
+    q = QTensor(fmt, (32, 64), {"codes": np.zeros((32, 32), np.uint8), "scales": np.zeros((32, 2), np.uint8)})
+    with pytest.raises(LayoutError, match=r"\[gptq\] mxfp4:g32 of shape \(32, 64\) cannot be written: the layout holds integers"):
+        GPTQ.pack(q, V1)
+    with pytest.raises(LayoutError, match="the layout holds integers"):
+        GPTQ.config(q)

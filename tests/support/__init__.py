@@ -1,0 +1,1 @@
+"""Helpers of the tests: emulators, writers of small files, references."""

@@ -1,0 +1,53 @@
+"""Run by test_cuda_interpreter.py in a process of its own with TRITON_INTERPRET=1: formats through the portable kernels."""
+
+import sys
+
+import numpy as np
+from triton.runtime import interpreter
+
+import torch
+from backends.cuda.test_values_gpu import make, served
+from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda.tuning.mma_tiles import BlockTile, Tile
+from halfbyte.backends.cuda.weight import to_device
+
+
+def patched(tensor, scope, original=interpreter._patch_lang_tensor):
+    """Loop bounds known only when the kernel runs: the interpreter's own int() of a one-element array fails since NumPy 2.4."""
+    original(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = patched
+
+
+WHOLE = ("mxfp4", "uint3:g64")
+"""Formats that go through every pair of schedule and words and every split: with fragment order and without. Others meet each."""
+
+
+def check(word):
+    q = make(word, 5, 2, np.random.default_rng(1))
+    w = to_device(q, "cpu")
+    np.testing.assert_array_equal(launch.dequantize(w, torch.float32, packed=False).numpy(), q.dequantize())
+    half = launch.dequantize(w, torch.float16, packed=False).numpy()
+    np.testing.assert_array_equal(half, q.dequantize().astype(np.float16))
+    k = q.shape[1]
+    x = torch.zeros(2, k)
+    x[0, 3] = 1
+    x[1, k - 1] = 1
+    want = q.dequantize().T[[3, k - 1]]
+    np.testing.assert_array_equal(launch.matvec(x, w, None, Tile(2, 32, 4), packed=False).numpy(), want)
+    whole = word in WHOLE or len(sys.argv) < 2
+    for split in (1, 2) if whole else (2,):
+        y = launch.matmul(x, w, torch.ones(5), Tile(16, 4, 4, 16, 1, split), packed=False).numpy()
+        np.testing.assert_array_equal(y, want + np.float32(1))
+    # Whole units of fragment order, and word by word; double-buffered differs in nothing that an interpreter knows.
+    pairs = [("single-stage", 8), ("striped", 4), *((("single-stage", 4), ("striped", 8)) if whole else ())]
+    for schedule, words in pairs:
+        y = launch.blocks(x, w, torch.ones(5), schedule, BlockTile(16, 16, words, 4), packed=False).numpy()
+        np.testing.assert_array_equal(y, want + np.float32(1))
+
+
+for word in served() if len(sys.argv) < 2 else sys.argv[1:]:
+    check(word)
+    print(word, "ok", flush=True)

@@ -1,0 +1,102 @@
+"""Every producer in an environment of its own: python tests/support/producers/run.py OUT [--venvs FOLDER] [--only NAME ...].
+
+Makes the environments that are not there (1 to 2 GB each, half an hour in all, and a compiler for llama.cpp), lets each write its
+tiny models into OUT/NAME, and prints a table of what was written and what was refused, and why. Every package of an environment
+has the version of versions/NAME.txt (`pip freeze` of one that worked, Python 3.11): a producer names few of those it imports.
+`make test-ecosystem` does this, then runs the tests that load what lies in OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TORCH = "torch==2.13.0"
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+# name -> what pip is given, one call after another
+PRODUCERS: dict[str, list[list[str]]] = {
+    "gptqmodel": [[TORCH, "setuptools", "wheel", "ninja", "requests"], [TORCH, "gptqmodel==7.5.0", "--no-build-isolation"]],
+    "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
+    "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
+    "modelopt": [[TORCH, "transformers==5.24.0", "nvidia-modelopt==0.47.0", "accelerate", "requests"]],  # imports it unasked
+    "transformers": [[TORCH, "transformers==5.24.0", "bitsandbytes==0.50.2", "torchao==0.18.0", "accelerate"]],
+    "hqq": [[TORCH, "transformers==5.24.0", "hqq==0.2.8.post1", "accelerate"]],
+    "mlx": [["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "transformers==5.24.0"]],
+    "llamacpp": [[TORCH, "transformers==5.24.0", "gguf==0.19.0", "sentencepiece", "protobuf", "scikit-build-core", "flit-core"]],
+}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+
+def python_of(venvs: Path, name: str) -> Path:
+    """The interpreter of a producer's environment, which is made if it is not there."""
+    python = venvs / name / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
+        for arguments in PRODUCERS[name]:
+            pinned = ["-c", str(HERE / "versions" / f"{name}.txt")]
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pinned, *arguments], check=True)
+    return python
+
+
+def llama_cpp(venvs: Path, python: Path) -> dict[str, str]:
+    """llama.cpp's converter and llama-quantize, built from the sources that a Python package carries."""
+    folder = venvs / "llama.cpp"
+    if not (folder / "build" / "bin" / "llama-quantize").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        download = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", LLAMA_CPP, "--dest", str(folder)]
+        subprocess.run([str(python), "-m", "pip", *download], check=True)
+        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+            archive.extractall(folder, filter="data")
+        source = next(folder.glob("*/vendor/llama.cpp"))
+        flags = ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_SERVER", "CURL", "OPENSSL")
+        # Tiny models are quantized in no time; what takes long is the compiler.
+        options = ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_FLAGS=-O1", "-DCMAKE_CXX_FLAGS=-O1", "-DGGML_NATIVE=OFF"]
+        options += ["-DGGML_LLAMAFILE=OFF", *(f"-DLLAMA_{f}=OFF" for f in flags)]
+        subprocess.run(["cmake", "-S", str(source), "-B", str(folder / "build"), *options], check=True)
+        subprocess.run(["cmake", "--build", str(folder / "build"), "--target", "llama-quantize", "-j2"], check=True)
+    return {
+        "LLAMA_CPP": str(next(folder.glob("*/vendor/llama.cpp"))),
+        "LLAMA_QUANTIZE": str(folder / "build" / "bin" / "llama-quantize"),
+    }
+
+
+def main() -> None:
+    """Write everything, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--venvs", type=Path, default=Path(".venv-producers"))
+    parser.add_argument("--only", nargs="*", default=list(PRODUCERS))
+    given = parser.parse_args()
+    out, venvs = given.out.absolute(), given.venvs.absolute()
+    if not (out / "dense").exists():
+        subprocess.run([sys.executable, str(HERE / "dense.py"), str(out / "dense")], check=True)
+    print("| producer | checkpoint | bytes, or why not |\n|---|---|---|", flush=True)
+    for name in given.only:
+        try:
+            python = python_of(venvs, name)
+            tools = llama_cpp(venvs, python) if name == "llamacpp" else {}
+        except (subprocess.CalledProcessError, OSError, StopIteration) as error:
+            print(f"| {name} | | not installed: {error} |", flush=True)
+            continue
+        command = [str(python), str(HERE / f"{name}_write.py"), str(out / "dense"), str(out / name)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT | tools, cwd=out)
+        (out / f"{name}.log").write_text(done.stdout + done.stderr)
+        found = False
+        for line in done.stdout.splitlines():
+            at = max(line.find('{"wrote"'), line.find('{"refused"'))
+            if at >= 0:
+                record, found = json.loads(line[at:]), True
+                what = f"{record['bytes']:,}" if "wrote" in record else record["why"].replace("\n", " ").replace("|", "/")[:200]
+                print(f"| {name} | {record.get('wrote') or record['refused']} | {what} |", flush=True)
+        if done.returncode or not found:
+            print(f"| {name} | | stopped with {done.returncode}; see {out / (name + '.log')} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Tokenizers from GGUF headers: equal to what transformers builds, token for token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
+from halfbyte.cli.demo import model_path
+from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.transformers.gguf.tokenizer import SPLITS, backend_of, merges, tokenizer_of
+from support.gguf_writer import GGUF, f32
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "gemma3_270m_tokenizer.json").read_text("utf-8"))
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog; it's 1234567 o'clock, they've said.", "Zażółć gęślą jaźń, naïve café",
+    "def f(x):\n    return x ** 2\n\n\nprint(f(10))", "  spaces   and\ttabs \r\n", "漢字とカタカナ 😀😃", "HELLO'S WE'LL", "",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gemma():
+    with GGUFCheckpoint(model_path()) as ckpt:
+        return tokenizer_of(ckpt)
+
+
+def test_gemma_equals_transformers_on_every_text(gemma):
+    for case in REFERENCE["texts"]:
+        ids = gemma(case["text"])["input_ids"]
+        assert ids == case["ids"], case["text"]
+        assert gemma.decode(ids) == case["decoded"]
+        assert gemma.decode(ids, skip_special_tokens=True) == case["decoded_skip"]
+        assert gemma.backend_tokenizer.encode(case["text"]).ids == case["ids"]
+
+
+def test_gemma_knows_its_special_tokens(gemma):
+    assert (gemma.bos_token, gemma.eos_token, gemma.unk_token, gemma.pad_token) == ("<bos>", "<eos>", "<unk>", "<pad>")
+    assert (gemma.bos_token_id, gemma.eos_token_id) == (2, 1)
+    assert len(gemma) == 262144
+    assert gemma("x", add_special_tokens=False)["input_ids"] == [236781]
+
+
+def checkpoint(tmp_path: Path, pairs: list[tuple[str, str, object]], arch: str = "llama") -> GGUFCheckpoint:
+    path = tmp_path / "t.gguf"
+    head = ("general.architecture", "string", arch)
+    named = [(f"tokenizer.ggml.{k}" if "." not in k else k, kind, v) for k, kind, v in pairs]
+    path.write_bytes(GGUF(pairs=[head, *named], tensors=[f32("w", np.ones(1))]).bytes())
+    return GGUFCheckpoint(path)
+
+
+def sentencepiece_words() -> tuple[list[str], list[float], list[int]]:
+    """A small vocabulary with bytes, spaces, tied scores, a control and a user-defined token."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    types = [2, 3, 3, *[6] * 256]
+    scores = [0.0] * len(words)
+    letters = "▁etaoinshrdlucmfwypvbgkjqxzTHLWDa1234567890'.,;()\n:*"
+    pieces = (
+        "th he ▁t ▁th ▁the ▁The The in er an on re ▁a ▁qu qu ick ck ic ow wn own ox ▁f um mp ps ▁o ▁ov ver over la zy "
+        "▁▁ ▁▁▁ do og dog x) f("
+    )
+    for rank, piece in enumerate(dict.fromkeys([*pieces.split(), *letters])):
+        words.append(piece)
+        scores.append(-float(rank // 2))  # pairs of equal scores
+        types.append(1)
+    return [*words, "<think>"], [*scores, 0.0], [*types, 4]
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("bos", [True, False])
+def test_sentencepiece_equals_transformers_own_builder(tmp_path, arch, bos):
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    words, scores, types = sentencepiece_words()
+    pairs = [
+        ("model", "string", "llama"), ("tokens", "array[string]", words), ("scores", "array[float32]", scores),
+        ("token_type", "array[int32]", types), ("bos_token_id", "uint32", 1), ("eos_token_id", "uint32", 2),
+        ("unknown_token_id", "uint32", 0), ("add_bos_token", "bool", bos),
+    ]  # fmt: skip
+    ours = tokenizer_of(checkpoint(tmp_path, pairs, arch))
+    described = {"tokenizer_type": "llama", "tokens": words, "scores": scores, "token_type": types}
+    theirs, _ = convert_gguf_tokenizer(arch, described)
+    for text in [*CORPUS, "<s>the<think> x</s>", "▁the", "the  the   the"]:
+        want = theirs.encode(text, add_special_tokens=False).ids
+        assert ours(text, add_special_tokens=False)["input_ids"] == want
+        assert ours(text)["input_ids"] == [1] * bos + want
+        assert ours.decode(want) == theirs.decode(want, skip_special_tokens=False)
+
+
+def test_no_space_is_put_before_the_text_when_the_file_says_so(tmp_path):
+    words, scores, types = sentencepiece_words()
+    pairs = [
+        ("model", "string", "llama"), ("tokens", "array[string]", words), ("scores", "array[float32]", scores),
+        ("token_type", "array[int32]", types), ("add_bos_token", "bool", 0), ("add_space_prefix", "bool", 0),
+    ]  # fmt: skip
+    tokenizer = tokenizer_of(checkpoint(tmp_path, pairs))
+    assert tokenizer.tokenize("the") == ["th", "e"]
+    assert tokenizer.decode(tokenizer(" the")["input_ids"]) == " the"
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
+def test_byte_level_equals_the_tokenizer_it_came_from(tmp_path, pre):
+    """A vocabulary trained here, written into a header and read back, with llama.cpp's names for the split expressions."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    assert SPLITS[pre] == GGUF_PRE_TOKENIZER_SPLITS.get(pre, ""), "the expressions are the published ones"
+    original = Tokenizer(models.BPE(fuse_unk=False))
+    if SPLITS[pre]:
+        from tokenizers import Regex
+
+        split = pre_tokenizers.Split(Regex(SPLITS[pre]), behavior="isolated")
+        original.pre_tokenizer = pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    else:
+        original.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    original.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    original.train_from_iterator(CORPUS * 3, trainer)
+    model = json.loads(original.to_str())["model"]
+    words = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    pairs = [
+        ("model", "string", "gpt2"), ("pre", "string", pre), ("tokens", "array[string]", words),
+        ("merges", "array[string]", [" ".join(m) for m in model["merges"]]), ("bos_token_id", "uint32", 0),
+        ("token_type", "array[int32]", [3 if w == "<|end|>" else 1 for w in words]), ("eos_token_id", "uint32", 0),
+    ]  # fmt: skip
+    ours = tokenizer_of(checkpoint(tmp_path, pairs))
+    for text in [*CORPUS, "a<|end|>b"]:
+        want = original.encode(text).ids
+        assert ours(text, add_special_tokens=False)["input_ids"] == want
+        assert ours(text)["input_ids"] == [0] * (pre == "llama-bpe") + want, (
+            "llama.cpp puts bos before Llama 3's texts unless told"
+        )
+        assert ours.decode(ours(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_merges_take_the_better_token_then_the_longer_left_part():
+    words = ["a", "b", "c", "ab", "bc", "abc"]
+    vocabulary = {w: i for i, w in enumerate(words)}
+    assert merges(vocabulary, {w: i for i, w in enumerate(words)}) == [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]
+    better = {"a": 0, "b": 0, "c": 0, "abc": 1, "bc": 2, "ab": 3}
+    assert merges(vocabulary, better) == [("ab", "c"), ("a", "bc"), ("b", "c"), ("a", "b")]
+    assert merges(vocabulary, dict.fromkeys(words, 0)) == [("ab", "c"), ("a", "bc"), ("a", "b"), ("b", "c")]
+
+
+def test_chat_template_and_ends(tmp_path):
+    words, scores, types = sentencepiece_words()
+    pairs = [
+        ("model", "string", "llama"), ("tokens", "array[string]", words), ("scores", "array[float32]", scores),
+        ("token_type", "array[int32]", types), ("bos_token_id", "uint32", 1), ("eos_token_id", "uint32", 2),
+        ("add_eos_token", "bool", 1),
+        ("tokenizer.chat_template", "string", "{% for m in messages %}{{ m.content }}!{% endfor %}"),
+    ]  # fmt: skip
+    tokenizer = tokenizer_of(checkpoint(tmp_path, pairs))
+    ids = tokenizer("the")["input_ids"]
+    assert (ids[0], ids[-1]) == (1, 2), "a SentencePiece text starts with bos unless the file says otherwise"
+    assert backend_of(checkpoint(tmp_path, pairs).metadata).encode("the").ids == ids
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
+def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
+    from transformers import AutoTokenizer
+
+    words, scores, types = sentencepiece_words()
+    pairs = [
+        ("model", "string", "llama"), ("tokens", "array[string]", words), ("scores", "array[float32]", scores),
+        ("token_type", "array[int32]", types), ("bos_token_id", "uint32", 1), ("eos_token_id", "uint32", 2),
+    ]  # fmt: skip
+    tokenizer = tokenizer_of(checkpoint(tmp_path, pairs))
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in CORPUS:
+        assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        ([], UnsupportedError, r"tokenizer.ggml.model is None; read: 'llama' \(SentencePiece\) and 'gpt2'"),
+        ([("model", "string", "t5")], UnsupportedError, "tokenizer.ggml.model is 't5'"),
+        ([("model", "string", "llama")], CheckpointError, "tokenizer.ggml.tokens is missing or empty"),
+        ([("model", "uint32", 1)], CheckpointError, "key 'tokenizer.ggml.model' is uint32; string is wanted"),
+        ([("model", "string", "llama"), ("tokens", "array[int32]", [1])], CheckpointError, r"array\[string\] is wanted"),
+        (
+            [("model", "string", "llama"), ("tokens", "array[string]", ["a", "b"]), ("scores", "array[float32]", [0.0])],
+            CheckpointError, "2 tokens and 1 tokenizer.ggml.scores",
+        ),
+        (
+            [("model", "string", "llama"), ("tokens", "array[string]", ["a"]), ("token_type", "array[int32]", [1, 1])],
+            CheckpointError, "1 tokens and 2 token types",
+        ),
+        (
+            [("model", "string", "llama"), ("tokens", "array[string]", ["a"]), ("scores", "array[float32]", [0.0]),
+             ("unknown_token_id", "uint32", 9)],
+            CheckpointError, "tokenizer.ggml.unknown_token_id is 9; there are 1 tokens",
+        ),
+        (
+            [("model", "string", "llama"), ("tokens", "array[string]", ["a"]), ("scores", "array[float32]", [0.0]),
+             ("bos_token_id", "uint32", 9)],
+            CheckpointError, "tokenizer.ggml.bos_token_id is 9; the vocabulary has 1 tokens",
+        ),
+        (
+            [("model", "string", "gpt2"), ("tokens", "array[string]", ["a"]), ("pre", "string", "moon")],
+            UnsupportedError, "tokenizer.ggml.pre 'moon' splits text in a way that is not known; known: gpt-2",
+        ),
+        ([("model", "string", "gpt2"), ("tokens", "array[string]", ["a"])], CheckpointError, "without tokenizer.ggml.merges"),
+        (
+            [("model", "string", "gpt2"), ("tokens", "array[string]", ["a", "b"]), ("merges", "array[string]", ["a b"])],
+            CheckpointError, r"merge \('a', 'b'\) joins or makes a token that tokenizer.ggml.tokens does not have",
+        ),
+        (
+            [("model", "string", "gpt2"), ("tokens", "array[string]", ["a", "b"]), ("merges", "array[string]", ["ab"])],
+            CheckpointError, "merge 'ab' is not two tokens",
+        ),
+    ],
+)  # fmt: skip
+def test_vocabularies_that_cannot_be_used(tmp_path, pairs, error, message):
+    with pytest.raises(error, match=message):
+        tokenizer_of(checkpoint(tmp_path, pairs))

@@ -1,0 +1,123 @@
+"""from_pretrained and save_pretrained of packed models."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+
+import halfbyte as hb
+import torch
+from halfbyte.errors import UnsupportedError
+from halfbyte.torch import QEmbedding, packed_modules
+from halfbyte.transformers import HalfbyteConfig, load_model
+from halfbyte.transformers.hf_quantizer import _one_device
+from support.golden_case import GOLDEN
+from support.tiny_models import agree, ids, logits, write_tiny
+from transformers import AutoModelForCausalLM
+
+MATRIX = [
+    ("llama", "gptq"), ("llama", "mlx"), ("qwen2", "awq"), ("gemma3_text", "mlx"), ("gemma3_text", "ct-int4"),
+    ("phi3", "ct-mxfp4"),
+    ("mixtral", "gptq"), ("qwen3_moe", "ct-nvfp4"), ("qwen3_moe", "mlx"), ("gpt_oss", "gpt-oss"), ("llama", "bitsandbytes"),
+    ("llama", "halfbyte"),
+]  # fmt: skip
+
+
+def from_pretrained(folder, **options):
+    """Without a warning, and without a parameter that was made up."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=r".*slowly.*")
+        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+    return model
+
+
+@pytest.mark.parametrize(("arch", "producer"), MATRIX)
+def test_from_pretrained_equals_load_model(tmp_path, arch, producer):
+    tiny = write_tiny(tmp_path, arch, producer)
+    model = from_pretrained(tmp_path, quantization_config=HalfbyteConfig())
+    ours = load_model(tmp_path)[0]
+    assert {n: type(m) for n, m in packed_modules(model).items()} == {n: type(m) for n, m in packed_modules(ours).items()}
+    assert torch.equal(logits(model, ids()), logits(ours, ids()))
+    assert agree(logits(model, ids()), logits(tiny.dense, ids()))
+
+
+@pytest.mark.parametrize(("arch", "producer"), MATRIX)
+@pytest.mark.parametrize("shards", ["1GB", "40KB"])
+def test_save_pretrained_round_trip(tmp_path, arch, producer, shards):
+    """Saved by transformers, read by `open`, load_model and from_pretrained without being told how."""
+    write_tiny(tmp_path / "in", arch, producer)
+    first = load_model(tmp_path / "in")[0]
+    first.save_pretrained(tmp_path / "out", max_shard_size=shards)
+    if shards != "1GB":
+        assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "halfbyte"
+    with hb.open(tmp_path / "out") as ckpt:
+        assert ckpt.format == "halfbyte"
+        assert not [f for f in ckpt.findings() if f.severity != "note"]
+        packed = {k: ckpt[k] for k in ckpt if ckpt.info(k).quantized}
+    held = {
+        ".".join(p for p in (n, piece) if p): h.canonical()
+        for n, m in packed_modules(first).items()
+        for piece, h in m.packed.items()
+    }
+    assert all(packed[k] == held[k] for k in packed)
+    want = logits(first, ids())
+    for again in (load_model(tmp_path / "out")[0], from_pretrained(tmp_path / "out")):
+        assert torch.equal(logits(again, ids()), want)
+
+
+def test_a_tied_head_is_saved_once(tmp_path):
+    write_tiny(tmp_path / "in", "gemma3_text", "mlx")
+    model = from_pretrained(tmp_path / "in", quantization_config=HalfbyteConfig())
+    assert isinstance(model.model.embed_tokens, QEmbedding)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path / "out")
+    with hb.open(tmp_path / "out") as ckpt:
+        assert "lm_head" not in ckpt
+        assert "model.embed_tokens" in ckpt
+
+
+def test_options_reach_the_modules(tmp_path):
+    write_tiny(tmp_path, "llama", "gptq")
+    model = from_pretrained(tmp_path, quantization_config=HalfbyteConfig(backend="reference"))
+    assert {m.weight.prepared.backend for m in packed_modules(model).values()} == {"reference"}
+    assert model.config.quantization_config.to_dict() == {
+        "quant_method": "halfbyte",
+        "activations": "exact",
+        "backend": "reference",
+    }
+
+
+@pytest.mark.parametrize("folder", ["mlx/ckpt_mxfp4", "modelopt/ckpt_nvfp4", "compressed-tensors/ckpt_w4a16"])
+def test_producers_checkpoints(folder):
+    model = from_pretrained(GOLDEN / folder, quantization_config=HalfbyteConfig())
+    tokens = ids() % 32
+    assert torch.equal(logits(model, tokens), logits(load_model(GOLDEN / folder)[0], tokens))
+
+
+def test_generate_runs(tmp_path):
+    write_tiny(tmp_path, "llama", "mlx")
+    model = from_pretrained(tmp_path, quantization_config=HalfbyteConfig())
+    out = model.generate(ids(4, 1), max_new_tokens=5, do_sample=False, eos_token_id=None)
+    assert out.shape == (1, 9)
+
+
+def test_several_devices_are_refused():
+    """A map of several devices reaches the quantizer only where accelerate is installed, so it is asked directly."""
+    with pytest.raises(UnsupportedError, match="device_map over cpu, meta; packed weights go to one device"):
+        _one_device({"model": "cpu", "lm_head": "meta"})
+    assert _one_device({"": "cpu"}) == "cpu"
+
+
+def test_others_configs_are_left_alone(tmp_path):
+    """Without a HalfbyteConfig transformers sees what it always saw."""
+    write_tiny(tmp_path, "llama", "gptq")
+    with pytest.raises(Exception, match=r"(?i)gptq"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)

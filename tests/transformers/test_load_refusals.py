@@ -1,0 +1,108 @@
+"""Checkpoints that no model can be made of, and devices that are not here: the sentence each is refused with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import torch
+from halfbyte.errors import BackendError, CheckpointError, UnsupportedError
+from halfbyte.transformers import load_model
+from support.tiny_models import write_tiny
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        ({"model.layers.0.mlp.down_proj.pre_quant_scale": 64}, CheckpointError,
+         r"'model.layers.0.mlp.down_proj.pre_quant_scale' is \[64\]; model.layers.0.mlp.down_proj has 128 inputs"),
+        ({"lm_head.pre_quant_scale": 64}, CheckpointError, r"multiplies the inputs of lm_head, whose weight is dense"),
+        ({"model.layers.7.mlp.down_proj.pre_quant_scale": 64}, UnsupportedError, r"what is no linear layer here"),
+    ],
+)  # fmt: skip
+def test_scales_that_fit_nothing(tmp_path, edit, error, message):
+    write_tiny(tmp_path, "llama", "modelopt", edit=lambda t: t.update({n: np.ones(k, np.float32) for n, k in edit.items()}))
+    with pytest.raises(error, match=message):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), CheckpointError, r"no tensor for model.norm.weight of LlamaForCausalLM"),
+        (lambda t: t.update({"model.layers.0.mlp.extra.weight": np.ones(3, np.float32)}), UnsupportedError,
+         r"model.layers.0.mlp.extra.weight have no place in LlamaForCausalLM"),
+        (lambda t: t.update({"model.norm.weight": np.ones(3, np.float32)}), CheckpointError,
+         r"tensor 'model.norm.weight' is \[3\]; the model wants \[64\]"),
+        (lambda t: t.update({"language_model.model.norm.weight": np.ones(64, np.float32)}), CheckpointError,
+         r"both belong to model.norm.weight"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said(tmp_path, edit, error, message):
+    write_tiny(tmp_path, "llama", "ct-int4", edit=edit)
+    with pytest.raises(error, match=message):
+        load_model(tmp_path)
+
+
+def test_experts_that_do_not_fit_are_said(tmp_path):
+    write_tiny(
+        tmp_path, "mixtral", "gptq", edit=lambda t: [t.pop(n) for n in list(t) if ".1.block_sparse_moe.experts.3.w1." in n]
+    )
+    with pytest.raises(CheckpointError, match=r"no tensor for model.layers.1.mlp.experts.3.gate_proj"):
+        load_model(tmp_path)
+
+
+def test_a_folder_without_a_config(tmp_path):
+    write_tiny(tmp_path, "llama", "halfbyte")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config.json with a model_type"):
+        load_model(tmp_path)
+
+
+def test_an_unknown_model_type(tmp_path):
+    write_tiny(tmp_path, "llama", "halfbyte", change_config=lambda c: c.update(model_type="no_such"))
+    with pytest.raises(UnsupportedError, match=r"model_type 'no_such' is not one that transformers 5.* builds"):
+        load_model(tmp_path)
+
+
+def break_file(name):
+    return lambda folder: (folder / name).write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("config", "spoil", "error", "message"),
+    [
+        ({"hidden_size": "big"}, None, CheckpointError, r"its config.json describes no llama: .*hidden_size"),
+        ({"num_attention_heads": 0, "head_dim": None}, None, CheckpointError, r"describes no llama: ZeroDivisionError"),
+        ({"hidden_act": "no_such"}, None, UnsupportedError,
+         r"makes no causal language model of this llama configuration \(KeyError: .*no_such"),
+        ({"model_type": "clip"}, None, UnsupportedError, r"makes no causal language model of this clip configuration"),
+        ({}, break_file("tokenizer.json"), CheckpointError, r"its tokenizer cannot be read: "),
+        ({}, break_file("generation_config.json"), CheckpointError, r"its generation_config.json cannot be read: OSError"),
+    ],
+)  # fmt: skip
+def test_what_beside_the_tensors_makes_no_sense(tmp_path, config, spoil, error, message):
+    write_tiny(tmp_path, "llama", "ct-int4", change_config=lambda c: c.update(config))
+    if spoil is not None:
+        spoil(tmp_path)
+    with pytest.raises(error, match=message):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("foo", r"device='foo'; allowed: cpu, cuda, mps, cuda:N"),
+        ("xla", r"device='xla'; allowed: cpu, cuda, mps, cuda:N"),
+        ("mps", r"torch sees no Apple GPU here; use device='cpu'"),
+        ("cuda", r"device='cuda': torch .* sees no NVIDIA GPU here; use device='cpu', or see `halfbyte backends`"),
+        ("cuda:7", r"device='cuda:7'; allowed: cuda:0 to cuda:1"),
+    ],
+)
+def test_devices_that_are_not_here(tmp_path, monkeypatch, device, message):
+    write_tiny(tmp_path, "llama", "ct-int4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda:7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(BackendError, match=message):
+        load_model(tmp_path, device=device)
