@@ -16,7 +16,8 @@ test: $(VENV_TEST)/ready lint
 	$(ONE_THREAD) $(VENV_TEST)/bin/python -m pytest -n $(JOBS) -m "not gpu and not slow and not ecosystem"
 
 lint: $(VENV_TEST)/ready
-	$(VENV_TEST)/bin/ruff check src tests
+	$(VENV_TEST)/bin/ruff check src tests tools examples
+	$(VENV_TEST)/bin/ruff format --check src tests tools examples
 	$(VENV_TEST)/bin/mypy src
 
 test-gpu: $(VENV_TEST)/ready

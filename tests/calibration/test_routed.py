@@ -64,9 +64,7 @@ class Layer:
         """What the router gives to the experts."""
         (experts,) = self.experts.values()
         got: list[torch.Tensor] = []
-        handle = experts.register_forward_pre_hook(
-            lambda m, a, k: got.extend([*a, *k.values()][1:]), with_kwargs=True
-        )
+        handle = experts.register_forward_pre_hook(lambda m, a, k: got.extend([*a, *k.values()][1:]), with_kwargs=True)
         self.output()
         handle.remove()
         return [t.clone() for t in got]

@@ -253,9 +253,12 @@ def test_case_05_mxfp4_block_order_of_gguf_and_gpt_oss():
     assert block[1:].tobytes() == bytes.fromhex("00112233445566778899aabbccddeeff")
     blocks = convert_weight(q, goal_named("gpt-oss")).tensors["blocks"]
     assert blocks.tobytes() == bytes.fromhex("1032547698badcfe" * 2)
-    assert convert_weight(reread(convert_weight(q, goal_named("gguf")), goal_named("gguf")), goal_named("gpt-oss")).tensors[
-        "blocks"
-    ].tobytes() == blocks.tobytes()
+    assert (
+        convert_weight(reread(convert_weight(q, goal_named("gguf")), goal_named("gguf")), goal_named("gpt-oss"))
+        .tensors["blocks"]
+        .tobytes()
+        == blocks.tobytes()
+    )
 
 
 def test_case_10_asymmetric_codes_stay_distinct_in_signed_layouts():

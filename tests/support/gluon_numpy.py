@@ -274,4 +274,3 @@ class Kernel:
                 return Pointer(a.reshape(-1).view(torch.int16).numpy().view(ml_dtypes.bfloat16))
             return Pointer(a.reshape(-1).numpy())
         return T(np.float32(a)) if isinstance(a, float) else T(np.int32(a))
-

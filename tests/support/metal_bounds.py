@@ -35,9 +35,7 @@ def gate(kind: str, h: np.ndarray, error: np.ndarray, interleaved: bool) -> tupl
     if kind == "none":
         return h, error
     half = h.shape[-1] // 2
-    (g, u), (dg, du) = (
-        (a[..., ::2], a[..., 1::2]) if interleaved else (a[..., :half], a[..., half:]) for a in (h, error)
-    )
+    (g, u), (dg, du) = ((a[..., ::2], a[..., 1::2]) if interleaved else (a[..., :half], a[..., half:]) for a in (h, error))
     if kind == "swiglu_clamped":
         dg, du = np.where(g > 7 + dg, 0, dg), np.where(np.abs(u) > 7 + du, 0, du)  # cut off, error and all
         g, u = np.minimum(g, 7.0), np.clip(u, -7.0, 7.0) + 1

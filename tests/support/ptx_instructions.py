@@ -261,9 +261,7 @@ class Instructions:
             raise NotImplementedError(text)
         if source in ("e4m3x2", "e5m2x2") and target == "f16x2":
             eight = np.dtype(ml_dtypes.float8_e4m3fn if source[1] == "4" else ml_dtypes.float8_e5m2)
-            return lambda mask: self.put(
-                o[0], self.get(o[1], TYPES["u16"]).view(eight).astype(np.float16).view(np.uint32), mask
-            )
+            return lambda mask: self.put(o[0], self.get(o[1], TYPES["u16"]).view(eight).astype(np.float16).view(np.uint32), mask)
         into = TYPES[target]
         if target.endswith("x2") and source == "f32":
 

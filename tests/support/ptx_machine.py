@@ -20,6 +20,8 @@ from support.ptx_instructions import BITS, TYPES, Instructions
 GRAIN = 2
 """Bytes of shared memory that are watched together."""
 RUNNING, WAITING, DONE = 0, 1, 2
+
+
 def split(text):
     """Operands at the top level of braces and brackets."""
     parts, depth = [""], 0

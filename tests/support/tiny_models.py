@@ -197,6 +197,7 @@ def agree(ours: torch.Tensor, dense: torch.Tensor) -> bool:
     scale = float(dense.abs().max())
     return ours.shape == dense.shape and bool(scale > 1e-3) and bool(((ours - dense).abs() <= BOUND * scale).all())
 
+
 MATRIX = [("llama", p) for p in PRODUCERS if p != "gpt-oss"] + [
     ("mistral", "awq"), ("qwen3", "mlx"), ("qwen3", "ct-int4"), ("qwen2", "gptq"), ("gemma3_text", "mlx"),
     ("gemma3_text", "ct-int4"), ("gemma3_text", "halfbyte"), ("phi3", "ct-mxfp4"), ("phi3", "gptq"),

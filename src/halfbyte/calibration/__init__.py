@@ -7,8 +7,6 @@ try:
     from .spool import Spool
     from .walk import Calibrated, calibrate
 except ModuleNotFoundError as e:
-    raise ModuleNotFoundError(
-        f"{e.name}, which calibration needs; pip install 'halfbyte[transformers]'", name=e.name
-    ) from e
+    raise ModuleNotFoundError(f"{e.name}, which calibration needs; pip install 'halfbyte[transformers]'", name=e.name) from e
 
 __all__ = ["Calibrated", "Spool", "calibrate"]

@@ -51,9 +51,7 @@ def gated_input(path: str, expert: int) -> str:
     return f"{path}.{expert}.gated"
 
 
-def matrices_of(
-    layer: nn.Module, prefix: str, places: Mapping[str, Place], rows: Callable[[str], int]
-) -> list[Matrix]:
+def matrices_of(layer: nn.Module, prefix: str, places: Mapping[str, Place], rows: Callable[[str], int]) -> list[Matrix]:
     """Every matrix under the module path `prefix`.
 
     places  key -> where it belongs

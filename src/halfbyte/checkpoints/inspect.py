@@ -1,6 +1,6 @@
 """What is in a checkpoint, as rows and plain records: each tensor's layout, format and size, the totals, and what looks wrong.
 
-    bits/weight = 8 · bytes in the file / weights        scales, zero points and block headers included
+bits/weight = 8 · bytes in the file / weights        scales, zero points and block headers included
 """
 
 from __future__ import annotations

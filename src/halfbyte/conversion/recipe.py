@@ -57,7 +57,6 @@ class Recipe:
         weight = (ndim == 2 and self.goal.layout != "gpt-oss") or (ndim == 3 and EXPERTS.search(module) is not None)
         return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
 
-
     def check(self, modules: Iterable[str]) -> None:
         """FormatError for a rule that matches none of the modules: a slip that would give another recipe in silence."""
         names = list(modules)

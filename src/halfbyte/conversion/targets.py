@@ -109,9 +109,7 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
             raise LayoutError(f"[convert] {text!r} is a codec; a target is spelled {spelled}")
         near = difflib.get_close_matches(name, (*LAYOUTS, *ALIASES), n=3)
         known = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(LAYOUTS))}"
-        raise LayoutError(
-            f"[convert] {word!r} is not a layout; {known}. A target is spelled layout[:codec[:gN]]"
-        )
+        raise LayoutError(f"[convert] {word!r} is not a layout; {known}. A target is spelled layout[:codec[:gN]]")
     if len(rest) > 2:
         raise FormatError(f"[convert] target {text!r}; it is spelled layout[:codec[:gN]]")
     if scale_dtype is not None and scale_dtype not in FLOAT_SCALES:

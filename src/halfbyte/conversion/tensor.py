@@ -1,8 +1,8 @@
 """One weight to another layout and format: by an exact edge if there is one, else as the caller allows.
 
-    outcome = convert_weight(q, goal_named("mlx:affine4:g64"))
-    outcome.kind, outcome.why              "exact-if", "biases are float16 numbers"
-    outcome.weight                         the QTensor whose pack() the layout writes
+outcome = convert_weight(q, goal_named("mlx:affine4:g64"))
+outcome.kind, outcome.why              "exact-if", "biases are float16 numbers"
+outcome.weight                         the QTensor whose pack() the layout writes
 """
 
 from __future__ import annotations

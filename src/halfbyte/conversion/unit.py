@@ -85,9 +85,7 @@ def from_note(note: Mapping[str, Any]) -> Unit:
     return Unit({}, Record(**note["record"]), packed, tuple(Dense(n, tuple(s)) for n, s in note["dense"]))
 
 
-def convert_key(
-    checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, quantizing: Quantizing | None = None
-) -> Unit:
+def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, quantizing: Quantizing | None = None) -> Unit:
     """`key` converted; the pages behind it may be released once it is written.
 
     write       False leaves the arrays out: for a plan
@@ -161,9 +159,7 @@ def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
         rms = total.relative_rms
     written = sum(a.nbytes for o in outcomes for a in o.tensors.values())
     why = "; ".join(dict.fromkeys(o.why for o in outcomes if o.kind == worst.kind and o.why))
-    return Record(
-        info.key, worst.kind, why, str(info.format), spelled(worst.weight.format), info.nbytes, written, rms
-    )
+    return Record(info.key, worst.kind, why, str(info.format), spelled(worst.weight.format), info.nbytes, written, rms)
 
 
 def _worse(a: Difference, b: Difference) -> Difference:

@@ -38,9 +38,7 @@ def write_gguf(work: _Work, out: Path, result: Converted) -> None:
     scaled = [k for k in work.keys if _may_have_factor(work, k) and k not in certain]
     # A factor is a tensor of its own, which the header announces: it is known for these from their conversion only.
     planned = zip(scaled, work.planned(scaled), strict=True)
-    factors = dict.fromkeys(certain, True) | {
-        k: bool(u.outcomes and "scale" in u.outcomes[0].tensors) for k, u in planned
-    }
+    factors = dict.fromkeys(certain, True) | {k: bool(u.outcomes and "scale" in u.outcomes[0].tensors) for k, u in planned}
     shapes: dict[str, tuple[int, ...]] = {}
     for key in work.keys:
         name = tensor_name(home, key)

@@ -190,7 +190,6 @@ class Planner:
         widest = max(tokens * attention * size + scores, feed)
         return int(widest + masks + 3 * batch * c.vocab_size * 4)
 
-
     def _routed(self, pairs: int, f: int) -> int:
         """Bytes of a block of experts on a GPU for `pairs` of a token and an expert: rows of x, of hidden values and of float32
         results; gates and ups in float32 besides where they do not lie side by side."""

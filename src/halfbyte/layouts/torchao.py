@@ -261,8 +261,10 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
         f"{'int' if zero is None else 'uint'}{bits}", int(group) if group and group < k else -1, scale_dtype=t["scale"].dtype.name
     )
     whole_groups = fmt.group_size == -1 or k % fmt.group_size == 0
-    if not whole_groups or math.prod(scale) != math.prod(lead) * n * fmt.groups(k) or (
-        zero is not None and math.prod(zero.shape) != math.prod(scale)
+    if (
+        not whole_groups
+        or math.prod(scale) != math.prod(lead) * n * fmt.groups(k)
+        or (zero is not None and math.prod(zero.shape) != math.prod(scale))
     ):
         raise LayoutError(
             f"[torchao] {where}_scale has shape {list(scale)} for a weight of {list(got)}; wanted one a group along k, "

@@ -133,4 +133,3 @@ def turn_words(words: list[NDArray[np.uint32]]) -> None:
                 high ^= moved
                 moved <<= shift
                 low ^= moved
-

@@ -67,9 +67,7 @@ def factored(hessian: Any, *, act_order: bool = False, damping: float = 0.01) ->
     return Factored(xp.array(weighing), order, act_order, inverse_factor(h[at[:, None], at], damping))
 
 
-def gptq(
-    weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = False, damping: float = 0.01
-) -> QTensor:
+def gptq(weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = False, damping: float = 0.01) -> QTensor:
     """`weight` [n, k] packed so that its products with inputs like the calibration's change least.
 
     weight     array, or a torch tensor of an integer, affine or E2M1 format: the work is done on its device

@@ -232,9 +232,7 @@ def _transposed_where_needed(a: Checkpoint, b: Checkpoint, match: Match) -> Matc
 
 def _common_dtype(x: RowView, y: RowView, arithmetic: str) -> str:
     packed = [all(isinstance(s.matrix, QTensor) for s in view.sources) for view in (x, y)]
-    dense = [
-        {s.matrix.dtype.name for s in view.sources if not isinstance(s.matrix, QTensor)} for view in (x, y)
-    ]
+    dense = [{s.matrix.dtype.name for s in view.sources if not isinstance(s.matrix, QTensor)} for view in (x, y)]
     if packed[0] != packed[1]:
         names = dense[0] | dense[1]
         if len(names) == 1 and (name := names.pop()) in _ROUNDED:

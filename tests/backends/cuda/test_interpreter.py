@@ -14,7 +14,17 @@ pytest.importorskip("torch")
 
 HERE = Path(__file__).parents[2] / "support"
 FORMATS = (
-    "mxfp4", "nvfp4", "int4:g128", "affine4:g64", "q4_K", "q6_K", "uint3:g64", "uint2:g32", "mxfp8_e4m3", "nf4:g64", "int8:g32",
+    "mxfp4",
+    "nvfp4",
+    "int4:g128",
+    "affine4:g64",
+    "q4_K",
+    "q6_K",
+    "uint3:g64",
+    "uint2:g32",
+    "mxfp8_e4m3",
+    "nf4:g64",
+    "int8:g32",
 )
 
 

@@ -87,12 +87,23 @@ def test_outputs_are_right(word, name, m, n, k, tile, card):
 
 @pytest.mark.parametrize(
     ("word", "name", "m", "top", "activation", "interleaved"),
-    [("mxfp4", "bfloat16", 3, 2, "swiglu_clamped", True), ("int4:g32", "float16", 33, 2, "geglu", False),
-     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-         ("mxfp4", "float16", 1, 2, "swiglu_clamped", True), ("mxfp4", "float16", 8, 2, "swiglu", True),
-         ("nvfp4", "float16", 7, 3, "swiglu", False), ("nvfp4", "bfloat16", 40, 4, "geglu", True),
-         ("mxfp4", "float16", 40, 4, "swiglu", True), ("mxfp8_e4m3", "float16", 5, 2, "swiglu", False),
-         ("affine4:g64", "bfloat16", 8, 2, "swiglu", False), ("q8_0", "float16", 2, 1, "swiglu", True)))],
+    [
+        ("mxfp4", "bfloat16", 3, 2, "swiglu_clamped", True),
+        ("int4:g32", "float16", 33, 2, "geglu", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("mxfp4", "float16", 1, 2, "swiglu_clamped", True),
+                ("mxfp4", "float16", 8, 2, "swiglu", True),
+                ("nvfp4", "float16", 7, 3, "swiglu", False),
+                ("nvfp4", "bfloat16", 40, 4, "geglu", True),
+                ("mxfp4", "float16", 40, 4, "swiglu", True),
+                ("mxfp8_e4m3", "float16", 5, 2, "swiglu", False),
+                ("affine4:g64", "bfloat16", 8, 2, "swiglu", False),
+                ("q8_0", "float16", 2, 1, "swiglu", True),
+            )
+        ),
+    ],
 )
 def test_experts_equal_the_reference(word, name, m, top, activation, interleaved, card):
     """The plan, both products, the activation where it is a kernel's own, the weighted sum."""

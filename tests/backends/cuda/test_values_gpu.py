@@ -144,8 +144,21 @@ def test_one_hot_activations_return_the_weight(word, name):
 
 @pytest.mark.parametrize(
     "word",
-    ["int4:g128", "uint4:g128", "mxfp4", "nvfp4", "affine4:g64", "q4_K", "q6_K", "q8_0", "int3:g64", "uint8:g32", "nf4:g64",
-     "mxfp8_e4m3", "affine8:g64"],
+    [
+        "int4:g128",
+        "uint4:g128",
+        "mxfp4",
+        "nvfp4",
+        "affine4:g64",
+        "q4_K",
+        "q6_K",
+        "q8_0",
+        "int3:g64",
+        "uint8:g32",
+        "nf4:g64",
+        "mxfp8_e4m3",
+        "affine8:g64",
+    ],
 )
 @pytest.mark.parametrize("name", list(DTYPES))
 def test_products_are_within_rounding(word, name):

@@ -14,8 +14,18 @@ pytest.importorskip("torch")
 
 # Every format, and every shape with 2, 4 and 8 bits or with two of them.
 KERNELS = (
-    "int4:g128/linear", "mxfp4/experts", "nvfp4/linear", "affine4:g32/deep", "uint4:g64/narrow", "q8_0/deep",
-    "uint8:g16/linear", "affine8:g64/linear", "mxfp8_e4m3/experts", "mxfp8_e5m2/narrow", "int2:g64/linear", "uint2:g16/deep",
+    "int4:g128/linear",
+    "mxfp4/experts",
+    "nvfp4/linear",
+    "affine4:g32/deep",
+    "uint4:g64/narrow",
+    "q8_0/deep",
+    "uint8:g16/linear",
+    "affine8:g64/linear",
+    "mxfp8_e4m3/experts",
+    "mxfp8_e5m2/narrow",
+    "int2:g64/linear",
+    "uint2:g16/deep",
     "affine2:g64/experts",
 )
 

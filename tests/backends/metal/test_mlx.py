@@ -156,9 +156,7 @@ def test_weights_may_be_views_at_any_offset(on_metal, word):
     for rows in (x[:1], x):
         np.testing.assert_array_equal(as_numpy(hm.linear(rows, odd)), as_numpy(hm.linear(rows, w)))
     if w.format.bits == 4:
-        np.testing.assert_array_equal(
-            as_numpy(hm.linear(x, odd, schedule="fused")), as_numpy(hm.linear(x, w, schedule="fused"))
-        )
+        np.testing.assert_array_equal(as_numpy(hm.linear(x, odd, schedule="fused")), as_numpy(hm.linear(x, w, schedule="fused")))
     np.testing.assert_array_equal(as_numpy(hm.dequantize(odd)), as_numpy(hm.dequantize(w)))
     ids = at_odd_offset(mx.array([3, 0, 10], mx.int32))
     np.testing.assert_array_equal(as_numpy(hm.embedding(ids, odd)), as_numpy(hm.dequantize(w))[[3, 0, 10]])

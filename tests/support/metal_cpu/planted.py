@@ -161,7 +161,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "assembly": ('asm("nop"); y[i] = x[i];', "no inline assembly"),
     "another pragma": ("\n#pragma METAL fp contract(fast)\ny[i] = x[i];", "the one pragma"),
     "C++17": ("if constexpr (sizeof(float) == 4) y[i] = x[i];", "MSL 3 is C\\+\\+14"),
-    "elements of a matrix": ("simdgroup_float8x8 m; m.thread_elements()[0] = x[i]; y[i] = x[i];", "which lane holds which element"),
+    "elements of a matrix": (
+        "simdgroup_float8x8 m; m.thread_elements()[0] = x[i]; y[i] = x[i];",
+        "which lane holds which element",
+    ),
     "a macro of Apple's headers": ("y[i] = once(x[i]);", "macro of Apple's headers"),
     "derived class": ("struct base { float v; }; struct more : base { float u; }; y[i] = x[i];", "no derived classes"),
     "noexcept": ("y[i] = noexcept(x[i]) ? x[i] : 0.0f;", "not in MSL"),
@@ -177,7 +180,8 @@ NOT_COMPILED: dict[str, tuple[str, str]] = {
     ),
     "threadgroup variable in a function": ("y[i] = helper(x[i]);", "function scope|address space|local variable"),
     "a product of matrices of two types": (
-        "simdgroup_half8x8 a, b; simdgroup_float8x8 c; simdgroup_multiply_accumulate(c, a, b, c); y[i] = x[i];", "no matching function",
+        "simdgroup_half8x8 a, b; simdgroup_float8x8 c; simdgroup_multiply_accumulate(c, a, b, c); y[i] = x[i];",
+        "no matching function",
     ),
     "unknown function": ("y[i] = erfinv(x[i]);", "undeclared identifier"),
     "threadgroup variable in a branch": ("if (i < 64) { threadgroup float t[64]; t[i] = x[i]; y[i] = t[i]; }", "scope"),

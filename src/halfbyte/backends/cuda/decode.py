@@ -142,9 +142,7 @@ def code(j, p8, p4, p2, p1, BITS: tl.constexpr):
 @triton.constexpr_function
 def _eight(moves):
     """Assembly for a word in $8 to eight float32: `moves` make the pairs of float16 a, b, c, d, values i and i + 4 each."""
-    ends = " ".join(
-        f"mov.b32 {{l, h}}, {pair}; cvt.f32.f16 ${i}, l; cvt.f32.f16 ${i + 4}, h;" for i, pair in enumerate("abcd")
-    )
+    ends = " ".join(f"mov.b32 {{l, h}}, {pair}; cvt.f32.f16 ${i}, l; cvt.f32.f16 ${i + 4}, h;" for i, pair in enumerate("abcd"))
     return "{ .reg .b32 t, u, a, b, c, d, one, k; .reg .b16 l, h; " + moves + " " + ends + " }"
 
 

@@ -288,6 +288,7 @@ def _overlap(device: torch.device) -> dict[str, Any]:
     hopper = _hopper(device)
     return {"PDL": hopper, "launch_pdl": hopper} if device.type == "cuda" else {"PDL": hopper}
 
+
 @functools.cache
 def _pdl(device: torch.device) -> dict[str, Any]:
     """The launch's part of `launch._overlap`."""

@@ -137,6 +137,7 @@ class CudaWeight:
 
     def expert(self, index: int) -> CudaWeight:
         """One matrix of a stack, as views."""
+
         def take(t: Any) -> Any:
             return None if t is None else t[index]
 

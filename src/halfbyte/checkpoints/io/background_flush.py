@@ -16,9 +16,9 @@ STEP = 1 << 28
 class Flusher:
     """Flushes one file descriptor in the background.
 
-        flusher = Flusher(descriptor)
-        flusher.wrote(nbytes)                  after each write
-        flusher.wait()                         before the descriptor is closed; OSError when the disk refused
+    flusher = Flusher(descriptor)
+    flusher.wrote(nbytes)                  after each write
+    flusher.wait()                         before the descriptor is closed; OSError when the disk refused
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -61,9 +61,7 @@ def paired(scale):
 
 
 @gluon.jit
-def stored(
-    S, SUPER, A, SMIN, tile, end, unit, slot, group, over, lane, down, live, missing, PLACE: gl.constexpr
-):
+def stored(S, SUPER, A, SMIN, tile, end, unit, slot, group, over, lane, down, live, missing, PLACE: gl.constexpr):
     """What memory holds of a lane's groups: scale, super scale, addend, super minimum. What a format lacks is the scale again,
     never used. Where `paired`, rows g and g + 8 come in one number; `missing` is the E8M0 byte past the end.
 

@@ -100,9 +100,7 @@ def decoder(kind, half, offset):
 # Two registers of the operand from a word of four bytes, rows g and g + 8. Bytes in the low bits are subnormals, as nibbles are.
 _U8_RAW_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;")
 _E5M2_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")
-_E4M3_F16 = gl.constexpr(
-    "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"
-)
+_E4M3_F16 = gl.constexpr("{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }")
 
 
 @gluon.constexpr_function
@@ -142,9 +140,7 @@ def _octets(kind, half, fp8):
 @gluon.jit
 def decode_octets(w, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr):
     """One word of four 8-bit codes to two registers of the A operand, rows g and g + 8. Float16 integers are raw and unsigned."""
-    a, b = gl.inline_asm_elementwise(
-        _octets(KIND, HALF, FP8), "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-    )
+    a, b = gl.inline_asm_elementwise(_octets(KIND, HALF, FP8), "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
     if (KIND >= E4M3) and (not HALF):
         return _to_bf16(a), _to_bf16(b)
     else:

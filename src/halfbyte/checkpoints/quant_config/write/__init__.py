@@ -1,6 +1,6 @@
 """Quantization configs as the producers' readers want them: the inverse of `schemes.py`, one producer a file.
 
-    written = CONFIGS["mlx"](packed, dense)         from what was written, for all modules at once
+written = CONFIGS["mlx"](packed, dense)         from what was written, for all modules at once
 """
 
 from __future__ import annotations
