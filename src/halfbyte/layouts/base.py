@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..errors import LayoutError
 from ..spec import Format
 from ..tensor.qtensor import QTensor
+from .claims import AUXILIARY, Claim
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
@@ -56,6 +57,8 @@ class Layout(ABC):
     required  suffixes that are always there
     optional  suffixes that belong to the weight when they are there; all others (`bias`) stay tensors of their own
     peek      suffixes whose data, a few bytes, `describe` reads: pass arrays for these, headers for the rest
+    parts     suffix -> the part of a QTensor that the tensor becomes, where the two names differ
+    harmless  suffix -> what it is, of tensors beside the weight that do not enter its values
     joint     what stands between the module's path and a suffix (`.`; gpt-oss writes `gate_up_proj_blocks`, so `_`)
     """
 
@@ -64,6 +67,8 @@ class Layout(ABC):
     optional: ClassVar[tuple[str, ...]] = ()
     peek: ClassVar[tuple[str, ...]] = ()
     joint: ClassVar[str] = "."
+    parts: ClassVar[Mapping[str, str]] = {}
+    harmless: ClassVar[Mapping[str, str]] = {}
 
     def matches(self, suffixes: Collection[str]) -> bool:
         """True when a module with tensors of these suffixes can be of this layout (the config decides between lookalikes)."""
@@ -72,6 +77,11 @@ class Layout(ABC):
     def claims(self, suffixes: Collection[str]) -> tuple[str, ...]:
         """The suffixes among these that make up the weight, required ones first."""
         return tuple(s for s in (*self.required, *self.optional) if s in suffixes)
+
+    def consumes(self, suffixes: Collection[str]) -> tuple[Claim, ...]:
+        """What each of these suffixes is to this layout; a suffix without a claim is unknown to it."""
+        read = tuple(Claim(s, self.parts.get(s, s)) for s in self.claims(suffixes))
+        return (*read, *(Claim(s, AUXILIARY, why) for s, why in self.harmless.items() if s in suffixes))
 
     @abstractmethod
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:

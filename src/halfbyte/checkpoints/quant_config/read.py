@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from ...errors import CheckpointError
+from ...layouts.claims import CONSUMED, KeyUse
 from ...layouts.unsupported import refuse_recognised
 from ..base import Finding
 from .module_rules import check_rule, covered, first_entry, glob_matches, lookup, path_matches, regex_matches, rule_matches
@@ -43,6 +44,10 @@ class Scheme(ABC):
     @abstractmethod
     def parameters(self, module: str) -> dict[str, Any] | None:
         """What the config says of `module`, in the producer's words; None when it leaves the module dense."""
+
+    def key_uses(self) -> tuple[KeyUse, ...]:
+        """One entry for each key of the config, nested ones by their dotted path."""
+        return tuple(KeyUse(path, value, CONSUMED) for path, value in _leaves(self.raw, ""))
 
     def order(self, names: Iterable[str]) -> tuple[str, ...]:
         """The names, of layouts, that the config can mean, most likely first."""
