@@ -17,7 +17,7 @@ std::vector<std::string> supported_sets();
 const Kernels &kernels();
 void use_set(const std::string &name);
 
-// What differs between cores that run the same instructions; measured (docs/cpu.md).
+// What differs between cores that run the same instructions; measured (docs/design/cpu.md).
 struct Core {
   int ahead;        // products of few tokens too ask for codes so many bytes before their use; 0: they do not
   bool narrow;      // up to four tokens take one panel at a time

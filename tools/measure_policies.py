@@ -1,4 +1,4 @@
-"""Relative squared error of every scale rule, on the Gemma 3 270M weights and on a Gaussian: the table of docs/policies.md.
+"""Relative squared error of every scale rule, on Gemma 3 270M and on a Gaussian: a table of docs/formats/policies.md.
 
     python tools/measure_policies.py gemma-3-270m-q4_k_m.gguf
 

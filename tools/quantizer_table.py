@@ -1,4 +1,4 @@
-"""Perplexity and bits of every quantizer on Gemma 3 270M: the table of docs/quantize.md.
+"""Perplexity and bits of every quantizer on Gemma 3 270M: the table of docs/guides/quantize.md.
 
     python tools/quantizer_table.py gemma-3-270m-q4_k_m.gguf --text eval.txt --calibration other.txt --out table.jsonl \
         --chunks 40 --device cuda --workers 12

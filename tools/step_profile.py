@@ -3,7 +3,7 @@
     python tools/step_profile.py FILE.gguf [--prompt 512] [--threads 1] [--rounds 40] [--clock wall]
 
 Each kind of operation is run as a step of its own, in turn with the whole step, so that a change of the machine's speed meets all
-of them; medians. A kind alone finds its data in a farther cache than in the whole step. Prints a table for docs/cpu-figures.md.
+of them; medians. A kind alone finds its data in a farther cache than in the whole step. Prints a table for benchmarks/cpu.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ name.
 
     value = ((element(code) − zero) · scale · super_scale · global) + bias − min · super_min
 
-See docs/layering.md for the parts that carry each term.
+See docs/design/layering.md for the parts that carry each term.
 """
 
 from __future__ import annotations

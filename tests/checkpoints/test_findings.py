@@ -316,11 +316,11 @@ def test_findings_are_json_ready(code: str, tmp_path: Path):
 
 
 def test_every_code_is_in_the_documentation():
-    """docs/checkpoints.md has a row for each code that the sources raise."""
+    """docs/reference/checkpoints.md has a row for each code that the sources raise."""
     from halfbyte.checkpoints.inspect import FIXES
 
     root = Path(__file__).parents[2]
-    docs = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    docs = (root / "docs" / "reference" / "checkpoints.md").read_text(encoding="utf-8")
     sources = "".join(p.read_text(encoding="utf-8") for p in sorted((root / "src" / "halfbyte" / "checkpoints").rglob("*.py")))
     severities = "|".join(SEVERITIES)
     raised = set(re.findall(rf'"(?:{severities})"(?: if [^"]*else "(?:{severities})")?,\s*"([a-z0-9-]+)"', sources))

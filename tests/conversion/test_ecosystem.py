@@ -1,7 +1,7 @@
 """Converted and quantized checkpoints in their own ecosystem's hands: what the producer's code reads is what we meant.
 
 Run by `make test-ecosystem` in an environment that has mlx and mlx-lm, compressed-tensors with transformers, or nvidia-modelopt.
-docs/ecosystem-convert.md keeps the last run's log.
+benchmarks/ecosystem-convert.md keeps the last run's log.
 """
 
 from __future__ import annotations

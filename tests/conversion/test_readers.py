@@ -1,7 +1,7 @@
 """Whole checkpoints of ours in engines that run them: their own code reads the files, builds the model and gives our logits.
 
 Run by `make test-ecosystem`, each test in an environment that has its engine: GPTQModel, AutoAWQ (with the transformers of its
-time), llama-cpp-python, onnx and onnxruntime, vLLM for the CPU. docs/ecosystem-convert.md keeps the last run's log.
+time), llama-cpp-python, onnx and onnxruntime, vLLM for the CPU. benchmarks/ecosystem-convert.md keeps the last run's log.
 """
 
 from __future__ import annotations

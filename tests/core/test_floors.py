@@ -1,4 +1,4 @@
-"""A module imports only from its own floor and lower ones (docs/layering.md), and heavy packages only where its floor may."""
+"""A module imports only from its own floor and lower ones, and heavy packages only where its floor may."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def upward_edges(module: str, path: Path) -> list[str]:
     """Every import of `path` that the floors forbid, as a sentence."""
     floor = FLOORS.get(unit(module))
     if floor is None:
-        return [f"{module} has no floor; add it to FLOORS and to docs/layering.md"]
+        return [f"{module} has no floor; add it to FLOORS and to docs/design/layering.md"]
     found = []
     for name, at_import, line in imports(path):
         where = f"{module}:{line}"
@@ -144,7 +144,7 @@ def test_no_upward_edge(module):
 
 
 def test_the_page_names_every_module_on_its_floor():
-    page = (Path(__file__).parents[2] / "docs" / "layering.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "design" / "layering.md").read_text(encoding="utf-8")
     rows = {int(row[2]): row for row in page.splitlines() if row.startswith("| ") and row[2].isdigit()}
     assert sorted(rows) == list(range(9))
     missing = [name for name, floor in FLOORS.items() if f"`{name}`" not in rows[floor] and f"`{name}/`" not in rows[floor]]
@@ -180,7 +180,7 @@ def test_the_check_itself_sees_an_upward_edge(tmp_path, monkeypatch, source, sen
 
 
 def test_a_module_without_a_floor_is_reported():
-    assert upward_edges("novelty", MODULES["errors"]) == ["novelty has no floor; add it to FLOORS and to docs/layering.md"]
+    assert upward_edges("novelty", MODULES["errors"]) == ["novelty has no floor; add it to FLOORS and to docs/design/layering.md"]
 
 
 def fresh(code: str) -> str:

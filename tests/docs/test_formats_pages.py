@@ -1,4 +1,4 @@
-"""docs/formats.md and docs/policies.md name every word and policy there is, and the policies' table covers each producer."""
+"""The pages of formats and policies name every word and policy; the policies' table covers each producer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 from halfbyte.formats import FAMILIES
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "formats"
 OWN = [f for f in FAMILIES.values() if not f.name.startswith("ggml")]
 
 
 @pytest.mark.parametrize("family", OWN, ids=lambda f: f.name)
 def test_every_word_has_its_row(family):
-    text = (DOCS / "formats.md").read_text(encoding="utf-8")
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
     for word in family.words:
         numbered = word.rstrip("12345678")
         assert f"`{word}`" in text or f"`{numbered}1` …" in text, word

@@ -92,7 +92,7 @@ def test_the_command(gpt_oss, capsys):
 
 @pytest.mark.parametrize(("tokens", "held"), [(128, 577.7), (512, 727.5), (2048, 1036.9), (8192, 628.5)])
 def test_a_layer_on_a_gpu_within_1_percent_of_what_was_measured(tmp_path, tokens, held):
-    """docs/measured.md: MB that torch held at most for a prompt on an H200, and 651 for the context."""
+    """benchmarks/models.md: MB that torch held at most for a prompt on an H200, and 651 for the context."""
     layer = {**GPT_OSS_20B, "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "vocab_size": 2048}
     (tmp_path / "config.json").write_text(json.dumps(layer))
     planned = Planner(tmp_path, device="cuda").plan(tokens).total / 1e6

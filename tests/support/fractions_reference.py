@@ -1,7 +1,7 @@
 """An independent slow definition of every format: exact rational arithmetic, one element at a time, and its own rounding.
 
 Nothing here comes from the library but the `Format` description: element values come from ml_dtypes, from the tables written by
-the producers, or from the definition, and the formula is docs/layering.md's.
+the producers, or from the definition, and the formula is docs/design/layering.md's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small sweep over the CUDA kernels, to be run under compute-sanitizer (docs/cuda.md):
+"""A small sweep over the CUDA kernels, to be run under compute-sanitizer (docs/design/cuda.md):
 
     compute-sanitizer --tool racecheck python tests/support/gpu_sweep.py
 

@@ -1,4 +1,4 @@
-"""What each product kernel does for one tile, counted by running it on the CPU build: the table of docs/metal.md.
+"""What each product kernel does for one tile, counted by running it on the CPU build: the table of docs/design/metal.md.
 
 `PYTHONPATH=src:tests python -m metal_counts` prints it.
 """

@@ -1,7 +1,7 @@
 """Tiny models that the producers' own tools wrote: each loads, and its logits are those of the dense model with the same values.
 
 tests/data/models keeps some of them; `make test-ecosystem` writes them all again with each producer in its own environment
-(tests/support/producers/run.py) and names their folder in HALFBYTE_PRODUCED. docs/ecosystem-models.md keeps that run's log.
+(tests/support/producers/run.py) and names their folder in HALFBYTE_PRODUCED. benchmarks/ecosystem-models.md keeps that run's log.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def listed() -> set[str]:
     """producer/architecture-kind of every ✓ and ✗ in the log's table."""
     folders = {"llama.cpp": "llamacpp", "llm-compressor": "llmcompressor", "mlx-lm": "mlx"}
     through = {"bitsandbytes": "bnb-", "torchao": "torchao-", "transformers": ""}
-    log = (Path(__file__).parents[2] / "docs" / "ecosystem-models.md").read_text(encoding="utf-8")
+    log = (Path(__file__).parents[2] / "benchmarks" / "ecosystem-models.md").read_text(encoding="utf-8")
     head, *rows = re.findall(r"^\| (producer \| kind \| llama .*|[\w.-]+ \| [\w-]+ \|(?: [✓✗–] \|)+)$", log, re.MULTILINE)
     architectures = [{"gemma3": "gemma3_text"}.get(a, a.replace("-", "_")) for a in re.findall(r"[\w-]+", head)[2:]]
     names = set()
@@ -220,7 +220,7 @@ def test_everything_that_the_log_lists_was_written():
 
 
 def test_every_architecture_and_producer_is_kept():
-    """What `make test` has of them; what a producer cannot write is in docs/ecosystem-models.md."""
+    """What `make test` has of them; what a producer cannot write is in benchmarks/ecosystem-models.md."""
     assert {architecture(p) for p in KEPT} == set(LINEARS)
     producers = {"autoawq", "gptqmodel", "hqq", "llamacpp", "llmcompressor", "mlx", "modelopt", "transformers"}
     assert {p.parent.name for p in KEPT} == producers

@@ -1,4 +1,4 @@
-"""Files: checkpoints of every kind, opened lazily and memory-mapped; see docs/checkpoints.md."""
+"""Files: checkpoints of every kind, opened lazily and memory-mapped; see docs/reference/checkpoints.md."""
 
 from .base import Checkpoint, Finding, MissingKeyError, TensorInfo
 from .findings.overflow import CheckpointWarning

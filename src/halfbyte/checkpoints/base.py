@@ -65,7 +65,7 @@ class Finding:
     """Something that looks wrong.
 
     severity  one of `SEVERITIES`
-    code      a stable word; docs/checkpoints.md lists them
+    code      a stable word; docs/reference/checkpoints.md lists them
     key       the key or file it concerns, "" for all
     message   a sentence
     """

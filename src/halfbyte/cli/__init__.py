@@ -1,4 +1,4 @@
-"""The `halfbyte` command; see docs/cli.md."""
+"""The `halfbyte` command; see docs/reference/cli.md."""
 
 from .app import main
 

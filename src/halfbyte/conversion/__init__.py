@@ -1,4 +1,4 @@
-"""Weights moved from one format and layout to another: exactly, or not without saying so. See docs/convert.md."""
+"""Weights moved from one format and layout to another: exactly, or not without saying so. See docs/guides/convert.md."""
 
 from __future__ import annotations
 

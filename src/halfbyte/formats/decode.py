@@ -1,4 +1,4 @@
-"""The one formula of docs/layering.md, evaluated exactly for any `Format`.
+"""The one formula of docs/design/layering.md, evaluated exactly for any `Format`.
 
     value = ((element(code) − zero) · scale · super_scale · global) / divisor + bias − min · super_min
 

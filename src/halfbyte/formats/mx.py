@@ -42,7 +42,7 @@ _WORDS = {
 }  # fmt: skip
 SCALE_RULES = ("floor", "even", "ceil", "ceil_log2")
 LEAST_ERROR = {w: "floor" if e == "mxint" else "ceil" if w == "mxfp8_e4m3" else "even" for w, (e, _) in _WORDS.items()}
-"""Default rule of each word: the one of least squared error on real weights, docs/policies.md."""
+"""Default rule of each word: the one of least squared error on real weights, docs/formats/policies.md."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ..spec import Format
 from .single import prompt_chunk
 
 CUDA_OVERHEAD = 690_000_000
-"""A CUDA context (651 MB) and cuBLAS's workspace (36 MB), as measured on an H200 (docs/measured.md)."""
+"""A CUDA context (651 MB) and cuBLAS's workspace (36 MB), as measured on an H200 (benchmarks/models.md)."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SCORE_COPIES = 3
 """Of the scores: as they are, with the largest taken off, and as probabilities."""

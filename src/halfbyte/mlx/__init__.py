@@ -8,7 +8,7 @@ For the formats MLX itself has (affine in groups of 32, 64, 128; mxfp4, mxfp8, n
 `mx.quantized_matmul`: use that. All the rest, from GPTQ to NVFP4 with a global scale, runs on halfbyte's own Metal kernels
 without being requantized; where there is no Metal, as on Linux, it is decoded by MLX operations a block of rows at a time.
 
-No Metal kernel of halfbyte has run on Apple hardware yet (docs/metal.md). Needs the extra: pip install 'halfbyte[mlx]'.
+No Metal kernel of halfbyte has run on Apple hardware yet (docs/design/metal.md). Needs the extra: pip install 'halfbyte[mlx]'.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     value = ((element(code) − zero) · scale · factor) / divisor + bias      float64 throughout, so that only the last step rounds
 
-Source: docs/layering.md, the one formula. MLX has float64 on the CPU only, which is where this runs.
+Source: docs/design/layering.md, the one formula. MLX has float64 on the CPU only, which is where this runs.
 """
 
 from __future__ import annotations

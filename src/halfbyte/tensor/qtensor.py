@@ -1,4 +1,4 @@
-"""QTensor: a packed weight with a format, a logical shape and named parts in canonical order (docs/layering.md)."""
+"""QTensor: a packed weight with a format, a logical shape and named parts in canonical order (docs/design/layering.md)."""
 
 from __future__ import annotations
 

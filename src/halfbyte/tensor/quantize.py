@@ -25,7 +25,7 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     x        [*lead, n, k] finite float64, float32, float16 or bfloat16, of any strides; NumPy, or a torch tensor of any device
     codec    `codec[:gN]` ("mxfp4", "int4:g128", "affine4:g64") or a `Format`
     policy   a producer's name ("mlx", "compressed-tensors", "torchao-rceil", ...), whose bytes are then reproduced; None for the
-             default of the format, the one with the least error (docs/policies.md)
+             default of the format, the one with the least error (docs/formats/policies.md)
     options  single rules by name, over the policy's: `scale="floor"`, `ties="even"`, `zeros="keep"`, ... and the format's own
              options (`group_size`, `scale_dtype`, `global_scale`, `rows`, ...)
 

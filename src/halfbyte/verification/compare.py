@@ -82,7 +82,7 @@ class Comparison:
         return STATUSES.index(self.status), -math.inf if math.isnan(rms) else -rms
 
     def record(self) -> dict[str, Any]:
-        """The comparison as plain values, keys as `docs/cli.md` lists them."""
+        """The comparison as plain values, keys as `docs/reference/cli.md` lists them."""
         out: dict[str, Any] = {
             "record": "tensor", "key": self.key, "other_key": label(self.other_keys), "status": self.status,
             "shape": self.shape, "other_shape": self.other_shape, "format": self.format, "other_format": self.other_format,

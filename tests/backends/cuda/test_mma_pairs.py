@@ -26,7 +26,7 @@ def held(group: int, step: int, share: int, column: int, t: int) -> list[int | N
 
 
 def pair_of(block: int, t: int, register: int, group: int) -> int:
-    """The pair of inputs that a register of a block's operand holds (fragment order, docs/cuda.md)."""
+    """The pair of inputs that a register of a block's operand holds (fragment order, docs/design/cuda.md)."""
     unit, s, b = block // 4, block % 4 // 2, block % 2
     within = 8 * b + 2 * t + register if group == 16 else 4 * t + 2 * b + register
     return 32 * unit + 16 * s + within

@@ -1,4 +1,4 @@
-"""The counts in docs/metal.md are those of the kernels."""
+"""The counts in docs/design/metal.md are those of the kernels."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_staging_and_tiles_of_32_inputs_have_no_bank_conflicts():
 
 @pytest.mark.skipif(not available(), reason="clang-19 is not installed")
 def test_the_page_has_the_counts_of_the_kernels():
-    page = (Path(__file__).parents[3] / "docs" / "metal.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "design" / "metal.md").read_text(encoding="utf-8")
     assert table() in page
 
 
 def test_the_page_counts_the_planted_faults_and_says_what_never_ran():
-    page = (Path(__file__).parents[3] / "docs" / "metal.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "design" / "metal.md").read_text(encoding="utf-8")
     assert "**No kernel here has run on Apple hardware yet.**" in page
     assert f"{len(FAULTS)} planted faults are each caught" in page

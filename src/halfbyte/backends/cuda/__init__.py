@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through Triton: codes decoded in registers, weights read once (docs/cuda.md).
+"""NVIDIA GPUs through Triton: codes decoded in registers, weights read once (docs/design/cuda.md).
 
 The module imports without torch and Triton; `reason()` says what is missing.
 """

@@ -49,7 +49,7 @@ def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
     add = 1 if f.zero == "int" else 2 if f.bias else 3 if f.minimum else 0
     kind = ELEMENTS[f.element]
     if packed and kind == TABLE.value and f.bits == 4:
-        kind = LANES.value  # a table in a warp's lanes is 2.6 times as fast as one in memory at m = 1 (docs/cuda.md)
+        kind = LANES.value  # a table in a warp's lanes is 2.6 times as fast as one in memory at m = 1 (docs/design/cuda.md)
     return {
         "WORDS": w.words, "GROUP": group_elements(w), "KIND": kind, "BITS": f.bits, "SCALE": SCALES[f.scale],
         "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed,

@@ -1,4 +1,4 @@
-"""Apple GPUs through Metal: shaders in shaders/, run by torch (this backend) or by MLX (`halfbyte.mlx`). See docs/metal.md.
+"""Apple GPUs through Metal: shaders/ run by torch (this backend) or by MLX (`halfbyte.mlx`). See docs/design/metal.md.
 
 No kernel has run on Apple hardware yet; the tests run the same sources on the CPU. The module imports without torch; `reason()`
 says what is missing.

@@ -1,6 +1,6 @@
 """halfbyte's own files: the canonical parts under their names, and one small tensor beside each weight that says what they are.
 
-    NAME.codes, NAME.scales, ...   the parts of docs/layering.md (layouts/native.py)
+    NAME.codes, NAME.scales, ...   the parts of docs/design/layering.md (layouts/native.py)
     NAME.halfbyte                  uint8: JSON of format, shape, origin, details, window
     NAME                           a dense tensor
 

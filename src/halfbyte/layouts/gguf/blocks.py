@@ -3,7 +3,7 @@
     code[a, p, c] = Σ over planes of ((field[a, c] >> p·bits) & (2^bits − 1)) << at
 
 A field of codes is `arrays` runs of bytes; each byte holds 8/bits codes that lie a whole run apart, so that one shift and one
-mask of a run give consecutive elements. docs/formats-ggml.md draws every block. Source: ggml's block structs (ggml-common.h).
+mask of a run give consecutive elements. docs/formats/ggml.md draws every block. Source: ggml's block structs (ggml-common.h).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def store(
     y = gl.sum(y, 0)
     if (GLOBAL_OP == 1) and (not DIVIDE):
         y = y * factor
-    elif GLOBAL_OP:  # float64 keeps the quotient clear of float32's midpoints (docs/cuda.md)
+    elif GLOBAL_OP:  # float64 keeps the quotient clear of float32's midpoints (docs/design/cuda.md)
         wide = y.to(gl.float64)
         if GLOBAL_OP == 1:
             wide = wide * factor.to(gl.float64)

@@ -1,4 +1,4 @@
-"""m = 1 to 64 for 4-bit weights: codes decoded in registers straight into the matrix unit's operand (docs/cuda.md has the
+"""m = 1 to 64 for 4-bit weights: codes decoded in registers straight into the matrix unit's operand (docs/design/cuda.md has the
 picture).
 
 The weight lies in *fragment order* (`order.to_fragments`): one 32-bit word a lane is exactly the A operand of one mma.m16n8k16,

@@ -3,7 +3,7 @@
     value = (element − zero) · scale      or      element · scale + addend
 
 with scale = group scale (· super scale) and addend = bias or −min · super_min. Each line below is exact but for one rounding at
-the end (docs/layering.md, and the argument in formats/decode.py), so the result is the exact value rounded once to float32.
+the end (docs/design/layering.md, and formats/decode.py), so the result is the exact value rounded once to float32.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def globally(v, GLOBAL, divisor, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, 
     """v times or over the weight's one factor (and over the format's divisor), rounded once to float32.
 
     EXACT says that v is unrounded (element · 8-bit scale: six bits), so float32 itself rounds once. Else float64 holds v ·
-    global exactly, and keeps its quotient clear of every float32 midpoint (docs/cuda.md).
+    global exactly, and keeps its quotient clear of every float32 midpoint (docs/design/cuda.md).
     """
     if GLOBAL_OP == 0:
         return v

@@ -1,4 +1,4 @@
-"""Tiles of the fused schedule, as data: measured on an NVIDIA H200 at n = 4096 and 14336, k = 4096 (docs/cuda-gemm.md)."""
+"""Tiles of the fused schedule, as data: measured on an NVIDIA H200 at n = 4096 and 14336, k = 4096 (docs/design/cuda-gemm.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""m from 32 up on Hopper for weights in fragment order: outᵀ = W xᵀ, W the register operand of wgmma (docs/cuda-gemm.md).
+"""m from 32 up on Hopper for weights in fragment order: outᵀ = W xᵀ, W the register operand of wgmma (docs/design/cuda-gemm.md).
 
 A program is one producer warp and one to four consumer warpgroups. Per unit of 64 inputs the producer has the copy engine bring x
 (BT rows of 128 bytes, swizzled), words, scales and addends into a stage of shared memory. A consumer warpgroup owns 64 R rows of

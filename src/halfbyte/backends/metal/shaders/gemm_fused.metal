@@ -69,7 +69,7 @@ inline void gemm_fused(W w, const device T* x, ulong x_stride, const device floa
   store_tile<T, op>(sum, stages, y, m, n, m0, n0, bias, has_bias, factor, divisor, simdgroup, lane);
 }
 
-// The improved design (docs/metal.md has the counts). A simdgroup owns 64 x 16 outputs, so that a threadgroup decodes each word
+// The improved design (docs/design/metal.md has the counts). A simdgroup owns 64 x 16 outputs, so that a threadgroup decodes each word
 // once, and a piece serves all eight row tiles. The 16 columns of two units are 32 words, one a lane: four pieces a pair of
 // barriers.
 //
