@@ -46,14 +46,14 @@ def measure(path: str, activations: str, prompt: int, threads: int, rounds: int,
     from halfbyte.transformers import load_model
     from halfbyte.transformers.decode import native_step as step
     from halfbyte.transformers.decode.kv_cache import growing_cache
-    from halfbyte.transformers.decode.session import Decoding
+    from halfbyte.transformers.decode.session import DecodeSession
 
     now = CLOCKS[clock]
     torch.set_num_threads(threads)
     set_threads(threads)
     model, _ = load_model(path, activations=activations)
     ids = prompt_ids(prompt, model.config.vocab_size)
-    text, theirs = Decoding(model), growing_cache(model)
+    text, theirs = DecodeSession(model), growing_cache(model)
     text(ids)
     token, embedded = torch.tensor([[5]]), torch.randn(1, 1, model.config.hidden_size)
     real, steps = native().Step, {}

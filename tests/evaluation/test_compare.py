@@ -227,7 +227,7 @@ def test_requantized_is_what_quantize_gives(folder):
     assert other.model.norm.weight is model.model.norm.weight
     again = requantized(other, "int6:g32", policy=None)
     assert not np.array_equal(again.lm_head.weight.canonical().dequantize(), np.zeros((VOCAB, 64)))
-    with pytest.raises(EvaluationError, match=r"cannot be held as q4_K: "):
+    with pytest.raises(EvaluationError, match=r"cannot be stored as q4_K: "):
         requantized(model, "q4_K")
 
 

@@ -16,7 +16,7 @@ import torch
 from halfbyte import ops
 from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
-from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows, fuse, linear
+from halfbyte.torch import ConcatLinear, QEmbedding, QExperts, QLinear, fuse, linear
 from halfbyte.torch import functional as products
 from support.random_tensors import finite_tensor
 
@@ -165,7 +165,7 @@ def test_rows_and_fused_layers_pass_the_gradient_of_their_rows():
     w = torch.cat([dense64(first), dense64(second)])
     x = torch.randn(3, 256, requires_grad=True)
     g = torch.randn(3, 24)
-    QRows([first, second])(x).backward(g)
+    ConcatLinear([first, second])(x).backward(g)
     close(x.grad, g.double() @ w, g.double().abs() @ w.abs())
 
     model = torch.nn.Module()
@@ -208,7 +208,7 @@ def test_one_compiled_graph_forward_and_back(kind):
     model = torch.nn.Module()
     model.q_proj = QLinear(q, torch.randn(16) if kind == "bias" else None)
     if kind == "rows":
-        model.q_proj = QRows([q, weight("int4", 8)])
+        model.q_proj = ConcatLinear([q, weight("int4", 8)])
     if kind == "fused":
         model.k_proj, model.v_proj = QLinear(weight("mxfp4", 16, seed=1)), QLinear(weight("mxfp4", 16, seed=2))
         assert fuse(model) == 1
@@ -239,8 +239,8 @@ def test_fake_kernels_give_the_shape_and_dtype_of_the_true_ones(name):
     experts = QExperts({"gate_up_proj": finite_tensor(fmt, (2, 64, 32), 0), "down_proj": finite_tensor(fmt, (2, 32, 32), 1)})
     x = torch.randn(2, 3, 256)
     arguments = {
-        "linear": (x, torch.zeros(16), layer.number, 16), "linear_gradient": (torch.randn(2, 3, 16), layer.number, 256),
-        "embedding": (torch.tensor([[0, 3]]), table.number, 256, torch.bfloat16),
-        "experts": (torch.randn(3, 32), torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1), experts.number),
+        "linear": (x, torch.zeros(16), layer.handle, 16), "linear_gradient": (torch.randn(2, 3, 16), layer.handle, 256),
+        "embedding": (torch.tensor([[0, 3]]), table.handle, 256, torch.bfloat16),
+        "experts": (torch.randn(3, 32), torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1), experts.handle),
     }[name]  # fmt: skip
     torch.library.opcheck(getattr(torch.ops.halfbyte, name).default, arguments, test_utils=("test_schema", "test_faketensor"))

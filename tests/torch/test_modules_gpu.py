@@ -22,7 +22,7 @@ def stack(word, shape, seed):
 
 def modules():
     """One of each kind on the GPU, and the arguments of a call."""
-    from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows
+    from halfbyte.torch import ConcatLinear, QEmbedding, QExperts, QLinear
 
     rng = np.random.default_rng(1)
     torch.manual_seed(1)
@@ -34,7 +34,7 @@ def modules():
     return {
         "linear": (QLinear(make("int4:g128", 48, 2, rng), bias, device="cuda"), (x,)),
         "plain planes": (QLinear(make("q6_K", 48, 1, rng), None, device="cuda"), (x,)),
-        "rows": (QRows([make("nvfp4", 32, 16, rng), make("nvfp4", 16, 16, rng)], bias, device="cuda"), (x * 1e-3,)),
+        "rows": (ConcatLinear([make("nvfp4", 32, 16, rng), make("nvfp4", 16, 16, rng)], bias, device="cuda"), (x * 1e-3,)),
         "embedding": (QEmbedding(make("q8_0", 50, 8, rng), device="cuda"), (torch.tensor([[0, 49, 7]], device="cuda"),)),
         "experts": (QExperts(experts, device="cuda"), (x, index, share)),
     }

@@ -46,7 +46,7 @@ def with_tensor(tensor: Tensor) -> Any:
         (
             with_tensor(Tensor("blk.0.moon.weight", (4,), F32, bytes(16))),
             UnsupportedError,
-            "blk.0.moon.weight have no place in LlamaForCausalLM; this variant of llama is not built",
+            "blk.0.moon.weight have no counterpart in LlamaForCausalLM; this variant of llama is not built",
         ),
         (
             with_tensor(Tensor("blk.2.ffn_up.weight", (64, 96), F32, bytes(64 * 96 * 4))),

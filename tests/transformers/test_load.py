@@ -16,7 +16,7 @@ import pytest
 import halfbyte as hb
 import torch
 from halfbyte.errors import CheckpointError
-from halfbyte.torch import QEmbedding, QExperts, QLinear, QRows, packed_modules
+from halfbyte.torch import ConcatLinear, QEmbedding, QExperts, QLinear, packed_modules
 from halfbyte.transformers import load_model, model_size
 from support.gguf_models import dense_model as gguf_model
 from support.gguf_models import write as write_gguf
@@ -154,7 +154,7 @@ def test_case_44_fused_projections_with_global_scales(tmp_path, scales):
     config.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(config))
     model, _ = load_model(tmp_path)
-    kind = QLinear if scales[0] == scales[1] else QRows
+    kind = QLinear if scales[0] == scales[1] else ConcatLinear
     for layer in model.model.layers:
         assert type(layer.mlp.gate_up_proj) is type(layer.self_attn.qkv_proj) is kind
     assert agree(logits(model, ids()), logits(tiny.dense, ids()))
@@ -299,12 +299,14 @@ def test_experts_of_different_bits(tmp_path):
 def test_the_pages_of_a_projection_are_released_before_the_next_is_held(tmp_path, monkeypatch):
     """All of a layer's experts on disk beside all of them in memory would be twice the layer, not the layer and a tensor."""
     from halfbyte.checkpoints.safetensors.checkpoint import SafetensorsCheckpoint
-    from halfbyte.torch.packed_weight import Held
+    from halfbyte.torch.packed_weight import PackedWeight
 
     events = []
-    hold, release = Held.of.__func__, SafetensorsCheckpoint.release
+    hold, release = PackedWeight.of.__func__, SafetensorsCheckpoint.release
     monkeypatch.setattr(
-        Held, "of", classmethod(lambda c, w, **o: (events.append(w) if isinstance(w, hb.QTensor) else None, hold(c, w, **o))[1])
+        PackedWeight,
+        "of",
+        classmethod(lambda c, w, **o: (events.append(w) if isinstance(w, hb.QTensor) else None, hold(c, w, **o))[1]),
     )
     monkeypatch.setattr(SafetensorsCheckpoint, "release", lambda self, key: (events.append(key), release(self, key))[1])
     write_tiny(tmp_path, "gpt_oss", "gpt-oss", num_hidden_layers=1, layer_types=["full_attention"])

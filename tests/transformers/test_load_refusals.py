@@ -31,7 +31,7 @@ def test_scales_that_fit_nothing(tmp_path, edit, error, message):
     [
         (lambda t: t.pop("model.norm.weight"), CheckpointError, r"no tensor for model.norm.weight of LlamaForCausalLM"),
         (lambda t: t.update({"model.layers.0.mlp.extra.weight": np.ones(3, np.float32)}), UnsupportedError,
-         r"model.layers.0.mlp.extra.weight have no place in LlamaForCausalLM"),
+         r"model.layers.0.mlp.extra.weight have no counterpart in LlamaForCausalLM"),
         (lambda t: t.update({"model.norm.weight": np.ones(3, np.float32)}), CheckpointError,
          r"tensor 'model.norm.weight' is \[3\]; the model wants \[64\]"),
         (lambda t: t.update({"language_model.model.norm.weight": np.ones(64, np.float32)}), CheckpointError,

@@ -12,8 +12,8 @@ from halfbyte.backends.cpu import set_threads
 from halfbyte.transformers import load_model
 from halfbyte.transformers.decode import kv_cache as cache_module
 from halfbyte.transformers.decode.kv_cache import growing_cache
-from halfbyte.transformers.decode.native_step import Step, knows, step_of
-from halfbyte.transformers.decode.session import Decoding
+from halfbyte.transformers.decode.native_step import Step, native_step, supports
+from halfbyte.transformers.decode.session import DecodeSession
 from support.cpu_weights import each_set, instruction_set, needs_native  # noqa: F401
 from support.tiny_models import agree, ids, write_tiny
 
@@ -43,12 +43,12 @@ def own(model, feeds):
 def test_logits_and_cache_are_those_of_the_models_own_forward(tmp_path, monkeypatch, arch, producer):
     monkeypatch.setattr(cache_module, "SPARE", 5)  # the room is used up now and then
     model = loaded(tmp_path, arch, producer)
-    text = Decoding(model)
+    text = DecodeSession(model)
     wanted, state = own(model, FEEDS)
     for feed, want in zip(FEEDS, wanted, strict=True):
         assert agree(text(feed), want)
     assert isinstance(text.step, Step)
-    text.step.settle()
+    text.step.commit()
     for ours, theirs in zip(text.state.layers, state.layers, strict=True):
         assert ours.get_seq_length() == theirs.get_seq_length() == sum(map(len, FEEDS))
         assert ours.get_mask_sizes(1) == theirs.get_mask_sizes(1)
@@ -60,7 +60,7 @@ def test_biases_are_added(tmp_path):
     model = loaded(tmp_path, "llama", "halfbyte", attention_bias=True)
     assert model.model.layers[0].self_attn.q_proj.bias is not None
     wanted, _ = own(model, FEEDS)
-    text = Decoding(model)
+    text = DecodeSession(model)
     assert all(agree(text(feed), want) for feed, want in zip(FEEDS, wanted, strict=True))
     assert text.step is not None
 
@@ -71,7 +71,7 @@ def test_int8_differs_by_less_than_its_own_rounding(tmp_path, arch):
     folder = tmp_path / "model"
     exact, rounded = loaded(folder, arch), load_model(folder, activations="int8")[0]
     true, own_rounded = (torch.stack(own(m, FEEDS)[0]) for m in (exact, rounded))
-    text = Decoding(rounded)
+    text = DecodeSession(rounded)
     ours = torch.stack([text(feed) for feed in FEEDS])
     assert text.step is not None
     rounding = (own_rounded - true).square().mean().sqrt()
@@ -85,7 +85,7 @@ def test_threads_change_no_bit(tmp_path):
     results = []
     for threads in (1, 2, 3):
         set_threads(threads)
-        text = Decoding(model)
+        text = DecodeSession(model)
         text(prompt)
         results.append(torch.stack([text([t]) for t in (5, 9, 11)]).numpy())
     set_threads(0)
@@ -98,7 +98,7 @@ def test_a_prompt_of_one_token_leaves_the_others_to_the_step(tmp_path):
     model = loaded(tmp_path, "llama")
     feeds = ([5], [8], [9])
     wanted, _ = own(model, feeds)
-    text = Decoding(model)
+    text = DecodeSession(model)
     assert all(agree(text(feed), want) for feed, want in zip(feeds, wanted, strict=True))
     assert isinstance(text.step, Step)
 
@@ -133,34 +133,34 @@ def derived(module):
 )
 def test_what_the_step_would_pass_over_goes_through_the_models_own_forward(tmp_path, change):
     model = loaded(tmp_path, "llama")
-    assert knows(model)
+    assert supports(model)
     change(model)
-    assert not knows(model)
+    assert not supports(model)
 
 
 def test_a_hook_on_every_module_is_not_passed_over(tmp_path):
     model = loaded(tmp_path, "llama")
     hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert not knows(model)
+        assert not supports(model)
     finally:
         hook.remove()
-    assert knows(model)
+    assert supports(model)
 
 
 def test_a_cache_of_another_number_of_layers_is_left_to_the_model(tmp_path):
     model = loaded(tmp_path, "llama")
     state = own(model, FEEDS[:1])[1]
-    assert step_of(model, state) is not None
+    assert native_step(model, state) is not None
     state.layers.pop()
-    assert step_of(model, state) is None
+    assert native_step(model, state) is None
 
 
 @pytest.mark.parametrize("arch", ["phi3", "mixtral", "gpt_oss"])
 def test_other_architectures_go_through_their_own_forward(tmp_path, arch):
     model = loaded(tmp_path, arch, "halfbyte")
     wanted, _ = own(model, FEEDS[:5])
-    text = Decoding(model)
+    text = DecodeSession(model)
     assert all(torch.equal(text(feed), want) for feed, want in zip(FEEDS, wanted, strict=False))
     assert text.step is None
 
@@ -170,14 +170,14 @@ def test_a_norm_written_in_place_counts(tmp_path):
     with torch.no_grad():
         model.model.layers[0].input_layernorm.weight.mul_(2)
     wanted, _ = own(model, FEEDS[:3])
-    text = Decoding(model)
+    text = DecodeSession(model)
     assert all(agree(text(feed), want) for feed, want in zip(FEEDS, wanted, strict=False))
 
 
 # ------------------------------------------------------------------------------------------------------------------ one operation
 
 
-def native_step():
+def operations():
     from halfbyte.backends.cpu import native
 
     return native().Step()
@@ -210,7 +210,7 @@ def test_attention(instruction_set, group, kv_heads, d, count, before, seed):  #
     keys, values = normal(seed + 3, kv_heads, room, d), normal(seed + 4, kv_heads, room, d)
     old, y = keys.copy(), np.full((heads, d), np.nan, np.float32)
     place = np.array([[address(keys[0, before:]), address(values[0, before:]), room * d, count]], np.int64)
-    step = native_step()
+    step = operations()
     step.attend(0, address(q), address(k), address(v), heads, kv_heads, d, scale, address(y))
     run(step, place)
     new = before + count - 1
@@ -228,12 +228,12 @@ def test_attention(instruction_set, group, kv_heads, d, count, before, seed):  #
 @pytest.mark.parametrize("d", [1, 5, 16, 64, 256, 640])
 def test_norm(instruction_set, d):  # noqa: F811
     x, scale, y = normal(d, 3, d) * 7, normal(d + 1, d), np.empty((3, d), np.float32)
-    step = native_step()
+    step = operations()
     step.norm(address(x), address(scale), 3, d, 1e-6, address(y))
     run(step)
     wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6) * scale
     assert np.abs(y - wanted).max() <= 1e-6 * np.abs(wanted).max()
-    step = native_step()
+    step = operations()
     step.norm(address(x), address(scale), 3, d, 1e-6, address(x))
     run(step)
     assert np.array_equal(x, y)
@@ -247,7 +247,7 @@ def test_rotation_is_transformers_bit_for_bit(d):
     cosine, sine = angle.cos(), angle.sin()
     wanted, _ = apply_rotary_pos_emb(q, q, cosine, sine)
     x = q.numpy().copy()
-    step = native_step()
+    step = operations()
     step.rotate(address(x), 3, d, 1)
     run(step, angles=[(np.zeros(1), np.zeros(1)), (cosine.numpy(), sine.numpy())])
     assert np.array_equal(x, wanted.numpy())
@@ -259,7 +259,7 @@ def test_gates(kind, name):
 
     gate = np.concatenate([normal(0, 1000) * 5, np.float32([0, -0.0, 1e-30, -1e-30, 20, -20, 90, -90, 1e4, -1e4, np.nan])])
     up, y = normal(1, len(gate)), np.empty(len(gate), np.float32)
-    step = native_step()
+    step = operations()
     step.gate(kind, address(gate), address(up), len(gate), address(y))
     run(step)
     with np.errstate(all="ignore"):
@@ -275,7 +275,7 @@ def test_infinity_and_nan_reach_the_result():
         q, k, v = normal(0, 1, 16), normal(1, 1, 16), normal(2, 1, 16)
         q[0, 3] = bad
         keys, values, y = np.zeros((1, 4, 16), np.float32), np.zeros((1, 4, 16), np.float32), np.zeros((1, 16), np.float32)
-        step = native_step()
+        step = operations()
         step.attend(0, address(q), address(k), address(v), 1, 1, 16, 0.25, address(y))
         run(step, np.array([[address(keys), address(values), 64, 2]], np.int64))
         assert np.isnan(y).all()

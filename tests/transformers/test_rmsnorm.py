@@ -7,7 +7,7 @@ import copy
 import pytest
 
 import torch
-from halfbyte.transformers.decode.rmsnorm import RMSNorm, replacement, single_calls
+from halfbyte.transformers.decode.rmsnorm import RMSNorm, replace_rmsnorms, replacement
 from support.gguf_models import VOCABULARY, dense_model
 from torch import nn
 
@@ -23,10 +23,10 @@ def test_a_model_keeps_its_logits_bit_for_bit(name):
     with torch.no_grad():
         wanted = model(ids).logits
         keys = list(model.state_dict())
-        assert single_calls(model) == sum(isinstance(m, RMSNorm) for m in model.modules()) > 0
+        assert replace_rmsnorms(model) == sum(isinstance(m, RMSNorm) for m in model.modules()) > 0
         assert torch.equal(model(ids).logits, wanted)
     assert list(model.state_dict()) == keys
-    assert single_calls(model) == 0
+    assert replace_rmsnorms(model) == 0
 
 
 class OddRMSNorm(nn.Module):

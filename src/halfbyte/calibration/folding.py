@@ -50,7 +50,7 @@ class Before:
 
 
 def fold(group: Shared, readers: Sequence[Tensor], before: Before, rounding: Round) -> float:
-    """Scale the columns of all that read an input, and what gives it. Values change in place, still dense. Returns α.
+    """Scale the columns of all that read an input, and what gives it. Values change in place and stay dense. Returns α.
 
     readers   weights [n, k], views
     rounding  how they will be rounded

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..transformers.fill.module_paths import Place, is_experts
+from ..transformers.fill.module_paths import Slot, is_experts
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,28 +51,28 @@ def gated_input(path: str, expert: int) -> str:
     return f"{path}.{expert}.gated"
 
 
-def matrices_of(layer: nn.Module, prefix: str, places: Mapping[str, Place], rows: Callable[[str], int]) -> list[Matrix]:
+def matrices_of(layer: nn.Module, prefix: str, slots: Mapping[str, Slot], rows: Callable[[str], int]) -> list[Matrix]:
     """Every matrix under the module path `prefix`.
 
-    places  key -> where it belongs
-    rows    rows of a key's matrix, which tell the parts of a fused module from each other
+    slots  key -> the parameter it belongs to
+    rows   rows of a key's matrix, which tell the parts of a fused module from each other
     """
-    modules: dict[str, dict[str, Place]] = defaultdict(dict)
-    for key, place in places.items():
-        if place.leaf == "weight" and place.path.startswith(f"{prefix}."):
-            modules[place.path[len(prefix) + 1 :]][key] = place
+    modules: dict[str, dict[str, Slot]] = defaultdict(dict)
+    for key, slot in slots.items():
+        if slot.leaf == "weight" and slot.path.startswith(f"{prefix}."):
+            modules[slot.path[len(prefix) + 1 :]][key] = slot
     found: list[Matrix] = []
     for path, keys in modules.items():
         module = layer.get_submodule(path)
         if isinstance(module, nn.Linear):
             found += _of_linear(path, module, keys, rows)
         elif is_experts(module):
-            for key, place in keys.items():
-                found += _of_experts(path, module, key, place)
+            for key, slot in keys.items():
+                found += _of_experts(path, module, key, slot)
     return found
 
 
-def _of_linear(path: str, module: nn.Linear, keys: Mapping[str, Place], rows: Callable[[str], int]) -> Iterator[Matrix]:
+def _of_linear(path: str, module: nn.Linear, keys: Mapping[str, Slot], rows: Callable[[str], int]) -> Iterator[Matrix]:
     start = 0
     for key, _ in sorted(keys.items(), key=lambda item: item[1].part or 0):
         stop = start + rows(key)
@@ -80,11 +80,11 @@ def _of_linear(path: str, module: nn.Linear, keys: Mapping[str, Place], rows: Ca
         start = stop
 
 
-def _of_experts(path: str, module: nn.Module, key: str, place: Place) -> Iterator[Matrix]:
+def _of_experts(path: str, module: nn.Module, key: str, slot: Slot) -> Iterator[Matrix]:
     count = int(module.gate_up_proj.shape[0])
-    for expert in range(count) if place.expert is None else (place.expert,):
-        given = gated_input(path, expert) if place.piece == "down_proj" else expert_input(path, expert)
-        yield Matrix(key, expert if place.expert is None else None, given, expert_rows(module, place.piece, expert))
+    for expert in range(count) if slot.expert is None else (slot.expert,):
+        given = gated_input(path, expert) if slot.projection == "down_proj" else expert_input(path, expert)
+        yield Matrix(key, expert if slot.expert is None else None, given, expert_rows(module, slot.projection, expert))
 
 
 def expert_rows(module: nn.Module, piece: str, expert: int) -> Tensor:

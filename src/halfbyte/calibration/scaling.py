@@ -26,7 +26,7 @@ from .statistics import Inputs, Shared
 
 @dataclass
 class Scaling:
-    """Scales the inputs of a layer; values change in place, still dense.
+    """Scales the inputs of a layer; values change in place and stay dense.
 
     prefix    the layer's path
     matrices  of the layer; `wanted` are formats of those that will be rounded, by key

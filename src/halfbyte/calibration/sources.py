@@ -25,10 +25,10 @@ from ..conversion.recipe import KEPT_LAST
 from ..errors import CheckpointError, UnsupportedError
 from ..tensor.qtensor import QTensor
 from ..transformers.config import config_of_folder, tokenizer_of_folder
-from ..transformers.fill.base import some
+from ..transformers.fill.base import first_names
 from ..transformers.fill.experts import fill_experts
 from ..transformers.fill.gguf import ROTATION_FACTORS, GGUFFilling
-from ..transformers.fill.module_paths import Place
+from ..transformers.fill.module_paths import Slot
 from ..transformers.fill.safetensors import FolderFilling
 from ..transformers.gguf.config import EXPERTS, architecture_of, config_of
 from ..transformers.gguf.tokenizer import tokenizer_of
@@ -65,13 +65,13 @@ class Decoded:
 class Source(ABC):
     """One checkpoint as an empty model that fills layer by layer.
 
-    places      key of a checkpoint -> where it belongs in the model
+    slots       key of a checkpoint -> the parameter of the model it belongs to
     norm_offset what the checkpoint adds to the weights of norms
     """
 
     model: Any
     tokenizer: Any
-    places: dict[str, Place]
+    slots: dict[str, Slot]
     norm_offset = 0.0
 
     def __init__(self, path: Path, device: str) -> None:
@@ -92,13 +92,13 @@ class Source(ABC):
 
     def key_of(self, path: str, leaf: str) -> str | None:
         """The key that is all of a parameter."""
-        whole = Place(path, leaf)
-        return next((key for key, place in self.places.items() if place == whole), None)
+        whole = Slot(path, leaf)
+        return next((key for key, slot in self.slots.items() if slot == whole), None)
 
     def start(self) -> None:
         """Read what is outside the layers."""
         inside = f"{self.prefix}."
-        self.put(key for key, place in self.places.items() if not place.path.startswith(inside))
+        self.put(key for key, slot in self.slots.items() if not slot.path.startswith(inside))
         self.tie()
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -111,11 +111,11 @@ class Source(ABC):
     def layer(self, number: int) -> nn.Module:
         """A layer with its weights."""
         path = f"{self.prefix}.{number}"
-        self.put(key for key, place in self.places.items() if place.path.startswith(f"{path}."))
+        self.put(key for key, slot in self.slots.items() if slot.path.startswith(f"{path}."))
         layer: nn.Module = self.model.get_submodule(path)
         empty = [name for name, p in layer.named_parameters() if p.is_meta]
         if empty:
-            raise CheckpointError(f"[quantize] {self.path}: no tensor for {some(empty)} of {path}")
+            raise CheckpointError(f"[quantize] {self.path}: no tensor for {first_names(empty)} of {path}")
         return layer
 
     def drop(self, number: int) -> None:
@@ -130,10 +130,10 @@ class FolderSource(Source):
         self.model = empty_model(config_of_folder(checkpoint), torch.float32)
         self.tokenizer = tokenizer_of_folder(checkpoint)
         # Keys are placed as they are spelled, which for packed weights is without ".weight".
-        groups: dict[str, dict[Place, str]] = FolderFilling(self.model, checkpoint).plan()[0]
+        groups: dict[str, dict[Slot, str]] = FolderFilling(self.model, checkpoint).plan()[0]
         self._filling = FolderFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
         self._groups = groups
-        self.places = {key: place for keys in groups.values() for place, key in keys.items()}
+        self.slots = {key: slot for keys in groups.values() for slot, key in keys.items()}
         self._group_of = {key: group for group, keys in groups.items() for key in keys.values()}
         super().__init__(checkpoint.path, device)
 
@@ -156,25 +156,25 @@ class GGUFSource(Source):
         self._filling = GGUFFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
         self._filling.architecture = architecture_of(checkpoint)
         self.norm_offset = 1.0 if self._filling.architecture.norm_offset else 0.0
-        self.places = {}
+        self.slots = {}
         for key in checkpoint:
-            place = self._filling.place(checkpoint.tensor_name(key))
-            if place is not None:
-                path, _, piece = place[0].partition(EXPERTS)
-                self.places[key] = Place(path, place[1], piece)
+            slot = self._filling.slot(checkpoint.tensor_name(key))
+            if slot is not None:
+                path, _, piece = slot[0].partition(EXPERTS)
+                self.slots[key] = Slot(path, slot[1], piece)
         super().__init__(checkpoint.path, device)
 
     def put(self, keys: Iterable[str]) -> None:
         filling = self._filling
-        experts: dict[str, dict[Place, str]] = defaultdict(dict)
+        experts: dict[str, dict[Slot, str]] = defaultdict(dict)
         for key in keys:
-            place = self.places[key]
-            if place.piece:
-                experts[place.path][place] = key
+            slot = self.slots[key]
+            if slot.projection:
+                experts[slot.path][slot] = key
             elif filling.checkpoint.info(key).quantized:
-                filling.put_packed(key, filling.weight(key), place.path, place.leaf)
+                filling.put_packed(key, filling.weight(key), slot.path, slot.leaf)
             else:
-                filling.put_dense(key, filling.values(key, place.path, place.leaf), place.path, place.leaf)
+                filling.put_dense(key, filling.values(key, slot.path, slot.leaf), slot.path, slot.leaf)
         for path, pieces in experts.items():
             fill_experts(filling, path, pieces)
 

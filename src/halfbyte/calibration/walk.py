@@ -204,7 +204,7 @@ class _Walk:
         self._done = Done()
         layer = self.source.layer(number)
         prefix = f"{self.source.prefix}.{number}"
-        matrices = matrices_of(layer, prefix, self.source.places, lambda key: self.checkpoint.info(key).shape[-2])
+        matrices = matrices_of(layer, prefix, self.source.slots, lambda key: self.checkpoint.info(key).shape[-2])
         wanted = {key: fmt for key in {m.key for m in matrices} if (fmt := self._wanted(key)) is not None}
         linear = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
         experts = {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate")}
@@ -236,8 +236,8 @@ class _Walk:
 
     def _round_all(self, matrices: list[Matrix], inputs: Inputs, wanted: Mapping[str, Format]) -> None:
         """The packed weights of a layer, into `Done`; the layer computes with them from now on."""
-        place = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
-        ordered = sorted(matrices, key=lambda m: place.get(m.input, len(place)))
+        position = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
+        ordered = sorted(matrices, key=lambda m: position.get(m.input, len(position)))
         hessian: Tensor | None = None
         last: Shared | None = None
         for matrix in ordered:

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import HalfbyteError
 from ..tensor.quantize import quantize
 from ..torch.modules import packed_modules
-from ..torch.packed_weight import Held
+from ..torch.packed_weight import PackedWeight
 from .protocols import EvaluationError
 
 
@@ -28,20 +28,20 @@ def requantized(model: Any, codec: str, *, policy: str | None = None, keep: Call
     # The copy shares packed weights by itself; parameters are shared through the memo.
     memo: dict[int, Any] = {id(p): p for p in (*model.parameters(), *model.buffers())}
     other = deepcopy(model, memo)
-    done: dict[int, Held] = {}
+    cache: dict[int, PackedWeight] = {}
     for name, module in packed_modules(other).items():
-        for piece, held in module.packed.items():
+        for piece, weight in module.packed.items():
             if keep(name):
                 continue
-            if id(held) not in done:
-                done[id(held)] = _again(held, codec, policy, name)
-            module.packed[piece] = done[id(held)]
+            if id(weight) not in cache:
+                cache[id(weight)] = _requantized_weight(weight, codec, policy, name)
+            module.packed[piece] = cache[id(weight)]
     return other
 
 
-def _again(held: Held, codec: str, policy: str | None, name: str) -> Held:
+def _requantized_weight(weight: PackedWeight, codec: str, policy: str | None, name: str) -> PackedWeight:
     try:
-        weight = quantize(held.canonical().dequantize("float32"), codec, policy)
-        return Held.of(weight, device=held.device, backend=held.backend, activations=held.activations)
+        q = quantize(weight.canonical().dequantize("float32"), codec, policy)
+        return PackedWeight.of(q, device=weight.device, backend=weight.backend, activations=weight.activations)
     except HalfbyteError as error:
-        raise EvaluationError(f"[eval] {name} cannot be held as {codec}: {error}") from error
+        raise EvaluationError(f"[eval] {name} cannot be stored as {codec}: {error}") from error

@@ -131,12 +131,12 @@ class Generation:
     def __iter__(self) -> Iterator[Piece]:
         from tokenizers.decoders import DecodeStream
 
-        from ..transformers.decode.session import Decoding
+        from ..transformers.decode.session import DecodeSession
 
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
-        seen = Decoding(self.model)
+        seen = DecodeSession(self.model)
         chunk = prompt_chunk(len(self.prompt_ids), keeps_scores(self.model))
         waiting = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
         while len(self.tokens) < self.max_tokens:

@@ -1,15 +1,25 @@
 """torch modules over packed weights. Needs torch; the rest of halfbyte does not."""
 
 try:
-    from .concat_linear import QRows
+    from .concat_linear import ConcatLinear
     from .experts import QExperts
     from .functional import linear
     from .fuse import FusedLinear, fuse, unfuse
     from .modules import Packed, QEmbedding, QLinear, packed_modules
-    from .packed_weight import Held
+    from .packed_weight import PackedWeight
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"{e.name}, which halfbyte.torch needs; pip install 'halfbyte[torch]'", name=e.name) from e
 
 __all__ = [
-    "FusedLinear", "Held", "Packed", "QEmbedding", "QExperts", "QLinear", "QRows", "fuse", "linear", "packed_modules", "unfuse",
+    "ConcatLinear",
+    "FusedLinear",
+    "Packed",
+    "PackedWeight",
+    "QEmbedding",
+    "QExperts",
+    "QLinear",
+    "fuse",
+    "linear",
+    "packed_modules",
+    "unfuse",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """A mixture of experts over packed weights, in place of transformers' experts module.
 
-    y[i] = Σ_t share[i, t] · down_e(act(gate_e(x[i]), up_e(x[i]))),   e = index[i, t]
+    y[i] = Σ_t topk_weights[i, t] · down_e(act(gate_e(x[i]), up_e(x[i]))),   e = topk_ids[i, t]
 
 Weights come as stacks (e, n, k), gate and up in one (`gate_up_proj`) or apart (`gate_proj`, `up_proj`: their formats or global
 scales differ), or one by one (`3.down_proj`: the experts' formats differ, or their groups run over a flattened matrix). Stacks of
@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-from torch.nn import functional
+from torch.nn.functional import gelu, silu
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,9 @@ from .. import ops
 from ..backends import Prepared, backend_named
 from ..errors import BackendError, ShapeError
 from ..ops import ACTIVATION_FUNCTIONS
-from . import custom_ops as operators
-from . import functional as products
+from . import custom_ops, functional
 from .modules import Packed, Weight
-from .packed_weight import Held
+from .packed_weight import PackedWeight
 
 PROJECTIONS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -51,13 +50,15 @@ class QExperts(Packed):
         device: str = "cpu",
         backend: str | None = None,
     ) -> None:
-        packed: dict[str, Held] = {}
+        packed: dict[str, PackedWeight] = {}
         counts: dict[str, int] = {}
         for name, weight in weights.items():
             each = {f"{i}.{name}": w for i, w in enumerate(weight)} if isinstance(weight, list) else {name: weight}
-            held = {key: Held.of(w, device=device, backend=backend, activations=activations) for key, w in each.items()}
-            packed |= held
-            counts[name] = len(weight) if isinstance(weight, list) else held[name].shape[0]
+            prepared = {
+                key: PackedWeight.of(w, device=device, backend=backend, activations=activations) for key, w in each.items()
+            }
+            packed |= prepared
+            counts[name] = len(weight) if isinstance(weight, list) else prepared[name].shape[0]
         super().__init__(packed, activations, backend)
         _check(counts, activation)
         self.num_experts = counts["down_proj"]
@@ -74,59 +75,59 @@ class QExperts(Packed):
         """True where `ops.experts` takes the weights: stacks of one backend, gates and ups in one or not taking turns."""
         if not all(self.stacked.values()) or (self.interleaved and not self.joined):
             return False
-        return len({held.prepared.backend for held in self.packed.values()}) == 1
+        return len({prepared.prepared.backend for prepared in self.packed.values()}) == 1
 
     def extra_repr(self) -> str:
         order = ", interleaved" if self.interleaved else ""
         return f"experts={self.num_experts}, {self.activation}{order}; {super().extra_repr()}"
 
-    def forward(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
-        """x (m, k), index and share (m, top_k) -> (m, h) in x's dtype. Index e (a masked slot) contributes nothing."""
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """x (m, k), topk_ids and topk_weights (m, top_k) -> (m, h) in x's dtype. Index e (a masked slot) contributes nothing."""
         if torch.compiler.is_compiling():
-            y: Tensor = operators.experts(x, index, share, self.number)
+            y: Tensor = custom_ops.experts(x, topk_ids, topk_weights, self.handle)
             return y
-        return self.compute(x, index, share)
+        return self.compute(x, topk_ids, topk_weights)
 
-    def compute(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+    def compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """The sum over the routed experts, now."""
-        masked = index >= self.num_experts
-        taped = torch.is_grad_enabled() and (x.requires_grad or share.requires_grad)  # `ops.experts` passes no gradient on
+        masked = topk_ids >= self.num_experts
+        taped = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)  # `ops.experts` passes no gradient on
         if taped or not self.at_once or (x.device.type, x.dtype) in self._looped:
-            return self._each(x, index, share)
+            return self._each(x, topk_ids, topk_weights)
         if x.device.type == "cpu":
             # Masked slots cost nothing in the loop, and `ops.experts` knows none.
-            return self._each(x, index, share) if bool(masked.any()) else self._together(x, index, share)
+            return self._each(x, topk_ids, topk_weights) if bool(masked.any()) else self._together(x, topk_ids, topk_weights)
         try:
             # A truth test would wait for the device and end the recording of a graph: a masked slot takes expert 0, times zero.
-            return self._together(x, index.masked_fill(masked, 0), share.masked_fill(masked, 0))
+            return self._together(x, topk_ids.masked_fill(masked, 0), topk_weights.masked_fill(masked, 0))
         except BackendError as error:
             warnings.warn(f"{error}; one expert after another instead, slower", RuntimeWarning, stacklevel=2)
             self._looped = {*self._looped, (x.device.type, x.dtype)}
-            return self._each(x, index, share)
+            return self._each(x, topk_ids, topk_weights)
 
-    def _together(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+    def _together(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, last = "gate_up_proj" if self.joined else "gate_proj", "down_proj"
         y: Tensor = ops.experts(
-            x, self.packed[first].prepared, self.packed[last].prepared, index, share, activation=self.activation,
+            x, self.packed[first].prepared, self.packed[last].prepared, topk_ids, topk_weights, activation=self.activation,
             interleaved=self.interleaved, gate_up_bias=getattr(self, f"{first}_bias"), down_bias=self.down_proj_bias,
             up=None if self.joined else self.packed["up_proj"].prepared, up_bias=self.up_proj_bias,
             activations=self.activations,
         )  # fmt: skip
         return y
 
-    def _each(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
+    def _each(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """One expert after another, products summed in float32 in the order of their slots."""
         down = self.packed["down_proj" if self.stacked["down_proj"] else "0.down_proj"]
-        routed = x.new_zeros((*index.shape, down.shape[-2]), dtype=torch.float32)
+        routed = x.new_zeros((*topk_ids.shape, down.shape[-2]), dtype=torch.float32)
         x32 = x.to(torch.float32)
-        for expert in torch.unique(index).tolist():
+        for expert in torch.unique(topk_ids).tolist():
             if expert >= self.num_experts:
                 continue
-            rows, slots = torch.where(index == expert)
+            rows, slots = torch.where(topk_ids == expert)
             routed[rows, slots] = self._expert(x32[rows], expert)
         y = x32.new_zeros((len(x), down.shape[-2]))
-        for t in range(index.shape[1]):
-            y += share[:, t, None].to(torch.float32) * routed[:, t]
+        for t in range(topk_ids.shape[1]):
+            y += topk_weights[:, t, None].to(torch.float32) * routed[:, t]
         return y.to(x.dtype)
 
     def _expert(self, x: Tensor, expert: int) -> Tensor:
@@ -139,7 +140,7 @@ class QExperts(Packed):
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
         bias = getattr(self, f"{name}_bias")
-        return products.linear(x, self._weight(name, expert), None if bias is None else bias[expert], self.activations)
+        return functional.linear(x, self._weight(name, expert), None if bias is None else bias[expert], self.activations)
 
     def _weight(self, name: str, expert: int) -> Prepared:
         if not self.stacked[name]:
@@ -151,16 +152,16 @@ class QExperts(Packed):
 def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
     """`ops.gate` on torch tensors, gate and up given apart."""
     if activation == "swiglu":
-        return functional.silu(gate) * up
+        return silu(gate) * up
     if activation == "swiglu_clamped":
         gate, up = gate.clamp(max=7.0), up.clamp(min=-7.0, max=7.0)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
-    return functional.gelu(gate, approximate="tanh") * up
+    return gelu(gate, approximate="tanh") * up
 
 
 def _check(counts: Mapping[str, int], activation: str) -> None:
-    apart, joined = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}
-    if set(counts) not in (apart, joined) or len(set(counts.values())) != 1:
+    separate, joined = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}
+    if set(counts) not in (separate, joined) or len(set(counts.values())) != 1:
         raise ShapeError(
             f"[QExperts] projections {counts}; allowed: down_proj with gate_up_proj, or with gate_proj and up_proj, of as many "
             "experts"

@@ -1,11 +1,11 @@
-"""q·k·v and gate·up as one product, where their weights read alike.
+"""Compute q·k·v and gate·up as one product where their weights share a format.
 
-    fuse(model)      groups whose formats, groups and global scales agree share one joined weight
-    unfuse(model)    each layer its own weight again
+    fuse(model)      layers whose formats, group sizes and global scales agree share one joined weight
+    unfuse(model)    gives each layer its own weight again
 
-Model code calls such layers one after another on one and the same input, so the first call computes all of them and the others
-take their part: fewer, larger products, the model's code untouched. A layer that is called on another input computes afresh, so
-the result is always that of separate layers. Layers whose weights cannot be joined stay as they are.
+Model code calls these layers one after another with the same input tensor. The first call computes the joint product and the
+others return their rows of it, so the model's code is unchanged. A call with another input computes a new product; results always
+equal those of separate layers. Layers whose weights cannot be joined are left as they are.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from ..backends import Prepared
 from ..tensor.concat import apart, join_rows
 from ..tensor.qtensor import QTensor
-from . import functional as products
+from . import functional
 from .modules import PackedLinear, QLinear
-from .packed_weight import Held
+from .packed_weight import PackedWeight
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that model code calls on one input."""
 
 
-class Shared:
-    """The product of several layers of one weight, while it is handed out.
+class SharedProduct:
+    """The joint product of several layers, kept until each has taken its rows.
 
     bounds  rows of each layer
     """
@@ -39,12 +39,12 @@ class Shared:
 
     def part(self, index: int, x: Tensor, weight: Prepared, activations: str) -> Tensor:
         """x · wᵀ for the rows of layer `index`."""
-        made = self._made  # one read: another thread may put its own product there
+        made = self._made  # read once: another thread may replace it
         if made is None or made[0]() is not x or made[1] is not weight:
-            y = products.linear(x, weight, activations=activations)
+            y = functional.linear(x, weight, activations=activations)
             made = (weakref.ref(x), weight, y, (1 << len(self.bounds)) - 1)
         product, left = made[2], made[3] & ~(1 << index)
-        # The product is let go when every layer has had its part, so that none outlives the step.
+        # The product is released when every layer has taken its rows, so that none outlives the step.
         self._made = (*made[:3], left) if left else None
         start, stop = self.bounds[index]
         return product[..., start:stop]
@@ -57,12 +57,12 @@ class FusedLinear(PackedLinear):
     """One layer of a shared weight; bias and options as for `QLinear`."""
 
     def __init__(
-        self, held: Held, shared: Shared, index: int, bias: Tensor | None, activations: str, backend: str | None
+        self, weight: PackedWeight, shared: SharedProduct, index: int, bias: Tensor | None, activations: str, backend: str | None
     ) -> None:
-        super().__init__({"": held}, activations, backend)
+        super().__init__({"": weight}, activations, backend)
         self.shared, self.index = shared, index
         start, stop = shared.bounds[index]
-        self.out_features, self.in_features = stop - start, held.shape[1]
+        self.out_features, self.in_features = stop - start, weight.shape[1]
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def extra_repr(self) -> str:
@@ -76,24 +76,24 @@ class FusedLinear(PackedLinear):
     def canonical(self, piece: str = "") -> QTensor:
         return self.packed[""].canonical().rows(*self.shared.bounds[self.index])
 
-    def replace(self, piece: str, held: Held) -> None:
-        """A weight of this layer alone: the sharing ends for it."""
-        self.packed = {"": held}
-        self.shared, self.index = Shared([(0, self.out_features)]), 0
+    def replace(self, piece: str, weight: PackedWeight) -> None:
+        """Replace the weight of this layer alone; it no longer shares the joint product."""
+        self.packed = {"": weight}
+        self.shared, self.index = SharedProduct([(0, self.out_features)]), 0
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's part of the product, now."""
+        """The layer's rows of the joint product."""
         y = self.shared.part(self.index, x, self.packed[""].prepared, self.activations)
-        # A copy, since the product is shared: what a caller does in place must not reach the other layers.
+        # A copy, because the product is shared: an in-place operation of the caller must not change the other layers' rows.
         return y.clone() if bias is None else y + bias
 
     def gradient(self, g: Tensor) -> Tensor:
-        """g · w for this layer's rows: what `compute` passes back to x."""
-        return products.gradient(g, self.packed[""].prepared, self.shared.bounds[self.index])
+        """g · w for this layer's rows, the gradient of `compute` with respect to x."""
+        return functional.gradient(g, self.packed[""].prepared, self.shared.bounds[self.index])
 
 
 def fuse(model: nn.Module) -> int:
-    """Joins what can be joined, in place. Returns the number of groups."""
+    """Fuse every group that can be joined, in place. Returns the number of groups."""
     count = 0
     for parent in list(model.modules()):
         for names in GROUPS:
@@ -108,21 +108,21 @@ def fuse(model: nn.Module) -> int:
 def _join(parent: nn.Module, names: Sequence[str], layers: Sequence[QLinear]) -> bool:
     first = layers[0]
     weights = [layer.canonical() for layer in layers]
-    alike = all((m.activations, m.backend, m.device) == (first.activations, first.backend, first.device) for m in layers)
-    if not alike or apart(weights) is not None:
+    same = all((m.activations, m.backend, m.device) == (first.activations, first.backend, first.device) for m in layers)
+    if not same or apart(weights) is not None:
         return False
-    held = Held.of(join_rows(weights), device=first.device, backend=first.backend, activations=first.activations)
+    weight = PackedWeight.of(join_rows(weights), device=first.device, backend=first.backend, activations=first.activations)
     ends = [0]
     for w in weights:
         ends.append(ends[-1] + w.shape[0])
-    shared = Shared([(ends[i], ends[i + 1]) for i in range(len(weights))])
+    shared = SharedProduct([(ends[i], ends[i + 1]) for i in range(len(weights))])
     for i, (name, layer) in enumerate(zip(names, layers, strict=True)):
-        setattr(parent, name, FusedLinear(held, shared, i, layer.bias, layer.activations, layer.backend))
+        setattr(parent, name, FusedLinear(weight, shared, i, layer.bias, layer.activations, layer.backend))
     return True
 
 
 def unfuse(model: nn.Module) -> None:
-    """Gives every fused layer its own weight again, in place."""
+    """Give every fused layer its own weight again, in place."""
     for parent in list(model.modules()):
         for name, layer in list(parent._modules.items()):
             if isinstance(layer, FusedLinear):

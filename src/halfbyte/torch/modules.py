@@ -1,10 +1,10 @@
-"""Modules that hold a packed weight and multiply by it in place of `nn.Linear` and `nn.Embedding`.
+"""Modules over packed weights that replace `nn.Linear` and `nn.Embedding`.
 
-    QLinear     y = x · wᵀ + bias         through products.linear, which passes a gradient on to x
-    QEmbedding  y = w[ids] · scale        through products.embedding
+    QLinear     y = x · wᵀ + bias         by `functional.linear`, differentiable with respect to x
+    QEmbedding  y = w[ids] · scale        by `functional.embedding`
 
-The weight is no parameter: it has no gradient and no dense copy. Two modules may hold one weight (a tied head). Its canonical
-parts are in the state dict, it moves with `.to(device)`, is shared by deepcopy and written whole by pickle.
+A packed weight is not a parameter: it has no gradient and no dense copy. Two modules may share one (a tied head). The state dict
+has its canonical parts, `.to(device)` moves it, deepcopy shares it and pickle writes all of it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from torch import Tensor, nn
 from ..backends import Prepared
 from ..errors import HalfbyteError
 from ..tensor.qtensor import QTensor
-from . import custom_ops as operators
-from . import functional as products
-from .packed_weight import Held
+from . import custom_ops, functional
+from .packed_weight import PackedWeight
 from .state import DESCRIPTION, NAMES, qtensor_of, tensors_of
 
-Weight = Held | Prepared | QTensor
+Weight = PackedWeight | Prepared | QTensor
 
 
 class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
-    """What they have in common: named packed weights, "" being the name of a module's only one."""
+    """Base of all packed modules: packed weights by name; the name of a module's only weight is ""."""
 
-    packed: dict[str, Held]
+    packed: dict[str, PackedWeight]
 
-    def __init__(self, packed: Mapping[str, Held], activations: str = "exact", backend: str | None = None) -> None:
+    def __init__(self, packed: Mapping[str, PackedWeight], activations: str = "exact", backend: str | None = None) -> None:
         super().__init__()
         self.packed = dict(packed)
         self.activations, self.backend = activations, backend
-        self.number = operators.register(self)
+        self.handle = custom_ops.register(self)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed weights, one that is held twice counted once."""
+        """Bytes of the packed weights; a shared weight counts once."""
         return sum(h.nbytes for h in {id(h): h for h in self.packed.values()}.values())
 
     @property
@@ -56,9 +55,9 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
         """The shape of one of the weights."""
         return self.packed[piece].shape
 
-    def replace(self, piece: str, held: Held) -> None:
-        """Another weight of the same shape in the place of one."""
-        self.packed[piece] = held
+    def replace(self, piece: str, weight: PackedWeight) -> None:
+        """Replace one weight by another of the same shape."""
+        self.packed[piece] = weight
 
     def extra_repr(self) -> str:
         return "; ".join(f"{name}: {describe(h)}" if name else describe(h) for name, h in self.packed.items())
@@ -73,13 +72,13 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
     def __deepcopy__(self, memo: dict[int, Any]) -> Packed:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        new.__dict__ = {k: deepcopy(v, memo) for k, v in self.__dict__.items() if k != "number"}
-        new.number = operators.register(new)
+        new.__dict__ = {k: deepcopy(v, memo) for k, v in self.__dict__.items() if k != "handle"}
+        new.handle = custom_ops.register(new)
         return new
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.number = operators.register(self)
+        self.handle = custom_ops.register(self)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -98,7 +97,7 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
         error_msgs: list[str],
     ) -> None:
         mine = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
-        for name, held in tuple(self.packed.items()):
+        for name, current in tuple(self.packed.items()):
             base = f"{name}." if name else ""
             tensors = {part: mine.pop(base + part) for part in NAMES if base + part in mine}
             if DESCRIPTION not in tensors:
@@ -112,13 +111,15 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
             if q.shape != self.shape_of(name):
                 error_msgs.append(f"{prefix}{base}codes hold a weight of shape {q.shape}; the module's is {self.shape_of(name)}")
                 continue
-            self.replace(name, Held.of(q, device=held.device, backend=held.backend, activations=held.activations))
+            self.replace(
+                name, PackedWeight.of(q, device=current.device, backend=current.backend, activations=current.activations)
+            )
         rest = {prefix + key: t for key, t in mine.items()}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class PackedLinear(Packed):
-    """What layers of the kind x · wᵀ + bias share: one operator in a compiled graph, the layer's own `compute` elsewhere."""
+    """Base of layers that compute x · wᵀ + bias: a custom operator in a traced graph, `compute` in eager mode."""
 
     out_features: int
     in_features: int
@@ -126,19 +127,19 @@ class PackedLinear(Packed):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            y: Tensor = operators.linear(x, self.bias, self.number, self.out_features)
+            y: Tensor = custom_ops.linear(x, self.bias, self.handle, self.out_features)
             return y
         return self.compute(x, self.bias)
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x · wᵀ + bias, now."""
+        """x · wᵀ + bias, without the dispatcher."""
         raise NotImplementedError
 
 
 class QLinear(PackedLinear):
     """A linear layer over a packed (n, k) weight.
 
-    weight       QTensor, what `ops.prepare` made of one, or a `Held` that another module has too
+    weight       QTensor, the result of `ops.prepare`, or a `PackedWeight` shared with another module
     bias         (n,) or None
     activations  "exact" or "int8", as in `ops.linear`
     device       where a QTensor is prepared; backend None picks by it
@@ -153,12 +154,14 @@ class QLinear(PackedLinear):
         device: str = "cpu",
         backend: str | None = None,
     ) -> None:
-        super().__init__({"": Held.of(weight, device=device, backend=backend, activations=activations)}, activations, backend)
+        super().__init__(
+            {"": PackedWeight.of(weight, device=device, backend=backend, activations=activations)}, activations, backend
+        )
         self.out_features, self.in_features = self.weight.shape
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     @property
-    def weight(self) -> Held:
+    def weight(self) -> PackedWeight:
         """The packed weight."""
         return self.packed[""]
 
@@ -166,12 +169,12 @@ class QLinear(PackedLinear):
         return f"n={self.out_features}, k={self.in_features}, bias={self.bias is not None}, {super().extra_repr()}"
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x · wᵀ + bias, now."""
-        return products.linear(x, self.packed[""].prepared, bias, self.activations)
+        """x · wᵀ + bias, without the dispatcher."""
+        return functional.linear(x, self.packed[""].prepared, bias, self.activations)
 
     def gradient(self, g: Tensor) -> Tensor:
-        """g · w: what `compute` passes back to x."""
-        return products.gradient(g, self.packed[""].prepared)
+        """g · w, the gradient of `compute` with respect to x."""
+        return functional.gradient(g, self.packed[""].prepared)
 
 
 class QEmbedding(Packed):
@@ -186,13 +189,13 @@ class QEmbedding(Packed):
         device: str = "cpu",
         backend: str | None = None,
     ) -> None:
-        super().__init__({"": Held.of(weight, device=device, backend=backend)}, backend=backend)
+        super().__init__({"": PackedWeight.of(weight, device=device, backend=backend)}, backend=backend)
         self.num_embeddings, self.embedding_dim = self.weight.shape
         self.dtype = dtype
         self.scale = None if scale is None else torch.tensor(scale, dtype=torch.float32, device="cpu").to(dtype)
 
     @property
-    def weight(self) -> Held:
+    def weight(self) -> PackedWeight:
         """The packed table."""
         return self.packed[""]
 
@@ -209,21 +212,21 @@ class QEmbedding(Packed):
 
     def forward(self, ids: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            y: Tensor = operators.embedding(ids, self.number, self.embedding_dim, self.dtype)
+            y: Tensor = custom_ops.embedding(ids, self.handle, self.embedding_dim, self.dtype)
             return y
         return self.compute(ids)
 
     def compute(self, ids: Tensor) -> Tensor:
-        """The rows, now."""
-        y = products.embedding(ids, self.weight.prepared, self.dtype)
+        """The rows, without the dispatcher."""
+        y = functional.embedding(ids, self.weight.prepared, self.dtype)
         return y if self.scale is None else y * self.scale
 
 
-def describe(held: Held) -> str:
+def describe(weight: PackedWeight) -> str:
     """`int4:g128, 4 bits, group 128, 4.25 bits/weight, 1,234 bytes`."""
-    fmt = held.format
+    fmt = weight.format
     group = "whole rows" if fmt.group_size == -1 else f"group {fmt.group_size}"
-    return f"{fmt}, {fmt.bits} bits, {group}, {held.bits_per_weight:.4g} bits/weight, {held.nbytes:,} bytes"
+    return f"{fmt}, {fmt.bits} bits, {group}, {weight.bits_per_weight:.4g} bits/weight, {weight.nbytes:,} bytes"
 
 
 def packed_modules(model: nn.Module) -> dict[str, Packed]:

@@ -1,10 +1,10 @@
-"""A packed weight as modules hold it: in a backend's own order, able to come back as a QTensor, to move and to be pickled.
+"""A weight in a backend's own layout, which modules share: convertible back to a QTensor, movable and picklable.
 
-    held = Held.of(q)         prepared for a device, q itself may be dropped
-    held.canonical()          the QTensor again, byte for byte
-    held.on("cuda:0")         the same weight prepared for another device
+    weight = PackedWeight.of(q)         prepared for a device; q itself may be dropped
+    weight.canonical()          the QTensor again, byte for byte
+    weight.on("cuda:0")         the same weight prepared for another device
 
-Modules that share a weight (a tied head) share one Held; copies and pickles of a model keep sharing it.
+Modules with a common weight (a tied head) share one PackedWeight; copies and pickles of a model keep sharing it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..spec import Format
 from ..tensor.qtensor import QTensor
 
 
-class Held:
+class PackedWeight:
     """One weight on one device. Immutable: copying a module shares it.
 
-    prepared  the weight in a backend's order
-    backend   name of a backend that was asked for, None when the device decides
+    prepared  the weight in a backend's layout
+    backend   the requested backend, None to choose by device
     """
 
     __slots__ = ("__weakref__", "_elsewhere", "_origin", "_source", "activations", "backend", "device", "prepared")
@@ -40,19 +40,24 @@ class Held:
         self.prepared, self.device, self.backend, self.activations = prepared, device, backend, activations
         self._origin: tuple[str, dict[str, Any]] = ("", {})
         self._source: QTensor | None = None
-        self._elsewhere: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+        self._elsewhere: weakref.WeakValueDictionary[str, PackedWeight] = weakref.WeakValueDictionary()
         if source is not None:
             self._origin = (source.origin, dict(source.details))
-            # A backend that cannot turn its order back, and a slice that must know where it lay, need the QTensor kept.
-            if source.window is not None or not _turns_back(prepared):
+            # The QTensor is kept where the backend cannot restore it, and for a slice, whose group offset is not stored.
+            if source.window is not None or not _is_reversible(prepared):
                 self._source = source
 
     @classmethod
     def of(
-        cls, weight: Held | Prepared | QTensor, *, device: str = "cpu", backend: str | None = None, activations: str = "exact"
-    ) -> Held:
-        """`weight` itself when it is held already, else prepared for `device`."""
-        if isinstance(weight, Held):
+        cls,
+        weight: PackedWeight | Prepared | QTensor,
+        *,
+        device: str = "cpu",
+        backend: str | None = None,
+        activations: str = "exact",
+    ) -> PackedWeight:
+        """`weight` itself when it is a PackedWeight, else prepared for `device`."""
+        if isinstance(weight, PackedWeight):
             return weight
         if isinstance(weight, Prepared):
             return cls(weight, device=device, backend=backend, activations=activations)
@@ -69,7 +74,7 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the backend holds."""
+        """Bytes in the backend's layout."""
         return self.prepared.nbytes
 
     @property
@@ -77,13 +82,13 @@ class Held:
         return self.prepared.bits_per_weight
 
     def canonical(self) -> QTensor:
-        """The QTensor this was made from. BackendError when the backend cannot turn its order back."""
+        """The QTensor this was made from. BackendError when the backend cannot restore it."""
         if self._source is not None:
             return self._source
         parts = backend_named(self.prepared.backend).canonical(self.prepared)
         if parts is None:
             raise BackendError(
-                f"[state] {self.format} prepared for {self.prepared.backend!r} cannot be turned back; make the module from a "
+                f"[state] {self.format} prepared for {self.prepared.backend!r} cannot be converted back; make the module from a "
                 "QTensor"
             )
         origin, details = self._origin
@@ -98,7 +103,7 @@ class Held:
     def requires_grad(self, wanted: bool) -> None:
         self.requires_grad_(wanted)
 
-    def requires_grad_(self, wanted: bool = True) -> Held:
+    def requires_grad_(self, wanted: bool = True) -> PackedWeight:
         """As torch's tensors have it. BackendError when a gradient is wanted."""
         if wanted:
             raise BackendError(
@@ -107,35 +112,35 @@ class Held:
             )
         return self
 
-    def on(self, device: str) -> Held:
+    def on(self, device: str) -> PackedWeight:
         """This weight on a device ("cpu", "cuda:1"); modules that share it go on sharing it there."""
         if device == self.device:
             return self
         there = self._elsewhere.get(device)
         if there is None:
-            # A backend named for one device means nothing on another.
+            # A backend of one device does not serve another.
             backend = self.backend if self.backend and backend_named(self.backend).device == device.partition(":")[0] else None
-            there = Held.of(self.canonical(), device=device, backend=backend, activations=self.activations)
+            there = PackedWeight.of(self.canonical(), device=device, backend=backend, activations=self.activations)
             self._elsewhere[device] = there
         return there
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Held:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _held_again, (self.canonical(), self.device, self.backend, self.activations)
+        return _rebuild, (self.canonical(), self.device, self.backend, self.activations)
 
     def __repr__(self) -> str:
-        return f"Held({self.format}, shape={self.shape}, {self.nbytes:,} bytes, backend={self.prepared.backend!r})"
+        return f"PackedWeight({self.format}, shape={self.shape}, {self.nbytes:,} bytes, backend={self.prepared.backend!r})"
 
 
-def _turns_back(prepared: Prepared) -> bool:
+def _is_reversible(prepared: Prepared) -> bool:
     """True when the backend of this weight overrides `canonical`."""
     from ..backends import Backend
 
     return type(backend_named(prepared.backend)).canonical is not Backend.canonical and 0 not in prepared.shape
 
 
-def _held_again(q: QTensor, device: str, backend: str | None, activations: str) -> Held:
-    """A Held from what `__reduce__` took apart."""
-    return Held.of(q, device=device, backend=backend, activations=activations)
+def _rebuild(q: QTensor, device: str, backend: str | None, activations: str) -> PackedWeight:
+    """Inverse of `PackedWeight.__reduce__`."""
+    return PackedWeight.of(q, device=device, backend=backend, activations=activations)

@@ -6,10 +6,12 @@ AWQ as ModelOpt exports it: where a scale cannot be folded into the layer before
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from ..errors import ShapeError
-from .concat_linear import QRows
+from .concat_linear import ConcatLinear
 from .modules import QLinear
 
 
@@ -21,25 +23,25 @@ class ScaledLinear(QLinear):
         return y
 
 
-class ScaledRows(QRows):
-    """A `QRows` with `pre_quant_scale`, (k,)."""
+class ScaledConcatLinear(ConcatLinear):
+    """A `ConcatLinear` with `pre_quant_scale`, (k,)."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = super().forward(x * self.pre_quant_scale)
         return y
 
 
-def scaled(layer: QLinear | QRows, scale: Tensor | None) -> QLinear | QRows:
+def scaled(layer: QLinear | ConcatLinear, scale: Tensor | None) -> QLinear | ConcatLinear:
     """The same layer with a scale for its input, which it must not have yet; itself for None. ShapeError for another length."""
     if scale is None:
         return layer
     if scale.shape != (layer.in_features,):
         raise ShapeError(f"[scaled] a scale of shape {tuple(scale.shape)}; the layer has {layer.in_features} inputs")
-    activations, backend = layer.activations, layer.backend
-    if isinstance(layer, QRows):
-        made: QLinear | QRows = ScaledRows(list(layer.packed.values()), layer.bias, activations=activations, backend=backend)
+    options: dict[str, Any] = {"activations": layer.activations, "backend": layer.backend}
+    if isinstance(layer, ConcatLinear):
+        made: QLinear | ConcatLinear = ScaledConcatLinear(list(layer.packed.values()), layer.bias, **options)
     else:
-        made = ScaledLinear(layer.weight, layer.bias, activations=activations, backend=backend)
+        made = ScaledLinear(layer.weight, layer.bias, **options)
     made.pre_quant_scale = nn.Parameter(scale.detach(), requires_grad=False)
     return made
 

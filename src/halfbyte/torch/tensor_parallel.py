@@ -25,11 +25,11 @@ from ..errors import HalfbyteError, ShapeError, UnsupportedError
 from ..tensor.concat import apart, join_rows
 from ..tensor.qtensor import QTensor
 from ..tensor.shard import input_unit, shard_experts, shard_inputs, shard_rows, split
-from .concat_linear import QRows
+from .concat_linear import ConcatLinear
 from .experts import QExperts
 from .fuse import unfuse
 from .modules import Packed, QLinear
-from .packed_weight import Held
+from .packed_weight import PackedWeight
 from .scaled_linear import scale_of, scaled
 
 Bounds = tuple[int, int]
@@ -55,11 +55,11 @@ class SummedExperts(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.inner, self.first, self.group = inner, first, group
 
-    def forward(self, x: Tensor, index: Tensor, share: Tensor) -> Tensor:
-        here = (index >= self.first) & (index < self.first + self.inner.num_experts)
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        here = (topk_ids >= self.first) & (topk_ids < self.first + self.inner.num_experts)
         # A slot of another rank's expert is masked: it contributes nothing here.
-        local = torch.where(here, index - self.first, self.inner.num_experts)
-        return summed(self.inner(x, local, share), self.group)
+        local = torch.where(here, topk_ids - self.first, self.inner.num_experts)
+        return summed(self.inner(x, local, topk_weights), self.group)
 
 
 def summed(x: Tensor, group: Any = None) -> Tensor:
@@ -85,9 +85,9 @@ def parallelize(model: Any, rank: int | None = None, ranks: int | None = None, g
     unfuse(model)
     for name, module in list(model.named_modules()):
         try:
-            if _has(module, "o_proj") and (_has(module, "q_proj", "k_proj", "v_proj") or _has(module, "qkv_proj")):
+            if _linears(module, "o_proj") and (_linears(module, "q_proj", "k_proj", "v_proj") or _linears(module, "qkv_proj")):
                 _cut_attention(module, model.config.get_text_config(), rank, ranks, group)
-            elif _has(module, "down_proj") and (_has(module, "gate_proj", "up_proj") or _has(module, "gate_up_proj")):
+            elif _linears(module, "down_proj") and (_linears(module, "gate_proj", "up_proj") or _linears(module, "gate_up_proj")):
                 _cut_feed_forward(module, rank, ranks, group)
             elif isinstance(module, QExperts):
                 model.set_submodule(name, cut_experts(module, rank, ranks, group))
@@ -96,8 +96,8 @@ def parallelize(model: Any, rank: int | None = None, ranks: int | None = None, g
     return model
 
 
-def _has(module: nn.Module, *names: str) -> bool:
-    return all(isinstance(module._modules.get(n), nn.Linear | QLinear | QRows) for n in names)
+def _linears(module: nn.Module, *names: str) -> bool:
+    return all(isinstance(module._modules.get(n), nn.Linear | QLinear | ConcatLinear) for n in names)
 
 
 def _cut_attention(attention: Any, config: Any, rank: int, ranks: int, group: Any) -> None:
@@ -145,7 +145,7 @@ def cut_experts(experts: QExperts, rank: int, ranks: int, group: Any) -> SummedE
     biases: dict[str, Tensor] = {}
     for name, stacked in experts.stacked.items():
         if stacked:
-            weights[name] = _held(experts, shard_experts(experts.packed[name].canonical(), first, last))
+            weights[name] = _prepare_like(experts, shard_experts(experts.packed[name].canonical(), first, last))
         else:
             weights[name] = [experts.packed[f"{e}.{name}"] for e in range(first, last)]
         bias = getattr(experts, f"{name}_bias")
@@ -180,21 +180,24 @@ def cut_rows(module: nn.Module, bounds: Sequence[Bounds]) -> nn.Module:
         return _linear(rows, bias)
     pieces = [piece for a, b in bounds for piece in _rows_of(module, a, b)]
     whole = [w for _, w in pieces]
+    options: dict[str, Any] = {"activations": module.activations, "backend": module.backend}
     if apart(whole) is None:
-        cut: Any = QLinear(_held(module, join_rows(whole)), bias, activations=module.activations, backend=module.backend)
+        cut: Any = QLinear(_prepare_like(module, join_rows(whole)), bias, **options)
     else:
-        cut = QRows([_held(module, w) for w in whole], bias, activations=module.activations, backend=module.backend)
+        cut = ConcatLinear(
+            [_prepare_like(module, w) for w in whole], bias, activations=module.activations, backend=module.backend
+        )
     return scaled(cut, scale_of(module))
 
 
-def _rows_of(module: Packed, start: int, stop: int) -> list[tuple[Held, QTensor]]:
+def _rows_of(module: Packed, start: int, stop: int) -> list[tuple[PackedWeight, QTensor]]:
     """Rows start to stop, from whichever of the module's weights hold them."""
     out, first = [], 0
-    for held in module.packed.values():
-        n = held.shape[0]
+    for weight in module.packed.values():
+        n = weight.shape[0]
         a, b = max(start - first, 0), min(stop - first, n)
         if a < b:
-            out.append((held, shard_rows(held.canonical(), a, b)))
+            out.append((weight, shard_rows(weight.canonical(), a, b)))
         first += n
     return out
 
@@ -206,15 +209,15 @@ def cut_inputs(module: nn.Module, bounds: Bounds, group: Any = None) -> SummedLi
         return SummedLinear(_linear(module.weight.detach()[:, bounds[0] : bounds[1]].contiguous(), None), bias, group)
     if not isinstance(module, Packed):
         raise UnsupportedError(f"[shard] a {type(module).__name__} cannot be cut along its inputs")
-    cut = [_held(module, shard_inputs(h.canonical(), *bounds)) for h in module.packed.values()]
+    cut = [_prepare_like(module, shard_inputs(h.canonical(), *bounds)) for h in module.packed.values()]
     options: dict[str, Any] = {"activations": module.activations, "backend": module.backend}
-    inner = QLinear(cut[0], **options) if len(cut) == 1 else QRows(cut, **options)
+    inner = QLinear(cut[0], **options) if len(cut) == 1 else ConcatLinear(cut, **options)
     scale = scale_of(module)
     return SummedLinear(scaled(inner, None if scale is None else scale[bounds[0] : bounds[1]]), bias, group)
 
 
-def _held(module: Packed, w: QTensor) -> Held:
-    return Held.of(w, device=module.device, backend=module.backend, activations=module.activations)
+def _prepare_like(module: Packed, w: QTensor) -> PackedWeight:
+    return PackedWeight.of(w, device=module.device, backend=module.backend, activations=module.activations)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -38,8 +38,8 @@ def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = Non
                 continue
             seen.add(kind)
             each = top or _top(model)
-            for m, share in _steps(module, tokens, each, dtype):
-                module(*_inputs(module, m, dtype, each, share))
+            for m, topk_dtype in _steps(module, tokens, each, dtype):
+                module(*_inputs(module, m, dtype, each, topk_dtype))
                 calls += 1
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -63,13 +63,13 @@ def _steps(module: Packed, tokens: Sequence[int], top: int, dtype: torch.dtype) 
 
 
 def _kind(module: Packed) -> Any:
-    """What two layers share that need the same kernels."""
+    """What two layers topk_dtype that need the same kernels."""
     weights = tuple((name, h.format, h.shape) for name, h in module.packed.items())
     biases = tuple(name for name, _ in module.named_parameters())
     return type(module), weights, biases, module.device, module.activations, getattr(module, "activation", None)
 
 
-def _inputs(module: Packed, m: int, dtype: Any, top: int, share: Any) -> tuple[Any, ...]:
+def _inputs(module: Packed, m: int, dtype: Any, top: int, topk_dtype: Any) -> tuple[Any, ...]:
     """Zeros that a layer takes."""
     device = module.device
     if isinstance(module, QEmbedding):
@@ -78,7 +78,7 @@ def _inputs(module: Packed, m: int, dtype: Any, top: int, share: Any) -> tuple[A
         name = next(n for n in module.packed if n.rpartition(".")[2] in ("gate_up_proj", "gate_proj"))
         x = torch.zeros(m, module.shape_of(name)[-1], dtype=dtype, device=device)
         index = torch.arange(m * top, device=device).reshape(m, top) % module.num_experts
-        return x, index, torch.full((m, top), 1.0 / top, dtype=share, device=device)
+        return x, index, torch.full((m, top), 1.0 / top, dtype=topk_dtype, device=device)
     return (torch.zeros(m, module.in_features, dtype=dtype, device=device),)
 
 

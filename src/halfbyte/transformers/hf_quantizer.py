@@ -84,7 +84,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
             self._filling(model, checkpoint).run(only=self.places)
             if cut_in_halves(checkpoint.config):
                 self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
-        return prepared_for_saving(model, self)
+        return make_saveable(model, self)
 
     def _filling(self, model: Any, checkpoint: Checkpoint) -> FolderFilling:
         config = self.quantization_config
@@ -102,7 +102,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """The state dict without a second copy of a tied head."""
-        return state_dict_to_save(model), {}
+        return packed_state_dict(model), {}
 
     def is_serializable(self) -> bool:
         return True
@@ -116,7 +116,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
 
-def prepared_for_saving(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: dict[str, Any] | None = None) -> Any:
+def make_saveable(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: dict[str, Any] | None = None) -> Any:
     """The model, so that its `save_pretrained` writes packed weights and a config that says so."""
     config = quantizer.quantization_config if quantizer is not None else HalfbyteConfig(meta=meta)
     model.hf_quantizer = quantizer or HalfbyteQuantizer(config)
@@ -130,7 +130,7 @@ def prepared_for_saving(model: Any, quantizer: HalfbyteQuantizer | None = None, 
     return model
 
 
-def state_dict_to_save(model: Any) -> dict[str, Any]:
+def packed_state_dict(model: Any) -> dict[str, Any]:
     """Parameters and canonical parts by name; a head that shares the embedding's weight is left out when the config ties them."""
     state: dict[str, Any] = {}
     seen: set[int] = set()

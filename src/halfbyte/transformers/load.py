@@ -25,12 +25,12 @@ from ..checkpoints.views.gptqmodel_marker import cut_in_halves
 from ..errors import BackendError, FormatError, UnsupportedError
 from ..torch.modules import packed_modules
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
-from .decode.rmsnorm import single_calls
+from .decode.rmsnorm import replace_rmsnorms
 from .fill.gguf import fill
 from .fill.safetensors import fill_from_folder
 from .gguf.config import architecture_of, config_of
 from .gguf.tokenizer import tokenizer_of
-from .hf_quantizer import prepared_for_saving
+from .hf_quantizer import make_saveable
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -85,8 +85,8 @@ def load_model(
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
     model = model.to(where).eval().requires_grad_(False)
-    single_calls(model)
-    return prepared_for_saving(model, meta=meta), tokenizer
+    replace_rmsnorms(model)
+    return make_saveable(model, meta=meta), tokenizer
 
 
 def _device(device: str | torch.device) -> str:

@@ -41,7 +41,7 @@ def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
 
     from ...backends.cpu import set_threads
     from ...transformers import load_model
-    from ...transformers.decode.session import Decoding
+    from ...transformers.decode.session import DecodeSession
     from ...transformers.load import import_model_code
 
     torch.set_num_threads(threads)
@@ -53,7 +53,7 @@ def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
 
     def states() -> Iterator[Step]:
         while True:
-            yield partial(_likeliest, Decoding(model))
+            yield partial(_likeliest, DecodeSession(model))
 
     return states(), model.config.get_text_config().vocab_size, ready
 

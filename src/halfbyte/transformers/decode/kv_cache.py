@@ -1,8 +1,8 @@
-"""Keys and values that grow in place: a decoding step writes its own token, where transformers' cache copies all before it.
+"""A KV cache that grows in place: a decoding step appends one token, where transformers' cache copies all earlier tokens.
 
-    cache = growing_cache(model)      transformers' DynamicCache, plain and sliding layers replaced; None for other models
+    cache = growing_cache(model)      transformers' DynamicCache with its full and sliding layers replaced; None for other models
 
-The numbers are those of transformers' own layers. Only for inference: what is written in place has no gradient.
+Values equal those of transformers' own layers. For inference only: writes in place record no gradient.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers import DynamicCache, PreTrainedModel
 from ...backends.cpu.pack import aligned_empty
 
 SPARE = 256
-"""Tokens for which there is room after a copy."""
+"""Free tokens behind the data after a reallocation."""
 
 
-class Room:
-    """A tensor (..., tokens, d) with room behind it."""
+class GrowingBuffer:
+    """A tensor (..., tokens, d) with spare capacity behind it."""
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
@@ -31,7 +31,7 @@ class Room:
         self._end = 0
 
     def append(self, old: Tensor, new: Tensor) -> Tensor:
-        """`old` and then `new` along the tokens; copies `old` only if it is not what `keep` returned, or the room is used up."""
+        """`old` and then `new` along the tokens; copies `old` only if `keep` did not return it or the buffer is full."""
         count = old.shape[-2] if old.dim() > 1 else 0  # an empty cache is one-dimensional
         more = new.shape[-2]
         buffer = self._with_room(old, count, new, more)
@@ -40,7 +40,7 @@ class Room:
         return buffer[..., self._end - count - more : self._end, :]
 
     def _with_room(self, old: Tensor, count: int, like: Tensor, more: int) -> Tensor:
-        """The buffer, `old`'s `count` tokens at its end and room for `more` behind."""
+        """The buffer, `old`'s `count` tokens at its end and capacity for `more` behind it."""
         if self._buffer is None or old is not self._kept or self._end + more > self._buffer.shape[-2]:
             self._buffer = _empty((*like.shape[:-2], count + more + SPARE, like.shape[-1]), like.dtype)
             if count:
@@ -49,7 +49,7 @@ class Room:
         return self._buffer
 
     def open(self, old: Tensor) -> tuple[Tensor, int]:
-        """`old`, where it has room behind it, and for how many tokens: one at least."""
+        """(`old` in the buffer, free tokens behind it): at least one."""
         buffer = self._with_room(old, old.shape[-2], old, 1)
         return self.keep(self.close(old, 0)), buffer.shape[-2] - self._end
 
@@ -66,13 +66,13 @@ class Room:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialised numbers, on huge pages as weights are: a step reads all of them."""
+    """Uninitialized memory on huge pages, as weights have: a step reads all of it."""
     raw = torch.from_numpy(aligned_empty(math.prod(shape) * dtype.itemsize))
     return raw.view(dtype).view(shape)
 
 
 class Growing:
-    """What layers of both kinds share: tokens written behind by address, as `step` does it, between `open` and `close`."""
+    """Base of both kinds of layer: the native step writes tokens by address between `open` and `close`."""
 
     keys: Tensor
     values: Tensor
@@ -80,11 +80,11 @@ class Growing:
     cumulative_length: int
     window: int | None
     """Tokens that one token sees, itself included; None for all."""
-    _rooms: tuple[Room, Room]
+    _buffers: tuple[GrowingBuffer, GrowingBuffer]
 
     def open(self) -> int:
-        """For how many tokens there is room behind `keys` and `values`, wherever these are then: one at least."""
-        k, v = self._rooms
+        """Free tokens behind `keys` and `values`, at least one; both may have been reallocated."""
+        k, v = self._buffers
         self.keys, room = k.open(self.keys)
         self.values, _ = v.open(self.values)
         return room
@@ -92,7 +92,7 @@ class Growing:
     def close(self, more: int) -> None:
         """`more` tokens were written behind."""
         kept = None if self.window is None else self.window - 1
-        k, v = self._rooms
+        k, v = self._buffers
         self.keys, self.values = k.keep(k.close(self.keys, more), kept), v.keep(v.close(self.values, more), kept)
         if self.window is not None:
             self.cumulative_length += more
@@ -105,12 +105,12 @@ class GrowingLayer(Growing, DynamicLayer):  # type: ignore[misc] # transformers 
 
     def __init__(self) -> None:
         super().__init__()
-        self._rooms = Room(), Room()
+        self._buffers = GrowingBuffer(), GrowingBuffer()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        k, v = self._rooms
+        k, v = self._buffers
         self.keys = k.keep(k.append(self.keys, key_states))
         self.values = v.keep(v.append(self.values, value_states))
         return self.keys, self.values
@@ -122,7 +122,7 @@ class GrowingSlidingLayer(Growing, DynamicSlidingWindowLayer):  # type: ignore[m
     def __init__(self, sliding_window: int) -> None:
         super().__init__(sliding_window)
         self.window = sliding_window
-        self._rooms = Room(), Room()
+        self._buffers = GrowingBuffer(), GrowingBuffer()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if getattr(self, "record_past", False):  # assisted decoding, which takes tokens back
@@ -131,7 +131,7 @@ class GrowingSlidingLayer(Growing, DynamicSlidingWindowLayer):  # type: ignore[m
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.cumulative_length += key_states.shape[-2]
-        k, v = self._rooms
+        k, v = self._buffers
         keys, values = k.append(self.keys, key_states), v.append(self.values, value_states)
         self.keys = k.keep(keys, self.sliding_window - 1)
         self.values = v.keep(values, self.sliding_window - 1)
@@ -140,7 +140,7 @@ class GrowingSlidingLayer(Growing, DynamicSlidingWindowLayer):  # type: ignore[m
 
 def growing_cache(model: Any) -> DynamicCache | None:
     """An empty cache for one text; None for a model that is not transformers' or makes a cache of its own kind, and off the CPU,
-    where a copy is not what a step waits for."""
+    where the copy does not limit a step."""
     if not isinstance(model, PreTrainedModel) or getattr(model, "_is_stateful", False) or model.device.type != "cpu":
         return None
     cache = DynamicCache(config=model.config)

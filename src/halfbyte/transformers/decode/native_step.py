@@ -1,11 +1,11 @@
-"""A decoding step of one text without transformers' Python between the products: its layers as one list of native operations.
+"""A decoding step of one sequence as one list of native operations, without transformers' Python code between the products.
 
-    step = step_of(model, cache)      None for a model it does not know, and where something would be passed over
-    hidden = step(embedded)           of the last norm, before the head
+    step = native_step(model, cache)      None for a model it does not support, and where a hook or option would be ignored
+    hidden = step(embedded)           after the last norm, before the head
 
 For models whose layers are those of `LAYERS`, packed on the CPU, in float32. The operations are the model's own: products by the
-same kernels, norms, rotation, attention and gates in float32. Sums run in another order than torch's, so that logits differ by
-float32's rounding (1e-6 of the largest), and with 8-bit activations by what it costs that one of two neighbours was taken.
+same kernels, norms, rotation, attention and gates in float32. Sums run in another order than torch's, so logits differ by
+float32 rounding (1e-6 of the largest), and with 8-bit activations where an activation rounds to the neighbouring code.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ LAYERS = {
 }  # fmt: skip
 """Layer -> its norms before and after attention, before and after the feed-forward part; None where there is none."""
 GATES = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1}
-"""Activation -> how the core numbers it."""
+"""Activation -> its number in the native core."""
 ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotation whose angles do not depend on how long the text is."""
+"""Rotary embeddings whose angles do not depend on the sequence length."""
 SCALARS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-"""What a configuration must not have set."""
+"""Options that the step does not compute; a configuration must not set them."""
 ATTENTIONS = ("eager", "sdpa")
-"""Implementations of attention that compute the same; one that somebody registered may compute anything."""
+"""Attention implementations with the standard result; a registered one may compute anything."""
 
 
-def step_of(model: Any, cache: Any) -> Step | None:
-    """The step for one text whose prompt is in `cache`; None when the model's own forward is to be called."""
+def native_step(model: Any, cache: Any) -> Step | None:
+    """The step for one sequence whose prompt is in `cache`; None when the model's own forward must be called."""
     layers = getattr(cache, "layers", ())  # another kind of model has another kind of state
     grows = len(layers) > 0 and all(isinstance(layer, Growing) and layer.is_initialized for layer in layers)
-    return Step(model, layers) if grows and knows(model) and len(layers) == len(model.model.layers) else None
+    return Step(model, layers) if grows and supports(model) and len(layers) == len(model.model.layers) else None
 
 
-def knows(model: Any) -> bool:
-    """True for a model that consists of what `Step` computes, and of nothing that would be passed over (hooks, other modules)."""
+def supports(model: Any) -> bool:
+    """True for a model that consists only of what `Step` computes, without hooks or other modules."""
     if model.training or model.dtype != torch.float32 or set(dict(model.named_children())) != {"model", "lm_head"}:
         return False
     body, parts = model.model, {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -68,15 +68,15 @@ def knows(model: Any) -> bool:
         return False
     if not all(_is_transformers(m) for m in (model, body, body.rotary_emb)) or not isinstance(body.norm, RMSNorm):
         return False
-    return all(_knows_layer(layer) and layer.self_attn.layer_idx == i for i, layer in enumerate(body.layers))
+    return all(_supports_layer(layer) and layer.self_attn.layer_idx == i for i, layer in enumerate(body.layers))
 
 
 def _is_transformers(m: Any) -> bool:
-    """True for a module whose class is transformers' own, not one derived from it or of the same name."""
+    """True for a module whose class is defined in transformers, not derived or of the same name."""
     return type(m).__module__.startswith("transformers.models.")
 
 
-def _knows_layer(layer: Any) -> bool:
+def _supports_layer(layer: Any) -> bool:
     norms = LAYERS.get(type(layer).__name__)
     if norms is None or set(dict(layer.named_children())) != {"self_attn", "mlp", *filter(None, norms)}:
         return False
@@ -89,20 +89,20 @@ def _knows_layer(layer: Any) -> bool:
         and set(mlp) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
         and type(mlp["act_fn"]).__name__ in GATES
         and all(isinstance(m, RMSNorm) for m in (*own.values(), *(getattr(layer, name) for name in norms if name)))
-        and all(_knows_product(m) for m in products)
+        and all(_supports_product(m) for m in products)
     )
 
 
-def _knows_product(m: Any) -> bool:
+def _supports_product(m: Any) -> bool:
     bias = m.bias if type(m) is QLinear else None
     plain = bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
     return type(m) is QLinear and plain and m.weight.prepared.backend == "cpu" and 0 not in m.weight.shape
 
 
 class Step:
-    """The layers and the last norm of one model for one text; call it with one token's embedding after the other.
+    """The layers and the last norm of one model for one sequence; call it with one token's embedding at a time.
 
-    Between two calls of the model's own forward, `settle` gives the cache what was written behind it.
+    Between two calls of the model's own forward, `commit` appends the written tokens to the cache.
     """
 
     def __init__(self, model: Any, cache_layers: Sequence[Any]) -> None:
@@ -110,36 +110,36 @@ class Step:
         self.layers, self.rotary = cache_layers, body.rotary_emb
         by_kind = "layer_type" in inspect.signature(body.rotary_emb.forward).parameters
         kinds = [(layer.self_attn.layer_type,) if by_kind else () for layer in body.layers]
-        self.kinds = list(dict.fromkeys(kinds))  # what the model's rotation wants to know of a layer
+        self.kinds = list(dict.fromkeys(kinds))  # arguments of the model's rotary embedding, by layer
         self.x, self.out = torch.empty(model.config.hidden_size), torch.empty(1, 1, model.config.hidden_size)
         self._operations = native().Step()
-        self._kept: list[Any] = []  # what the operations have addresses of
-        self.rows: dict[tuple[str, int], Tensor] = {}  # that layers of one width share, and which so stay in the first cache
+        self._kept: list[Any] = []  # keeps alive what the operations have addresses of
+        self.rows: dict[tuple[str, int], Tensor] = {}  # buffers shared by layers of one width, so that they stay in the L1 cache
         for index, layer in enumerate(body.layers):
             self._add_layer(index, layer, self.kinds.index(kinds[index]))
         self._norm(body.norm, self.x, self.out)
         self.windows = np.array([layer.window or np.iinfo(np.int64).max for layer in cache_layers])
-        self.places = np.zeros((len(cache_layers), 4), np.int64)  # as native/step.h has them
+        self.slots = np.zeros((len(cache_layers), 4), np.int64)  # as native/step.h has them
         self.angles = np.zeros((2, len(self.kinds)), np.int64)
         self.written = self.room = 0
 
     def __call__(self, embedded: Tensor) -> Tensor:
-        """(1, 1, hidden) -> (1, 1, hidden), which the next call writes over."""
+        """(1, 1, hidden) -> (1, 1, hidden), which the next call overwrites."""
         if self.written == self.room:
-            self.settle()
+            self.commit()
             self._open()
         self.x[:] = embedded.view(-1)
         end = self._kept_tokens + self.written + 1
         count = np.minimum(end, self.windows)
         first = (end - count) * self._token_bytes
-        self.places[:, 0], self.places[:, 1], self.places[:, 3] = self._keys + first, self._values + first, count
+        self.slots[:, 0], self.slots[:, 1], self.slots[:, 3] = self._keys + first, self._values + first, count
         angles = self.angles + self.written * self._angle_bytes
-        self._operations.run(self.places.ctypes.data, angles.ctypes.data, angles.ctypes.data + angles.itemsize * len(self.kinds))
+        self._operations.run(self.slots.ctypes.data, angles.ctypes.data, angles.ctypes.data + angles.itemsize * len(self.kinds))
         self.written += 1
         return self.out
 
-    def settle(self) -> None:
-        """The cache as the model's own forward would have left it."""
+    def commit(self) -> None:
+        """Leave the cache as the model's own forward would."""
         for layer in self.layers:
             layer.close(self.written)
         self.written = self.room = 0
@@ -151,9 +151,9 @@ class Step:
         self._values = np.array([layer.values.data_ptr() for layer in self.layers])
         self._kept_tokens = np.array([layer.keys.shape[-2] for layer in self.layers])
         self._token_bytes = 4 * self.layers[0].keys.shape[-1]
-        self.places[:, 2] = [layer.keys.stride(-3) for layer in self.layers]
-        places = torch.arange(start, start + self.room)[None]
-        self._angles = [self.rotary(self.x, places, *kind) for kind in self.kinds]
+        self.slots[:, 2] = [layer.keys.stride(-3) for layer in self.layers]
+        positions = torch.arange(start, start + self.room)[None]
+        self._angles = [self.rotary(self.x, positions, *kind) for kind in self.kinds]
         self._angle_bytes = 4 * self._angles[0][0].shape[-1]
         self.angles[:] = [[pair[i].data_ptr() for pair in self._angles] for i in range(2)]
 

@@ -1,8 +1,8 @@
-"""RMSNorm in one call of torch, where that gives the very numbers of the model's own module.
+"""RMSNorm in one call of torch, where that is bit-identical to the model's own module.
 
-A model's norm is six to eight small calls, and a decoding step has a hundred norms. `single_calls(model)` puts an `RMSNorm` in
-the place of each norm whose module and whose replacement agree bit for bit on random rows; others stay. That holds on the CPU;
-on another device the model's own module computes, so that a model moved there and one loaded there give the same.
+A model's norm is six to eight small calls, and a decoding step has a hundred norms. `replace_rmsnorms(model)` replaces each norm
+whose output and whose replacement's output on random rows are equal bit for bit; others stay. That is tested on the CPU only; on
+other devices the model's own module is called, so that a model moved there and one loaded there give equal results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
     def __init__(self, plain: nn.Module, eps: float, plus_one: bool) -> None:
         super().__init__()
         self.weight, self.eps, self.plus_one = plain.weight, eps, plus_one
-        object.__setattr__(self, "plain", plain)  # no submodule: it has the same parameter, and names must stay
+        object.__setattr__(self, "plain", plain)  # not a submodule: state dict names must not change
         self._refresh()
 
     def _refresh(self) -> None:
@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
         return self
 
     def current_scale(self) -> Tensor:
-        """What rows are multiplied by, float32."""
+        """The factor of each column, float32."""
         if self.weight._version != self.seen:  # written in place: a checkpoint loaded into the module
             self._refresh()
         return self.scale
@@ -52,8 +52,8 @@ class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
         return f"{tuple(self.weight.shape)}, eps={self.eps}{', 1 + weight' if self.plus_one else ''}"
 
 
-def single_calls(model: nn.Module) -> int:
-    """Replaces what can be replaced, in place; returns how many norms. float32 on the CPU only."""
+def replace_rmsnorms(model: nn.Module) -> int:
+    """Replace norms in place; returns their number. float32 on the CPU only."""
     count = 0
     for parent in list(model.modules()):
         for name, module in list(parent._modules.items()):
@@ -65,7 +65,7 @@ def single_calls(model: nn.Module) -> int:
 
 
 def replacement(module: Any) -> RMSNorm | None:
-    """An `RMSNorm` that gives what `module` gives; None for a module that is no such norm."""
+    """An `RMSNorm` with the same output as `module`; None for any other module."""
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     if not type(module).__name__.endswith("RMSNorm") or isinstance(module, RMSNorm) or not isinstance(eps, float):
         return None

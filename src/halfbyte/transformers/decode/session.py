@@ -1,10 +1,10 @@
-"""One text in a model: tokens in, logits of the last one out.
+"""One sequence in a model: tokens in, logits of the last one out.
 
-    text = Decoding(model)
-    logits = text(prompt_ids)         all of them in one pass of the model
-    logits = text([token])            one more
+    session = DecodeSession(model)
+    logits = session(prompt_ids)      all tokens in one pass of the model
+    logits = session([token])         one more token
 
-Single tokens go through `step` where it knows the model, else through the model's own forward.
+Single tokens go through `native_step` where it supports the model, else through the model's own forward.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from .kv_cache import growing_cache
-from .native_step import Step, step_of
+from .native_step import Step, native_step
 
 
-class Decoding:
-    """What a model has seen of one text.
+class DecodeSession:
+    """A model with the cache of one sequence.
 
     state  the model's cache, None before the first call for a model that makes its own
-    step   what computes single tokens; None when that is the model's own forward
+    step   the native step for single tokens; None where the model's own forward is called
     """
 
     def __init__(self, model: Any) -> None:
@@ -40,12 +40,12 @@ class Decoding:
         with torch.inference_mode():
             if len(ids) == 1 and self._started:
                 if not self._chosen:
-                    self.step, self._chosen = step_of(self.model, self.state), True
+                    self.step, self._chosen = native_step(self.model, self.state), True
                 if self.step is not None:
                     logits: Tensor = self.model.lm_head(self.step(self.model.model.embed_tokens(tokens)))
                     return logits[0, -1]
             if self.step is not None:
-                self.step.settle()
+                self.step.commit()
             out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{self._name: self.state})
             self.state, self._started = out[self._name], True
             last: Tensor = out.logits[0, -1]

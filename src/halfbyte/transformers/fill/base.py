@@ -1,6 +1,6 @@
-"""One tensor of a checkpoint into its place in an empty transformers model: a packed module or a parameter.
+"""Load one tensor of a checkpoint into an empty transformers model, as a packed module or as a parameter.
 
-What is common to GGUF files and to folders of safetensors; which key belongs where is theirs (`gguf_fill`, `folder_fill`).
+Shared by GGUF files (`fill.gguf`) and folders of safetensors (`fill.safetensors`), which map keys to modules.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ...checkpoints import Checkpoint
 from ...errors import CheckpointError
 from ...tensor.qtensor import QTensor
 from ...torch.modules import QEmbedding, QLinear
-from ...torch.packed_weight import Held
+from ...torch.packed_weight import PackedWeight
 from ...torch.state import tensor
 
 
 class Filling:
-    """An empty model on its way to a filled one.
+    """Fills an empty model from a checkpoint.
 
     activations, backend, device  as for `load_model`
     """
@@ -59,13 +59,13 @@ class Filling:
         if tuple(have.shape) != shape:
             raise self.error(f"tensor {key!r} is {list(shape)}; the model wants {list(have.shape)}")
 
-    def hold(self, weight: QTensor) -> Held:
-        return Held.of(weight, device=self.device, backend=self.backend, activations=self.activations)
+    def prepare(self, weight: QTensor) -> PackedWeight:
+        return PackedWeight.of(weight, device=self.device, backend=self.backend, activations=self.activations)
 
     def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
-        """A packed module in place of the linear or embedding module at `path`.
+        """Replace by a packed module the linear or embedding module at `path`.
 
-        A router is no layer: transformers multiplies by it as a parameter, so it is decoded here, once.
+        A router is a parameter in transformers, not a layer; it is dequantized here, once.
         """
         module = self.module(key, path)
         have = module._parameters.get(leaf)
@@ -76,7 +76,7 @@ class Filling:
             raise self.error(f"tensor {key!r} is quantized, and {path}.{leaf} of a {type(module).__name__} cannot be")
         self.check(key, weight.shape, module.weight)
         if isinstance(module, nn.Linear):
-            self.model.set_submodule(path, self.linear(self.hold(weight), module.bias))
+            self.model.set_submodule(path, self.linear(self.prepare(weight), module.bias))
             return
         scale = getattr(module, "scalar_embed_scale", None)
         if scale is None and type(module).forward is not nn.Embedding.forward:
@@ -84,10 +84,10 @@ class Filling:
                 f"tensor {key!r} is quantized, and {path} computes more than rows of a table ({type(module).__name__})"
             )
         # Rows are decoded exactly whatever the activations are.
-        held = Held.of(weight, device=self.device, backend=self.backend, activations=self.activations)
-        self.model.set_submodule(path, QEmbedding(held, scale=scale, dtype=self.model.dtype, backend=self.backend))
+        table = self.prepare(weight)
+        self.model.set_submodule(path, QEmbedding(table, scale=scale, dtype=self.model.dtype, backend=self.backend))
 
-    def linear(self, weight: Held, bias: torch.Tensor | None = None) -> QLinear:
+    def linear(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> QLinear:
         return QLinear(weight, bias, activations=self.activations, backend=self.backend)
 
     def put_dense(self, key: str, array: NDArray[Any], path: str, leaf: str) -> None:
@@ -115,9 +115,9 @@ class Filling:
         """CheckpointError naming the parameters that no tensor filled."""
         empty = [name for name, p in self.model.named_parameters() if p.is_meta]
         if empty:
-            raise self.error(f"no tensor for {some(empty)} of {type(self.model).__name__}")
+            raise self.error(f"no tensor for {first_names(empty)} of {type(self.model).__name__}")
 
 
-def some(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     """The first five of many names."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,8 +1,8 @@
-"""An experts module of transformers from what a checkpoint holds of it: stacks, single experts, packed or dense.
+"""Build an experts module of transformers from a checkpoint's stacks or single experts, packed or dense.
 
 transformers keeps every expert of a layer in two parameters, `gate_up_proj` and `down_proj`. A checkpoint may have a tensor for
-each expert and projection. Packed ones are stacked where all experts read alike, gate and up joined where they share a format
-and a global scale; else they are kept apart, with the same result. Dense ones become the parameters.
+each expert and projection. Packed ones are stacked where all experts share a format; gate and up are joined where they share a
+format and a global scale, and otherwise stay separate tensors with the same result. Dense ones become the parameters.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...tensor.qtensor import QTensor
 from ...torch.experts import QExperts
 from ...torch.modules import Weight
 from ...torch.state import tensor
-from .base import Filling, some
-from .module_paths import Place
+from .base import Filling, first_names
+from .module_paths import Slot
 
-Keys = Mapping[Place, str]
-"""Place -> key, of one experts module."""
+Keys = Mapping[Slot, str]
+"""Slot -> key, of one experts module."""
 
 _CLAMPED = ("GptOssExperts",)
 """Experts whose gate is gpt-oss's."""
@@ -40,10 +40,12 @@ def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
     """
     module = filling.module(next(iter(keys.values())), path)
     info = filling.checkpoint.info
-    kinds = {info(key).quantized for place, key in keys.items() if place.leaf == "weight"}
+    kinds = {info(key).quantized for slot, key in keys.items() if slot.leaf == "weight"}
     if len(kinds) > 1:
-        odd = [key for place, key in keys.items() if place.leaf == "weight" and not info(key).quantized]
-        raise filling.error(f"{some(odd)} are dense and the other experts of {path} packed; all of one layer must be alike")
+        odd = [key for slot, key in keys.items() if slot.leaf == "weight" and not info(key).quantized]
+        raise filling.error(
+            f"{first_names(odd)} are dense and the other experts of {path} packed; all of one layer must be of one kind"
+        )
     build = _packed if kinds == {True} else _dense
     build(filling, path, module, keys)
 
@@ -69,7 +71,7 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
 def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     activation, interleaved = gate_of(module)
     experts = int(module.gate_up_proj.shape[0])
-    pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.piece for k in keys if k.leaf == "weight")}
+    pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.projection for k in keys if k.leaf == "weight")}
     weights: dict[str, Weight | list[Weight]] = {}
     cut = interleaved and cut_in_halves(filling.checkpoint.config)
     if "gate_proj" in pieces and "up_proj" in pieces and (cut or not interleaved):
@@ -78,10 +80,10 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
             pieces = {"gate_up_proj": joined, "down_proj": pieces["down_proj"]}
     _check_shapes(filling, path, module, pieces)
     for name in list(pieces):
-        weights[name] = _held(filling, pieces.pop(name))
+        weights[name] = _prepared(filling, pieces.pop(name))
         # At most one projection's file pages stand beside what was made of them.
-        for place, key in keys.items():
-            if place.piece == name or (name == "gate_up_proj" and place.piece in ("gate_proj", "up_proj")):
+        for slot, key in keys.items():
+            if slot.projection == name or (name == "gate_up_proj" and slot.projection in ("gate_proj", "up_proj")):
                 filling.checkpoint.release(key)
     biases = {}
     for name in weights:
@@ -106,17 +108,21 @@ Piece = QTensor | list[QTensor]
 
 
 def _piece(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> Piece:
-    whole = next((key for place, key in keys.items() if (place.piece, place.leaf, place.expert) == (piece, "weight", None)), None)
+    whole = next(
+        (key for slot, key in keys.items() if (slot.projection, slot.leaf, slot.expert) == (piece, "weight", None)), None
+    )
     if whole is not None:
         q = filling.packed(whole)
         if q.ndim != 3 or q.shape[0] != experts:
             raise filling.error(f"tensor {whole!r} is {list(q.shape)}; {path} has {experts} experts")
         # No backend takes one expert out of groups that run over the flattened stack.
         return [q[e] for e in range(experts)] if q.format.grouping in ("flat", "strided") else q
-    single = {place.expert: key for place, key in keys.items() if place.piece == piece and place.leaf == "weight"}
+    single = {slot.expert: key for slot, key in keys.items() if slot.projection == piece and slot.leaf == "weight"}
     lost = [f"{path}.{e}.{piece}" for e in range(experts) if e not in single]
     if lost or len(single) != experts:
-        raise filling.error(f"no tensor for {some(lost)}" if lost else f"{path} has {experts} experts; {len(single)} are stored")
+        raise filling.error(
+            f"no tensor for {first_names(lost)}" if lost else f"{path} has {experts} experts; {len(single)} are stored"
+        )
     weights = []
     for e in range(experts):
         weights.append(filling.packed(single[e]))
@@ -134,10 +140,10 @@ def _joined(gate: Piece, up: Piece) -> Piece | None:
     return None
 
 
-def _held(filling: Filling, piece: Piece) -> Weight | list[Weight]:
+def _prepared(filling: Filling, piece: Piece) -> Weight | list[Weight]:
     if isinstance(piece, QTensor):
-        return filling.hold(piece)
-    return [filling.hold(q) for q in piece]
+        return filling.prepare(piece)
+    return [filling.prepare(q) for q in piece]
 
 
 def _check_shapes(filling: Filling, path: str, module: nn.Module, pieces: Mapping[str, Piece]) -> None:
@@ -159,7 +165,7 @@ def _check_shapes(filling: Filling, path: str, module: nn.Module, pieces: Mappin
 
 def _bias(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> Tensor | None:
     """(e, n) of a projection, None when there is none."""
-    mine = {place.expert: key for place, key in keys.items() if place.piece == piece and place.leaf == "bias"}
+    mine = {slot.expert: key for slot, key in keys.items() if slot.projection == piece and slot.leaf == "bias"}
     if not mine:
         return None
     if None in mine:
@@ -172,22 +178,22 @@ def _bias(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> 
 def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     """The parameters of a module whose experts are stored dense."""
     experts = int(module.gate_up_proj.shape[0])
-    transposed, in_turns = bool(getattr(module, "is_transposed", False)), not getattr(module, "is_concatenated", True)
-    in_turns = in_turns and not cut_in_halves(filling.checkpoint.config)
+    transposed, interleaved = bool(getattr(module, "is_transposed", False)), not getattr(module, "is_concatenated", True)
+    interleaved = interleaved and not cut_in_halves(filling.checkpoint.config)
     for name, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
         for leaf in ("weight", "bias"):
             whole, matrices = _values(filling, name, leaf, experts, keys)
             parts = [_values(filling, half, leaf, experts, keys)[0] for half in halves]
             if whole is None and parts and all(p is not None for p in parts):
-                whole, matrices = _joined_values([p for p in parts if p is not None], in_turns), True
+                whole, matrices = _joined_values([p for p in parts if p is not None], interleaved), True
             if whole is not None:
                 whole = whole.swapaxes(1, 2) if leaf == "weight" and transposed and matrices else whole
                 filling.put_dense(f"{path}.{name}", whole, path, name if leaf == "weight" else f"{name}_bias")
 
 
-def _joined_values(halves: list[Any], in_turns: bool) -> Any:
-    """Gate's rows, then up's, or one of each in turns."""
-    if not in_turns:
+def _joined_values(halves: list[Any], interleaved: bool) -> Any:
+    """Gate's rows, then up's, or gate and up rows interleaved."""
+    if not interleaved:
         return np.concatenate(halves, axis=1)
     stacked = np.stack(halves, axis=2)
     return stacked.reshape(stacked.shape[0], -1, *stacked.shape[3:])
@@ -196,7 +202,7 @@ def _joined_values(halves: list[Any], in_turns: bool) -> Any:
 def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -> tuple[Any, bool]:
     """A projection of all experts, and whether its matrices are (n, k): they are but where a parameter of transformers' own is
     stored, which may be (k, n)."""
-    mine = {place.expert: key for place, key in keys.items() if (place.piece, place.leaf) == (piece, leaf)}
+    mine = {slot.expert: key for slot, key in keys.items() if (slot.projection, slot.leaf) == (piece, leaf)}
     if None in mine:
         # What was packed in some layout is (n, k) too, however its key ends.
         return filling.dense(mine[None]), mine[None].endswith(".weight") or bool(filling.checkpoint.info(mine[None]).layout)

@@ -1,4 +1,4 @@
-"""Every tensor of a GGUF file into its place in a transformers model: packed modules, parameters, rotations.
+"""Load every tensor of a GGUF file into a transformers model: packed modules, parameters, rotary frequencies.
 
 What llama.cpp's converter changed on the way into the file is undone: rows of llama's q and k are put back in order, and Gemma's
 norms, stored as w + 1, lose the 1.
@@ -20,9 +20,9 @@ from ...errors import UnsupportedError
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
 from ..gguf.config import EXPERTS, PARAMETER, TOP, Architecture
-from .base import Filling, some
+from .base import Filling, first_names
 from .experts import fill_experts
-from .module_paths import Place
+from .module_paths import Slot
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 ROTATION_FACTORS = "rope_freqs.weight"
@@ -40,7 +40,7 @@ def fill(
     """Puts every tensor of the file into an empty model.
 
     Raises UnsupportedError when the file has tensors the architecture does not know, CheckpointError when shapes differ or a
-    place stays empty.
+    parameter stays empty.
     """
     filling = GGUFFilling(model, checkpoint, activations=activations, backend=backend, device=device)
     filling.architecture = architecture
@@ -54,26 +54,26 @@ class GGUFFilling(Filling):
     architecture: Architecture
 
     def run(self) -> None:
-        strangers: list[str] = []
-        experts: dict[str, dict[Place, str]] = defaultdict(dict)
+        unknown: list[str] = []
+        experts: dict[str, dict[Slot, str]] = defaultdict(dict)
         # The largest first: its pages of the file are let go before the others' copies are there.
         for key in sorted(self.checkpoint.keys(), key=lambda k: -self.checkpoint.info(k).nbytes):
-            place = self.place(self.checkpoint.tensor_name(key))
+            slot = self.slot(self.checkpoint.tensor_name(key))
             if key == ROTATION_FACTORS:
                 self.stretch_rotation(self.dense(key))
-            elif place is None:
-                strangers.append(key)
-            elif EXPERTS in place[0]:
-                path, _, piece = place[0].partition(EXPERTS)
-                experts[path][Place(path, place[1], piece)] = key
+            elif slot is None:
+                unknown.append(key)
+            elif EXPERTS in slot[0]:
+                path, _, piece = slot[0].partition(EXPERTS)
+                experts[path][Slot(path, slot[1], piece)] = key
             elif self.checkpoint.info(key).quantized:
-                self.put_packed(key, self.weight(key), *place)
+                self.put_packed(key, self.weight(key), *slot)
             else:
-                self.put_dense(key, self.values(key, *place), *place)
-        if strangers:
+                self.put_dense(key, self.values(key, *slot), *slot)
+        if unknown:
             raise UnsupportedError(
-                f"[load_model] {self.checkpoint.path}: {some(strangers)} have no place in {type(self.model).__name__}; "
-                f"this variant of {self.checkpoint.config['model_type']} is not built"
+                f"[load_model] {self.checkpoint.path}: {first_names(unknown)} have no counterpart in "
+                f"{type(self.model).__name__}; this variant of {self.checkpoint.config['model_type']} is not built"
             )
         for path, keys in experts.items():
             fill_experts(self, path, keys)
@@ -81,7 +81,7 @@ class GGUFFilling(Filling):
             self.tie_head()
         self.check_full()
 
-    def place(self, name: str) -> tuple[str, str] | None:
+    def slot(self, name: str) -> tuple[str, str] | None:
         """(module path, parameter) of a GGUF tensor, None when the architecture does not know it."""
         stem, _, leaf = name.rpartition(".")
         if match := _LAYER.fullmatch(stem):

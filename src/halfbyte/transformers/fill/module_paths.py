@@ -1,12 +1,12 @@
-"""Where a checkpoint's key belongs in a transformers model.
+"""Map a checkpoint's key to the parameter of a transformers model that it fills.
 
-    model.layers.0.self_attn.q_proj          -> Place("model.layers.0.self_attn.q_proj", "weight")
-    ...block_sparse_moe.experts.3.w1         -> Place("...mlp.experts", "weight", "gate_proj", expert=3)
-    ...mlp.switch_mlp.up_proj                -> Place("...mlp.experts", "weight", "up_proj")
-    ...self_attn.k_proj, model has qkv_proj  -> Place("...self_attn.qkv_proj", "weight", part=1)
+    model.layers.0.self_attn.q_proj          -> Slot("model.layers.0.self_attn.q_proj", "weight")
+    ...block_sparse_moe.experts.3.w1         -> Slot("...mlp.experts", "weight", "gate_proj", expert=3)
+    ...mlp.switch_mlp.up_proj                -> Slot("...mlp.experts", "weight", "up_proj")
+    ...self_attn.k_proj, model has qkv_proj  -> Slot("...self_attn.qkv_proj", "weight", part=1)
 
-A name is tried as it stands, then under transformers' own renamings for the model, then with the prefixes that exporters add or
-drop; the first that the model has decides. Nothing is matched by likeness.
+A name is tried unchanged, then under transformers' own renamings for the model, then with the prefixes that exporters add or
+drop. The first name that the model has is used; names are never matched approximately.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ _ALL_EXPERTS = re.compile(r"(.+)\.(?:experts|switch_mlp)\.(\w+?_proj)(?:(?:\.|_)
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """A parameter of a module, or a part of it.
 
-    path     module
-    leaf     "weight", "bias" or the parameter's own name
-    piece    projection of an experts module, "" elsewhere
-    expert   which expert; None is all of them, or no experts module
-    part     which of the modules that a fused one was made of; None when the key is the whole
+    path        module
+    leaf        "weight", "bias" or the parameter's own name
+    projection  projection of an experts module, "" elsewhere
+    expert      which expert; None is all of them, or no experts module
+    part        which of the modules that a fused one was made of; None when the key is the whole
     """
 
     path: str
     leaf: str
-    piece: str = ""
+    projection: str = ""
     expert: int | None = None
     part: int | None = None
 
 
-class Places:
-    """The places of one empty model."""
+class SlotResolver:
+    """Resolves keys for one empty model."""
 
     def __init__(self, model: Any) -> None:
         self.modules = dict(model.named_modules())
         self.renamings = _renamings(model)
 
-    def find(self, key: str, quantized: bool) -> Place | None:
-        """The place of a key of a checkpoint, None when the model has none."""
+    def resolve(self, key: str, quantized: bool) -> Slot | None:
+        """The parameter that a key of a checkpoint fills, None when the model has none."""
         for name in self._names(f"{key}.weight" if quantized else key):
-            place = self._place(name)
-            if place is not None:
-                return place
+            slot = self._slot(name)
+            if slot is not None:
+                return slot
         return None
 
     def _names(self, name: str) -> Iterator[str]:
@@ -69,26 +69,26 @@ class Places:
         for start in dict.fromkeys((name, renamed)):
             yield from aliases(start)
 
-    def _place(self, name: str) -> Place | None:
+    def _slot(self, name: str) -> Slot | None:
         if match := _ONE_EXPERT.fullmatch(name):
             path, expert, word, leaf = match.groups()
             if is_experts(self.modules.get(path)) and word in EXPERT_WORDS:
-                return Place(path, leaf, EXPERT_WORDS[word], int(expert))
+                return Slot(path, leaf, EXPERT_WORDS[word], int(expert))
         if match := _ALL_EXPERTS.fullmatch(name):
             path, word, kind = f"{match[1]}.experts", match[2], match[3]
             if is_experts(self.modules.get(path)) and word in EXPERT_WORDS:
-                return Place(path, kind or "weight", EXPERT_WORDS[word])
+                return Slot(path, kind or "weight", EXPERT_WORDS[word])
         path, _, leaf = name.rpartition(".")
         module = self.modules.get(path)
         if module is not None and isinstance(getattr(module, leaf, None), torch.Tensor):
-            return Place(path, leaf)
+            return Slot(path, leaf)
         # GPTQ writes a bias for every layer, zero where the model has none.
         if isinstance(module, nn.Linear) and leaf == "bias":
-            return Place(path, leaf)
+            return Slot(path, leaf)
         parent, _, last = path.rpartition(".")
         for fused, parts in FUSED.items():
             if last in parts and isinstance(self.modules.get(f"{parent}.{fused}"), nn.Linear):
-                return Place(f"{parent}.{fused}", leaf, part=parts.index(last))
+                return Slot(f"{parent}.{fused}", leaf, part=parts.index(last))
         return None
 
 

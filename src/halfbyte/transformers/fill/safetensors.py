@@ -1,8 +1,9 @@
-"""Every tensor of a safetensors checkpoint, of whatever producer, into its place in a transformers model.
+"""Load every tensor of a safetensors checkpoint, of any producer, into a transformers model.
 
 Packed matrices become packed modules; a module whose weight the checkpoint keeps dense stays dense. A head that is not stored
-multiplies by the embedding; one that is stored is used, whatever the config says of tying. Modules that transformers keeps fused
-(`qkv_proj`, `gate_up_proj`) are joined from separate tensors where these read alike, and put side by side where they do not.
+shares the embedding's weight; one that is stored is used, whatever the config says about tying. Modules that transformers keeps
+fused (`qkv_proj`, `gate_up_proj`) are joined from separate tensors where these share format and global scale, and become a
+`ConcatLinear` where they do not.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from ...checkpoints.findings.headers import BENIGN
 from ...errors import UnsupportedError
 from ...tensor.concat import apart, join_rows
 from ...tensor.qtensor import QTensor
-from ...torch.concat_linear import QRows
+from ...torch.concat_linear import ConcatLinear
 from ...torch.modules import QEmbedding, QLinear
 from ...torch.scaled_linear import scaled
 from ...torch.state import tensor
-from .base import Filling, some
+from .base import Filling, first_names
 from .experts import fill_experts
-from .module_paths import Place, Places
+from .module_paths import Slot, SlotResolver
 
 INPUT_SCALE = ".pre_quant_scale"
 IGNORED = tuple(joint + word for word in (*BENIGN, "inv_freq") for joint in "._")
@@ -41,7 +42,8 @@ def fill_from_folder(
 ) -> None:
     """Puts every tensor of the checkpoint into an empty model, one at a time.
 
-    Raises UnsupportedError when tensors have no place in the model, CheckpointError when shapes differ or a place stays empty.
+    Raises UnsupportedError when tensors have no counterpart in the model, CheckpointError when shapes differ or a parameter
+    stays empty.
     """
     FolderFilling(model, checkpoint, activations=activations, backend=backend, device=device).run()
 
@@ -51,19 +53,19 @@ class FolderFilling(Filling):
 
     def run(self, only: Collection[str] | None = None) -> None:
         """Puts every tensor, or those of the modules at the paths in `only`."""
-        groups, strangers = self.plan()
-        if across := [key for key in strangers if ALONG_OUTPUTS.fullmatch(key)]:
+        groups, unknown = self.plan()
+        if across := [key for key in unknown if ALONG_OUTPUTS.fullmatch(key)]:
             raise UnsupportedError(
-                f"[load_model] {self.checkpoint.path}: {some(across)} scale groups along the outputs (ModelOpt's MXFP4 of "
+                f"[load_model] {self.checkpoint.path}: {first_names(across)} scale groups along the outputs (ModelOpt's MXFP4 of "
                 "stacked experts), which no product reads; export them as NVFP4"
             )
-        if strangers:
+        if unknown:
             raise UnsupportedError(
-                f"[load_model] {self.checkpoint.path}: {some(strangers)} have no place in {type(self.model).__name__}; "
-                f"the checkpoint is of another variant of {self.model.config.model_type}"
+                f"[load_model] {self.checkpoint.path}: {first_names(unknown)} have no counterpart in "
+                f"{type(self.model).__name__}; the checkpoint is of another variant of {self.model.config.model_type}"
             )
         info = self.checkpoint.info
-        # Packed weights first, since their modules take the place of those that biases belong to; the largest first of all.
+        # Packed weights first, since their modules replace those that biases belong to; the largest first of all.
         order = sorted(groups, key=lambda g: (not any(info(k).quantized for k in groups[g].values()), -self.nbytes(groups[g])))
         for group in order:
             keys = groups[group]
@@ -78,56 +80,56 @@ class FolderFilling(Filling):
         self.tie()
         self.check_full()
 
-    def nbytes(self, keys: dict[Place, str]) -> int:
+    def nbytes(self, keys: dict[Slot, str]) -> int:
         return sum(self.checkpoint.info(k).nbytes for k in keys.values())
 
-    def plan(self) -> tuple[dict[str, dict[Place, str]], list[str]]:
+    def plan(self) -> tuple[dict[str, dict[Slot, str]], list[str]]:
         """Keys by what must be put at once (a module's experts, the parts of a fused module, one tensor), and those with no
-        place."""
-        places = Places(self.model)
-        groups: dict[str, dict[Place, str]] = defaultdict(dict)
-        strangers = []
+        slot."""
+        resolver = SlotResolver(self.model)
+        groups: dict[str, dict[Slot, str]] = defaultdict(dict)
+        unknown = []
         self.input_scales: dict[str, list[str]] = defaultdict(list)
         for key in self.checkpoint:
             if key.endswith(INPUT_SCALE):
-                scaled_place = places.find(key.removesuffix(INPUT_SCALE), True)
-                if scaled_place is None or scaled_place.piece:
+                scale_slot = resolver.resolve(key.removesuffix(INPUT_SCALE), True)
+                if scale_slot is None or scale_slot.projection:
                     raise UnsupportedError(
                         f"[load_model] {self.checkpoint.path}: {key} multiplies the inputs of what is no linear layer here; "
                         "quantize without AWQ's scales, or fold them"
                     )
-                self.input_scales[scaled_place.path].append(key)
+                self.input_scales[scale_slot.path].append(key)
                 continue
-            place = places.find(key, self.checkpoint.info(key).quantized)
-            if place is None:
+            slot = resolver.resolve(key, self.checkpoint.info(key).quantized)
+            if slot is None:
                 if not key.endswith(IGNORED):
-                    strangers.append(key)
+                    unknown.append(key)
                 continue
-            whole = place.piece or place.part is not None
-            group = groups[place.path if place.piece else f"{place.path}.{place.leaf}"]
-            if place in group or (group and not whole):
-                raise self.error(f"tensors {key!r} and {next(iter(group.values()))!r} both belong to {place.path}.{place.leaf}")
-            group[place] = key
-        return dict(groups), strangers
+            whole = slot.projection or slot.part is not None
+            group = groups[slot.path if slot.projection else f"{slot.path}.{slot.leaf}"]
+            if slot in group or (group and not whole):
+                raise self.error(f"tensors {key!r} and {next(iter(group.values()))!r} both belong to {slot.path}.{slot.leaf}")
+            group[slot] = key
+        return dict(groups), unknown
 
-    def put(self, group: str, keys: dict[Place, str]) -> None:
-        place, key = next(iter(keys.items()))
-        if place.piece:
-            fill_experts(self, place.path, keys)
-        elif place.part is not None:
+    def put(self, group: str, keys: dict[Slot, str]) -> None:
+        slot, key = next(iter(keys.items()))
+        if slot.projection:
+            fill_experts(self, slot.path, keys)
+        elif slot.part is not None:
             self.put_fused(group, keys)
         elif self.checkpoint.info(key).quantized:
-            self.put_packed(key, self.packed(key), place.path, place.leaf)
-        elif place.leaf == "bias":
-            self.put_bias(key, place.path)
+            self.put_packed(key, self.packed(key), slot.path, slot.leaf)
+        elif slot.leaf == "bias":
+            self.put_bias(key, slot.path)
         else:
-            self.put_dense(key, self.dense(key), place.path, place.leaf)
+            self.put_dense(key, self.dense(key), slot.path, slot.leaf)
 
     def put_bias(self, key: str, path: str) -> None:
         """A bias where the model has one, and where it is stored without: what the packed layer adds."""
         module = self.module(key, path)
         bias = self.dense(key)
-        if isinstance(module, QLinear | QRows | nn.Linear) and module.bias is None:
+        if isinstance(module, QLinear | ConcatLinear | nn.Linear) and module.bias is None:
             if bias.shape != (module.out_features,):
                 raise self.error(f"tensor {key!r} is {list(bias.shape)}; {path} has {module.out_features} outputs")
             value = tensor(bias).to(device=self.device, dtype=self.model.dtype)
@@ -139,17 +141,17 @@ class FolderFilling(Filling):
         """What x is multiplied by before a packed layer; the parts of a fused one must share it, as they share x."""
         module = self.module(keys[0], path)
         scales = [self.dense(key) for key in keys]
-        if not isinstance(module, QLinear | QRows):
+        if not isinstance(module, QLinear | ConcatLinear):
             raise self.error(f"tensor {keys[0]!r} multiplies the inputs of {path}, whose weight is dense")
         if any(s.shape != (module.in_features,) for s in scales):
             raise self.error(f"tensor {keys[0]!r} is {list(scales[0].shape)}; {path} has {module.in_features} inputs")
         if any(s.tobytes() != scales[0].tobytes() for s in scales[1:]):
-            raise self.error(f"{some(keys)} differ; {path} is one module here, with one input")
+            raise self.error(f"{first_names(keys)} differ; {path} is one module here, with one input")
         value = tensor(scales[0]).to(device=self.device, dtype=self.model.dtype)
         self.model.set_submodule(path, scaled(module, value))
 
-    def put_fused(self, group: str, keys: dict[Place, str]) -> None:
-        """One module from the modules it was fused from: one matrix where they read alike, else side by side."""
+    def put_fused(self, group: str, keys: dict[Slot, str]) -> None:
+        """Build a fused module from its parts: one joined matrix where their formats agree, else a `ConcatLinear`."""
         path, _, leaf = group.rpartition(".")
         parts = [key for _, key in sorted(keys.items(), key=lambda item: item[0].part or 0)]
         weights = [self.checkpoint[key] for key in parts]
@@ -159,13 +161,13 @@ class FolderFilling(Filling):
             return
         if len(packed) < len(weights):
             dense = [key for key, w in zip(parts, weights, strict=True) if not isinstance(w, QTensor)]
-            raise self.error(f"{some(dense)} are dense and the rest of {path} packed; a fused module is all of one kind")
+            raise self.error(f"{first_names(dense)} are dense and the rest of {path} packed; a fused module is all of one kind")
         if apart(packed) is None:
             self.put_packed(group, join_rows(packed), path, leaf)
             return
         module = self.module(group, path)
         self.check(group, (sum(w.shape[0] for w in packed), packed[0].shape[1]), module.weight)
-        rows = QRows([self.hold(w) for w in packed], module.bias, activations=self.activations, backend=self.backend)
+        rows = ConcatLinear([self.prepare(w) for w in packed], module.bias, activations=self.activations, backend=self.backend)
         self.model.set_submodule(path, rows)
 
     def tie(self) -> None:
