@@ -9,13 +9,12 @@ from torch.nn import functional
 
 import halfbyte
 import torch
-from calibration.test_walk import WORDS, drift, gguf_drift, write_model, write_text
 from halfbyte import format_named
 from halfbyte.calibration import calibrate
-from halfbyte.calibration.folding import before_of, fold
-from halfbyte.calibration.matrices import expert_input, gated_input, matrices_of
-from halfbyte.calibration.sources import source_of
-from halfbyte.calibration.statistics import Inputs
+from halfbyte.calibration.folding import fold, upstream_of
+from halfbyte.calibration.matrices import expert_input, gated_input, layer_matrices
+from halfbyte.calibration.sources import layer_source
+from halfbyte.calibration.statistics import InputCollector
 from halfbyte.calibration.walk import token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
@@ -23,6 +22,7 @@ from halfbyte.conversion.recipe import recipe_of
 from halfbyte.quantizers import gptq, weighted_error
 from halfbyte.tensor.quantize import quantize
 from halfbyte.transformers import load_model
+from support.calibration_models import WORDS, drift, gguf_drift, write_model, write_text
 from support.gguf_models import VOCABULARY, dense_model, write
 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -46,7 +46,7 @@ def test_an_expert_is_rounded_with_the_hessian_of_the_tokens_routed_to_it(tmp_pa
     text = write_text(tmp_path / "text.txt", 2000)
     fmt = format_named("int4:g32", scale_dtype="float16")
     with open_checkpoint(tmp_path / "in") as checkpoint:
-        source = source_of(checkpoint, "cpu")
+        source = layer_source(checkpoint, "cpu")
         ids = token_sequences(source.tokenizer, text, 48, 12)
         only = ["experts=int4:g32", ".*=keep"]
         found = calibrate(checkpoint, recipe_of("halfbyte:int4:g32", only), text, context=48, sequences=12, device="cpu")
@@ -149,12 +149,12 @@ def test_a_fused_module_is_rounded_by_parts_with_one_hessian(tmp_path):
     save_file(out, file, {"format": "pt"})
     text = write_text(tmp_path / "text.txt", 3000)
     with open_checkpoint(tmp_path / "in") as checkpoint:
-        source = source_of(checkpoint, "cpu")
+        source = layer_source(checkpoint, "cpu")
         ids = token_sequences(source.tokenizer, text, 48, 12)
         found = calibrate(checkpoint, recipe_of("halfbyte:int4:g32"), text, context=48, sequences=12, device="cpu")
         assert found.notes == []
         assert len(found.weights) == 2 * 7
-        model = source_of(checkpoint, "cpu")
+        model = layer_source(checkpoint, "cpu")
         model.start()
         given: list[torch.Tensor] = []
         layer = model.layer(0)
@@ -183,7 +183,7 @@ def test_folding_leaves_what_fused_modules_and_experts_compute(tmp_path, name):
     model = write_model(tmp_path / "in", name, **more)
     ids = torch.tensor(np.random.default_rng(0).integers(3, WORDS, (1, 96)))
     with open_checkpoint(tmp_path / "in") as checkpoint:
-        source = source_of(checkpoint, "cpu")
+        source = layer_source(checkpoint, "cpu")
         source.start()
         layer = source.layer(0)
         seen = {}
@@ -191,17 +191,17 @@ def test_folding_leaves_what_fused_modules_and_experts_compute(tmp_path, name):
         other.register_forward_pre_hook(lambda m, a, k: seen.update(args=a, kwargs=k), with_kwargs=True)
         with torch.no_grad():
             model(ids, use_cache=False)
-        matrices = matrices_of(layer, "model.layers.0", source.places, lambda k: checkpoint.info(k).shape[-2])
+        matrices = layer_matrices(layer, "model.layers.0", source.slots, lambda k: checkpoint.info(k).shape[-2])
     assert sum(m.view.numel() for m in matrices) >= sum(p.numel() for p in layer.parameters() if p.ndim == 3)
     linear = {n: m for n, m in layer.named_modules() if isinstance(m, torch.nn.Linear)}
     experts = {"mlp.experts": layer.mlp.experts} if name != "phi3" else {}
-    with torch.no_grad(), Inputs(layer, linear, experts) as inputs:
+    with torch.no_grad(), InputCollector(layer, linear, experts) as inputs:
         before = layer(*seen["args"], **seen["kwargs"])
         inputs.sequence_done()
     alphas = {}
     with torch.no_grad():
         for group in inputs.groups:
-            source_of_input = before_of(layer, group)
+            source_of_input = upstream_of(layer, group)
             readers = [m.view for m in matrices if m.input in group.names]
             alphas[group.names[0]] = (
                 source_of_input if isinstance(source_of_input, str)
@@ -213,5 +213,5 @@ def test_folding_leaves_what_fused_modules_and_experts_compute(tmp_path, name):
     else:
         downs = [alphas[gated_input("mlp.experts", e)] for e in range(4)]
         assert max(downs) > 0
-        assert alphas[expert_input("mlp.experts", 0)] == "nothing that scales stands before it"
+        assert alphas[expert_input("mlp.experts", 0)] == "no operation before it can take the scales"
     assert torch.allclose(before, after, rtol=1e-4, atol=1e-4)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from calibration.test_walk import write_model, write_text
 from halfbyte.calibration import Spool
 from halfbyte.calibration import spool as spooling
 from halfbyte.calibration import walk as walking
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
+from support.calibration_models import write_model, write_text
 
 LAYERS = 3
 FEW = {"num_hidden_layers": LAYERS}
@@ -49,7 +49,8 @@ def sources(tmp_path: Path, kind: str) -> str:
 
 
 MOMENTS = {
-    "in a layer": (walking, "round_searched", 0), "rounding": (walking._Walk, "_round", 10), "weights": (spooling, "save", 2),
+    "in a layer": (walking, "round_searched", 0), "rounding": (walking._Calibration, "_round", 10),
+    "weights": (spooling, "save", 2),
     "hidden states": (spooling, "save", 3), "line": (spooling, "append_line", 1), "last line": (spooling, "append_line", 2),
     "behind a line": (Spool, "_done", 1), "writing": (walking.Calibrated, "rounder", 5),
 }  # fmt: skip
@@ -82,7 +83,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch
             except Killed:
                 assert not (tmp_path / "out").exists()
             else:
-                assert moment == "in a layer"  # no expert was starved
+                assert moment == "in a layer"  # no expert was uncalibrated
                 (tmp_path / "out").rename(tmp_path / "whole")
         capsys.readouterr()
         assert main(arguments(tmp_path, method, "--json")) == 0
@@ -135,14 +136,14 @@ def test_a_run_that_ends_before_its_walk_leaves_what_an_earlier_one_had_done(tmp
     """A text that is not there, the end in the model's first pass, a disk that takes no more."""
     method = sources(tmp_path, "llama awq")
     with monkeypatch.context() as patch:
-        patch.setattr(walking._Walk, "name_unmet", None)
+        patch.setattr(walking._Calibration, "report_uncalibrated", None)
         assert main(arguments(tmp_path, method)) != 0
     text = tmp_path / "text.txt"
     text.rename(tmp_path / "elsewhere.txt")
     assert main(arguments(tmp_path, method)) != 0
     (tmp_path / "elsewhere.txt").rename(text)
     with monkeypatch.context() as patch:
-        patch.setattr(walking._Walk, "begin", None)
+        patch.setattr(walking._Calibration, "begin", None)
         assert main(arguments(tmp_path, method)) != 0
 
     def full(path, *a, **k):
@@ -217,7 +218,7 @@ def test_a_result_that_may_not_be_written_is_refused_before_the_walk(tmp_path, c
     sources(tmp_path, "llama awq")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.safetensors").write_bytes(b"")
-    monkeypatch.setattr(walking._Walk, "layer", None)
+    monkeypatch.setattr(walking._Calibration, "layer", None)
     assert main(arguments(tmp_path, "awq")) == 2
     assert "exists; give another place, or --force to replace it" in capsys.readouterr().err
     assert not (tmp_path / ".out.calibration").exists()

@@ -7,18 +7,18 @@ import pytest
 
 import halfbyte
 import torch
-from calibration.test_walk import WORDS, drift, write_model, write_text
 from halfbyte.calibration import routed
-from halfbyte.calibration.matrices import matrices_of
+from halfbyte.calibration.matrices import layer_matrices
 from halfbyte.calibration.routed import fold_routed
-from halfbyte.calibration.sources import source_of
-from halfbyte.calibration.statistics import Inputs
+from halfbyte.calibration.sources import layer_source
+from halfbyte.calibration.statistics import InputCollector
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
 from halfbyte.quantizers import awq_scales
 from halfbyte.tensor.quantize import quantize
 from halfbyte.transformers.fill.module_paths import is_experts
 from quantizers.test_gptq_rounding import problem
+from support.calibration_models import WORDS, drift, write_model, write_text
 
 QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "mlp_only_layers": [], "decoder_sparse_step": 1}
 KINDS = {
@@ -36,10 +36,12 @@ class Layer:
     def __init__(self, folder, kind: str) -> None:
         model = write_model(folder, kind, **KINDS[kind])
         with open_checkpoint(folder) as checkpoint:
-            self.source = source_of(checkpoint, "cpu")
+            self.source = layer_source(checkpoint, "cpu")
             self.source.start()
             self.layer = self.source.layer(0)
-            self.matrices = matrices_of(self.layer, "model.layers.0", self.source.places, lambda k: checkpoint.info(k).shape[-2])
+            self.matrices = layer_matrices(
+                self.layer, "model.layers.0", self.source.slots, lambda k: checkpoint.info(k).shape[-2]
+            )
         self.seen: dict = {}
         handle = model.model.layers[0].register_forward_pre_hook(
             lambda m, a, k: self.seen.update(args=a, kwargs=k), with_kwargs=True
@@ -50,7 +52,7 @@ class Layer:
         named = dict(self.layer.named_modules())
         linear = {n: m for n, m in named.items() if isinstance(m, torch.nn.Linear)}
         self.experts = {n: m for n, m in named.items() if is_experts(m)}
-        with torch.no_grad(), Inputs(self.layer, linear, self.experts) as self.inputs:
+        with torch.no_grad(), InputCollector(self.layer, linear, self.experts) as self.inputs:
             self.before = self.output()
             self.inputs.sequence_done()
         self.wanted = {m.key for m in self.matrices if not m.key.endswith(("gate", "router", "gate.weight", "router.weight"))}
@@ -82,7 +84,7 @@ class Layer:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_router_gives_the_same_numbers_and_the_layer_what_it_gave(tmp_path, kind):
     it = Layer(tmp_path / "in", kind)
-    assert it.inputs.read_by_experts == {NORM}
+    assert it.inputs.expert_norms == {NORM}
     norm, routed_to = it.layer.get_submodule(NORM).weight.clone(), it.routed_to()
     changed = it.fold()
     assert changed[0] == NORM
@@ -123,7 +125,7 @@ def test_what_else_reads_the_norm_has_all_put_back(tmp_path, monkeypatch):
     assert it.fold() == "more than its experts and their router reads its norm"
     for name, p in it.layer.named_parameters():
         assert torch.equal(p, weights[name])
-    monkeypatch.setattr(routed, "adds_one", lambda norm: True)
+    monkeypatch.setattr(routed, "has_unit_offset", lambda norm: True)
     assert it.fold() == "its norm holds w - 1, which a power of two does not scale exactly"
     monkeypatch.undo()
     it.wanted = {k for k in it.wanted if not k.endswith("experts.2.w1.weight")}

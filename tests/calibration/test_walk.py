@@ -7,13 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import halfbyte
 import torch
 from halfbyte.calibration import Spool, calibrate
-from halfbyte.calibration.folding import before_of, fold
-from halfbyte.calibration.statistics import Inputs
+from halfbyte.calibration.folding import fold, upstream_of
+from halfbyte.calibration.statistics import InputCollector
 from halfbyte.calibration.walk import CalibrationError, token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
@@ -22,62 +21,9 @@ from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import CheckpointError
 from halfbyte.tensor.quantize import quantize
 from halfbyte.transformers import load_model
+from support.calibration_models import WORDS, drift, gguf_drift, write_model, write_text
 from support.gguf_models import VOCABULARY, dense_model, write
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-WORDS = 80
-COMMON = {
-    "vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
-    "pad_token_id": 1,
-}  # fmt: skip
-
-
-def write_model(folder, kind: str, seed: int = 0, **more):
-    """A random model of `kind` with a word tokenizer; returns the dense model."""
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**COMMON, **more})).eval()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if p.ndim >= 2:
-                p.copy_(torch.randn_like(p) * (0.3 / p.shape[-1] ** 0.5 * 3))
-            elif "norm" in name:
-                # Inputs of very different sizes, which is what calibration is about.
-                p.copy_(torch.exp(torch.randn_like(p)) - (1 if "gemma" in kind else 0))
-    model.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i:02d}": i for i in range(WORDS)}, unk_token="w02"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w02").save_pretrained(folder)
-    return model
-
-
-def write_text(path, tokens: int = 600, seed: int = 1):
-    rng = np.random.default_rng(seed)
-    path.write_text(" ".join(f"w{i:02d}" for i in rng.integers(3, WORDS, tokens)), encoding="utf-8")
-    return path
-
-
-def logits(path) -> torch.Tensor:
-    model, _ = halfbyte.load_model(path)
-    ids = torch.tensor(np.random.default_rng(9).integers(3, WORDS, (4, 48)))
-    with torch.no_grad():
-        return model(ids).logits.double()
-
-
-def gguf_drift(path, dense) -> float:
-    """Squared distance of a GGUF file's logits from the dense model's, over their squares."""
-    test = torch.tensor(np.random.default_rng(7).integers(3, VOCABULARY, (8, 48)))
-    other, _ = halfbyte.load_model(path)
-    with torch.no_grad():
-        want, got = dense(test).logits.double(), other(test).logits.double()
-    return float(((got - want) ** 2).sum() / (want**2).sum())
-
-
-def drift(path, dense) -> float:
-    ids = torch.tensor(np.random.default_rng(9).integers(3, WORDS, (4, 48)))
-    with torch.no_grad():
-        want = dense(ids).logits.double()
-    return float(((logits(path) - want) ** 2).sum() / (want**2).sum())
+from transformers import PreTrainedTokenizerFast
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3"])
@@ -130,7 +76,7 @@ def test_folding_leaves_what_a_layer_computes(tmp_path, kind):
     layer.register_forward_pre_hook(lambda m, a, k: seen.update(args=a, kwargs=k), with_kwargs=True)
     linear = {n: m for n, m in layer.named_modules() if isinstance(m, torch.nn.Linear)}
     ids = torch.tensor(np.random.default_rng(0).integers(3, WORDS, (1, 48)))
-    with torch.no_grad(), Inputs(layer, linear) as inputs:
+    with torch.no_grad(), InputCollector(layer, linear) as inputs:
         model(ids, use_cache=False)
         inputs.sequence_done()
     groups = {tuple(n.rpartition(".")[2] for n in g.names): g for g in inputs.groups}
@@ -141,11 +87,11 @@ def test_folding_leaves_what_a_layer_computes(tmp_path, kind):
         before = layer(*seen["args"], **seen["kwargs"])
         alphas = {}
         for names, group in groups.items():
-            source = before_of(layer, group)
+            source = upstream_of(layer, group)
             readers = [linear[n].weight.data for n in group.names]
             alphas[names] = source if isinstance(source, str) else fold(group, readers, source, lambda w: quantize(w, "int3:g64"))
         after = layer(*seen["args"], **seen["kwargs"])
-    assert alphas["o_proj",] == "nothing that scales stands before it"
+    assert alphas["o_proj",] == "no operation before it can take the scales"
     assert alphas["q_proj", "k_proj", "v_proj"] > 0
     assert torch.allclose(before, after, rtol=1e-4, atol=1e-4)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import torch
-from calibration.test_walk import drift, write_model, write_text
 from halfbyte.calibration import calibrate
 from halfbyte.calibration import walk as walking
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
 from halfbyte.conversion.recipe import recipe_of
+from support.calibration_models import drift, write_model, write_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")]
 
@@ -40,7 +40,7 @@ def test_the_walk_finds_on_a_gpu_what_it_finds_on_the_cpu(tmp_path, monkeypatch,
     assert found["cpu"].notes == found["cuda"].notes
     assert list(found["cpu"].weights) == list(found["cuda"].weights)
     first_a, first_b = hessians["cpu"][0], hessians["cuda"][0]
-    # Before anything is rounded: sums of 512 products in another order.
+    # Upstream anything is rounded: sums of 512 products in another order.
     assert np.abs(first_a - first_b).max() < 1e-5 * np.abs(first_a).max()
     first_layer = [m for m in found["cpu"].weights if "layers.0." in m]
     for module in first_layer:

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 import halfbyte
 import torch
-from calibration.test_walk import WORDS, write_model, write_text
 from halfbyte.calibration import calibrate
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
@@ -19,6 +18,7 @@ from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.transformers import load_model
+from support.calibration_models import WORDS, write_model, write_text
 from support.gguf_models import dense_model, write
 
 MOE = "model.layers.0.block_sparse_moe.experts"
@@ -46,7 +46,7 @@ def test_some_experts_dense_are_refused_before_any_work(tmp_path, dense, capsys,
     """With and without calibration, for a plan, and from Python: nothing is walked, rounded or written."""
     text = write_text(tmp_path / "text.txt")
     walked = ["--method", "gptq", "--calibration", str(text), "--context", "16", "--sequences", "2"]
-    monkeypatch.setattr("halfbyte.calibration.walk.source_of", lambda *a: pytest.fail("the walk has begun"))
+    monkeypatch.setattr("halfbyte.calibration.walk.layer_source", lambda *a: pytest.fail("the walk has begun"))
     command = ["quantize", str(dense[0]), str(tmp_path / "out"), "--to", to, *(w for r in rules for w in ("--rule", r))]
     for more in ([], walked, ["--plan"]):
         assert main([*command, *more]) == 2

@@ -9,12 +9,12 @@ import pytest
 
 import halfbyte
 import torch
-from calibration.test_walk import drift, write_model, write_text
 from halfbyte import quantize
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.cli import main
 from halfbyte.conversion.transposed_experts import Turned
 from halfbyte.quantizers import mse
+from support.calibration_models import drift, write_model, write_text
 
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
 STACKS = [f"model.layers.{i}.mlp.experts.{p}" for i in range(2) for p in ("gate_up_proj", "down_proj")]

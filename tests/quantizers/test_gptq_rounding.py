@@ -13,19 +13,12 @@ from halfbyte.quantizers import awq_scales, factored, fold_into_rows, gptq, mse,
 from halfbyte.quantizers.fitting import fit_weight
 from halfbyte.quantizers.gptq_rounding import inverse_factor
 from halfbyte.quantizers.grid import Grid, Params, factor_of
+from support.correlated_inputs import problem
 
 CODECS = (
     "int4:g32", "int4:channel", "uint4:g64", "affine4:g32", "q4_0", "q4_1", "mxfp4", "nvfp4", "fp4:g32", "int3:g64", "iq4_nl",
     "mxfp8_e4m3",
 )  # fmt: skip
-
-
-def problem(n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A weight and the Hessian of correlated inputs of very different sizes."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((4 * k, k)) @ (rng.standard_normal((k, k)) / np.sqrt(k) + np.eye(k))
-    x *= np.exp(0.7 * rng.standard_normal(k))
-    return (rng.standard_t(5, (n, k)) * 0.02).astype(np.float32), x.T @ x
 
 
 def relative(w, q, h) -> float:

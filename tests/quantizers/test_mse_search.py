@@ -120,7 +120,7 @@ def test_a_long_weight_is_searched_in_pieces(monkeypatch):
 
 @pytest.mark.parametrize("codec", ["q4_K", "hqq4", "bnb_int8", "q6_K"])
 def test_formats_without_a_grid_say_so(codec):
-    with pytest.raises(FormatError, match=r"is no grid of one scale a group; allowed for mse and gptq: int"):
+    with pytest.raises(FormatError, match=r"has no grid of one scale a group; allowed for mse and gptq: int"):
         mse(np.zeros((2, 256), np.float32), codec)
 
 

@@ -14,8 +14,8 @@ from halfbyte.quantizers import gptq, mse, weighted_error
 from halfbyte.quantizers.fitting import fit, fit_weight
 from halfbyte.quantizers.gptq_rounding import inverse_factor
 from halfbyte.quantizers.grid import Grid, Params, power_of_two, round_float
-from halfbyte.quantizers.groups import cut, weights
-from quantizers.test_gptq_rounding import problem
+from halfbyte.quantizers.groups import group_weights, split_groups
+from support.correlated_inputs import problem
 
 CODECS = ("int4:g32", "int3:channel", "int8:g64", "uint4:g64", "affine4:g32", "q4_0", "q4_1", "q8_0", "mxfp4", "nvfp4", "fp4:g32")
 
@@ -190,7 +190,7 @@ def test_a_search_mixes_no_devices(codec):
     """On torch's meta device, where a tensor of the CPU in the middle is an error as on a GPU."""
     grid = Grid(format_named(codec))
     x = torch.empty(40, 256, dtype=torch.float64, device="meta")
-    params = fit(grid, cut(x, grid.fmt.group_size), weights(x, grid.fmt.group_size, x[0]))
-    groups = cut(x, grid.fmt.group_size)
+    params = fit(grid, split_groups(x, grid.fmt.group_size), group_weights(x, grid.fmt.group_size, x[0]))
+    groups = split_groups(x, grid.fmt.group_size)
     nearest, values = grid.nearest(groups, params.at((..., None)))
     assert {t.device.type for t in (params.scale, nearest, values, grid.codes_of(nearest, params.at((..., None))))} == {"meta"}

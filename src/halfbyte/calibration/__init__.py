@@ -1,6 +1,6 @@
-"""GPTQ and AWQ over a model: calibration text goes through it layer by layer, each layer rounded before the next one is read.
+"""GPTQ and AWQ over a whole model: calibration text passes through it layer by layer; each is quantized before the next is read.
 
-Needs torch and transformers. The mathematics on one weight is `quantizers`; what is written is `converting.quantizing`.
+Needs torch and transformers. `quantizers` has the algorithms for one weight, `conversion.quantize` writes the result.
 """
 
 try:

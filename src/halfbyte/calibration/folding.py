@@ -1,12 +1,12 @@
-"""AWQ's scales folded into what comes before, inside one layer of a model.
+"""Fold AWQ's input scales s into the preceding operation, inside one layer of a model.
 
-| inputs of | come from | which gives x / s by |
+| inputs of | come from | which yields x / s by |
 |---|---|---|
-| q, k, v; gate and up | a norm | its weight over s (Gemma's holds w − 1: (1 + w) / s − 1) |
-| down, an expert's too | up, times an activation of gate | rows of up over s |
-| all experts' gate and up | a norm that their router reads too | its weight over s, the router's columns times s (`routed`) |
+| q, k, v; gate and up | a norm | dividing its weight by s (Gemma stores w − 1: (1 + w) / s − 1) |
+| down, an expert's too | up, times an activation of gate | dividing rows of up by s |
+| all experts' gate and up | a norm, read by the router too | dividing its weight by s, router columns times s (`routed`) |
 
-The output projection is left: with grouped heads one value row feeds several of its inputs. So is a clamped up (gpt-oss).
+The output projection is not scaled: with grouped heads one value row is several of its inputs. Nor is a clamped up (gpt-oss).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from torch import Tensor, nn
 from ..quantizers import awq_scales
 from ..tensor.qtensor import QTensor
 from ..transformers.fill.module_paths import is_experts
-from .matrices import expert_rows, gated_input, half
-from .statistics import Shared
+from .matrices import expert_matrix, gated_input, half
+from .statistics import InputStatistics
 
 Round = Callable[[NDArray[Any]], QTensor]
-NOTHING = "nothing that scales stands before it"
+NO_UPSTREAM = "no operation before it can take the scales"
 DEFAULT_GATE = "transformers.integrations.moe"
 """Where the gate act(gate) · up is defined: other experts clamp up or add to it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Before:
-    """What gives an input.
+class Upstream:
+    """The operation whose output an input is.
 
     path    its module
-    weight  [k, …], a view: row j, or number j of a norm, gives input j
+    weight  [k, …], a view: row j, or element j of a norm, yields input j
     bias    [k] or None
-    offset  what the weight is short of: 1 for norms that hold w − 1
+    offset  added to the stored weight: 1 for norms that store w − 1
     """
 
     path: str
@@ -49,8 +49,8 @@ class Before:
     offset: float = 0.0
 
 
-def fold(group: Shared, readers: Sequence[Tensor], before: Before, rounding: Round) -> float:
-    """Scale the columns of all that read an input, and what gives it. Values change in place and stay dense. Returns α.
+def fold(group: InputStatistics, readers: Sequence[Tensor], before: Upstream, rounding: Round) -> float:
+    """Multiply the columns of all readers of an input by s, and divide its source by s, in place. Returns α.
 
     readers   weights [n, k], views
     rounding  how they will be rounded
@@ -71,8 +71,8 @@ def fold(group: Shared, readers: Sequence[Tensor], before: Before, rounding: Rou
     return alpha
 
 
-def before_of(layer: nn.Module, group: Shared) -> Before | str:
-    """What gives a group's input, or why there is nothing to fold into."""
+def upstream_of(layer: nn.Module, group: InputStatistics) -> Upstream | str:
+    """The operation that yields a group's input, or the reason why scales cannot be folded."""
     if group.hessian is None:
         return "no token came"
     k = group.hessian.shape[0]
@@ -81,7 +81,7 @@ def before_of(layer: nn.Module, group: Shared) -> Before | str:
         if getattr(norm, "weight", None) is None or norm.weight.shape[0] != k:
             return "its norm has no weight for each input"
         bias = getattr(norm, "bias", None)
-        return Before(group.norm, norm.weight.data, None if bias is None else bias.data, 1.0 if adds_one(norm) else 0.0)
+        return Upstream(group.norm, norm.weight.data, None if bias is None else bias.data, 1.0 if has_unit_offset(norm) else 0.0)
     for path, module in layer.named_modules():
         if is_experts(module):
             for expert in range(int(module.gate_up_proj.shape[0])):
@@ -89,25 +89,25 @@ def before_of(layer: nn.Module, group: Shared) -> Before | str:
                     return _expert_up(path, module, expert)
     parent, _, last = group.names[0].rpartition(".")
     if last != "down_proj":
-        return NOTHING
+        return NO_UPSTREAM
     beside = {n.rpartition(".")[2]: m for n, m in layer.named_modules() if n.rpartition(".")[0] == parent}
     for name, start in (("up_proj", 0), ("gate_up_proj", k)):
         up = beside.get(name)
         if isinstance(up, nn.Linear) and up.out_features == start + k:
             bias = None if up.bias is None else up.bias.data[start:]
-            return Before(f"{parent}.{name}" if parent else name, up.weight.data[start:], bias)
-    return NOTHING
+            return Upstream(f"{parent}.{name}" if parent else name, up.weight.data[start:], bias)
+    return NO_UPSTREAM
 
 
-def _expert_up(path: str, module: Any, expert: int) -> Before | str:
+def _expert_up(path: str, module: Any, expert: int) -> Upstream | str:
     if getattr(type(module)._apply_gate, "__module__", "") != DEFAULT_GATE:
         return "its experts' gate is no product with up"
     bias = half(module.gate_up_proj_bias.data[expert], module, "up_proj") if getattr(module, "has_bias", False) else None
-    return Before(path, expert_rows(module, "up_proj", expert), bias)
+    return Upstream(path, expert_matrix(module, "up_proj", expert), bias)
 
 
-def adds_one(norm: nn.Module) -> bool:
-    """True for a norm that multiplies by 1 + weight: asked of the module itself."""
+def has_unit_offset(norm: nn.Module) -> bool:
+    """True for a norm that multiplies by 1 + weight, determined by calling it with zero weights."""
     x = torch.ones(1, norm.weight.shape[0], dtype=torch.float32, device=norm.weight.device)
     held = norm.weight.data
     norm.weight.data = torch.zeros_like(held)

@@ -1,12 +1,12 @@
-"""The matrices of one layer that a checkpoint has, as views on the parameters that the layer computes with.
+"""The matrices of one layer as a checkpoint stores them: views on the parameters that the layer computes with.
 
 | in the model | in the checkpoint | matrices |
 |---|---|---|
 | Linear | one tensor | the weight |
 | Linear, fused (`qkv_proj`, `gate_up_proj`) | a tensor for each part | rows of the weight, in the parts' order |
-| experts: two stacks | stacks, or a tensor for each expert; gate and up joined or apart | one expert's rows of the stack |
+| experts: two stacks | stacks, or a tensor for each expert; gate and up joined or separate | one expert's rows of the stack |
 
-What is written into a view is what the layer computes with from then on.
+Writing into a view changes the layer's weights.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..transformers.fill.module_paths import Slot, is_experts
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """One matrix to round.
+    """One matrix to quantize.
 
     key     of the checkpoint
     expert  which matrix of the key's stack; None when the key is a matrix
-    input   name of what it is multiplied by, as `statistics.Inputs` has it
+    input   name of what it is multiplied by, as `statistics.InputCollector` has it
     view    [n, k]
     """
 
@@ -42,16 +42,16 @@ class Matrix:
 
 
 def expert_input(path: str, expert: int) -> str:
-    """Name of what an expert's gate and up are given."""
+    """Name of the input of an expert's gate and up."""
     return f"{path}.{expert}"
 
 
 def gated_input(path: str, expert: int) -> str:
-    """Name of what an expert's down is given."""
+    """Name of the input of an expert's down."""
     return f"{path}.{expert}.gated"
 
 
-def matrices_of(layer: nn.Module, prefix: str, slots: Mapping[str, Slot], rows: Callable[[str], int]) -> list[Matrix]:
+def layer_matrices(layer: nn.Module, prefix: str, slots: Mapping[str, Slot], rows: Callable[[str], int]) -> list[Matrix]:
     """Every matrix under the module path `prefix`.
 
     slots  key -> the parameter it belongs to
@@ -84,18 +84,18 @@ def _of_experts(path: str, module: nn.Module, key: str, slot: Slot) -> Iterator[
     count = int(module.gate_up_proj.shape[0])
     for expert in range(count) if slot.expert is None else (slot.expert,):
         given = gated_input(path, expert) if slot.projection == "down_proj" else expert_input(path, expert)
-        yield Matrix(key, expert if slot.expert is None else None, given, expert_rows(module, slot.projection, expert))
+        yield Matrix(key, expert if slot.expert is None else None, given, expert_matrix(module, slot.projection, expert))
 
 
-def expert_rows(module: nn.Module, piece: str, expert: int) -> Tensor:
-    """Rows (n, k) of one projection of one expert: a view on the stack, whichever way its matrices lie."""
+def expert_matrix(module: nn.Module, piece: str, expert: int) -> Tensor:
+    """Rows (n, k) of one projection of one expert: a view on the stack, in either orientation."""
     stack: Tensor = (module.down_proj if piece == "down_proj" else module.gate_up_proj).data
     matrix = stack[expert].T if getattr(module, "is_transposed", False) else stack[expert]
     return half(matrix, module, piece)
 
 
 def half(rows: Tensor, module: nn.Module, piece: str) -> Tensor:
-    """Gate's or up's rows of both: one after the other, or in turns. Others as they are."""
+    """Gate's or up's rows of the joint matrix, concatenated or interleaved; other projections unchanged."""
     if piece not in ("gate_proj", "up_proj"):
         return rows
     if getattr(module, "is_concatenated", True):

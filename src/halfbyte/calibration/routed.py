@@ -1,9 +1,9 @@
-"""AWQ's scales for a norm that an MoE layer's experts read, and their router with them.
+"""AWQ's scales for a norm whose output an MoE layer's experts and router read.
 
 One s for all experts, of least Σ tr(D H Dᵀ), each with the Hessian of its own tokens. Gate's and up's columns, a shared expert's
-too, are multiplied by s, the norm's weight is divided by it, and so that no token goes to another expert the router's columns are
-multiplied as well. s are powers of two: norm and router stay exact in any dtype, the router's logits are the same numbers. That
-the layer gives what it gave is checked on a sequence; where it does not, something else reads the norm, and all is put back.
+too, are multiplied by s, the norm's weight is divided by it, and the router's columns are multiplied by it
+so that routing does not change. s are powers of two: norm and router stay exact in any dtype and the router's logits are equal.
+The layer's output is compared on one sequence; where it changes, another module reads the norm, and the scales are removed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from ..quantizers import awq_scales
 from ..transformers.fill.module_paths import is_experts
-from .folding import Round, adds_one
+from .folding import Round, has_unit_offset
 from .matrices import Matrix, expert_input
-from .statistics import Inputs, Shared
+from .statistics import InputCollector, InputStatistics
 
 TOLERANCE = 1e-4
-"""Of the largest output: sums of the same products in another order are far below, a reader that was missed is far above."""
+"""Relative to the largest output: reordered sums differ far less, a missed reader far more."""
 
 
 def fold_routed(
     layer: nn.Module,
     norm: str,
-    inputs: Inputs,
+    inputs: InputCollector,
     matrices: Sequence[Matrix],
     wanted: Collection[str],
     dense: Callable[[str], bool],
@@ -45,7 +45,7 @@ def fold_routed(
     module: Any = layer.get_submodule(norm)
     if getattr(module, "weight", None) is None or not dense(norm):
         return "its norm has no weight of its own"
-    if adds_one(module):
+    if has_unit_offset(module):
         return "its norm holds w - 1, which a power of two does not scale exactly"
     k = module.weight.shape[0]
     scaled: list[Matrix] = []
@@ -68,7 +68,7 @@ def fold_routed(
     seen = [(m, g) for m in scaled if (g := inputs.of(m.input)) is not None and g.hessian is not None]
     if not seen:
         return "no token came"
-    groups: list[Shared] = list({id(g): g for _, g in seen}.values())
+    groups: list[InputStatistics] = list({id(g): g for _, g in seen}.values())
     hessians = {id(g): g.hessian.double() for g in groups if g.hessian is not None}
     weights = [m.view.float().cpu().numpy() for m, _ in seen]
     scales, alpha = awq_scales(weights, [hessians[id(g)] for _, g in seen], rounding, powers=True)
@@ -89,7 +89,7 @@ def fold_routed(
 
 
 def _scale(norm: Any, columns: Sequence[Tensor], s: Tensor) -> None:
-    """Powers of two: undone by 1 / s to the last bit."""
+    """s are powers of two, so 1 / s undoes it exactly."""
     for matrix in columns:
         matrix.mul_(s.to(matrix.dtype))
     norm.weight.data.div_(s)

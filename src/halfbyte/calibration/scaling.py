@@ -1,4 +1,4 @@
-"""AWQ in one layer: which inputs are scaled, into what, and what the writer must be told."""
+"""AWQ in one layer: which inputs are scaled, where scales are folded, and which dense tensors change."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..numerics.exact import bfloat16
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
-from .folding import NOTHING, Before, before_of, fold
+from .folding import NO_UPSTREAM, Upstream, fold, upstream_of
 from .matrices import Matrix
 from .routed import fold_routed
 from .sources import Source
-from .spool import Done
-from .statistics import Inputs, Shared
+from .spool import LayerResult
+from .statistics import InputCollector, InputStatistics
 
 
 @dataclass
 class Scaling:
-    """Scales the inputs of a layer; values change in place and stay dense.
+    """Scales the inputs of a layer, in place; weights stay dense.
 
     prefix    the layer's path
     matrices  of the layer; `wanted` are formats of those that will be rounded, by key
-    done      takes notes, and dense tensors that have changed
+    done      receives notes and changed dense tensors
     output    runs the layer on a sequence
     """
 
@@ -38,15 +38,15 @@ class Scaling:
     source: Source
     layer: nn.Module
     prefix: str
-    inputs: Inputs
+    inputs: InputCollector
     matrices: list[Matrix]
     wanted: Mapping[str, Format]
-    done: Done
+    done: LayerResult
     output: Callable[[], Tensor]
 
     def scale(self) -> None:
-        """Every input that has something before it."""
-        routed = sorted(self.inputs.read_by_experts)
+        """Scale every input whose source can take the scales."""
+        routed = sorted(self.inputs.expert_norms)
         for norm in routed:
             self._routed(norm)
         for group in self.inputs.groups:
@@ -54,7 +54,7 @@ class Scaling:
                 self._one(group)
 
     def _routed(self, norm: str) -> None:
-        """A norm that experts and a router read."""
+        """Scale a norm that experts and a router read."""
         formats = [self.wanted[m.key] for m in self.matrices if m.key in self.wanted and m.expert_of(self.inputs.readers[norm])]
         if not formats:
             return
@@ -71,20 +71,20 @@ class Scaling:
         key = self.source.key_of(f"{self.prefix}.{path}", "weight")
         return key is not None and not self.checkpoint.info(key).quantized
 
-    def _one(self, group: Shared) -> None:
-        """One input."""
+    def _one(self, group: InputStatistics) -> None:
+        """Scale one input."""
         mine = [m for m in self.matrices if m.input in group.names]
         rounded = [m for m in mine if m.key in self.wanted]
         if not rounded:
             return
-        before = before_of(self.layer, group)
-        if before == NOTHING:
+        before = upstream_of(self.layer, group)
+        if before == NO_UPSTREAM:
             return
         kept = len(rounded) < len(mine) or {m.input for m in mine} != set(group.names)
         why = before if isinstance(before, str) else "a module that shares the input is kept" if kept else ""
         up = None if isinstance(before, str) else self._rounded_rows(before)
         if not why and up is False:
-            why = "what gives its input is kept"
+            why = "the source of its input is kept"
         if isinstance(before, str) or why:
             self.done.notes.append(f"{self.prefix}.{group.names[0]}: not scaled, {why}")
             return
@@ -92,8 +92,8 @@ class Scaling:
         if alpha > 0 and up is None:
             self._replace(f"{self.prefix}.{before.path}", self.layer.get_submodule(before.path))
 
-    def _rounded_rows(self, before: Before) -> bool | None:
-        """True where what gives an input is rounded afterwards, None where it is a module that is written dense, else False."""
+    def _rounded_rows(self, before: Upstream) -> bool | None:
+        """True where the source of an input is quantized later, None where it is written dense, else False."""
         start, stop = _span(before.weight)
         holders = [m for m in self.matrices if _span(m.view)[0] < stop and start < _span(m.view)[1]]
         if any(m.key in self.wanted for m in holders):
@@ -101,7 +101,7 @@ class Scaling:
         return None if self.source.key_of(f"{self.prefix}.{before.path}", "weight") else False
 
     def _replace(self, path: str, module: nn.Module) -> None:
-        """Keep the new weight and bias of a dense module for the writer, in the file's dtype, shape and convention."""
+        """Record the new weight and bias of a dense module for the writer, in the file's dtype, shape and convention."""
         for leaf in ("weight", "bias"):
             value = getattr(module, leaf, None)
             key = self.source.key_of(path, leaf)
@@ -116,11 +116,11 @@ class Scaling:
 
 
 def _span(view: Tensor) -> tuple[int, int]:
-    """First address of a view and the one behind its last number."""
+    """First address of a view and the address after its last element."""
     reach = sum((n - 1) * stride for n, stride in zip(view.shape, view.stride(), strict=True)) + 1
     return view.data_ptr(), view.data_ptr() + reach * view.element_size()
 
 
 def _rounding(fmt: Format) -> Callable[[NDArray[Any]], QTensor]:
-    """Plain rounding, for the search of scales: twenty times as fast as searching each time, and the same order."""
+    """Round to nearest, for the search of scales: 20 times faster than the scale search, with the same ranking."""
     return lambda w: quantize(w, fmt)

@@ -1,7 +1,7 @@
-"""A model whose layers are read from the checkpoint when their turn comes, and which keys their weights are.
+"""A model that reads its layers from the checkpoint one at a time, and the keys of their weights.
 
-The architecture stands on torch's meta device. What lies outside the layers (embedding, norms, head) is read at once;
-`layer(i)` reads one layer and `drop(i)` lets it go.
+The model starts on torch's meta device. `start()` reads what is outside the layers (embedding, norms, head), `layer(i)` reads one
+layer and `drop(i)` frees it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..transformers.load import empty_model
 
 
 class Decoded:
-    """A checkpoint whose packed layers read as dense float32; embedding and head stay packed."""
+    """A view of a checkpoint that dequantizes packed layers to float32; embedding and head stay packed."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -63,7 +63,7 @@ class Decoded:
 
 
 class Source(ABC):
-    """One checkpoint as an empty model that fills layer by layer.
+    """An empty model that is filled from one checkpoint layer by layer.
 
     slots       key of a checkpoint -> the parameter of the model it belongs to
     norm_offset what the checkpoint adds to the weights of norms
@@ -96,7 +96,7 @@ class Source(ABC):
         return next((key for key, slot in self.slots.items() if slot == whole), None)
 
     def start(self) -> None:
-        """Read what is outside the layers."""
+        """Read the tensors outside the layers."""
         inside = f"{self.prefix}."
         self.put(key for key, slot in self.slots.items() if not slot.path.startswith(inside))
         self.tie()
@@ -119,7 +119,7 @@ class Source(ABC):
         return layer
 
     def drop(self, number: int) -> None:
-        """Let a layer go."""
+        """Free a layer."""
         self.model.get_submodule(self.prefix)[number] = nn.Identity()
 
 
@@ -129,7 +129,7 @@ class FolderSource(Source):
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:
         self.model = empty_model(config_of_folder(checkpoint), torch.float32)
         self.tokenizer = tokenizer_of_folder(checkpoint)
-        # Keys are placed as they are spelled, which for packed weights is without ".weight".
+        # Keys are resolved as spelled; those of packed weights lack ".weight".
         groups: dict[str, dict[Slot, str]] = FolderFilling(self.model, checkpoint).plan()[0]
         self._filling = FolderFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
         self._groups = groups
@@ -188,6 +188,6 @@ class GGUFSource(Source):
         return self._filling.row_order(key, count)
 
 
-def source_of(checkpoint: Checkpoint, device: str) -> Source:
+def layer_source(checkpoint: Checkpoint, device: str) -> Source:
     """The source for a checkpoint. UnsupportedError for an architecture that transformers does not build."""
     return GGUFSource(checkpoint, device) if isinstance(checkpoint, GGUFCheckpoint) else FolderSource(checkpoint, device)

@@ -1,12 +1,12 @@
-"""Layers that a walk has done, in a folder beside its result, so that an interrupted walk goes on behind the last of them.
+"""Finished layers of a calibration on disk, beside its result, so that an interrupted calibration resumes after the last of them.
 
-    .OUT.calibration/journal.jsonl    first what is being done, then a line a finished layer
-    .OUT.calibration/00003.layer      its packed weights and the dense tensors that have changed, as `save` writes them
-    .OUT.calibration/00003.hidden     what it gives to the next layer, float32; of the last layer done only
+    .OUT.calibration/journal.jsonl    the job's key, then one line for each finished layer
+    .OUT.calibration/00003.layer      its packed weights and the changed dense tensors, as `save` writes them
+    .OUT.calibration/00003.hidden     its outputs, float32; of the last finished layer only
 
-A layer counts as done when its line is there and its files have the sizes that the line says. Hidden states come back as the same
-numbers, so the result of a walk in pieces is that of a walk in one go, bit for bit. A journal of other work (another source,
-recipe, text, method, option) is thrown away. The folder goes when the result is written.
+A layer counts as finished when its line exists and its files have the sizes in the line. Hidden states are restored exactly, so a
+resumed calibration gives the same result bit for bit. A journal of another job (another source, recipe, text, method or option)
+is discarded. The folder is deleted when the result is written.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ LOCK = "lock"
 
 
 @dataclass
-class Done:
-    """What one layer came to.
+class LayerResult:
+    """The result of one layer.
 
     weights   module of the checkpoint -> packed weight
-    replaced  dense tensors that take another value, by key
+    replaced  changed dense tensors, by key
     notes     sentences
-    starved   modules that saw no token
+    uncalibrated   modules that saw no token
     """
 
     weights: dict[str, QTensor] = field(default_factory=dict)
     replaced: dict[str, NDArray[Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    starved: list[str] = field(default_factory=list)
+    uncalibrated: list[str] = field(default_factory=list)
 
 
 class Spool:
-    """The folder for the result `out`. A context manager: left by an exception it keeps what can be gone on with, else it goes.
+    """The folder for the result `out`. A context manager: an exception keeps the folder for resuming, else it is deleted.
 
-    Raises CheckpointError when another process is at it, WriteError when the disk refuses.
+    Raises CheckpointError when another process uses it, WriteError when writing fails.
     """
 
     def __init__(self, out: Path) -> None:
@@ -64,8 +64,8 @@ class Spool:
         make_folder(self.folder, self.out)
         take_lock(self.folder / LOCK, self.out)
 
-    def resume(self, work: Mapping[str, Any]) -> list[Done]:
-        """What an earlier run of the same work had done, layers in order, weights mapped from disk."""
+    def resume(self, work: Mapping[str, Any]) -> list[LayerResult]:
+        """The finished layers of an earlier run of the same job, in order, weights mapped from disk."""
         known = plain(work)
         lines = read_lines(self.folder / JOURNAL)
         self._lines = []
@@ -73,39 +73,39 @@ class Spool:
             if not self._whole(_layer(number), line["nbytes"]):
                 break
             self._lines.append(line)
-        # Hidden states before the last line may be gone already.
+        # Hidden states of earlier layers may have been deleted.
         while self._lines and not self._whole(_hidden(len(self._lines) - 1), self._lines[-1]["hidden_nbytes"]):
             self._lines.pop()
         kept = {LOCK, JOURNAL, *map(_layer, range(len(self._lines))), _hidden(len(self._lines) - 1)}
         for path in self.folder.iterdir():
             if path.name not in kept:
                 path.unlink()
-        new = self.folder / f"{JOURNAL}.new"  # a disk that is full leaves the old one
+        new = self.folder / f"{JOURNAL}.new"  # a full disk leaves the old one
         new.write_text("".join(json.dumps(x) + "\n" for x in (known, *self._lines)), encoding="utf-8")
         new.replace(self.folder / JOURNAL)
         return [self._done(number, line) for number, line in enumerate(self._lines)]
 
     def hidden(self, device: str) -> list[Tensor]:
-        """What the last layer done gives to the next."""
+        """The outputs of the last finished layer."""
         stored = load(self.folder / _hidden(len(self._lines) - 1))
         return [torch.from_numpy(np.array(stored[str(i)])).to(device) for i in range(len(stored))]
 
-    def add(self, done: Done, hidden: Sequence[Tensor]) -> Done:
-        """Keep the next layer. Returns it with its weights mapped from disk."""
+    def add(self, done: LayerResult, hidden: Sequence[Tensor]) -> LayerResult:
+        """Store the next layer. Returns it with its weights mapped from disk."""
         number = len(self._lines)
         save(self.folder / _layer(number), {**done.weights, **done.replaced})
         save(self.folder / _hidden(number), {str(i): h.float().cpu().numpy() for i, h in enumerate(hidden)})
         line = {
             "nbytes": self._size(_layer(number)), "hidden_nbytes": self._size(_hidden(number)), "notes": done.notes,
-            "starved": done.starved,
+            "uncalibrated": done.uncalibrated,
         }  # fmt: skip
         append_line(self.folder / JOURNAL, line)
         self._lines.append(line)
         (self.folder / _hidden(number - 1)).unlink(missing_ok=True)
         return self._done(number, line)
 
-    def _done(self, number: int, line: Mapping[str, Any]) -> Done:
-        done = Done(notes=list(line["notes"]), starved=list(line["starved"]))
+    def _done(self, number: int, line: Mapping[str, Any]) -> LayerResult:
+        done = LayerResult(notes=list(line["notes"]), uncalibrated=list(line["uncalibrated"]))
         for name, value in load(self.folder / _layer(number)).items():
             if isinstance(value, QTensor):
                 done.weights[name] = value
@@ -124,7 +124,7 @@ class Spool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # An earlier run's layers stay where this one ended before it asked for them.
+        # Layers of an earlier run are kept when this run ended before it read them.
         if kind is None or len(read_lines(self.folder / JOURNAL)) < 2:
             shutil.rmtree(self.folder, ignore_errors=True)
         else:
@@ -139,9 +139,9 @@ def _hidden(number: int) -> str:
     return f"{number:05d}.hidden"
 
 
-def work_of(checkpoint: Checkpoint, recipe: Any, name: str) -> dict[str, Any]:
-    """What makes two walks the same: the source's files and configuration, the recipe, and the name of method, options, device
-    kind and tokens."""
+def job_key(checkpoint: Checkpoint, recipe: Any, name: str) -> dict[str, Any]:
+    """The key that identifies a job: the source's files and configuration, the recipe, and the name of method, options, device
+    type and tokens."""
     path = checkpoint.path.resolve()
     base = path if path.is_dir() else path.parent
     files = sorted({f for info in checkpoint.infos() for f in info.files})

@@ -1,6 +1,6 @@
-"""What a layer's matrices are multiplied by: one Hessian Σ x xᵀ for all that share an input, gathered while sequences pass.
+"""Statistics of a layer's inputs: one Hessian Σ x xᵀ for all matrices with a common input, accumulated by forward hooks.
 
-An expert has two, over the tokens that were routed to it: of what its gate and up are given, and of what they give to its down.
+An expert has two over the tokens routed to it: of the input of gate and up, and of the input of down.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .matrices import expert_input, gated_input
 
 
 @dataclass
-class Shared:
+class InputStatistics:
     """One input of a layer.
 
-    names    what it is called: paths of the linear modules that share it, or an expert's (`matrices.expert_input`)
+    names    paths of the linear modules that share it, or an expert's (`matrices.expert_input`)
     hessian  Σ x xᵀ, float32 [k, k] on the model's device; None before the first token
     tokens   rows x seen
     norm     path of the norm module whose output the input is, "" when it is none
@@ -42,25 +42,25 @@ class Shared:
         self.tokens += rows.shape[0]
 
 
-class Inputs:
-    """Watches a layer. A context manager: the hooks go when it is left.
+class InputCollector:
+    """Collects the inputs of a layer by forward hooks. A context manager that removes them at the end.
 
-    linear   linear modules to watch, by path in the layer
+    linear   linear modules, by path in the layer
     experts  experts modules of transformers, by path
     """
 
     def __init__(self, layer: nn.Module, linear: Mapping[str, nn.Module], experts: Mapping[str, nn.Module] | None = None) -> None:
-        self.groups: list[Shared] = []
-        self.read_by_experts: set[str] = set()
-        """Norms whose output experts are given: a router reads it as well."""
+        self.groups: list[InputStatistics] = []
+        self.expert_norms: set[str] = set()
+        """Norms whose output experts read; the router reads it too."""
         self.readers: dict[str, list[str]] = {}
-        """Norm -> modules with parameters of their own that are given its output."""
-        self._group_of: dict[str, Shared] = {}
-        self._by_input: dict[int, Shared] = {}
+        """Norm -> modules with parameters of their own that read its output."""
+        self._group_of: dict[str, InputStatistics] = {}
+        self._by_input: dict[int, InputStatistics] = {}
         self._norms: dict[int, str] = {}
         self._norm_at: dict[int, str] = {}
-        # References, so that no address is given to a second tensor while the first sequence tells who shares what.
-        self._held: list[Tensor] = []
+        # References that keep tensors alive, so that no address is reused while the first sequence shows which inputs are shared.
+        self._references: list[Tensor] = []
         self._first = True
         self._handles = [m.register_forward_pre_hook(self._hook(name)) for name, m in linear.items()]
         for name, module in (experts or {}).items():
@@ -72,25 +72,25 @@ class Inputs:
                 self._handles.append(module.register_forward_pre_hook(self._reader_hook(name), with_kwargs=True))
 
     def sequence_done(self) -> None:
-        """After the first sequence the groups are known."""
+        """Freeze the groups after the first sequence."""
         self._first = False
-        self._held.clear()
+        self._references.clear()
 
-    def of(self, name: str) -> Shared | None:
-        """The input of this name, None when no token came."""
+    def of(self, name: str) -> InputStatistics | None:
+        """The statistics of this input, None when no token reached it."""
         return self._group_of.get(name)
 
     def _hook(self, name: str) -> Any:
         def seen(module: nn.Module, args: tuple[Any, ...]) -> None:
             x = args[0]
             if name not in self._group_of:
-                # After the first sequence newcomers (an expert that had no token) stand alone.
+                # Inputs that first appear later (an expert without tokens before) form groups of their own.
                 group = self._by_input.get(id(x)) if self._first else None
                 if group is None:
                     group = self._new(self._norms.get(id(x), "") if self._first else "")
                     if self._first:
                         self._by_input[id(x)] = group
-                        self._held.append(x)
+                        self._references.append(x)
                 group.names.append(name)
                 self._group_of[name] = group
             if self._group_of[name].names[0] == name:
@@ -98,12 +98,12 @@ class Inputs:
 
         return seen
 
-    def _new(self, norm: str = "") -> Shared:
-        group = Shared(norm=norm)
+    def _new(self, norm: str = "") -> InputStatistics:
+        group = InputStatistics(norm=norm)
         self.groups.append(group)
         return group
 
-    def _named(self, name: str) -> Shared:
+    def _named(self, name: str) -> InputStatistics:
         if name not in self._group_of:
             self._group_of[name] = self._new()
             self._group_of[name].names.append(name)
@@ -115,7 +115,7 @@ class Inputs:
             index = args[1] if len(args) > 1 else kwargs["top_k_index" if "top_k_index" in kwargs else "router_indices"]
             if self._first:
                 norm = self._norm_at.get(x.data_ptr())
-                self.read_by_experts |= {norm} if norm else set()
+                self.expert_norms |= {norm} if norm else set()
             rows, index = x.reshape(-1, x.shape[-1]), index.reshape(-1, index.shape[-1])
             for expert in torch.unique(index).tolist():
                 if expert >= module.num_experts:
@@ -141,11 +141,11 @@ class Inputs:
         def seen(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if self._first and isinstance(output, Tensor):
                 self._norms[id(output)] = self._norm_at[output.data_ptr()] = name
-                self._held.append(output)
+                self._references.append(output)
 
         return seen
 
-    def __enter__(self) -> Inputs:
+    def __enter__(self) -> InputCollector:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -154,7 +154,7 @@ class Inputs:
 
 
 def gated(module: Any, x: Tensor, expert: int) -> Tensor:
-    """What an expert's down is given for inputs x [m, k], as transformers computes it."""
+    """The input of an expert's down for inputs x [m, k], as transformers computes it."""
     matrix = module.gate_up_proj[expert]
     both = functional.linear(x, matrix.T if getattr(module, "is_transposed", False) else matrix)
     if getattr(module, "has_bias", False):

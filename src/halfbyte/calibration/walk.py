@@ -1,8 +1,8 @@
-"""The walk: embeddings of the calibration text, then each layer in turn; its inputs are watched, its weights rounded, its outputs
-computed with the rounded weights and handed on.
+"""Layer-wise calibration: embed the calibration text; then, for each layer, collect input statistics, quantize the weights, and
+compute the layer's outputs with the quantized weights as the next layer's inputs.
 
-What is kept in memory is one layer and the hidden states of the sequences; where a folder is given, packed weights go there, and
-a walk that was interrupted goes on behind the last layer in it (`spool`).
+Memory holds one layer and the hidden states of the sequences. With a `Spool`, packed weights are written to disk and an
+interrupted calibration resumes after the last finished layer.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ from ..spec import Format
 from ..tensor.concat import stack
 from ..tensor.qtensor import QTensor
 from ..transformers.fill.module_paths import is_experts
-from .matrices import Matrix, matrices_of
+from .matrices import Matrix, layer_matrices
 from .scaling import Scaling
-from .sources import Source, source_of
-from .spool import Done, Spool, work_of
-from .statistics import Inputs, Shared
+from .sources import Source, layer_source
+from .spool import LayerResult, Spool, job_key
+from .statistics import InputCollector, InputStatistics
 
 Progress = Callable[[int, int, str], None]
 
 
 class CalibrationError(HalfbyteError, ValueError):
-    """A calibration text or model that cannot be used; the message says why."""
+    """An unusable calibration text or model; the message gives the reason."""
 
 
 @dataclass
 class Calibrated:
-    """What a walk found.
+    """The result of a calibration.
 
     weights   module of the checkpoint -> packed weight, rows in the file's order
-    replaced  dense tensors that take another value, by key
-    notes     sentences about what could not be done as asked
-    name      of the method, the text and all else that these results come from
+    replaced  changed dense tensors, by key
+    notes     sentences about requested steps that were not possible
+    name      identifies method, text and options
     layers    of the model
-    resumed   how many of them an earlier run had done
+    resumed   number of layers taken from an earlier run
     """
 
     weights: dict[str, QTensor] = field(default_factory=dict)
     replaced: dict[str, NDArray[Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    starved: list[str] = field(default_factory=list)
+    uncalibrated: list[str] = field(default_factory=list)
     name: str = ""
     layers: int = 0
     resumed: int = 0
 
     def rounder(self, module: str, x: NDArray[Any], fmt: Format) -> QTensor:
-        """The weight found for a module; searched scales for one the walk did not meet."""
-        found = self.weights.get(module)
-        if found is not None and found.format == fmt and found.shape == x.shape:
-            return found
-        self.starved.append(module)
+        """The calibrated weight of a module; searched scales for a module that was not calibrated."""
+        result = self.weights.get(module)
+        if result is not None and result.format == fmt and result.shape == x.shape:
+            return result
+        self.uncalibrated.append(module)
         return round_searched(module, x, fmt)
 
 
@@ -88,18 +88,18 @@ def calibrate(
     spool: Spool | None = None,
     progress: Progress | None = None,
 ) -> Calibrated:
-    """Round the weights of `recipe` with the inputs they have on `text`.
+    """Quantize the weights of `recipe` using their inputs on `text`.
 
     text       path of a UTF-8 file
     method     "gptq", "awq", or "mse" weighted by the inputs' mean squares
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
-    spool      a folder for layers that are done, which are mapped from there; a walk that finds some of the same work there goes
-               on behind them. None keeps them in memory
+    spool      folder for finished layers, which are mapped from there; layers of an interrupted run of the same job are reused.
+               None keeps them in memory
     progress   called as progress(done, total, layer)
 
-    Modules that no token reached, experts above all, are rounded with searched scales to the same format, and named in the notes.
+    Modules that no token reached, mostly experts, are quantized with searched scales to the same format and named in the notes.
     Raises CalibrationError for a text that is too short or a model without tokenizer, FormatError when experts of a layer would
     be packed and dense.
     """
@@ -109,31 +109,31 @@ def calibrate(
     check_dense(checkpoint, from_packed)
     check_experts(checkpoint, recipe)
     checkpoint = rows_by_name(turned(checkpoint, recipe))
-    source = source_of(checkpoint, where)
+    source = layer_source(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-    found = Calibrated(name=f"{method} {'act-order ' if act_order else ''}on {torch.device(where).type}, tokens {digest}")
-    found.layers = source.count
-    walk = _Walk(checkpoint, source, recipe, method, act_order)
+    result = Calibrated(name=f"{method} {'act-order ' if act_order else ''}on {torch.device(where).type}, tokens {digest}")
+    result.layers = source.count
+    calibration = _Calibration(checkpoint, source, recipe, method, act_order)
     with torch.no_grad():
-        hidden, arguments = walk.begin(ids, where)
-        layers = [] if spool is None else spool.resume(work_of(checkpoint, recipe, found.name))
-        found.resumed = len(layers)
+        hidden, arguments = calibration.begin(ids, where)
+        layers = [] if spool is None else spool.resume(job_key(checkpoint, recipe, result.name))
+        result.resumed = len(layers)
         if spool is not None and layers:
             hidden = spool.hidden(where)
-        for number in range(found.resumed, source.count):
+        for number in range(result.resumed, source.count):
             if progress is not None:
                 progress(number, source.count, f"layer {number}")
-            done, hidden = walk.layer(number, hidden, arguments[number])
+            done, hidden = calibration.layer(number, hidden, arguments[number])
             layers.append(done if spool is None else spool.add(done, hidden))
     if progress is not None:
         progress(source.count, source.count, "")
     for done in layers:
-        found.weights |= done.weights
-        found.replaced |= done.replaced
-        found.notes += done.notes
-    walk.name_unmet(found, [module for done in layers for module in done.starved])
-    return found
+        result.weights |= done.weights
+        result.replaced |= done.replaced
+        result.notes += done.notes
+    calibration.report_uncalibrated(result, [module for done in layers for module in done.uncalibrated])
+    return result
 
 
 def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> list[list[int]]:
@@ -150,21 +150,21 @@ def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> lis
     return [start + ids[i * step : i * step + size] for i in range(count)]
 
 
-class _Stop(nn.Module):  # type: ignore[misc] # torch is not type-checked
-    """Stands for a layer: keeps what it is called with and gives its input on."""
+class _Recorder(nn.Module):  # type: ignore[misc] # torch is not type-checked
+    """Placeholder of a layer that records its arguments and returns its input."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.seen: tuple[Any, dict[str, Any]] = ((), {})
-        # Some models ask a layer which kind of attention it has before they call it.
+        self.arguments: tuple[Any, dict[str, Any]] = ((), {})
+        # Some models read a layer's attention type before they call it.
         self.attention_type = getattr(layer, "attention_type", None)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.seen = (args, kwargs)
+        self.arguments = (args, kwargs)
         return hidden
 
 
-class _Walk:
+class _Calibration:
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -175,40 +175,40 @@ class _Walk:
     ) -> None:
         self.checkpoint, self.source, self.recipe = checkpoint, source, recipe
         self.method, self.act_order = method, act_order
-        self._done = Done()
+        self._done = LayerResult()
         self._stacks: dict[str, list[tuple[int, QTensor]]] = {}
         self._factored: dict[bool, Factored] = {}
-        """The input's Hessian made ready, on the model's device and on the host."""
+        """Factored Hessian of the current input, on the model's device and on the host."""
 
     def begin(self, ids: list[list[int]], device: str) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
-        """Hidden states before the first layer, and what each layer is called with besides."""
+        """Hidden states before the first layer, and the other arguments of each layer."""
         source = self.source
         source.start()
         layers = source.model.get_submodule(source.prefix)
         real = list(layers)
-        stops = [_Stop(layer) for layer in real]
-        for i, stop in enumerate(stops):
-            layers[i] = stop
+        recorders = [_Recorder(layer) for layer in real]
+        for i, recorder in enumerate(recorders):
+            layers[i] = recorder
         inner = source.model.get_submodule(source.prefix.rpartition(".")[0]) if "." in source.prefix else source.model
         firsts: list[Tensor] = []
-        handle = stops[0].register_forward_pre_hook(lambda module, args: firsts.append(args[0]))
+        handle = recorders[0].register_forward_pre_hook(lambda module, args: firsts.append(args[0]))
         for sequence in ids:
             inner(input_ids=torch.tensor([sequence], device=device), use_cache=False)
         handle.remove()
         for i, layer in enumerate(real):
             layers[i] = layer
-        return firsts, [stop.seen for stop in stops]
+        return firsts, [recorder.arguments for recorder in recorders]
 
-    def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> tuple[Done, list[Tensor]]:
-        """Round a layer: what it came to, and what it gives to the next."""
-        self._done = Done()
+    def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> tuple[LayerResult, list[Tensor]]:
+        """Quantize a layer: its result, and its outputs."""
+        self._done = LayerResult()
         layer = self.source.layer(number)
         prefix = f"{self.source.prefix}.{number}"
-        matrices = matrices_of(layer, prefix, self.source.slots, lambda key: self.checkpoint.info(key).shape[-2])
+        matrices = layer_matrices(layer, prefix, self.source.slots, lambda key: self.checkpoint.info(key).shape[-2])
         wanted = {key: fmt for key in {m.key for m in matrices} if (fmt := self._wanted(key)) is not None}
         linear = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
         experts = {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate")}
-        with Inputs(layer, linear, experts) as inputs:
+        with InputCollector(layer, linear, experts) as inputs:
             for h in hidden:
                 _run(layer, h, arguments)
                 inputs.sequence_done()
@@ -223,7 +223,7 @@ class _Walk:
         return self._done, out
 
     def _wanted(self, key: str) -> Format | None:
-        """The format of a weight that is to be rounded."""
+        """The target format of a weight, None to keep it."""
         info = self.checkpoint.info(key)
         module = module_of(info)
         goal = None if module is None else self.recipe.of(module, len(info.shape))
@@ -232,14 +232,14 @@ class _Walk:
         try:
             return format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]
         except ShapeError:
-            return None  # kept dense, which the writer says
+            return None  # kept dense; the writer reports it
 
-    def _round_all(self, matrices: list[Matrix], inputs: Inputs, wanted: Mapping[str, Format]) -> None:
-        """The packed weights of a layer, into `Done`; the layer computes with them from now on."""
+    def _round_all(self, matrices: list[Matrix], inputs: InputCollector, wanted: Mapping[str, Format]) -> None:
+        """The packed weights of a layer, into `LayerResult`; the layer computes with them from now on."""
         position = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
         ordered = sorted(matrices, key=lambda m: position.get(m.input, len(position)))
         hessian: Tensor | None = None
-        last: Shared | None = None
+        last: InputStatistics | None = None
         for matrix in ordered:
             group = inputs.of(matrix.input)
             if group is not None and group is not last:
@@ -253,7 +253,7 @@ class _Walk:
             module = module_of(self.checkpoint.info(matrix.key))
             assert module is not None
             if group is None:
-                self._done.starved.append(module if matrix.expert is None else f"{module}[{matrix.expert}]")
+                self._done.uncalibrated.append(module if matrix.expert is None else f"{module}[{matrix.expert}]")
             if matrix.expert is None:
                 self._done.weights[module] = self._in_file_order(matrix.key, q)
             else:
@@ -263,7 +263,7 @@ class _Walk:
         self._stacks.clear()
 
     def _round(self, weight: Tensor, hessian: Tensor | None, fmt: Format) -> QTensor:
-        """On the weight's GPU where the format can, else by NumPy."""
+        """On the weight's GPU where the format supports it, else in NumPy."""
         if hessian is None or not has_grid(fmt):
             return round_searched("", weight.cpu().numpy(), fmt)
         there = weight.is_cuda and on_tensors(fmt)
@@ -283,16 +283,16 @@ class _Walk:
         parts = {p: a if p == "global_scale" else np.ascontiguousarray(a[back]) for p, a in q.parts.items()}
         return QTensor(q.format, q.shape, parts, origin=q.origin)
 
-    def name_unmet(self, found: Calibrated, starved: list[str]) -> None:
-        """Say which weights of the recipe no token reached, and which the walk did not meet."""
+    def report_uncalibrated(self, result: Calibrated, uncalibrated: list[str]) -> None:
+        """Note which weights of the recipe no token reached, and which are in no layer."""
         unmet = []
         for info in self.checkpoint.infos():
             module = module_of(info)
-            if module is not None and self._wanted(info.key) is not None and module not in found.weights:
+            if module is not None and self._wanted(info.key) is not None and module not in result.weights:
                 unmet.append(module)
-        for names, why in ((starved, "saw no calibration token"), (unmet, "are in no layer that calibration walks over")):
+        for names, why in ((uncalibrated, "saw no calibration token"), (unmet, "are in no layer that calibration walks over")):
             if names:
-                found.notes.append(
+                result.notes.append(
                     f"{len(names)} weights {why} and are rounded with searched scales: {', '.join(names[:6])}"
                     + (", ..." if len(names) > 6 else "")
                 )

@@ -1,8 +1,8 @@
-"""What a model's bits cost: perplexity, and how far it has moved from another one. Needs torch and transformers.
+"""Perplexity of a model, and its divergence from a baseline. Needs torch and transformers.
 
 perplexity(model, windows)                  of one model
 compare(model, baseline, windows)           equal tokens, KL divergence, cosines by layer
-llama_cpp(ids, context, bos), sliding(...)  which tokens are read together and which are scored
+llama_cpp(ids, context, bos), sliding(...)  the windows of a text and their scored tokens
 """
 
 try:

@@ -1,9 +1,9 @@
-"""How far a model has moved from a baseline, token by token and layer by layer.
+"""Divergence of a model from a baseline, by token and by layer.
 
-    agreement   share of scored places where both models' likeliest tokens are the same
-    kl          Σ p ln(p / q) at each scored place, p the baseline's distribution and q the model's
+    agreement   fraction of scored positions where both models' most likely tokens are equal
+    kl          Σ p ln(p / q) at each scored position, p the baseline's distribution and q the model's
     cosine      of the hidden states after each layer, mean over all tokens read; `relative_rms` of their difference beside it
-    embedding   the same of the token embeddings; `pooled`: of the last layer's mean over a window, a text's embedding
+    embedding   the same for the token embeddings; `pooled`: of the last layer's mean over a window, a text's embedding
 
 All measures are relative, and a NaN is never within a threshold.
 """
@@ -110,7 +110,7 @@ class _Drift:
 def cosine_of(a: Tensor, b: Tensor) -> Tensor:
     """Cosine along the last axis, computed from unit vectors, so that tiny vectors count as large ones do.
 
-    Two zero vectors are alike (1); a zero and another are not (0).
+    1 for two zero vectors; 0 for a zero and a nonzero vector.
     """
     a, b = (v / v.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny) for v in (a, b))
     na, nb = a.norm(dim=-1, keepdim=True), b.norm(dim=-1, keepdim=True)
@@ -121,7 +121,7 @@ def cosine_of(a: Tensor, b: Tensor) -> Tensor:
 
 class Paired(NamedTuple):
     """Of each row of two arrays of logits, float64: KL divergence, −ln of the target's probability by either, and the number of
-    rows with the same likeliest token."""
+    rows where both have the same most likely token."""
 
     kl: Tensor
     baseline: Tensor
@@ -130,7 +130,7 @@ class Paired(NamedTuple):
 
 
 def paired(baseline: Tensor, model: Tensor, targets: Tensor) -> Paired:
-    """Both models' logits [rows, vocabulary] and the tokens that came, some rows at a time."""
+    """Both models' logits [rows, vocabulary] and the target tokens, some rows at a time."""
     kl, theirs, ours, same = [], [], [], 0
     for start in range(0, len(baseline), ROWS):
         p = torch.log_softmax(baseline[start : start + ROWS].double(), dim=-1)
@@ -138,7 +138,7 @@ def paired(baseline: Tensor, model: Tensor, targets: Tensor) -> Paired:
         came = targets[start : start + ROWS, None]
         theirs.append(-p.gather(1, came)[:, 0])
         ours.append(-q.gather(1, came)[:, 0])
-        # A token that p rules out adds nothing, whatever q says of it.
+        # A token of probability 0 under p contributes nothing, whatever q is.
         terms = p.exp() * (p - q)
         kl.append(torch.where(p == -math.inf, torch.zeros_like(terms), terms).sum(-1))
         same += int((p.argmax(-1) == q.argmax(-1)).sum())
@@ -146,7 +146,7 @@ def paired(baseline: Tensor, model: Tensor, targets: Tensor) -> Paired:
 
 
 def compare(model: Any, baseline: Any, windows: Sequence[Window], progress: Progress | None = None) -> Comparison:
-    """Runs both models over the windows. EvaluationError when their vocabularies or layers differ."""
+    """Run both models over the windows. EvaluationError when their vocabularies or layers differ."""
     drifts: list[_Drift] = []
     ours_losses, theirs_losses, kls = [], [], []
     pooled: list[float] = []

@@ -17,7 +17,7 @@ from .protocols import EvaluationError, Window
 
 Progress = Callable[[int, int, str], None]
 ROWS = 32
-"""Positions whose probabilities are computed at a time: 32 rows of a vocabulary of 262,144 are 67 MB in float64."""
+"""Positions per block: 32 rows of a vocabulary of 262,144 are 67 MB in float64."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def perplexity(model: Any, windows: Sequence[Window], progress: Progress | None 
 
 
 def scored_logits(model: Any, window: Window, hidden: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Logits [scored, vocabulary] for the scored tokens of a window, and the hidden states (embeddings first) when asked for.
+    """Logits [scored, vocabulary] for the scored tokens of a window, and, with `hidden`, the hidden states (embeddings first).
 
     EvaluationError when the window is longer than the model's context.
     """
@@ -89,12 +89,12 @@ def scored_logits(model: Any, window: Window, hidden: bool = False) -> tuple[Ten
     if limit is not None and len(window.tokens) > limit:
         raise EvaluationError(f"[eval] a window of {len(window.tokens)} tokens; the model takes up to {limit}")
     device = model.get_input_embeddings().weight.device
-    # The logits at a place are those of the next token.
-    places = torch.arange(window.first - 1, len(window.tokens) - 1, device=device)
+    # The logits at a position predict the next token.
+    positions = torch.arange(window.first - 1, len(window.tokens) - 1, device=device)
     with torch.inference_mode():
         out = model(
             input_ids=torch.tensor([window.tokens], device=device),
-            logits_to_keep=places,
+            logits_to_keep=positions,
             use_cache=False,
             output_hidden_states=hidden,
         )

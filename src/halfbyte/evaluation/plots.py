@@ -1,9 +1,9 @@
-"""Two plots as SVG, drawn here so that a report is one file that needs no script and no network.
+"""Two plots as SVG, so that a report is one file without scripts or network access.
 
 bars(names, values, label)      a bar a layer
 histogram(values, label)        counts over a logarithmic axis
 
-Each in two sizes, whose letters are as large on a phone as at a desk: the page shows the one that fits.
+Each is drawn in two sizes with equal font size; the page shows the one for the screen's width.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ def histogram(values: NDArray[np.float64], label: str, size: Size = WIDE, marked
             f'height="{height:.1f}"><title>{10 ** edges[i]:.2g} to {10 ** edges[i + 1]:.2g}: {count}</title></rect>'
         )
 
-    def place(power: float) -> float:
+    def position(power: float) -> float:
         return LEFT + (power - low) / (high - low) * _plot_width(size)
 
     for name, value in (marked or {}).items():
         if math.isfinite(value) and value > 0:
-            x = place(min(max(math.log10(value), low), high))
+            x = position(min(max(math.log10(value), low), high))
             marks.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{TOP + _plot_height(size):.1f}"/>')
             marks.append(f'<text class="tick" x="{x:.1f}" y="{TOP - 6}">{escape(name)}</text>')
-    ticks = [(place(e), f"1e{e}") for e in range(low, high + 1)]
+    ticks = [(position(e), f"1e{e}") for e in range(low, high + 1)]
     return _frame(marks, ticks, [(top * f, f"{top * f:.0f}") for f in (0, 0.5, 1)], top, label, size)
 
 

@@ -1,13 +1,13 @@
-"""Which tokens of a text are read together, and which of them are scored.
+"""The windows of a text and the tokens that are scored in each.
 
 `llama.cpp`  Chunks of `context` tokens that do not overlap, each with bos in place of its first token where the tokenizer adds
-             one; a last short chunk is dropped. Scored are the tokens at places context/2 + 1 to context − 1: 255 of 512.
-`sliding`    `context` tokens every `stride`, the last window ending with the text. Scored are the tokens that no earlier window
-             held, but for those with nothing before them in their window: the text's first, and every window's when the
+             one; a last short chunk is dropped. Tokens at positions context/2 + 1 to context − 1 are scored: 255 of 512.
+`sliding`    `context` tokens every `stride`, the last window ending with the text. Tokens in no earlier window are scored,
+             except those without a token before them in their window: the text's first, and every window's when the
              stride is the context.
 
 The first is that of llama.cpp's `perplexity` tool, the second that of transformers' guide to the perplexity of models of fixed
-length, tokens weighted equally. Their numbers are not comparable: the first scores tokens that have seen less.
+length, tokens weighted equally. Their results are not comparable: the first scores tokens with less context.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class EvaluationError(HalfbyteError, ValueError):
 
 
 class Window(NamedTuple):
-    """Tokens that a model reads at once.
+    """Tokens that a model reads in one pass.
 
-    first  place of the first scored token; it and all that follow are scored, each from the tokens before it
+    first  position of the first scored token; it and all that follow are scored, each from the tokens before it
     """
 
     tokens: tuple[int, ...]

@@ -1,7 +1,6 @@
-"""The HTML page of an evaluation: the limits and whether they were kept, the figures that count, error by layer, the divergences,
-and what was run.
+"""The HTML page of an evaluation: limits and whether they hold, the main figures, error by layer, divergences, and the settings.
 
-One file without scripts or outside files; it fits a phone and a desk, by day and by night.
+A self-contained file without scripts, for narrow and wide screens, light and dark.
 """
 
 from __future__ import annotations

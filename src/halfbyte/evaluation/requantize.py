@@ -1,8 +1,8 @@
-"""A model with its packed matrices in another format, in memory: what a change of format would cost, before anything is written.
+"""A model with its packed matrices requantized in memory, to measure a change of format before anything is written.
 
     other = requantized(model, "mxfp4")        exact values of each packed weight, rounded to nearest into the codec
 
-Weights are taken one at a time; a weight that two modules share (a tied head) is requantized once.
+A weight that two modules share (a tied head) is requantized once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a change of format may cost: limits on a `Comparison`, and which of them it keeps."""
+"""Limits on a `Comparison`, and whether they hold."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """What the limit is of."""
+        """The limited quantity in words."""
         return _WORDS.get(self.name, self.name.replace("_", " "))
 
     @property
     def measured(self) -> str:
-        """The value as people say it: a percentage, or a cosine."""
+        """The value as a percentage, or as a cosine."""
         return _said(self.name, self.value)
 
     @property

@@ -1,10 +1,10 @@
-"""Several texts at once: one pass of the model gives each its next token.
+"""Batched generation: each pass of the model yields the next token of every sequence.
 
     for index, piece in BatchGeneration(model, tokenizer, ["Once", "There was a"], max_tokens=64):
-        ...                                        # pieces of every text as they come, told apart by index
+        ...                                        # pieces of all texts in order of time, with their index
 
-Prompts are padded on the left and the padding masked, so each text is what it would be alone, but for the order in which floats
-are summed. A text that has ended is masked along until the last one has.
+Prompts are padded on the left and the padding is masked, so each text equals that of a single run except for the order of
+floating-point sums. Finished texts stay in the batch, ignored, until the last one ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from .single import Generation, GenerationError, Piece, Sampling, choose, keeps_scores, prompt_chunk
+from .single import Generation, GenerationError, Piece, Sampling, choose, prompt_chunk, stores_scores
 
 
 class BatchGeneration:
-    """Iterates over (index of the prompt, piece). `texts` are the parts: a `Generation` each, with tokens, text and why it
-    stopped. Arguments as for `Generation`; every text draws as it would alone.
+    """Iterates over (index of the prompt, piece). `texts` has a `Generation` for each prompt, with tokens, text and reason
+    for stopping. Arguments as for `Generation`; every text samples as in a single run.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class BatchGeneration:
             ids[row, longest - len(text.prompt_ids) :] = torch.tensor(text.prompt_ids)
             mask[row, longest - len(text.prompt_ids) :] = 1
         ids, mask = ids.to(device), mask.to(device)
-        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
         cache_name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
         random = [np.random.default_rng(t.sampling.seed) for t in self.texts]
         streams = [DecodeStream(skip_special_tokens=True) for _ in self.texts]
         state: Any = None
-        chunk = prompt_chunk(longest, keeps_scores(self.model))
+        chunk = prompt_chunk(longest, stores_scores(self.model))
         for step in range(self.max_tokens):
             for text in self.texts:
                 if not text.stopped and len(text.prompt_ids) + len(text.tokens) > text.context:
@@ -71,7 +71,7 @@ class BatchGeneration:
                     out = self.model(
                         input_ids=ids[:, first:last],
                         attention_mask=mask[:, : before + last],
-                        position_ids=places[:, first:last],
+                        position_ids=positions[:, first:last],
                         use_cache=True,
                         logits_to_keep=1,
                         **{cache_name: state},
@@ -90,7 +90,7 @@ class BatchGeneration:
                     yield from ((row, piece) for piece in self._take(text, token, streams[row]))
             ids = torch.tensor(tokens, device=device)[:, None]
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
-            places = places[:, -1:] + 1
+            positions = positions[:, -1:] + 1
         for row, text in enumerate(self.texts):
             text.stopped = text.stopped or "length"
             rest = self.tokenizer.decode(text.tokens, skip_special_tokens=True)

@@ -95,7 +95,7 @@ class Planner:
         if self.dtype not in DTYPE_BYTES:
             raise CheckpointError(f"[plan] dtype {self.dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
         self.config, self.matrices = _contents(self.path, codec)
-        self.keeps_scores = _keeps_scores(self.config)
+        self.stores_scores = _stores_scores(self.config)
         self.overhead = _resident_memory(self.path) if device == "cpu" else CUDA_OVERHEAD
 
     def plan(self, context: int, *, batch: int = 1, device_memory: int | None = None, codec: str | None = None) -> Plan:
@@ -170,7 +170,7 @@ class Planner:
 
     def _activations(self, context: int, batch: int) -> int:
         c, size = self.config, DTYPE_BYTES[self.dtype]
-        chunk = prompt_chunk(context, self.keeps_scores)
+        chunk = prompt_chunk(context, self.stores_scores)
         tokens = chunk * batch
         h = c.hidden_size
         head = getattr(c, "head_dim", None) or h // c.num_attention_heads
@@ -180,9 +180,9 @@ class Planner:
         f = (getattr(c, "moe_intermediate_size", None) if experts else None) or c.intermediate_size
         feed = tokens * (2 * h + 4 * f) * size
         seen = self._looked_at(context, chunk)
-        scores = SCORE_COPIES * c.num_attention_heads * tokens * seen * size if self.keeps_scores else 0
+        scores = SCORE_COPIES * c.num_attention_heads * tokens * seen * size if self.stores_scores else 0
         kinds = 2 if getattr(c, "sliding_window", None) else 1
-        masks = chunk * context * kinds * batch * (size if self.keeps_scores else 1) if size == 4 or self.keeps_scores else 0
+        masks = chunk * context * kinds * batch * (size if self.stores_scores else 1) if size == 4 or self.stores_scores else 0
         if experts and self.device == "cpu":
             feed += tokens * (experts + 2) * h * 4  # float32 sums over the experts of a token
         elif experts:
@@ -203,7 +203,7 @@ class Planner:
         return int(rows * (copies + wide + f * size + 4 * c.hidden_size))
 
 
-def _keeps_scores(config: Any) -> bool:
+def _stores_scores(config: Any) -> bool:
     """True for an architecture whose attention writes its scores to memory: transformers has no fused one for it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -1,12 +1,12 @@
-"""Text from a model, a piece at a time.
+"""Text generation, streamed piece by piece.
 
     for piece in Generation(model, tokenizer, "Once upon", max_tokens=64):
         print(piece.text, end="")
 
-Greedy by default: the first of the largest logits. With a temperature t > 0 a token is drawn from softmax(logits / t), cut to
-the `top_k` likeliest and then to the fewest whose probabilities reach `top_p`; the draw depends on `seed` alone. The prompt goes
-through the model in one pass that computes the logits of its last position only, in several where attention keeps its scores
-(`prompt_chunk`).
+Greedy by default: the token of the first largest logit. With a temperature t > 0 a token is drawn from softmax(logits / t),
+restricted to the `top_k` most likely tokens and then to the fewest whose probabilities reach `top_p`; the draw depends on `seed`
+alone. The prompt runs through the model in one pass that computes the logits of its last position only, in several where
+attention writes its scores to memory (`prompt_chunk`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from ..errors import HalfbyteError
 
-KEPT_SCORES = 1 << 21
-"""Tokens of a pass times tokens they look at, where attention writes its scores to memory: of gpt-oss, three copies for 64
-heads, 0.8 GB of bfloat16."""
+STORED_SCORES = 1 << 21
+"""Largest product of a pass's tokens and its context where attention writes its scores to memory: for gpt-oss, three copies for
+64 heads are 0.8 GB of bfloat16."""
 LEAST_CHUNK = 16
-"""Tokens of a pass, however long the prompt is."""
+"""Fewest tokens of a pass."""
 
 
 class GenerationError(HalfbyteError, ValueError):
@@ -82,7 +82,7 @@ class Piece:
 
 
 class Generation:
-    """Iterates over the pieces of a continuation; afterwards it knows its tokens, times and why it stopped.
+    """Iterates over the pieces of a continuation and records tokens, times and the reason for stopping.
 
     model       a transformers causal language model
     tokenizer   its transformers tokenizer
@@ -90,7 +90,7 @@ class Generation:
     max_tokens  at most so many new tokens
     stop_ids    tokens that end the text; None takes the eos tokens of model and tokenizer
 
-    stopped     "" while it runs, then "length", "eos" or "context" (the model's longest text is reached)
+    stopped     "" while it runs, then "length", "eos" or "context" (the model's context is full)
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Generation:
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens a second after the first, which the prompt's pass gives."""
+        """New tokens a second, without the first one, which the prompt's pass yields."""
         steps = len(self.tokens) - 1
         return steps / self.decode_seconds if steps > 0 and self.decode_seconds else 0.0
 
@@ -136,16 +136,16 @@ class Generation:
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
-        seen = DecodeSession(self.model)
-        chunk = prompt_chunk(len(self.prompt_ids), keeps_scores(self.model))
-        waiting = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
+        session = DecodeSession(self.model)
+        chunk = prompt_chunk(len(self.prompt_ids), stores_scores(self.model))
+        pending = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
         while len(self.tokens) < self.max_tokens:
             if len(self.prompt_ids) + len(self.tokens) > self.context:
                 self.stopped = "context"
                 break
             start = time.perf_counter()
-            for feed in waiting:
-                logits = seen(feed)
+            for tokens in pending:
+                logits = session(tokens)
             token = choose(logits.float().cpu().numpy(), self.sampling, random)
             seconds = time.perf_counter() - start
             if self.tokens:
@@ -159,23 +159,23 @@ class Generation:
             text = stream.step(backend, token) or ""
             self.text += text
             yield Piece(token, text)
-            waiting = [[token]]
+            pending = [[token]]
         self.stopped = self.stopped or "length"
         rest = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
         if len(rest) > len(self.text) and rest.startswith(self.text):
-            # Bytes of an unfinished character, or a last token that waited for the next.
+            # Bytes of an incomplete character, or a last token that the decoder held back.
             yield Piece(self.tokens[-1], rest[len(self.text) :])
             self.text = rest
 
 
-def prompt_chunk(length: int, keeps_scores: bool) -> int:
+def prompt_chunk(length: int, stores_scores: bool) -> int:
     """Tokens of a prompt of `length` that go through the model at once: all, unless attention writes its scores to memory."""
-    if not keeps_scores or length * length <= KEPT_SCORES:
+    if not stores_scores or length * length <= STORED_SCORES:
         return length
-    return max(LEAST_CHUNK, KEPT_SCORES // length)
+    return max(LEAST_CHUNK, STORED_SCORES // length)
 
 
-def keeps_scores(model: Any) -> bool:
+def stores_scores(model: Any) -> bool:
     """True for a model whose attention is transformers' plain one (gpt-oss, whose sinks no fused attention of torch knows)."""
     return getattr(model.config, "_attn_implementation", None) == "eager"
 

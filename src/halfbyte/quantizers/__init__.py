@@ -1,13 +1,13 @@
-"""How a weight is rounded: to nearest, with the least squared error, or with the least error on calibration inputs.
+"""Algorithms that choose codes and scales: round to nearest, least squared error, or least error on calibration inputs.
 
 | method | needs | rounds |
 |---|---|---|
 | `rtn` | the weight | to nearest, under the format's default policy |
 | `mse` | the weight | to nearest, under searched scales (`fitting.py`) |
-| `gptq` | its inputs' Hessian | one input after another, errors passed on (`gptq_rounding.py`) |
-| `awq` | its inputs' Hessian and what comes before | to nearest after scaling inputs (`awq_search.py`) |
+| `gptq` | its inputs' Hessian | one input after another, propagating errors (`gptq_rounding.py`) |
+| `awq` | its inputs' Hessian and the preceding operation | to nearest after scaling inputs (`awq_search.py`) |
 
-`mse` and `gptq` take torch tensors too, for formats of which `on_tensors` is true, and work where those lie.
+`mse` and `gptq` take torch tensors too, for formats where `on_tensors` is true, and run on their device.
 """
 
 from __future__ import annotations

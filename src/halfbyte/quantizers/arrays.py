@@ -1,7 +1,7 @@
-"""The few functions that NumPy and torch spell differently: a search or a walk is written once and runs where its weight lies.
+"""Functions that NumPy and torch name differently, so that an algorithm is written once and runs on its weight's device.
 
-`functions(x)` is what to compute with beside x: `numpy` for an array, torch for a tensor, under NumPy's names. torch is never
-imported here: whoever has a tensor has it. Results agree to the order in which sums are added.
+`functions(x)` is the array namespace of x: NumPy for an array, torch under NumPy's names for a tensor. torch is not imported
+here: a caller with a tensor has imported it. Results differ at most by the order of summation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..numerics.array_interop import is_torch
 
 
 class NumPyFunctions:
-    """NumPy itself, and the names that it shares with `TorchFunctions` only."""
+    """NumPy, with the additional names of `TorchFunctions`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -25,7 +25,7 @@ class NumPyFunctions:
 
     @staticmethod
     def array(x: Any, dtype: Any = None) -> Any:
-        """Numbers that lie on the host, beside x."""
+        """An array in host memory, moved to the device."""
         return np.asarray(x, dtype)
 
     @staticmethod
@@ -34,7 +34,7 @@ class NumPyFunctions:
         return x.astype(dtype)
 
     @staticmethod
-    def weighed(a: Any, b: Any, w: Any) -> Any:
+    def weighted_dot(a: Any, b: Any, w: Any) -> Any:
         """Σ a b w over the last axis."""
         return np.einsum("...g,...g,...g->...", a, b, w)
 
@@ -50,7 +50,7 @@ class TorchFunctions:
         return getattr(self.torch, name)
 
     def array(self, x: Any, dtype: Any = None) -> Any:
-        """Numbers that lie on the host, beside x."""
+        """An array in host memory, moved to the device."""
         return self.torch.as_tensor(x, dtype=dtype, device=self.device)
 
     @staticmethod
@@ -59,7 +59,7 @@ class TorchFunctions:
         return x.to(dtype)
 
     @staticmethod
-    def weighed(a: Any, b: Any, w: Any) -> Any:
+    def weighted_dot(a: Any, b: Any, w: Any) -> Any:
         """Σ a b w over the last axis."""
         return (a * b * w).sum(-1)
 
@@ -68,15 +68,15 @@ class TorchFunctions:
         return self.torch.round(x, out=out)
 
     def zeros(self, shape: Any, dtype: Any = None) -> Any:
-        """Zeros, float64 unless told."""
+        """Zeros, float64 by default."""
         return self.torch.zeros(shape, dtype=dtype or self.torch.float64, device=self.device)
 
     def full(self, shape: Any, value: float) -> Any:
-        """One number everywhere, float64."""
+        """A constant array, float64."""
         return self.torch.full(shape, value, dtype=self.torch.float64, device=self.device)
 
     def empty(self, shape: Any, dtype: Any) -> Any:
-        """Memory as it is."""
+        """Uninitialized memory."""
         return self.torch.empty(shape, dtype=dtype, device=self.device)
 
     def eye(self, n: int) -> Any:
@@ -96,7 +96,7 @@ _NUMPY = NumPyFunctions()
 
 
 def functions(x: Any) -> Any:
-    """What to compute with beside x."""
+    """The array namespace of x."""
     return TorchFunctions(x.device) if is_torch(x) else _NUMPY
 
 

@@ -1,4 +1,4 @@
-"""Parameters of groups with the least weighted squared error: a few scales are tried, the best one is refined.
+"""Group parameters of least weighted squared error: candidate scales are tried and the best one is refined.
 
     error of a group = Σ_j h_j · (x_j − value(code_j))²          h the importance of input j (1, or the diagonal of a Hessian)
 
@@ -10,14 +10,14 @@
 | E8M0 | the exponents around log2(amax / M): −2 to 1 |
 | E4M3 | the scale byte of amax / M and 8 on either side, an octave each way; under 8 tensor scales within an octave |
 
-What a float scale gains is known without trying it: for codes v the best one is s = Σ h x v / Σ h v², and takes s · Σ h x v
-off the error; with a bias it is the weighted line through (v, x). The best try of a group is then refined: codes for its stored
-scale, the best scale for them, twice. Small floats are sparse near their end, so their extreme may do better on an inner value
-(E2M1's 4 instead of 6): for them scales up to 1.6 times as large are tried. A tensor scale is chosen on a part of the rows.
+For codes v the best float scale is s = Σ h x v / Σ h v², which reduces the error by s · Σ h x v; with a bias it is the weighted
+regression line through (v, x). The best candidate of a group is refined twice: codes for its stored scale, then the best scale
+for those codes. Minifloats are sparse near their maximum, so the extreme may fit an inner value better (E2M1's 4
+instead of 6): scales up to 1.6 times as large are tried for them. A tensor scale is chosen on a part of the rows.
 
-Weights and importance may be torch tensors (`arrays`): the search runs where they lie.
+Weights and importance may be torch tensors (`arrays`): the search runs on their device.
 
-Tries are compared in float32 on groups scaled to 1 (from 6 bits on in float64), the refinement and the choice against the
+Candidates are compared in float32 on groups scaled to 1 (from 6 bits on in float64), the refinement and the choice against the
 round-to-nearest parameters of the format's own encoder in float64 with scales as they are stored: the result is never worse.
 """
 
@@ -34,7 +34,7 @@ from ..numerics.minifloat import MINIFLOATS, element_table
 from ..tensor.quantize import quantize
 from .arrays import functions, host
 from .grid import F64, Grid, Params, factor_of, power_of_two, round_float
-from .groups import cut, weights
+from .groups import group_weights, split_groups
 
 Array = NDArray[Any]
 
@@ -43,9 +43,9 @@ SHRINK_FLOAT = tuple(np.linspace(0.5, 1.6, 23).tolist())
 REFINEMENTS = 2
 OCTAVE = 8
 CHUNK = 1 << 15
-"""Values searched at a time on the CPU: the arrays of a try stay in a 1 MB cache, which halves the time."""
+"""Values per block on the CPU: a candidate's arrays fit a 1 MB cache, which halves the time."""
 CHUNK_ELSEWHERE = 1 << 21
-"""On a GPU, where all tries are made at once: 39 of them are 330 MB an array."""
+"""On a GPU, where all 39 candidates are evaluated at once: 330 MB an array."""
 SAMPLE = 1 << 17
 """Values on which a tensor scale is chosen."""
 
@@ -85,15 +85,15 @@ def fit_weight(grid: Grid, x: F64, importance: F64 | None = None) -> tuple[Grid,
     plain = quantize(host(x), grid.fmt)
     own = grid.with_factor(factor_of(plain))
     grid = fit_factor(own, x, importance)
-    groups, h = cut(x, size), weights(x, size, importance)
+    groups, h = split_groups(x, size), group_weights(x, size, importance)
     params, before = fit(grid, groups, h), own.params_of(plain).beside(x)
-    found, held = error(grid, groups, h, params), error(own, groups, h, before)
+    fitted, default = error(grid, groups, h, params), error(own, groups, h, before)
     if grid.factor == own.factor:
-        return grid, params.where(found < held, before)
-    if found.sum() < held.sum():
+        return grid, params.where(fitted < default, before)
+    if fitted.sum() < default.sum():
         return grid, params
     params = fit(own, groups, h)
-    return own, params.where(error(own, groups, h, params) < held, before)
+    return own, params.where(error(own, groups, h, params) < default, before)
 
 
 def fit_factor(grid: Grid, x: F64, importance: F64 | None = None) -> Grid:
@@ -112,7 +112,7 @@ def fit_factor(grid: Grid, x: F64, importance: F64 | None = None) -> Grid:
     order = np.argsort(-largest, kind="stable")
     top, rest = order[: count // 4 + 1], np.sort(order[count // 4 + 1 :])
     even = rest[np.linspace(0, len(rest) - 1, min(len(rest), count)).astype(int)] if len(rest) else rest
-    groups, h = cut(x[xp.array(np.concatenate([top, even]))], size), weights(x, size, importance)
+    groups, h = split_groups(x[xp.array(np.concatenate([top, even]))], size), group_weights(x, size, importance)
     share = xp.array(np.concatenate([np.ones(len(top)), np.full(len(even), len(rest) / max(len(even), 1))])[:, None])
     steps = 2.0 ** (-np.arange(OCTAVE) / OCTAVE)
     grids = [grid, *(grid.with_factor(_float32_factor(grid, grid.factor * s)) for s in steps[1:])]
@@ -147,7 +147,7 @@ def _best_byte(grid: Grid, x: F64, h: F64) -> Params:
         d = _elements(grid, t / unit)
         d *= unit
         d -= t
-        gain, scale = _first(-xp.weighed(d, d, w), scale)
+        gain, scale = _first(-xp.weighted_dot(d, d, w), scale)
         better = gain > most
         best, most = xp.where(better, scale, best), xp.where(better, xp.cast(gain, xp.float64), most)
     return Params(best)
@@ -248,7 +248,7 @@ def _first(gain: Any, *others: Any) -> tuple[Any, ...]:
 def _line_through_0(t: Array, w: Array, v: Array) -> tuple[F64, F64]:
     """(s, what it takes off Σ w t²) for the s with the least Σ w (t − s v)²."""
     xp = functions(t)
-    both, square = xp.weighed(t, v, w), xp.weighed(v, v, w)
+    both, square = xp.weighted_dot(t, v, w), xp.weighted_dot(v, v, w)
     scale = xp.cast(_over(both, square, 0.0 * both), xp.float64)
     return scale, scale * both
 

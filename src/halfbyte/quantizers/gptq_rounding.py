@@ -1,14 +1,14 @@
-"""GPTQ: round one input after another, and let the inputs still to come take up the error (Frantar et al. 2022).
+"""GPTQ: round one input after another and compensate the error in the remaining inputs (Frantar et al. 2022).
 
-    least  tr((W − Ŵ) H (W − Ŵ)ᵀ)        H = XᵀX over calibration inputs, [k, k]
+    minimize  tr((W − Ŵ) H (W − Ŵ)ᵀ)        H = XᵀX over calibration inputs, [k, k]
 
 With U the upper Cholesky factor of the inverse of H + λ·mean(diag H)·I, rounding input j with error
-e_j = (w_j − ŵ_j) / U_jj takes e_j · U_j,l off every later input l. Blocks of inputs are updated among themselves at once, the
-rest once a block.
+e_j = (w_j − ŵ_j) / U_jj subtracts e_j · U_j,l from every later input l. Updates are applied immediately within a block of
+inputs, and once a block to the rest.
 
-Any grid of `grid.Grid` serves: integers, affine, MX, NVFP4. Parameters of a group are fitted when its first input comes up, to
-weights that have taken up all error so far. With `act_order` inputs come by falling diag H, and parameters are fitted
-beforehand, so that groups stay in order and need no index.
+Any `grid.Grid` is supported: integers, affine, MX, NVFP4. A group's parameters are fitted at its first input, to the updated
+weights. With `act_order` inputs are processed by falling diag H and parameters are fitted beforehand, so that groups stay in
+order and need no index.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .fitting import fit, fit_factor, fit_weight
 from .grid import F64, Grid, Params, factor_of
 
 BLOCK = 64
-"""Inputs whose updates stay among themselves."""
+"""Inputs per block of updates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Factored:
-    """A Hessian made ready, which weights that share their inputs share.
+    """A factored Hessian, shared by weights with a common input.
 
     importance  [k]: its diagonal, the smallest of it for inputs that calibration never saw
     order       [k]: inputs as they are rounded
@@ -52,7 +52,7 @@ class Factored:
 
 
 def factored(hessian: Any, *, act_order: bool = False, damping: float = 0.01) -> Factored:
-    """A Hessian [k, k] made ready for `gptq`, which takes it in its place. FormatError for numbers that are not finite."""
+    """Factor a Hessian [k, k] for `gptq`, which accepts the result in its place. FormatError for numbers that are not finite."""
     xp = functions(hessian if is_torch(hessian) else np.zeros(0))
     h = xp.cast(xp.array(hessian), xp.float64) + 0.0
     if not xp.isfinite(h).all():
@@ -68,12 +68,12 @@ def factored(hessian: Any, *, act_order: bool = False, damping: float = 0.01) ->
 
 
 def gptq(weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = False, damping: float = 0.01) -> QTensor:
-    """`weight` [n, k] packed so that its products with inputs like the calibration's change least.
+    """`weight` [n, k] packed with the least change of its products with calibration inputs.
 
-    weight     array, or a torch tensor of an integer, affine or E2M1 format: the work is done on its device
-    hessian    [k, k], Σ x xᵀ over calibration inputs (any positive factor), where the weight lies; or `factored` of it
+    weight     array, or a torch tensor of an integer, affine or E2M1 format: computed on its device
+    hessian    [k, k], Σ x xᵀ over calibration inputs (any positive factor), on the weight's device; or `factored` of it
     codec      `codec[:gN]` or a Format with one scale a group
-    act_order  inputs that matter most first
+    act_order  most important inputs first
     damping    of the mean of the diagonal, added to it; raised tenfold until the matrix is positive definite
 
     An input that calibration never saw (zero on the diagonal) is rounded to nearest. Raises ShapeError when the shapes do not
@@ -93,7 +93,7 @@ def gptq(weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = Fa
     if ready.act_order:
         grid, params = fit_weight(grid, x, ready.importance)
     elif fmt.global_op and math.prod(x.shape):
-        # The default's tensor scale follows from the largest element alone.
+        # The default tensor scale depends on the largest element alone.
         largest = int(xp.amax(xp.abs(x), axis=1).argmax())
         grid = fit_factor(grid.with_factor(factor_of(quantize(host(x[largest : largest + 1]), fmt))), x, ready.importance)
     return _walk(x, grid, params, ready.importance, ready.order, ready.factor)
@@ -116,7 +116,7 @@ def inverse_factor(h: F64, damping: float) -> F64:
 
 
 def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDArray[np.intp], factor: F64) -> QTensor:
-    """Codes of x [n, k], inputs in `order`; parameters are those given, or are fitted as groups come up."""
+    """Codes of x [n, k], inputs in `order`; parameters are given, or fitted at each group's first input."""
     n, k = x.shape
     xp = functions(x)
     size = k if grid.fmt.group_size == -1 else grid.fmt.group_size
@@ -131,7 +131,7 @@ def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDA
             column = int(order[j])
             if params is None and column % size == 0:
                 last = min(column + size, k)
-                # What lies beyond this block has not been told of its errors yet.
+                # Inputs beyond this block have not received its errors yet.
                 seen = w[column:last] + 0.0
                 if last > stop:
                     seen[stop - column :] -= factor[start:j, stop:last].T @ errors[: j - start]
@@ -141,7 +141,7 @@ def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDA
             e /= -pivots[j]
             w[j + 1 : stop] -= factor[j, j + 1 : stop, None] * e
             errors[j - start] = e
-            w[j] = own  # an input that is rounded is done with
+            w[j] = own  # rounded inputs change no more
         w[stop:] -= factor[start:stop, stop:].T @ errors
     w = w[xp.array(np.argsort(order))]
     codes = [grid.codes_of(w[g * size : (g + 1) * size], params) for g, params in enumerate(fitted)]

@@ -1,11 +1,11 @@
-"""A format as a grid of values under the parameters of a group: what GPTQ rounds to, and what a search tries.
+"""A format as a grid of representable values, given the parameters of a group: the target of GPTQ and of the scale search.
 
     value = (element(code) − zero) · scale + bias            scale, zero and bias as the format stores them
 
 Formats whose groups run along rows and whose scales are one level of floats, powers of two, or E4M3 under one tensor scale:
-integers, affine, Q4_0 … Q8_0, MX, NVFP4, FP4, FP8, IQ4_NL, NF4. K-quants and flat blocks are rounded by their own encoders only.
+integers, affine, Q4_0 … Q8_0, MX, NVFP4, FP4, FP8, IQ4_NL, NF4. K-quants and flat blocks have their own encoders only.
 
-Numbers may be torch tensors instead of arrays (`arrays`), for integers and E2M1.
+For integers and E2M1, numbers may be torch tensors instead of arrays (`arrays`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Params:
         return Params(host(self.scale), zero, bias)
 
     def beside(self, x: Any) -> Params:
-        """The same numbers where x lies."""
+        """The same numbers on the device of x."""
         array = functions(x).array
         zero, bias = (None if a is None else array(a) for a in (self.zero, self.bias))
         return Params(array(self.scale), zero, bias)
@@ -113,10 +113,10 @@ class Params:
 
 @dataclass(frozen=True)
 class Grid:
-    """The values a format can have.
+    """The values that a format can represent.
 
     fmt      the format
-    factor   tensor scale: what multiplies every stored scale
+    factor   tensor scale, which multiplies every stored scale
     """
 
     fmt: Format
@@ -127,7 +127,7 @@ class Grid:
         simple = f.grouping == "row" and not f.super_size and not f.minimum and not f.inverse and f.zero != "float"
         if not simple or f.scale not in _LEVELS or (f.divisor != 1.0 and not f.global_op):
             raise FormatError(
-                f"[quantize] {f} is no grid of one scale a group; allowed for mse and gptq: int, uint, affine, q4_0 to q8_0, "
+                f"[quantize] {f} has no grid of one scale a group; allowed for mse and gptq: int, uint, affine, q4_0 to q8_0, "
                 "mxfp, nvfp4, fp4, fp8, iq4_nl, nf4. Use rtn"
             )
 
@@ -181,7 +181,7 @@ class Grid:
         return out
 
     def _zero(self, params: Params) -> Any:
-        """The zero point, of a format that stores none too."""
+        """The zero point; the implicit one of a format that stores none."""
         return params.zero if params.zero is not None else float(1 << (self.fmt.bits - 1)) if self.fmt.element == "int" else 0.0
 
     def codes(self, x: F64, params: Params) -> NDArray[np.uint8]:
@@ -202,7 +202,7 @@ class Grid:
         return looked_up
 
     def nearest(self, x: F64, params: Params) -> tuple[F64, F64]:
-        """(what `codes_of` takes, values) of the nearest codes; a zero keeps the sign of x for elements that have one."""
+        """(input of `codes_of`, values) of the nearest codes; a zero keeps the sign of x for elements with a signed zero."""
         if not self.on_tensors:
             codes = self.codes(x, params)
             return codes.astype(np.float64), self.values(codes, params)
@@ -213,7 +213,7 @@ class Grid:
         return t, value if params.bias is None else value + params.bias
 
     def codes_of(self, nearest: F64, params: Params) -> NDArray[np.uint8]:
-        """Codes of what `nearest` has found; parameters broadcast against it."""
+        """Codes of the first result of `nearest`; parameters broadcast against it."""
         xp = functions(nearest)
         if self.fmt.element == "e2m1":
             # Codes count halves up to 2, ones up to 4, twos up to 6.
@@ -225,7 +225,7 @@ class Grid:
         return out
 
     def values(self, codes: NDArray[np.uint8], params: Params) -> F64:
-        """What codes stand for."""
+        """The values of codes."""
         f, xp = self.fmt, functions(codes)
         if f.element in ("int", "uint"):
             out: F64 = (xp.cast(codes, xp.float64) - self._zero(params)) * params.scale
@@ -234,7 +234,7 @@ class Grid:
         return out if params.bias is None else out + params.bias
 
     def rounded(self, x: F64, params: Params) -> F64:
-        """The value of the nearest code; what a search does most, so integers and E2M1 are rounded without looking codes up."""
+        """The value of the nearest code. It dominates a search, so integers and E2M1 are rounded without a table."""
         if not self.on_tensors:
             return self.values(self.codes(x, params), params)
         t = self.steps(x, params)
@@ -297,7 +297,7 @@ def factor_of(q: QTensor) -> float:
 
 
 def has_grid(fmt: Format) -> bool:
-    """True for a format that `mse` and `gptq` round to."""
+    """True for a format that `mse` and `gptq` support."""
     try:
         Grid(fmt)
     except FormatError:
@@ -306,5 +306,5 @@ def has_grid(fmt: Format) -> bool:
 
 
 def on_tensors(fmt: Format) -> bool:
-    """True for a format that they round torch tensors to."""
+    """True for a format for which they accept torch tensors."""
     return has_grid(fmt) and Grid(fmt).on_tensors

@@ -1,4 +1,4 @@
-"""Rows cut into groups, the last one filled up with weightless zeros."""
+"""Rows split into groups; the last group is padded with zeros of weight 0."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .arrays import functions
 F64 = NDArray[np.float64]
 
 
-def cut(x: F64, size: int) -> F64:
-    """[n, k] -> [n, G, g]; zeros behind the end."""
+def split_groups(x: F64, size: int) -> F64:
+    """[n, k] -> [n, G, g]; zero-padded."""
     n, k = x.shape
     g = k if size == -1 else size
     count = -(-k // g) if g else 0
@@ -24,8 +24,8 @@ def cut(x: F64, size: int) -> F64:
     return out.reshape(n, count, g)
 
 
-def weights(x: Any, size: int, importance: F64 | None) -> F64:
-    """[1, G, g] for a weight x [n, k]: what an error at each input counts, `importance` [k] or 1, and 0 behind the end."""
+def group_weights(x: Any, size: int, importance: F64 | None) -> F64:
+    """[1, G, g] for a weight x [n, k]: the weight of each input's error: `importance` [k] or 1, and 0 in the padding."""
     xp = functions(x)
     row = xp.full((x.shape[1],), 1.0) if importance is None else xp.cast(xp.array(importance), xp.float64)
-    return cut(row[None], size)
+    return split_groups(row[None], size)

@@ -1,4 +1,4 @@
-"""Round to nearest under the parameters of least squared error, weighted by how much each input matters."""
+"""Round to nearest with the parameters of least squared error, weighted by the importance of each input."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..tensor.quantize import quantize
 from .arrays import functions, host
 from .fitting import fit_weight
 from .grid import Grid, Params
-from .groups import cut
+from .groups import split_groups
 
 ROWS = 1 << 20
-"""Elements searched at a time: the arrays of a try stay in cache."""
+"""Elements per block, so that a candidate's arrays stay in cache."""
 
 
 def mse(weight: NDArray[Any], codec: str | Format, importance: NDArray[Any] | None = None) -> QTensor:
-    """`weight` [n, k] (or [e, n, k]) packed with the least squared error that the search of `fitting` finds.
+    """`weight` [n, k] (or [e, n, k]) packed with the least squared error found by `fitting`.
 
     weight      array, or a torch tensor of an integer, affine or E2M1 format: the search runs on its device
     codec       `codec[:gN]` or a Format whose grid is one scale a group
-    importance  [k]: what a squared error at each input counts, for example the diagonal of XᵀX; 1 unless given
+    importance  [k]: the weight of the squared error at each input, for example the diagonal of XᵀX; 1 by default
 
-    Never worse than `quantize`, whose parameters are among those tried. Raises FormatError for K-quants and other formats without
-    such a grid, and what `quantize` raises.
+    Never worse than `quantize`, whose parameters are among the candidates. Raises FormatError for K-quants and other formats
+    without such a grid, and what `quantize` raises.
     """
     fmt, x, xp = format_named(codec), weight if is_torch(weight) else np.asarray(weight), functions(weight)
     if x.ndim > 2 and len(x):
@@ -49,5 +49,5 @@ def mse(weight: NDArray[Any], codec: str | Format, importance: NDArray[Any] | No
 
 
 def _written(x: NDArray[np.float64], grid: Grid, params: Params) -> QTensor:
-    codes = grid.codes(cut(x, grid.fmt.group_size), params.at((..., None)))
+    codes = grid.codes(split_groups(x, grid.fmt.group_size), params.at((..., None)))
     return grid.tensor(codes.reshape(len(x), -1)[:, : x.shape[1]], params, tuple(x.shape))
