@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import halfbyte as hb
 from halfbyte.checkpoints import CheckpointWarning, Finding
-from halfbyte.checkpoints.base import SEVERITIES
+from halfbyte.checkpoints.findings import SEVERITIES
 from halfbyte.checkpoints.findings.overflow import FLOAT16_LIMIT, largest_magnitude, may_overflow_float16, peak
 from halfbyte.checkpoints.findings.weights import CHECKS
 from halfbyte.formats import format_named, words

@@ -103,9 +103,7 @@ def test_case_40_the_hub_cache_keeps_its_links(tmp_path: Path):
 def test_case_41_a_missing_shard_is_named(tmp_path: Path):
     path = two_shards(tmp_path)
     (path / SHARDS[1]).unlink()
-    with pytest.raises(
-        CheckpointError, match=rf"shard '{SHARDS[1]}' is missing; .* places tensor '{B}\.weight' and 1 more in it"
-    ):
+    with pytest.raises(CheckpointError, match=rf"shard '{SHARDS[1]}' is missing; .* puts tensor '{B}\.weight' and 1 more in it"):
         hb.open(path)
 
 
@@ -161,7 +159,7 @@ def test_tensors_that_the_index_does_not_name_are_read_with_a_warning(tmp_path: 
     ("text", "says"),
     [("{}", "weight_map is null"), ('{"weight_map": {}}', "weight_map is empty"), ('{"weight_map": []}',
      "weight_map is an array"),
-     ('{"weight_map": {"w": 3}}', "places tensor 'w' in a number"), ("[]", "holds a JSON array"), ("{", "not JSON")],
+     ('{"weight_map": {"w": 3}}', "puts tensor 'w' in a number"), ("[]", "holds a JSON array"), ("{", "not JSON")],
 )  # fmt: skip
 def test_a_damaged_index_is_refused(text: str, says: str, tmp_path: Path):
     path = folder(tmp_path, {"a.safetensors": {"w": np.zeros(2, np.float32)}})

@@ -125,10 +125,10 @@ def test_case_37_string_lengths_past_the_file(tmp_path, length):
     word = struct.pack("<Q", length)
     tail = bytes(60)
     text = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 8) + word
-    where = f"key 'k' wants {length} bytes"
+    where = f"key 'k' needs {length} bytes"
     assert where in refused(write(tmp_path, GGUF(pairs=[], raw_pairs=text, pair_count=1, tail=tail)))
     key = refused(write(tmp_path, GGUF(pairs=[], raw_pairs=word, pair_count=1, tail=tail)))
-    assert f"key 1 of 1 is {length} bytes long" in key or f"key 1 of 1 wants {length} bytes" in key
+    assert f"key 1 of 1 is {length} bytes long" in key or f"key 1 of 1 needs {length} bytes" in key
     name = GGUF(tensors=[]).head()[:8] + struct.pack("<QQ", 1, 0) + word + tail
     assert "the name of tensor 1 of 1" in refused(write(tmp_path, name))
 
@@ -217,14 +217,14 @@ def test_alignment_that_puts_the_data_past_the_file(tmp_path):
     ],
 )  # fmt: skip
 def test_keys_of_the_wrong_type(tmp_path, key, kind, value, wanted):
-    assert f"key {key!r} is {kind}; {wanted} is wanted" in refused(write(tmp_path, GGUF(pairs=[(key, kind, value)])))
+    assert f"key {key!r} is {kind}; {wanted} is needed" in refused(write(tmp_path, GGUF(pairs=[(key, kind, value)])))
 
 
 def test_names_and_keys_that_are_there_twice(tmp_path):
     pair = ("general.name", "string", "x")
-    assert "key 'general.name' is there twice" in refused(write(tmp_path, GGUF(pairs=[pair, pair])))
+    assert "key 'general.name' is given twice" in refused(write(tmp_path, GGUF(pairs=[pair, pair])))
     tensors = [f32("w", np.ones(8)), f32("w", np.ones(8))]
-    assert "tensor 'w' is there twice" in refused(write(tmp_path, GGUF(tensors=tensors)))
+    assert "tensor 'w' is given twice" in refused(write(tmp_path, GGUF(tensors=tensors)))
     tensors = [f32("w", np.ones(8)), blocks("w.weight", (1, 32), Q8_0, np.random.default_rng(0))]
     assert "tensors 'w' and 'w.weight' have one key, 'w'" in refused(write(tmp_path, GGUF(tensors=tensors)))
 

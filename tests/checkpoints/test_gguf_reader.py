@@ -234,10 +234,10 @@ def test_any_shard_opens_the_whole_model(tmp_path):
 
 def test_shards_that_do_not_fit_are_named(tmp_path):
     paths = shards(tmp_path)
-    paths[1].rename(tmp_path / "aside")
+    paths[1].rename(tmp_path / "auxiliary")
     with pytest.raises(CheckpointError, match=rf"shard 2 of 3 is missing: {paths[1]}"):
         GGUFFile(paths[0])
-    (tmp_path / "aside").rename(tmp_path / "renamed.gguf")
+    (tmp_path / "auxiliary").rename(tmp_path / "renamed.gguf")
     with pytest.raises(CheckpointError, match=r"renamed.gguf: it is one of 3 shards .* give the files back their names"):
         GGUFFile(tmp_path / "renamed.gguf")
     for changes, message in (

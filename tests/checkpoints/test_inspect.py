@@ -12,7 +12,7 @@ import pytest
 
 import halfbyte.checkpoints
 from halfbyte.checkpoints import Finding
-from halfbyte.checkpoints.base import SEVERITIES
+from halfbyte.checkpoints.findings import SEVERITIES
 from halfbyte.checkpoints.inspect import FIXES, bits_per_weight, format_word, grouped, pattern_of, records, totals
 from halfbyte.cli import main
 from support.memory_checkpoint import MemoryCheckpoint, packed

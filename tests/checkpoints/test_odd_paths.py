@@ -41,7 +41,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(name: str, 
 def test_links_that_go_round_are_refused(tmp_path: Path):
     (tmp_path / "a.safetensors").symlink_to(tmp_path / "b.safetensors")
     (tmp_path / "b.safetensors").symlink_to(tmp_path / "a.safetensors")
-    with pytest.raises(CheckpointError, match=r"a\.safetensors.*(leads nowhere|Too many levels)"):
+    with pytest.raises(CheckpointError, match=r"a\.safetensors.*(is a broken link|Too many levels)"):
         hb.open(tmp_path)
     with pytest.raises(CheckpointError, match=r"a\.safetensors: cannot be read: Too many levels"):
         hb.open(tmp_path / "a.safetensors")

@@ -38,7 +38,7 @@ HOSTILE: dict[str, tuple[str | bytes, bytes, str]] = {
     "control in name": ('{"w\\u001b[2J":' + json.dumps(F16) + "}", b"\0" * 8, "control characters"),
     "deep json": ('{"w":' + "[" * 100_000 + "]" * 100_000 + "}", b"", "tensor 'w'"),
     "deep json in entry": ('{"w":{"dtype":' + "[" * 3000 + "}}", b"", "tensor 'w'"),
-    "same tensor twice": (header(w=F16)[:-1] + "," + header(w=F16)[1:], b"\0" * 8, "tensor 'w' stands twice"),
+    "same tensor twice": (header(w=F16)[:-1] + "," + header(w=F16)[1:], b"\0" * 8, "tensor 'w' is given twice"),
     "same field twice": ('{"w":{"dtype":"F16","dtype":"F16","shape":[2,2],"data_offsets":[0,8]}}', b"\0" * 8,
      "tensor 'w': its entry has dtype, dtype"),
     "field missing": ('{"w":{"dtype":"F16","shape":[2,2]}}', b"", "tensor 'w': its entry has dtype, shape; wanted"),
@@ -82,8 +82,8 @@ HOSTILE: dict[str, tuple[str | bytes, bytes, str]] = {
     "metadata of numbers": ('{"__metadata__":{"a":1},"w":' + json.dumps(F16) + "}", b"\0" * 8,
      "__metadata__ is not an object of strings"),
     "metadata twice": ('{"__metadata__":{"a":"b"},"__metadata__":{},"w":' + json.dumps(F16) + "}", b"\0" * 8,
-     "__metadata__ stands twice"),
-    "metadata key twice": ('{"__metadata__":{"a":"b","a":"c"},"w":' + json.dumps(F16) + "}", b"\0" * 8, "key 'a' stands twice"),
+     "__metadata__ is given twice"),
+    "metadata key twice": ('{"__metadata__":{"a":"b","a":"c"},"w":' + json.dumps(F16) + "}", b"\0" * 8, "key 'a' is given twice"),
     "metadata bad utf-8": (b'{"__metadata__":{"a":"\xff"}}', b"", "__metadata__ is not UTF-8"),
     "metadata unclosed": ('{"__metadata__":{"a":"b"', b"", "__metadata__ is not an object of strings"),
     "name unclosed": ('{"w', b"", "no closing quote"),
@@ -138,30 +138,39 @@ def test_every_truncation_of_a_file_is_refused(tmp_path: Path):
 @given(st.binary(max_size=120), st.integers(0, 200))
 def test_random_headers_never_raise_anything_else(text: bytes, size: int):
     try:
-        parse_header(b"{" + text, size, "file")
+        header = parse_header(b"{" + text, size, "file")
     except CheckpointError as error:
-        message = str(error)
+        names_the_file = "[open] file: " in str(error)
     else:
-        message = "file"
-    assert "file" in message
+        # Random bytes are a header only if they close the object at once, and then there is no data.
+        names_the_file = text.lstrip(b" \t\r\n").startswith(b"}") and (header.entries, size) == ({}, 0)
+    assert names_the_file
 
 
-@given(st.data())
-def test_a_header_with_bytes_changed_parses_as_before_or_is_refused(data: st.DataObject):
+def test_a_header_with_bytes_changed_parses_as_before_or_is_refused():
+    """One or two bytes changed, 2000 times: a fixed seed accepts some and refuses some, and what is accepted is right."""
+    rng = np.random.default_rng(0)
+    accepted = sum(_one_changed_header(rng) for _ in range(2000))
+    assert 40 < accepted < 1960, accepted
+
+
+def _one_changed_header(rng: np.random.Generator) -> bool:
+    """True when the changed header is accepted; then the standard library must read the same from it."""
     good = json.dumps({"__metadata__": {"k": 'v"\\'}, "a.b": entry("F32", [2], 0, 8), "c": entry("U8", [0, 3], 8, 8)}).encode()
     bad = bytearray(good)
-    for _ in range(data.draw(st.integers(1, 4))):
-        bad[data.draw(st.integers(0, len(bad) - 1))] = data.draw(st.integers(0, 255))
+    for _ in range(rng.integers(1, 3)):
+        bad[rng.integers(len(bad))] = rng.integers(32, 127)
     try:
         parsed = parse_header(bytes(bad), 8, "file")
     except CheckpointError:
-        return
+        return False
     # What is accepted is what the standard library reads, too.
     tree = json.loads(bytes(bad), strict=False)
     assert parsed.metadata == tree.pop("__metadata__", {})
     assert {n: (e.dtype, list(e.shape), [e.start, e.stop]) for n, e in parsed.entries.items()} == {
         n: (e["dtype"], e["shape"], e["data_offsets"]) for n, e in tree.items()
     }
+    return True
 
 
 def test_headers_of_other_writers_are_read(tmp_path: Path):
@@ -242,8 +251,9 @@ def test_bombs_cost_a_second_and_200_megabytes_at_most(tmp_path: Path, request: 
         ('"gptq"', "holds a JSON string"),
         ("{", "not JSON"),
         ("", "not JSON"),
-        ('{"a": NaN, "a": 1}', "key 'a' stands twice"),
-        ('{"quantization_config": {"quant_method": "gptq", "bits": 4, "bits": 8, "group_size": 32}}', "key 'bits' stands twice"),
+        ('{"a": NaN, "a": 1}', "key 'a' is given twice"),
+        ('{"quantization_config": {"quant_method": "gptq", "bits": 4, "bits": 8, "group_size": 32}}',
+         "key 'bits' is given twice"),
         ('{"quantization_config": "gptq"}', "quantization_config is 'gptq'; wanted an object"),
         ('{"quantization_config": [4, 32]}', "quantization_config is [4, 32]; wanted an object"),
         ('{"quantization_config": {"quant_method": "gptq", "bits": "4", "group_size": 32}}',

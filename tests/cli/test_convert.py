@@ -9,8 +9,8 @@ import shlex
 import pytest
 
 import halfbyte
-from conversion.test_write import identical, write_model
 from halfbyte.cli import main
+from support.conversion_models import identical, write_model
 
 
 def records(text: str) -> list[dict]:
@@ -81,7 +81,7 @@ def test_scale_dtype_shards_and_force(tmp_path, capsys):
     assert len(list(out.glob("*.safetensors"))) > 2
     assert identical(source, out)
     assert main(["convert", str(source), str(out), "--to", "awq"]) == 2
-    assert "exists; give another place, or --force" in capsys.readouterr().err
+    assert "exists; give another path, or --force" in capsys.readouterr().err
     assert main(["convert", str(source), str(out), "--to", "awq", "--force"]) == 0
     with halfbyte.open(out) as written:
         assert written.format == "awq"

@@ -69,7 +69,7 @@ def test_one_damaged_byte_is_found_and_placed(pair, capsys):
     )
     assert lines[-1] == {
         "record": "summary", "verdict": "different", "unpaired": 0, "missing": 0, "extra": 0, "shape": 0, "different": 1,
-        "close": 0, "aside": 0, "identical": 11,
+        "close": 0, "auxiliary": 0, "identical": 11,
     }  # fmt: skip
 
 

@@ -7,63 +7,21 @@ benchmarks/ecosystem-convert.md keeps the last run's log.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import halfbyte
-from halfbyte import QTensor, quantize
-from halfbyte.checkpoints import SafetensorsWriter
-from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
 from halfbyte.conversion import convert
+from support.conversion_models import plain_llama, write_llama
 
 pytestmark = pytest.mark.ecosystem
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "max_position_embeddings": 128, "hidden_act": "silu",
-}  # fmt: skip
-SHAPES = {
-    "self_attn.q_proj": (128, 128), "self_attn.k_proj": (64, 128), "self_attn.v_proj": (64, 128), "self_attn.o_proj": (128, 128),
-    "mlp.gate_proj": (256, 128), "mlp.up_proj": (256, 128), "mlp.down_proj": (128, 256),
-}  # fmt: skip
-
-
-def write_model(folder: Path, codec: str) -> tuple[Path, dict[str, QTensor], dict[str, np.ndarray]]:
-    """A whole small Llama: packed projections in halfbyte's own layout, dense bfloat16 for the rest."""
-    import ml_dtypes
-
-    rng = np.random.default_rng(0)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    packed, dense = {}, {}
-    bf16 = ml_dtypes.bfloat16
-    for i in range(2):
-        for name, shape in SHAPES.items():
-            x = (rng.standard_normal(shape) * 0.08).astype(bf16)
-            options = {"scale_dtype": "bfloat16"} if codec.startswith(("int", "uint", "affine")) else {}
-            packed[f"model.layers.{i}.{name}"] = quantize(x, codec, **options)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            dense[f"model.layers.{i}.{norm}.weight"] = rng.uniform(0.5, 1.5, 128).astype(bf16)
-    dense["model.norm.weight"] = np.ones(128, bf16)
-    dense["model.embed_tokens.weight"] = rng.standard_normal((64, 128)).astype(bf16)
-    dense["lm_head.weight"] = (rng.standard_normal((64, 128)) * 0.1).astype(bf16)
-    with SafetensorsWriter(folder / "model.safetensors", {"format": "halfbyte", "version": "1"}) as out:
-        for name, q in packed.items():
-            for part, array in OwnLayout().pack(q, {}).items():
-                out.add(f"{name}.{part}", array)
-        for name, array in dense.items():
-            out.add(name, array)
-    return folder, packed, dense
 
 
 @pytest.mark.parametrize("codec", ["affine4:g64", "int4:g64", "mxfp4", "affine3:g32", "int8:g32"])
 def test_mlx_reads_every_weight_as_it_is(tmp_path, codec):
     mx = pytest.importorskip("mlx.core")
-    folder, packed, _ = write_model(tmp_path / "in", codec)
+    folder, packed, _ = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="mlx")
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
     arrays = mx.load(str(tmp_path / "out" / "model.safetensors"))
@@ -84,7 +42,7 @@ def test_mlx_lm_runs_the_model(tmp_path, codec):
     """mlx-lm builds the model from our config and tensors, and its logits are those of the exact values to float32's rounding."""
     mx = pytest.importorskip("mlx.core")
     utils = pytest.importorskip("mlx_lm.utils")
-    folder, packed, dense = write_model(tmp_path / "in", codec)
+    folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="mlx")
     model, _ = utils.load_model(tmp_path / "out")
     model.set_dtype(mx.float32)
@@ -97,43 +55,13 @@ def test_mlx_lm_runs_the_model(tmp_path, codec):
     assert np.abs(logits[0] - want).max() < 2e-3 * np.abs(want).max()
 
 
-def plain_llama(packed: dict[str, QTensor], dense: dict[str, np.ndarray]) -> np.ndarray:
-    """Logits of the same model in NumPy's float64: nothing of any framework."""
-    w = {n.removesuffix(".weight"): a.astype(np.float64) for n, a in dense.items()}
-    w |= {n: q.dequantize("float64") for n, q in packed.items()}
-    t, d = 32, 32
-    angle = np.arange(t)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
-    cos, sin = np.tile(np.cos(angle), 2), np.tile(np.sin(angle), 2)
-
-    def norm(x, name):
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w[name]
-
-    def turned(x):
-        return x * cos + np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1) * sin
-
-    h = w["model.embed_tokens"][3:35]
-    mask = np.triu(np.full((t, t), -np.inf), 1)
-    for i in range(2):
-        p = f"model.layers.{i}."
-        x = norm(h, p + "input_layernorm")
-        q, k, v = ((x @ w[f"{p}self_attn.{s}_proj"].T).reshape(t, -1, d).transpose(1, 0, 2) for s in "qkv")
-        q, k, v = turned(q), np.repeat(turned(k), 2, 0), np.repeat(v, 2, 0)
-        a = q @ k.transpose(0, 2, 1) / np.sqrt(d) + mask
-        a = np.exp(a - a.max(-1, keepdims=True))
-        h = h + ((a / a.sum(-1, keepdims=True)) @ v).transpose(1, 0, 2).reshape(t, -1) @ w[p + "self_attn.o_proj"].T
-        x = norm(h, p + "post_attention_layernorm")
-        g = x @ w[p + "mlp.gate_proj"].T
-        h = h + (g / (1 + np.exp(-g)) * (x @ w[p + "mlp.up_proj"].T)) @ w[p + "mlp.down_proj"].T
-    return norm(h, "model.norm") @ w["lm_head"].T
-
-
 @pytest.mark.parametrize("codec", ["int4:g64", "uint4:g64", "int8:channel", "mxfp4", "nvfp4", "fp8_e4m3"])
 def test_transformers_reads_compressed_tensors(tmp_path, codec):
     """from_pretrained decompresses our checkpoint through compressed-tensors itself: bfloat16 weights, bit for bit ours."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
-    folder, packed, _ = write_model(tmp_path / "in", codec)
+    folder, packed, _ = write_llama(tmp_path / "in", codec)
     done = convert(folder, tmp_path / "out", to="compressed-tensors")
     assert done.counts["lossy"] == 0
     config = transformers.CompressedTensorsConfig(run_compressed=False)
@@ -149,7 +77,7 @@ def test_modelopt_decodes_what_is_written(tmp_path, codec):
     qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
     from safetensors.torch import load_file
 
-    folder, packed, _ = write_model(tmp_path / "in", codec)
+    folder, packed, _ = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="modelopt")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for name, q in packed.items():

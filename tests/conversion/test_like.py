@@ -13,7 +13,7 @@ import torch
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
 from halfbyte.conversion import convert_checkpoint
-from halfbyte.conversion.gguf_names import Relaid
+from halfbyte.conversion.gguf_names import RenamedLike
 from halfbyte.errors import CheckpointError
 from halfbyte.verification.compare import verify
 from support.gguf_models import HIDDEN, VOCABULARY, dense_model, write
@@ -69,7 +69,7 @@ def test_a_packed_folder_becomes_a_gguf_that_runs_the_same(tmp_path, name):
     assert torch.allclose(logits(out), logits(tmp_path / "int4"), rtol=1e-5, atol=1e-5)
     with halfbyte.open(tmp_path / "int4") as a, halfbyte.open(out) as b:
         report = verify(a, b)
-        assert {c.status for c in report.comparisons} <= {"identical", "aside"}
+        assert {c.status for c in report.comparisons} <= {"identical", "auxiliary"}
 
 
 def test_there_and_back_every_part_is_as_it_was(tmp_path):
@@ -104,7 +104,7 @@ def test_another_model_is_refused(tmp_path):
 def test_a_relaid_checkpoint_is_one(tmp_path):
     _, folder, gguf = both(tmp_path, "llama", q8_0=False)
     with open_checkpoint(folder) as a, open_checkpoint(gguf) as b:
-        laid = Relaid(a, b)
+        laid = RenamedLike(a, b)
         assert set(laid.keys()) >= {"token_embd.weight", "blk.0.attn_q.weight", "output_norm.weight"}
         for key in laid:
             info = laid.info(key)
@@ -135,7 +135,7 @@ def experts(layout: str) -> tuple[MemoryCheckpoint, MemoryCheckpoint]:
 
 def test_interleaved_stacks_of_gpt_oss_to_the_two_stacks_of_gguf_and_back():
     source, like = experts("gpt-oss")
-    laid = Relaid(source, like)
+    laid = RenamedLike(source, like)
     whole = source["model.layers.0.mlp.experts.gate_up_proj"]
     assert np.array_equal(laid["blk.0.ffn_gate_exps"].dequantize(), whole.dequantize()[:, ::2])
     assert np.array_equal(laid["blk.0.ffn_up_exps"].dequantize(), whole.dequantize()[:, 1::2])
@@ -144,7 +144,7 @@ def test_interleaved_stacks_of_gpt_oss_to_the_two_stacks_of_gguf_and_back():
     assert np.array_equal(laid["blk.0.ffn_gate_exps.bias"], bias[:, ::2])
     assert np.array_equal(laid["blk.0.ffn_up_exps.bias"], bias[:, 1::2])
     held = MemoryCheckpoint({k: laid[k] for k in laid}, format="gguf", layout="gguf", metadata=like.metadata)
-    back = Relaid(held, source)
+    back = RenamedLike(held, source)
     assert back["model.layers.0.mlp.experts.gate_up_proj"] == whole
     assert np.array_equal(back["model.layers.0.mlp.experts.gate_up_proj_bias"], bias)
 
@@ -155,13 +155,13 @@ def test_fused_projections_are_cut_and_joined():
     apart = {f"{layer}.self_attn.{p}_proj": packed("int4", (n, 32), 3, 32) for p, n in (("q", 32), ("k", 16), ("v", 16))}
     apart |= {f"{layer}.mlp.{p}_proj": packed("int4", (32, 32), 4, 32) for p in ("gate", "up")}
     one, several = MemoryCheckpoint(fused, layout="gptq"), MemoryCheckpoint(apart, layout="gptq")
-    laid = Relaid(one, several)
+    laid = RenamedLike(one, several)
     qkv = one["model.layers.0.self_attn.qkv_proj"].dequantize()
     assert np.array_equal(laid["model.layers.0.self_attn.k_proj"].dequantize(), qkv[32:48])
     gate_up = one["model.layers.0.mlp.gate_up_proj"].dequantize()
     assert np.array_equal(laid["model.layers.0.mlp.up_proj"].dequantize(), gate_up[32:])
     held = MemoryCheckpoint({k: laid[k] for k in laid}, layout="gptq")
-    back = Relaid(held, one)
+    back = RenamedLike(held, one)
     assert {k: back[k] for k in back} == fused
 
 
@@ -186,7 +186,7 @@ def test_two_level_nvfp4_takes_its_tensor_scale_into_the_file(tmp_path, to):
     ("ours", "theirs", "said"),
     [
         ({"mlp.up_proj": (32, 32)}, {"mlp.up_proj": (48, 32)}, r"up_proj has 32 rows, .*up_proj 48; is it the same model"),
-        ({"mlp.up_proj": (32, 32), "odd_proj": (8, 32)}, {"mlp.up_proj": (32, 32)}, r"like has no place for .*odd_proj of"),
+        ({"mlp.up_proj": (32, 32), "odd_proj": (8, 32)}, {"mlp.up_proj": (32, 32)}, r"like has no counterpart of .*odd_proj of"),
         ({"mlp.up_proj": (32, 32)}, {"mlp.up_proj": (32, 32), "odd_proj": (8, 32)}, r"source has nothing for .*odd_proj of"),
     ],
 )
@@ -196,6 +196,6 @@ def test_what_does_not_fit_the_other_checkpoint_is_named(ours, theirs, said):
         for side, path in ((ours, "source"), (theirs, "like"))
     )
     with pytest.raises(CheckpointError, match=said):
-        Relaid(a, b)
-    same = Relaid(a, a)
+        RenamedLike(a, b)
+    same = RenamedLike(a, a)
     assert {k: same[k] for k in same} == a.tensors

@@ -12,7 +12,7 @@ import torch
 from halfbyte import quantize
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.cli import main
-from halfbyte.conversion.transposed_experts import Turned
+from halfbyte.conversion.transposed_experts import TransposedExperts
 from halfbyte.quantizers import mse
 from support.calibration_models import drift, write_model, write_text
 
@@ -73,13 +73,13 @@ def test_what_has_no_place_stays_dense_and_is_said(tmp_path, capsys):
     assert main([*common, str(tmp_path / "out"), "--to", "compressed-tensors:mxfp4"]) == 0
     said = capsys.readouterr().err
     assert "4 stacks of experts are kept dense (model.layers.0.mlp.experts." in said
-    assert "compressed-tensors has no place for gpt-oss's; gpt-oss and halfbyte have" in said
+    assert "compressed-tensors stores no stacks of gpt-oss; gpt-oss and halfbyte do" in said
     rules = ["--rule", r"layers\.0.*experts=keep"]
     assert main([*common, str(tmp_path / "kept"), "--to", "gpt-oss", *rules]) == 0
     with halfbyte.open(tmp_path / "in") as a, halfbyte.open(tmp_path / "kept") as b:
         assert np.array_equal(a[STACKS[0]], b[STACKS[0]])
         assert b.info(STACKS[2]).quantized
-        it = Turned(a, [STACKS[0]])
+        it = TransposedExperts(a, [STACKS[0]])
         assert set(it) == {*a, f"{STACKS[0]}.weight"} - {STACKS[0]}
         assert STACKS[0] not in it
         assert it.info(f"{STACKS[0]}.weight").shape == it[f"{STACKS[0]}.weight"].shape == (4, 256, 64)

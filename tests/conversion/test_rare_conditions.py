@@ -6,16 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conversion.test_conditions import two_levels
-from conversion.test_edges import all_codes, same
 from halfbyte import QTensor, format_named, quantize
-from halfbyte.conversion import convert_weight, goal_named, tensor
-from halfbyte.conversion.affine_edges import to_line
+from halfbyte.conversion import convert_weight, edges, goal_named
+from halfbyte.conversion.affine_edges import to_affine
 from halfbyte.conversion.outcome import Checks, MisfitError
-from halfbyte.conversion.source_values import Line
+from halfbyte.conversion.source_values import AffineValues
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.layouts import LAYOUTS
 from halfbyte.numerics.bits import pack
+from support.conversion_weights import all_codes, same, two_levels
 from support.layout_tensors import integer_tensor
 from support.random_tensors import random_tensor
 
@@ -40,25 +39,25 @@ def test_an_amax_within_float32_and_beyond(byte, goes):
     """MLX's tensor scale is 2688 times the factor: 2^119 · 2^11.4 is no float32, though the factor is."""
     fmt = format_named("nvfp4", global_scale="amax")
     assert convert_weight(e8m0(byte), goal_named("modelopt:nvfp4"), "w").kind == "exact-if"
-    ways = list(tensor._ways(e8m0(byte), fmt, goal_named("mlx:nvfp4")))
+    rewrites = list(edges._rewrites(e8m0(byte), fmt, goal_named("mlx:nvfp4")))
     if goes:
-        assert same(QTensor(fmt, (8, 64), ways[0](Checks()), origin="mlx"), e8m0(byte))
+        assert same(QTensor(fmt, (8, 64), rewrites[0](Checks()), origin="mlx"), e8m0(byte))
     else:
         with pytest.raises(MisfitError, match=r"^the tensor scale is beyond float32$"):
-            ways[0](Checks())
+            rewrites[0](Checks())
 
 
 @pytest.mark.parametrize(("to", "equal"), [("mlx:affine4:g64", True), ("halfbyte:affine4:g64", False)])
 def test_rounded_biases_want_a_decoder_to_hide_in(to, equal, monkeypatch):
     """MLX's arithmetic is known, and here made to agree; the canonical layout has none, so the bias may not round."""
-    monkeypatch.setattr(tensor, "check_equal", tensor.check_equal if not equal else lambda q, w, checks: checks.add("looked at"))
+    monkeypatch.setattr(edges, "check_equal", edges.check_equal if not equal else lambda q, w, checks: checks.add("looked at"))
     q = integer_tensor(4, (4, 64), 64, zeros=(13, 13))
     parts = {**q.parts, "scales": np.full((4, 1), 1 + 2**-10, np.float16)}
     outcome = convert_weight(QTensor(q.format, q.shape, parts), goal_named(to, "float16"), "w")
     assert outcome.kind == ("equal" if equal else "lossy")
     if not equal:
         with pytest.raises(MisfitError, match="the target has no decoder here"):
-            tensor._equal(QTensor(q.format, q.shape, parts), format_named("affine4", 64), goal_named(to, "float16"), Checks())
+            edges._equal(QTensor(q.format, q.shape, parts), format_named("affine4", 64), goal_named(to, "float16"), Checks())
 
 
 @pytest.mark.parametrize(
@@ -81,13 +80,13 @@ def test_an_offset_and_a_shift_within_53_bits_and_beyond(offset, goes):
     """Elements that begin at −127 move up under their offset: o + 127·s, exact or refused."""
     q = quantize(np.linspace(-4, 4, 64, dtype=np.float32)[None], "iq4_nl")
     numbers = np.array([-127, *range(-7, 8)], np.int16)
-    line = Line(q, numbers, None, np.full((1, 2), 2.0**20 if goes else 2.0**30), np.full((1, 2), offset))
+    line = AffineValues(q, numbers, None, np.full((1, 2), 2.0**20 if goes else 2.0**30), np.full((1, 2), offset))
     fmt = format_named("affine8", 32, scale_dtype="float32")
     if not goes:
         with pytest.raises(MisfitError, match=r"^biases need more than 53 bits$"):
-            to_line(line, fmt, Checks())
+            to_affine(line, fmt, Checks())
         return
-    parts = to_line(line, fmt, Checks(), round_biases=True)
+    parts = to_affine(line, fmt, Checks(), round_biases=True)
     assert parts["biases"].tolist() == [[float(np.float32(2.0**40 - 127 * 2.0**20))] * 2]
 
 
@@ -139,9 +138,9 @@ def test_requantizing_in_blocks_does_not_show(shape, monkeypatch):
     q = random_tensor(format_named("uint4", 32), shape, 5)
     scales = np.nan_to_num(q.parts["scales"].astype(np.float32)).clip(0, 9).astype(np.float16)
     q = QTensor(q.format, q.shape, {**q.parts, "scales": scales})
-    whole = tensor.requantize(q, format_named("int4", 32))
-    monkeypatch.setattr(tensor, "BLOCK", 7 * 64)
-    assert tensor.requantize(q, format_named("int4", 32)) == whole
+    whole = edges.requantize(q, format_named("int4", 32))
+    monkeypatch.setattr(edges, "BLOCK", 7 * 64)
+    assert edges.requantize(q, format_named("int4", 32)) == whole
     assert whole.shape == shape
 
 

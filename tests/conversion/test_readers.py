@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import halfbyte
-from conversion.test_ecosystem import CONFIG, SHAPES, plain_llama, write_model
 from halfbyte import QTensor, quantize
 from halfbyte.conversion import convert
 from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
+from support.conversion_models import LLAMA_CONFIG, LLAMA_SHAPES, plain_llama, write_llama
 
 pytestmark = pytest.mark.ecosystem
 IDS = list(range(3, 35))
@@ -43,13 +43,13 @@ def test_gptqmodel_runs_the_model(tmp_path, codec, to):
     """GPTQModel's torch kernel on the CPU: each weight it decodes is ours in its dtype, its logits those of the values."""
     torch = pytest.importorskip("torch")
     gptqmodel = pytest.importorskip("gptqmodel")
-    folder, _, dense = write_model(tmp_path / "in", codec)
+    folder, _, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to=to, scale_dtype="float16", lossy=True)
     _tokenizer_beside(tmp_path / "out")
     model = gptqmodel.GPTQModel.load(str(tmp_path / "out"), backend=gptqmodel.BACKEND.TORCH, device="cpu", dtype=torch.float16)
     with halfbyte.open(tmp_path / "out") as written:
         held = {key: written[key] for key in written if written.info(key).quantized}
-        assert len(held) == 2 * len(SHAPES)
+        assert len(held) == 2 * len(LLAMA_SHAPES)
         for name, q in held.items():
             module = model.model.get_submodule(name)
             assert "Torch" in type(module).__name__
@@ -92,7 +92,7 @@ def test_autoawq_runs_the_model(tmp_path, codec):
     transformers = pytest.importorskip("transformers")
     from safetensors.torch import load_file
 
-    folder, _, dense = write_model(tmp_path / "in", codec)
+    folder, _, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="awq", scale_dtype="float16", lossy=True)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     described = config.pop("quantization_config")
@@ -124,7 +124,7 @@ def test_transformers_runs_compressed_tensors(tmp_path, codec):
     torch = pytest.importorskip("torch")
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
-    folder, packed, dense = write_model(tmp_path / "in", codec)
+    folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="compressed-tensors")
     config = transformers.CompressedTensorsConfig(run_compressed=False)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16, quantization_config=config)
@@ -145,7 +145,7 @@ def test_vllm_runs_the_model(tmp_path, monkeypatch, codec, to):
     vllm = pytest.importorskip("vllm")
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    folder, packed, dense = write_model(tmp_path / "in", codec)
+    folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to=to)
     engine = vllm.LLM(
         str(tmp_path / "out"), dtype="bfloat16", enforce_eager=True, max_model_len=128, max_logprobs=64, skip_tokenizer_init=True,
@@ -265,6 +265,6 @@ def _tokenizer_beside(folder: Path) -> None:
 
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({f"w{i:02d}": i for i in range(CONFIG["vocab_size"])}, unk_token="w02"))
+    words = Tokenizer(models.WordLevel({f"w{i:02d}": i for i in range(LLAMA_CONFIG["vocab_size"])}, unk_token="w02"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w02", eos_token="w01", pad_token="w00").save_pretrained(folder)

@@ -9,19 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import halfbyte
-from conversion.test_write import identical, write_model
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.checkpoints.gguf.writer import GGUFWriter
 from halfbyte.checkpoints.io.journal import WriteError
+from halfbyte.checkpoints.io.resumable_file import ResumableFile
 from halfbyte.conversion import convert
 from halfbyte.errors import CheckpointError, HalfbyteError
+from support.conversion_models import identical, write_model
 from support.gguf_models import dense_model, write
 
 
@@ -103,29 +103,56 @@ def test_what_is_not_there_any_more_is_written_again(tmp_path, kind, damage):
     assert left_behind(tmp_path, ("in", f"fresh-{name}")) == [name]
 
 
-def _slowly(source: Path, out: Path, to: str) -> None:
-    convert(source, out, to=to, workers=1, progress=lambda *a: time.sleep(0.01))
+def _killed(source: Path, out: Path, to: str, moment: str) -> None:
+    """A conversion whose process kills itself at a moment of its writing."""
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    count = 0
+    writer = SafetensorsWriter if out.suffix == ".safetensors" else GGUFWriter
+    plain_write, plain_complete = ResumableFile._write, writer._complete
+
+    def write(self, name, blocks, nbytes):
+        nonlocal count
+        count += 1
+        if moment == f"tensor {count}":
+            first = np.ascontiguousarray(next(iter(blocks))).reshape(-1).view(np.uint8)
+            self._file.write(first[: first.size // 2].data)
+            self._file.flush()
+            die()
+        return plain_write(self, name, blocks, nbytes)
+
+    def complete(self):
+        if moment == "before the header":
+            self._file.flush()
+            die()
+        plain_complete(self)
+        self._file.flush()
+        if moment == "after the header":
+            die()
+
+    ResumableFile._write = write
+    writer._complete = complete
+    convert(source, out, to=to, workers=1)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-@pytest.mark.parametrize("wait", [0.0, 0.05, 0.11, 0.2])
-def test_killed_at_any_moment_nothing_opens_and_the_next_run_is_whole(tmp_path, kind, wait):
+@pytest.mark.parametrize("moment", ["tensor 1", "tensor 5", "tensor 9", "before the header", "after the header"])
+def test_after_a_kill_at_a_given_moment_nothing_opens_and_the_next_run_is_complete(tmp_path, kind, moment):
     source, to, name = sources(tmp_path, kind)
-    child = multiprocessing.get_context("fork").Process(target=_slowly, args=(source, tmp_path / name, to))
+    child = multiprocessing.get_context("fork").Process(target=_killed, args=(source, tmp_path / name, to, moment))
     child.start()
-    partial = tmp_path / f".{name}.partial"
-    deadline = time.monotonic() + 30
-    while not partial.exists() and time.monotonic() < deadline and child.is_alive():
-        time.sleep(0.002)
-    time.sleep(wait)
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
-    if not (tmp_path / name).exists():
-        for path in tmp_path.iterdir():
-            if path.name != "in":
-                with pytest.raises(HalfbyteError):
-                    halfbyte.open(path)
-        convert(source, tmp_path / name, to=to, workers=1)
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL  # it was killed at that moment, not finished
+    assert not (tmp_path / name).exists()
+    assert f".{name}.partial" in left_behind(tmp_path)
+    for path in tmp_path.iterdir():
+        if path.name != "in":
+            with pytest.raises(HalfbyteError):
+                halfbyte.open(path)
+    done = convert(source, tmp_path / name, to=to, workers=1)
+    assert done.resumed > 0 or moment == "tensor 1"
     assert identical(source, tmp_path / name)
     assert left_behind(tmp_path) == [name]
 
@@ -140,7 +167,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_tensors(tmp_path, monkeypatch)
         raise full
 
     monkeypatch.setattr(SafetensorsWriter, "_complete", refuse)
-    said = r"No space left on device; 22 tensors are kept: run again to go on, or remove .*\.out\.safetensors\.partial"
+    said = r"No space left on device; 22 tensors kept: run again to resume, or delete .*\.out\.safetensors\.partial"
     with pytest.raises(WriteError, match=said):
         convert(source, tmp_path / name, to=to, workers=1)
     monkeypatch.setattr(SafetensorsWriter, "_complete", plain)
@@ -199,6 +226,7 @@ def test_a_full_disk_is_said_and_what_is_written_is_kept(tmp_path, name, size):
 import os, sys
 from halfbyte.conversion import convert
 from halfbyte.checkpoints.io.journal import WriteError
+from halfbyte.checkpoints.io.resumable_file import ResumableFile
 try:
     convert({str(source)!r}, {str(small / name)!r}, to="gptq", workers=1, max_shard_size=150_000)
 except WriteError as error:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from halfbyte import QTensor
 from halfbyte.checkpoints import SafetensorsWriter, save
 from halfbyte.checkpoints import open as open_checkpoint
-from halfbyte.checkpoints.io.output_path import put_in_place
+from halfbyte.checkpoints.io.output_path import replace_output
 from halfbyte.cli import main
 from halfbyte.conversion.to_dense import dense_config, dense_dtype, dequantize_checkpoint, parse_size, shards
 from halfbyte.errors import CheckpointError, FormatError
@@ -90,7 +90,7 @@ def test_gpt_oss_experts_become_what_transformers_keeps(tmp_path):
 def test_scales_of_the_inputs_are_refused(tmp_path):
     """ModelOpt's AWQ: dense weights without them would be another model."""
     ckpt = MemoryCheckpoint({"m.up": packed("int4:g32", (4, 32)), "m.up.pre_quant_scale": np.ones(32, np.float32)})
-    with pytest.raises(CheckpointError, match=r"m\.up\.pre_quant_scale scales the inputs of m\.up; its weights alone"):
+    with pytest.raises(CheckpointError, match=r"m\.up\.pre_quant_scale scales the inputs of m\.up; without it the weights"):
         dequantize_checkpoint(ckpt, tmp_path / "out", dtype="float32")
 
 
@@ -224,7 +224,7 @@ def test_an_existing_checkpoint_is_replaced_when_forced_and_else_untouched(tmp_p
         (out / name).write_text("old", encoding="utf-8")
     before = sorted(p.name for p in out.iterdir())
     assert main(["dequantize", str(folder), str(out)]) == 2
-    assert f"{out} exists; give another place, or --force to replace it" in capsys.readouterr().err
+    assert f"{out} exists; give another path, or --force to replace it" in capsys.readouterr().err
     assert sorted(p.name for p in out.iterdir()) == before
     assert main(["dequantize", str(folder), str(out), "--force"]) == 0
     assert [p.name for p in out.iterdir()] == ["model.safetensors"]
@@ -287,7 +287,7 @@ def test_a_move_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "rename", once)
     with pytest.raises(OSError, match="Input/output"):
-        put_in_place(new, old)
+        replace_output(new, old)
     assert (old / "name").read_text(encoding="utf-8") == "old"
     assert (new / "name").read_text(encoding="utf-8") == "new"
 

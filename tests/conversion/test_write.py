@@ -23,43 +23,8 @@ from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
 from halfbyte.conversion import LossyError, convert, convert_checkpoint
 from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
 from halfbyte.verification.compare import verify
+from support.conversion_models import CONFIG, identical, write_model
 from support.golden_case import GOLDEN
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "_note": "ünïcode",
-}  # fmt: skip
-LINEAR = {
-    "self_attn.q_proj": (128, 128), "self_attn.o_proj": (128, 128), "mlp.gate_proj": (256, 128), "mlp.down_proj": (128, 256),
-}  # fmt: skip
-
-
-def write_model(folder: Path, codec: str, layers: int = 2, config: dict | None = None, seed: int = 0) -> Path:
-    """A small model in halfbyte's own layout: packed projections, dense embedding, norms and head, a tokenizer."""
-    rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | (config or {})), encoding="utf-8")
-    (folder / "tokenizer.json").write_text('{"model": "ü"}', encoding="utf-8")
-    dense = ml_dtypes.bfloat16
-    with SafetensorsWriter(folder / "model.safetensors", {"format": "halfbyte", "version": "1"}) as out:
-        out.add("model.embed_tokens.weight", rng.standard_normal((64, 128)).astype(dense))
-        for i in range(layers):
-            for name, shape in LINEAR.items():
-                q = quantize((rng.standard_normal(shape) * 0.05).astype(np.float32), codec)
-                for part, array in OwnLayout().pack(q, {}).items():
-                    out.add(f"model.layers.{i}.{name}.{part}", array)
-            out.add(f"model.layers.{i}.input_layernorm.weight", np.ones(128, dense))
-        out.add("lm_head.weight", rng.standard_normal((64, 128)).astype(dense))
-    return folder
-
-
-def identical(a: Path, b: Path) -> bool:
-    with halfbyte.open(a) as left, halfbyte.open(b) as right:
-        report = verify(left, right)
-        assert len(report.comparisons) >= 1
-        return report.verdict == "identical"
-
 
 EXACT = [
     *(("int4:g128", to) for to in ("gptq", "awq", "compressed-tensors", "mlx", "modelopt")),
@@ -202,7 +167,7 @@ def test_places_that_are_not_written(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "x").touch()
     cases = {
-        "there": ("gptq", "exists; give another place, or --force"), "in": ("gptq", "holds the checkpoint being read"),
+        "there": ("gptq", "exists; give another path, or --force"), "in": ("gptq", "holds the checkpoint being read"),
         "x.gguf": ("gptq", "gptq is written as a folder"), "x": ("gguf", "a gguf target is one file, named *.gguf"),
     }  # fmt: skip
     for name, (to, text) in cases.items():
@@ -359,7 +324,7 @@ def test_a_killed_run_leaves_nothing_that_opens_and_is_taken_up(tmp_path, after)
     with pytest.raises(CheckpointError, match=r"no \.safetensors or \.gguf file here"):
         halfbyte.open(partial)
     for path in partial.glob("*.shard"):
-        with pytest.raises(CheckpointError, match=r"shard is part of a result that is not finished; run the same command again"):
+        with pytest.raises(CheckpointError, match=r"shard is part of an unfinished result; run the same command again"):
             halfbyte.open(path)
     done = convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=1)
     # The kill may fall between a shard's rename and its line in the journal: that one is written again.

@@ -165,8 +165,8 @@ def test_activation_scales_and_rotary_tables_need_no_counterpart():
     a = MemoryCheckpoint({**w, "a.input_scale": np.ones(1), "rope_freqs.weight": np.ones(4)})
     report = verify(a, MemoryCheckpoint(w))
     assert [(c.status, c.key) for c in report.comparisons] == [
-        ("aside", "a.input_scale"),
-        ("aside", "rope_freqs.weight"),
+        ("auxiliary", "a.input_scale"),
+        ("auxiliary", "rope_freqs.weight"),
         ("identical", "a.weight"),
     ]
     assert report.verdict == "identical"

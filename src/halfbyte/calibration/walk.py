@@ -25,7 +25,7 @@ from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..conversion.expert_formats import check_experts
 from ..conversion.quantize import check_dense, round_searched
 from ..conversion.recipe import Recipe, format_for, module_of
-from ..conversion.transposed_experts import turned
+from ..conversion.transposed_experts import with_transposed_experts
 from ..errors import FormatError, HalfbyteError, ShapeError
 from ..quantizers import Factored, factored, gptq, has_grid, mse, on_tensors
 from ..spec import Format
@@ -108,7 +108,7 @@ def calibrate(
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)
     check_experts(checkpoint, recipe)
-    checkpoint = rows_by_name(turned(checkpoint, recipe))
+    checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
     source = layer_source(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]

@@ -1,6 +1,7 @@
 """Files: checkpoints of every kind, opened lazily and memory-mapped; see docs/reference/checkpoints.md."""
 
-from .base import Checkpoint, Finding, MissingKeyError, TensorInfo
+from .base import Checkpoint, MissingKeyError, TensorInfo
+from .findings import Finding
 from .findings.overflow import CheckpointWarning
 from .open import open
 from .safetensors.save import load, save

@@ -1,4 +1,4 @@
-"""What an opened checkpoint is, whatever files it came from: keys to weights, headers first, data when asked.
+"""An opened checkpoint of any file format: a mapping from keys to weights. Headers are read on opening, data on access.
 
     ckpt = open(path)
     ckpt.keys()                    module paths of packed weights, full names of dense tensors
@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from ..errors import CheckpointError
 from ..spec import Format
 from ..tensor.qtensor import QTensor
-
-SEVERITIES = ("error", "warning", "note")
-"""error: the value read is wrong or unreadable. warning: it may be. note: worth knowing."""
+from .findings import SEVERITIES, Finding
+from .findings.weights import weight_findings
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, key) while data is read."""
@@ -38,12 +37,12 @@ class TensorInfo:
 
     key     module path (packed) or full tensor name (dense)
     kind    "quantized" or "dense"
-    layout  name of the layout that holds it ("gptq", "mlx", "gguf", ...); "" when dense
+    layout  name of the layout it is stored in ("gptq", "mlx", "gguf", ...); "" when dense
     format  what the codes mean; None when dense, or when the headers do not fit the layout (a finding says why)
     shape   logical (n, k) or (e, n, k); the stored shape when dense or when `format` is None for a packed weight
     dtype   stored dtype of a dense tensor or of the codes, NumPy's word ("bfloat16", "int32") or ggml's ("Q4_K")
     nbytes  bytes in the file, scales and zeros included
-    files   names of the files it lies in, relative to the checkpoint
+    files   names of the files that hold it, relative to the checkpoint
     """
 
     key: str
@@ -58,26 +57,6 @@ class TensorInfo:
     @property
     def quantized(self) -> bool:
         return self.kind == "quantized"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that looks wrong.
-
-    severity  one of `SEVERITIES`
-    code      a stable word; docs/reference/checkpoints.md lists them
-    key       the key or file it concerns, "" for all
-    message   a sentence
-    """
-
-    severity: str
-    code: str
-    key: str
-    message: str
-
-    def __str__(self) -> str:
-        where = f" {self.key}:" if self.key else ""
-        return f"{self.severity} [{self.code}]{where} {self.message}"
 
 
 class MissingKeyError(CheckpointError, KeyError):
@@ -119,8 +98,8 @@ class Checkpoint(ABC):
         damaged."""
 
     def zero_points(self, key: str) -> NDArray[Any] | None:
-        """The stored zero points [*lead, n, G] of the packed weight `key`, None where it has none; without its codes where the
-        layout lets them be."""
+        """The stored zero points [*lead, n, G] of the packed weight `key`, None where it has none. Codes are not read where
+        the layout allows that."""
         weight = self[key]
         return weight.parts.get("zeros") if isinstance(weight, QTensor) else None
 
@@ -129,13 +108,13 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files. Reading after it raises CheckpointError."""
+        """Close the files. Reading afterwards raises CheckpointError."""
 
     def fetch(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to fetch
-        """Ask the system for the pages behind `key` ahead of their use, without waiting for them."""
+        """Prefetch the pages of `key`, without waiting for them."""
 
     def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
-        """The pages behind `key` stop counting as resident memory; they come back when touched. Arrays of it stay valid."""
+        """Drop the pages of `key` from resident memory; they are read again when touched. Arrays of it stay valid."""
 
     def header_findings(self) -> list[Finding]:
         """What looks wrong from headers and configuration alone."""
@@ -149,13 +128,11 @@ class Checkpoint(ABC):
         """
         found = self.header_findings()
         if data:
-            from .findings.weights import weight_findings
-
             packed = [k for k in self.keys() if self.info(k).quantized]
             for done, key in enumerate(packed):
                 if progress is not None:
                     progress(done, len(packed), key)
-                found += weight_findings(self, key)
+                found += weight_findings(self.__getitem__, key)
                 self.release(key)
             if progress is not None:
                 progress(len(packed), len(packed), "")
@@ -181,7 +158,7 @@ class Checkpoint(ABC):
         return f"{type(self).__name__}({str(self.path)!r}, format={self.format!r}, {len(self)} tensors)"
 
     def missing(self, key: object) -> MissingKeyError:
-        """The error for a key that is not there, naming what is near it."""
+        """The error for a key that does not exist, naming the nearest ones."""
         text = str(key)
         if text.removesuffix(".weight") in self:
             near = f"it is packed: its key is {text.removesuffix('.weight')!r}"

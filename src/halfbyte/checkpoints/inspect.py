@@ -1,4 +1,4 @@
-"""What is in a checkpoint, as rows and plain records: each tensor's layout, format and size, the totals, and what looks wrong.
+"""The content of a checkpoint as table rows and JSON records: layout, format and size of each tensor, totals, findings.
 
 bits/weight = 8 · bytes in the file / weights        scales, zero points and block headers included
 """
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import Checkpoint, Finding, TensorInfo
+from .base import Checkpoint, TensorInfo
+from .findings import Finding
 
 
 def bits_per_weight(info: TensorInfo) -> float:
@@ -20,8 +21,8 @@ def bits_per_weight(info: TensorInfo) -> float:
 
 
 @dataclass
-class Share:
-    """Tensors of one kind, added up."""
+class Subtotal:
+    """Sums over tensors of one kind."""
 
     tensors: int = 0
     weights: int = 0
@@ -42,17 +43,17 @@ class Share:
 
 @dataclass
 class Totals:
-    """A checkpoint added up: packed and dense tensors, formats by their bytes, files."""
+    """Sums over a checkpoint: packed and dense tensors, each format, files."""
 
-    packed: Share = field(default_factory=Share)
-    dense: Share = field(default_factory=Share)
-    formats: dict[str, Share] = field(default_factory=dict)
+    packed: Subtotal = field(default_factory=Subtotal)
+    dense: Subtotal = field(default_factory=Subtotal)
+    formats: dict[str, Subtotal] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     @property
-    def all(self) -> Share:
+    def all(self) -> Subtotal:
         p, d = self.packed, self.dense
-        return Share(p.tensors + d.tensors, p.weights + d.weights, p.nbytes + d.nbytes)
+        return Subtotal(p.tensors + d.tensors, p.weights + d.weights, p.nbytes + d.nbytes)
 
 
 def totals(infos: Iterable[TensorInfo]) -> Totals:
@@ -61,7 +62,7 @@ def totals(infos: Iterable[TensorInfo]) -> Totals:
     files: dict[str, None] = {}
     for info in infos:
         (out.packed if info.quantized else out.dense).add(info)
-        out.formats.setdefault(format_word(info), Share()).add(info)
+        out.formats.setdefault(format_word(info), Subtotal()).add(info)
         files |= dict.fromkeys(info.files)
     out.files = list(files)
     return out
@@ -118,7 +119,7 @@ def checkpoint_record(checkpoint: Checkpoint, sums: Totals) -> dict[str, Any]:
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:
-    """One finding as plain values, with what would fix it."""
+    """One finding as plain values, with its fix."""
     return {
         "record": "finding", "severity": finding.severity, "code": finding.code, "key": finding.key, "message": finding.message,
         "fix": fix_for(finding.code),
@@ -166,9 +167,9 @@ FIXES: dict[str, str] = {
     "v1-zero-wraps": "name the writer in the config's meta.quantizer, or convert to gptq_v2, which stores every zero point",
     "zero-scale": "quantize again if these weights should not be constant: a scale underflowed",
 }
-"""Finding code -> what would fix it, "" where nothing needs fixing."""
+"""Finding code -> how to fix it, "" where nothing needs fixing."""
 
 
 def fix_for(code: str) -> str:
-    """What would fix a finding of this code; "" when nothing needs to be done."""
+    """How to fix a finding of this code; "" when nothing needs to be done."""
     return FIXES.get(code, "")

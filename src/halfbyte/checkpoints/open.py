@@ -1,4 +1,4 @@
-"""`open(path)`: a checkpoint of any kind, recognised by what is in it."""
+"""`open(path)`: a checkpoint of any kind, recognised by its content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .base import Checkpoint, Finding
+from .base import Checkpoint
+from .findings import Finding
 from .io.regular_file import open_regular
 from .safetensors.checkpoint import SafetensorsCheckpoint
 from .safetensors.folder import Sources, sources_of
@@ -27,11 +28,10 @@ _KNOWN = {
     b"{": "JSON; open the folder that it describes, a shard index by its own name (*.index.json)",
     b"vers": "a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
 }
-"""First bytes -> what the file is, when it is not read."""
-
+"""First bytes of a file that is not read -> what the file is."""
 
 UNFINISHED = (".shard", ".partial")
-"""Suffixes of what an interrupted run leaves: `resumable`, `streamed`."""
+"""Suffixes of the files of an interrupted run (`sharded_writer`, `resumable_file`)."""
 
 
 def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -39,11 +39,11 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
 
     path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a shard index, or a .gguf file
             (any part of a split one)
-    config  the dictionary that would stand under `quantization_config` in a config.json; it goes before what the files say. A
-            .safetensors file opened without it takes the one in its metadata, else the configuration files beside it
+    config  the dictionary of a config.json's `quantization_config`; it overrides what the files say. A .safetensors file
+            opened without it uses the one in its metadata, else the configuration files beside it
 
-    Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown, UnsupportedError for kinds that
-    are recognised and not read.
+    Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown; UnsupportedError for kinds
+    that are recognised and not read.
     """
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(f"[open] {path!r:.80} is a {type(path).__name__}; give the path of a folder or a file")
@@ -67,9 +67,7 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
     if path.name.endswith(".index.json"):
         return SafetensorsCheckpoint(path, sources_of(path.parent, path), config)
     if path.suffix in UNFINISHED:
-        raise CheckpointError(
-            f"[open] {path} is part of a result that is not finished; run the same command again, which goes on with it"
-        )
+        raise CheckpointError(f"[open] {path} is part of an unfinished result; run the same command again, which resumes it")
     try:
         with open_regular(path) as f:
             first = f.read(16)

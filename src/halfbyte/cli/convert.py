@@ -1,4 +1,4 @@
-"""halfbyte convert: a checkpoint in another layout, exactly or not without saying so."""
+"""halfbyte convert: a checkpoint in another layout, exactly, or with a stated error only when asked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def convert(
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Requantize, with least error, the weights that cannot be kept exactly.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done with each tensor; write nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Report what would be done with each tensor; write nothing.")] = False,
     like: Annotated[
         Path | None,
         typer.Option(help="A checkpoint of the same model whose names, config and tokenizer OUT takes: folder to GGUF and back."),
@@ -43,8 +43,8 @@ def convert(
 ) -> int:
     """Move packed weights to another layout, with the same values.
 
-    An edge is exact, exact on these very bits, or equal in the target's own arithmetic; weights without one are refused, all of
-    them named with the error they would cost, unless --lossy is given. Streams; a run that is cut off is taken up where it
+    An edge is exact, exact on these very bits, or equal in the target's own arithmetic; weights without one are refused, all
+    of them named with the error they would have, unless --lossy is given. Streams; an interrupted run is resumed where it
     stopped. Exit status: 0 done, 1 a plan with lossy edges, 2 refused or failed.
     """
     from ..checkpoints import open as open_checkpoint
@@ -84,9 +84,9 @@ def _print(done: Converted, plan: bool, source: Path) -> None:
     files = sum(f.endswith((".safetensors", ".gguf")) for f in done.files)
     print(f"{printable(str(done.path))}: {counts}; {human_bytes(done.nbytes)} in {plural(files, 'file')}")
     if done.resumed:
-        print(f"taken up where an earlier run stopped: {plural(done.resumed, 'tensor')} had been written")
+        print(f"resumed an earlier run: {plural(done.resumed, 'tensor')} had been written")
     if done.dropped:
-        print(f"left out, of use to the source's kernels only: {plural(len(done.dropped), 'activation scale')}")
+        print(f"not written, used by the source's kernels only: {plural(len(done.dropped), 'activation scale')}")
     print(_checked(done.counts, source, done.path))
 
 
@@ -97,11 +97,11 @@ _CHECKS = {
 
 
 def _checked(counts: dict[str, int], source: Path, out: Path) -> str:
-    """What each kind of edge vouches for, and the command that reads both sides back."""
-    vouched = ", ".join(f"{counts[kind]:,} {words}" for kind, words in _CHECKS.items() if counts.get(kind))
-    told = f"{vouched}; " if vouched else ""
+    """What each kind of edge guarantees, and the command that compares both sides."""
+    guaranteed = ", ".join(f"{counts[kind]:,} {words}" for kind, words in _CHECKS.items() if counts.get(kind))
+    prefix = f"{guaranteed}; " if guaranteed else ""
     command = f"halfbyte verify {printable(shlex.quote(str(source)))} {printable(shlex.quote(str(out)))}"
-    return f"checked: {told}`{command}` compares every value, with no tolerance"
+    return f"checked: {prefix}`{command}` compares every value, with no tolerance"
 
 
 def _row(r: Record) -> list[str]:

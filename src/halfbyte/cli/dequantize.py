@@ -27,7 +27,7 @@ def dequantize(
 ) -> int:
     """Write every weight dense. Streams: memory stays at one packed tensor and a block of rows.
 
-    Configuration and tokenizer files go along, the former without its quantization. Nothing is left behind on failure.
+    Configuration and tokenizer files are copied, without the quantization config. A failed run leaves nothing behind.
     """
     from ..checkpoints import open as open_checkpoint
     from ..conversion.to_dense import dequantize_checkpoint, parse_size
@@ -48,5 +48,5 @@ def dequantize(
             f"{written.dtype}, {human_bytes(written.nbytes)} in {plural(files, 'file')}"
         )
         if written.dropped:
-            print(f"left out, of use to packed modules only: {plural(len(written.dropped), 'activation scale')}")
+            print(f"not written, used by packed modules only: {plural(len(written.dropped), 'activation scale')}")
     return 0

@@ -1,4 +1,4 @@
-"""halfbyte inspect: what is in a checkpoint, and what looks wrong."""
+"""halfbyte inspect: the content of a checkpoint, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="A row for every tensor instead of one for each kind.")] = False,
     data: Annotated[
-        bool, typer.Option("--data", help="Also read the packed weights: NaN scales, overflow, zeros all alike.")
+        bool, typer.Option("--data", help="Also read the packed weights: NaN scales, overflow, equal zero points.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: the checkpoint, every tensor, every finding.")] = False,
 ) -> int:

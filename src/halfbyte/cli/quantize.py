@@ -62,7 +62,7 @@ def quantize(
     from ..conversion.recipe import module_of, recipe_of
     from ..conversion.to_dense import parse_size
     from ..conversion.transposed_experts import stacks_of
-    from ..conversion.write import check_out
+    from ..conversion.write import check_output
     from ..quantizers import METHODS
 
     if method not in METHODS:
@@ -90,7 +90,7 @@ def quantize(
         if calibrated and calibration is not None:
             from ..calibration import Spool, calibrate
 
-            check_out(checkpoint.path, out, recipe.goal, force, plan)
+            check_output(checkpoint.path, out, recipe.goal, force, plan)
             layers = held.enter_context(Spool(out))
             with progress("calibrating") as report:
                 found = calibrate(

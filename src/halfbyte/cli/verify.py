@@ -1,4 +1,4 @@
-"""halfbyte verify: do two checkpoints hold the same weights?"""
+"""halfbyte verify: compare the weights of two checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verify(
     all: Annotated[bool, typer.Option("--all", help="Also list the tensors that are identical.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor worst first, then the summary.")] = False,
 ) -> int:
-    """Compare every weight by exact value; where they differ, say by how much, worst first.
+    """Compare every weight by exact value; report differences, worst first.
 
     Packed is compared with packed exactly, and with dense after rounding once to the dense dtype. max rel. is against the largest
     value of the same row. Exit status: 0 identical (or within --rtol), 1 different, 2 the comparison could not be made.
@@ -60,7 +60,7 @@ def verify(
 
 
 def _print(result: Report, every: bool) -> None:
-    shown = [c for c in result.comparisons if every or c.status not in ("identical", "aside")]
+    shown = [c for c in result.comparisons if every or c.status not in ("identical", "auxiliary")]
     if shown:
         print_table(_COLUMNS, [_row(c) for c in shown])
         print()

@@ -1,12 +1,12 @@
-"""From whole numbers on a line to integers with zero points, or to codes with a scale and a bias.
+"""Exact edges from affine values to integers with zero points, or to codes with a scale and a bias.
 
     source   (c − z) · s        or   c · s + o
     integer  (c' − z') · s'     z' stored in `uint`, the middle code in `int`
     affine   c' · s' + o'       MLX; Q4_1 and Q5_1 of GGUF
 
-Codes stay as they are wherever the target has a zero point or bias for them. Otherwise a group's codes move together, c' = c + d,
-when those that are there leave room; and a group that reaches one step too far upward is written with a negative scale.
-A group whose scale is 0 is its offset everywhere: one step above the zero point, with the offset for a scale.
+Codes are unchanged where the target has a zero point or bias for them. Otherwise all codes of a group are shifted, c' = c + d,
+if the codes that occur stay in range; a group that exceeds the range by one step at the top is written with a negative scale.
+A group whose scale is 0 equals its offset everywhere: its codes are one above the zero point, and the offset is its scale.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from ..numerics.exact import two_sum
 from ..spec import Format
 from .outcome import Checks, MisfitError
 from .regroup import Regrouping
-from .source_values import F64, Line
+from .source_values import F64, AffineValues
 
 Parts = dict[str, NDArray[Any]]
 
 
-def holds_line(fmt: Format) -> bool:
-    """True for formats that this module writes."""
+def holds_affine(fmt: Format) -> bool:
+    """True for the target formats of this module."""
     plain = fmt.float_scale and not fmt.super_size and not fmt.global_op and not fmt.inverse and fmt.divisor == 1.0
     return fmt.element in ("int", "uint") and plain and fmt.zero != "float" and fmt.grouping == "row"
 
 
-def to_line(line: Line, fmt: Format, checks: Checks, round_biases: bool = False, least_zero: int = 0) -> Parts:
-    """The parts of `fmt` with the values of `line`. MisfitError when there are none.
+def to_affine(values: AffineValues, fmt: Format, checks: Checks, round_biases: bool = False, least_zero: int = 0) -> Parts:
+    """The parts of `fmt` with these values. MisfitError when there are none.
 
     least_zero    the smallest zero point the layout can store
-    round_biases  let biases round to their dtype: for a caller that checks what the target's decoder makes of them
+    round_biases  let biases round to their dtype: for a caller that compares the values of the target's decoder afterwards
     """
-    q, groups = line.q, Regrouping(line.q, fmt)
+    q, groups = values.q, Regrouping(values.q, fmt)
     family_of(fmt).geometry(fmt, q.shape)
-    scale = groups.take(line.scale, "scales", checks)
+    scale = groups.take(values.scale, "scales", checks)
     if scale.ndim == 0:
         scale = np.broadcast_to(scale, (*q.shape[:-1], fmt.groups(q.shape[-1])))
-    offset = None if line.offset is None else groups.take(line.offset, "offsets", checks)
-    zero = None if line.zero is None else groups.take(line.zero, "zero points", checks)
+    offset = None if values.offset is None else groups.take(values.offset, "offsets", checks)
+    zero = None if values.zero is None else groups.take(values.zero, "zero points", checks)
     if fmt.bias:
-        return _affine(line, fmt, groups, scale, zero, offset, checks, round_biases)
-    return _integers(line, fmt, groups, scale, zero, offset, checks, least_zero)
+        return _affine(values, fmt, groups, scale, zero, offset, checks, round_biases)
+    return _integers(values, fmt, groups, scale, zero, offset, checks, least_zero)
 
 
 _FIT_FLOAT32 = ("float16", "e8m0", "e4m3", "ue4m3", "u4", "u6", "i6", "i8")
@@ -59,7 +59,7 @@ _FIT_FLOAT32 = ("float16", "e8m0", "e4m3", "ue4m3", "u4", "u6", "i6", "i8")
 def cast(values: F64, fmt: Format, what: str, checks: Checks, from_kind: str = "") -> NDArray[Any]:
     """float64 numbers in the scale dtype of `fmt`, exactly. MisfitError otherwise.
 
-    from_kind  kind of scale they were made from, where that alone can settle it
+    from_kind  kind of scale they were computed from, where that alone proves that they fit
     """
     dtype = SCALE_DTYPES[fmt.scale]
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -73,27 +73,27 @@ def cast(values: F64, fmt: Format, what: str, checks: Checks, from_kind: str = "
     return out
 
 
-def _kept(line: Line, fmt: Format) -> bool:
-    """True when the stored bytes of the codes serve as they are."""
-    return line.numbers is None and line.q.format.bits == fmt.bits
+def _kept(values: AffineValues, fmt: Format) -> bool:
+    """True when the stored bytes of the codes can be used unchanged."""
+    return values.numbers is None and values.q.format.bits == fmt.bits
 
 
-def _codes(line: Line, fmt: Format, groups: Regrouping, shift: NDArray[np.int64], checks: Checks) -> NDArray[np.uint8]:
-    """Packed c + shift (a group, or 0-d). MisfitError when one leaves the range."""
-    if _kept(line, fmt) and not shift.any():
-        return line.q.parts["codes"]
+def _codes(values: AffineValues, fmt: Format, groups: Regrouping, shift: NDArray[np.int64], checks: Checks) -> NDArray[np.uint8]:
+    """Packed c + shift (one shift per group, or 0-d). MisfitError when a code leaves the range."""
+    if _kept(values, fmt) and not shift.any():
+        return values.q.parts["codes"]
     top = (1 << fmt.bits) - 1
-    out = line.present().astype(np.int32) + groups.spread(shift).astype(np.int32)
+    out = values.present().astype(np.int32) + groups.spread(shift).astype(np.int32)
     outside = int(((out < 0) | (out > top)).sum())
     if outside:
         raise MisfitError(f"{outside} codes would leave the range of {fmt.name}")
-    if not _always_fits(line, shift, top):
-        checks.add(f"the codes that are there fit {fmt.name}")
+    if not _always_fits(values, shift, top):
+        checks.add(f"the codes that occur fit {fmt.name}")
     return pack(out.astype(np.uint8), fmt.bits)
 
 
 def _affine(
-    line: Line,
+    values: AffineValues,
     fmt: Format,
     groups: Regrouping,
     scale: F64,
@@ -102,31 +102,33 @@ def _affine(
     checks: Checks,
     round_biases: bool,
 ) -> Parts:
-    shift = np.asarray(-line.low, np.int64)
+    shift = np.asarray(-values.low, np.int64)
     # c' = c + d, so o' = o − d·s: the product of a code and a scale, exact in float64.
     bias = -(zero if zero is not None else np.int64(0)) * scale - shift * scale
     if offset is not None:
         bias, lost = two_sum(offset, bias)
         if (np.isfinite(offset) & (lost != 0)).any():
             raise MisfitError("biases need more than 53 bits")
-    own = line.q.format
+    own = values.q.format
     if round_biases:
         with np.errstate(over="ignore"):
             bias = bias.astype(SCALE_DTYPES[fmt.scale]).astype(np.float64)
     small = own.scale in _FIT_FLOAT32 and own.zero != "float" and not own.global_op
-    scales = cast(scale, fmt, "scales", checks, _kind(line))
+    scales = cast(scale, fmt, "scales", checks, _kind(values))
     biases = cast(bias, fmt, "biases", checks, own.scale if own.bias else "i8" if small else "")
-    return {"codes": _codes(line, fmt, groups, shift, checks), "scales": scales, "biases": biases}
+    return {"codes": _codes(values, fmt, groups, shift, checks), "scales": scales, "biases": biases}
 
 
-def _kind(line: Line) -> str:
-    """Kind of scale that the numbers of `line.scale` are, "" when they are products of two float scales."""
-    fmt = line.q.format
-    return "" if fmt.global_op else "i8" if fmt.super_size or (line.numbers is not None and fmt.scale != "float32") else fmt.scale
+def _kind(values: AffineValues) -> str:
+    """Kind of scale of which `values.scale` are values, "" when they are products of two float scales."""
+    fmt = values.q.format
+    return (
+        "" if fmt.global_op else "i8" if fmt.super_size or (values.numbers is not None and fmt.scale != "float32") else fmt.scale
+    )
 
 
 def _integers(
-    line: Line,
+    values: AffineValues,
     fmt: Format,
     groups: Regrouping,
     scale: F64,
@@ -141,24 +143,24 @@ def _integers(
         zero, constant = _whole_zero(scale, offset, checks)
     assert zero is not None
     if fmt.zero == "int":
-        # The zero point stays where it is when it can; else codes and zero point move together.
-        new = np.clip(zero + (0 if line.low >= 0 else -line.low), least_zero, top)
-        if not np.array_equal(new, zero) and line.numbers is None:
-            checks.add("zero points and codes move into range together")
+        # The zero point is kept where possible; else codes and zero point are shifted together.
+        new = np.clip(zero + (0 if values.low >= 0 else -values.low), least_zero, top)
+        if not np.array_equal(new, zero) and values.numbers is None:
+            checks.add("zero points and codes are shifted into range together")
     else:
         new = np.asarray(middle, np.int64)
-        if line.q.format.zero == "int" or offset is not None:
+        if values.q.format.zero == "int" or offset is not None:
             checks.add("zero points are the middle code" if np.all(zero == middle) else "codes less their zero points fit")
     shift = np.asarray(new - zero)
-    kind = _kind(line) if constant is None else ""
+    kind = _kind(values) if constant is None else ""
     if constant is None:
-        cast(scale, fmt, "scales", Checks(), kind)  # cheaper to find wanting than codes
-    if constant is None and fmt.zero == "none" and not _fits(line, groups, shift, top):
-        codes, scale = _flipped(line, fmt, groups, zero, scale, checks)
+        cast(scale, fmt, "scales", Checks(), kind)  # fails sooner than the codes would
+    if constant is None and fmt.zero == "none" and not _fits(values, groups, shift, top):
+        codes, scale = _flipped(values, fmt, groups, zero, scale, checks)
     elif constant is not None:
-        codes, scale = _with_constants(line, fmt, groups, shift, new, scale, offset, constant)
+        codes, scale = _with_constants(values, fmt, groups, shift, new, scale, offset, constant)
     else:
-        codes = _codes(line, fmt, groups, shift, checks)
+        codes = _codes(values, fmt, groups, shift, checks)
     parts = {"codes": codes, "scales": cast(scale, fmt, "scales", checks, kind)}
     if fmt.zero == "int":
         parts["zeros"] = np.array(np.broadcast_to(new, scale.shape), np.int16)
@@ -179,25 +181,26 @@ def _whole_zero(scale: F64, offset: F64 | None, checks: Checks) -> tuple[NDArray
     return clean.astype(np.int64), constant if (constant & (offset != 0)).any() else None
 
 
-def _always_fits(line: Line, shift: NDArray[np.int64], top: int) -> bool:
+def _always_fits(values: AffineValues, shift: NDArray[np.int64], top: int) -> bool:
     """True when any code of the source's range stays within 0 … top."""
-    return not shift.size or (line.low + int(shift.min()) >= 0 and line.high + int(shift.max()) <= top)
+    return not shift.size or (values.low + int(shift.min()) >= 0 and values.high + int(shift.max()) <= top)
 
 
-def _fits(line: Line, groups: Regrouping, shift: NDArray[np.int64], top: int) -> bool:
+def _fits(values: AffineValues, groups: Regrouping, shift: NDArray[np.int64], top: int) -> bool:
     """True when every code stays within 0 … top."""
-    if _always_fits(line, shift, top):
+    if _always_fits(values, shift, top):
         return True
-    moved = line.present().astype(np.int32) + groups.spread(shift).astype(np.int32)
+    moved = values.present().astype(np.int32) + groups.spread(shift).astype(np.int32)
     return bool(((moved >= 0) & (moved <= top)).all())
 
 
 def _flipped(
-    line: Line, fmt: Format, groups: Regrouping, zero: NDArray[np.int64], scale: F64, checks: Checks
+    values: AffineValues, fmt: Format, groups: Regrouping, zero: NDArray[np.int64], scale: F64, checks: Checks
 ) -> tuple[NDArray[np.uint8], F64]:
-    """Codes around the middle, groups that only fit upside down under a negative scale. MisfitError when one fits neither way."""
+    """Codes around the middle; a group that fits only with the opposite sign gets a negative scale. MisfitError when it fits
+    under neither sign."""
     middle, top = 1 << (fmt.bits - 1), (1 << fmt.bits) - 1
-    steps = line.present().astype(np.int32) - groups.spread(zero).astype(np.int32)
+    steps = values.present().astype(np.int32) - groups.spread(zero).astype(np.int32)
     starts = np.flatnonzero(np.diff(groups.target, prepend=-1))
     least = np.minimum.reduceat(steps, starts, axis=-1)
     most = np.maximum.reduceat(steps, starts, axis=-1)
@@ -208,14 +211,14 @@ def _flipped(
             f"{int((over & ~flip).sum())} groups reach from {int(least.min())} to {int(most.max())} steps; "
             f"{fmt.name} holds {-middle} to {top - middle}"
         )
-    checks.add("groups that reach one step further up have negative scales")
+    checks.add("groups that exceed the range by one step have negative scales")
     sign = np.where(flip, -1, 1)
     codes = steps * sign[..., groups.target] + middle
     return pack(codes.astype(np.uint8), fmt.bits), scale * sign
 
 
 def _with_constants(
-    line: Line,
+    values: AffineValues,
     fmt: Format,
     groups: Regrouping,
     shift: NDArray[np.int64],
@@ -224,15 +227,15 @@ def _with_constants(
     offset: F64 | None,
     constant: NDArray[np.bool_],
 ) -> tuple[NDArray[np.uint8], F64]:
-    """Codes and scales where some groups are their offset everywhere."""
+    """Codes and scales where some groups are constant, equal to their offset."""
     assert offset is not None
     middle, top = 1 << (fmt.bits - 1), (1 << fmt.bits) - 1
-    codes = line.present().astype(np.int32) + groups.spread(shift).astype(np.int32)
+    codes = values.present().astype(np.int32) + groups.spread(shift).astype(np.int32)
     zero = np.broadcast_to(new, scale.shape)
     up = zero < top
-    there = constant[..., groups.target]
+    is_constant = constant[..., groups.target]
     one = np.where(up, zero + 1, zero - 1)
-    codes = np.where(there, one[..., groups.target], codes)
+    codes = np.where(is_constant, one[..., groups.target], codes)
     if ((codes < 0) | (codes > top)).any() or middle > top:
         raise MisfitError(f"codes would leave the range of {fmt.name}")
     return pack(codes.astype(np.uint8), fmt.bits), np.where(constant, np.where(up, offset, -offset), scale)

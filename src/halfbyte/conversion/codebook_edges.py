@@ -1,9 +1,9 @@
-"""From elements of a table (E2M1, E4M3, NF4, …) under one kind of scale to the same elements under another.
+"""Exact edges between formats with the same codebook (E2M1, E4M3, NF4, …) under different kinds of scale.
 
     source  element · scale · global          target  element · scale' · global'
 
-Codes stay as they are. A target without a sign in its scales (E8M0, GGUF's UE4M3) takes it into the codes, a group whose scale is
-0 gets the codes of zero.
+Codes are unchanged, with two exceptions: where the target's scales have no sign (E8M0, GGUF's UE4M3), a negative scale flips the
+signs of its codes, and where they have no zero (E8M0), a group of scale 0 gets the codes of zero.
 
 | target scale | holds |
 |---|---|
@@ -12,9 +12,9 @@ Codes stay as they are. A target without a sign in its scales (E8M0, GGUF's UE4M
 | `e4m3`, `ue4m3`, one level | 4 significant bits from 2^−9 to 448 |
 | `e4m3`, `ue4m3`, two levels | the same times a power of two of this tensor: for powers of two a window of 18 exponents |
 
-A two-level target takes block scales as they are and the source's tensor scale with them; where it divides
-(compressed-tensors) or is an amax (MLX), the reciprocal or multiple is exact, or a neighbour of it is `equal` in the target's
-arithmetic (`arithmetic.py`).
+A two-level target keeps block scales and tensor scale; where the tensor scale divides (compressed-tensors) or is an amax (MLX),
+its reciprocal or multiple must be an exact float32, else a neighbouring float32 may be equal in the target's arithmetic
+(`producer_equality.py`).
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ E4M3_TOP = 448.0
 PLAIN_SCALES = ("e8m0", "e4m3", "ue4m3", "float16", "bfloat16", "float32")
 
 
-def holds_table(fmt: Format, element: str) -> bool:
-    """True for formats that this module writes, with elements of one table."""
+def holds_codebook(fmt: Format, element: str) -> bool:
+    """True for the target formats of this module whose elements are those of codebook `element`."""
     whole = fmt.element == element and element not in ("int", "uint", "mxint", "blocks") and fmt.scale in PLAIN_SCALES
     return whole and not (fmt.bias or fmt.minimum or fmt.super_size or fmt.inverse) and fmt.grouping == "row"
 
 
-def to_table(q: QTensor, fmt: Format, checks: Checks) -> Parts:
+def to_codebook(q: QTensor, fmt: Format, checks: Checks) -> Parts:
     """The parts of `fmt` with the values of `q`. MisfitError when there are none."""
     source = q.format
     if source.element != fmt.element or source.scale not in PLAIN_SCALES:
         raise MisfitError(f"its elements are {source.element} under {source.scale} scales, not {fmt.element}")
     groups = Regrouping(q, fmt)
     family_of(fmt).geometry(fmt, q.shape)
-    held = groups.take(q.parts["scales"], "scales", checks)
-    if held.ndim < 2:
-        held = np.broadcast_to(held, (*q.shape[:-1], fmt.groups(q.shape[-1])))
-    scale = scale_values(source.scale, held)
+    stored = groups.take(q.parts["scales"], "scales", checks)
+    if stored.ndim < 2:
+        stored = np.broadcast_to(stored, (*q.shape[:-1], fmt.groups(q.shape[-1])))
+    scale = scale_values(source.scale, stored)
     unsigned = fmt.scale in ("e8m0", "ue4m3")
     codes = q.parts["codes"]
     signs, zeros = unsigned & np.signbit(scale), (scale == 0) & (fmt.scale == "e8m0")
     if signs.any() or zeros.any():
         codes = _with_signs(q, groups, signs, zeros)
-        checks.add("signs of scales move into the codes")
-        scale, held = np.abs(scale), _unsigned(held, source.scale)
+        checks.add("signs of scales are moved into the codes")
+        scale, stored = np.abs(scale), _unsigned(stored, source.scale)
     out: Parts = {"codes": codes}
     if fmt.scale not in ("e4m3", "ue4m3"):
         out["scales"] = _one_level(q, fmt, scale, checks)
         return out
     if source.scale in ("e4m3", "ue4m3"):
-        _two_to_two(q, fmt, held, scale, out, checks)
+        _two_to_two(q, fmt, stored, scale, out, checks)
     else:
         _window(q, fmt, scale, out, checks)
     return out
@@ -87,7 +87,7 @@ def factor_of(q: QTensor) -> tuple[F64, F64]:
 
 
 def each(factors: F64) -> F64:
-    """[*lead] -> [*lead, 1, 1], to meet block scales."""
+    """[*lead] -> [*lead, 1, 1], for broadcasting over block scales."""
     out: F64 = factors[..., None, None]
     return out
 
@@ -99,9 +99,9 @@ def _with_signs(q: QTensor, groups: Regrouping, signs: NDArray[np.bool_], zeros:
     return pack(np.where(groups.spread(zeros), np.uint8(0), codes), bits)
 
 
-def _unsigned(held: NDArray[Any], kind: str) -> NDArray[Any]:
+def _unsigned(stored: NDArray[Any], kind: str) -> NDArray[Any]:
     """Stored scales without their sign."""
-    return held & np.uint8(0x7F) if kind in ("e4m3", "ue4m3") else np.abs(held)
+    return stored & np.uint8(0x7F) if kind in ("e4m3", "ue4m3") else np.abs(stored)
 
 
 def _one_level(q: QTensor, fmt: Format, scale: F64, checks: Checks) -> NDArray[Any]:
@@ -116,7 +116,7 @@ def _one_level(q: QTensor, fmt: Format, scale: F64, checks: Checks) -> NDArray[A
             out: NDArray[Any] = np.where(product == 0, 0, power + 126).astype(np.uint8)
         else:
             out = (product / down).astype(SCALE_DTYPES[fmt.scale])
-            # At most 24 bits times 24: the way back is exact.
+            # 24 bits times 24 bits at most: the product is exact in float64.
             fits = (out.astype(np.float64) * down == product) & np.isfinite(product)
     if not fits.all():
         what = "powers of two from 2^-127 to 2^127" if fmt.scale == "e8m0" else f"{fmt.scale} numbers"
@@ -126,34 +126,34 @@ def _one_level(q: QTensor, fmt: Format, scale: F64, checks: Checks) -> NDArray[A
     return out
 
 
-def _two_to_two(q: QTensor, fmt: Format, held: NDArray[Any], scale: F64, out: Parts, checks: Checks) -> None:
-    """E4M3 block scales to E4M3 block scales; the tensor scale goes along, or into them."""
+def _two_to_two(q: QTensor, fmt: Format, stored: NDArray[Any], scale: F64, out: Parts, checks: Checks) -> None:
+    """E4M3 block scales to E4M3 block scales; the tensor scale is kept, or multiplied into them."""
     up, down = factor_of(q)
     if fmt.global_op:
-        out["scales"] = _bytes(held, q.format.scale, fmt.scale)
+        out["scales"] = _bytes(stored, q.format.scale, fmt.scale)
         out["global_scale"] = _tensor_scale(fmt, up, down, checks)
         return
     if (up == 1).all() and (down == 1).all():
-        out["scales"] = _bytes(held, q.format.scale, fmt.scale)
+        out["scales"] = _bytes(stored, q.format.scale, fmt.scale)
         return
     product = scale * each(up)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         byte = round_to_element(product / each(down), "e4m3")
     if not np.array_equal(scale_table("e4m3")[byte] * each(down), product):
-        raise MisfitError("its tensor scale does not go into the block scales")
-    checks.add("the tensor scale goes into the block scales")
+        raise MisfitError("its tensor scale cannot be multiplied into the block scales exactly")
+    checks.add("the tensor scale is multiplied into the block scales")
     out["scales"] = byte
 
 
-def _bytes(held: NDArray[np.uint8], source: str, target: str) -> NDArray[np.uint8]:
+def _bytes(stored: NDArray[np.uint8], source: str, target: str) -> NDArray[np.uint8]:
     """Block scale bytes read the same by both kinds. MisfitError for NaN and for 480, which only one of them has."""
     if source == target:
-        return held
-    odd = held & 0x7F == 0x7F
+        return stored
+    odd = stored & 0x7F == 0x7F
     if odd.any():
-        byte = int(held[odd].reshape(-1)[0])
+        byte = int(stored[odd].reshape(-1)[0])
         raise MisfitError(f"{int(odd.sum())} block scale bytes are {byte:#04x}, which E4M3 reads as NaN and GGUF as 0 or 480")
-    return held & np.uint8(0x7F) if source == "ue4m3" else held
+    return stored & np.uint8(0x7F) if source == "ue4m3" else stored
 
 
 def _tensor_scale(fmt: Format, up: F64, down: F64, checks: Checks) -> NDArray[np.float32]:
@@ -179,7 +179,7 @@ def _window(q: QTensor, fmt: Format, scale: F64, out: Parts, checks: Checks) -> 
     size = np.abs(product / each(down))
     power = np.zeros(q.shape[:-2], int)
     if fmt.global_op:
-        # The largest block scale goes to the top of E4M3, so that the smallest has the most room.
+        # The largest block scale is mapped to the top of E4M3, which leaves the most range for the smallest.
         peak = size.reshape(*q.shape[:-2], -1).max(axis=-1, initial=0)
         mantissa, exponent = np.frexp(peak / E4M3_TOP)
         power = np.where(peak > 0, exponent - (mantissa == 0.5), 0)
@@ -199,6 +199,6 @@ def _window(q: QTensor, fmt: Format, scale: F64, out: Parts, checks: Checks) -> 
 
 
 def _reach(size: F64) -> str:
-    """From the smallest to the largest, in words."""
+    """The range of the values above 0, as text."""
     some = size[size > 0]
     return f"from {some.min():.3g} to {some.max():.3g}" if some.size else "of 0"

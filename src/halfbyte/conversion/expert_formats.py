@@ -1,8 +1,8 @@
-"""Experts of one layer, all packed or all dense: asked of the headers alone, before the hours that rounding takes.
+"""Check, from headers alone, that a recipe leaves the experts of each layer all packed or all dense.
 
-Loaders stack the experts of a layer, so one that stays dense among packed ones makes a checkpoint that none of them reads. Packed
-ones may differ in format. GGUF and MLX keep a stack for each projection: there a whole projection may stay dense, which the
-layout's own engine reads and `load_model` does not.
+Loaders stack the experts of a layer, so they cannot read a checkpoint with one dense expert among packed ones. Packed experts may
+differ in format. GGUF and MLX store one stack for each projection: there a whole projection may stay dense, which the layout's
+own engine reads and `load_model` does not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import FormatError, ShapeError
 from .outcome import spelled
 from .recipe import DTYPES, Recipe, format_for, module_of
-from .transposed_experts import turned
+from .transposed_experts import with_transposed_experts
 
 ENGINES = {"gguf": "llama.cpp", "mlx": "mlx-lm"}
 """Layouts whose engines multiply each projection on its own -> the engine."""
@@ -31,7 +31,7 @@ def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
     Raises FormatError when the recipe leaves some experts of a layer dense among packed ones and no loader will read them.
     """
     layers: dict[str, dict[str, list[tuple[TensorInfo, str, str]]]] = defaultdict(lambda: defaultdict(list))
-    for info in turned(checkpoint, recipe).infos():
+    for info in with_transposed_experts(checkpoint, recipe).infos():
         match = next((m for pattern in _EXPERTS if (m := pattern.fullmatch(info.key))), None)
         if match is not None and (info.quantized or info.dtype in DTYPES):
             layers[match["path"]][match["piece"]].append((info, *_becomes(info, recipe)))

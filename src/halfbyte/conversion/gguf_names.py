@@ -1,11 +1,11 @@
-"""A checkpoint under another one's names: the same weights, laid out as a model of the same architecture has them elsewhere.
+"""A checkpoint presented under the names, row orders and stacks of another checkpoint of the same model.
 
-    laid = Relaid(open("folder"), open("model.gguf"))       keys, row orders and stacks of model.gguf, bits of folder
-    laid["blk.0.attn_q"]                                     model.layers.0.self_attn.q_proj, its rows in llama.cpp's order
+    renamed = RenamedLike(open("folder"), open("model.gguf"))    keys, row orders and stacks of model.gguf, values of folder
+    renamed["blk.0.attn_q"]                                  model.layers.0.self_attn.q_proj, its rows in llama.cpp's order
 
-Between a folder of transformers' kind and a GGUF, names differ, rows of LLaMA's q and k stand in another order, Gemma's norms
-are one larger, experts are stacked or apart, and gate and up may be one matrix or two (`pairing`). Rows move whole, so packed
-weights keep every bit. What only the other checkpoint has (rotary factors) is taken from it.
+A transformers folder and a GGUF differ in names, in the row order of LLaMA's q and k, in Gemma's norms (plus 1), in whether
+experts are stacked, and in whether gate and up are one matrix (`verification/match.py`). Whole rows are moved, so packed weights
+keep every bit. Tensors that only the other checkpoint has (rotary factors) are taken from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import CheckpointError
 from ..tensor.concat import join_rows, stack, take_rows
 from ..tensor.qtensor import QTensor
 from ..tensor.row_view import Source
-from ..verification.compare import ASIDE
+from ..verification.compare import AUXILIARY
 from ..verification.match import Match, Piece, Side, pair
 from ..verification.names import dialect_of
 
@@ -38,10 +38,10 @@ class _Part:
     count: int
 
 
-class Relaid(Checkpoint):
+class RenamedLike(Checkpoint):
     """`source`, read under the keys of `like`.
 
-    left_out  keys of the source that have no place there: a head that is tied, scales of activations
+    left_out  keys of the source without a counterpart: a head that is tied, scales of activations
     Raises CheckpointError when the two are not of one architecture.
     """
 
@@ -52,24 +52,22 @@ class Relaid(Checkpoint):
         a, b = (dialect_of(c.keys(), c.config, c.metadata) for c in (source, like))
         self._infos = [{i.key: i for i in c.infos()} for c in (source, like)]
         self._matches: dict[str, tuple[Match, list[_Part]]] = {}
-        strangers: list[str] = []
+        unmatched: list[str] = []
         for match in pair(Side.of(list(self._infos[0].values()), a, other=b), Side.of(list(self._infos[1].values()), b)):
             if match.note and "ties its head" in match.note:
                 self.left_out += match.left_keys if b.tied else ()
                 if not b.tied:
-                    self._place(match)
+                    self._add(match)
             elif not match.right:
-                (self.left_out if all(ASIDE.fullmatch(k) for k in match.left_keys) else strangers).extend(match.left_keys)
+                (self.left_out if all(AUXILIARY.fullmatch(k) for k in match.left_keys) else unmatched).extend(match.left_keys)
             elif match.left and not match.aligned:
-                raise CheckpointError(
-                    f"[convert] {match.left_keys[0]} and {match.right_keys[0]} do not lie side by side: {match.note}"
-                )
+                raise CheckpointError(f"[convert] {match.left_keys[0]} and {match.right_keys[0]} cannot be aligned: {match.note}")
             elif match.left:
-                self._place(match)
-        if strangers:
+                self._add(match)
+        if unmatched:
             raise CheckpointError(
-                f"[convert] {like.path} has no place for {', '.join(strangers[:4])}"
-                + (f" and {len(strangers) - 4} more" if len(strangers) > 4 else "")
+                f"[convert] {like.path} has no counterpart of {', '.join(unmatched[:4])}"
+                + (f" and {len(unmatched) - 4} more" if len(unmatched) > 4 else "")
                 + f" of {source.path}; is it the same model?"
             )
         missing = [k for k in like if k not in self._matches and len(self._infos[1][k].shape) > 1]
@@ -78,8 +76,8 @@ class Relaid(Checkpoint):
                 f"[convert] {source.path} has nothing for {', '.join(missing[:4])} of {like.path}; is it the same model?"
             )
 
-    def _place(self, match: Match) -> None:
-        """Remember which rows make up each right-hand tensor."""
+    def _add(self, match: Match) -> None:
+        """Record which rows make up each right-hand tensor."""
         parts: dict[str, list[_Part]] = {}
         at = 0
         for piece in match.right:
@@ -112,7 +110,7 @@ class Relaid(Checkpoint):
         return tuple(self._name(k) for k in self.like)
 
     def _name(self, key: str) -> str:
-        """The key under which a tensor of `like` is given: with or without `.weight` as the source's is dense or packed."""
+        """The key of a tensor of `like` in this checkpoint: with `.weight` where the source's tensor is dense."""
         packed = self._packed(key)
         if self._infos[1][key].quantized == packed or not self._infos[1][key].shape[1:]:
             return key
@@ -218,7 +216,7 @@ def _slice(rows: list[Weight], start: int, count: int) -> Weight:
 
 
 def _arranged(rows: Weight, piece: Piece) -> Weight:
-    """Rows in the order that the right-hand tensor has them, its offset taken off."""
+    """Rows in the order of the right-hand tensor, with its offset removed."""
     if piece.rows == "rotary":
         index = Source(np.empty((rows.shape[0], 1)), rows="rotary", heads=piece.heads).index
         assert index is not None
@@ -238,7 +236,7 @@ def _by_expert(parts: list[_Part], count: int) -> list[list[int]]:
 
 
 def _stacked_packed(pieces: list[QTensor], parts: list[_Part], shape: tuple[int, ...]) -> QTensor:
-    """A packed tensor of `shape` from its pieces: one, or those of each expert in turn."""
+    """A packed tensor of `shape` from its pieces: one, or those of each expert in order."""
     if len(pieces) == 1 and parts[0].piece.expert is None:
         q = pieces[0]
         return q if q.shape == shape else stack([q.rows(i * shape[-2], (i + 1) * shape[-2]) for i in range(shape[0])])

@@ -1,9 +1,9 @@
-"""What a conversion of one weight came to: which kind of edge it took, and why.
+"""The outcome of converting one weight: the kind of edge, and why.
 
 | kind | the converted weight |
 |---|---|
-| `exact` | has the same real values, whatever the bits |
-| `exact-if` | has the same real values, because of something that was checked on these bits |
+| `exact` | has the same real values, for any bits |
+| `exact-if` | has the same real values, by a condition that was checked on these bits |
 | `equal` | decodes, in the target's own arithmetic, to the source's value rounded once; its real values differ |
 | `lossy` | has other values: the least-error requantization |
 """
@@ -46,7 +46,7 @@ class Outcome:
     kind     one of `KINDS`
     why      what was checked, or what was lost, as a clause; "" for an unconditional edge
     error    statistics of a lossy conversion, None when nothing is lost
-    instead  targets of the same layout that would have been exact, for a lossy one
+    instead  for a lossy outcome, targets of the same layout that would be exact
     """
 
     weight: QTensor
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass
 class Checks:
-    """Conditions met on the way, in the order they were checked: the difference between `exact` and `exact-if`."""
+    """Conditions that were checked and held, in order; with any, an edge is `exact-if` instead of `exact`."""
 
     met: list[str] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
-"""Equal in the target's own arithmetic: what its decoder returns is the source's value, rounded once.
+"""Edges that are equal in the target's arithmetic: its decoder returns the source's value rounded once.
 
-The reciprocal of a float32 tensor scale is almost never a float32, yet the decoders that multiply by it work in bfloat16, where
-all products come out the same. This is checked over every code under every scale byte that occurs, not believed.
+The reciprocal of a float32 tensor scale is rarely a float32, but the decoders that multiply by it work in bfloat16, where the
+products can still be equal. Every code under every scale byte that occurs is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NATIVE = {
     "compressed-tensors": "bfloat16", "mlx": "bfloat16", "modelopt": "bfloat16", "gguf": "float32", "autogptq": "float16",
     "gptqmodel": "float16", "autoawq": "float16",
 }  # fmt: skip
-"""Producer -> dtype its decoder is run in."""
+"""Producer -> dtype in which its decoder runs."""
 NEIGHBOURS = (0, 1, -1, 2, -2, 3, -3)
 """Units in the last place tried around the rounded tensor scale, nearest first."""
 
@@ -35,10 +35,10 @@ def equal_tensor_scale(q: QTensor, fmt: Format, origin: str, checks: Checks) -> 
     if not (q.format.global_op and fmt.global_op) or q.format.element != fmt.element or origin not in NATIVE:
         raise MisfitError("there is no tensor scale to round")
     groups = Regrouping(q, fmt)
-    held = groups.take(q.parts["scales"], "scales", checks)
-    if fmt.scale == "ue4m3" and (held & 0x80).any():
+    stored = groups.take(q.parts["scales"], "scales", checks)
+    if fmt.scale == "ue4m3" and (stored & 0x80).any():
         raise MisfitError("block scales are negative")
-    scales = _bytes(held, q.format.scale, fmt.scale)
+    scales = _bytes(stored, q.format.scale, fmt.scale)
     up, down = factor_of(q)
     lead = q.shape[:-2]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):

@@ -1,7 +1,7 @@
-"""A dense checkpoint to a packed one: every weight of the recipe rounded, the rest carried along.
+"""Quantize a dense checkpoint: the weights of the recipe are rounded, all other tensors are copied.
 
-The same writers, shards and resumption as `convert`. What rounds a weight is given: to nearest, with searched scales, or what
-a walk over the model with calibration text has found (`calibration`).
+Writers, shards and resumption are those of `convert`. The rounding is a parameter: to nearest, with searched scales, or the
+result of calibration (`calibration/`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from ..tensor.quantize import quantize
 from .expert_formats import check_experts
 from .outcome import spelled
 from .recipe import Recipe, format_for, module_of
+from .run import Converted, Progress
 from .targets import Goal
 from .to_dense import DEFAULT_SHARD
-from .transposed_experts import turned, why_kept
+from .transposed_experts import reason_kept_dense, with_transposed_experts
 from .unit import QUANTIZED, Record, Unit, packed_unit
-from .write import Converted, Progress, write_checkpoint
+from .write import write_checkpoint
 
 Rounder = Callable[[str, NDArray[Any], Format], QTensor]
 """(module, dense weight, format) -> packed weight."""
@@ -38,7 +39,7 @@ Rounder = Callable[[str, NDArray[Any], Format], QTensor]
 
 @dataclass
 class Quantizing:
-    """What `convert_key` asks for each key.
+    """The `Rounding` of a recipe.
 
     rounder       rounds a weight
     replaced      dense tensors that take another value (AWQ's folded scales), by key
@@ -147,7 +148,7 @@ def quantize_checkpoint(
     """Write `checkpoint` to `out` with the weights of the recipe quantized.
 
     method       "rtn", "mse", or a function that rounds
-    named        what tells a function's results from another's: an interrupted run goes on only with what has the same name
+    named        identifies the function `method`: an interrupted run is resumed only under the same name
     replaced     dense tensors that take another value, by key
     from_packed  also decode packed weights and round them again; without it a checkpoint that has some is refused
     Others as for `convert_checkpoint`. Raises CheckpointError when nothing is to be quantized, FormatError when experts of a
@@ -156,9 +157,9 @@ def quantize_checkpoint(
     if isinstance(method, str) and method not in ROUNDERS:
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
-    apart = check_experts(checkpoint, recipe)
-    kept = why_kept(checkpoint, recipe)
-    checkpoint = rows_by_name(turned(checkpoint, recipe))
+    expert_notes = check_experts(checkpoint, recipe)
+    kept = reason_kept_dense(checkpoint, recipe)
+    checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
     how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
@@ -167,8 +168,8 @@ def quantize_checkpoint(
     word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(
         checkpoint, Path(out), recipe.goal, lossy=True, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
-        progress=progress, quantizing=how, named=[word, *(r.text for r in recipe.rules)],
+        progress=progress, rounding=how, method=[word, *(r.text for r in recipe.rules)],
     )  # fmt: skip
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
-    result.notes += [*apart, kept] if kept else apart
+    result.notes += [*expert_notes, kept] if kept else expert_notes
     return result

@@ -21,7 +21,7 @@ from ..spec import FLOAT_SCALES, Format
 from .targets import HOLDS, Goal, goal_named
 
 KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp", "ffn_gate_inp_shexp", "shared_expert_gate")
-"""Last segments of modules that are kept: first and last layers, and what decides between experts, cost little, matter much."""
+"""Last segments of modules that are kept: embeddings, heads and routers are small and sensitive."""
 EXPERTS = re.compile(r"(^|[._])(experts|exps|switch_mlp)([.]|$)")
 """Modules whose stacks of matrices are weights of experts; other stacks, of convolutions, are kept."""
 DTYPES = ("float32", "bfloat16", "float16")
@@ -58,7 +58,7 @@ class Recipe:
         return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
 
     def check(self, modules: Iterable[str]) -> None:
-        """FormatError for a rule that matches none of the modules: a slip that would give another recipe in silence."""
+        """FormatError for a rule that matches none of the modules, which is a typing error."""
         names = list(modules)
         for rule in self.rules:
             if not any(rule.pattern.search(n) for n in names):
@@ -113,7 +113,7 @@ def format_for(goal: Goal, dtype: str, shape: tuple[int, ...]) -> tuple[Format, 
     if not why:
         return fmt, ""
     if goal.layout == "gguf" and goal.target.codec in GGML_BY_WORD:
-        # llama.cpp's own way out for rows that are no whole super-blocks.
+        # llama.cpp's own fallback for rows that are not whole super-blocks.
         wide = replace(goal, target=replace(goal.target, codec="q8_0", group_size=None))
         other = _format(wide, dtype)
         if not _refusal(other, shape, wide):
@@ -135,7 +135,7 @@ def _format(goal: Goal, dtype: str) -> Format:
 
 
 def _refusal(fmt: Format, shape: tuple[int, ...], goal: Goal) -> str:
-    """Why rows of this length have no place, "" when they have."""
+    """Why rows of this length cannot be stored, "" when they can."""
     k = shape[-1]
     try:
         family_of(fmt).geometry(fmt, shape)

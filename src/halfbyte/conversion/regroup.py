@@ -1,8 +1,8 @@
-"""Values a group, moved from one grouping to another without changing what any element sees.
+"""Move values per group (scales, zero points) from one grouping to another without changing any element.
 
-Input j of a row lies in source group s(j) and in target group t(j). Target group t can have one value when every source group
-that meets it has the same: always so when a source group covers it, otherwise a matter of the data. An act-order index
-is one more s(j): it sorts away exactly when each target group sees one value.
+Input j of a row is in source group s(j) and in target group t(j). A target group can have one value if all source groups that
+intersect it have the same value: always when one source group covers it, otherwise depending on the data. An act-order index is
+another s(j): it can be dropped exactly when each target group has one value.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Regrouping:
         if not self.uniform(values):
             raise MisfitError(self.reason(what))
         if self.index is not None:
-            checks.add("the act-order index sorts away: each group has one scale")
+            checks.add("the act-order index can be dropped: each group has one scale")
         elif len(self.also):
             checks.add(f"{what} of joined groups are equal")
         out: NDArray[Any] = np.ascontiguousarray(values[..., self.first])

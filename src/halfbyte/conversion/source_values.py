@@ -1,4 +1,4 @@
-"""A packed weight as whole numbers on a line: value = (code − zero) · scale + offset, exactly.
+"""A packed weight as affine values: value = (number − zero) · scale + offset, exactly, with integer numbers.
 
 | format | codes | zero | scale | offset |
 |---|---|---|---|---|
@@ -31,10 +31,10 @@ F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Line:
-    """Whole numbers under scales; arrays a group are [*groups of the source], or 0-d where all groups share one value.
+class AffineValues:
+    """Integers under scales; arrays per group are [*groups of the source], or 0-d where all groups share one value.
 
-    numbers  what each code stands for, int16 [2^bits]; None for the code itself
+    numbers  the integer of each code, int16 [2^bits]; None where it is the code itself
     zero     int64, None when `offset` is there instead
     scale    float64
     offset   float64 or None
@@ -62,8 +62,8 @@ class Line:
         return codes.astype(np.int16) if self.numbers is None else self.numbers[codes]
 
 
-def line_of(q: QTensor) -> Line:
-    """`q` on a line. MisfitError when its elements are no whole numbers or a scale is not a product."""
+def affine_values_of(q: QTensor) -> AffineValues:
+    """The affine values of `q`. MisfitError when its elements are not integers or a scale is not a product."""
     fmt = q.format
     if fmt.opaque or fmt.scale in ("nested", "none") or fmt.inverse or fmt.divisor != 1.0 or fmt.global_op == "divide":
         raise MisfitError(f"{fmt.name} is no whole number times a stored scale")
@@ -78,19 +78,19 @@ def line_of(q: QTensor) -> Line:
     if fmt.zero == "int":
         zero = q.parts["zeros"].astype(np.int64)
     elif fmt.zero == "float":
-        held = q.parts["zeros"].astype(np.float64)
+        stored = q.parts["zeros"].astype(np.float64)
         with np.errstate(invalid="ignore"):
-            whole = bool((np.isfinite(held) & (held == np.rint(held)) & (np.abs(held) < 1 << 15)).all())
+            whole = bool((np.isfinite(stored) & (stored == np.rint(stored)) & (np.abs(stored) < 1 << 15)).all())
         if whole:
-            zero = held.astype(np.int64)
+            zero = stored.astype(np.int64)
         else:
-            zero, offset = None, -held * scale
+            zero, offset = None, -stored * scale
     if fmt.bias:
         zero, offset = None, q.parts["biases"].astype(np.float64)
     if fmt.minimum:
         minimum = np.repeat(q.parts["super_mins"].astype(np.float64), fmt.super_size // fmt.group_size, axis=-1)
         zero, offset = None, -q.parts["mins"].astype(np.float64) * minimum
-    return Line(q, numbers, zero, scale, offset)
+    return AffineValues(q, numbers, zero, scale, offset)
 
 
 def _numbers(fmt: Format) -> tuple[NDArray[np.int16] | None, int]:

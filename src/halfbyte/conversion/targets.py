@@ -18,7 +18,7 @@ from ..formats import format_named
 from ..layouts import LAYOUTS
 from ..spec import FLOAT_SCALES, Format, Target
 from ..tensor.qtensor import QTensor
-from .codebook_edges import holds_table
+from .codebook_edges import holds_codebook
 
 _INT = tuple(f"{s}{b}" for b in (4, 8, 2, 3, 5, 6, 7, 1) for s in ("int", "uint"))
 _PLAIN_GGUF = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -169,7 +169,7 @@ def _nearest(q: QTensor, holds: Holds) -> Iterator[str]:
     """Words of a layout in the order a weight of q's format tries them."""
     fmt = q.format
     usual = {w: format_named(w) for w in holds.words}
-    same = [w for w, f in usual.items() if holds_table(f, fmt.element)]
+    same = [w for w, f in usual.items() if holds_codebook(f, fmt.element)]
     signed = {"ue4m3": "e4m3"}
     if fmt.element not in ("int", "uint"):
         own = signed.get(fmt.scale, fmt.scale)

@@ -2,8 +2,8 @@
 
     value written = exact value of the weight, rounded once to the dtype
 
-Dense tensors are copied as they are. The files are written beside their place and moved there when all is done, so that a run
-that fails leaves nothing. Names are those of the source: a packed module `x` becomes `x.weight`, except gpt-oss's expert stacks,
+Dense tensors are copied unchanged. Files are written under a temporary name and renamed at the end, so a run that fails leaves
+nothing. Names are those of the source: a packed module `x` becomes `x.weight`, except gpt-oss's expert stacks,
 which transformers keeps as parameters `x` of shape [e, k, n].
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
-from ..checkpoints.io.output_path import CARRIED, check_place, put_in_place, remove
+from ..checkpoints.io.output_path import CARRIED, check_output_path, remove, replace_output
 from ..checkpoints.safetensors.file import NUMPY_DTYPES
 from ..checkpoints.safetensors.folder import SIDE_CONFIGS
 from ..checkpoints.safetensors.writer import SafetensorsWriter
@@ -70,7 +70,7 @@ class Written:
     """What `dequantize_checkpoint` wrote.
 
     files      names of all files in `path` (or the one file)
-    dropped    tensors left out because only packed modules use them
+    dropped    tensors that are not written because only packed modules use them
     nonfinite  tensor -> values that are infinite or NaN in the result
     """
 
@@ -111,15 +111,15 @@ def dense_dtype(config: dict[str, Any]) -> str:
 
 
 def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]]:
-    """The tensors to write, and the names of those left out. CheckpointError when headers do not fit their layout."""
+    """The tensors to write, and the names of those that are dropped. CheckpointError when headers do not fit their layout."""
     found, dropped = [], []
     for info in checkpoint.infos():
         if not info.quantized:
             module, _, last = info.key.rpartition(".")
             if last == "pre_quant_scale":
                 raise CheckpointError(
-                    f"[dequantize] {info.key} scales the inputs of {module}; its weights alone are another model. load_model "
-                    "multiplies by it, and halfbyte convert --to halfbyte keeps it"
+                    f"[dequantize] {info.key} scales the inputs of {module}; without it the weights are another model. "
+                    "load_model multiplies by it, and halfbyte convert --to halfbyte keeps it"
                 )
             if last in ACTIVATION_SCALES and module in checkpoint and checkpoint.info(module).quantized:
                 dropped.append(info.key)
@@ -169,7 +169,7 @@ def dequantize_checkpoint(
     progress        called as progress(done_bytes, total_bytes, key)
     Raises CheckpointError when `out` exists, is too small a disk, or a tensor cannot be read.
     """
-    given, out = Path(out), Path(os.path.abspath(out))  # "." has no name to write beside
+    given, out = Path(out), Path(os.path.abspath(out))  # "." has no name for a temporary file beside it
     word = dtype_named(dtype).name if dtype else dense_dtype(checkpoint.config)
     if word == "float64":
         raise FormatError("[dequantize] dtype float64; allowed: float32, bfloat16, float16")
@@ -177,7 +177,7 @@ def dequantize_checkpoint(
         raise FormatError(f"[dequantize] arithmetic {arithmetic!r}; allowed: exact, producer")
     if given.suffix == ".gguf":
         raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
-    check_place("dequantize", checkpoint.path, given, overwrite)
+    check_output_path("dequantize", checkpoint.path, given, overwrite)
     checkpoint = rows_by_name(checkpoint)
     tensors, dropped = outputs(checkpoint, word)
     result = Written(given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped)
@@ -186,7 +186,7 @@ def dequantize_checkpoint(
     if result.nbytes > free:
         raise CheckpointError(
             f"[dequantize] {given}: {result.nbytes:,} bytes are needed, {free:,} are free; "
-            "give another place or a narrower --dtype"
+            "give another path or a narrower --dtype"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
@@ -198,7 +198,7 @@ def dequantize_checkpoint(
         else:
             partial.mkdir()
             _fill_folder(checkpoint, partial, walk, shards(tensors, max_shard_size), word)
-        put_in_place(partial, out)
+        replace_output(partial, out)
     finally:
         remove(partial)
     return result
@@ -215,7 +215,7 @@ class _Walk:
         self.done = 0
 
     def file(self, path: Path, tensors: list[Output]) -> None:
-        # Wider elements first keeps every tensor aligned, so that the writer need not move them.
+        # Wider elements first keeps every tensor aligned, so that the writer need not copy the data.
         with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
             for t in sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize):
                 out.add_blocks(t.name, DTYPES[t.dtype], t.shape, self.counted(t))
@@ -272,7 +272,7 @@ def _fill_folder(checkpoint: Checkpoint, folder: Path, walk: _Walk, parts: list[
 
 
 def _carry(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
-    """config.json without what describes packed weights, and the files that go along with a model."""
+    """Write config.json without its quantization, and copy tokenizer and other model files."""
     source = checkpoint.path
     if not source.is_dir():
         return
@@ -280,7 +280,7 @@ def _carry(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
         packed_only = path.name in SIDE_CONFIGS or path.name.endswith(".index.json")
         if path.suffix in CARRIED and path.is_file() and not packed_only and path.name != "config.json":
             shutil.copyfile(path, folder / path.name)
-    # A GGUF's configuration is made up from its header; only a model's own is carried.
+    # A GGUF's configuration is derived from its header; only a config.json is copied.
     if (source / "config.json").is_file():
         _write_json(folder / "config.json", dense_config(checkpoint.config, dtype))
 

@@ -1,8 +1,8 @@
-"""gpt-oss's dense experts, outputs first: transformers keeps stacks of (experts, k, rows), packed layouts (experts, rows, k).
+"""gpt-oss's dense experts with outputs first: transformers stores (experts, k, rows), packed layouts (experts, rows, k).
 
     mlp.experts.gate_up_proj [e, k, 2·f]   is read as   mlp.experts.gate_up_proj.weight [e, 2·f, k]
 
-The rows stay in turns, gate, up, gate, up, as in the packed checkpoints.
+The rows still alternate, gate, up, gate, up, as in the packed checkpoints.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .unit import is_gpt_oss
 
 STACK = re.compile(r".*\.experts\.(gate_up_proj|down_proj)")
 HOLDERS = ("gpt-oss", "halfbyte")
-"""Layouts whose loaders look for such a stack."""
+"""Layouts whose loaders read such a stack."""
 
 
-class Turned(View):
-    """`source`, its dense stacks of experts outputs first and named as weights; all else as it is."""
+class TransposedExperts(View):
+    """`source` with its dense stacks of experts transposed to outputs first and named as weights."""
 
     def __init__(self, source: Checkpoint, keys: list[str]) -> None:
         super().__init__(source)
@@ -47,8 +47,8 @@ class Turned(View):
             return self.source[key]
         stack = self.source[self._of[key]]
         assert not isinstance(stack, QTensor)
-        turned: NDArray[Any] = stack.swapaxes(1, 2)
-        return turned
+        transposed: NDArray[Any] = stack.swapaxes(1, 2)
+        return transposed
 
     def __contains__(self, key: object) -> bool:
         return key in self._of or (key in self.source and key not in self._name)
@@ -61,28 +61,28 @@ class Turned(View):
 
 
 def stacks_of(checkpoint: Checkpoint) -> list[str]:
-    """Dense stacks of experts that are parameters of transformers' own, not weights of modules."""
+    """Dense stacks of experts that transformers stores as parameters, not as weights of modules."""
     return [
         i.key for i in checkpoint.infos()
         if STACK.fullmatch(i.key) and not i.quantized and len(i.shape) == 3 and i.dtype in DTYPES
     ]  # fmt: skip
 
 
-def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The checkpoint with the stacks that the recipe rounds turned, where its layout has a place for them."""
-    if why_kept(checkpoint, recipe):
+def with_transposed_experts(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+    """The checkpoint with the stacks that the recipe rounds transposed, where the target layout stores stacks."""
+    if reason_kept_dense(checkpoint, recipe):
         return checkpoint
     keys = [key for key in stacks_of(checkpoint) if recipe.of(key, 3) is not None]
-    return Turned(checkpoint, keys) if keys else checkpoint
+    return TransposedExperts(checkpoint, keys) if keys else checkpoint
 
 
-def why_kept(checkpoint: Checkpoint, recipe: Recipe) -> str:
-    """A sentence about stacks that stay dense, "" when there are none."""
+def reason_kept_dense(checkpoint: Checkpoint, recipe: Recipe) -> str:
+    """A sentence that says why stacks stay dense, "" when none do."""
     keys = stacks_of(checkpoint)
     if not keys or (is_gpt_oss(checkpoint) and recipe.goal.layout in HOLDERS):
         return ""
     why = (
-        f"{recipe.goal.layout} has no place for gpt-oss's; {' and '.join(HOLDERS)} have" if is_gpt_oss(checkpoint)
+        f"{recipe.goal.layout} stores no stacks of gpt-oss; {' and '.join(HOLDERS)} do" if is_gpt_oss(checkpoint)
         else "which of their axes are inputs is known of gpt-oss's only"
     )  # fmt: skip
     return f"{len(keys)} stacks of experts are kept dense ({keys[0]}, ...): {why}"

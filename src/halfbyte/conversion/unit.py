@@ -1,6 +1,6 @@
-"""One key of a checkpoint converted: the tensors to write, and what there is to say about it.
+"""Convert one key of a checkpoint: the tensors to write, and the record of what was done.
 
-Stacks of experts are taken apart for layouts that hold matrices only (`experts.gate_up_proj` of 8 experts becomes
+Stacks of experts are split for layouts that store matrices only (`experts.gate_up_proj` of 8 experts becomes
 `experts.0.gate_up_proj` …), and gpt-oss's interleaved gate and up rows for MLX, whose models keep them in two modules.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,27 +20,25 @@ from ..errors import LayoutError
 from ..layouts import LAYOUTS
 from ..layouts.native import format_from_json, format_to_json
 from ..numerics.error_stats import Difference
+from ..spec import Format
 from ..tensor.qtensor import QTensor
+from .edges import convert_weight, packed_as_is
 from .outcome import KINDS, MisfitError, Outcome, spelled
 from .targets import Goal
-from .tensor import convert_weight, placed_as_is
-
-if TYPE_CHECKING:
-    from .quantize import Quantizing
 
 MATRICES = ("gptq", "awq-gemm")
-"""Layouts that hold no stacks."""
+"""Layouts that store no stacks."""
 BLOCK_BYTES = 1 << 25
 COPIED, QUANTIZED = "copied", "quantized"
-"""Kinds of dense tensors: their bytes go along; they were rounded because that was asked for."""
+"""Kinds of dense tensors: copied bytes; rounded by `quantize`."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was done with one key.
+    """The record of one key.
 
     kind          one of `outcome.KINDS`, or "copied" or "quantized" for a dense tensor
-    why           what was checked, or what was lost
+    why           the condition that was checked, or what was lost
     format        of the source, `other_format` of the result
     nbytes        read and `other_nbytes` written
     relative_rms  error of a lossy conversion, else None
@@ -71,12 +69,27 @@ class Unit:
     outcomes: tuple[Outcome, ...] = ()
 
     def note(self) -> dict[str, Any]:
-        """What a resumed run needs to know, as JSON."""
+        """The unit without its arrays, as JSON: what a resumed run needs."""
         return {
             "record": asdict(self.record),
             "packed": [[p.name, format_to_json(p.format), list(p.shape), dict(p.params)] for p in self.packed],
             "dense": [[d.name, list(d.shape)] for d in self.dense],
         }
+
+
+class Rounding(Protocol):
+    """What rounds the dense weights of a checkpoint, and which: `quantize.Quantizing`.
+
+    replaced  dense tensors that take another value, by key
+    """
+
+    replaced: Mapping[str, NDArray[Any]]
+
+    def format(self, info: TensorInfo) -> Format | None:
+        """The format a tensor will have, from its header; None when it is kept."""
+
+    def unit(self, info: TensorInfo, weight: QTensor | NDArray[Any], write: bool) -> Unit | None:
+        """The quantized unit of a key, None when it is kept."""
 
 
 def from_note(note: Mapping[str, Any]) -> Unit:
@@ -85,20 +98,20 @@ def from_note(note: Mapping[str, Any]) -> Unit:
     return Unit({}, Record(**note["record"]), packed, tuple(Dense(n, tuple(s)) for n, s in note["dense"]))
 
 
-def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, quantizing: Quantizing | None = None) -> Unit:
+def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, rounding: Rounding | None = None) -> Unit:
     """`key` converted; the pages behind it may be released once it is written.
 
-    write       False leaves the arrays out: for a plan
-    quantizing  what rounds dense weights, and which
+    write     False omits the arrays, for a plan
+    rounding  rounds dense weights; None leaves them
     """
     info = checkpoint.info(key)
     weight = checkpoint[key]
-    if quantizing is not None:
-        unit = quantizing.unit(info, weight, write)
+    if rounding is not None:
+        unit = rounding.unit(info, weight, write)
         if unit is not None:
             return unit
-        weight = quantizing.replaced.get(key, weight)
-        # A packed weight that the recipe keeps takes whatever format of the layout holds it.
+        weight = rounding.replaced.get(key, weight)
+        # A packed weight that the recipe keeps may take any format of the layout.
         goal = replace(goal, target=replace(goal.target, codec=None, group_size=None))
     if not isinstance(weight, QTensor):
         return _copied(weight, info, goal, checkpoint)
@@ -120,9 +133,9 @@ def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: b
     modules, outcomes = [], []
     for own, piece in _matrices(name, weight, goal):
         try:
-            outcome = placed_as_is(piece, goal)
+            outcome = packed_as_is(piece, goal)
         except MisfitError as misfit:
-            raise LayoutError(f"[quantize] {own}: {weight.format} has no place in {goal.layout}: {misfit}") from None
+            raise LayoutError(f"[quantize] {own}: {weight.format} cannot be stored in {goal.layout}: {misfit}") from None
         outcomes.append(outcome)
         arrays |= _named(own, outcome, goal) if write else {}
         modules.append(Packed(own, outcome.weight.format, outcome.weight.shape, outcome.config))
@@ -131,7 +144,7 @@ def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: b
 
 
 def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTensor]]:
-    """The weight, or the matrices of a stack under names of their own where the layout holds matrices only."""
+    """The weight, or the matrices of a stack under their own names where the layout stores matrices only."""
     path, _, last = name.rpartition(".")
     if weight.ndim > 2 and goal.layout in MATRICES:
         for e in range(weight.shape[0]):
@@ -141,7 +154,7 @@ def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTe
 
 
 def _named(name: str, outcome: Outcome, goal: Goal) -> dict[str, NDArray[Any]]:
-    """Arrays by full name, those of wide elements first so that all lie aligned."""
+    """Arrays by full name, wide elements first so that all are aligned."""
     layout = LAYOUTS[goal.layout]
     tensors = OwnLayout().pack(outcome.weight, {}) if goal.layout == "halfbyte" else outcome.tensors
     order = sorted(tensors, key=lambda s: -tensors[s].dtype.itemsize)
@@ -153,7 +166,7 @@ def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
     rms = None
     if worst.error is not None:
         total = Difference()
-        # Statistics of the pieces add up.
+        # The largest error of the pieces is reported.
         for o in outcomes:
             total = total if o.error is None else o.error if total.count == 0 else _worse(total, o.error)
         rms = total.relative_rms
@@ -208,7 +221,7 @@ def _gate_and_up_bias(key: str, bias: NDArray[Any]) -> Iterator[tuple[str, NDArr
 
 
 def blocks(array: NDArray[Any], release: Callable[[], None]) -> Iterator[NDArray[Any]]:
-    """`array` in pieces of whole rows, its pages released as they have been written."""
+    """`array` in blocks of whole rows, its pages released after each block is written."""
     if array.ndim < 2 or array.nbytes <= BLOCK_BYTES:
         yield array
         release()

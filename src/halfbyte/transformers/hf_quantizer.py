@@ -25,7 +25,7 @@ from torch import nn
 
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
-from ..checkpoints.views.gptqmodel_marker import cut_in_halves
+from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import CheckpointError, UnsupportedError
 from ..torch.modules import Packed
 from ..torch.state import tensors_of
@@ -40,7 +40,7 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
 
     activations  "exact" or "int8"
     backend      None picks the best one that serves
-    meta         who wrote the checkpoint that a saved model came from, where that tells how to read it (`cut_in_halves`)
+    meta         who wrote the checkpoint that a saved model came from, where that tells how to read it (`has_split_gate_up`)
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         self.modules = {}
         with open_checkpoint(self.path) as checkpoint, torch.device("cpu"):
             self._filling(model, checkpoint).run(only=self.places)
-            if cut_in_halves(checkpoint.config):
+            if has_split_gate_up(checkpoint.config):
                 self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
         return make_saveable(model, self)
 

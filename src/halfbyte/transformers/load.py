@@ -21,7 +21,7 @@ from ..backends import X_DTYPES
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..checkpoints.views.gptqmodel_marker import cut_in_halves
+from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError, UnsupportedError
 from ..torch.modules import packed_modules
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
@@ -71,7 +71,7 @@ def load_model(
     where = _device(device)
     word = _dtype_word(dtype)
     with open_checkpoint(path) as checkpoint:
-        meta = checkpoint.config["quantization_config"]["meta"] if cut_in_halves(checkpoint.config) else None
+        meta = checkpoint.config["quantization_config"]["meta"] if has_split_gate_up(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
             config = config_of(checkpoint)
             tokenizer = tokenizer_of(checkpoint)

@@ -1,1 +1,1 @@
-"""Whether two checkpoints hold the same weights."""
+"""Compare the weights of two checkpoints."""

@@ -1,9 +1,9 @@
-"""Do two checkpoints hold the same weights? Exactly, or how far apart, tensor by tensor.
+"""Compare two checkpoints tensor by tensor: equal values, or error statistics.
 
-    for every pair of tensors: value of A == value of B, else the statistics of `difference`
+    for every pair of tensors: value of A == value of B, else the statistics of `numerics/error_stats.py`
 
 Both sides are read a block of rows at a time and compared by exact value, so packed and dense, fused and split, GGUF and
-safetensors may be mixed. What a packed weight is compared *as* depends on the other side:
+safetensors may be mixed. The dtype of the comparison depends on both sides:
 
 | A | B | compared as |
 |---|---|---|
@@ -33,17 +33,17 @@ from ..tensor.row_view import RowView, Source
 from .match import Match, Piece, Side, pair
 from .names import Rules, dialect_of
 
-STATUSES = ("unpaired", "missing", "extra", "shape", "different", "close", "aside", "identical")
-"""Worst first. unpaired: related tensors that could not be laid side by side. missing: in A only. extra: in B only. shape: the
-sizes differ. close: not equal, but within the tolerance that was asked for. aside: on one side only, and no weight (`ASIDE`)."""
+STATUSES = ("unpaired", "missing", "extra", "shape", "different", "close", "auxiliary", "identical")
+"""Worst first. unpaired: related tensors that could not be aligned. missing: in A only. extra: in B only. shape: the sizes
+differ. close: not equal, but within the given tolerance. auxiliary: on one side only, and not a weight (`AUXILIARY`)."""
 
-ASIDE = re.compile(
+AUXILIARY = re.compile(
     r"(.*\.)?(input_scale|input_global_scale|input_zero_point|rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_\w+\.weight)"
 )
-"""Tensors that need no counterpart: scales of activations, and rotary frequencies, which follow from the configuration."""
+"""Tensors that need no counterpart: scales of activations, and rotary frequencies, which the configuration determines."""
 
 RELEASE_EVERY = 16
-"""Blocks of values after which mapped pages are let go: 64 MB of a float32 tensor."""
+"""Blocks of values after which mapped pages are released: 64 MB of a float32 tensor."""
 
 _ROUNDED = ("float16", "bfloat16", "float32")
 
@@ -52,7 +52,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of one match: a pair of tensors, or of groups of tensors that hold the same weights.
+    """The result for one match: a pair of tensors, or of groups of tensors that hold the same weights.
 
     shape, format        of A's side, `other_…` of B's; formats are a codec with its group size, or a dense dtype
     compared_as          dtype both sides were rounded to
@@ -115,7 +115,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """identical, close (all within the tolerance) or different. Nothing compared is different: it proves nothing."""
-        found = {c.status for c in self.comparisons} - {"aside"}
+        found = {c.status for c in self.comparisons} - {"auxiliary"}
         if found == {"identical"}:
             return "identical"
         return "close" if found and found <= {"identical", "close"} else "different"
@@ -142,7 +142,7 @@ def verify(
 ) -> Report:
     """Compare every tensor of `a` with its counterpart in `b`.
 
-    rules       rename keys of `a` that cannot be guessed (`namemap.read_rules`)
+    rules       rename keys of `a` that no convention covers (`names.read_rules`)
     rtol        most relative RMS, and most largest relative error, of a tensor that counts as close
     dtype       round both sides once to this dtype before comparing, instead of the table above
     arithmetic  "exact", or "producer": what each producer's own decoder gives
@@ -175,8 +175,8 @@ def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str
         "other_keys": match.right_keys, "other_format": _format(b, match.right_keys), "other_shape": _shape(b, match.right_keys),
     }  # fmt: skip
     if not match.left or not match.right:
-        if all(ASIDE.fullmatch(key) for key in (*match.left_keys, *match.right_keys)):
-            return Comparison("aside", **facts)
+        if all(AUXILIARY.fullmatch(key) for key in (*match.left_keys, *match.right_keys)):
+            return Comparison("auxiliary", **facts)
         return Comparison("missing" if match.left else "extra", **facts)
     if not match.aligned:
         return Comparison("unpaired", **facts)
@@ -200,7 +200,7 @@ def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str
 
 
 def _release(a: Checkpoint, b: Checkpoint, match: Match) -> None:
-    """Let go of the pages read so far: a dense tensor larger than memory is walked through, not gathered."""
+    """Release the pages read so far, so that a dense tensor larger than memory can be compared."""
     for checkpoint, keys in ((a, match.left_keys), (b, match.right_keys)):
         for key in keys:
             checkpoint.release(key)
@@ -218,7 +218,7 @@ def _view(checkpoint: Checkpoint, pieces: Sequence[Piece], several: bool) -> Row
 
 
 def _transposed_where_needed(a: Checkpoint, b: Checkpoint, match: Match) -> Match:
-    """Dense stacks [e, k, n] against (e, n, k), told by their sizes where no configuration tells it."""
+    """Transpose dense stacks [e, k, n] against (e, n, k), recognised by their sizes where no configuration says so."""
     if len(match.left) != 1 or len(match.right) != 1:
         return match
     (p,), (q,) = match.left, match.right
@@ -246,5 +246,5 @@ def _format(checkpoint: Checkpoint, keys: Sequence[str]) -> str:
 
 
 def _shape(checkpoint: Checkpoint, keys: Sequence[str]) -> tuple[int, ...] | None:
-    """The shape of a lone tensor; joined ones have the shape of their view."""
+    """The shape of a single tensor; None for several, whose shape is that of their view."""
     return tuple(checkpoint.info(keys[0]).shape) if len(keys) == 1 else None

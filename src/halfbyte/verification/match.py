@@ -1,9 +1,9 @@
-"""Which tensors of one checkpoint hold the same weights as which of another.
+"""Match tensors of two checkpoints that hold the same weights.
 
     qkv_proj | q_proj + k_proj + v_proj        experts.gate_up_proj [e, 2f, k] | experts.0.gate_proj + experts.0.up_proj + ...
 
-Every tensor is taken apart into *atoms*, named matrices that no checkpoint splits further: a row range of one expert. Tensors
-that share atoms belong together, and are laid side by side in one order of rows.
+Every tensor is split into *atoms*, named matrices that no checkpoint splits further (a row range of one expert). Tensors that
+share atoms form one match, and their rows are put into one common order.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _STACK = re.compile(r"(.*\.experts\.)(gate_up_proj|gate_proj|up_proj|down_proj)(
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one tensor, as `rowview.Source` reads them.
+    """Rows of one tensor, as `row_view.Source` reads them.
 
-    vector  a bias: each value is a row of one column, so that it joins and splits like the weight it belongs to
+    vector  a bias: each value is a row of one column, so that it is joined and split like its weight
     """
 
     key: str
@@ -64,7 +64,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Side:
-    """One checkpoint as pairing sees it: header facts of each tensor, and how it names them."""
+    """One checkpoint as input of the matching: header facts of each tensor, and its naming convention."""
 
     infos: Mapping[str, TensorInfo]
     dialect: Dialect
@@ -72,7 +72,7 @@ class Side:
 
     @classmethod
     def of(cls, infos: Sequence[TensorInfo], dialect: Dialect, rules: Rules | None = None, other: Dialect | None = None) -> Side:
-        """The side of a checkpoint; `rules` rename keys into the words of the `other` checkpoint.
+        """The side of a checkpoint; `rules` rename keys to those of the `other` checkpoint.
 
         Raises CheckpointError when rules give two tensors one name.
         """
@@ -91,7 +91,7 @@ class Side:
 
 def pair(left: Side, right: Side) -> list[Match]:
     """Every tensor of both sides in exactly one match, in the order of the left, then what only the right has."""
-    # Names alone can tell two files of one convention apart from two of different ones: only then do row orders differ.
+    # Row orders differ only between checkpoints of different naming conventions.
     left, right = _fill(left, right), _fill(right, left)
     foreign = left.dialect.gguf != right.dialect.gguf
     matches: list[Match] = []
@@ -114,7 +114,7 @@ def pair(left: Side, right: Side) -> list[Match]:
 
 
 def _fill(side: Side, other: Side) -> Side:
-    """A GGUF-named side without a header of its own (a dequantized one) takes architecture and heads from the other."""
+    """Give a GGUF-named side without a GGUF header (a dequantized one) the architecture and heads of the other."""
     d, o = side.dialect, other.dialect
     if d.gguf and not d.architecture:
         filled = replace(d, architecture=o.architecture, heads=o.heads, kv_heads=o.kv_heads)
@@ -123,7 +123,7 @@ def _fill(side: Side, other: Side) -> Side:
 
 
 def _whole(side: Side, key: str, foreign: bool) -> Piece:
-    """The whole tensor, with the row order, transposition or offset that its writer gave it."""
+    """The whole tensor, with the row order, transposition or offset of its writer."""
     d, name, info = side.dialect, side.names[key], side.infos[key]
     if foreign and d.gguf and d.architecture in ROTARY_GGUF:
         heads = {"q_proj": d.heads, "k_proj": d.kv_heads}.get(name.removesuffix(".bias").rpartition(".")[2], 0)
@@ -141,7 +141,7 @@ def _as_rows(side: Side, piece: Piece) -> Piece:
 
 
 def _atoms(side: Side, key: str, foreign: bool) -> list[Atom]:
-    """One tensor taken apart."""
+    """The atoms of one tensor."""
     name, shape = side.names[key], side.infos[key].shape
     stack = _STACK.fullmatch(name)
     bias = bool(name.endswith(".bias"))
@@ -181,7 +181,7 @@ def _components(left: Side, left_keys: list[str], right: Side, right_keys: list[
             for names, _ in pieces[number, key]:
                 for name in names:
                     members.setdefault(name, []).append((number, key))
-    place = {node: i for i, node in enumerate(pieces)}
+    position = {node: i for i, node in enumerate(pieces)}
     seen: set[tuple[int, str]] = set()
     out = []
     for node in pieces:
@@ -193,7 +193,7 @@ def _components(left: Side, left_keys: list[str], right: Side, right_keys: list[
                 group.append(current)
                 todo += [n for names, _ in pieces[current] for name in names for n in members[name]]
         if group:
-            sides = [[p for n in sorted(group, key=place.__getitem__) if n[0] == side for p in pieces[n]] for side in (0, 1)]
+            sides = [[p for n in sorted(group, key=position.__getitem__) if n[0] == side for p in pieces[n]] for side in (0, 1)]
             out.append(_align(sides[0], sides[1]))
     return out
 
@@ -208,13 +208,13 @@ def _align(left: list[Atom], right: list[Atom]) -> Match:
     if missing:
         named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         return Match(_pieces(left), _pieces(right), f"one side lacks {named}", aligned=False)
-    # The longest runs decide the order; single atoms then fall into place.
+    # The longest runs determine the order; single atoms follow.
     longest_first = [*sorted(runs, key=len, reverse=True), *(names for names, _ in left)]
     order = [name for names in longest_first for name in names]
-    place: dict[str, int] = {}
+    position: dict[str, int] = {}
     for name in order:
-        place.setdefault(name, len(place))
-    sides = [sorted(side, key=lambda item: place[item[0][0]]) for side in (left, right)]
+        position.setdefault(name, len(position))
+    sides = [sorted(side, key=lambda item: position[item[0][0]]) for side in (left, right)]
     if [n for names, _ in sides[0] for n in names] != [n for names, _ in sides[1] for n in names]:
         return Match(_pieces(left), _pieces(right), "the two sides join these weights differently", aligned=False)
     return Match(_pieces(sides[0]), _pieces(sides[1]))

@@ -3,8 +3,8 @@
     blk.3.attn_q · model.layers.3.self_attn.q_proj.weight · language_model.layers.3.self_attn.q_proj -> layers.3.self_attn.q_proj
 
 Canonical names are those of LLaMA in transformers, without the wrappers in front and without `.weight`. GGUF's names come from
-its tensor name table (gguf-py, `constants.py`); w1, w2, w3 are Mixtral's, `switch_mlp` is MLX's. What cannot be guessed is
-given as rules, `old=new`.
+its tensor name table (gguf-py, `constants.py`); w1, w2, w3 are Mixtral's, `switch_mlp` is MLX's. Other
+names are given as rules, `old=new`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ TRANSPOSED_EXPERTS = frozenset({"gpt_oss", "gpt-oss", "llama4", "llama4_text"})
 
 @dataclass(frozen=True)
 class Dialect:
-    """What is known of a checkpoint besides its tensors, as far as names and row orders depend on it.
+    """The facts about a checkpoint on which names and row orders depend.
 
     gguf          its names are GGUF's
     architecture  `general.architecture` or `model_type`, "" when unknown
@@ -114,7 +114,7 @@ def module_of(key: str) -> str:
 def canonical(key: str, dialect: Dialect = Dialect(), layer_has_post_norm: bool = False) -> str:
     """The canonical name of a key.
 
-    layer_has_post_norm  the same GGUF layer also has `post_attention_norm`: then `ffn_norm` stands before the feed-forward
+    layer_has_post_norm  the same GGUF layer also has `post_attention_norm`: then `ffn_norm` is the norm before the feed-forward
     """
     name = module_of(key)
     module, bias = (name[: -len(".bias")], ".bias") if name.endswith(".bias") else (name, "")
@@ -163,7 +163,7 @@ class Rules:
     rules: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def rename(self, key: str) -> str:
-        """`key`, renamed; a final `.weight` is kept out of the way."""
+        """`key`, renamed; a final `.weight` is removed first."""
         name = module_of(key)
         for pattern, new in self.rules:
             name = pattern.sub(new, name)

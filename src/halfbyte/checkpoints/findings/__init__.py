@@ -1,1 +1,28 @@
-"""What `inspect` reports as suspicious in a checkpoint."""
+"""What looks wrong in a checkpoint: `Finding`, and the checks that make them (headers, weight values, overflow)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEVERITIES = ("error", "warning", "note")
+"""error: the value read is wrong or unreadable. warning: it may be. note: worth knowing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that looks wrong.
+
+    severity  one of `SEVERITIES`
+    code      a stable word; docs/reference/checkpoints.md lists them
+    key       the key or file it concerns, "" for all
+    message   a sentence
+    """
+
+    severity: str
+    code: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f" {self.key}:" if self.key else ""
+        return f"{self.severity} [{self.code}]{where} {self.message}"

@@ -1,48 +1,72 @@
-"""What looks wrong in a safetensors checkpoint from headers and configuration alone."""
+"""Findings from the headers and configuration of a safetensors checkpoint, without weight data."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..base import Finding
+from ...errors import HalfbyteError
+from ..base import TensorInfo
 from ..quant_config.module_rules import path_matches
+from ..quant_config.read import Scheme
 from ..safetensors.detect import Reading
-from ..views.gptqmodel_marker import cut_in_halves
-
-if TYPE_CHECKING:
-    from ..safetensors.checkpoint import SafetensorsCheckpoint
+from ..safetensors.shards import Shards
+from ..views.gptqmodel_gpt_oss import has_split_gate_up
+from . import Finding
 
 BENIGN = (
     "input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale", "input_zero_point",
     "pre_quant_scale", "inv_freq", "weight_format", "e_score_correction_bias",
 )  # fmt: skip
-"""Tensors that belong to activations, caches or routing, not to a weight."""
+"""Last name segments of tensors that belong to activations, caches or routing, not to a weight."""
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 PACKED_DTYPES = ("uint8", "int8", "int32", "uint32", "int16", "uint16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 """Stored dtypes that mean codes or scales, not dense weights."""
 
 
-def header_findings(c: SafetensorsCheckpoint) -> list[Finding]:
+class Headers(Protocol):
+    """What the checks need of an opened checkpoint; `SafetensorsCheckpoint` has it."""
+
+    shards: Shards
+    scheme: Scheme | None
+    config: dict[str, Any]
+    format: str
+
+    @property
+    def index(self) -> str: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    def packed_keys(self) -> tuple[str, ...]: ...
+    def dense_keys(self) -> tuple[str, ...]: ...
+    def reading_or_error(self, key: str) -> Reading | HalfbyteError: ...
+    def has_packed_suffix(self, tensor: str) -> bool: ...
+    def expected_inputs(self, key: str) -> int | None: ...
+    def same_bytes(self, a: str, b: str) -> bool: ...
+    def info(self, key: str) -> TensorInfo: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __contains__(self, key: object) -> bool: ...
+
+
+def header_findings(c: Headers) -> list[Finding]:
     """Every finding that needs no weight data."""
     return [*_unlisted(c), *_unreadable(c), *_config(c), *_unclaimed(c), *_tied(c), *_shapes(c), *_halves(c)]
 
 
-def _unlisted(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+def _unlisted(c: Headers) -> Iterator[Finding]:
     for tensor in c.shards.unlisted:
         yield Finding("warning", "unlisted-tensor", tensor, f"is in {c.shards.shard_of(tensor)}, but {c.index} does not name it")
 
 
-def _halves(c: SafetensorsCheckpoint) -> Iterator[Finding]:
-    if cut_in_halves(c.config):
-        text = "GPTQModel's gate_proj and up_proj of gpt-oss are halves of a matrix whose rows are gate's and up's in turns"
+def _halves(c: Headers) -> Iterator[Finding]:
+    if has_split_gate_up(c.config):
+        text = "GPTQModel's gate_proj and up_proj of gpt-oss are halves of a matrix whose rows alternate between gate and up"
         yield Finding("note", "alternating-rows", "", f"{text}; load_model, convert, dequantize and verify read the rows by name")
 
 
-def _unreadable(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+def _unreadable(c: Headers) -> Iterator[Finding]:
     for key in c.packed_keys():
         reading = c.reading_or_error(key)
         if not isinstance(reading, Reading):
@@ -51,8 +75,8 @@ def _unreadable(c: SafetensorsCheckpoint) -> Iterator[Finding]:
             yield reading.odd
 
 
-def _config(c: SafetensorsCheckpoint) -> Iterator[Finding]:
-    """Modules that the config and the file disagree about."""
+def _config(c: Headers) -> Iterator[Finding]:
+    """Modules about which config and file disagree."""
     if c.scheme is None:
         if c.packed_keys() and c.format != "halfbyte":
             yield Finding(
@@ -72,16 +96,16 @@ def _config(c: SafetensorsCheckpoint) -> Iterator[Finding]:
             yield Finding("warning", "dense-but-listed", key, f"the config says {c.scheme.method}, but it is stored dense")
 
 
-def _unclaimed(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+def _unclaimed(c: Headers) -> Iterator[Finding]:
     beside: Counter[str] = Counter()
     for key in c.dense_keys():
         last = key.rpartition(".")[2]
         header = c.shards.header(key)
         if last in BENIGN:
             beside[last] += 1
-        elif c.suffix_like(key):
+        elif c.has_packed_suffix(key):
             yield Finding(
-                "warning", "unclaimed", key, "named like a part of a packed weight, but no packed weight stands beside it"
+                "warning", "unclaimed", key, "named like a part of a packed weight, but there is no packed weight beside it"
             )
         elif header.dtype.name in PACKED_DTYPES and len(header.shape) >= 2:
             dtype = header.dtype.name
@@ -95,7 +119,7 @@ def _unclaimed(c: SafetensorsCheckpoint) -> Iterator[Finding]:
         yield Finding("note", "activation-tensors", last, text)
 
 
-def _tied(c: SafetensorsCheckpoint) -> Iterator[Finding]:
+def _tied(c: Headers) -> Iterator[Finding]:
     """A head stored although it is the embedding."""
     head = next((k for k in c if path_matches("lm_head", k.removesuffix(".weight"))), None)
     embedding = next((k for k in c if k.removesuffix(".weight").endswith("embed_tokens")), None)
@@ -115,8 +139,8 @@ def _tied(c: SafetensorsCheckpoint) -> Iterator[Finding]:
         yield Finding("note", "tied-head-twice", head, f"stored twice: {embedding} has the same bytes")
 
 
-def _shapes(c: SafetensorsCheckpoint) -> Iterator[Finding]:
-    """Readings that the model's own sizes contradict, and biases that do not fit."""
+def _shapes(c: Headers) -> Iterator[Finding]:
+    """Weights whose sizes contradict the model's configuration, and biases of another length than their weight."""
     for key in c.packed_keys():
         reading = c.reading_or_error(key)
         if not isinstance(reading, Reading):

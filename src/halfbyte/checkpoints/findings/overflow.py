@@ -1,4 +1,4 @@
-"""The largest magnitude a packed weight can hold, from its scales alone.
+"""The largest magnitude that a packed weight can have, from its scales alone.
 
     max over e in {smallest element, largest element} of |(e − zero) · scale · super_scale · global / divisor + bias − min ·
     super_min|
@@ -23,7 +23,7 @@ from ...tensor.qtensor import QTensor
 FLOAT16_LIMIT = 65520.0
 """Halfway between the largest float16 and the next power of two: from here on rounding to nearest gives infinity."""
 CHUNK = 1 << 16
-"""Groups looked at together: temporaries stay near 0.5 MB each."""
+"""Groups processed at a time: temporaries stay near 0.5 MB each."""
 
 
 class CheckpointWarning(UserWarning):
@@ -41,12 +41,12 @@ def largest_magnitude(q: QTensor) -> float:
 
 def may_overflow_float16(q: QTensor) -> bool:
     """True when some code would decode to an infinite float16."""
-    # Nearly every weight is far from it, which the largest of each part shows without a temporary.
+    # Nearly every weight is far below, which the maximum of each part shows without temporaries.
     return not _coarse(q) < FLOAT16_LIMIT and largest_magnitude(q) >= FLOAT16_LIMIT
 
 
 def overflow_text(q: QTensor) -> str:
-    """The sentence of warning and finding."""
+    """The text of the warning and of the finding."""
     peak = largest_magnitude(q)
     return f"its scales allow magnitudes of {peak:.6g}, and float16 is infinite from 65520 on: use bfloat16 or float32"
 
@@ -63,7 +63,7 @@ def _coarse(q: QTensor) -> float:
     if fmt.opaque:
         return math.nan
     if fmt.inverse or fmt.global_op == "divide":
-        return math.inf  # wants the smallest entries: left to the exact way
+        return math.inf  # needs the smallest entries: left to the exact computation
     if fmt.scale == "nested":
         scale = peak(parts["nested_map"]) * peak(parts["nested_absmax"]) + peak(parts["nested_offset"])
     elif fmt.scale == "none":
@@ -90,7 +90,7 @@ def _coarse(q: QTensor) -> float:
 
 
 def peak(array: NDArray[Any]) -> float:
-    """max |x|, by the integer order of the bits for floats (so infinity, then NaN, come out on top); 0 for an empty array."""
+    """max |x|, by the integer order of the bits for floats (infinity and NaN are largest); 0 for an empty array."""
     if not array.size:
         return 0.0
     flat = array.reshape(-1)
@@ -111,7 +111,7 @@ def _chunks(q: QTensor) -> list[slice]:
 
 
 def _rows(q: QTensor) -> tuple[int, int]:
-    """(rows, groups a row) of the parts that go by group."""
+    """(rows, groups per row) of the parts that have an entry for each group."""
     shape = q.parts["scales"].shape if q.format.scale != "none" else q.parts["super_scales"].shape
     return (shape[0], 1) if len(shape) == 1 else (math.prod(shape[:-1]), shape[-1])
 
@@ -143,7 +143,7 @@ def _exact(q: QTensor, rows: slice) -> float:
             scale = scale / factor if fmt.global_op == "divide" else scale * factor
         zero = part("zeros") if fmt.zero != "none" else 0.0
         ends = [np.abs((e - zero) * (scale / fmt.divisor) + offset) for e in _ends(q)]
-        # fmax passes over NaN scales, which are a finding of their own.
+        # fmax ignores NaN scales, which have a finding of their own.
         return float(max(np.fmax.reduce(end, axis=None, initial=0.0) for end in ends))
 
 

@@ -1,7 +1,8 @@
-"""What looks wrong in the values of a packed weight: `findings(data=True)` calls this for one tensor after another."""
+"""Findings from the values of one packed weight; `findings(data=True)` runs them for every key."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,24 +11,25 @@ from numpy.typing import NDArray
 
 from ...errors import HalfbyteError
 from ...tensor.qtensor import QTensor
-from ..base import Checkpoint, Finding
+from . import Finding
 from .overflow import CheckpointWarning, may_overflow_float16, overflow_text
 
 Check = Callable[[QTensor], Iterator[tuple[str, str, str]]]
-"""(weight) -> (severity, code, sentence) of each thing that looks wrong."""
+"""(weight) -> (severity, code, sentence) of each finding."""
 
 NAN_BYTES = {"e8m0": (255,), "e4m3": (0x7F, 0xFF), "ue4m3": (0x7F, 0xFF)}
 """Scale bytes that are not numbers."""
 
 
-def weight_findings(checkpoint: Checkpoint, key: str) -> list[Finding]:
-    """What looks wrong in the packed weight `key`; one finding of severity error when it cannot be read."""
-    import warnings
+def weight_findings(read: Callable[[str], QTensor | NDArray[Any]], key: str) -> list[Finding]:
+    """What looks wrong in the packed weight `key`; one finding of severity error when it cannot be read.
 
+    read  returns the weight of a key: a checkpoint's `__getitem__`
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CheckpointWarning)  # the same thing is found below
-            q = checkpoint[key]
+            warnings.simplefilter("ignore", CheckpointWarning)  # the same is reported below
+            q = read(key)
     except HalfbyteError as error:
         return [Finding("error", "unreadable", key, str(error))]
     if not isinstance(q, QTensor):
@@ -40,7 +42,7 @@ def _nan_scales(q: QTensor) -> Iterator[tuple[str, str, str]]:
     count = sum(int(np.count_nonzero(q.parts["scales"] == b)) for b in bad)
     if count:
         shown = " or ".join(f"0x{b:02X}" for b in bad)
-        # ggml gives its unsigned E4M3 a number for these (0 and 480); elsewhere it is NaN, infinity or 2^128, by producer.
+        # ggml decodes these bytes of its unsigned E4M3 as 0 and 480; other producers as NaN, infinity or 2^128.
         severity = "warning" if q.format.scale == "ue4m3" else "error"
         text = f"{count:,} of {q.parts['scales'].size:,} scale bytes are {shown}, not a number; producers decode it differently"
         yield severity, "nan-scale", text
@@ -74,7 +76,7 @@ def _zero_scales(q: QTensor) -> Iterator[tuple[str, str, str]]:
 
 
 def _zeros(q: QTensor) -> Iterator[tuple[str, str, str]]:
-    """Zero points of integer formats, and what a GPTQ label makes of them."""
+    """Zero points of integer formats, and whether a GPTQ version label fits them."""
     zeros, bits = q.parts.get("zeros"), q.format.bits
     if q.format.zero != "int" or zeros is None or not zeros.size:
         return

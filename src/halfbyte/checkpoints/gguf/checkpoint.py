@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: packed weights by name without `.weight`, the rest by full name.
+"""A GGUF file as a checkpoint: keys of packed weights are names without `.weight`, other keys are full names.
 
 blk.0.attn_q.weight (Q4_K)      -> key "blk.0.attn_q", a QTensor
 blk.0.attn_norm.weight (F32)    -> key "blk.0.attn_norm.weight", an array
@@ -19,7 +19,8 @@ from ...errors import CheckpointError, HalfbyteError
 from ...layouts import Described, layout_named
 from ...layouts import Header as ArrayHeader
 from ...tensor.qtensor import QTensor
-from ..base import Checkpoint, Finding, TensorInfo
+from ..base import Checkpoint, TensorInfo
+from ..findings import Finding
 from ..findings.overflow import warn_of_overflow
 from .file import GGUFFile
 from .metadata import Metadata
@@ -45,7 +46,7 @@ class GGUFCheckpoint(Checkpoint):
         self.config = self._config()
 
     def _config(self) -> dict[str, Any]:
-        """What a config.json would say, as far as the header does."""
+        """The part of a config.json that the header gives."""
         meta = self.file.metadata
         quantization: dict[str, Any] = {"quant_method": "gguf"}
         for key in ("general.file_type", "general.quantization_version"):
@@ -115,7 +116,7 @@ class GGUFCheckpoint(Checkpoint):
         return weight
 
     def release(self, key: str) -> None:
-        """The pages behind `key` stop counting as resident memory; they come back when touched."""
+        """Drop the pages of `key` from resident memory; they are read again when touched."""
         self.file.release(self.tensor_name(key))
 
     def header_findings(self) -> list[Finding]:
@@ -148,7 +149,7 @@ class GGUFCheckpoint(Checkpoint):
         return found
 
     def _head_is_embedding(self) -> bool:
-        """True when the head is the embedding stored a second time; reads only as far as the two agree, in steps."""
+        """True when the head is the embedding stored a second time; reading stops at the first difference."""
         headers = self.file.headers
         a, b = headers.get("token_embd.weight"), headers.get("output.weight")
         if a is None or b is None or a.type != b.type or a.shape != b.shape:

@@ -1,7 +1,7 @@
 """A GGUF model on disk: one file or all shards of a split one, memory-mapped, read a tensor at a time.
 
     f = GGUFFile("model.gguf")
-    f.metadata["general.architecture"]        decoded when asked for
+    f.metadata["general.architecture"]        decoded on access
     f.headers["blk.0.attn_q.weight"]          type, shape, offset, nbytes
     f.rows("blk.0.attn_q.weight")             uint8 [*lead, n, bytes a row], a view of the file
 
@@ -31,7 +31,7 @@ BIG_ENDIAN_HALVES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "MXFP4": (), "NVFP4": (),
 }  # fmt: skip
 """Byte offsets, within a block, of the float16 fields that a big-endian file stores high byte first. These are the types that
-ggml's own endianness converter defines; nobody has said how the multi-byte fields of the others lie."""
+ggml's own endianness converter defines; the byte order of the other types' fields is undefined."""
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
@@ -104,11 +104,11 @@ class GGUFFile:
         return self._of[name], self.headers[name]
 
     def file_of(self, name: str) -> Path:
-        """The file a tensor lies in."""
+        """The file that holds a tensor."""
         return self._header(name)[0].path
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes as they lie in the file, uint8 [nbytes], a read-only view."""
+        """The tensor's bytes as stored, uint8 [nbytes], a read-only view."""
         shard, h = self._header(name)
         return np.frombuffer(shard.map, np.uint8, h.nbytes, h.offset)
 
@@ -146,7 +146,7 @@ class GGUFFile:
         return array
 
     def release(self, name: str) -> None:
-        """Tells the system that a tensor's pages are not needed: they stop counting as resident and come back when touched."""
+        """Drop a tensor's pages from resident memory; they are read again when touched."""
         shard, h = self._header(name)
         start = -(-h.offset // _PAGE) * _PAGE
         length = (h.offset + h.nbytes) // _PAGE * _PAGE - start
@@ -161,7 +161,7 @@ class GGUFFile:
                 shard.map.madvise(mmap.MADV_DONTNEED, 0, length)
 
     def close(self) -> None:
-        """Lets go of the files; arrays already taken keep their pages. Reading afterwards raises CheckpointError."""
+        """Close the files; arrays already taken stay valid. Reading afterwards raises CheckpointError."""
         self._shards = []
 
     def __enter__(self) -> GGUFFile:

@@ -1,4 +1,4 @@
-"""The header of one GGUF file: key-values, decoded when asked for, and where each tensor lies.
+"""The header of one GGUF file: key-values, decoded on access, and the position of each tensor.
 
     "GGUF"  version u32  tensors u64  pairs u64
     pairs:   key, type u32, value
@@ -6,7 +6,7 @@
     zeros to a multiple of general.alignment, then the data, each tensor on a multiple of general.alignment
 
 Versions 2 and 3, of either byte order, after the GGUF specification in ggml's docs/gguf.md. One pass checks every length against
-the file, so a header that lies costs its own bytes and no more; strings are stepped over, not built.
+the file, so a header with wrong lengths costs no more than its own bytes; strings are skipped, not decoded.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MAX_NAME = 65535
 REMOVED = {
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
-"""Type ids that ggml has taken out: old experiments, and orders for one processor that programs now make at load."""
+"""Type ids that ggml has removed: old experiments, and CPU-specific orders that programs now make at load."""
 
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """Where a tensor lies: `shape` in NumPy's order, `offset` from the start of its file."""
+    """Position of a tensor: `shape` in NumPy's order, `offset` from the start of its file."""
 
     name: str
     type: GGMLType
@@ -90,7 +90,7 @@ def read_header(data: Any, path: str) -> Header:
     cursor = Cursor(data, path)
     if bytes(data[:4]) == MAGIC[::-1]:
         raise UnsupportedError(
-            f"[gguf] {path}: starts with {MAGIC[::-1]!r}: a writer has swapped the bytes of the magic itself; make it again"
+            f"[gguf] {path}: starts with {MAGIC[::-1]!r}: its writer swapped the bytes of the magic too; write it again"
         )
     if bytes(data[:4]) != MAGIC:
         raise cursor.error(f"starts with {bytes(data[:4])!r}; a GGUF file starts with {MAGIC!r}")
@@ -118,7 +118,7 @@ def read_header(data: Any, path: str) -> Header:
         after = f" (after {last!r})" if last else ""
         name = cursor.string(f"the name of tensor {i + 1} of {tensor_count}{after}", MAX_NAME)
         if name in raw:
-            raise cursor.error(f"tensor {name!r} is there twice")
+            raise cursor.error(f"tensor {name!r} is given twice")
         raw[name] = _tensor(cursor, name)
         last = name
     data_start = -(-cursor.position // alignment) * alignment
@@ -131,16 +131,16 @@ def read_header(data: Any, path: str) -> Header:
 
 
 def _pairs(cursor: Cursor, count: int) -> Metadata:
-    """Steps over the key-values, keeping where each lies."""
-    places: dict[str, tuple[int, int]] = {}
+    """Skips the key-values and records the position of each."""
+    positions: dict[str, tuple[int, int]] = {}
     for i in range(count):
         key = cursor.string(f"key {i + 1} of {count}", MAX_NAME)
-        if key in places:
-            raise cursor.error(f"key {key!r} is there twice")
+        if key in positions:
+            raise cursor.error(f"key {key!r} is given twice")
         kind: int = cursor.number("I", f"the type of key {key!r}")
-        places[key] = kind, cursor.position
+        positions[key] = kind, cursor.position
         cursor.step_value(kind, f"key {key!r}")
-    return Metadata(cursor, places)
+    return Metadata(cursor, positions)
 
 
 def _tensor(cursor: Cursor, name: str) -> tuple[GGMLType, tuple[int, ...], int]:
@@ -171,7 +171,7 @@ def _tensor(cursor: Cursor, name: str) -> tuple[GGMLType, tuple[int, ...], int]:
 
 
 def _extents(tensors: dict[str, TensorHeader], data_start: int, alignment: int, cursor: Cursor) -> tuple[int, int]:
-    """Checks that tensors lie aligned, apart and within the file. Returns (gaps, slack)."""
+    """Checks that tensors are aligned, do not overlap and are inside the file. Returns (gaps, slack)."""
     gaps, position, previous = 0, data_start, None
     for t in sorted(tensors.values(), key=lambda t: t.offset):
         within = t.offset - data_start
@@ -188,7 +188,7 @@ def _extents(tensors: dict[str, TensorHeader], data_start: int, alignment: int, 
         position = -(-t.end // alignment) * alignment
         previous = t
     if previous is not None and previous.end < cursor.end < position:
-        # Writers pad the last tensor or they do not; a file that ends in between has lost its tail.
+        # Some writers pad the last tensor, others do not; a file that ends within the padding is truncated.
         raise cursor.error(
             f"the file ends at {cursor.end}, within the padding of {previous} that runs to {position}; it is cut short"
         )

@@ -1,4 +1,4 @@
-"""The values in a GGUF header: a cursor that checks each step, and the key-values as a mapping that decodes what is asked for.
+"""The values of a GGUF header: a cursor that checks each step, and the key-values as a mapping that decodes on access.
 
 A string is a u64 length and its UTF-8 bytes; an array is an element type u32, a count u64 and the elements (ggml's docs/gguf.md).
 Every length is checked against the file before anything of that size is read or allocated.
@@ -17,9 +17,9 @@ from ...errors import CheckpointError
 Order = Literal["<", ">"]
 
 MAX_NESTING = 8
-"""Arrays within arrays are allowed by the specification and written by nobody; deeper than this is a trap for recursion."""
+"""Nested arrays are allowed by the specification and unused in practice; deeper nesting would exhaust the stack."""
 MAX_STRINGS = 1 << 23
-"""Strings or arrays in one array, thirty times the largest vocabulary: stepping over so many takes half a second."""
+"""Most strings or arrays in one array: thirty times the largest vocabulary."""
 
 _SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "B"), 1: ("int8", "b"), 2: ("uint16", "H"), 3: ("int16", "h"), 4: ("uint32", "I"), 5: ("int32", "i"),
@@ -32,7 +32,7 @@ _DAMAGED = "it is cut short or its header is damaged"
 
 
 class Cursor:
-    """A position in a file's bytes, every step checked against the end."""
+    """A position in a file's bytes; every step is checked against the end."""
 
     def __init__(self, data: Any, path: str, order: Order = "<", position: int = 0) -> None:
         self.data, self.path, self.order, self.position = data, path, order, position
@@ -49,7 +49,7 @@ class Cursor:
         """Moves past `nbytes` and returns where they start."""
         start = self.position
         if nbytes > self.end - start:
-            raise self.error(f"{what} wants {nbytes} bytes at byte {start}, the file ends at {self.end}; {_DAMAGED}")
+            raise self.error(f"{what} needs {nbytes} bytes at byte {start}, the file ends at {self.end}; {_DAMAGED}")
         self.position = start + nbytes
         return start
 
@@ -168,17 +168,17 @@ class Cursor:
 
 
 class Metadata(Mapping[str, Any]):
-    """The key-values of a header. A value is decoded each time it is asked for; nothing is kept.
+    """The key-values of a header. Values are decoded on each access; nothing is cached.
 
     Numbers and bools are Python's, arrays of them NumPy's, arrays of strings lists. Raises CheckpointError, naming the key, for
     bytes that are not UTF-8 and bools that are not 0 or 1.
     """
 
-    def __init__(self, cursor: Cursor, places: dict[str, tuple[int, int]]) -> None:
-        self._file, self._places = cursor, places
+    def __init__(self, cursor: Cursor, positions: dict[str, tuple[int, int]]) -> None:
+        self._file, self._positions = cursor, positions
 
     def _cursor(self, key: str) -> tuple[Cursor, int]:
-        kind, position = self._places[key]
+        kind, position = self._positions[key]
         return self._file.at(position), kind
 
     def __getitem__(self, key: str) -> Any:
@@ -186,19 +186,19 @@ class Metadata(Mapping[str, Any]):
         return cursor.value(kind, f"key {key!r}")
 
     def type_name(self, key: str) -> str:
-        """What the file says a value is: "uint32", "string", "array[float32]", ..."""
+        """The type of a value in the file: "uint32", "string", "array[float32]", ..."""
         cursor, kind = self._cursor(key)
         return f"array[{_name(cursor.array(key)[0])}]" if kind == _ARRAY else _name(kind)
 
     def raw(self, key: str) -> tuple[int, bytes]:
-        """(value type, the bytes of the value as they lie in the file), for a writer that carries it along."""
+        """(value type, bytes of the value as stored), for a writer that copies it."""
         cursor, kind = self._cursor(key)
         start = cursor.position
         cursor.step_value(kind, f"key {key!r}")
         return kind, bytes(cursor.data[start : cursor.position])
 
     def length(self, key: str) -> int:
-        """Elements of an array, bytes of a string, 1 for a number; nothing is built."""
+        """Elements of an array, bytes of a string, 1 for a number; nothing is decoded."""
         cursor, kind = self._cursor(key)
         if kind == _ARRAY:
             return cursor.array(key)[1]
@@ -210,7 +210,7 @@ class Metadata(Mapping[str, Any]):
         kind  a type name, or "integer" or "float" for any width
         Raises CheckpointError when the file has it as another type.
         """
-        if key not in self._places:
+        if key not in self._positions:
             return default
         have = self.type_name(key)
         widths = {
@@ -218,17 +218,17 @@ class Metadata(Mapping[str, Any]):
             "float": ("float32", "float64"),
         }
         if have not in widths.get(kind, (kind,)):
-            raise self._file.error(f"key {key!r} is {have}; {kind} is wanted")
+            raise self._file.error(f"key {key!r} is {have}; {kind} is needed")
         return self[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._places
+        return key in self._positions
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._positions)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
 
 def _name(kind: int) -> str:

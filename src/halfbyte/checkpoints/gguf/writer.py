@@ -1,11 +1,11 @@
-"""Writing a GGUF file a tensor at a time, beside its place and then renamed into it.
+"""Write a GGUF file a tensor at a time, under a temporary name that is renamed at the end.
 
     with GGUFWriter(path, pairs, names_and_dims) as out:
         for name in ...:
             out.add(name, "Q4_0", blocks)
 
-The header's length follows from keys, names and numbers of axes alone, so room for it is known before any type is: data are
-streamed behind it, types and offsets are filled in at the end. Version 3, little-endian, after ggml's docs/gguf.md.
+The header's length depends on keys, names and numbers of axes only, so its size is known before the types are: data are
+streamed after it, types and offsets are filled in at the end. Version 3, little-endian, after ggml's docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedError
 from ...formats.ggml.types import ggml_type
-from ..io.resumable_file import StreamedFile
+from ..io.resumable_file import ResumableFile
 from .file import GGUFFile
 
 ALIGNMENT = 32
 _DROPPED = ("split.no", "split.count", "split.tensors.count", "general.alignment", "general.file_type")
-"""Keys that describe the file and not the model."""
+"""Keys that describe the file, not the model."""
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17,
     "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38, "NVFP4": 39,
@@ -38,12 +38,12 @@ Pair = tuple[str, int, bytes]
 
 
 def pairs_of(file: GGUFFile) -> list[Pair]:
-    """The key-values of a file that go along with its model, bytes as they are.
+    """The key-values of a file that describe its model, bytes unchanged.
 
     Raises UnsupportedError for a big-endian file.
     """
     if any(header.order == ">" for _, header in file.shard_headers):
-        raise UnsupportedError(f"[convert] {file.path} is big-endian, and its key-values are not carried; swap its bytes first")
+        raise UnsupportedError(f"[convert] {file.path} is big-endian, and its key-values are not copied; swap its bytes first")
     return [(key, *file.metadata.raw(key)) for key in file.metadata if key not in _DROPPED]
 
 
@@ -52,12 +52,12 @@ def uint32_pair(key: str, value: int) -> Pair:
     return key, UINT32, struct.pack("<I", value)
 
 
-class GGUFWriter(StreamedFile):
+class GGUFWriter(ResumableFile):
     """Writes `path`. Leaving it normally finishes the file, leaving it by an exception removes what was written.
 
     pairs    key-values; `general.file_type` is added when the tensors say one
-    tensors  name -> shape in NumPy's order, of everything that will come
-    work     of a file that an interrupted run goes on with (`streamed`)
+    tensors  name -> shape in NumPy's order, of every tensor of the file
+    work     identifies a run that can be resumed (`io/resumable_file.py`)
     Raises CheckpointError when a tensor is missing, unknown, or of another size, and when the file cannot be written.
     """
 
@@ -73,7 +73,7 @@ class GGUFWriter(StreamedFile):
         """Append a tensor of ggml type `kind`, its bytes in order."""
         shape = self._shapes.get(name)
         if shape is None or name in self._entries:
-            raise CheckpointError(f"[convert] {self.path}: tensor {name!r} {'comes twice' if shape else 'was not announced'}")
+            raise CheckpointError(f"[convert] {self.path}: tensor {name!r} {'is added twice' if shape else 'was not announced'}")
         t = ggml_type(kind)
         nbytes = int(np.prod(shape[:-1], dtype=np.int64)) * t.row_bytes(shape[-1] if shape else 1)
         if not self._write(name, blocks, nbytes):
@@ -104,11 +104,11 @@ class GGUFWriter(StreamedFile):
         return b"".join(out)
 
     def finish(self) -> None:
-        """Write the header and put the file in its place. CheckpointError when an announced tensor did not come."""
+        """Write the header and rename the file to `path`. CheckpointError when an announced tensor was not added."""
         missing = [name for name in self._shapes if name not in self._entries]
         if missing:
             self.abandon()
-            raise CheckpointError(f"[convert] {self.path}: {len(missing)} tensors did not come, the first is {missing[0]!r}")
+            raise CheckpointError(f"[convert] {self.path}: {len(missing)} tensors were not added, the first is {missing[0]!r}")
         super().finish()
 
     def _complete(self) -> None:

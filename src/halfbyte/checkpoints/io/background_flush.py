@@ -1,7 +1,7 @@
-"""Sending a growing file to the disk while more of it is made.
+"""Flush a growing file to disk in the background while more of it is computed.
 
-A system keeps what is written in memory, some gigabytes of it, and the wait comes at the end, when the file is flushed and
-nothing is left to compute. A thread flushes what is there every 256 MiB instead, so that the disk works from the first second.
+The operating system caches gigabytes of written data, and the final fsync then waits for the disk while nothing is computed.
+A thread that flushes every 256 MiB keeps the disk busy from the start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Flusher:
         self._running: Future[None] | None = None
 
     def wrote(self, nbytes: int) -> None:
-        """Count bytes that the system has taken. OSError when it could not keep earlier ones."""
+        """Count bytes that were written. OSError when an earlier flush failed."""
         self._since += nbytes
         if self._since < STEP or (self._running is not None and not self._running.done()):
             return
@@ -36,11 +36,11 @@ class Flusher:
         self._since = 0
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="halfbyte-flush")
-        # What a file's own length and place need is written by the last flush.
+        # The final fsync writes the metadata; these flushes need the data only.
         self._running = self._pool.submit(getattr(os, "fdatasync", os.fsync), self._descriptor)
 
     def wait(self) -> None:
-        """Let a flush end, and the thread. A system tells of a failure once: it is raised here."""
+        """Wait for a running flush and stop the thread. The system reports a failed flush once: it is raised here."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()

@@ -1,4 +1,4 @@
-"""JSON that came with a checkpoint, read under limits: size, number of values, depth, UTF-8 whatever the locale, no key twice.
+"""JSON files of a checkpoint, read under limits: size, number of values, depth, UTF-8 in every locale, no duplicate keys.
 
 A limit on bytes alone does not bound memory: `[],[],[]` costs 24 times its length as Python lists. Commas and brackets count
 values before anything is built.
@@ -15,7 +15,7 @@ from ...errors import CheckpointError
 from .regular_file import open_regular
 
 CONFIG_BYTES = 16 << 20
-"""Largest configuration file: a per-module config of 70,000 modules is 6 MB."""
+"""Largest configuration file: a config with entries for 70,000 modules is 6 MB."""
 INDEX_BYTES = 48 << 20
 """Largest shard index: 400,000 tensors of 100 bytes are 40 MB."""
 MAX_VALUES = 1 << 20
@@ -52,7 +52,9 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         if len(out) != len(items):
             seen: set[str] = set()
             twice = next(k for k, _ in items if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-            raise CheckpointError(f"[open] {where}: key {twice!r} stands twice in one object; which value holds cannot be known")
+            raise CheckpointError(
+                f"[open] {where}: key {twice!r} is given twice in one object; which value is meant cannot be known"
+            )
         return out
 
     try:

@@ -1,6 +1,6 @@
-"""What an interrupted run had done: a file of JSON lines beside the result, and a lock that keeps a second process away.
+"""The journal of a run that can be resumed: JSON lines beside the result, and a lock file against a second process.
 
-The first line says what work it is; the others are added as parts of it are on disk.
+The first line identifies the run; one more line is added for each part that is on disk.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ...errors import CheckpointError
 
 
 class WriteError(CheckpointError):
-    """The disk refused: full, read-only, gone. Nothing is wrong with the work, and what is finished of it is kept."""
+    """The file system refused a write: full, read-only, gone. The parts that are finished are kept."""
 
 
 def make_folder(folder: Path, out: Path) -> None:
-    """A folder for `out`, with those above it. WriteError when there can be none."""
+    """Create `folder`, in which `out` is written, and its parents. WriteError when that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -26,7 +26,7 @@ def make_folder(folder: Path, out: Path) -> None:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The journal's lines; a last one that was cut off in writing is left out."""
+    """The values of a journal's lines; a last line that is incomplete is left out."""
     out: list[Any] = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -50,12 +50,12 @@ def append_line(path: Path, value: Any, sync: bool = True) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as it comes back from JSON, for comparing."""
+    """`value` after a round trip through JSON, for comparison with a line that was read."""
     return json.loads(json.dumps(value))
 
 
 def take_lock(lock: Path, out: Path) -> None:
-    """Keep other processes from `out`. CheckpointError when a living one has it; one that died is passed over."""
+    """Lock `out` for this process. CheckpointError when a running process has the lock; a dead one's is taken over."""
     try:
         handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""Where a result goes: what may stand at that place already, and how the finished result gets there.
+"""The output path of a command: what may exist there already, and how the finished result replaces it.
 
-A result is written beside its place and moved when it is whole. `--force` replaces a checkpoint, never anything else: a folder
-with other files in it, a device or a pipe stays.
+A result is written under a temporary name beside the output path and renamed when it is complete. `--force` replaces a
+checkpoint and nothing else: a folder with other files in it, a device or a pipe is left alone.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from ...errors import CheckpointError
 
 CARRIED = frozenset({".json", ".model", ".txt", ".jinja", ".tiktoken", ".py"})
-"""Suffixes of files that go along with a model: configuration, tokenizer, chat template, its own code."""
+"""Suffixes of files that are copied with a model: configuration, tokenizer, chat template, its own code."""
 WEIGHTS = (".safetensors", ".gguf")
 BESIDE = frozenset({".md", ".gitattributes", "LICENSE", "LICENSE.txt", "NOTICE"})
-"""Suffixes and names of what hubs put beside a model."""
+"""Suffixes and names of other files that model hubs add to a folder."""
 
 
-def check_place(op: str, source: Path, out: Path, overwrite: bool, file_suffixes: Sequence[str] = (".safetensors",)) -> None:
+def check_output_path(
+    op: str, source: Path, out: Path, overwrite: bool, file_suffixes: Sequence[str] = (".safetensors",)
+) -> None:
     """CheckpointError when `out` is or holds the source, is of the wrong kind, or exists and may not be replaced.
 
     op             the command, for messages
@@ -30,7 +32,7 @@ def check_place(op: str, source: Path, out: Path, overwrite: bool, file_suffixes
     """
     here, there = source.resolve(), out.resolve()
     if here == there or here.is_relative_to(there):
-        raise CheckpointError(f"[{op}] {out} holds the checkpoint being read; give another place")
+        raise CheckpointError(f"[{op}] {out} holds the checkpoint being read; give another path")
     if not os.path.lexists(out):
         return
     one_file = out.suffix in file_suffixes
@@ -44,15 +46,15 @@ def check_place(op: str, source: Path, out: Path, overwrite: bool, file_suffixes
     if out.is_dir() and not any(out.iterdir()):
         return
     if not overwrite:
-        raise CheckpointError(f"[{op}] {out} exists; give another place, or --force to replace it")
-    if out.is_dir() and (stray := _not_of_a_checkpoint(out)):
+        raise CheckpointError(f"[{op}] {out} exists; give another path, or --force to replace it")
+    if out.is_dir() and (stray := _foreign_entry(out)):
         raise CheckpointError(
-            f"[{op}] {out} holds {stray}; --force replaces checkpoints only. Empty the folder yourself, or give another place"
+            f"[{op}] {out} holds {stray}; --force replaces checkpoints only. Empty the folder yourself, or give another path"
         )
 
 
-def _not_of_a_checkpoint(folder: Path) -> str:
-    """What a folder holds that no checkpoint has, "" when it is one."""
+def _foreign_entry(folder: Path) -> str:
+    """The first entry of a folder that belongs to no checkpoint; "" when the folder is a checkpoint."""
     entries = sorted(folder.iterdir())
     for entry in entries:
         kinds = {entry.suffix, entry.name}
@@ -69,16 +71,16 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def put_in_place(partial: Path, out: Path) -> None:
-    """Rename the finished result to `out`. What was there goes last, so that a failure loses neither."""
+def replace_output(partial: Path, out: Path) -> None:
+    """Rename the finished result to `out`. What was there is deleted last, so that a failure loses neither."""
     if not (partial.is_dir() and os.path.lexists(out)):
         partial.replace(out)  # a file goes over a file
         return
-    aside = out.with_name(f".{out.name}.replaced-{os.getpid()}")
-    out.rename(aside)
+    replaced = out.with_name(f".{out.name}.replaced-{os.getpid()}")
+    out.rename(replaced)
     try:
         partial.rename(out)
     except OSError:
-        aside.rename(out)
+        replaced.rename(out)
         raise
-    remove(aside)
+    remove(replaced)

@@ -1,4 +1,4 @@
-"""Opening a file that is a file: a pipe or a device under a checkpoint's names would keep the reader waiting, or never end."""
+"""Open regular files only: a pipe or a device in the place of a checkpoint file would block the reader, or never end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""Without waiting: a pipe opens at once, not when somebody writes to it."""
+"""O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer."""
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -1,12 +1,11 @@
-"""A file that is written beside its place, a tensor at a time, and renamed when it is whole; an interrupted one can go on.
+"""A file written a tensor at a time under a temporary name and renamed when complete; an interrupted run can be resumed.
 
-    .NAME.PID.partial       what is written; with `work` it is .NAME.partial, and a later run of the same work goes on with it
-    .NAME.partial.journal   of such a run: the work, then a line a unit of tensors: where it ends, its checksum, what it was
-    .NAME.partial.lock      the process at it
+    .NAME.PID.partial       the data; with `work` it is .NAME.partial, and a later run of the same work continues it
+    .NAME.partial.journal   the work, then one line for each unit of tensors: its end, its checksum, its header entries
+    .NAME.partial.lock      the id of the process that writes it
 
-A unit counts as written when its line is there and the bytes on disk have its checksum: after a kill, and after a power cut that
-lost data, a run goes on behind the last unit for which that is true. Formats differ in what stands before the tensors
-(`_complete`).
+A unit counts as written when the journal has its line and the bytes on disk have its checksum: after a kill, or a power cut that
+lost data, a run resumes after the last unit for which that holds. Subclasses write the header (`_complete`).
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from .background_flush import Flusher
 from .journal import WriteError, append_line, plain, read_lines, take_lock
 
 BUFFER = 1 << 22
-Own = TypeVar("Own", bound="StreamedFile")
+Own = TypeVar("Own", bound="ResumableFile")
 
 
-class StreamedFile(ABC):
+class ResumableFile(ABC):
     """Writes `path`. A context manager: leaving it normally finishes the file; leaving it by an exception removes what was
     written, unless it is to be resumed and has a unit.
 
-    start  first byte of the tensors, behind the room kept for a header
-    work   what identifies the run, as JSON values; None writes a file that is not resumed
+    start  offset of the first tensor, after the space reserved for the header
+    work   JSON values that identify the run; None writes a file that is not resumed
     op     the command, for messages
-    notes  what `unit_done` was given, by this run and those it goes on from
-    Raises WriteError when the disk refuses, CheckpointError when another process is at the same file.
+    notes  the values given to `unit_done`, by this run and those it resumes
+    Raises WriteError when the file system refuses, CheckpointError when another process writes the same file.
     """
 
     def __init__(self, path: Path, start: int, op: str, work: Mapping[str, Any] | None = None) -> None:
@@ -68,7 +67,7 @@ class StreamedFile(ABC):
             raise self._refused(error) from error
 
     def _kept(self, work: Any) -> list[Any]:
-        """Lines of an earlier run of the same work whose bytes are there; the journal is cut behind them."""
+        """Journal lines of an earlier run of the same work whose bytes are on disk; the journal is truncated after them."""
         assert self._journal is not None
         lines = read_lines(self._journal)
         kept: list[Any] = []
@@ -89,14 +88,14 @@ class StreamedFile(ABC):
         return kept
 
     def _enter(self, name: str, entry: Any) -> None:
-        """Keep what the header will say of a tensor, JSON values."""
+        """Record the header entry of a tensor, JSON values."""
         self._entries[name] = entry
         self._unit.append(name)
 
     @staticmethod
-    def _entry(told: Any) -> Any:
-        """An entry as it was, from what JSON makes of it."""
-        return told
+    def _entry(recorded: Any) -> Any:
+        """A header entry from its JSON form in the journal."""
+        return recorded
 
     def _write(self, name: str, blocks: Iterable[NDArray[Any]], nbytes: int) -> bool:
         """Write a tensor's blocks; False when they are not `nbytes` in all."""
@@ -106,17 +105,17 @@ class StreamedFile(ABC):
             if left < 0:
                 return False
             raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
-            told = self._sum(raw)
+            checksum = self._sum(raw)
             try:
                 self._file.write(raw)
                 self._flusher.wrote(len(raw))
             except OSError as error:
                 raise self._refused(error, f" while {name!r} was written") from error
-            self._checksum = told()
+            self._checksum = checksum()
         return left == 0
 
     def _sum(self, raw: memoryview) -> Callable[[], int]:
-        """The unit's checksum with a block added, once asked for: that of a large one is made while the block is written."""
+        """A function that returns the unit's checksum including `raw`, computed while a large block is written."""
         if self._journal is None:
             return lambda: 0
         if len(raw) < BUFFER:
@@ -127,7 +126,7 @@ class StreamedFile(ABC):
         return self._summing.submit(zlib.crc32, raw, self._checksum).result
 
     def unit_done(self, note: Any) -> None:
-        """All tensors since the last call belong together, and a resumed run need not write them again."""
+        """End a unit: the tensors since the last call, which a resumed run need not write again."""
         self.notes.append(note)
         if self._journal is None:
             return
@@ -141,7 +140,7 @@ class StreamedFile(ABC):
         self._checksum = 0
 
     def finish(self) -> None:
-        """Write the header and put the file in its place, whole, over any that was there."""
+        """Write the header and rename the file to `path`, over any that was there."""
         try:
             self._end_threads()
             self._complete()
@@ -156,7 +155,7 @@ class StreamedFile(ABC):
 
     @abstractmethod
     def _complete(self) -> None:
-        """Write what stands before the tensors."""
+        """Write the header, before the tensors."""
 
     def abandon(self) -> None:
         """Remove what was written; nothing to do after `finish`."""
@@ -184,7 +183,7 @@ class StreamedFile(ABC):
             self._lock.unlink(missing_ok=True)
 
     def _refused(self, error: OSError, doing: str = "") -> WriteError:
-        kept = f"; {len(self.notes)} tensors are kept: run again to go on, or remove {self._temporary}" if self._resumable else ""
+        kept = f"; {len(self.notes)} tensors kept: run again to resume, or delete {self._temporary}" if self._resumable else ""
         return WriteError(f"[{self.op}] {self.path}: cannot be written: {error.strerror or error}{doing}{kept}")
 
     @property
@@ -201,7 +200,7 @@ class StreamedFile(ABC):
             self._leave(error)
 
     def _leave(self, error: BaseException) -> None:
-        """Keep what a later run can go on with; remove it where there is nothing, or where the same would happen again."""
+        """Keep the partial file for a later run; remove it when it is empty, or when the error would repeat."""
         if self._resumable and (isinstance(error, WriteError | OSError) or not isinstance(error, Exception)):
             self._close()
             self._unlock()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ...errors import CheckpointError
 from ...layouts.claims import CONSUMED, KeyUse
 from ...layouts.unsupported import refuse_recognised
-from ..base import Finding
+from ..findings import Finding
 from .module_rules import check_rule, covered, first_entry, glob_matches, lookup, path_matches, regex_matches, rule_matches
 
 WIDTHS = ("bits", "num_bits", "nbits", "w_bit")

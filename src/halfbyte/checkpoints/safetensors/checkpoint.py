@@ -1,5 +1,5 @@
-"""A checkpoint in safetensors files, one or sharded, of any producer: tensors grouped into modules, each read through its
-layout."""
+"""A checkpoint of one or several safetensors files, of any producer: tensors are grouped into modules, and each module is read
+by its layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from ...errors import CheckpointError, HalfbyteError
 from ...layouts.unsupported import RECOGNISED, refuse_recognised
 from ...tensor.qtensor import QTensor
-from ..base import Checkpoint, Finding, TensorInfo
+from ..base import Checkpoint, TensorInfo
+from ..findings import Finding
+from ..findings.headers import header_findings
 from ..findings.overflow import warn_of_overflow
 from ..io.bounded_json import parse_object
 from ..quant_config.read import Scheme, scheme_of
@@ -28,7 +30,7 @@ from .shards import Shards
 
 Made = TypeVar("Made")
 METADATA_KEYS = ("shape", "axis", "packing", "quant_state")
-"""Parameters that a lone file may carry in its metadata beside `quantization_config`, each a JSON value or a word."""
+"""Parameters that a single file may have in its metadata beside `quantization_config`, each a JSON value or a word."""
 
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Parts of a multimodal model's config.json that may hold the quantization config of its language model."""
@@ -64,7 +66,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self.format = self._format()
 
     def _find_scheme(self, quantization: Mapping[str, Any] | None) -> Scheme | None:
-        """The quantization config: the caller's, config.json's, the one beside it, or a lone file's metadata."""
+        """The quantization config: the caller's, config.json's, the one a file beside it, or a single file's metadata."""
         found: list[tuple[str, Mapping[str, Any]]] = []
         where = str(self._sources.folder / "config.json")
         if quantization is not None:
@@ -93,7 +95,7 @@ class SafetensorsCheckpoint(Checkpoint):
         return scheme
 
     def _extra(self) -> dict[str, Any]:
-        """Parameters from a lone file's metadata."""
+        """Parameters from the metadata of a single file."""
         extra: dict[str, Any] = {}
         for key in METADATA_KEYS if len(self.shards.files) == 1 else ():
             text = self._metadata.get(key)
@@ -184,7 +186,7 @@ class SafetensorsCheckpoint(Checkpoint):
         q = self._made(key, reading.layout.unpack)
         for suffix, array in raw.items():
             if not any(np.may_share_memory(array, part) for part in q.parts.values()):
-                # Every bit has been copied: the file's pages need not stay resident beside the copy.
+                # Every bit has been copied: the file's pages need not stay resident.
                 self.shards.release(own_suffixes(reading.layout, self._modules[key])[suffix])
         warn_of_overflow(q, key)
         return q
@@ -195,7 +197,7 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._made(key, self.reading(key).layout.zero_points) if key in self._modules else None
 
     def _made(self, key: str, make: Callable[[Mapping[str, NDArray[Any]], Mapping[str, Any], str], Made]) -> Made:
-        """What a layout makes of the tensors of a packed weight. CheckpointError naming file and tensor when they are damaged."""
+        """`make` applied to the tensors of a packed weight. CheckpointError naming file and tensor when they are damaged."""
         try:
             return make(self.raw(key), self.reading(key).params, key)
         except HalfbyteError as error:
@@ -216,7 +218,7 @@ class SafetensorsCheckpoint(Checkpoint):
         """Keys of dense tensors."""
         return tuple(t for t in self._keys.values() if t)
 
-    def suffix_like(self, tensor: str) -> bool:
+    def has_packed_suffix(self, tensor: str) -> bool:
         """True when a dense tensor's name ends as parts of packed weights do."""
         return tensor in self._suffixed
 
@@ -266,8 +268,6 @@ class SafetensorsCheckpoint(Checkpoint):
         return CheckpointError(f"[open] {', '.join(paths)}: {text}")
 
     def header_findings(self) -> list[Finding]:
-        from ..findings.headers import header_findings
-
         return [*self._sources.findings, *self._odd, *header_findings(self)]
 
     def close(self) -> None:
@@ -275,12 +275,12 @@ class SafetensorsCheckpoint(Checkpoint):
 
 
 def _says_own(config: Mapping[str, Any]) -> bool:
-    """True for a model that transformers saved with halfbyte's modules in it: the files' metadata is then transformers' own."""
+    """True for a model with halfbyte modules that transformers saved: the files' metadata is then that of transformers."""
     quantization = config.get("quantization_config")
     return isinstance(quantization, dict) and quantization.get("quant_method") == "halfbyte"
 
 
 def _equal_bytes(a: NDArray[Any], b: NDArray[Any], step: int = 1 << 20) -> bool:
-    """Compared in steps, so that two that differ are read up to the first difference."""
+    """Equality of the bytes, compared in steps so that reading stops at the first difference."""
     x, y = (v.reshape(-1).view(np.uint8) for v in (a, b))
     return all(np.array_equal(x[i : i + step], y[i : i + step]) for i in range(0, x.size, step))

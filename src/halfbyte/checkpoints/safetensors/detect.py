@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import CheckpointError, HalfbyteError, LayoutError, UnsupportedError
 from ...layouts import LAYOUTS, Described, Layout
-from ..base import Finding
+from ..findings import Finding
 from ..quant_config.read import Scheme
 from .expected_shapes import expected_shape
 from .modules import Kind, kind_of, own_suffixes

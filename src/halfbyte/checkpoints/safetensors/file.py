@@ -1,4 +1,4 @@
-"""One safetensors file: header checked on opening, data mapped on first use, arrays as views of the map."""
+"""One safetensors file: the header is checked on opening, the data are mapped on first use, arrays are views of the map."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
         "I64": np.int64, "U64": np.uint64, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64,
         "C64": np.complex64, "F8_E5M2": ml_dtypes.float8_e5m2, "F8_E4M3": ml_dtypes.float8_e4m3fn,
         "F8_E8M0": ml_dtypes.float8_e8m0fnu, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
-        # Several elements share bytes: the bytes themselves, the last axis counted in them.
+        # Elements narrower than a byte: the array holds the bytes, and its last axis counts bytes.
         "F4": np.uint8, "F6_E2M3": np.uint8, "F6_E3M2": np.uint8,
     }.items()
 }  # fmt: skip
@@ -32,7 +32,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 class SafetensorsFile:
     """A safetensors file opened for reading.
 
-    path      where it is
+    path      its path
     entries   name -> Entry(dtype word, shape, start, stop), in header order
     metadata  the header's `__metadata__`
 
@@ -92,7 +92,7 @@ class SafetensorsFile:
         return entry.stop - entry.start
 
     def fetch(self, name: str) -> None:
-        """Ask the system for the pages of the tensor ahead of their use: it reads them in long runs, and nobody waits."""
+        """Prefetch the pages of the tensor: the system reads them in long runs, without blocking."""
         if self.entries[name].start < self.entries[name].stop:
             self._mapped()
             self._advise(name, "MADV_WILLNEED")
@@ -102,7 +102,7 @@ class SafetensorsFile:
         self._advise(name, "MADV_DONTNEED")
 
     def _advise(self, name: str, word: str) -> None:
-        """Tell the system of a tensor's whole pages, those of its neighbours left alone: they may be in use."""
+        """madvise the pages that belong to this tensor alone: its neighbours' pages may be in use."""
         entry = self.entries[name]
         if self._map is None or not hasattr(mmap, word):
             return
@@ -125,11 +125,11 @@ class SafetensorsFile:
         return self._map
 
     def close(self) -> None:
-        """Let go of the map; it is unmapped when the last array taken from it is gone."""
+        """Drop the map; it is unmapped when the last array taken from it is freed."""
         self._map = None
         self._closed = True
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file is replaced or written to."""
+    """Values that change when a file is replaced or written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,6 +1,6 @@
 """Which files of a folder make up a checkpoint: configuration, shard index, shards.
 
-    weight_map in *.safetensors.index.json     names the shards; every other .safetensors file is left out
+    weight_map in *.safetensors.index.json     names the shards; other .safetensors files are ignored and reported
     model.safetensors                          else, alone
     name-00001-of-000NN.safetensors            else, all NN of them
     the .safetensors files there are           else
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import Finding
+from ..findings import Finding
 from ..io.bounded_json import INDEX_BYTES, read_json
 
 SIDE_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
@@ -31,13 +31,13 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class Sources:
     """The files of one checkpoint.
 
-    folder      where they lie
+    folder      their folder
     shards      name relative to the folder -> its real path, in reading order
     weight_map  tensor -> shard name, {} without an index
     index       name of the index file, "" without one
     config      config.json ({} without one), and `side`: the other configuration files by name
-    findings    files left out
-    lone        one file was named, not a folder: configuration beside it is read when it carries none itself
+    findings    files that are ignored
+    lone        one file was opened, not a folder: configuration beside it is read when it carries none itself
     """
 
     folder: Path
@@ -65,7 +65,7 @@ def sources_of(folder: Path, index: Path | None = None) -> Sources:
             if not path.is_file():
                 first = next(t for t, shard in s.weight_map.items() if shard == name)
                 raise CheckpointError(
-                    f"[open] {folder}: shard {name!r} is missing; {index.name} places tensor {first!r} and "
+                    f"[open] {folder}: shard {name!r} is missing; {index.name} puts tensor {first!r} and "
                     f"{sum(v == name for v in s.weight_map.values()) - 1:,} more in it. Fetch it, or repair the index"
                 )
     else:
@@ -74,7 +74,7 @@ def sources_of(folder: Path, index: Path | None = None) -> Sources:
     for name in present:
         if name not in s.shards:
             why = f"{s.index} does not name it" if s.index else "model.safetensors is the checkpoint"
-            s.findings.append(Finding("warning", "unreferenced-file", name, f"left out: {why}"))
+            s.findings.append(Finding("warning", "unreferenced-file", name, f"ignored: {why}"))
     return s
 
 
@@ -88,7 +88,7 @@ def read_configs(folder: Path, s: Sources) -> None:
 
 
 def inside(folder: Path, name: str, source: str) -> Path:
-    """The path of file `name` of `folder`; CheckpointError unless it lies below the folder. `source` says who named it."""
+    """The path of file `name` of `folder`; CheckpointError unless it is inside the folder. `source`: the file that names it."""
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     if not name or "\0" in name or "\\" in name or posix.is_absolute() or windows.drive or windows.root or ".." in posix.parts:
         raise CheckpointError(
@@ -99,7 +99,7 @@ def inside(folder: Path, name: str, source: str) -> Path:
     try:
         home, real = folder.resolve(), path.resolve()
     except (OSError, RuntimeError) as error:  # before Python 3.13 a loop of links is a RuntimeError
-        raise CheckpointError(f"[open] {source}: shard {name!r} is a link that leads nowhere: {error}") from error
+        raise CheckpointError(f"[open] {source}: shard {name!r} is a broken link: {error}") from error
     if real.is_relative_to(home):
         return path
     blobs = home.parent.parent / "blobs"
@@ -128,7 +128,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError(f"[open] {index}: weight_map is {_kind(weight_map)}; wanted an object of tensor name to file name")
     for tensor, name in weight_map.items():
         if not isinstance(name, str):
-            raise CheckpointError(f"[open] {index}: weight_map places tensor {tensor!r} in {_kind(name)}; wanted a file name")
+            raise CheckpointError(f"[open] {index}: weight_map puts tensor {tensor!r} in {_kind(name)}; wanted a file name")
     return weight_map
 
 

@@ -1,10 +1,10 @@
-"""The header of a safetensors file: parsed under limits, checked entry by entry.
+"""Parse and check the header of a safetensors file, under limits.
 
     8 bytes n (little-endian) | n bytes of JSON {name: {dtype, shape, data_offsets}, "__metadata__": {str: str}} | data
 
-The tensors, sorted by offset, must follow each other without hole or overlap to the end of the file. Entries are scanned one at
-a time instead of building the JSON tree, so a header at the size limit costs memory for its tensors only; no pattern here can
-backtrack over more than one entry.
+The tensors, sorted by offset, must cover the data without gap or overlap. Entries are scanned one at a time instead of
+building the JSON tree, so a header of the largest size costs memory for its tensors only; no pattern here can backtrack over
+more than one entry.
 
 Source: the format description of the safetensors project, https://github.com/huggingface/safetensors.
 """
@@ -46,7 +46,7 @@ _ENTRY = re.compile(
     rb'%(w)s"data_offsets"%(w)s:%(w)s\[%(w)s(\d{1,20})%(w)s,%(w)s(\d{1,20})%(w)s\]%(w)s\}%(w)s([,}])'
     % {b"w": _W, b"name": MAX_NAME}
 )
-"""An entry as every common writer spells it; others take the slower path."""
+"""An entry as the common writers spell it; others are parsed by `_slow_entry`."""
 _VALUE = re.compile(_W + rb":" + _W + rb"(\{[^{}]{0,%d}\})" % MAX_ENTRY + _W + rb"([,}])")
 _PAIR = re.compile(_W + rb'"([^"]*)"' + _W + rb":" + _W + rb'"([^"]*)"' + _W + rb"([,}])")
 _METADATA = re.compile(_W + rb":" + _W + rb"\{" + _W + rb"(\}" + _W + rb"([,}]))?")
@@ -119,7 +119,7 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
             name = _unquote(quoted, where, "a tensor's name")
             if name == "__metadata__":
                 if metadata is not None:
-                    raise CheckpointError(f"[open] {where}: __metadata__ stands twice in the header")
+                    raise CheckpointError(f"[open] {where}: __metadata__ is given twice in the header")
                 metadata, position, closed = _metadata(data, position, where)
                 continue
             value = _VALUE.match(data, position)
@@ -130,7 +130,7 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
             entry = _slow_entry(value[1], where, name)
             position, closed = value.end(), value[2] == b"}"
         if name in entries:
-            raise CheckpointError(f"[open] {where}: tensor {name!r} stands twice in the header")
+            raise CheckpointError(f"[open] {where}: tensor {name!r} is given twice in the header")
         if not name.isprintable():
             raise CheckpointError(f"[open] {where}: tensor {name!r}: its name holds control characters")
         if kind is None or kind[2] != entry.stop - entry.start:
@@ -152,9 +152,9 @@ def _opening(data: bytes, where: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _kind(dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int] | None:
-    """(dtype word, axes, bytes, −1 where `_check_size` must look) of these texts; None when the slower path must explain them.
+    """(dtype word, axes, bytes, −1 where `_check_size` must look) of these texts; None for texts that `_slow_entry` must explain.
 
-    Kept: a model has few shapes and many tensors of each.
+    Cached: a model has few shapes and many tensors of each.
     """
     word = _DTYPES.get(dtype)
     try:
@@ -283,7 +283,7 @@ def _metadata(data: bytes, position: int, where: str) -> tuple[dict[str, str], i
             )
         key, value = (_unquote(window[match.start(i) - 1 : match.end(i) + 1], where, "__metadata__") for i in (1, 2))
         if key in pairs:
-            raise CheckpointError(f"{about}: key {key!r} stands twice")
+            raise CheckpointError(f"{about}: key {key!r} is given twice")
         if len(pairs) == MAX_PAIRS:
             raise CheckpointError(f"{about}: over {MAX_PAIRS:,} keys")
         pairs[key] = value

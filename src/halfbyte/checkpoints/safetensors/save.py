@@ -1,4 +1,4 @@
-"""Packed weights to disk and back in halfbyte's own layout: `save(path, {name: weight})`, `load(path)`."""
+"""Save and load packed weights in halfbyte's own layout: `save(path, {name: weight})`, `load(path)`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def save(
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write packed weights and dense arrays to one safetensors file, whole or not at all.
+    """Write packed weights and dense arrays to one safetensors file, completely or not at all.
 
     weights   name -> QTensor or array; a Checkpoint is read and written one tensor at a time
     metadata  strings kept in the header
     progress  called as progress(done, total, name) before each weight
-    Raises CheckpointError when a name or dtype cannot be stored or the disk refuses.
+    Raises CheckpointError when a name or dtype cannot be stored or the file system refuses.
 
     >>> save("w.safetensors", {"layer": quantize(w, "mxfp4"), "layer.bias": b})      # doctest: +SKIP
     """
@@ -59,7 +59,7 @@ def _tensors(name: str, weight: QTensor | NDArray[Any], layout: OwnLayout) -> It
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, QTensor | NDArray[Any]]:
-    """Everything in a file that `save` wrote, memory-mapped: nothing is read until it is used.
+    """Everything in a file that `save` wrote, memory-mapped: data are read when they are used.
 
     Raises CheckpointError for a damaged file, and for one that `save` did not write (`open` reads those).
     """

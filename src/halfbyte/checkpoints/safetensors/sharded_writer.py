@@ -1,11 +1,11 @@
-"""A folder of safetensors shards that grows beside its place, survives being killed, and appears only when it is complete.
+"""A folder of safetensors shards, written under a temporary name, resumable after a kill, renamed when complete.
 
-    .OUT.partial/journal.jsonl      first what is being done, then a line a finished shard
+    .OUT.partial/journal.jsonl      the work, then one line for each finished shard
     .OUT.partial/00001.shard        finished shards; their names keep them from being opened as a checkpoint
     OUT/model-00001-of-00003.safetensors …
 
-A run that finds a journal of the same work goes on after its last finished shard; one of other work is thrown away. At the end
-JSON files are written first and shards renamed last, so that a folder that opens is whole at every moment.
+A run that finds a journal of the same work resumes after its last finished shard; a journal of other work is deleted. At the
+end JSON files are written first and shards renamed last, so that a folder that opens is always complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..io.journal import WriteError, append_line, make_folder, plain, read_lines, take_lock
-from ..io.output_path import put_in_place
+from ..io.output_path import replace_output
 from .folder import INDEX_NAME
 from .writer import SafetensorsWriter
 
@@ -36,11 +36,11 @@ LOCK = "lock"
 class ResumableFolder:
     """Writes the folder `out`. A context manager: leaving it by an exception keeps what can be resumed.
 
-    work      what identifies the run: another value starts afresh
+    work      identifies the run: another value starts anew
     limit     bytes of a shard; a unit that is larger has a shard of its own
     metadata  of every shard
-    notes     what `add` was given with the units of finished shards, of this run and the one it resumes
-    Raises CheckpointError when another process is at it.
+    notes     the values given to `add`, for units of finished shards of this run and the one it resumes
+    Raises CheckpointError when another process writes it.
     """
 
     def __init__(self, out: Path, work: Mapping[str, Any], limit: int, metadata: Mapping[str, str]) -> None:
@@ -80,7 +80,7 @@ class ResumableFolder:
         for path in self.partial.iterdir():
             if path.name not in kept:
                 path.unlink()
-        # Whatever came after the last whole shard is told again.
+        # Lines after the last complete shard are dropped.
         journal.write_text("".join(json.dumps(x) + "\n" for x in (work, *self._shards)), encoding="utf-8")
 
     def add(self, tensors: Iterable[Tensor], nbytes: int, note: Any) -> None:
@@ -106,7 +106,7 @@ class ResumableFolder:
         append_line(self.partial / JOURNAL, self._current)
 
     def finish(self, files: Mapping[str, Any], carried: Mapping[str, Path]) -> list[str]:
-        """Put the folder in its place, over what is there.
+        """Rename the folder to `out`, over what is there.
 
         files    JSON files by name
         carried  files to copy, by name
@@ -136,11 +136,11 @@ class ResumableFolder:
             (self.partial / shard["file"]).replace(self.partial / name)
         for name in (JOURNAL, LOCK):
             (self.partial / name).unlink()
-        put_in_place(self.partial, self.out)
+        replace_output(self.partial, self.out)
         return sorted(p.name for p in self.out.iterdir())
 
     def discard(self) -> None:
-        """Remove everything: nothing is to be resumed."""
+        """Delete everything that was written."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None

@@ -1,4 +1,4 @@
-"""The tensors of all shards under their names, whichever file holds each."""
+"""The tensors of all shards by name."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Shards:
             if there != shard:
                 where = f"is in {there!r} instead" if there else "is in no shard"
                 raise CheckpointError(
-                    f"[open] {self.files[shard].path}: tensor {tensor!r} is missing; {index} places it here, but it {where}. "
-                    f"The index is stale or the shard is not its own"
+                    f"[open] {self.files[shard].path}: tensor {tensor!r} is missing; {index} puts it here, but it {where}. "
+                    f"The index is stale, or the shard belongs to another checkpoint"
                 )
         self.unlisted = tuple(t for t in self._shard_of if t not in weight_map) if weight_map else ()
 
@@ -73,7 +73,7 @@ class Shards:
         return self._file(tensor).nbytes(tensor)
 
     def fetch(self, tensor: str) -> None:
-        """Ask for the pages of `tensor` ahead of their use."""
+        """Prefetch the pages of `tensor`."""
         self._file(tensor).fetch(tensor)
 
     def release(self, tensor: str) -> None:
@@ -84,6 +84,6 @@ class Shards:
         return self.files[self._shard_of[tensor]]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for file in self.files.values():
             file.close()

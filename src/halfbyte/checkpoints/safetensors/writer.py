@@ -1,9 +1,9 @@
-"""Writing a safetensors file one tensor at a time, beside its place and then renamed into it.
+"""Write a safetensors file one tensor at a time, under a temporary name that is renamed at the end.
 
-Tensors go to disk as they come, so a file of any size is written in the memory of one tensor. The header stands first and its
-length depends on all of them, so room is kept for it; when that proves too small, or tensors came in an order that leaves one
-unaligned for its dtype, the data are copied once, largest elements first. A writer that is not finished leaves no file, but what
-a later run can go on with where that is asked for (`streamed`).
+Tensors are written as they come, so a file of any size needs the memory of one tensor. The header comes first in the file and
+its length depends on all tensors, so space is reserved for it. When that is too small, or the order of tensors leaves one
+unaligned for its dtype, the data are copied once, largest elements first. A writer that is not finished leaves no file, except
+a partial one to resume from where `work` is given (`io/resumable_file.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
-from ..io.resumable_file import StreamedFile
+from ..io.resumable_file import ResumableFile
 from .file import NUMPY_DTYPES
 from .header import MAX_HEADER, MAX_NAME, MAX_TENSORS
 
@@ -28,7 +28,7 @@ WORDS = {dtype: word for word, dtype in NUMPY_DTYPES.items() if word not in ("F4
 ALIGNMENT = 64
 """Bytes to which the data section is aligned."""
 ENTRY_ROOM = 224
-"""Bytes of header kept for each expected tensor: a name of 100 and an entry of 90 leave some over."""
+"""Bytes of header reserved for each expected tensor: a name of 100 and an entry of 90, with some to spare."""
 BUFFER = 1 << 20
 
 
@@ -42,7 +42,7 @@ class Written(NamedTuple):
     itemsize: int
 
 
-class SafetensorsWriter(StreamedFile):
+class SafetensorsWriter(ResumableFile):
     """Writes `path`. A context manager: leaving it normally finishes the file, leaving it by an exception removes what was
     written.
 
@@ -51,9 +51,9 @@ class SafetensorsWriter(StreamedFile):
                 out.add(name, array)
 
     metadata  strings for the header
-    expected  tensors that will come, a guess that saves copying the data
-    work      of a file that an interrupted run goes on with (`streamed`)
-    Raises CheckpointError when a name stands twice, a dtype has no word, or the file cannot be written.
+    expected  number of tensors; a good estimate avoids copying the data at the end
+    work      identifies a run that can be resumed (`io/resumable_file.py`)
+    Raises CheckpointError when a name is given twice, a dtype has no word, or the file cannot be written.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class SafetensorsWriter(StreamedFile):
         super().__init__(Path(path), _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected), "save", work)
 
     @staticmethod
-    def _entry(told: Any) -> Written:
-        return Written(told[0], tuple(told[1]), *told[2:])
+    def _entry(recorded: Any) -> Written:
+        return Written(recorded[0], tuple(recorded[1]), *recorded[2:])
 
     def add(self, name: str, array: NDArray[Any]) -> None:
         """Append a tensor."""
@@ -78,7 +78,7 @@ class SafetensorsWriter(StreamedFile):
         self.add_blocks(name, array.dtype, array.shape, [array])
 
     def add_blocks(self, name: str, dtype: np.dtype[Any], shape: Sequence[int], blocks: Iterable[NDArray[Any]]) -> None:
-        """Append a tensor that comes a block of `dtype` at a time, in C order: a dense matrix need never be whole in memory."""
+        """Append a tensor given as blocks of `dtype` in C order: a dense matrix is never held in memory as a whole."""
         word = WORDS.get(dtype.newbyteorder("="))
         if word is None:
             raise CheckpointError(f"[save] {self.path}: tensor {name!r} is {dtype}; a file holds {', '.join(map(str, WORDS))}")
@@ -114,7 +114,7 @@ class SafetensorsWriter(StreamedFile):
         header = self._header(moved)
         self._file.flush()
         with self._temporary.open("rb") as source:
-            # The name is free for the new file while the old one stays readable through its handle.
+            # The old file stays readable through its handle after its name is unlinked for the new one.
             self._temporary.unlink()
             self._file.close()
             self._file = self._temporary.open("wb")

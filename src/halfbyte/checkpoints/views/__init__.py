@@ -1,1 +1,1 @@
-"""Checkpoints that present another one under other names or row orders."""
+"""Wrappers of a checkpoint with other names or another order of rows."""

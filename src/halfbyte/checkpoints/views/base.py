@@ -1,4 +1,4 @@
-"""A checkpoint read through another: what a view does not say otherwise is its source's."""
+"""A checkpoint that wraps another one and passes on whatever a subclass does not override."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...tensor.qtensor import QTensor
-from ..base import Checkpoint, Finding, TensorInfo
+from ..base import Checkpoint, TensorInfo
+from ..findings import Finding
 
 
 class View(Checkpoint):
-    """`source` as it is. Classes derived from it rename keys, move rows or turn axes; a closed view closes its source."""
+    """`source` unchanged. Subclasses rename keys, reorder rows or transpose axes; closing a view closes its source."""
 
     def __init__(self, source: Checkpoint) -> None:
         self.source = source

@@ -1,7 +1,7 @@
-"""GPTQModel's gpt-oss with its rows under the names that they have everywhere else.
+"""GPTQModel's gpt-oss, whose `gate_proj` and `up_proj` are not the rows that their names say.
 
-The rows of gpt-oss's `gate_up_proj` are one of gate and one of up in turns: g₀ u₀ g₁ u₁ …. GPTQModel cuts that matrix in the
-middle and calls the halves `gate_proj` and `up_proj`; elsewhere gate_proj is g₀ g₁ …. Rows move whole, so codes keep every bit:
+The rows of gpt-oss's `gate_up_proj` alternate between gate and up: g₀ u₀ g₁ u₁ …. GPTQModel splits that matrix in the middle and
+calls the halves `gate_proj` and `up_proj`; in other checkpoints gate_proj is g₀ g₁ …. Whole rows move, so codes keep every bit:
 
     stored   gate_proj = rows 0 … f − 1        up_proj = rows f … 2f − 1        of g₀ u₀ g₁ u₁ …
     read     gate_proj = rows 0, 2, 4, …       up_proj = rows 1, 3, 5, …
@@ -19,24 +19,34 @@ from numpy.typing import NDArray
 from ...errors import CheckpointError, ShapeError
 from ...tensor.concat import join_rows, take_rows
 from ...tensor.qtensor import QTensor
-from .. import Checkpoint
+from ..base import Checkpoint
 from .base import View
-from .gptqmodel_marker import cut_in_halves
 
 _HALF = re.compile(r"(?P<path>.*\.experts(?:\.\d+)?)\.(?P<name>gate|up)_proj(?P<leaf>\.weight|\.bias|_bias|)")
 _OTHER = {"gate": "up", "up": "gate"}
 
 
+def has_split_gate_up(config: Mapping[str, Any]) -> bool:
+    """True for a gpt-oss that GPTQModel wrote: its `gate_proj` is the first half of the alternating rows of `gate_up_proj`, and
+    its forward joins the halves before it takes every second row."""
+    if str(config.get("model_type", "")).replace("-", "_") != "gpt_oss":
+        return False
+    stated = config.get("quantization_config")
+    meta = stated.get("meta") if isinstance(stated, Mapping) else None
+    made_by = meta.get("quantizer") or () if isinstance(meta, Mapping) else ()
+    return "gptqmodel" in str(made_by).lower()
+
+
 def rows_by_name(checkpoint: Checkpoint) -> Checkpoint:
-    """`checkpoint`, or a view of it in which gate and up are the rows that their names say."""
-    return AlternatingRows(checkpoint) if cut_in_halves(checkpoint.config) else checkpoint
+    """`checkpoint`, or a view of it in which `gate_proj` holds the rows of gate and `up_proj` those of up."""
+    return AlternatingRows(checkpoint) if has_split_gate_up(checkpoint.config) else checkpoint
 
 
 class AlternatingRows(View):
-    """`source`, whose experts' `gate_proj` and `up_proj` are halves of alternating rows, read as rows of gate and of up.
+    """`source`, whose experts' `gate_proj` and `up_proj` are halves of alternating rows, with the rows sorted into gate and up.
 
-    The configuration no longer names the writer, which is what says that rows lie so.
-    Raises CheckpointError when a half has no other, or one that it cannot be put together with.
+    `meta`, which names the writer and so the order of rows, is removed from the configuration.
+    Raises CheckpointError when a half has no counterpart, or one that it cannot be joined with.
     """
 
     def __init__(self, source: Checkpoint) -> None:
@@ -58,7 +68,7 @@ class AlternatingRows(View):
             except ShapeError as error:
                 raise CheckpointError(f"{where}: {error}") from error
         if isinstance(gate, QTensor) or isinstance(up, QTensor) or gate.shape != up.shape:
-            raise CheckpointError(f"{where}, and are not alike")
+            raise CheckpointError(f"{where}, and differ in shape or kind")
         axis = -1 if key.endswith("bias") else -2
         rows = np.concatenate([gate, up], axis=axis)
         return np.ascontiguousarray(rows[..., first::2] if axis == -1 else rows[..., first::2, :])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...checkpoints.views.gptqmodel_marker import cut_in_halves
+from ...checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ...errors import UnsupportedError
 from ...tensor.concat import apart, join_rows, stack
 from ...tensor.qtensor import QTensor
@@ -73,7 +73,7 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     experts = int(module.gate_up_proj.shape[0])
     pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.projection for k in keys if k.leaf == "weight")}
     weights: dict[str, Weight | list[Weight]] = {}
-    cut = interleaved and cut_in_halves(filling.checkpoint.config)
+    cut = interleaved and has_split_gate_up(filling.checkpoint.config)
     if "gate_proj" in pieces and "up_proj" in pieces and (cut or not interleaved):
         joined = _joined(pieces["gate_proj"], pieces["up_proj"])
         if joined is not None:
@@ -179,7 +179,7 @@ def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     """The parameters of a module whose experts are stored dense."""
     experts = int(module.gate_up_proj.shape[0])
     transposed, interleaved = bool(getattr(module, "is_transposed", False)), not getattr(module, "is_concatenated", True)
-    interleaved = interleaved and not cut_in_halves(filling.checkpoint.config)
+    interleaved = interleaved and not has_split_gate_up(filling.checkpoint.config)
     for name, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
         for leaf in ("weight", "bias"):
             whole, matrices = _values(filling, name, leaf, experts, keys)

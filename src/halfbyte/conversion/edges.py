@@ -1,8 +1,12 @@
-"""One weight to another layout and format: by an exact edge if there is one, else as the caller allows.
+"""Decide how one weight reaches a target: exactly, equal in the target's arithmetic, or only with loss.
 
 outcome = convert_weight(q, goal_named("mlx:affine4:g64"))
 outcome.kind, outcome.why              "exact-if", "biases are float16 numbers"
 outcome.weight                         the QTensor whose pack() the layout writes
+
+`convert_weight` tries the formats that the target may mean (`targets.candidates`), best first. For each it tries the rewrite
+rules that keep every real value (`codebook_edges`, `affine_edges`), then those that are equal in the target's own decoder
+(`producer_equality`). If none applies it requantizes, which the caller must allow.
 """
 
 from __future__ import annotations
@@ -21,11 +25,11 @@ from ..numerics.error_stats import Difference
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
-from .affine_edges import holds_line, to_line
-from .codebook_edges import holds_table, to_table
+from .affine_edges import holds_affine, to_affine
+from .codebook_edges import holds_codebook, to_codebook
 from .outcome import Checks, LossyError, MisfitError, Outcome, spelled
 from .producer_equality import check_equal, equal_tensor_scale
-from .source_values import line_of
+from .source_values import affine_values_of
 from .targets import HOLDS, Goal, candidates, goal_named
 
 BLOCK = 1 << 22
@@ -35,7 +39,7 @@ BLOCK = 1 << 22
 def convert_tensor(q: QTensor, to: str | Goal, *, lossy: bool = False, scale_dtype: str | None = None, name: str = "") -> QTensor:
     """`q` in a format that layout `to` (`layout[:codec[:gN]]`) holds, with the same values.
 
-    lossy        allow the least-error requantization where no edge keeps the values
+    lossy        allow the least-error requantization where no exact edge exists
     scale_dtype  dtype of float scales; otherwise the source's where it holds them exactly, else the narrowest that does
     name         the weight's name, for messages
 
@@ -75,15 +79,15 @@ def convert_weight(q: QTensor, goal: Goal, name: str = "", suggest: bool = True)
     """
     reasons: dict[Format, str] = {}
     fitting: list[Format] = []
-    # A codec is given up only when neither edge keeps the values: no wider one replaces an equal one.
+    # All edges of one codec are tried before a wider codec: an equal edge is preferred to a wider exact one.
     for _, formats in groupby(candidates(q, goal), key=lambda fmt: fmt.name):
         tried: list[Format] = []
         for fmt in formats:
-            for way in _ways(q, fmt, goal):
+            for rewrite in _rewrites(q, fmt, goal):
                 checks = Checks()
                 try:
-                    return _placed(q, fmt, way(checks), goal, checks)
-                except _NoPlaceError as misfit:
+                    return _packed_outcome(q, fmt, rewrite(checks), goal, checks)
+                except _UnsupportedFormatError as misfit:
                     reasons.setdefault(fmt, str(misfit))
                 except MisfitError as misfit:
                     reasons[fmt] = str(misfit)
@@ -99,30 +103,30 @@ def convert_weight(q: QTensor, goal: Goal, name: str = "", suggest: bool = True)
     return _lossy(q, goal, {fmt: reasons[fmt] for fmt in fitting}, next(iter(reasons.values()), ""), name, suggest)
 
 
-class _NoPlaceError(MisfitError):
-    """The format itself has no place in the layout, whatever the values."""
+class _UnsupportedFormatError(MisfitError):
+    """The layout cannot store the format, whatever the values."""
 
 
-Way = Callable[[Checks], Mapping[str, NDArray[Any]]]
+Rewrite = Callable[[Checks], Mapping[str, NDArray[Any]]]
 
 
-def _ways(q: QTensor, fmt: Format, goal: Goal) -> Iterator[Way]:
-    """Ways to make parts of `fmt` with the values of `q`: as they are, then rewritten."""
+def _rewrites(q: QTensor, fmt: Format, goal: Goal) -> Iterator[Rewrite]:
+    """Functions that give parts of `fmt` with the values of `q`: unchanged where possible, then rewritten."""
     if fmt == q.format:
         yield lambda checks: q.parts
-    if fmt != q.format or (holds_line(fmt) and ("group_index" in q.parts or fmt.zero == "int")):
+    if fmt != q.format or (holds_affine(fmt) and ("group_index" in q.parts or fmt.zero == "int")):
         yield lambda checks: _exact(q, fmt, goal, checks)
 
 
 def _exact(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> dict[str, NDArray[Any]]:
-    """Parts of `fmt` with the values of `q`, rewritten. MisfitError when there are none."""
+    """Parts of `fmt` with the values of `q`. MisfitError when no rule applies."""
     try:
-        if holds_table(fmt, q.format.element):
-            return to_table(q, fmt, checks)
-        if holds_line(fmt):
-            return to_line(line_of(q), fmt, checks, least_zero=_least_zero(goal))
+        if holds_codebook(fmt, q.format.element):
+            return to_codebook(q, fmt, checks)
+        if holds_affine(fmt):
+            return to_affine(affine_values_of(q), fmt, checks, least_zero=_least_zero(goal))
     except (ShapeError, FormatError) as error:
-        raise _NoPlaceError(str(error)) from None
+        raise _UnsupportedFormatError(str(error)) from None
     raise MisfitError(f"{q.format} and {fmt} have no element in common")
 
 
@@ -131,8 +135,8 @@ def _least_zero(goal: Goal) -> int:
     return 1 if goal.params.get("checkpoint_format") == "gptq" else 0
 
 
-def _placed(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], goal: Goal, checks: Checks) -> Outcome:
-    """The outcome for these parts, packed by their layout. MisfitError when it does not take them."""
+def _packed_outcome(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], goal: Goal, checks: Checks) -> Outcome:
+    """The outcome for these parts, packed by their layout. MisfitError when the layout cannot store them."""
     if parts is q.parts:
         weight = q
     else:
@@ -143,14 +147,14 @@ def _placed(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], goal: Go
         config = layout.config(weight) | dict(goal.params)
         return Outcome(weight, layout.pack(weight, config), config, checks.kind, checks.why)
     except LayoutError as error:
-        # Other zero points, or groups in order, may have a place: then a requantization has.
+        # The layout may store other zero points, or groups in order: a requantization is then possible.
         by_value = weight.format.zero == "int" or "group_index" in weight.parts
-        raise (MisfitError if by_value else _NoPlaceError)(_clause(error)) from None
+        raise (MisfitError if by_value else _UnsupportedFormatError)(_clause(error)) from None
 
 
-def placed_as_is(q: QTensor, goal: Goal) -> Outcome:
-    """The outcome of a weight that already has a format of the target. MisfitError when the layout does not take it."""
-    return _placed(q, q.format, q.parts, goal, Checks())
+def packed_as_is(q: QTensor, goal: Goal) -> Outcome:
+    """The outcome of a weight that already has a format of the target. MisfitError when the layout cannot store it."""
+    return _packed_outcome(q, q.format, q.parts, goal, Checks())
 
 
 def _clause(error: Exception) -> str:
@@ -162,33 +166,33 @@ def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
     """A tensor that its producer decodes to the source's values rounded once. MisfitError when there is none."""
     origin = HOLDS[goal.layout].origins[0] if goal.layout in HOLDS else ""
     if fmt.global_op:
-        outcome = _placed(q, fmt, equal_tensor_scale(q, fmt, origin, checks), goal, checks)
+        outcome = _packed_outcome(q, fmt, equal_tensor_scale(q, fmt, origin, checks), goal, checks)
         checks.add("every code under every block scale decodes to the same number")
         return outcome
-    if not (fmt.bias and holds_line(fmt)) or fmt == q.format:
-        raise MisfitError("no rounding hides in the target's arithmetic")
-    outcome = _placed(q, fmt, to_line(line_of(q), fmt, checks, round_biases=True), goal, checks)
+    if not (fmt.bias and holds_affine(fmt)) or fmt == q.format:
+        raise MisfitError("the target's arithmetic does not hide the rounding")
+    outcome = _packed_outcome(q, fmt, to_affine(affine_values_of(q), fmt, checks, round_biases=True), goal, checks)
     check_equal(q, outcome.weight, checks)
     return outcome
 
 
 def _lossy(q: QTensor, goal: Goal, fitting: Mapping[Format, str], failed: str, name: str, suggest: bool) -> Outcome:
-    """The requantization to the first format that has a place, `fitting` saying why nothing better was done."""
+    """The requantization to the first format that the layout can store; `fitting` says why no format was exact."""
     for fmt, why in fitting.items():
         try:
             requantized = requantize(q, fmt)
-            outcome = _placed(q, requantized.format, dict(requantized.parts), goal, Checks())
+            outcome = _packed_outcome(q, requantized.format, dict(requantized.parts), goal, Checks())
         except (HalfbyteError, MisfitError) as error:
             failed = str(error)
             continue
         error_ = difference(q, outcome.weight)
         if error_.identical:
-            return replace(outcome, kind="exact-if", why=f"every value lies on the grid of {spelled(fmt)}")
+            return replace(outcome, kind="exact-if", why=f"every value is on the grid of {spelled(fmt)}")
         instead = tuple(_exact_elsewhere(q, goal)) if suggest and goal.target.codec else ()
         return replace(outcome, kind="lossy", why=f"{why} ({spelled(fmt)})", error=error_, instead=instead)
     where = f"{name}: " if name else ""
     raise LayoutError(
-        f"[convert] {where}{q.format} of shape {q.shape} has no place in {goal}: {failed or 'the layout has no codec for it'}"
+        f"[convert] {where}{q.format} of shape {q.shape} cannot be stored as {goal}: {failed or 'the layout has no codec for it'}"
     )
 
 
@@ -196,9 +200,9 @@ def _exact_elsewhere(q: QTensor, goal: Goal) -> Iterator[str]:
     """A target of the same layout, with a codec of its choice, that holds `q` exactly."""
     free = replace(goal, target=replace(goal.target, codec=None, group_size=None), scale_dtype=None)
     for fmt in candidates(q, free):
-        for way in _ways(q, fmt, free):
+        for rewrite in _rewrites(q, fmt, free):
             try:
-                _placed(q, fmt, way(Checks()), free, Checks())
+                _packed_outcome(q, fmt, rewrite(Checks()), free, Checks())
             except MisfitError:
                 continue
             plain = not fmt.float_scale or fmt.family.startswith("ggml")
@@ -210,7 +214,7 @@ def _exact_elsewhere(q: QTensor, goal: Goal) -> Iterator[str]:
 def requantize(q: QTensor, fmt: Format) -> QTensor:
     """The values of `q`, as float32, rounded to `fmt` by the default policy, the one of least error.
 
-    A block of rows at a time; a tensor scale is set first, from the largest magnitude of all rows.
+    Rows are processed in blocks, except where a tensor scale depends on all of them.
     """
     if q.ndim > 2:
         pieces = [requantize(q[e], fmt) for e in range(q.shape[0])]
