@@ -43,7 +43,7 @@ _W = rb"[ \t\r\n]{0,256}"
 _ENTRY = re.compile(
     rb'%(w)s"([^"\\]{1,%(name)d})"%(w)s:%(w)s\{%(w)s"dtype"%(w)s:%(w)s"(\w{1,16})"%(w)s,'
     rb'%(w)s"shape"%(w)s:%(w)s\[([0-9, ]{0,512})\]%(w)s,'
-    rb'%(w)s"data_offsets"%(w)s:%(w)s\[%(w)s(\d{1,20})%(w)s,%(w)s(\d{1,20})%(w)s\]%(w)s\}%(w)s([,}])'
+    rb'%(w)s"data_offsets"%(w)s:%(w)s\[%(w)s(0|[1-9]\d{0,19})%(w)s,%(w)s(0|[1-9]\d{0,19})%(w)s\]%(w)s\}%(w)s([,}])'
     % {b"w": _W, b"name": MAX_NAME}
 )
 """An entry as the common writers spell it; others are parsed by `_slow_entry`."""
@@ -161,8 +161,8 @@ def _kind(dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int] | None
         axes = tuple(map(int, shape.split(b","))) if shape.strip() else ()
     except ValueError:
         return None
-    if word is None:
-        return None
+    if word is None or any(len(text.strip()) != len(str(n)) for n, text in zip(axes, shape.split(b","), strict=False)):
+        return None  # JSON has no leading zeros
     bits = math.prod(axes) * DTYPE_BITS[word]
     plain = len(axes) <= 4 and bits % 8 == 0 and (0 < bits < 1 << 66 or max(axes, default=0) < 1 << 15)
     return word, axes, bits // 8 if plain else -1
