@@ -1,4 +1,4 @@
-"""Convert packed weights between formats and layouts: exactly, or with a stated error only when asked. See docs/guides/convert.md.
+"""Convert packed weights between formats and layouts: exactly, or with an error only when asked. See docs/guides/convert.md.
 
 | question | file |
 |---|---|
