@@ -128,7 +128,7 @@ def write_tiny(
         layout = OwnLayout() if how.layout == "halfbyte" else LAYOUTS[how.layout]
         stated = {k: v for k, v in how.config.items() if k == "checkpoint_format"}
         for suffix, array in layout.pack(q, layout.config(q) | stated).items():
-            tensors[f"{name}{layout.joint}{suffix}"] = array
+            tensors[f"{name}{layout.separator}{suffix}"] = array
         return torch.from_numpy(q.dequantize("float32"))
 
     tied = bool(model.config.tie_word_embeddings)

@@ -30,7 +30,7 @@ from .codebook_edges import holds_codebook, to_codebook
 from .outcome import Checks, LossyError, MisfitError, Outcome, spelled
 from .producer_equality import check_equal, equal_tensor_scale
 from .source_values import affine_values_of
-from .targets import HOLDS, Goal, candidates, goal_named
+from .targets import Goal, candidates, goal_named
 
 BLOCK = 1 << 22
 """Values requantized at a time."""
@@ -137,12 +137,12 @@ def _least_zero(goal: Goal) -> int:
 
 def _packed_outcome(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], goal: Goal, checks: Checks) -> Outcome:
     """The outcome for these parts, packed by their layout. MisfitError when the layout cannot store them."""
+    layout = LAYOUTS[goal.layout]
     if parts is q.parts:
         weight = q
     else:
-        origins = HOLDS[goal.layout].origins if goal.layout in HOLDS else (q.origin,)
-        weight = QTensor(fmt, q.shape, parts, origin=origins[0])
-    layout = LAYOUTS[goal.layout]
+        origin = layout.producers[0] if layout.producers else q.origin
+        weight = QTensor(fmt, q.shape, parts, origin=origin)
     try:
         config = layout.config(weight) | dict(goal.params)
         return Outcome(weight, layout.pack(weight, config), config, checks.kind, checks.why)
@@ -164,7 +164,7 @@ def _clause(error: Exception) -> str:
 
 def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
     """A tensor that its producer decodes to the source's values rounded once. MisfitError when there is none."""
-    origin = HOLDS[goal.layout].origins[0] if goal.layout in HOLDS else ""
+    origin = next(iter(LAYOUTS[goal.layout].producers), "")
     if fmt.global_op:
         outcome = _packed_outcome(q, fmt, equal_tensor_scale(q, fmt, origin, checks), goal, checks)
         checks.add("every code under every block scale decodes to the same number")

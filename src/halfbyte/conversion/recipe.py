@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..checkpoints import TensorInfo
-from ..checkpoints.quant_config.module_rules import check_rule
-from ..checkpoints.quant_config.write.common import EMBEDDINGS
 from ..errors import FormatError, ShapeError
 from ..formats import family_of, format_named
 from ..formats.ggml.types import GGML_BY_WORD
+from ..layouts import LAYOUTS
+from ..layouts.quant_config.module_rules import check_rule
+from ..layouts.quant_config.writer import EMBEDDINGS
 from ..spec import FLOAT_SCALES, Format
-from .targets import HOLDS, Goal, goal_named
+from .targets import Goal, codecs_of, goal_named
 
 KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp", "ffn_gate_inp_shexp", "shared_expert_gate")
 """Last segments of modules that are kept: embeddings, heads and routers are small and sensitive."""
@@ -74,7 +75,7 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
     goal = goal_named(to, scale_dtype)
     if goal.target.codec is None:
         if goal.layout != "gpt-oss":
-            words = HOLDS[goal.layout].words if goal.layout in HOLDS else ("mxfp4", "nvfp4", "int4", "...")
+            words = codecs_of(goal.layout) or ("mxfp4", "nvfp4", "int4", "...")
             raise FormatError(f"[quantize] target {to!r} names no codec; {goal.layout} holds {', '.join(words)}")
         goal = goal_named(f"{to}:mxfp4")
     out = []
@@ -122,7 +123,7 @@ def format_for(goal: Goal, dtype: str, shape: tuple[int, ...]) -> tuple[Format, 
 
 
 def _format(goal: Goal, dtype: str) -> Format:
-    word, size, holds = str(goal.target.codec), goal.target.group_size, HOLDS.get(goal.layout)
+    word, size, holds = str(goal.target.codec), goal.target.group_size, LAYOUTS[goal.layout].holds
     usual = format_named(word)
     if usual.float_scale and not usual.family.startswith("ggml"):
         own = goal.scale_dtype or (dtype if dtype in FLOAT_SCALES and dtype != "float32" else "float16")

@@ -15,71 +15,10 @@ from typing import Any
 
 from ..errors import FormatError, LayoutError
 from ..formats import format_named
-from ..layouts import LAYOUTS
+from ..layouts import ALIASES, LAYOUTS, Holds
 from ..spec import FLOAT_SCALES, Format, Target
 from ..tensor.qtensor import QTensor
 from .codebook_edges import holds_codebook
-
-_INT = tuple(f"{s}{b}" for b in (4, 8, 2, 3, 5, 6, 7, 1) for s in ("int", "uint"))
-_PLAIN_GGUF = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
-
-
-@dataclass(frozen=True)
-class Holds:
-    """What a layout holds: codec words, group sizes of those with float scales (() for any), origins of its own tensors.
-
-    levels  what `global_scale` of its NVFP4 may be, best first
-    scales  dtypes of float scales
-    wider   widths that a weight of another width may go to when no codec is asked for: those that engines read
-    """
-
-    words: tuple[str, ...]
-    origins: tuple[str, ...]
-    groups: tuple[int, ...] = ()
-    levels: tuple[str, ...] = ()
-    scales: tuple[str, ...] = FLOAT_SCALES
-    wider: tuple[int, ...] = (4, 8)
-
-
-HOLDS: dict[str, Holds] = {
-    "gptq": Holds(tuple(w for w in _INT if w[-1] in "23456788"), ("autogptq", "gptqmodel")),
-    "awq-gemm": Holds(("int4", "uint4", "int8", "uint8"), ("autoawq",)),
-    "compressed-tensors": Holds(
-        (*_INT, "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2"),
-        ("compressed-tensors",), levels=("divide",),
-    ),
-    "modelopt": Holds(("int4", "int8", "nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"), ("modelopt",), levels=("multiply",)),
-    "mlx": Holds(
-        (*(f"affine{b}" for b in (4, 8, 6, 5, 3, 2, 1)), "mxfp4", "nvfp4", "mxfp8_e4m3"),
-        ("mlx",), (128, 64, 32), ("none", "amax"),
-        wider=(2, 3, 4, 5, 6, 8),
-    ),
-    "gpt-oss": Holds(("mxfp4",), ("transformers",)),
-    "gguf": Holds(
-        (*_PLAIN_GGUF, "mxfp4", "nvfp4_ue4m3", "iq4_nl", "iq4_xs", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"), ("gguf",), (32,),
-        ("none", "multiply"), ("float16",), (4, 5, 8),
-    ),
-    "metal-marlin": Holds(("int4", "uint4", "fp4"), ("metal-marlin",)),
-    "onnx": Holds(("uint4", "uint8", "uint2"), ("onnxruntime",), (256, 128, 64, 32, 16)),
-}  # fmt: skip
-"""Layouts that conversions write by their codecs. The others hold what they hold: a weight of their own format, unchanged."""
-
-ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "awq": ("awq-gemm", {}),
-    "gptq-v1": ("gptq", {"checkpoint_format": "gptq"}),
-    "gptq-v2": ("gptq", {"checkpoint_format": "gptq_v2"}),
-    "ct": ("compressed-tensors", {}),
-    "native": ("halfbyte", {}),
-}
-"""Other words for layouts, and the parameters they fix."""
-
-_SAME_WORD = {
-    "mlx": {f"{s}{b}": f"affine{b}" for s in ("int", "uint") for b in range(1, 9)} | {"mxfp8": "mxfp8_e4m3"},
-    "gguf": {"nvfp4": "nvfp4_ue4m3", "int4": "q4_0", "int5": "q5_0", "int8": "q8_0"},
-    "compressed-tensors": {"mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3", "fp8": "fp8_e4m3"},
-    "modelopt": {"mxfp8": "mxfp8_e4m3", "fp8": "fp8_e4m3"},
-}
-"""Codec words that mean another in a layout."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +70,22 @@ def _holder(text: str) -> str | None:
         name = format_named(text).name
     except FormatError:
         return None
-    return next((layout for layout in ("mlx", "compressed-tensors", "gptq", "gguf") if name in HOLDS[layout].words), "halfbyte")
+    return next((layout for layout in ("mlx", "compressed-tensors", "gptq", "gguf") if name in codecs_of(layout)), "halfbyte")
 
 
 def _word(layout: str, codec: str) -> str:
     """The codec's word in this layout."""
-    word = _SAME_WORD.get(layout, {}).get(codec.lower(), codec)
-    fmt = format_named(word)
-    if layout in HOLDS and fmt.name not in HOLDS[layout].words:
-        raise FormatError(f"[convert] {layout} holds no {codec}; it holds {', '.join(HOLDS[layout].words)}")
+    fmt = format_named(LAYOUTS[layout].codec_aliases.get(codec.lower(), codec))
+    codecs = codecs_of(layout)
+    if codecs and fmt.name not in codecs:
+        raise FormatError(f"[convert] {layout} holds no {codec}; it holds {', '.join(codecs)}")
     return fmt.name
+
+
+def codecs_of(layout: str) -> tuple[str, ...]:
+    """The codecs that a target of this layout may name; () for any."""
+    holds = LAYOUTS[layout].holds
+    return holds.codecs if holds else ()
 
 
 def candidates(q: QTensor, goal: Goal) -> Iterator[Format]:
@@ -153,9 +98,10 @@ def candidates(q: QTensor, goal: Goal) -> Iterator[Format]:
 
 
 def _candidates(q: QTensor, goal: Goal) -> Iterator[Format]:
-    holds, target = HOLDS.get(goal.layout), goal.target
+    layout, target = LAYOUTS[goal.layout], goal.target
+    holds = layout.holds
     # What a layout's own reader made is what it holds, whatever the words say.
-    own = holds is None or q.origin in holds.origins
+    own = holds is None or q.origin in layout.producers
     if target.codec is None and target.group_size is None and goal.scale_dtype in (None, q.format.scale) and own:
         yield q.format
     words = (target.codec,) if target.codec is not None else tuple(_nearest(q, holds)) if holds else ()
@@ -168,7 +114,7 @@ def _candidates(q: QTensor, goal: Goal) -> Iterator[Format]:
 def _nearest(q: QTensor, holds: Holds) -> Iterator[str]:
     """Words of a layout in the order a weight of q's format tries them."""
     fmt = q.format
-    usual = {w: format_named(w) for w in holds.words}
+    usual = {w: format_named(w) for w in holds.codecs}
     same = [w for w, f in usual.items() if holds_codebook(f, fmt.element)]
     signed = {"ue4m3": "e4m3"}
     if fmt.element not in ("int", "uint"):
@@ -182,7 +128,7 @@ def _nearest(q: QTensor, holds: Holds) -> Iterator[str]:
     # As many bits as its own first; among equals one with zero points or biases when the weight has them.
     yield from sorted(wide, key=lambda w: (usual[w].bits, (usual[w].zero != "none" or usual[w].bias) != offset))
     if not whole:
-        yield from holds.words
+        yield from holds.codecs
 
 
 def _formats(q: QTensor, word: str, holds: Holds | None, goal: Goal) -> Iterator[Format]:

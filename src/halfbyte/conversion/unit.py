@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
-from ..checkpoints.quant_config.write import Dense, Packed
 from ..checkpoints.safetensors.native_layout import OwnLayout
 from ..errors import LayoutError
 from ..layouts import LAYOUTS
 from ..layouts.native import format_from_json, format_to_json
+from ..layouts.quant_config.writer import DenseTensor, PackedModule
 from ..numerics.error_stats import Difference
 from ..spec import Format
 from ..tensor.qtensor import QTensor
@@ -64,8 +64,8 @@ class Unit:
 
     arrays: Mapping[str, NDArray[Any]]
     record: Record
-    packed: tuple[Packed, ...] = ()
-    dense: tuple[Dense, ...] = ()
+    packed: tuple[PackedModule, ...] = ()
+    dense: tuple[DenseTensor, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 
     def note(self) -> dict[str, Any]:
@@ -94,8 +94,8 @@ class Rounding(Protocol):
 
 def from_note(note: Mapping[str, Any]) -> Unit:
     """A unit of an earlier run, without its arrays."""
-    packed = tuple(Packed(n, format_from_json(f), tuple(s), p) for n, f, s, p in note["packed"])
-    return Unit({}, Record(**note["record"]), packed, tuple(Dense(n, tuple(s)) for n, s in note["dense"]))
+    packed = tuple(PackedModule(n, format_from_json(f), tuple(s), p) for n, f, s, p in note["packed"])
+    return Unit({}, Record(**note["record"]), packed, tuple(DenseTensor(n, tuple(s)) for n, s in note["dense"]))
 
 
 def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, rounding: Rounding | None = None) -> Unit:
@@ -121,7 +121,7 @@ def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True
     for name, piece in pieces:
         outcome = convert_weight(piece, goal, name)
         outcomes.append(outcome)
-        packed.append(Packed(name, outcome.weight.format, outcome.weight.shape, outcome.config))
+        packed.append(PackedModule(name, outcome.weight.format, outcome.weight.shape, outcome.config))
         if write:
             arrays |= _named(name, outcome, goal)
     return Unit(arrays, _record(info, outcomes), tuple(packed), (), tuple(outcomes))
@@ -138,7 +138,7 @@ def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: b
             raise LayoutError(f"[quantize] {own}: {weight.format} cannot be stored in {goal.layout}: {misfit}") from None
         outcomes.append(outcome)
         arrays |= _named(own, outcome, goal) if write else {}
-        modules.append(Packed(own, outcome.weight.format, outcome.weight.shape, outcome.config))
+        modules.append(PackedModule(own, outcome.weight.format, outcome.weight.shape, outcome.config))
     nbytes = sum(a.nbytes for o in outcomes for a in o.tensors.values())
     return Unit(arrays, replace(record, other_nbytes=nbytes), tuple(modules), (), tuple(outcomes))
 
@@ -158,7 +158,7 @@ def _named(name: str, outcome: Outcome, goal: Goal) -> dict[str, NDArray[Any]]:
     layout = LAYOUTS[goal.layout]
     tensors = OwnLayout().pack(outcome.weight, {}) if goal.layout == "halfbyte" else outcome.tensors
     order = sorted(tensors, key=lambda s: -tensors[s].dtype.itemsize)
-    return {f"{name}{layout.joint}{s}": tensors[s] for s in order}
+    return {f"{name}{layout.separator}{s}": tensors[s] for s in order}
 
 
 def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
@@ -184,7 +184,7 @@ def _copied(array: NDArray[Any], info: TensorInfo, goal: Goal, checkpoint: Check
     if goal.layout == "mlx" and is_gpt_oss(checkpoint):
         arrays = dict(_gate_and_up_bias(info.key, array))
     record = Record(info.key, COPIED, "", info.dtype, info.dtype, info.nbytes, array.nbytes)
-    return Unit(arrays, record, (), tuple(Dense(n, a.shape) for n, a in arrays.items()))
+    return Unit(arrays, record, (), tuple(DenseTensor(n, a.shape) for n, a in arrays.items()))
 
 
 def is_gpt_oss(checkpoint: Checkpoint) -> bool:

@@ -16,12 +16,14 @@ from typing import Any
 from ..checkpoints import Checkpoint
 from ..checkpoints.io.journal import WriteError, make_folder
 from ..checkpoints.io.output_path import CARRIED, check_output_path
-from ..checkpoints.quant_config.write import CONFIGS, ConfigFiles
+from ..checkpoints.quant_config import write_config
 from ..checkpoints.safetensors.folder import SIDE_CONFIGS
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
 from ..errors import CheckpointError, LayoutError
+from ..layouts import LAYOUTS
+from ..layouts.quant_config.writer import ConfigFiles
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, resumed_units
 from .targets import Goal, goal_named
@@ -84,8 +86,9 @@ def write_checkpoint(
     method: Sequence[str] = (),
 ) -> Converted:
     """The common part of `convert_checkpoint` and `quantize_checkpoint`; `rounding` and `method` as for `ConversionRun`."""
-    if goal.layout != "gguf" and goal.layout not in CONFIGS:
-        raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join((*CONFIGS, 'gguf'))}")
+    if not (LAYOUTS[goal.layout].writes_checkpoints or LAYOUTS[goal.layout].container == "gguf"):
+        written = [n for n, layout in LAYOUTS.items() if layout.writes_checkpoints or layout.container == "gguf"]
+        raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join(written)}")
     check_output(checkpoint.path, out, goal, overwrite, plan)
     goal = goal if rounding is not None else _with_gptq_version(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
@@ -149,7 +152,7 @@ def _write_file(run: ConversionRun, out: Path, result: Converted) -> None:
 
 def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
     packed = [p for u in units for p in u.packed]
-    return CONFIGS[goal.layout](packed, [d for u in units for d in u.dense]) if packed else ConfigFiles({})
+    return write_config(goal.layout, packed, [d for u in units for d in u.dense]) if packed else ConfigFiles({})
 
 
 def _json_files(checkpoint: Checkpoint, files: ConfigFiles) -> dict[str, Any]:

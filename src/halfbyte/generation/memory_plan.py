@@ -258,7 +258,7 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
     from torch import nn
     from transformers import AutoConfig
 
-    from ..checkpoints.quant_config.read import scheme_of
+    from ..checkpoints.quant_config import read_config
     from ..checkpoints.safetensors.folder import Sources, read_configs
     from ..transformers.load import empty_model
 
@@ -269,7 +269,7 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
     if kind is None:
         raise CheckpointError(f"[plan] {folder} has neither tensors nor a config.json with a model_type")
     quantization = raw.pop("quantization_config", None) or raw.pop("quantization", None)
-    scheme = scheme_of(quantization, str(folder / "config.json")) if quantization else None
+    scheme = read_config(quantization, str(folder / "config.json")) if quantization else None
     word = codec or ("mxfp4" if scheme is not None and scheme.method == "gpt-oss" else None)
     if scheme is not None and word is None:
         raise CheckpointError(

@@ -1,13 +1,20 @@
-"""The registry of layouts: one foreign order of packed weights a file, each a bijection with the canonical order."""
+"""The registry of layouts: one producer's order of packed weights a class, each a bijection with the canonical order.
+
+Adding a layout is one new file and one line in `_ALL`: targets of conversions, config readers and writers, and the ledger are
+derived from the classes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..errors import LayoutError
-from .awq.gemm import AWQ
+from .awq.gemm import AWQGemm
 from .awq.gemv import AWQGemv
 from .awq.gemv_fast import AWQGemvFast
 from .awq.marlin import AWQMarlin
-from .base import Described, Header, Layout
+from .base import Described, Header, Holds, Layout
 from .bitsandbytes import BitsAndBytes
 from .compressed_tensors.read import CompressedTensors
 from .fine_grained_fp8 import FineGrainedFP8
@@ -21,11 +28,12 @@ from .modelopt.base import ModelOpt
 from .modelopt.stacked_experts import ModelOptStack
 from .native import Native
 from .onnx import ONNX
+from .quant_config.reader import ConfigReader
 from .torchao import TorchAO
 
 _ALL: tuple[type[Layout], ...] = (
     GPTQ,
-    AWQ,
+    AWQGemm,
     AWQGemv,
     AWQGemvFast,
     AWQMarlin,
@@ -35,17 +43,24 @@ _ALL: tuple[type[Layout], ...] = (
     ModelOptStack,
     FineGrainedFP8,
     GptOss,
-    MLX,
     GGUF,
     BitsAndBytes,
-    HQQ,
     ONNX,
+    HQQ,
     TorchAO,
+    MLX,
     Native,
 )
 
 LAYOUTS: dict[str, Layout] = {cls.name: cls() for cls in _ALL}
 """Layouts by name."""
+
+CONFIG_READERS: tuple[type[ConfigReader], ...] = tuple(dict.fromkeys(c.config_reader for c in _ALL if c.config_reader))
+"""The readers of quantization configs, in the order in which they are asked to recognise one that names no producer: MLX's
+last, for its keys (`bits`, `group_size`) are among those of others."""
+
+ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {a: (c.name, params) for c in _ALL for a, params in c.aliases.items()}
+"""Other words for layouts in a target -> (name, the parameters that the word fixes)."""
 
 
 def layout_named(name: str) -> Layout:
@@ -55,4 +70,4 @@ def layout_named(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-__all__ = ["LAYOUTS", "Described", "Header", "Layout", "layout_named"]
+__all__ = ["ALIASES", "CONFIG_READERS", "LAYOUTS", "Described", "Header", "Holds", "Layout", "layout_named"]

@@ -34,9 +34,11 @@ from ..numerics.bits import pack, unpack
 from ..numerics.minifloat import element_table
 from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, only, refuse, want
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold, label, reject_extra, require
+from .claims import PARAMETERS
 from .common.float8 import F32, I8, U8, signed_codes, swap_nibbles
 from .common.words import as_bytes, as_words, recall, remember
+from .quant_config.reader import SkipListReader
 
 _STATES = {"nf4": "weight.quant_state.bitsandbytes__nf4", "fp4": "weight.quant_state.bitsandbytes__fp4"}
 _WORDS = {"nf4": "nf4", "fp4": "bnb_fp4"}
@@ -44,46 +46,76 @@ _TABLE_SLACK = 1e-6
 """Largest difference of a stored table from ours: versions computed 1/192 and its like in different ways."""
 
 
+class BitsAndBytesConfig(SkipListReader):
+    """bitsandbytes: `llm_int8_skip_modules`; each 4-bit weight carries its own state."""
+
+    method = "bitsandbytes"
+    skip_keys = ("llm_int8_skip_modules",)
+    consumed = (
+        "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "bnb_4bit_use_double_quant", "blocksize",
+        "quant_type", "shape",
+    )  # fmt: skip
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how the model runs": (
+            "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload",
+        ),
+        "copies of other keys": ("_load_in_4bit", "_load_in_8bit"),
+    }  # fmt: skip
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "load_in_4bit" in raw or "load_in_8bit" in raw or "blocksize" in raw
+
+
 class BitsAndBytes(Layout):
     """Codes over the flattened tensor with their state in JSON, and row-wise int8."""
 
     name = "bitsandbytes"
+    producers = ("bitsandbytes",)
+    config_reader = BitsAndBytesConfig
     required = ("weight",)
     optional: ClassVar[tuple[str, ...]] = (
         "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *_STATES.values(),
         "SCB", "weight_format",
     )  # fmt: skip
     peek = (*_STATES.values(), "weight_format")
+    parts: ClassVar[dict[str, str]] = {
+        "weight": "codes", "weight.absmax": "scales", "weight.quant_map": PARAMETERS, "weight.nested_absmax": "nested_absmax",
+        "weight.nested_quant_map": "nested_map", **dict.fromkeys(_STATES.values(), PARAMETERS), "SCB": "scales",
+        "weight_format": PARAMETERS,
+    }  # fmt: skip
 
     def matches(self, suffixes: Collection[str]) -> bool:
         return "weight" in suffixes and ("SCB" in suffixes or "weight.absmax" in suffixes)
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         if "SCB" in tensors:
-            only("bitsandbytes", tensors, ("weight", "SCB", "weight_format"), name, "int8")
+            reject_extra("bitsandbytes", tensors, ("weight", "SCB", "weight_format"), name, "int8")
             return _describe_int8(tensors, name)
         state = _state(tensors, config, name)
         kind = state["quant_type"]
         nested = "weight.nested_absmax" in tensors
         extra = ("weight.nested_absmax", "weight.nested_quant_map") if nested else ()
-        only("bitsandbytes", tensors, ("weight", "weight.absmax", "weight.quant_map", _STATES[kind], *extra), name, kind)
+        reject_extra("bitsandbytes", tensors, ("weight", "weight.absmax", "weight.quant_map", _STATES[kind], *extra), name, kind)
         shape = tuple(int(d) for d in state["shape"])
         size, group = math.prod(shape), int(state["blocksize"])
-        want("bitsandbytes", tensors, "weight", name)
+        require("bitsandbytes", tensors, "weight", name)
         weight = tensors["weight"]
         nbytes = math.prod(weight.shape) * weight.dtype.itemsize
         if len(shape) < 2 or nbytes != -(-(size + size % 2) // 2 // weight.dtype.itemsize) * weight.dtype.itemsize:
             raise LayoutError(
-                f"[bitsandbytes] {join(name, 'weight')} has {nbytes} bytes for shape {list(shape)}; wanted {(size + 1) // 2}"
+                f"[bitsandbytes] {label(name, 'weight')} has {nbytes} bytes for shape {list(shape)}; wanted {(size + 1) // 2}"
             )
         blocks = -(-size // group)
-        want("bitsandbytes", tensors, "weight.absmax", name, (U8,) if nested else (F32,), (blocks,), f"(one a block of {group})")
-        want("bitsandbytes", tensors, "weight.quant_map", name, (F32,), (16,))
+        require(
+            "bitsandbytes", tensors, "weight.absmax", name, (U8,) if nested else (F32,), (blocks,), f"(one a block of {group})"
+        )
+        require("bitsandbytes", tensors, "weight.quant_map", name, (F32,), (16,))
         if nested:
             if state.get("nested_blocksize", NESTED_BLOCK) != NESTED_BLOCK:
                 raise LayoutError(f"[bitsandbytes] {name}: nested_blocksize {state['nested_blocksize']}; read: {NESTED_BLOCK}")
-            want("bitsandbytes", tensors, "weight.nested_absmax", name, (F32,), (-(-blocks // NESTED_BLOCK),))
-            want("bitsandbytes", tensors, "weight.nested_quant_map", name, (F32,), (256,))
+            require("bitsandbytes", tensors, "weight.nested_absmax", name, (F32,), (-(-blocks // NESTED_BLOCK),))
+            require("bitsandbytes", tensors, "weight.nested_quant_map", name, (F32,), (256,))
         fmt = format_named(_WORDS[kind], group, nested=nested)
         return Described(family_of(fmt).fit(fmt, shape), shape)
 
@@ -122,11 +154,10 @@ class BitsAndBytes(Layout):
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         fmt, kept = q.format, q.details if q.origin == "bitsandbytes" else {}
+        self.check_fits(q)
         if q.window is not None:
-            raise refuse("bitsandbytes", q, "it is a slice of rows of a weight whose blocks run over the whole")
+            raise cannot_hold("bitsandbytes", q, "it is a slice of rows of a weight whose blocks run over the whole")
         if fmt == format_named("bnb_int8"):
-            if q.ndim != 2:
-                raise refuse("bitsandbytes", q, "int8 rows are those of one matrix")
             out: dict[str, Array] = {
                 "weight": (q.parts["codes"] ^ np.uint8(0x80)).view(np.int8),
                 "SCB": q.parts["scales"].reshape(-1),
@@ -134,7 +165,7 @@ class BitsAndBytes(Layout):
             if "weight_format_shape" in kept:
                 out["weight_format"] = np.zeros(kept["weight_format_shape"], np.uint8)
             return out
-        kind = self._kind(q)
+        kind = str(self._kind(fmt))
         size = q.size
         codes = np.zeros(size + size % 2, np.uint8)
         codes[:size] = unpack(q.parts["codes"], 4, q.shape[-1]).reshape(-1)
@@ -165,31 +196,38 @@ class BitsAndBytes(Layout):
         return out
 
     @staticmethod
-    def _kind(q: QTensor) -> str:
-        kinds = [k for k, word in _WORDS.items() if q.format.name == word]
-        if not kinds or q.format.scale not in ("float32", "nested"):
-            raise refuse("bitsandbytes", q, "bitsandbytes holds nf4 and bnb_fp4 with float32 or nested scales, and bnb_int8")
-        return kinds[0]
+    def _kind(fmt: Format) -> str | None:
+        """bitsandbytes' word for a 4-bit format, None where it has none."""
+        kind = next((k for k, word in _WORDS.items() if fmt.name == word), None)
+        return kind if fmt.scale in ("float32", "nested") else None
+
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        if fmt == format_named("bnb_int8"):
+            return "" if len(shape) == 2 else "int8 rows are those of one matrix"
+        if self._kind(fmt) is None:
+            return "bitsandbytes holds nf4 and bnb_fp4 with float32 or nested scales, and bnb_int8"
+        return ""
 
     def config(self, q: QTensor) -> dict[str, Any]:
+        self.check_fits(q)
         if q.format.name == "bnb_int8":
             return {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
         nested = q.format.scale == "nested"
         return {
-            "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": True, "bnb_4bit_quant_type": self._kind(q),
-            "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8",
+            "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": True,
+            "bnb_4bit_quant_type": self._kind(q.format), "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8",
         }  # fmt: skip
 
 
 def _describe_int8(tensors: Mapping[str, HasHeader], name: str) -> Described:
-    n, k = want("bitsandbytes", tensors, "weight", name, (I8,), (None, None))
-    want("bitsandbytes", tensors, "SCB", name, (F32,), (n,), "(one a row)")
+    n, k = require("bitsandbytes", tensors, "weight", name, (I8,), (None, None))
+    require("bitsandbytes", tensors, "SCB", name, (F32,), (n,), "(one a row)")
     if "weight_format" in tensors:
-        want("bitsandbytes", tensors, "weight_format", name, (U8,))
+        require("bitsandbytes", tensors, "weight_format", name, (U8,))
     order = tensors.get("weight_format")
     if isinstance(order, np.ndarray) and order.size and int(order.reshape(-1)[0]) != 0:
         raise UnsupportedError(
-            f"[bitsandbytes] {join(name, 'weight_format')} is {int(order.reshape(-1)[0])}, a tiled order of old GPU kernels; "
+            f"[bitsandbytes] {label(name, 'weight_format')} is {int(order.reshape(-1)[0])}, a tiled order of old GPU kernels; "
             "read: 0 (rows). Save the model again with a current bitsandbytes"
         )
     return Described(format_named("bnb_int8"), (n, k))
@@ -202,24 +240,24 @@ def _state(tensors: Mapping[str, HasHeader], config: Config, name: str) -> dict[
             continue
         raw = tensors[key]
         if not isinstance(raw, np.ndarray):
-            raise LayoutError(f"[bitsandbytes] {join(name, key)} was passed as a header; its bytes say the shape, pass them")
+            raise LayoutError(f"[bitsandbytes] {label(name, key)} was passed as a header; its bytes say the shape, pass them")
         try:
             state = json.loads(raw.tobytes().decode())
             shape, group = [int(d) for d in state["shape"]], int(state["blocksize"])
         except (ValueError, KeyError, TypeError, RecursionError) as e:
-            raise LayoutError(f"[bitsandbytes] {join(name, key)} is not a quantization state in JSON: {e!r}") from None
+            raise LayoutError(f"[bitsandbytes] {label(name, key)} is not a quantization state in JSON: {e!r}") from None
         if state.get("quant_type") != kind or group < 1 or any(d < 0 for d in shape):
             raise LayoutError(
-                f"[bitsandbytes] {join(name, key)} says quant_type {state.get('quant_type')!r}, blocksize {group}, "
+                f"[bitsandbytes] {label(name, key)} says quant_type {state.get('quant_type')!r}, blocksize {group}, "
                 f"shape {shape}; wanted quant_type {kind!r}, a blocksize of 1 or more, sizes of 0 or more"
             )
         if "weight.nested_absmax" in tensors and not isinstance(state.get("nested_offset"), (int, float)):
-            raise LayoutError(f"[bitsandbytes] {join(name, key)} has no nested_offset, but the scales are double quantized")
+            raise LayoutError(f"[bitsandbytes] {label(name, key)} has no nested_offset, but the scales are double quantized")
         return dict(state)
     missing = [w for w in ("shape", "quant_type", "blocksize") if w not in config]
     if missing:
         raise LayoutError(
-            f"[bitsandbytes] {join(name, 'weight')} has no quant_state tensor and the config no {', '.join(missing)}"
+            f"[bitsandbytes] {label(name, 'weight')} has no quant_state tensor and the config no {', '.join(missing)}"
         )
     if config["quant_type"] not in _STATES:
         raise LayoutError(f"[bitsandbytes] {name}: quant_type {config['quant_type']!r}; allowed: {', '.join(_STATES)}")
@@ -237,8 +275,8 @@ def _check_table(stored: Array, fmt: Format, name: str) -> None:
     if off.any():
         i = int(np.flatnonzero(off)[0])
         raise LayoutError(
-            f"[bitsandbytes] {join(name, 'weight.quant_map')} has {stored[i]} for code {i}; {fmt.name} has {_table(fmt)[i]}, and "
-            "bitsandbytes decodes by its built-in table whatever the file says"
+            f"[bitsandbytes] {label(name, 'weight.quant_map')} has {stored[i]} for code {i}; {fmt.name} has {_table(fmt)[i]}, "
+            "and bitsandbytes decodes by its built-in table whatever the file says"
         )
 
 

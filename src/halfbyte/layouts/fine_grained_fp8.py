@@ -10,30 +10,47 @@ card gives.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..errors import LayoutError
 from ..formats import format_named
+from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, want
-from .common.float8 import BF16, E4M3, F32, bytes_of, named
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold, require
+from .common.float8 import BF16, E4M3, F32, bytes_of, view_as
+from .quant_config.reader import SkipListReader
 
 WEIGHT, SCALE = "weight", "weight_scale_inv"
+
+
+class FineGrainedFP8Config(SkipListReader):
+    """Fine-grained FP8: `weight_block_size`, `modules_to_not_convert`."""
+
+    method = "fp8"
+    skip_keys = ("modules_to_not_convert",)
+    consumed = ("weight_block_size", "fmt")
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how activations are quantized when the model runs": ("activation_scheme",),
+        "whether transformers decodes when it loads": ("dequantize",),
+    }
 
 
 class FineGrainedFP8(Layout):
     """float8 tiles under float32 or bfloat16 scales."""
 
     name = "fp8"
+    config_reader = FineGrainedFP8Config
     required = (WEIGHT, SCALE)
+    parts: ClassVar[dict[str, str]] = {WEIGHT: "codes", SCALE: "scales"}
+    harmless: ClassVar[dict[str, str]] = dict.fromkeys(("activation_scale", "input_scale"), "scale of the activations")
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         rows, columns = _tile(config, name)
-        n, k = want(self.name, tensors, WEIGHT, name, (E4M3,), (None, None))
+        n, k = require(self.name, tensors, WEIGHT, name, (E4M3,), (None, None))
         grid = (-(-n // rows), -(-k // columns))
-        want(self.name, tensors, SCALE, name, (F32, BF16), grid, f"for tiles of {rows} x {columns} of [{n}, {k}]")
+        require(self.name, tensors, SCALE, name, (F32, BF16), grid, f"for tiles of {rows} x {columns} of [{n}, {k}]")
         scale = np.dtype(tensors[SCALE].dtype).name
         return Described(format_named("fp8_e4m3", columns, rows=rows, scale_dtype=scale), (n, k))
 
@@ -42,19 +59,17 @@ class FineGrainedFP8(Layout):
         parts = {"codes": bytes_of(tensors[WEIGHT]), "scales": tensors[SCALE]}
         return QTensor(fmt, shape, parts, details={"layout": self.name}, name=name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        tiles = fmt.family == "fp8" and fmt.element == "e4m3" and fmt.grouping == "block" and fmt.group_size != -1
+        if not tiles or fmt.scale not in ("float32", "bfloat16"):
+            return "the layout holds fp8_e4m3 in tiles under float32 or bfloat16 scales"
+        return "" if len(shape) == 2 else "the layout holds whole (n, k) matrices"
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        f = q.format
-        if (
-            f.family != "fp8"
-            or f.element != "e4m3"
-            or f.grouping != "block"
-            or f.group_size == -1
-            or f.scale not in ("float32", "bfloat16")
-        ):
-            raise LayoutError(f"[{self.name}] cannot hold {f}; it holds fp8_e4m3 in tiles under float32 or bfloat16 scales")
-        if q.ndim != 2 or q.window is not None:
-            raise LayoutError(f"[{self.name}] a weight of shape {q.shape}; it holds whole (n, k) matrices")
-        return {WEIGHT: named(q.parts["codes"], E4M3), SCALE: q.parts["scales"]}
+        self.check_fits(q)
+        if q.window is not None:
+            raise cannot_hold(self.name, q, "it is a slice of rows; the layout holds whole (n, k) matrices")
+        return {WEIGHT: view_as(q.parts["codes"], E4M3), SCALE: q.parts["scales"]}
 
     def config(self, q: QTensor) -> dict[str, Any]:
         rows = q.shape[-2] if q.format.group_rows == -1 else q.format.group_rows

@@ -24,20 +24,35 @@ GPTQModel 7.7, by the files they write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LayoutError
+from ..errors import CheckpointError, LayoutError
 from ..formats import format_named
 from ..numerics import bits as stream
 from ..numerics.exact import bfloat16
 from ..numerics.transpose import turned
+from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want, whole
-from .common.integers import check_index, check_integer, check_zero_range, monotone, stored_zeros
+from .base import (
+    Array,
+    Config,
+    Described,
+    HasHeader,
+    Holds,
+    Layout,
+    Tensors,
+    cannot_hold,
+    check_requested,
+    integer_of,
+    label,
+    require,
+)
+from .common.integers import check_index, check_zero_range, integer_misfit, monotone, stored_zeros
 from .common.words import (
     as_bytes,
     as_words,
@@ -49,6 +64,9 @@ from .common.words import (
     words_of_fields,
     words_of_stream,
 )
+from .quant_config.module_rules import check_rule, first_entry, regex_matches
+from .quant_config.reader import ConfigReader
+from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
 
 I32 = np.dtype(np.int32)
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
@@ -68,7 +86,7 @@ class Variant(NamedTuple):
     version   1 or 2, of the zero points
     planar    words hold bit planes
     writer    "autogptq" or "gptqmodel": they differ in v1 zero points out of range
-    wordwise  v1 zero points came from subtracting ones from whole words
+    wordwise  v1 zero points came from subtracting ones from whole words, so that a borrow runs into the next field
     """
 
     version: int
@@ -92,20 +110,88 @@ def variant(config: Config, bits: int) -> Variant:
     return Variant(version, planar or bits in (5, 6, 7), writer, wordwise)
 
 
+class GPTQConfig(ConfigReader):
+    """AutoGPTQ's and GPTQModel's config. `dynamic` holds rules in order: `-:regex` dense, `+:regex` or `regex` with other
+    parameters."""
+
+    method = "gptq"
+    methods = ("gptqmodel",)
+    consumed = (
+        "method", "bits", "group_size", "checkpoint_format", "format", "pack_dtype", "dynamic", "dynamic.**", "sym", "desc_act",
+        "meta.quantizer", "meta.quantizer.**", "modules_in_block_to_quantize", "inside_layer_modules", "lm_head",
+    )  # fmt: skip
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how the quantizer searched": (
+            "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse", "v2", "v2_alpha", "gptaq", "foem",
+            "hyb_act", "act_group_aware", "failsafe", "fallback", "hessian", "mock_quantization", "smooth", "smoother", "process",
+            "preprocessors",
+        ),
+        "what was quantized, and on which text": (
+            "model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "nsamples", "seqlen", "model_seqlen",
+            "batch_size", "pad_token_id", "block_name_to_quantize", "module_name_preceding_first_block", "quantizer",
+        ),
+        "which kernel or device runs it": (
+            "use_cuda_fp16", "disable_exllama", "use_exllama", "exllama_config", "backend", "max_input_length", "device",
+            "cache_block_outputs", "is_marlin_format", "pack_impl", "parallel_packing", "offload_to_disk", "offload_to_disk_path",
+            "vram_strategy", "moe", "gc_mode", "auto_forward_data_parallel", "wait_for_submodule_finalizers",
+        ),
+        "notes of the writer": ("meta",),
+    }  # fmt: skip
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        super().__init__(raw, where)
+        self._base = {k: v for k, v in raw.items() if k != "dynamic"}
+        if "checkpoint_format" not in raw and str(raw.get("format")) in FORMATS:
+            self._base["checkpoint_format"] = raw["format"]
+        self._dynamic: dict[str, dict[str, Any] | bool] = {}
+        for rule, entry in self._object("dynamic").items():
+            if entry is not None and not isinstance(entry, dict):
+                raise CheckpointError(f"[config] {where}: dynamic rule {rule!r} is {entry!r:.80}; wanted an object")
+            check_rule(rule if rule[:2] in ("+:", "-:") else f"+:{rule}", where)
+            self._dynamic[rule] = False if rule.startswith("-:") else {**self._base, **(entry or {})}
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "desc_act" in raw or "checkpoint_format" in raw
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        entry = first_entry(self._dynamic, module, _dynamic_rule)
+        if entry is None:
+            return dict(self._base)
+        return dict(entry) if isinstance(entry, dict) else None
+
+
+def _dynamic_rule(rule: str, name: str) -> bool:
+    return regex_matches(rule.removeprefix("+:").removeprefix("-:"), name)
+
+
 class GPTQ(Layout):
     """AutoGPTQ's and GPTQModel's checkpoints."""
 
     name = "gptq"
+    aliases: ClassVar[dict[str, dict[str, str]]] = {
+        "gptq-v1": {"checkpoint_format": "gptq"},
+        "gptq-v2": {"checkpoint_format": "gptq_v2"},
+    }
+    producers = ("autogptq", "gptqmodel")
+    holds = Holds(
+        tuple(f"{sign}int{b}" for b in (4, 8, 2, 3, 5, 6, 7) for sign in ("", "u")),
+        "matrices with one float scale a group; 5 to 7 bits in whole 32s of inputs and outputs; v1 has no zero point 0",
+    )
+    config_reader = GPTQConfig
     required = ("qweight", "qzeros", "scales")
     optional = ("g_idx",)
+    parts: ClassVar[dict[str, str]] = {"qweight": "codes", "qzeros": "zeros", "g_idx": "group_index"}
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
-        groups, n = want(self.name, tensors, "scales", name, FLOATS, (None, None))
-        rows, _ = want(self.name, tensors, "qweight", name, (I32,), (None, n), f"for the {n} columns of {join(name, 'scales')}")
-        _, width = want(
-            self.name, tensors, "qzeros", name, (I32,), (groups, None), f"for the {groups} groups of {join(name, 'scales')}"
+        groups, n = require(self.name, tensors, "scales", name, FLOATS, (None, None))
+        rows, _ = require(
+            self.name, tensors, "qweight", name, (I32,), (None, n), f"for the {n} columns of {label(name, 'scales')}"
         )
-        bits = whole(self.name, config, "bits", name)
+        _, width = require(
+            self.name, tensors, "qzeros", name, (I32,), (groups, None), f"for the {groups} groups of {label(name, 'scales')}"
+        )
+        bits = integer_of(self.name, config, "bits", name)
         if bits is None and n and 32 * width % n == 0:
             bits = 32 * width // n
         if bits not in BITS:
@@ -113,16 +199,18 @@ class GPTQ(Layout):
                 f"[gptq] {name}: bits {bits!r}; allowed: {', '.join(map(str, BITS))}, given in the quantization config"
             )
         if "g_idx" in tensors:
-            (k,) = want(self.name, tensors, "g_idx", name, (I32,), (None,))
+            (k,) = require(self.name, tensors, "g_idx", name, (I32,), (None,))
         elif 32 * rows % bits:
             raise LayoutError(
-                f"[gptq] {join(name, 'qweight')} has {rows} rows of words; {bits}-bit codes fill a multiple of {bits} rows"
+                f"[gptq] {label(name, 'qweight')} has {rows} rows of words; {bits}-bit codes fill a multiple of {bits} rows"
             )
         else:
             k = 32 * rows // bits
         planar = variant(config, bits).planar
-        want(self.name, tensors, "qweight", name, (), (self._words(k, bits, planar, name), n), f"for {k} inputs of {bits} bits")
-        want(
+        require(
+            self.name, tensors, "qweight", name, (), (self._words(k, bits, planar, name), n), f"for {k} inputs of {bits} bits"
+        )
+        require(
             self.name,
             tensors,
             "qzeros",
@@ -131,13 +219,13 @@ class GPTQ(Layout):
             (groups, self._words(n, bits, planar, name)),
             f"for {n} outputs of {bits} bits",
         )
-        size = whole(self.name, config, "group_size", name)
+        size = integer_of(self.name, config, "group_size", name)
         if size is None:
             size = k // groups if groups and k % groups == 0 else -1
         fmt = format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name)
         if groups != fmt.groups(k):
             raise LayoutError(
-                f"[gptq] {join(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {fmt.groups(k)}"
+                f"[gptq] {label(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {fmt.groups(k)}"
             )
         return Described(fmt, (n, k))
 
@@ -167,7 +255,7 @@ class GPTQ(Layout):
         if index is None:
             details["g_idx"] = "absent"
         else:
-            check_index(self.name, join(name, "g_idx"), index, fmt.groups(k))
+            check_index(self.name, label(name, "g_idx"), index, fmt.groups(k))
             if not np.array_equal(index, monotone(k, fmt.group_size)):
                 parts["group_index"] = index
         return QTensor(fmt, (n, k), parts, origin=how.writer, details=details, name=name)
@@ -191,14 +279,17 @@ class GPTQ(Layout):
         zeros += 1
         return zeros if how.writer == "autogptq" else zeros & np.int16((1 << bits) - 1)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        return integer_misfit(fmt, shape, BITS)
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        check_integer(self.name, q, BITS, group_index=True)
+        self.check_fits(q)
         fmt, (n, k) = q.format, q.shape
-        check_asked(self.name, q, config, {"bits": fmt.bits, "group_size": fmt.group_size})
+        check_requested(self.name, q, config, {"bits": fmt.bits, "group_size": fmt.group_size})
         how = variant(config, fmt.bits)
-        own = self.remembered(q)
+        own = self.own_details(q)
         if how.planar and len(PLANES[fmt.bits]) > 1 and (k % 32 or n % 32):
-            raise refuse(self.name, q, "planar words hold whole 32s of inputs and of outputs")
+            raise cannot_hold(self.name, q, "planar words hold whole 32s of inputs and of outputs")
         if how.planar:
             down = planes_of_codes(stream.unpack(q.parts["codes"], fmt.bits, k), fmt.bits)
         else:
@@ -241,7 +332,7 @@ class GPTQ(Layout):
 
     def config(self, q: QTensor) -> dict[str, Any]:
         """v2 zero points where v1 has no code for one of them, else v1, which everything reads."""
-        check_integer(self.name, q, BITS, group_index=True)
+        self.check_fits(q)
         zeros = stored_zeros(q)
         middle = 1 << (q.format.bits - 1)
         v1 = q.format.bits not in (5, 6, 7) and (not zeros.size or int(zeros.min()) > 0)
@@ -253,6 +344,29 @@ class GPTQ(Layout):
             "desc_act": "group_index" in q.parts,
             "checkpoint_format": "gptq" if v1 else "gptq_v2" if q.format.bits not in (5, 6, 7) else "gptq_p",
         }
+
+    def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
+        """`quantization_config`, one width and group for most modules and `dynamic` rules for the others (the first match
+        decides), and the same as quantize_config.json for readers of AutoGPTQ's time."""
+        keys = ("bits", "group_size")
+        base = most_common(packed, keys)
+        dynamic: dict[str, dict[str, Any]] = {}
+        for p in differing(packed, base, keys):
+            dynamic[f"+:^{re.escape(p.name)}$"] = {k: p.params[k] for k in keys}
+        # The head is dense by default, and no reader looks for embeddings.
+        for name in dense_modules(dense):
+            if name.rpartition(".")[2] != "lm_head":
+                dynamic[f"-:^{re.escape(name)}$"] = {}
+        config: dict[str, Any] = {
+            "quant_method": "gptq", **base,
+            "sym": all(p.params.get("sym") for p in packed), "desc_act": any(p.params.get("desc_act") for p in packed),
+            "checkpoint_format": next((p.params["checkpoint_format"] for p in packed), "gptq"),
+            "lm_head": any(p.name.rpartition(".")[2] == "lm_head" for p in packed),
+            "pack_dtype": "int32", "meta": {"converter": "halfbyte"},
+        }  # fmt: skip
+        if dynamic:
+            config["dynamic"] = dynamic
+        return ConfigFiles({"quantization_config": config}, {"quantize_config.json": config})
 
 
 def codes_of_planes(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:

@@ -22,13 +22,30 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import LayoutError, UnsupportedError
+from ..errors import CheckpointError, LayoutError, UnsupportedError
 from ..formats import family_of, format_named
 from ..numerics.bits import pack, unpack
+from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, sizes, want, whole
+from .base import (
+    Array,
+    Config,
+    Described,
+    HasHeader,
+    Layout,
+    Tensors,
+    cannot_hold,
+    check_requested,
+    integer_of,
+    label,
+    require,
+    sizes_of,
+)
+from .claims import PARAMETERS
 from .common.float8 import FLOATS, U8, dtype_by_name
 from .common.words import as_bytes, as_words, recall, remember
+from .quant_config.module_rules import covered, first_entry, path_matches
+from .quant_config.reader import ConfigReader
 
 _PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "2bit_u8": (2, 4), "1bit_u8": (1, 8), "3bit_32": (3, 10)}
 """packing -> (bits of a slot, slots a word)."""
@@ -53,13 +70,50 @@ class _Geometry(NamedTuple):
     group: int
 
 
+class HQQConfig(ConfigReader):
+    """HQQ: `quant_config` holds `weight_quant_params`, or a table of them by the end of a module's path; `skip_modules`."""
+
+    method = "hqq"
+    consumed = ("quant_config.**", "skip_modules", "nbits", "group_size", "axis", "shape", "packing")
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how the quantizer searched": ("quant_config.weight_quant_params.optimize", "round_zero", "channel_wise"),
+        "how the model runs": ("compute_dtype", "offload_meta", "backend"),
+    }
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        super().__init__(raw, where)
+        self._quant = self._object("quant_config")
+        self._skipped = self._names("skip_modules")
+        for name, entry in self._quant.items():
+            if entry is not None and not isinstance(entry, dict):
+                raise CheckpointError(f"[config] {where}: quant_config {name!r} is {entry!r:.80}; wanted an object")
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "quant_config" in raw
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        if covered(self._skipped, module):
+            return None
+        entry: Any = self._quant
+        if "weight_quant_params" not in entry and entry:
+            entry = first_entry({k: v or {} for k, v in entry.items()}, module, path_matches)
+            if entry is None:
+                return None
+        own = entry.get("weight_quant_params", entry)
+        return {**{k: v for k, v in self.raw.items() if k != "quant_config"}, **(own or {})}
+
+
 class HQQ(Layout):
     """Slabs of rows of the matrix of groups."""
 
     name = "hqq"
+    producers = ("hqq",)
+    config_reader = HQQConfig
     required = ("W_q", "scale", "zero")
     optional: ClassVar[tuple[str, ...]] = _STATE
     peek = _STATE
+    parts: ClassVar[dict[str, str]] = {"W_q": "codes", "scale": "scales", "zero": "zeros", **dict.fromkeys(_STATE, PARAMETERS)}
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         geometry = _geometry(tensors, config, name)
@@ -82,7 +136,7 @@ class HQQ(Layout):
         if width == 3 and bool((words >> 30).any()):
             remember(details, "top_bits", (words.view(np.uint32) >> np.uint32(30)).astype(np.uint8))
         if codes.size and int(codes.max()) >> g.bits:
-            raise LayoutError(f"[hqq] {join(name, 'W_q')} holds code {codes.max()}; {g.bits} bits reach {(1 << g.bits) - 1}")
+            raise LayoutError(f"[hqq] {label(name, 'W_q')} holds code {codes.max()}; {g.bits} bits reach {(1 << g.bits) - 1}")
         state = {s: [t.dtype.name, list(t.shape), t.tobytes().hex()] for s, t in tensors.items() if s in _STATE}
         if state:
             details["state"] = state
@@ -99,7 +153,7 @@ class HQQ(Layout):
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         self._check(q)
-        check_asked("hqq", q, config, {key: value for key, value in self.config(q).items() if key != "shape"})
+        check_requested("hqq", q, config, {key: value for key, value in self.config(q).items() if key != "shape"})
         kept = q.details if q.origin == "hqq" else {}
         fmt, (n, k) = q.format, q.shape
         axis = 0 if fmt.grouping == "strided" else 1
@@ -113,7 +167,7 @@ class HQQ(Layout):
         columns = (group if scale_shape != () else k) if axis else n * k // group
         rows = n * k // columns if columns else 0
         if n * k % group or (rows % per and packing != "3bit_32"):
-            raise refuse(
+            raise cannot_hold(
                 "hqq",
                 q,
                 f"{n * k} elements in groups of {group} make {rows} rows, and {packing} takes whole groups in multiples of {per}",
@@ -138,14 +192,15 @@ class HQQ(Layout):
         }
         return {**out, **_state(q, kept, packing, axis, group)}
 
-    @staticmethod
-    def _check(q: QTensor) -> None:
-        if q.format.family != "hqq":
-            raise refuse("hqq", q, "HQQ holds hqq1 to hqq8: unsigned codes with float zero points and scales")
-        if q.ndim != 2:
-            raise refuse("hqq", q, "HQQ holds matrices (n, k)", "write the experts of a stack one by one")
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        if fmt.family != "hqq":
+            return "HQQ holds hqq1 to hqq8: unsigned codes with float zero points and scales"
+        return "" if len(shape) == 2 else "HQQ holds matrices (n, k); write the experts of a stack one by one"
+
+    def _check(self, q: QTensor) -> None:
+        self.check_fits(q)
         if q.window is not None or "group_index" in q.parts:
-            raise refuse("hqq", q, "it is a slice of a weight whose groups run over the whole, or has a group index")
+            raise cannot_hold("hqq", q, "it is a slice of a weight whose groups run over the whole, or has a group index")
 
     def config(self, q: QTensor) -> dict[str, Any]:
         self._check(q)
@@ -156,18 +211,18 @@ class HQQ(Layout):
 
 def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _Geometry:
     """Parameters from the state tensors, else the config, checked against the shapes."""
-    want("hqq", tensors, "W_q", name)
+    require("hqq", tensors, "W_q", name)
     for suffix in ("scale", "zero"):
-        want("hqq", tensors, suffix, name, FLOATS)
+        require("hqq", tensors, suffix, name, FLOATS)
     for flag in ("quant_scale", "quant_zero"):
         if _number(tensors.get(flag)):
             raise UnsupportedError(
                 f"[hqq] {name}: {flag} is set, its {flag[6:]}s are quantized again; such files are not read. Save without it"
             )
-    bits = _number(tensors.get("nbits")) or whole("hqq", config, "nbits", name) or whole("hqq", config, "bits", name)
+    bits = _number(tensors.get("nbits")) or integer_of("hqq", config, "nbits", name) or integer_of("hqq", config, "bits", name)
     shape = tensors.get("shape")
     size = shape.reshape(-1).tolist() if isinstance(shape, np.ndarray) else config.get("shape")
-    if bits is None or size is None or len(sizes("hqq", size, "shape", name)) != 2:
+    if bits is None or size is None or len(sizes_of("hqq", size, "shape", name)) != 2:
         raise LayoutError(
             f"[hqq] {name or 'W_q'}: nbits {bits}, shape {size}; both are needed, as tensors beside W_q or in the config"
         )
@@ -179,18 +234,18 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
     scale = tuple(tensors["scale"].shape)
     if tuple(tensors["zero"].shape) != scale or tensors["zero"].dtype != tensors["scale"].dtype:
         raise LayoutError(
-            f"[hqq] {join(name, 'zero')} is {tensors['zero'].dtype} {list(tensors['zero'].shape)}, {join(name, 'scale')} "
+            f"[hqq] {label(name, 'zero')} is {tensors['zero'].dtype} {list(tensors['zero'].shape)}, {label(name, 'scale')} "
             f"{tensors['scale'].dtype} {list(scale)}; they must agree"
         )
     count = math.prod(scale)
     axis = _number(tensors.get("axis"))
-    axis = whole("hqq", config, "axis", name) if axis is None else axis
+    axis = integer_of("hqq", config, "axis", name) if axis is None else axis
     axis = int(scale in ((), (count, 1))) if axis is None else axis
-    group = n * k // count if count else _number(tensors.get("group_size")) or whole("hqq", config, "group_size", name) or 64
+    group = n * k // count if count else _number(tensors.get("group_size")) or integer_of("hqq", config, "group_size", name) or 64
     wanted = {1: (count, 1), 0: (1, count)}.get(axis, ())
     if scale not in (wanted, ()) or group * count != n * k:
         raise LayoutError(
-            f"[hqq] {join(name, 'scale')} has shape {list(scale)} for a weight of {[n, k]} with axis {axis}; wanted one a group"
+            f"[hqq] {label(name, 'scale')} has shape {list(scale)} for a weight of {[n, k]} with axis {axis}; wanted one a group"
         )
     columns = (k if scale == () else group) if axis else count
     rows = n * k // columns if columns else 0
@@ -198,10 +253,10 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
     dtype = _I32 if packing == "3bit_32" else U8
     steps = -(-rows // per)
     spread = dtype.itemsize * columns
-    got = want("hqq", tensors, "W_q", name, (dtype, *FLOATS))
+    got = require("hqq", tensors, "W_q", name, (dtype, *FLOATS))
     if (rows % per and packing != "3bit_32") or len(got) != 2 or got[0] != steps or got[1] * stored.dtype.itemsize != spread:
         raise LayoutError(
-            f"[hqq] {join(name, 'W_q')} is {stored.dtype} {list(got)}; {rows} × {columns} codes in {packing} are {dtype} "
+            f"[hqq] {label(name, 'W_q')} is {stored.dtype} {list(got)}; {rows} × {columns} codes in {packing} are {dtype} "
             f"{[steps, columns]}"
         )
     return _Geometry((n, k), bits, packing, axis, rows, columns, group)

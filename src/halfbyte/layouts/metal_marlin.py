@@ -14,7 +14,7 @@ Metal-Marlin project.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,33 +22,45 @@ from ..errors import LayoutError
 from ..formats import format_named
 from ..numerics.exact import bfloat16
 from ..numerics.transpose import turned
+from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .awq.gemm import awq_group
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want
-from .common.integers import check_integer
+from .base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, check_requested, label, require
+from .common.integers import check_no_group_index, integer_misfit
 from .common.words import as_bytes, as_words, recall, remember
+from .quant_config.reader import PlainReader
 
 U32 = np.dtype(np.uint32)
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 CODECS = ("int4", "uint4", "fp4")
 
 
+class MetalMarlinConfig(PlainReader):
+    """Buffers of the fused Metal kernels: `codec`, `group_size`."""
+
+    method = "metal-marlin"
+    consumed = ("codec", "bits", "group_size")
+
+
 class MetalMarlin(Layout):
     """Buffers of the fused Metal kernels."""
 
     name = "metal-marlin"
+    holds = Holds(("int4", "uint4", "fp4"), "matrices and stacks whose rows are whole words of 8 codes")
+    config_reader = MetalMarlinConfig
     required = ("qweight", "scales")
+    parts: ClassVar[dict[str, str]] = {"qweight": "codes"}
     optional = ("zeros",)
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
-        shape = want(self.name, tensors, "qweight", name, (U32,))
+        shape = require(self.name, tensors, "qweight", name, (U32,))
         if len(shape) not in (2, 3):
             raise LayoutError(
-                f"[metal-marlin] {join(name, 'qweight')} has shape {list(shape)}; wanted [k/8, n] or [experts, k/8, n]"
+                f"[metal-marlin] {label(name, 'qweight')} has shape {list(shape)}; wanted [k/8, n] or [experts, k/8, n]"
             )
         *lead, words, n = shape
-        *_, groups, _ = want(
-            self.name, tensors, "scales", name, FLOATS, (*lead, None, n), f"for {join(name, 'qweight')} {list(shape)}"
+        *_, groups, _ = require(
+            self.name, tensors, "scales", name, FLOATS, (*lead, None, n), f"for {label(name, 'qweight')} {list(shape)}"
         )
         dtype = tensors["scales"].dtype
         codec = config.get("codec")
@@ -60,7 +72,7 @@ class MetalMarlin(Layout):
                 f"[metal-marlin] {name}: codec {codec!r} {have} zeros; allowed: uint4 with zeros, int4 or fp4 without"
             )
         if "zeros" in tensors:
-            want(self.name, tensors, "zeros", name, (dtype,), (*lead, groups, n), f"as {join(name, 'scales')}")
+            require(self.name, tensors, "zeros", name, (dtype,), (*lead, groups, n), f"as {label(name, 'scales')}")
         size = awq_group(self.name, config, name, 8 * words, groups)
         return Described(format_named(codec, size, scale_dtype=dtype.name), (*lead, n, 8 * words))
 
@@ -79,23 +91,27 @@ class MetalMarlin(Layout):
                 if bad.any():
                     at = tuple(int(i) for i in np.argwhere(bad)[0])
                     raise LayoutError(
-                        f"[metal-marlin] {join(name, 'zeros')} holds {wide[at]} at group {at}; "
+                        f"[metal-marlin] {label(name, 'zeros')} holds {wide[at]} at group {at}; "
                         "zero points are integers of at most 16 bits"
                     )
             parts["zeros"] = wide.astype(np.int16)
             remember(details, "negative zeros", stored if (np.signbit(wide) & (wide == 0)).any() else None)
         return QTensor(fmt, shape, parts, details=details, name=name)
 
-    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        if q.format.name == "fp4" and q.format.family == "fp4":
-            if "group_index" in q.parts or q.format.grouping != "row":
-                raise refuse(self.name, q, "the layout holds groups in order only")
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        if fmt.name == "fp4" and fmt.family == "fp4":
+            why = "" if fmt.grouping == "row" else "the layout holds groups in order only"
         else:
-            check_integer(self.name, q, (4,), ndims=(2, 3))
-        k, dtype = q.shape[-1], q.parts["scales"].dtype
-        if k % 8:
-            raise refuse(self.name, q, f"{k} inputs are not whole words of 8")
-        check_asked(self.name, q, config, {"codec": q.format.name, "group_size": q.format.group_size})
+            why = integer_misfit(fmt, shape, (4,), ndims=(2, 3))
+        return why or (f"{shape[-1]} inputs are not whole words of 8" if shape[-1] % 8 else "")
+
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        self.check_fits(q)
+        if q.format.family == "fp4" and "group_index" in q.parts:
+            raise cannot_hold(self.name, q, "the layout holds groups in order only")
+        check_no_group_index(self.name, q)
+        dtype = q.parts["scales"].dtype
+        check_requested(self.name, q, config, {"codec": q.format.name, "group_size": q.format.group_size})
         out: dict[str, Array] = {
             "qweight": turned(as_words(q.parts["codes"], np.uint32)),
             "scales": turned(q.parts["scales"]),
@@ -104,10 +120,10 @@ class MetalMarlin(Layout):
             zeros = q.parts["zeros"]
             stored = zeros.astype(dtype)
             if not np.array_equal(stored.astype(np.float32), zeros.astype(np.float32)):
-                raise refuse(
+                raise cannot_hold(
                     self.name, q, f"a zero point of up to {int(np.abs(zeros.astype(np.int32)).max())} is no {dtype.name} number"
                 )
-            signed = recall(self.remembered(q), "negative zeros", zeros.shape, dtype)
+            signed = recall(self.own_details(q), "negative zeros", zeros.shape, dtype)
             if signed is not None:
                 stored = np.where(signed == stored, signed, stored)
             out["zeros"] = turned(stored)

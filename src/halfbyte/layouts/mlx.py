@@ -15,12 +15,12 @@ Config: `mode` ("affine"), `bits`, `group_size`, as in the `quantization` entry 
 pair is left out it follows from the shapes; both cannot be: 4 bits in groups of 32 and 2 bits in groups of 64 have the same
 shapes.
 
-When scales and biases differ in dtype both are held as float32, which is exact, and `details` keeps the file's dtypes.
+When scales and biases differ in dtype both are kept as float32, which is exact, and `details` keeps the file's dtypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,9 +30,27 @@ from ..formats import format_named
 from ..formats.affine import one_dtype
 from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, only, refuse, want, whole
-from .common.float8 import E4M3, E8M0, F32, FLOATS, U8, bytes_of, cast, dtype_by_name, held_exactly, named
+from .base import (
+    Array,
+    Config,
+    Described,
+    HasHeader,
+    Holds,
+    Layout,
+    Tensors,
+    cannot_hold,
+    check_requested,
+    integer_of,
+    label,
+    reject_extra,
+    require,
+)
+from .claims import CONSUMED, KeyUse
+from .common.float8 import E4M3, E8M0, F32, FLOATS, U8, bytes_of, cast, dtype_by_name, exact_cast, view_as
 from .common.words import as_bytes, as_words, remember_lost, restored
+from .quant_config.module_rules import lookup
+from .quant_config.reader import ConfigReader
+from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
 
 _AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
@@ -41,23 +59,68 @@ _BLOCK_MODES = {"mxfp4": ("mxfp4", 4, 32, E8M0), "mxfp8": ("mxfp8_e4m3", 8, 32, 
 _U32 = np.dtype(np.uint32)
 
 
+class MLXConfig(ConfigReader):
+    """MLX's config: `group_size`, `bits`, `mode`, and under a module's own path an object of its own or false. What such an
+    object leaves out is MLX's default."""
+
+    method = "mlx"
+    consumed = ("group_size", "bits", "mode")
+    defaults: ClassVar[dict[str, Any]] = {"mode": "affine", "bits": 4, "group_size": 64}
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        super().__init__(raw, where)
+        self._base = {k: v for k, v in raw.items() if not isinstance(v, dict | bool)}
+        self._own: dict[str, dict[str, Any] | bool] = {k: v for k, v in raw.items() if isinstance(v, dict | bool)}
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return ("bits" in raw and "group_size" in raw) or "mode" in raw
+
+    def _use(self, path: tuple[str, ...], value: Any) -> KeyUse:
+        # A module's path has dots and is one key.
+        own = path[0] in self._own and (len(path) == 1 or path[1] in self.consumed)
+        return KeyUse(".".join(path), value, CONSUMED) if own else super()._use(path, value)
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        own = lookup(self._own, module)
+        if own is False:
+            return None
+        if isinstance(own, dict):
+            return {**self.defaults, **own} if own.get("mode", "affine") == "affine" else dict(own)
+        return dict(self._base)
+
+
 class MLX(Layout):
     """Words along k, scales and biases a group; the mode is in the config."""
 
     name = "mlx"
+    codec_aliases: ClassVar[dict[str, str]] = {
+        **{f"{sign}int{b}": f"affine{b}" for sign in ("", "u") for b in range(1, 9)},
+        "mxfp8": "mxfp8_e4m3",
+    }
+    producers = ("mlx",)
+    holds = Holds(
+        (*(f"affine{b}" for b in (4, 8, 6, 5, 3, 2, 1)), "mxfp4", "nvfp4", "mxfp8_e4m3"),
+        "matrices and stacks whose rows are whole groups in whole 32-bit words",
+        groups=(128, 64, 32),
+        levels=("none", "amax"),
+        wider=(2, 3, 4, 5, 6, 8),
+    )
+    config_reader = MLXConfig
     required = ("weight", "scales")
     optional: ClassVar[tuple[str, ...]] = ("biases", "global_scale")
+    parts: ClassVar[dict[str, str]] = {"weight": "codes"}
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         mode = str(config.get("mode", "affine"))
         if mode not in ("affine", *_BLOCK_MODES):
             raise LayoutError(f"[mlx] {name or 'config'}: mode {mode!r}; allowed: affine, {', '.join(_BLOCK_MODES)}")
-        weight = want("mlx", tensors, "weight", name, (_U32,))
-        scales = want("mlx", tensors, "scales", name)
+        weight = require("mlx", tensors, "weight", name, (_U32,))
+        scales = require("mlx", tensors, "scales", name)
         *lead, words = weight if len(weight) > 1 else (0, 0)
         if len(weight) < 2 or len(scales) < 2 or list(scales[:-1]) != lead:
             raise LayoutError(
-                f"[mlx] {join(name, 'scales')} has shape {list(scales)}, {join(name, 'weight')} {list(weight)}; "
+                f"[mlx] {label(name, 'scales')} has shape {list(scales)}, {label(name, 'weight')} {list(weight)}; "
                 "all axes but the last must agree"
             )
         bits, group = self._parameters(mode, config, words, scales[-1], name)
@@ -73,7 +136,7 @@ class MLX(Layout):
 
     @staticmethod
     def _parameters(mode: str, config: Config, words: int, groups: int, name: str) -> tuple[int, int]:
-        bits, group = whole("mlx", config, "bits", name), whole("mlx", config, "group_size", name)
+        bits, group = integer_of("mlx", config, "bits", name), integer_of("mlx", config, "group_size", name)
         if mode != "affine":
             _, own_bits, own_group, _ = _BLOCK_MODES[mode]
             if bits not in (None, own_bits) or group not in (None, own_group):
@@ -98,21 +161,21 @@ class MLX(Layout):
     @staticmethod
     def _format(mode: str, bits: int, group: int, tensors: Mapping[str, HasHeader], scales: tuple[int, ...], name: str) -> Format:
         if mode == "affine":
-            only("mlx", tensors, ("weight", "scales", "biases"), name, "mode affine")
-            want("mlx", tensors, "scales", name, FLOATS)
-            want("mlx", tensors, "biases", name, FLOATS, scales, "as the scales")
+            reject_extra("mlx", tensors, ("weight", "scales", "biases"), name, "mode affine")
+            require("mlx", tensors, "scales", name, FLOATS)
+            require("mlx", tensors, "biases", name, FLOATS, scales, "as the scales")
             same = tensors["scales"].dtype == tensors["biases"].dtype
             return format_named(f"affine{bits}", group, scale_dtype=tensors["scales"].dtype.name if same else "float32")
         word, _, _, dtype = _BLOCK_MODES[mode]
-        want("mlx", tensors, "scales", name, (U8, dtype))
+        require("mlx", tensors, "scales", name, (U8, dtype))
         extra = ("global_scale",) if mode == "nvfp4" else ()
-        only("mlx", tensors, ("weight", "scales", *extra), name, f"mode {mode}")
+        reject_extra("mlx", tensors, ("weight", "scales", *extra), name, f"mode {mode}")
         if mode != "nvfp4":
             return format_named(word, group)
         if "global_scale" in tensors:
-            want("mlx", tensors, "global_scale", name, (F32,), ())
+            require("mlx", tensors, "global_scale", name, (F32,), ())
             if len(scales) > 2:
-                raise LayoutError(f"[mlx] {join(name, 'global_scale')} on a stack of shape {list(scales)}; one matrix has it")
+                raise LayoutError(f"[mlx] {label(name, 'global_scale')} on a stack of shape {list(scales)}; one matrix has it")
         return format_named(word, group, global_scale="amax" if "global_scale" in tensors else "none")
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
@@ -135,44 +198,59 @@ class MLX(Layout):
                 parts["global_scale"] = tensors["global_scale"]
         return QTensor(fmt, shape, parts, origin="mlx", details=details, name=name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        if fmt.family == "affine" and fmt.group_size not in _AFFINE_GROUPS:
+            return f"groups of {fmt.group_size}; MLX has {', '.join(map(str, _AFFINE_GROUPS))}"
+        if self._mode(fmt) is None:
+            return "MLX holds affine1 to affine8, mxfp4, mxfp8_e4m3 and nvfp4 (one level, or the global scale as amax)"
+        if shape[-1] % fmt.group_size or shape[-1] * fmt.bits % 32:
+            return f"k = {shape[-1]} is not whole groups of {fmt.group_size} in whole 32-bit words"
+        if fmt.global_op and len(shape) > 2:
+            return "a stack of experts has no global scale in MLX"
+        return ""
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         fmt = q.format
-        mode = self._mode(q)
-        check_asked("mlx", q, config, self.config(q))
-        if q.shape[-1] % fmt.group_size or q.shape[-1] * fmt.bits % 32:
-            raise refuse("mlx", q, f"k = {q.shape[-1]} is not whole groups of {fmt.group_size} in whole 32-bit words")
+        self.check_fits(q)
+        check_requested("mlx", q, config, self.config(q))
         if "group_index" in q.parts:
-            raise refuse("mlx", q, "MLX has no group index (act-order)")
+            raise cannot_hold("mlx", q, "MLX has no group index (act-order)")
         out: dict[str, Array] = {"weight": as_words(q.parts["codes"], _U32)}
-        if mode == "affine":
+        if fmt.family == "affine":
             for suffix in ("scales", "biases"):
                 kept = q.details if q.origin == "mlx" else {}
                 out[suffix] = q.parts[suffix]
                 if f"{suffix}_dtype" in kept:
-                    narrow = held_exactly(q.parts[suffix], dtype_by_name(kept[f"{suffix}_dtype"]))
+                    narrow = exact_cast(q.parts[suffix], dtype_by_name(kept[f"{suffix}_dtype"]))
                     out[suffix] = q.parts[suffix] if narrow is None else restored(kept, f"{suffix}_bits", narrow)
             return out
-        out["scales"] = named(q.parts["scales"], str(q.details.get("scales_dtype", "uint8")) if q.origin == "mlx" else "uint8")
+        out["scales"] = view_as(q.parts["scales"], str(q.details.get("scales_dtype", "uint8")) if q.origin == "mlx" else "uint8")
         if fmt.global_op:
-            if q.ndim > 2:
-                raise refuse("mlx", q, "a stack of experts has no global scale in MLX")
             out["global_scale"] = q.parts["global_scale"]
         return out
 
     @staticmethod
-    def _mode(q: QTensor) -> str:
-        fmt = q.format
+    def _mode(fmt: Format) -> str | None:
+        """MLX's word for the kind of format, None where it has none."""
         if fmt.family == "affine":
-            if fmt.group_size not in _AFFINE_GROUPS:
-                raise refuse("mlx", q, f"groups of {fmt.group_size}; MLX has {', '.join(map(str, _AFFINE_GROUPS))}")
             return "affine"
         for mode, (word, _, group, _) in _BLOCK_MODES.items():
             levels = [{"global_scale": "amax"}, {"global_scale": "none"}] if mode == "nvfp4" else [{}]
             if any(fmt == format_named(word, group, **level) for level in levels):
                 return mode
-        raise refuse(
-            "mlx", q, "MLX holds affine1 to affine8, mxfp4, mxfp8_e4m3 and nvfp4 (one level, or the global scale as amax)"
-        )
+        return None
 
     def config(self, q: QTensor) -> dict[str, Any]:
-        return {"group_size": q.format.group_size, "bits": q.format.bits, "mode": self._mode(q)}
+        self.check_fits(q)
+        return {"group_size": q.format.group_size, "bits": q.format.bits, "mode": self._mode(q.format)}
+
+    def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
+        """`quantization`, and its copy under `quantization_config`: the most common parameters, an object under the path of a
+        module that has others, and false for dense projections."""
+        keys = ("group_size", "bits", "mode")
+        base = most_common(packed, keys)
+        config: dict[str, Any] = dict(base)
+        for p in differing(packed, base, keys):
+            config[p.name] = {k: p.params[k] for k in keys}
+        config |= dict.fromkeys(dense_modules(dense), False)
+        return ConfigFiles({"quantization": config, "quantization_config": config})

@@ -12,7 +12,7 @@ written, and comes back identical, its origin, details and window included.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar
 
@@ -20,7 +20,8 @@ from ..errors import FormatError, HalfbyteError, LayoutError
 from ..formats import FAMILIES, family_of
 from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, sizes
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, label, sizes_of
+from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule
 
 PARTS = (
     "codes", "scales", "zeros", "biases", "mins", "super_scales", "super_mins", "global_scale", "group_index",
@@ -32,6 +33,8 @@ class Native(Layout):
     """The parts as they are."""
 
     name = "halfbyte"
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {"native": {}}
+    container = "halfbyte"
     required: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = PARTS
 
@@ -42,7 +45,7 @@ class Native(Layout):
         where = name or "tensor"
         try:
             fmt = format_from_json(config["format"])
-            shape = sizes("halfbyte", config["shape"], "shape", where)
+            shape = sizes_of("halfbyte", config["shape"], "shape", where)
         except KeyError as e:
             raise LayoutError(
                 f"[halfbyte] {where}: its description has {', '.join(config) or 'nothing'}; {e} is missing"
@@ -57,11 +60,11 @@ class Native(Layout):
             raise LayoutError(f"[halfbyte] {where}: {e}") from None
         for part in () if config.get("window") else specs:
             if part not in tensors:
-                raise LayoutError(f"[halfbyte] {join(name, part)} is missing; {fmt} has {', '.join(specs)}")
+                raise LayoutError(f"[halfbyte] {label(name, part)} is missing; {fmt} has {', '.join(specs)}")
             t = tensors[part]
             if tuple(t.shape) != specs[part].shape or t.dtype != specs[part].dtype:
                 raise LayoutError(
-                    f"[halfbyte] {join(name, part)} is {t.dtype} {list(t.shape)}; {fmt} of shape {list(shape)} wants "
+                    f"[halfbyte] {label(name, part)} is {t.dtype} {list(t.shape)}; {fmt} of shape {list(shape)} wants "
                     f"{specs[part].dtype} {list(specs[part].shape)}"
                 )
         return Described(fmt, shape)
@@ -73,7 +76,7 @@ class Native(Layout):
         if not isinstance(origin, str) or not isinstance(details, Mapping):
             raise LayoutError(f"[halfbyte] {name}: origin {origin!r:.40}, details {details!r:.40}; wanted a name and an object")
         if window is not None:
-            window = sizes("halfbyte", window, "window", name)
+            window = sizes_of("halfbyte", window, "window", name)
             if len(window) != 2 or window[0] + math.prod(shape[:-1]) > window[1]:
                 raise LayoutError(
                     f"[halfbyte] {name}: window {list(window)} for shape {list(shape)}; wanted [first row, rows of the whole]"
@@ -94,6 +97,10 @@ class Native(Layout):
         if q.window is not None:
             out["window"] = list(q.window)
         return out
+
+    def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
+        """No entries: each weight's description lies beside it in the file."""
+        return ConfigFiles({})
 
 
 def format_to_json(fmt: Format) -> dict[str, Any]:

@@ -19,45 +19,86 @@ import numpy as np
 from ..errors import LayoutError
 from ..formats import format_named
 from ..numerics.bits import pack, unpack
+from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, only, refuse, want, whole
+from .base import (
+    Array,
+    Config,
+    Described,
+    HasHeader,
+    Holds,
+    Layout,
+    Tensors,
+    cannot_hold,
+    check_requested,
+    integer_of,
+    label,
+    reject_extra,
+    require,
+)
 from .common.float8 import FLOATS, U8
 from .common.integers import check_index
 from .common.words import join_stream, recall, remember, split_stream
+from .quant_config.reader import PlainReader
 
 _CODES = {"weight_Q2": 2, "weight_Q4": 4, "weight_Q8": 8}
+
+
+class ONNXConfig(PlainReader):
+    """Attributes of a MatMulNBits node."""
+
+    method = "onnx"
+    consumed = ("K", "N", "bits", "block_size")
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {"how the node computes": ("accuracy_level",)}
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "block_size" in raw and "bits" in raw
 
 
 class ONNX(Layout):
     """The initializers of a MatMulNBits node."""
 
     name = "onnx"
+    producers = ("onnxruntime",)
+    holds = Holds(
+        ("uint4", "uint8", "uint2"),
+        "matrices in blocks of a power of two of at least 16 along k, zero points within the codes' range",
+        groups=(256, 128, 64, 32, 16),
+    )
+    config_reader = ONNXConfig
     required = ("weight_scales",)
     optional: ClassVar[tuple[str, ...]] = (*_CODES, "weight_zero_points", "weight_g_idx")
+    parts: ClassVar[dict[str, str]] = {
+        "weight_scales": "scales", **dict.fromkeys(_CODES, "codes"), "weight_zero_points": "zeros",
+        "weight_g_idx": "group_index",
+    }  # fmt: skip
 
     def matches(self, suffixes: Collection[str]) -> bool:
         return "weight_scales" in suffixes and any(s in suffixes for s in _CODES)
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         suffix = _codes_suffix(tensors, name)
-        only("onnx", tensors, (suffix, *(s for s in ONNX.optional if s not in _CODES), *ONNX.required), name, "MatMulNBits")
+        reject_extra(
+            "onnx", tensors, (suffix, *(s for s in ONNX.optional if s not in _CODES), *ONNX.required), name, "MatMulNBits"
+        )
         bits = _CODES[suffix]
-        n, blocks, width = want("onnx", tensors, suffix, name, (U8,), (None, None, None))
+        n, blocks, width = require("onnx", tensors, suffix, name, (U8,), (None, None, None))
         block = width * 8 // bits
-        k = whole("onnx", config, "K", name)
+        k = integer_of("onnx", config, "K", name)
         k = blocks * block if k is None else k
         for key, have in (("bits", bits), ("block_size", block), ("N", n)):
             if config.get(key, have) != have:
                 raise LayoutError(
-                    f"[onnx] {join(name, suffix)} has shape {[n, blocks, width]}: {key} {have}; the node says {config[key]}"
+                    f"[onnx] {label(name, suffix)} has shape {[n, blocks, width]}: {key} {have}; the node says {config[key]}"
                 )
         if block == 0 or -(-k // block) != blocks:
             raise LayoutError(
-                f"[onnx] {join(name, suffix)} has {blocks} blocks of {block}; K = {k} takes {-(-k // block) if block else '?'}"
+                f"[onnx] {label(name, suffix)} has {blocks} blocks of {block}; K = {k} takes {-(-k // block) if block else '?'}"
             )
         _sized(tensors, "weight_scales", name, FLOATS, (n, blocks))
         if "weight_g_idx" in tensors:
-            want("onnx", tensors, "weight_g_idx", name, (np.dtype(np.int32),), (k,))
+            require("onnx", tensors, "weight_g_idx", name, (np.dtype(np.int32),), (k,))
         scale = tensors["weight_scales"].dtype.name
         if "weight_zero_points" not in tensors:
             return Described(format_named(f"int{bits}", block, scale_dtype=scale), (n, k))
@@ -90,14 +131,14 @@ class ONNX(Layout):
                 if bool((fields[:, blocks:] != 1 << (fmt.bits - 1)).any()):
                     remember(details, "zero_padding", fields[:, blocks:])
         if "weight_g_idx" in tensors:
-            check_index("onnx", join(name, "weight_g_idx"), tensors["weight_g_idx"], blocks)
+            check_index("onnx", label(name, "weight_g_idx"), tensors["weight_g_idx"], blocks)
             parts["group_index"] = tensors["weight_g_idx"]
         return QTensor(fmt, (n, k), parts, origin="onnxruntime", details=details, name=name)
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         fmt, kept = q.format, q.details if q.origin == "onnxruntime" else {}
         self._check(q)
-        check_asked("onnx", q, config, self.config(q))
+        check_requested("onnx", q, config, self.config(q))
         n, k = q.shape
         block, blocks = fmt.group_size, fmt.groups(k)
         width = block * fmt.bits // 8
@@ -120,19 +161,21 @@ class ONNX(Layout):
             out["weight_g_idx"] = q.parts["group_index"]
         return out
 
-    @staticmethod
-    def _check(q: QTensor) -> None:
-        fmt = q.format
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         plain = (fmt.family == "integer" and not fmt.inverse and fmt.divisor == 1.0) or fmt.family == "hqq"
-        if not plain or fmt.bits not in _CODES.values() or fmt.grouping != "row" or q.ndim != 2:
-            raise refuse("onnx", q, "MatMulNBits holds matrices of int, uint or hqq codes of 2, 4 or 8 bits in groups along k")
+        if not plain or fmt.bits not in _CODES.values() or fmt.grouping != "row" or len(shape) != 2:
+            return "MatMulNBits holds matrices of int, uint or hqq codes of 2, 4 or 8 bits in groups along k"
         if fmt.group_size < 16 or fmt.group_size & (fmt.group_size - 1):
-            raise refuse("onnx", q, "MatMulNBits has blocks of 16, 32, 64, ... (a power of two)")
-        if fmt.zero == "int":
+            return "MatMulNBits has blocks of 16, 32, 64, ... (a power of two)"
+        return ""
+
+    def _check(self, q: QTensor) -> None:
+        self.check_fits(q)
+        if q.format.zero == "int":
             zeros = q.parts["zeros"]
-            if zeros.size and (int(zeros.min()) < 0 or int(zeros.max()) >> fmt.bits):
-                raise refuse(
-                    "onnx", q, f"zero points run from {zeros.min()} to {zeros.max()}; it stores 0 to {(1 << fmt.bits) - 1}"
+            if zeros.size and (int(zeros.min()) < 0 or int(zeros.max()) >> q.format.bits):
+                raise cannot_hold(
+                    "onnx", q, f"zero points run from {zeros.min()} to {zeros.max()}; it stores 0 to {(1 << q.format.bits) - 1}"
                 )
 
     def config(self, q: QTensor) -> dict[str, Any]:
@@ -151,9 +194,9 @@ def _codes_suffix(tensors: Mapping[str, HasHeader], name: str) -> str:
 
 def _sized(tensors: Mapping[str, HasHeader], suffix: str, name: str, dtypes: tuple[Any, ...], shape: tuple[int, int]) -> None:
     """Check dtype and number of elements of a tensor that is a matrix or flat."""
-    got = want("onnx", tensors, suffix, name, dtypes)
+    got = require("onnx", tensors, suffix, name, dtypes)
     if got not in (shape, (math.prod(shape),)):
-        raise LayoutError(f"[onnx] {join(name, suffix)} has shape {list(got)}; wanted {list(shape)} or [{math.prod(shape)}]")
+        raise LayoutError(f"[onnx] {label(name, suffix)} has shape {list(got)}; wanted {list(shape)} or [{math.prod(shape)}]")
 
 
 def _reshaped(a: Array, kept: Mapping[str, Any], key: str) -> Array:

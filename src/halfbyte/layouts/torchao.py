@@ -30,10 +30,12 @@ from ..formats import format_named
 from ..numerics.bits import pack, unpack
 from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, sizes, want, whole
-from .common.float8 import E4M3, E5M2, E8M0, F32, FLOATS, I8, U8, bytes_of, named
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold, integer_of, label, require, sizes_of
+from .common.float8 import E4M3, E5M2, E8M0, F32, FLOATS, I8, U8, bytes_of, view_as
 from .common.scale_tiles import tile, tiled_shape, untile
 from .common.words import recall, remember
+from .quant_config.module_rules import first_entry, rule_matches
+from .quant_config.reader import SkipListReader
 
 _PREFIXES = ("_weight_", "weight_")
 _NAMES = ("qdata", "scale", "zero_point", "per_tensor_scale")
@@ -41,24 +43,67 @@ _INTS = tuple(np.dtype(d) for d in (np.int8, np.uint8, np.int16, np.int32, np.in
 _FP8 = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
+class TorchAOConfig(SkipListReader):
+    """torchao: `quant_type` is an object {"default": {"_type", "_data"}}, per-module ones under a name or `re:` pattern."""
+
+    method = "torchao"
+    skip_keys = ("modules_to_not_convert",)
+    consumed = ("quant_type", "quant_type.**", "_type", "target_dtype", "bits", "elem_dtype", "block_size", "group_size")
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how the model runs": ("quant_type_kwargs", "include_input_output_embeddings", "untie_embedding_weights"),
+    }
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "quant_type" in raw and "blocksize" not in raw
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        params = super().parameters(module)
+        if params is None:
+            return None
+        kinds = self.raw.get("quant_type")
+        if not isinstance(kinds, dict):
+            return params
+        kind = kinds.get("default", kinds)
+        data = kind.get("_data") if isinstance(kind, dict) else None
+        table = next((v for v in (data or {}).values() if isinstance(v, dict) and "_default" in v), None) if data else None
+        if table is not None:
+            own = {k: v or False for k, v in table.items() if k != "_default"}
+            kind = first_entry(own, module, rule_matches)
+            kind = table["_default"] if kind is None else kind
+            if not kind:
+                return None
+            data = kind.get("_data") if isinstance(kind, dict) else None
+        return {**params, **(data or {}), "_type": kind.get("_type") if isinstance(kind, dict) else None}
+
+
 class TorchAO(Layout):
     """The tensors a torchao tensor subclass is flattened into."""
 
     name = "torchao"
+    producers = ("torchao",)
+    config_reader = TorchAOConfig
     required = ()
     optional: ClassVar[tuple[str, ...]] = tuple(p + s for p in _PREFIXES for s in _NAMES)
+    parts: ClassVar[dict[str, str]] = {
+        prefix + suffix: part
+        for prefix in ("_weight_", "weight_")
+        for suffix, part in (
+            ("qdata", "codes"), ("scale", "scales"), ("zero_point", "zeros"), ("per_tensor_scale", "global_scale"),
+        )
+    }  # fmt: skip
 
     def matches(self, suffixes: Collection[str]) -> bool:
         return any(p + "qdata" in suffixes and p + "scale" in suffixes for p in _PREFIXES)
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         t, prefix = _bare(tensors)
-        where = join(name, prefix[:-1])
+        where = label(name, prefix[:-1])
         other = next((p for p in _PREFIXES if p != prefix and any(p + s in tensors for s in _NAMES)), None)
         if other is not None:
             raise LayoutError(f"[torchao] {name or 'the module'} has tensors under {prefix} and {other}; one of them is a weight")
-        got = want("torchao", t, "qdata", where, (U8, I8, E4M3, E5M2))
-        scale = want("torchao", t, "scale", where, (U8, E8M0, E4M3, *FLOATS))
+        got = require("torchao", t, "qdata", where, (U8, I8, E4M3, E5M2))
+        scale = require("torchao", t, "scale", where, (U8, E8M0, E4M3, *FLOATS))
         if len(got) < 2:
             raise LayoutError(f"[torchao] {where}_qdata has shape {list(got)}; wanted (n, k) or a stack of those")
         if t["scale"].dtype == E4M3:
@@ -81,9 +126,9 @@ class TorchAO(Layout):
         parts: dict[str, Array] = {}
         if fmt.family == "integer":
             details["signed"] = int(qdata.dtype == I8)
-            parts |= _codes_and_zeros(fmt, shape, t, details, join(name, prefix[:-1]))
+            parts |= _codes_and_zeros(fmt, shape, t, details, label(name, prefix[:-1]))
         elif fmt.bits == 6:
-            _check_codes(qdata, 6, join(name, prefix[:-1]))
+            _check_codes(qdata, 6, label(name, prefix[:-1]))
             parts["codes"] = pack(qdata, 6)
         else:
             parts["codes"] = bytes_of(qdata)
@@ -109,9 +154,29 @@ class TorchAO(Layout):
                 details["per_tensor_shape"] = list(factor.shape)
         return QTensor(fmt, shape, parts, origin="torchao", details=details, name=name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        integer = fmt.family == "integer" and fmt.grouping == "row" and not fmt.inverse and fmt.divisor == 1.0
+        one_level = fmt in (format_named("nvfp4", 16), format_named("nvfp4", 16, global_scale="none"))
+        if integer and (fmt.bits == 8 or fmt.zero == "int"):
+            fills = fmt.group_size == -1 or shape[-1] % fmt.group_size == 0
+        elif (fmt.family == "mx" and fmt.element != "mxint") or one_level:
+            fills = shape[-1] % fmt.group_size == 0
+        elif fmt.family == "fp8":
+            fills = True
+        else:
+            return (
+                "torchao holds uint2 to uint8 with zero points, int8, fp8, mxfp4, mxfp6, mxfp8 and nvfp4 (multiply or one level)"
+            )
+        return "" if fills else f"k = {shape[-1]} is not whole groups of {fmt.group_size}"
+
+    def _check(self, q: QTensor) -> None:
+        if "group_index" in q.parts:
+            raise cannot_hold("torchao", q, "torchao has no group index (act-order)")
+        self.check_fits(q)
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         fmt, kept = q.format, q.details if q.origin == "torchao" else {}
-        _check_holds(q)
+        self._check(q)
         k = q.shape[-1]
         out: dict[str, Array] = {}
         if fmt.family == "integer":
@@ -119,7 +184,7 @@ class TorchAO(Layout):
         elif fmt.bits == 6:
             out["qdata"] = unpack(q.parts["codes"], 6, k)
         else:
-            out["qdata"] = named(q.parts["codes"], {"e4m3": E4M3, "e5m2": E5M2}.get(fmt.element, U8))
+            out["qdata"] = view_as(q.parts["codes"], {"e4m3": E4M3, "e5m2": E5M2}.get(fmt.element, U8))
         scale = q.parts["scales"]
         if fmt.float_scale:
             wanted = tuple(kept.get("scale_shape", scale.shape))
@@ -128,7 +193,7 @@ class TorchAO(Layout):
             if kept.get("swizzled"):
                 size = math.prod(tiled_shape(q.shape[0], fmt.groups(k))) - scale.size
                 scale = tile(scale, recall(kept, "scale_padding", (size,)))
-            out["scale"] = named(scale, E4M3 if fmt.scale == "e4m3" else str(kept.get("scale_dtype", "uint8")))
+            out["scale"] = view_as(scale, E4M3 if fmt.scale == "e4m3" else str(kept.get("scale_dtype", "uint8")))
         if fmt.global_op:
             factor = q.parts["global_scale"]
             wanted = tuple(kept.get("per_tensor_shape", factor.shape))
@@ -137,7 +202,7 @@ class TorchAO(Layout):
         return {prefix + s: a for s, a in out.items()}
 
     def config(self, q: QTensor) -> dict[str, Any]:
-        _check_holds(q)
+        self._check(q)
         fmt = q.format
         kinds = {"mx": "MXTensor", "nvfp4": "NVFP4Tensor", "fp8": "Float8Tensor"}
         out: dict[str, Any] = {"_type": kinds.get(fmt.family, "IntxUnpackedToInt8Tensor" if fmt.zero == "int" else "Int8Tensor")}
@@ -164,7 +229,7 @@ def _bare(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _only(t: Mapping[str, HasHeader], where: str, what: str, *optional: str) -> None:
-    """LayoutError for a tensor this subclass has no place for."""
+    """LayoutError for a tensor that this subclass does not have."""
     extra = sorted(set(t) - {"qdata", "scale", *optional})
     if extra:
         raise LayoutError(f"[torchao] {where}_{extra[0]} is there; {what} has {', '.join(('qdata', 'scale', *optional))} only")
@@ -184,10 +249,10 @@ def _scales_fit(where: str, fmt: Format, shape: tuple[int, ...], scale: tuple[in
 
 
 def _nvfp4(t: Mapping[str, HasHeader], where: str, got: tuple[int, ...], scale: tuple[int, ...]) -> Described:
-    want("torchao", t, "qdata", where, (U8,))
+    require("torchao", t, "qdata", where, (U8,))
     shape = (*got[:-1], 2 * got[-1])
     if "per_tensor_scale" in t:
-        second = want("torchao", t, "per_tensor_scale", where, (F32,))
+        second = require("torchao", t, "per_tensor_scale", where, (F32,))
         if math.prod(second) != math.prod(shape[:-2]):
             raise LayoutError(
                 f"[torchao] {where}_per_tensor_scale has shape {list(second)}; wanted one factor for each matrix of {list(shape)}"
@@ -201,7 +266,7 @@ def _mx(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[int, 
     dtype = t["qdata"].dtype
     if dtype in _FP8:
         return _scales_fit(where, format_named(f"mxfp8_{_FP8[dtype]}", block), got, scale)
-    want("torchao", t, "qdata", where, (U8,))
+    require("torchao", t, "qdata", where, (U8,))
     element = _word(config.get("elem_dtype"))
     six = re.search(r"e2m3|e3m2", element)
     fp4, fp6 = (*got[:-1], 2 * got[-1]), got
@@ -251,7 +316,7 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
     *lead, n, k = got
     if zero is None and t["qdata"].dtype != I8:
         raise LayoutError(f"[torchao] {where}_qdata is {t['qdata'].dtype} without zero points; wanted int8")
-    bits = whole("torchao", config, "bits", where) or _width(config.get("target_dtype")) or 8
+    bits = integer_of("torchao", config, "bits", where) or _width(config.get("target_dtype")) or 8
     if zero is None and bits != 8:
         raise LayoutError(f"[torchao] {where}_zero_point is missing; codes of {bits} bits have one a group")
     block = _last(config, where)
@@ -306,40 +371,10 @@ def _stored_integers(q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
         zeros = q.parts["zeros"].astype(np.int64) - shift
         dtype = np.dtype(str(kept.get("zero_dtype", "int8")))
         if zeros.size and (int(zeros.min()) < np.iinfo(dtype).min or int(zeros.max()) > np.iinfo(dtype).max):
-            raise refuse("torchao", q, f"zero points run from {zeros.min()} to {zeros.max()}, beyond {dtype}")
+            raise cannot_hold("torchao", q, f"zero points run from {zeros.min()} to {zeros.max()}, beyond {dtype}")
         shape = tuple(kept.get("zero_shape", zeros.shape))
         out["zero_point"] = zeros.astype(dtype).reshape(shape if math.prod(shape) == zeros.size else zeros.shape)
     return out
-
-
-def _check_holds(q: QTensor) -> None:
-    fmt, k = q.format, q.shape[-1]
-    if "group_index" in q.parts:
-        raise refuse("torchao", q, "torchao has no group index (act-order)")
-    if (
-        fmt.family == "integer"
-        and fmt.grouping == "row"
-        and not fmt.inverse
-        and fmt.divisor == 1.0
-        and (fmt.bits == 8 or fmt.zero == "int")
-    ):
-        whole = fmt.group_size == -1 or k % fmt.group_size == 0
-    elif (
-        (fmt.family == "mx" and fmt.element != "mxint")
-        or fmt == format_named("nvfp4", 16)
-        or fmt == format_named("nvfp4", 16, global_scale="none")
-    ):
-        whole = k % fmt.group_size == 0
-    elif fmt.family == "fp8":
-        whole = True
-    else:
-        raise refuse(
-            "torchao",
-            q,
-            "torchao holds uint2 to uint8 with zero points, int8, fp8, mxfp4, mxfp6, mxfp8 and nvfp4 (multiply or one level)",
-        )
-    if not whole:
-        raise refuse("torchao", q, f"k = {k} is not whole groups of {fmt.group_size}")
 
 
 def _check_codes(codes: Array, bits: int, where: str) -> None:
@@ -365,7 +400,7 @@ def _block(config: Config, where: str) -> tuple[int, ...]:
     """The block size as one number for each axis that is given; () without one."""
     value = config.get("block_size")
     value = [] if value is None else [value] if isinstance(value, int) else value
-    return sizes("torchao", value, "block_size", where)
+    return sizes_of("torchao", value, "block_size", where)
 
 
 def _last(config: Config, where: str) -> int | None:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...errors import HalfbyteError
+from ...layouts.quant_config.module_rules import path_matches
+from ...layouts.quant_config.reader import ConfigReader
 from ..base import TensorInfo
-from ..quant_config.module_rules import path_matches
-from ..quant_config.read import Scheme
 from ..safetensors.detect import Reading
 from ..safetensors.shards import Shards
 from ..views.gptqmodel_gpt_oss import has_split_gate_up
@@ -31,7 +31,7 @@ class Headers(Protocol):
     """What the checks need of an opened checkpoint; `SafetensorsCheckpoint` has it."""
 
     shards: Shards
-    scheme: Scheme | None
+    scheme: ConfigReader | None
     config: dict[str, Any]
     format: str
 

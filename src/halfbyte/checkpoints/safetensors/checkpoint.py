@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, HalfbyteError
+from ...layouts.quant_config.reader import ConfigReader
 from ...layouts.unsupported import RECOGNISED, refuse_recognised
 from ...tensor.qtensor import QTensor
 from ..base import Checkpoint, TensorInfo
@@ -20,7 +21,7 @@ from ..findings import Finding
 from ..findings.headers import header_findings
 from ..findings.overflow import warn_of_overflow
 from ..io.bounded_json import parse_object
-from ..quant_config.read import Scheme, scheme_of
+from ..quant_config import read_config
 from .detect import DAMAGE, FOREIGN, Detector, Reading
 from .expected_shapes import expected_shape
 from .folder import Sources, read_configs
@@ -52,7 +53,7 @@ class SafetensorsCheckpoint(Checkpoint):
             read_configs(sources.folder, sources)
         self.config = sources.config
         self._odd: list[Finding] = []
-        self.scheme: Scheme | None = None
+        self.scheme: ConfigReader | None = None
         layouts = FOREIGN
         if self._own:
             layouts = (OwnLayout(),)
@@ -65,7 +66,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._group()
         self.format = self._format()
 
-    def _find_scheme(self, quantization: Mapping[str, Any] | None) -> Scheme | None:
+    def _find_scheme(self, quantization: Mapping[str, Any] | None) -> ConfigReader | None:
         """The quantization config: the caller's, config.json's, the one a file beside it, or a single file's metadata."""
         found: list[tuple[str, Mapping[str, Any]]] = []
         where = str(self._sources.folder / "config.json")
@@ -84,14 +85,14 @@ class SafetensorsCheckpoint(Checkpoint):
                 found.append((f"{file.path} metadata", parse_object(text.encode(), f"{file.path}: metadata quantization_config")))
         if not found:
             return None
-        scheme = scheme_of(found[0][1], found[0][0])
+        scheme = read_config(found[0][1], found[0][0])
         for where, raw in found[1:] if quantization is None else ():
-            other = scheme_of(raw, where)
+            other = read_config(raw, where)
             if other.method != scheme.method:
                 text = f"says {other.method}, {scheme.where} says {scheme.method}; read as {scheme.method}"
                 self._odd.append(Finding("warning", "configs-disagree", Path(where).name, text))
             else:
-                self._odd += scheme.complete(other)
+                self._odd += [Finding("warning", "configs-disagree", "", text) for text in scheme.complete(other)]
         return scheme
 
     def _extra(self) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 
 from ...errors import CheckpointError, HalfbyteError, LayoutError, UnsupportedError
 from ...layouts import LAYOUTS, Described, Layout
+from ...layouts.quant_config.reader import ConfigReader
 from ..findings import Finding
-from ..quant_config.read import Scheme
 from .expected_shapes import expected_shape
 from .modules import Kind, kind_of, own_suffixes
 from .shards import Shards
@@ -25,7 +25,7 @@ BITS = (1, 2, 3, 4, 5, 6, 7, 8)
 GROUPS = (16, 32, 64, 128, 256, 512, 1024, -1)
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 """What is tried where a config does not fit."""
-FOREIGN = tuple(layout for name, layout in LAYOUTS.items() if name not in ("gguf", "halfbyte"))
+FOREIGN = tuple(layout for layout in LAYOUTS.values() if layout.container == "safetensors")
 """Layouts that a producer's safetensors files may follow. GGUF's blocks and halfbyte's parts have no shape of their own."""
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 """What code that trusts a value raises when a file holds nonsense in its place."""
@@ -52,7 +52,7 @@ class Detector:
     def __init__(
         self,
         shards: Shards,
-        scheme: Scheme | None,
+        scheme: ConfigReader | None,
         config: Mapping[str, Any],
         extra: Mapping[str, Any],
         layouts: Sequence[Layout] = FOREIGN,

@@ -27,7 +27,7 @@ SUSPECT = (
 
 def suffixes_of(layouts: Iterable[Layout]) -> frozenset[str]:
     """Every suffix that one of `layouts` claims, with what joins it to the module's path."""
-    return frozenset(layout.joint + s for layout in layouts for s in (*layout.required, *layout.optional) if s)
+    return frozenset(layout.separator + s for layout in layouts for s in (*layout.required, *layout.optional) if s)
 
 
 def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[str, str]]:
@@ -44,15 +44,16 @@ def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[st
     return modules
 
 
-def without_joint(layout: Layout, suffixes: Iterable[str]) -> dict[str, str]:
-    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the layout's joint, and "" for a tensor
-    under the module's own name where the layout has one."""
-    return {s[len(layout.joint) :]: s for s in suffixes if s.startswith(layout.joint) or (s == "" and "" in layout.required)}
+def without_separator(layout: Layout, suffixes: Iterable[str]) -> dict[str, str]:
+    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the layout's separator, and "" for a
+    tensor under the module's own name where the layout has one."""
+    bare = "" in layout.required
+    return {s[len(layout.separator) :]: s for s in suffixes if s.startswith(layout.separator) or (bare and s == "")}
 
 
 def own_suffixes(layout: Layout, tensors: Mapping[str, str]) -> dict[str, str]:
     """{suffix as the layout calls it: tensor} of those in `tensors` that the layout can have."""
-    return {own: tensors[s] for own, s in without_joint(layout, tensors).items()}
+    return {own: tensors[s] for own, s in without_separator(layout, tensors).items()}
 
 
 class Kind(NamedTuple):
@@ -76,12 +77,12 @@ class Kind(NamedTuple):
 
 def kind_of(layouts: Sequence[Layout], suffixes: tuple[str, ...], prefers: Sequence[str]) -> Kind:
     """The `Kind` of modules with these suffixes. `prefers` names the layouts that the config can mean, most likely first."""
-    possible = {layout.name: layout for layout in layouts if layout.matches(without_joint(layout, suffixes))}
+    possible = {layout.name: layout for layout in layouts if layout.matches(without_separator(layout, suffixes))}
     meant = tuple(possible[name] for name in prefers if name in possible)
     others = tuple(layout for layout in possible.values() if layout not in meant)
     claimed: set[str] = set()
     for layout in possible.values():
-        own = without_joint(layout, suffixes)
+        own = without_separator(layout, suffixes)
         claimed.update(own[s] for s in layout.claims(own))
     found = recognise({}, [s[1:] for s in suffixes])
     # One suffix alone may be another's too: it tells only where nothing that is read matches.

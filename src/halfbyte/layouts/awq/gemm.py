@@ -13,21 +13,36 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LayoutError
+from ...errors import CheckpointError, LayoutError
 from ...formats import format_named
 from ...numerics import bits as stream
 from ...numerics.exact import bfloat16
 from ...numerics.transpose import turned, turned_nibbles
+from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, check_asked, join, refuse, want, whole
-from ..common.integers import check_integer, check_zero_range, stored_zeros
+from ..base import (
+    Array,
+    Config,
+    Described,
+    HasHeader,
+    Holds,
+    Layout,
+    Tensors,
+    check_requested,
+    integer_of,
+    label,
+    require,
+)
+from ..common.integers import check_no_group_index, check_zero_range, integer_misfit, stored_zeros
 from ..common.words import as_bytes, as_words
+from ..quant_config.reader import SkipListReader
+from ..quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
 
 I32 = np.dtype(np.int32)
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
@@ -35,15 +50,15 @@ ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 """Column held by each field of a word, lowest field first."""
 
 
-def word(config: Config, transformers: str, autoawq: str) -> str:
-    """The key a config uses: transformers' word, unless only AutoAWQ's own is there."""
+def key_in(config: Config, transformers: str, autoawq: str) -> str:
+    """The key under which a config has a parameter: transformers', unless only AutoAWQ's own is there."""
     return autoawq if config.get(transformers) is None and autoawq in config else transformers
 
 
 def awq_bits(layout: str, config: Config, name: str, allowed: tuple[int, ...] = (4,)) -> int:
     """`bits` (or AutoAWQ's own `w_bit`) of a config, 4 when it says nothing. Raises LayoutError for another width than
     allowed."""
-    bits = whole(layout, config, word(config, "bits", "w_bit"), name)
+    bits = integer_of(layout, config, key_in(config, "bits", "w_bit"), name)
     bits = 4 if bits is None else bits
     if bits not in allowed:
         raise LayoutError(f"[{layout}] {name}: bits {bits!r}; allowed: {', '.join(map(str, allowed))}")
@@ -52,36 +67,83 @@ def awq_bits(layout: str, config: Config, name: str, allowed: tuple[int, ...] = 
 
 def awq_group(layout: str, config: Config, name: str, k: int, groups: int | None) -> int:
     """`group_size` (or AutoAWQ's own `q_group_size`) of a config, checked against the groups of the scales when known."""
-    size = whole(layout, config, word(config, "group_size", "q_group_size"), name)
+    size = integer_of(layout, config, key_in(config, "group_size", "q_group_size"), name)
     if size is None:
         if not groups or k % groups:
-            shapes = f"{k} inputs are not {groups} equal groups" if groups else "the padded scales do not tell it"
+            shapes = f"{k} inputs are not {groups} equal groups" if groups else "padded scales leave it open"
             raise LayoutError(f"[{layout}] {name}: the config has no group_size, and {shapes}")
         return k // groups
     if size != -1 and size < 1:
         raise LayoutError(f"[{layout}] {name}: group_size {size}; allowed: 1 or more, or -1 for the whole row")
     expected = min(k, 1) if size == -1 else -(-k // size)
     if groups is not None and expected != groups:
-        raise LayoutError(f"[{layout}] {join(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {expected}")
+        raise LayoutError(
+            f"[{layout}] {label(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {expected}"
+        )
     return size
 
 
-class AWQ(Layout):
+class AWQConfig(SkipListReader):
+    """AutoAWQ's config: one set of parameters, a kernel order under `version`, and `modules_to_not_convert`."""
+
+    method = "awq"
+    skip_keys = ("modules_to_not_convert",)
+    consumed = (
+        "bits",
+        "w_bit",
+        "group_size",
+        "q_group_size",
+        "version",
+        "format",
+        "zero_point",
+        "checkpoint_format",
+        "pack_dtype",
+    )
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "which kernel runs it": (
+            "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "backend", "use_exllama", "hidden_act",
+        ),
+        "how the quantizer searched": ("n_parallel_calib_samples", "max_calib_samples", "max_calib_seq_len", "true_sequential"),
+        "notes of the writer": ("meta", "quantizer", "model_name_or_path", "dataset"),
+        "GPTQ's words, which AWQ has no use for": ("damp_percent", "desc_act", "static_groups", "sym", "lm_head", "method"),
+    }  # fmt: skip
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        super().__init__(raw, where)
+        version = str(raw.get("version") or "gemm").lower()
+        self.layouts = (f"awq-{version}", "awq")
+        given = {"bits": raw.get("bits", raw.get("w_bit")), "group_size": raw.get("group_size", raw.get("q_group_size"))}
+        self._base = {**raw, **{k: v for k, v in given.items() if v is not None}, "version": version}
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "w_bit" in raw or "q_group_size" in raw or ("version" in raw and "zero_point" in raw)
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        return None if super().parameters(module) is None else dict(self._base)
+
+
+class AWQGemm(Layout):
     """AutoAWQ's gemm checkpoints."""
 
     name = "awq-gemm"
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {"awq": {}}
+    producers = ("autoawq",)
+    holds = Holds(("int4", "uint4", "int8", "uint8"), "matrices with one float scale a group and outputs that fill whole words")
+    config_reader = AWQConfig
     required = ("qweight", "qzeros", "scales")
+    parts: ClassVar[dict[str, str]] = {"qweight": "codes", "qzeros": "zeros"}
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         bits = awq_bits(self.name, config, name, tuple(ORDER))
-        groups, n = want(self.name, tensors, "scales", name, FLOATS, (None, None))
+        groups, n = require(self.name, tensors, "scales", name, FLOATS, (None, None))
         if n * bits % 32:
             raise LayoutError(
-                f"[awq-gemm] {join(name, 'scales')} has {n} columns; words hold {32 // bits} codes of {bits} bits each"
+                f"[awq-gemm] {label(name, 'scales')} has {n} columns; words hold {32 // bits} codes of {bits} bits each"
             )
         words, why = n * bits // 32, f"for {n} outputs of {bits} bits"
-        k, _ = want(self.name, tensors, "qweight", name, (I32,), (None, words), why)
-        want(self.name, tensors, "qzeros", name, (I32,), (groups, words), f"{why} in {groups} groups")
+        k, _ = require(self.name, tensors, "qweight", name, (I32,), (None, words), why)
+        require(self.name, tensors, "qzeros", name, (I32,), (groups, words), f"{why} in {groups} groups")
         size = awq_group(self.name, config, name, k, groups)
         return Described(format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name), (n, k))
 
@@ -98,14 +160,17 @@ class AWQ(Layout):
     def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array:
         return _zeros(tensors, self.describe(tensors, config, name).format.bits)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        why = integer_misfit(fmt, shape, tuple(ORDER))
+        if not why and shape[0] * fmt.bits % 32:
+            why = f"{shape[0]} outputs are not whole words of {32 // fmt.bits} columns; write gptq or compressed-tensors"
+        return why
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        check_integer(self.name, q, tuple(ORDER))
-        bits, (n, k) = q.format.bits, q.shape
+        self.check_fits(q)
+        check_no_group_index(self.name, q)
+        bits, k = q.format.bits, q.shape[1]
         check_config(self.name, q, config)
-        if n * bits % 32:
-            raise refuse(
-                self.name, q, f"{n} outputs are not whole words of {32 // bits} columns", "write gptq or compressed-tensors"
-            )
         zeros = stored_zeros(q)
         check_zero_range(self.name, q, zeros, 0, (1 << bits) - 1)
         codes = q.parts["codes"]
@@ -117,6 +182,21 @@ class AWQ(Layout):
 
     def config(self, q: QTensor) -> dict[str, Any]:
         return awq_config(q, self.name)
+
+    def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
+        """`quantization_config`: one width and group, and the modules that stay dense. CheckpointError where modules differ: AWQ
+        has no per-module rules."""
+        keys = ("bits", "group_size")
+        base = most_common(packed, keys)
+        others = differing(packed, base, keys)
+        if others:
+            p = others[0]
+            raise CheckpointError(
+                f"[convert] AWQ has one width and group size for all modules: most have {base}, {p.name} has "
+                f"{ {k: p.params[k] for k in keys} } (and {len(others) - 1} more differ); name one (awq:uint4:g64), or write gptq"
+            )
+        config = {"quant_method": "awq", **base, "zero_point": True, "version": "gemm"}
+        return ConfigFiles({"quantization_config": {**config, "modules_to_not_convert": dense_modules(dense) or None}})
 
 
 def _zeros(tensors: Tensors, bits: int) -> NDArray[np.int16]:
@@ -137,8 +217,8 @@ def awq_config(q: QTensor, layout: str) -> dict[str, Any]:
 
 def check_config(layout: str, q: QTensor, config: Config) -> None:
     """LayoutError when the config names other bits or groups than q has."""
-    bits, size = word(config, "bits", "w_bit"), word(config, "group_size", "q_group_size")
-    check_asked(layout, q, config, {bits: q.format.bits, size: q.format.group_size})
+    bits, size = key_in(config, "bits", "w_bit"), key_in(config, "group_size", "q_group_size")
+    check_requested(layout, q, config, {bits: q.format.bits, size: q.format.group_size})
 
 
 def words_of_rows(rows: NDArray[np.uint8], k: int) -> NDArray[np.int32]:
@@ -155,7 +235,7 @@ def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
     """Words [r, n·bits/32] in AWQ order -> codes uint8 [r, n], a transposed view of contiguous [n, r]."""
     order, per_byte, mask = ORDER[bits], 8 // bits, np.uint8((1 << bits) - 1)
     r, w = words.shape
-    # Byte by byte along r, which runs on in memory: ten times as fast as a gather of fields.
+    # Byte by byte along r, which is contiguous: ten times as fast as a gather of fields.
     raw = as_bytes(np.ascontiguousarray(words.T)).reshape(w, r, 4)
     down = np.empty((w, len(order), r), np.uint8)
     for field, column in enumerate(order):

@@ -13,17 +13,18 @@ and kept if it is not. Source: AutoAWQ 0.2, by the files it writes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ...errors import LayoutError
 from ...formats import format_named
+from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
-from ..common.integers import check_integer, check_zero_range, stored_zeros
+from ..base import Array, Config, Described, HasHeader, Layout, Tensors, label, require
+from ..common.integers import check_no_group_index, check_zero_range, integer_misfit, stored_zeros
 from ..common.words import as_bytes, as_words, fields_of_words, recall, remember, stream_of_words, words_of_fields
-from .gemm import FLOATS, I32, awq_bits, awq_config, awq_group, check_config
+from .gemm import FLOATS, I32, AWQConfig, awq_bits, awq_config, awq_group, check_config
 
 
 def zeros_width(k: int, group_size: int) -> int:
@@ -38,19 +39,22 @@ class AWQGemv(Layout):
     """AutoAWQ's gemv checkpoints."""
 
     name = "awq-gemv"
+    producers = ("autoawq",)
+    config_reader = AWQConfig
     required = ("qweight", "qzeros", "scales")
+    parts: ClassVar[dict[str, str]] = {"qweight": "codes", "qzeros": "zeros"}
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         awq_bits(self.name, config, name)
-        n, width = want(self.name, tensors, "qweight", name, (I32,), (None, None))
+        n, width = require(self.name, tensors, "qweight", name, (I32,), (None, None))
         k = 8 * width
         size = awq_group(self.name, config, name, k, None)
-        fmt = format_named("uint4", size, scale_dtype=want_scales(self.name, tensors, name))
-        _, words = want(self.name, tensors, "qzeros", name, (I32,), (n, None), f"for {n} outputs")
-        want(self.name, tensors, "scales", name, FLOATS, (n, 8 * words), f"eight a word of {join(name, 'qzeros')}")
+        fmt = format_named("uint4", size, scale_dtype=scale_dtype(self.name, tensors, name))
+        _, words = require(self.name, tensors, "qzeros", name, (I32,), (n, None), f"for {n} outputs")
+        require(self.name, tensors, "scales", name, FLOATS, (n, 8 * words), f"eight a word of {label(name, 'qzeros')}")
         if 8 * words < fmt.groups(k):
             raise LayoutError(
-                f"[awq-gemv] {join(name, 'scales')} has room for {8 * words} groups; {k} inputs are {fmt.groups(k)} of {size}"
+                f"[awq-gemv] {label(name, 'scales')} has room for {8 * words} groups; {k} inputs are {fmt.groups(k)} of {size}"
             )
         return Described(fmt, (n, k))
 
@@ -69,13 +73,18 @@ class AWQGemv(Layout):
         parts = {"codes": codes, "scales": np.ascontiguousarray(scales[:, :groups]), "zeros": fields.astype(np.int16)}
         return QTensor(fmt, (n, k), parts, origin="autoawq", details=details, name=name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        why = integer_misfit(fmt, shape, (4,))
+        if not why and shape[1] % 8:
+            why = f"{shape[1]} inputs are not whole words of 8; write gptq or compressed-tensors"
+        return why
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        check_integer(self.name, q, (4,))
+        self.check_fits(q)
+        check_no_group_index(self.name, q)
         check_config(self.name, q, config)
         n, k = q.shape
-        if k % 8:
-            raise refuse(self.name, q, f"{k} inputs are not whole words of 8", "write gptq or compressed-tensors")
-        zeros, scales, own = stored_zeros(q), q.parts["scales"], self.remembered(q)
+        zeros, scales, own = stored_zeros(q), q.parts["scales"], self.own_details(q)
         check_zero_range(self.name, q, zeros, 0, 15)
         groups, words = scales.shape[1], own.get("width", zeros_width(k, q.format.group_size))
         fields = np.zeros((n, 8 * words), np.uint8)
@@ -97,7 +106,7 @@ class AWQGemv(Layout):
         return awq_config(q, self.name)
 
 
-def want_scales(layout: str, tensors: Mapping[str, HasHeader], name: str) -> str:
+def scale_dtype(layout: str, tensors: Mapping[str, HasHeader], name: str) -> str:
     """Name of the scales' dtype, checked."""
-    want(layout, tensors, "scales", name, FLOATS)
+    require(layout, tensors, "scales", name, FLOATS)
     return str(tensors["scales"].dtype.name)

@@ -14,7 +14,7 @@ not −scale·zero, rounded, of any integer is kept beside it. Source: AutoAWQ 0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from ...errors import LayoutError
 from ...formats import format_named
 from ...numerics import bits as stream
+from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
-from ..common.integers import check_integer, stored_zeros
+from ..base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold, label, require
+from ..common.integers import check_no_group_index, integer_misfit, stored_zeros
 from ..common.words import as_bytes, as_words, recall, remember
-from .gemm import awq_bits, awq_config, awq_group, check_config
+from .gemm import AWQConfig, awq_bits, awq_config, awq_group, check_config
 from .gemv import zeros_width
 
 F16, I16 = np.dtype(np.float16), np.dtype(np.int16)
@@ -40,21 +41,24 @@ class AWQGemvFast(Layout):
     """AutoAWQ's gemv_fast checkpoints."""
 
     name = "awq-gemv_fast"
+    producers = ("autoawq",)
+    config_reader = AWQConfig
     required = ("qweight", "qzeros", "scales")
+    parts: ClassVar[dict[str, str]] = {"qweight": "codes", "qzeros": "zeros"}
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         awq_bits(self.name, config, name)
-        quads, k = want(self.name, tensors, "qweight", name, (I16,), (None, None))
+        quads, k = require(self.name, tensors, "qweight", name, (I16,), (None, None))
         n = 4 * quads
         if k % 64:
-            raise LayoutError(f"[awq-gemv_fast] {join(name, 'qweight')} has {k} columns; words cover whole 64s of inputs")
-        rows, _ = want(self.name, tensors, "scales", name, (F16,), (None, n), f"for the {n} rows of {join(name, 'qweight')}")
-        want(self.name, tensors, "qzeros", name, (F16,), (rows, n), f"as {join(name, 'scales')}")
+            raise LayoutError(f"[awq-gemv_fast] {label(name, 'qweight')} has {k} columns; words cover whole 64s of inputs")
+        rows, _ = require(self.name, tensors, "scales", name, (F16,), (None, n), f"for the {n} rows of {label(name, 'qweight')}")
+        require(self.name, tensors, "qzeros", name, (F16,), (rows, n), f"as {label(name, 'scales')}")
         size = awq_group(self.name, config, name, k, None)
         fmt = format_named("uint4", size)
         if rows < fmt.groups(k):
             raise LayoutError(
-                f"[awq-gemv_fast] {join(name, 'scales')} has {rows} rows; {k} inputs are {fmt.groups(k)} groups of {size}"
+                f"[awq-gemv_fast] {label(name, 'scales')} has {rows} rows; {k} inputs are {fmt.groups(k)} groups of {size}"
             )
         return Described(fmt, (n, k))
 
@@ -66,7 +70,7 @@ class AWQGemvFast(Layout):
             details["rows"] = rows
         scales = np.ascontiguousarray(tensors["scales"][:groups].T)
         offsets = np.ascontiguousarray(tensors["qzeros"][:groups].T)
-        zeros = integer_zeros(scales, offsets, join(name, "qzeros"))
+        zeros = integer_zeros(scales, offsets, label(name, "qzeros"))
         if not np.array_equal(_offsets(scales, zeros).view(np.uint16), offsets.view(np.uint16)):
             remember(details, "offsets", offsets)
         for suffix in ("scales", "qzeros"):
@@ -77,13 +81,18 @@ class AWQGemvFast(Layout):
         parts = {"codes": stream.pack(codes, 4), "scales": scales, "zeros": zeros}
         return QTensor(fmt, (n, k), parts, origin="autoawq", details=details, name=name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        why = integer_misfit(fmt, shape, (4,), ("float16",))
+        if not why and (shape[1] % 64 or shape[0] % 4):
+            why = "words cover 4 outputs by 64 inputs; write awq-gemm, gptq or compressed-tensors"
+        return why
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        check_integer(self.name, q, (4,), ("float16",))
+        self.check_fits(q)
+        check_no_group_index(self.name, q)
         check_config(self.name, q, config)
         n, k = q.shape
-        if k % 64 or n % 4:
-            raise refuse(self.name, q, "words cover 4 outputs by 64 inputs", "write awq-gemm, gptq or compressed-tensors")
-        scales, zeros, own = q.parts["scales"], stored_zeros(q), self.remembered(q)
+        scales, zeros, own = q.parts["scales"], stored_zeros(q), self.own_details(q)
         offsets = _offsets(scales, zeros)
         kept = recall(own, "offsets", offsets.shape, F16)
         if kept is not None:
@@ -91,7 +100,7 @@ class AWQGemvFast(Layout):
         back = integer_zeros(scales, offsets, "qzeros")
         if not np.array_equal(back, zeros):
             at = tuple(int(i) for i in np.argwhere(back != zeros)[0])
-            raise refuse(
+            raise cannot_hold(
                 self.name,
                 q,
                 f"zero point {zeros[at]} at group {at} under scale {scales[at]} is {back[at]} when read back from −scale·zero",

@@ -16,7 +16,7 @@ Parallel Inference on Large Language Models", and the files AutoAWQ 0.2 writes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,16 @@ from numpy.typing import NDArray
 from ...errors import LayoutError
 from ...formats import format_named
 from ...numerics import bits as stream
+from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
-from ..common.integers import check_implicit, check_integer
+from ..base import Array, Config, Described, HasHeader, Layout, Tensors, label, require
+from ..common.integers import check_middle_zeros, check_no_group_index, integer_misfit
 from ..common.words import as_bytes, as_words
-from .gemm import FLOATS, I32, ORDER, awq_bits, awq_config, awq_group, check_config
+from .gemm import FLOATS, I32, ORDER, AWQConfig, awq_bits, awq_config, awq_group, check_config
 
 
 def _codes_of_strip() -> NDArray[np.int64]:
-    """Place of each of a strip's 1024 nibbles in its 16 inputs × 64 outputs, as 64·input + output."""
+    """Position of each of a strip's 1024 nibbles in its 16 inputs × 64 outputs, as 64·input + output."""
     thread, tile, code = np.meshgrid(np.arange(32), np.arange(4), np.array(ORDER[4]), indexing="ij")
     within, half = code % 4, code // 4
     k = 2 * (thread % 4) + within % 2 + 8 * (within // 2)
@@ -51,17 +52,20 @@ class AWQMarlin(Layout):
     """AutoAWQ's marlin checkpoints."""
 
     name = "awq-marlin"
+    producers = ("autoawq",)
+    config_reader = AWQConfig
     required = ("qweight", "scales")
+    parts: ClassVar[dict[str, str]] = {"qweight": "codes"}
 
     def matches(self, suffixes: Any) -> bool:
         return "qzeros" not in suffixes and super().matches(suffixes)
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         awq_bits(self.name, config, name)
-        groups, n = want(self.name, tensors, "scales", name, FLOATS, (None, None))
-        strips, _ = want(self.name, tensors, "qweight", name, (I32,), (None, 2 * n), f"for {n} outputs")
+        groups, n = require(self.name, tensors, "scales", name, FLOATS, (None, None))
+        strips, _ = require(self.name, tensors, "qweight", name, (I32,), (None, 2 * n), f"for {n} outputs")
         if n % 64:
-            raise LayoutError(f"[awq-marlin] {join(name, 'scales')} has {n} columns; strips are 64 outputs wide")
+            raise LayoutError(f"[awq-marlin] {label(name, 'scales')} has {n} columns; strips are 64 outputs wide")
         k = 16 * strips
         size = awq_group(self.name, config, name, k, groups)
         return Described(format_named("int4", size, scale_dtype=tensors["scales"].dtype.name), (n, k))
@@ -75,13 +79,18 @@ class AWQMarlin(Layout):
         parts = {"codes": stream.pack(codes, 4), "scales": np.ascontiguousarray(scales.T)}
         return QTensor(fmt, (n, k), parts, origin="autoawq", details={"layout": self.name}, name=name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        why = integer_misfit(fmt, shape, (4,))
+        if not why and (shape[0] % 64 or shape[1] % 16):
+            why = "strips are 64 outputs by 16 inputs; write awq-gemm, gptq or compressed-tensors"
+        return why
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        check_integer(self.name, q, (4,))
-        check_implicit(self.name, q)
+        self.check_fits(q)
+        check_no_group_index(self.name, q)
+        check_middle_zeros(self.name, q)
         check_config(self.name, q, config)
         n, k = q.shape
-        if n % 64 or k % 16:
-            raise refuse(self.name, q, "strips are 64 outputs by 16 inputs", "write awq-gemm, gptq or compressed-tensors")
         codes = stream.unpack(q.parts["codes"], 4, k).reshape(n // 64, 64, k // 16, 16)
         fields = codes.transpose(2, 0, 3, 1).reshape(k // 16, n // 64, 1024)[..., STRIP].reshape(k // 16, 16 * n)
         scales = q.parts["scales"].T
@@ -94,5 +103,5 @@ class AWQMarlin(Layout):
 
 
 def _scale_order(groups: int) -> NDArray[np.int64]:
-    """Stored place -> output, within the run of outputs that is permuted."""
+    """Output at each stored position, within the run of outputs that is permuted."""
     return SINGLE if groups == 1 else GROUPED

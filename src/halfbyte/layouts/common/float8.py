@@ -1,6 +1,6 @@
 """Bytes under other names: a scale byte is stored as U8, F8_E8M0 or F8_E4M3 by different writers, the canonical parts hold uint8.
 
-bytes_of(a) and named(bytes, dtype) are inverse views; no value is converted, so no NaN or sign is lost.
+bytes_of(a) and view_as(bytes, dtype) are inverse views; no value is converted, so no NaN or sign is lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def bytes_of(a: NDArray[Any]) -> NDArray[np.uint8]:
     return a.view(np.uint8)
 
 
-def named(data: NDArray[np.uint8], dtype: str | np.dtype[Any]) -> NDArray[Any]:
+def view_as(data: NDArray[np.uint8], dtype: str | np.dtype[Any]) -> NDArray[Any]:
     """uint8 seen as the one-byte `dtype` ("uint8", "float8_e8m0fnu", "float8_e4m3fn", ...)."""
     return data.view(_BY_NAME[dtype] if isinstance(dtype, str) else dtype)
 
@@ -58,7 +58,7 @@ def cast(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         return values.astype(dtype)
 
 
-def held_exactly(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def exact_cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """`values` in `dtype`, or None when that changes one of them. NaN is NaN whatever its bits: a cast may set others."""
     out = cast(values, dtype)
     return out if np.array_equal(cast(out, np.float64), cast(values, np.float64), equal_nan=True) else None

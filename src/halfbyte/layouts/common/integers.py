@@ -15,39 +15,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import LayoutError
-from ...spec import FLOAT_SCALES
+from ...spec import FLOAT_SCALES, Format
 from ...tensor.qtensor import QTensor
-from ..base import refuse
+from ..base import cannot_hold
 
 
-def check_integer(
-    layout: str,
-    q: QTensor,
+def integer_misfit(
+    fmt: Format,
+    shape: tuple[int, ...],
     bits: Sequence[int],
     scales: Sequence[str] = FLOAT_SCALES,
     groupings: Sequence[str] = ("row",),
     ndims: Sequence[int] = (2,),
-    group_index: bool = False,
-) -> None:
-    """LayoutError unless q is a plain integer weight of these widths, scale dtypes, groupings and numbers of axes.
-
-    group_index  an act-order group index is allowed
-    """
-    fmt = q.format
+) -> str:
+    """Why this is no plain integer weight of these widths, scale dtypes, groupings and numbers of axes, "" when it is one."""
     if fmt.family != "integer" or fmt.inverse or fmt.divisor != 1.0:
-        raise refuse(layout, q, "the layout holds integers times a scale only", "requantize to int or uint with --lossy")
+        return "the layout holds integers times a scale only; requantize to int or uint with --lossy"
     if fmt.bits not in bits:
-        raise refuse(layout, q, f"the layout holds {', '.join(map(str, bits))} bits, not {fmt.bits}")
+        return f"the layout holds {', '.join(map(str, bits))} bits, not {fmt.bits}"
     if fmt.scale not in scales:
-        raise refuse(layout, q, f"its scales are {fmt.scale}; the layout holds {', '.join(scales)}")
+        return f"its scales are {fmt.scale}; the layout holds {', '.join(scales)}"
     if fmt.grouping not in groupings:
-        raise refuse(layout, q, f"its groups are {fmt.grouping}; the layout holds {', '.join(groupings)}")
-    if q.ndim not in ndims:
-        raise refuse(layout, q, "the layout holds matrices (n, k)", "write the experts of a stack one by one")
-    if "group_index" in q.parts and not group_index:
-        raise refuse(
-            layout, q, "it has an act-order group index, which the layout cannot store", "write gptq, or sort the inputs first"
-        )
+        return f"its groups are {fmt.grouping}; the layout holds {', '.join(groupings)}"
+    if len(shape) not in ndims:
+        return "the layout holds matrices (n, k); write the experts of a stack one by one"
+    return ""
+
+
+def check_no_group_index(layout: str, q: QTensor) -> None:
+    """LayoutError for a weight in act-order, for layouts that store no group index."""
+    if "group_index" in q.parts:
+        why = "it has an act-order group index, which the layout cannot store"
+        raise cannot_hold(layout, q, why, "write gptq, or sort the inputs first")
 
 
 def stored_zeros(q: QTensor) -> NDArray[np.int16]:
@@ -57,7 +56,7 @@ def stored_zeros(q: QTensor) -> NDArray[np.int16]:
     return np.full(q.parts["scales"].shape, 1 << (q.format.bits - 1), np.int16)
 
 
-def check_implicit(layout: str, q: QTensor) -> None:
+def check_middle_zeros(layout: str, q: QTensor) -> None:
     """LayoutError when a zero point differs from the middle code: the layout stores none."""
     if q.format.zero != "int":
         return
@@ -65,7 +64,7 @@ def check_implicit(layout: str, q: QTensor) -> None:
     off = zeros != middle
     if off.any():
         at = tuple(int(i) for i in np.argwhere(off)[0])
-        raise refuse(
+        raise cannot_hold(
             layout,
             q,
             f"{int(off.sum())} zero points are not {middle} (the first, at group {at}, is {zeros[at]}); the layout stores none",
@@ -77,7 +76,7 @@ def check_zero_range(layout: str, q: QTensor, zeros: NDArray[Any], low: int, hig
     bad = (zeros < low) | (zeros > high)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise refuse(
+        raise cannot_hold(
             layout,
             q,
             f"{int(bad.sum())} zero points lie outside {low} to {high}, the first, at group {at}, is {zeros[at]}",

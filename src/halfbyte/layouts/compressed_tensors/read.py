@@ -17,26 +17,31 @@ input, −1 for "in order". See `compressed_tensors_pack` for the words. Source:
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LayoutError
+from ...errors import CheckpointError, LayoutError
 from ...formats import format_named
 from ...numerics import bits as stream
 from ...numerics.exact import bfloat16
 from ...numerics.transpose import turned
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, join, want, whole
+from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, integer_of, label, require
+from ..claims import PARAMETERS
 from ..common.integers import check_index, monotone
 from ..common.words import remember
+from ..quant_config.module_rules import check_rule, covered, first_entry, lookup, rule_matches
+from ..quant_config.reader import ConfigReader
+from ..quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor, PackedModule, dense_modules
 from . import words
-from .write import INTEGER, WORDS, group_config, scales_shape, write
+from .write import INTEGER, WORDS, group_config, scales_shape, write, write_misfit
 
 I8, U8, I32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
 E4M3, E5M2, E8M0 = (np.dtype(t) for t in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu))
@@ -59,13 +64,98 @@ def weight_args(config: Config) -> dict[str, Any]:
     return dict(config)
 
 
+class CompressedTensorsConfig(ConfigReader):
+    """compressed-tensors' config: `config_groups`, each with `targets` (a module's name, `re:` and a pattern, or a class) and
+    `weights`; `ignore`."""
+
+    method = "compressed-tensors"
+    consumed = (
+        "format", "ignore", "config_groups.*.targets", "config_groups.*.format",
+        *(f"config_groups.*.weights.{key}" for key in (
+            "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "actorder", "scale_dtype", "zp_dtype",
+        )),
+    )  # fmt: skip
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how activations and caches are quantized when the model runs": (
+            "kv_cache_scheme", "config_groups.*.input_activations", "config_groups.*.output_activations",
+        ),
+        "how the quantizer searched": (
+            "config_groups.*.weights.observer", "config_groups.*.weights.observer_kwargs", "config_groups.*.weights.dynamic",
+        ),
+        "notes of the writer": ("quantization_status", "global_compression_ratio", "version", "run_compressed"),
+    }  # fmt: skip
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        super().__init__(raw, where)
+        self._ignore = self._names("ignore")
+        self._named: dict[str, dict[str, Any] | bool] = {}
+        self._classes: dict[str, dict[str, Any] | bool] = {}
+        for group_name, group in self._object("config_groups").items():
+            targets = group.get("targets") if isinstance(group, dict) else None
+            weights = group.get("weights") if isinstance(group, dict) else None
+            if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+                raise CheckpointError(
+                    f"[config] {where}: config_groups {group_name!r} has targets {targets!r:.80}; wanted a list of names"
+                )
+            if weights is not None and not isinstance(weights, dict):
+                raise CheckpointError(
+                    f"[config] {where}: config_groups {group_name!r} has weights {weights!r:.80}; wanted an object"
+                )
+            params: dict[str, Any] | bool = (
+                False if weights is None else {**weights, "format": group.get("format") or raw.get("format")}
+            )
+            for target in (check_rule(t, where) for t in targets):
+                is_class = target[:1].isupper() and "." not in target
+                (self._classes if is_class else self._named).setdefault(target, params)
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "config_groups" in raw and "quant_algo" not in raw
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        if covered(self._ignore, module):
+            return None
+        params = lookup(self._named, module)
+        if params is None:
+            params = first_entry(self._named, module, rule_matches)
+        if params is None:
+            # A file does not say what class a module had: embeddings by their name, everything else is a Linear.
+            embedding = module.rpartition(".")[2] in ("embed_tokens", "wte", "word_embeddings")
+            order = ("Embedding", "Linear") if embedding else ("Linear", *self._classes)
+            params = next((self._classes[c] for c in order if c in self._classes), None)
+        return dict(params) if isinstance(params, dict) else None
+
+
 class CompressedTensors(Layout):
     """compressed-tensors' checkpoints."""
 
     name = "compressed-tensors"
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {"ct": {}}
+    codec_aliases: ClassVar[dict[str, str]] = {"mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3", "fp8": "fp8_e4m3"}
+    producers = ("compressed-tensors",)
+    holds = Holds(
+        (
+            *(f"{sign}int{b}" for b in (4, 8, 2, 3, 5, 6, 7, 1) for sign in ("", "u")),
+            "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2",
+        ),
+        "matrices and stacks; float scales a tensor, channel, group or block; a global scale divides",
+        levels=("divide",),
+    )  # fmt: skip
+    config_reader = CompressedTensorsConfig
     required = ("weight_scale",)
     optional = ("weight_packed", "weight", "weight_shape", "weight_zero_point", "weight_global_scale", "weight_g_idx")
     peek = ("weight_shape",)
+    parts: ClassVar[dict[str, str]] = {
+        "weight_scale": "scales", "weight_packed": "codes", "weight": "codes", "weight_shape": PARAMETERS,
+        "weight_zero_point": "zeros", "weight_global_scale": "global_scale", "weight_g_idx": "group_index",
+    }  # fmt: skip
+    harmless: ClassVar[dict[str, str]] = {
+        "input_scale": "scale of the activations", "input_zero_point": "zero point of the activations",
+        "input_global_scale": "global scale of the activations", "output_scale": "scale of the outputs",
+        "output_zero_point": "zero point of the outputs", "k_scale": "scale of the key cache",
+        "v_scale": "scale of the value cache", "k_zero_point": "zero point of the key cache",
+        "v_zero_point": "zero point of the value cache",
+    }  # fmt: skip
 
     def matches(self, suffixes: Collection[str]) -> bool:
         return (
@@ -79,23 +169,23 @@ class CompressedTensors(Layout):
         if args.get("format") not in READ:
             known = ", ".join(str(f) for f in READ if f)
             raise LayoutError(f"[{self.name}] {name}: format {args['format']!r}; read: {known}")
-        want(self.name, tensors, "weight_scale", name, (*FLOATS, E4M3, E8M0, U8))
+        require(self.name, tensors, "weight_scale", name, (*FLOATS, E4M3, E8M0, U8))
         scale = tensors["weight_scale"]
         if "weight_packed" in tensors:
-            want(self.name, tensors, "weight_packed", name, (I32, U8))
+            require(self.name, tensors, "weight_packed", name, (I32, U8))
             if tensors["weight_packed"].dtype == I32:
                 return self._describe_words(tensors, args, name)
             return self._describe_bytes(tensors, args, name)
-        *lead, n, k = self._matrix(want(self.name, tensors, "weight", name, (I8, E4M3, E5M2)), "weight", name)
+        *lead, n, k = self._matrix(require(self.name, tensors, "weight", name, (I8, E4M3, E5M2)), "weight", name)
         dtype = tensors["weight"].dtype
         if scale.dtype in (U8, E8M0):
             word = {E4M3: "mxfp8_e4m3", E5M2: "mxfp8_e5m2"}.get(dtype)
             if word is None:
-                raise LayoutError(f"[{self.name}] {join(name, 'weight')} is {dtype} under power-of-two scales; read: float8")
-            fmt = format_named(word, whole(self.name, args, "group_size", name) or 32)
-            want(self.name, tensors, "weight_scale", name, (), (*lead, n, fmt.groups(k)), f"for {k} inputs")
+                raise LayoutError(f"[{self.name}] {label(name, 'weight')} is {dtype} under power-of-two scales; read: float8")
+            fmt = format_named(word, integer_of(self.name, args, "group_size", name) or 32)
+            require(self.name, tensors, "weight_scale", name, (), (*lead, n, fmt.groups(k)), f"for {k} inputs")
         elif dtype == I8:
-            bits = whole(self.name, args, "num_bits", name) or 8
+            bits = integer_of(self.name, args, "num_bits", name) or 8
             fmt = self._scoped(f"{'u' if 'weight_zero_point' in tensors else ''}int{bits}", tensors, args, (*lead, n, k), name)
         else:
             fmt = self._scoped("fp8_e4m3" if dtype == E4M3 else "fp8_e5m2", tensors, args, (*lead, n, k), name)
@@ -103,8 +193,8 @@ class CompressedTensors(Layout):
 
     def _describe_words(self, tensors: Mapping[str, HasHeader], args: Config, name: str) -> Described:
         """pack-quantized."""
-        *lead, n, width = self._matrix(want(self.name, tensors, "weight_packed", name), "weight_packed", name)
-        bits, size = whole(self.name, args, "num_bits", name), whole(self.name, args, "group_size", name)
+        *lead, n, width = self._matrix(require(self.name, tensors, "weight_packed", name), "weight_packed", name)
+        bits, size = integer_of(self.name, args, "num_bits", name), integer_of(self.name, args, "group_size", name)
         if bits is None or not 1 <= bits <= 8:
             raise LayoutError(
                 f"[{self.name}] {name}: num_bits {bits!r}; packed words hold 1 to 8, given in the quantization config"
@@ -113,7 +203,7 @@ class CompressedTensors(Layout):
         if isinstance(stated, np.ndarray):
             shape = tuple(int(d) for d in stated.reshape(-1))
             if len(shape) != len(lead) + 2 or shape[:-1] != (*lead, n) or shape[-1] < 0:
-                raise LayoutError(f"[{self.name}] {join(name, 'weight_shape')} is {list(shape)}; weight_packed has {n} rows")
+                raise LayoutError(f"[{self.name}] {label(name, 'weight_shape')} is {list(shape)}; weight_packed has {n} rows")
             k = shape[-1]
         elif args.get("strategy") == "group" and size is not None and size > 0:
             k = math.prod(tensors["weight_scale"].shape[-1:]) * size
@@ -122,7 +212,7 @@ class CompressedTensors(Layout):
         if not words.packings(width, k, bits):
             dense, padded = (words.words_in(k, bits, p) for p in (words.DENSE, words.PADDED))
             raise LayoutError(
-                f"[{self.name}] {join(name, 'weight_packed')} has {width} words a row; {k} codes of {bits} bits take {dense} "
+                f"[{self.name}] {label(name, 'weight_packed')} has {width} words a row; {k} codes of {bits} bits take {dense} "
                 f"({padded} before version 0.19)"
             )
         fmt = self._scoped(f"{'u' if 'weight_zero_point' in tensors else ''}int{bits}", tensors, args, (*lead, n, k), name)
@@ -130,44 +220,44 @@ class CompressedTensors(Layout):
 
     def _describe_bytes(self, tensors: Mapping[str, HasHeader], args: Config, name: str) -> Described:
         """NVFP4, MXFP4, MXFP6."""
-        *lead, n, nbytes = self._matrix(want(self.name, tensors, "weight_packed", name), "weight_packed", name)
+        *lead, n, nbytes = self._matrix(require(self.name, tensors, "weight_packed", name), "weight_packed", name)
         scale = tensors["weight_scale"]
-        groups = want(self.name, tensors, "weight_scale", name, (E4M3, E8M0, U8), (*lead, n, None), f"for {n} rows")[-1]
+        groups = require(self.name, tensors, "weight_scale", name, (E4M3, E8M0, U8), (*lead, n, None), f"for {n} rows")[-1]
         if scale.dtype == E4M3:
             fmt, k = format_named("nvfp4", global_scale="divide" if "weight_global_scale" in tensors else "none"), 2 * nbytes
             if "weight_global_scale" in tensors:
-                count = math.prod(want(self.name, tensors, "weight_global_scale", name, (np.dtype(np.float32),)))
+                count = math.prod(require(self.name, tensors, "weight_global_scale", name, (np.dtype(np.float32),)))
                 if count != math.prod(lead):
                     raise LayoutError(
-                        f"[{self.name}] {join(name, 'weight_global_scale')} has {count} values; wanted {math.prod(lead)}"
+                        f"[{self.name}] {label(name, 'weight_global_scale')} has {count} values; wanted {math.prod(lead)}"
                     )
         else:
-            size = whole(self.name, args, "group_size", name) or 32
-            bits = whole(self.name, args, "num_bits", name) or (8 * nbytes // (size * groups) if groups else 4)
+            size = integer_of(self.name, args, "group_size", name) or 32
+            bits = integer_of(self.name, args, "num_bits", name) or (8 * nbytes // (size * groups) if groups else 4)
             if bits not in (4, 6) or 8 * nbytes % bits:
                 raise LayoutError(
-                    f"[{self.name}] {join(name, 'weight_packed')} has {nbytes} bytes and {groups} scales a row; "
+                    f"[{self.name}] {label(name, 'weight_packed')} has {nbytes} bytes and {groups} scales a row; "
                     "MXFP4 or MXFP6 wanted"
                 )
             fmt, k = format_named("mxfp4" if bits == 4 else "mxfp6_e2m3", size), 8 * nbytes // bits
         if groups != fmt.groups(k):
             raise LayoutError(
-                f"[{self.name}] {join(name, 'weight_scale')} has {groups} scales a row; "
+                f"[{self.name}] {label(name, 'weight_scale')} has {groups} scales a row; "
                 f"{k} inputs in groups of {fmt.group_size} take {fmt.groups(k)}"
             )
         return Described(fmt, (*lead, n, k))
 
     def _matrix(self, shape: tuple[int, ...], suffix: str, name: str) -> tuple[int, ...]:
         if len(shape) not in (2, 3):
-            raise LayoutError(f"[{self.name}] {join(name, suffix)} has shape {list(shape)}; a weight has 2 or 3 axes")
+            raise LayoutError(f"[{self.name}] {label(name, suffix)} has shape {list(shape)}; a weight has 2 or 3 axes")
         return shape
 
     def _scoped(self, word: str, tensors: Mapping[str, HasHeader], args: Config, shape: tuple[int, ...], name: str) -> Format:
         """The format of float scales: a tensor, channels, groups or blocks, from the shape of the scales and the config."""
         *lead, n, k = shape
-        got, strategy = want(self.name, tensors, "weight_scale", name, FLOATS), args.get("strategy")
+        got, strategy = require(self.name, tensors, "weight_scale", name, FLOATS), args.get("strategy")
         dtype = tensors["weight_scale"].dtype.name
-        block, size = args.get("block_structure"), whole(self.name, args, "group_size", name)
+        block, size = args.get("block_structure"), integer_of(self.name, args, "group_size", name)
         one = math.prod(got) == math.prod(lead) and (strategy == "tensor" or len(got) < 2 or (strategy is None and not lead))
         if strategy == "block":
             if not isinstance(block, (list, tuple)) or len(block) != 2 or not all(isinstance(b, int) and b > 0 for b in block):
@@ -182,7 +272,7 @@ class CompressedTensors(Layout):
                 size = -(-k // got[-1]) if got and got[-1] and k else 1
             fmt = format_named(word, size, scale_dtype=dtype, **({"rows": -1} if got[:-1] == (1,) and n != 1 else {}))
         why = f"for a weight of {n} by {k} and {strategy} scales"
-        want(self.name, tensors, "weight_scale", name, (), scales_shape(fmt, shape), why)
+        require(self.name, tensors, "weight_scale", name, (), scales_shape(fmt, shape), why)
         return fmt
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
@@ -218,7 +308,7 @@ class CompressedTensors(Layout):
         if "weight_zero_point" in tensors:
             self._read_zeros(tensors["weight_zero_point"], fmt, shape, packing, parts, details, name)
         if "weight_g_idx" in tensors:
-            want(self.name, tensors, "weight_g_idx", name, (I32,), (k,), f"for {k} inputs")
+            require(self.name, tensors, "weight_g_idx", name, (I32,), (k,), f"for {k} inputs")
             self._read_index(tensors["weight_g_idx"], fmt, k, parts, details, name)
         return QTensor(fmt, shape, parts, origin=self.name, details=details, name=name)
 
@@ -226,7 +316,7 @@ class CompressedTensors(Layout):
         half = 1 << (bits - 1)
         if bits < 8 and weight.size and (int(weight.min()) < -half or int(weight.max()) >= half):
             raise LayoutError(
-                f"[{self.name}] {join(name, 'weight')} runs from {weight.min()} to {weight.max()}; "
+                f"[{self.name}] {label(name, 'weight')} runs from {weight.min()} to {weight.max()}; "
                 f"{bits} bits hold {-half} to {half - 1}"
             )
         return stream.pack((weight.view(np.uint8) + np.uint8(half)), bits)
@@ -243,7 +333,7 @@ class CompressedTensors(Layout):
     ) -> None:
         *lead, n, _ = shape
         want_shape, half = scales_shape(fmt, shape), 1 << (fmt.bits - 1)
-        where = join(name, "weight_zero_point")
+        where = label(name, "weight_zero_point")
         if fmt.zero != "int":
             if zeros.view(np.uint8).any():
                 raise LayoutError(f"[{self.name}] {where} is {zeros.dtype} and not zero; a float weight has no zero point")
@@ -277,16 +367,48 @@ class CompressedTensors(Layout):
             details["g_idx"] = "unset"
             remember(details, "g_idx values", None if (index == -1).all() else index)
             return
-        check_index(self.name, join(name, "weight_g_idx"), index, fmt.groups(k))
+        check_index(self.name, label(name, "weight_g_idx"), index, fmt.groups(k))
         if np.array_equal(index, monotone(k, fmt.group_size)):
             details["g_idx"] = "monotone"
         elif fmt.grouping != "row":
-            raise LayoutError(f"[{self.name}] {join(name, 'weight_g_idx')} reorders groups of {fmt}; only groups of a row can be")
+            raise LayoutError(
+                f"[{self.name}] {label(name, 'weight_g_idx')} reorders groups of {fmt}; only groups of a row can be"
+            )
         else:
             parts["group_index"] = index
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        return write(self.name, q, weight_args(config), self.remembered(q))
+        return write(self.name, q, weight_args(config), self.own_details(q))
+
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        return write_misfit(fmt, shape)
 
     def config(self, q: QTensor) -> dict[str, Any]:
-        return group_config(self.name, q, self.remembered(q))
+        return group_config(self.name, q, self.own_details(q))
+
+    def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
+        """`quantization_config`: one group that takes every Linear, or a group for each set of arguments that names its
+        modules."""
+        groups: dict[str, list[PackedModule]] = {}
+        for p in packed:
+            groups.setdefault(json.dumps(p.params, sort_keys=True), []).append(p)
+        embedding = any(p.name.rpartition(".")[2] in EMBEDDINGS for p in packed)
+        config_groups: dict[str, Any] = {}
+        for number, members in enumerate(groups.values()):
+            args = members[0].params
+            targets = ["Linear"] if len(groups) == 1 and not embedding else [p.name for p in members]
+            config_groups[f"group_{number}"] = {
+                "targets": targets, "format": args["format"], "weights": args["weights"],
+                "input_activations": None, "output_activations": None,
+            }  # fmt: skip
+        formats = {g["format"] for g in config_groups.values()}
+        config = {
+            "quant_method": "compressed-tensors",
+            "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+            "quantization_status": "compressed",
+            "config_groups": config_groups,
+            "ignore": dense_modules(dense),
+            "kv_cache_scheme": None,
+            "global_compression_ratio": None,
+        }
+        return ConfigFiles({"quantization_config": config})

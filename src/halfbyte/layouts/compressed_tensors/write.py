@@ -15,8 +15,8 @@ from ...numerics import bits as stream
 from ...numerics.transpose import turned
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, check_asked, refuse
-from ..common.integers import check_integer, check_zero_range, monotone
+from ..base import Array, Config, cannot_hold, check_requested
+from ..common.integers import check_zero_range, integer_misfit, monotone
 from ..common.words import recall
 from . import words
 
@@ -35,19 +35,30 @@ def scales_shape(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
     return family_of(fmt).geometry(fmt, shape)["scales"].shape
 
 
+def write_misfit(fmt: Format, shape: tuple[int, ...]) -> str:
+    """Why no weight of this format and shape can be written, "" when it depends on its values."""
+    if fmt.family == "integer":
+        return integer_misfit(fmt, shape, range(1, 9), groupings=("row", "block"), ndims=(2, 3))
+    if fmt.name not in WORDS or fmt.family not in ("nvfp4", "mx", "fp8"):
+        return "the layout holds int, uint, fp8, nvfp4, mxfp4, mxfp6_e2m3 and mxfp8"
+    if fmt.name not in FLOAT8 and shape[-1] * fmt.bits % 8:
+        return f"{shape[-1]} codes of {fmt.bits} bits are not whole bytes, and nothing in the file would say so"
+    return ""
+
+
 def word_of(layout: str, q: QTensor, args: Config, own: Mapping[str, Any]) -> str:
     """The `format` to write: the config's where it names one that fits, else the one q came in, else the usual one."""
     fmt, asked = q.format, args.get("format")
     if fmt.family != "integer":
         if fmt.name not in WORDS or fmt.family not in ("nvfp4", "mx", "fp8"):
-            raise refuse(layout, q, "the layout holds int, uint, fp8, nvfp4, mxfp4, mxfp6_e2m3 and mxfp8")
+            raise cannot_hold(layout, q, write_misfit(fmt, q.shape))
         allowed = (WORDS[fmt.name], *(("naive-quantized",) if fmt.family == "fp8" else ()))
     else:
         allowed = (own.get("format", "pack-quantized"), *INTEGER)
     if asked in (None, "mixed-precision"):
         return str(allowed[0])
     if asked not in allowed:
-        raise refuse(layout, q, f"the config says {asked}; this weight is written as {' or '.join(dict.fromkeys(allowed))}")
+        raise cannot_hold(layout, q, f"the config says {asked}; this weight is written as {' or '.join(dict.fromkeys(allowed))}")
     return str(asked)
 
 
@@ -55,11 +66,12 @@ def write(layout: str, q: QTensor, args: Config, own: Mapping[str, Any]) -> dict
     """The tensors of `q`. Raises LayoutError when the layout cannot hold it."""
     fmt, (*lead, n, k) = q.format, q.shape
     word = word_of(layout, q, args, own)
-    check_asked(layout, q, args, {"num_bits": fmt.bits})
-    if fmt.family == "integer":
-        check_integer(layout, q, range(1, 9), groupings=("row", "block"), ndims=(2, 3), group_index=True)
-    elif "group_index" in q.parts:
-        raise refuse(layout, q, "only integers can have an act-order group index here")
+    check_requested(layout, q, args, {"num_bits": fmt.bits})
+    why = write_misfit(fmt, q.shape)
+    if why:
+        raise cannot_hold(layout, q, why)
+    if fmt.family != "integer" and "group_index" in q.parts:
+        raise cannot_hold(layout, q, "only integers can have an act-order group index here")
     out: dict[str, Array] = {}
     codes = q.parts["codes"]
     if fmt.name in FLOAT8:
@@ -74,8 +86,6 @@ def write(layout: str, q: QTensor, args: Config, own: Mapping[str, Any]) -> dict
         if own.get("weight_shape") != "absent":
             out["weight_shape"] = np.array(q.shape, own.get("weight_shape", "int64"))
     else:
-        if k * fmt.bits % 8:
-            raise refuse(layout, q, f"{k} codes of {fmt.bits} bits are not whole bytes, and nothing in the file would say so")
         out["weight_packed"] = codes
     out["weight_scale"] = _scales(q, own)
     if fmt.family == "nvfp4":
@@ -108,7 +118,7 @@ def _global_scale(layout: str, q: QTensor, own: Mapping[str, Any], out: dict[str
         with np.errstate(divide="ignore", over="ignore"):
             inverse = np.float32(1) / g
         if fmt.divisor != 1.0 or not ((np.abs(mantissa) == 0.5) & np.isfinite(inverse) & (inverse != 0)).all():
-            raise refuse(
+            raise cannot_hold(
                 layout, q, "its global scale multiplies, here it divides, and a reciprocal is exact only of a power of two",
                 "write modelopt, or --lossy",
             )  # fmt: skip

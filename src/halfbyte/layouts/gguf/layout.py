@@ -23,7 +23,7 @@ from ...numerics.bits import pack, unpack
 from ...numerics.exact import bfloat16, round_odd
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, join, refuse, want
+from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, label, require
 from .blocks import ORDERS, join_codes, split_codes
 
 _CHUNK = 1 << 18
@@ -36,28 +36,43 @@ class GGUF(Layout):
     """Rows of ggml blocks, by ggml type name."""
 
     name = "gguf"
+    codec_aliases: ClassVar[dict[str, str]] = {"nvfp4": "nvfp4_ue4m3", "int4": "q4_0", "int5": "q5_0", "int8": "q8_0"}
+    producers = ("gguf",)
+    holds = Holds(
+        (
+            *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "nvfp4_ue4m3", "iq4_nl", "iq4_xs"),
+            *("q2_K", "q3_K", "q4_K", "q5_K", "q6_K"),
+        ),
+        "rows of whole blocks, groups in order, a factor that multiplies",
+        groups=(32,),
+        levels=("none", "multiply"),
+        scales=("float16",),
+        wider=(4, 5, 8),
+    )
+    container = "gguf"
     required: ClassVar[tuple[str, ...]] = ("weight",)
     optional: ClassVar[tuple[str, ...]] = ("scale",)
+    parts: ClassVar[dict[str, str]] = {"weight": "codes", "scale": "global_scale"}
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         kind = type_of(config, name)
-        got = want("gguf", tensors, "weight", name, (np.dtype(np.uint8),))
+        got = require("gguf", tensors, "weight", name, (np.dtype(np.uint8),))
         if len(got) < 2:
             raise LayoutError(
-                f"[gguf] {join(name, 'weight')} has shape {list(got)}; a {kind.name} weight is rows of blocks, [*lead, n, bytes]"
+                f"[gguf] {label(name, 'weight')} has shape {list(got)}; a {kind.name} weight is rows of blocks, [*lead, n, bytes]"
             )
         try:
             k = kind.elements(got[-1])
         except ShapeError as e:
-            raise LayoutError(f"{e}; {join(name, 'weight')} is cut short or of another type") from None
+            raise LayoutError(f"{e}; {label(name, 'weight')} is cut short or of another type") from None
         fmt = format_named(kind.word).with_(global_op="multiply" if "scale" in tensors else "")
         if fmt.global_op and (fmt.bias or fmt.minimum):
             raise UnsupportedError(
-                f"[gguf] {name or 'weight'} is {kind.name} with a factor, {join(name, 'scale')}, over its minimum too; "
+                f"[gguf] {name or 'weight'} is {kind.name} with a factor, {label(name, 'scale')}, over its minimum too; "
                 "a factor is read beside types without one (NVFP4, MXFP4, Q8_0, Q6_K, ...)"
             )
         if fmt.global_op:
-            want("gguf", tensors, "scale", name, (np.dtype(np.float32),), got[:-2] or (1,), "(one factor a matrix)")
+            require("gguf", tensors, "scale", name, (np.dtype(np.float32),), got[:-2] or (1,), "(one factor a matrix)")
         return Described(fmt, (*got[:-1], k))
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
@@ -73,7 +88,9 @@ class GGUF(Layout):
         kind = type_of(config) if "type" in config else type_for(q)
         fits = type_for(q)
         if fits is not kind:
-            raise refuse("gguf", q, f"its values are those of {fits.name} blocks, not {kind.name}", f"write it as {fits.name}")
+            raise cannot_hold(
+                "gguf", q, f"its values are those of {fits.name} blocks, not {kind.name}", f"write it as {fits.name}"
+            )
         out: dict[str, Array] = {"weight": np.asarray(q.parts["blocks"]) if q.format.opaque else join_blocks(q, kind)}
         if q.format.global_op:
             out["scale"] = np.asarray(q.parts["global_scale"]).reshape(q.shape[:-2] or (1,))
@@ -113,20 +130,20 @@ def type_for(q: QTensor) -> GGMLType:
     if fmt.element == "e2m1" and fmt.scale == "e4m3":
         if q.parts["scales"].size and int(q.parts["scales"].max()) > 0x7E:
             why = "a block scale is negative or NaN, and ggml reads scale bytes without a sign"
-            raise refuse("gguf", q, why, "requantize it")
+            raise cannot_hold("gguf", q, why, "requantize it")
         shape = shape.with_(scale="ue4m3")
     for word, kind in GGML_BY_WORD.items():
         if _structure(format_named(word)) != shape or (fmt.opaque and fmt.name != word):
             continue
         if k % kind.block:
-            raise refuse("gguf", q, f"rows of {k} values are not whole {kind.name} blocks of {kind.block}")
+            raise cannot_hold("gguf", q, f"rows of {k} values are not whole {kind.name} blocks of {kind.block}")
         if "group_index" in q.parts:
-            raise refuse("gguf", q, "its groups are not in order along k (act-order), and a ggml block is", "requantize it")
+            raise cannot_hold("gguf", q, "its groups are not in order along k (act-order), and a ggml block is", "requantize it")
         if fmt.global_op == "divide":
-            raise refuse("gguf", q, "its factor divides, ggml's multiplies, and a reciprocal would round", "requantize it")
+            raise cannot_hold("gguf", q, "its factor divides, ggml's multiplies, and a reciprocal would round", "requantize it")
         return kind
     near = "int4, int5, int8, affine4, affine5 with groups of 32 and float16 scales, mxfp4, nvfp4 without a dividing factor"
-    raise refuse("gguf", q, f"no ggml block has this structure (blocks can hold {near})", "requantize it")
+    raise cannot_hold("gguf", q, f"no ggml block has this structure (blocks can hold {near})", "requantize it")
 
 
 def _structure(fmt: Format) -> Format:
@@ -166,7 +183,7 @@ def join_blocks(q: QTensor, kind: GGMLType) -> NDArray[np.uint8]:
         try:
             q.validate()
         except FormatError as error:  # its bits would run into the neighbours'
-            raise refuse("gguf", q, str(error)) from None
+            raise cannot_hold("gguf", q, str(error)) from None
     out = np.empty((*q.shape[:-1], kind.row_bytes(k)), np.uint8)
     blocks = out.reshape(-1).view(order.dtype)
     flat = {p: _by_block(np.ascontiguousarray(a), blocks.size) for p, a in q.parts.items() if p != "global_scale"}

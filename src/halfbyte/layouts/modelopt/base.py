@@ -21,12 +21,16 @@ An exported `pre_quant_scale` belongs to the activations (x · pre_quant_scale m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ...errors import LayoutError
+from ...errors import CheckpointError, LayoutError
+from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, only, refuse
+from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, reject_extra
+from ..quant_config.module_rules import covered, glob_matches, lookup
+from ..quant_config.reader import ConfigReader
+from ..quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
 from .export import FP8, INT8, MXFP4, MXFP8, NVFP4, INT4Export, Kind
 from .qtensor import INT4QTensor, NF4QTensor
 
@@ -34,10 +38,62 @@ KINDS: tuple[Kind, ...] = (NVFP4(), MXFP4(), MXFP8(), INT4Export(), FP8(), INT8(
 """No two of them recognise the same tensors."""
 
 
+class ModelOptConfig(ConfigReader):
+    """ModelOpt's config, in config.json's words or those of hf_quant_config.json: `exclude_modules` as shell patterns,
+    `quantized_layers` when mixed."""
+
+    method = "modelopt"
+    methods = ("modelopt_fp4", "modelopt_mixed")
+    consumed = (
+        "quant_algo", "group_size", "exclude_modules", "ignore", "quantized_layers.*.quant_algo", "quantized_layers.*.group_size",
+        "config_groups.*.targets", *(f"config_groups.*.weights.{key}" for key in ("num_bits", "type", "group_size", "strategy")),
+    )  # fmt: skip
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how activations and caches are quantized when the model runs": (
+            "kv_cache_quant_algo", "kv_cache_scheme", "config_groups.*.input_activations", "config_groups.*.output_activations",
+            "quantized_layers.*.awq_block_size", "quantized_layers.*.has_zero_point", "quantized_layers.*.pre_quant_scale",
+            "has_zero_point", "pre_quant_scale", "smoothquant_val", "with_input_scale", "config_groups.*.weights.dynamic",
+        ),
+        "notes of the writer": ("producer", "quant_lib", "version"),
+    }  # fmt: skip
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        super().__init__(raw, where)
+        inner = self._object("quantization")
+        self.raw = {**{k: v for k, v in raw.items() if k != "quantization"}, **inner}
+        self._common = {k: v for k, v in self.raw.items() if k != "quantized_layers"}
+        groups = [g.get("weights") for g in self._object("config_groups").values() if isinstance(g, dict)]
+        if "group_size" not in self._common and len(groups) == 1 and isinstance(groups[0], dict):
+            self._common["group_size"] = groups[0].get("group_size")
+        layers = self.raw.get("quantized_layers") or {}
+        if not isinstance(layers, dict) or not all(isinstance(v, dict) for v in layers.values()):
+            raise CheckpointError(f"[config] {where}: quantized_layers is {layers!r:.80}; wanted an object of objects")
+        self._layers: dict[str, dict[str, Any]] = layers
+        self._skipped = self._names("exclude_modules", "ignore")
+
+    @classmethod
+    def recognises(cls, raw: Mapping[str, Any]) -> bool:
+        return "quant_algo" in raw or "producer" in raw
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        own = lookup(self._layers, module)
+        if own is not None:
+            return {**self._common, **own}
+        return None if self._layers or covered(self._skipped, module, glob_matches) else dict(self._common)
+
+
 class ModelOpt(Layout):
     """Whichever kind recognises the tensors."""
 
     name = "modelopt"
+    codec_aliases: ClassVar[dict[str, str]] = {"mxfp8": "mxfp8_e4m3", "fp8": "fp8_e4m3"}
+    producers = ("modelopt",)
+    holds = Holds(
+        ("int4", "int8", "nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"),
+        "matrices and stacks; int4 with an even number of outputs; a global scale multiplies",
+        levels=("multiply",),
+    )
+    config_reader = ModelOptConfig
     required = ("weight",)
     optional: ClassVar[tuple[str, ...]] = (
         "weight_scale",
@@ -46,6 +102,15 @@ class ModelOpt(Layout):
         "weight_double_scale",
         "weight_scale_zeros",
     )
+    parts: ClassVar[dict[str, str]] = {
+        "weight": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale", "weight_scale_inv": "scales",
+        "weight_double_scale": "nested_absmax", "weight_scale_zeros": "nested_offset",
+    }  # fmt: skip
+    harmless: ClassVar[dict[str, str]] = {
+        "input_scale": "scale of the activations", "output_scale": "scale of the outputs",
+        "k_scale": "scale of the key cache", "v_scale": "scale of the value cache",
+        "k_proj.k_scale": "scale of the key cache", "v_proj.v_scale": "scale of the value cache",
+    }  # fmt: skip
 
     def matches(self, suffixes: Collection[str]) -> bool:
         return "weight" in suffixes and ("weight_scale" in suffixes or "weight_scale_inv" in suffixes)
@@ -56,10 +121,15 @@ class ModelOpt(Layout):
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         return self._kind(tensors, config, name).unpack(tensors, config, name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        if any(kind.holds(fmt) for kind in KINDS):
+            return ""
+        return "ModelOpt holds nvfp4 (global scale multiplies), mxfp4, mxfp8_e4m3, int4, int8, fp8_e4m3 and nf4_modelopt (nested)"
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         kind = self._holder(q)
         if "group_index" in q.parts:
-            raise refuse("modelopt", q, "ModelOpt has no group index (act-order)")
+            raise cannot_hold("modelopt", q, "ModelOpt has no group index (act-order)")
         return kind.pack(q, q.details if q.origin == "modelopt" else {})
 
     def config(self, q: QTensor) -> dict[str, Any]:
@@ -77,22 +147,32 @@ class ModelOpt(Layout):
         kind = next((c for c in KINDS if c.recognises(tensors)), None)
         have = ", ".join(f"{s} {t.dtype.name}" for s, t in sorted(tensors.items()))
         if kind is None:
-            raise LayoutError(
-                f"[modelopt] {name or 'weight'}: {have or 'no tensors'} is none of the ways ModelOpt stores a weight"
-            )
-        only("modelopt", tensors, kind.suffixes, name, kind.algos[0])
+            raise LayoutError(f"[modelopt] {name or 'weight'}: {have or 'no tensors'} is no kind of weight that ModelOpt stores")
+        reject_extra("modelopt", tensors, kind.suffixes, name, kind.algos[0])
         algo = str(config.get("quant_algo") or "").upper()
         if algo and algo != "MIXED_PRECISION" and not any(a in algo for a in kind.algos):
             raise LayoutError(f"[modelopt] {name or 'weight'}: quant_algo {algo}, but the tensors ({have}) are {kind.algos[0]}")
         return kind
 
-    @staticmethod
-    def _holder(q: QTensor) -> Kind:
-        for kind in KINDS:
-            if kind.holds(q.format):
-                return kind
-        raise refuse(
-            "modelopt",
-            q,
-            "ModelOpt holds nvfp4 (global scale multiplies), mxfp4, mxfp8_e4m3, int4, int8, fp8_e4m3 and nf4_modelopt (nested)",
+    def _holder(self, q: QTensor) -> Kind:
+        self.check_fits(q)
+        return next(kind for kind in KINDS if kind.holds(q.format))
+
+    def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
+        """`quantization_config` flat, and the nested form that ModelOpt's export writes beside it: `quant_algo` for all modules,
+        `quantized_layers` when they differ."""
+        keys = ("quant_algo", "group_size")
+        base = most_common(packed, keys)
+        excluded = dense_modules(dense)
+        nested: dict[str, Any] = {**base, "kv_cache_quant_algo": None, "exclude_modules": excluded}
+        if differing(packed, base, keys):
+            nested = {
+                "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None,
+                "quantized_layers": {p.name: {k: p.params[k] for k in keys} for p in packed},
+            }  # fmt: skip
+        producer = {"name": "halfbyte", "version": "0.1.0"}
+        flat = {k: v for k, v in nested.items() if k != "exclude_modules"}
+        flat |= {"quant_method": "modelopt", "ignore": excluded, "producer": producer}
+        return ConfigFiles(
+            {"quantization_config": flat}, {"hf_quant_config.json": {"producer": producer, "quantization": nested}}
         )

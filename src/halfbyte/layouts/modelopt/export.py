@@ -15,8 +15,8 @@ from ...formats import format_named
 from ...numerics.bits import pack, unpack
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Tensors, join, refuse, want, whole
-from ..common.float8 import E4M3, E8M0, F32, FLOATS, I8, U8, bytes_of, named, signed_codes
+from ..base import Array, Config, Described, HasHeader, Tensors, cannot_hold, integer_of, label, require
+from ..common.float8 import E4M3, E8M0, F32, FLOATS, I8, U8, bytes_of, signed_codes, view_as
 from ..common.words import recall, remember
 
 Headers = Mapping[str, HasHeader]
@@ -60,9 +60,9 @@ def has(t: Headers, suffix: str, *dtypes: np.dtype[Any]) -> bool:
 
 def shape_of(t: Headers, suffix: str, name: str) -> tuple[int, ...]:
     """Shape of a tensor of two or more axes."""
-    got = want("modelopt", t, suffix, name)
+    got = require("modelopt", t, suffix, name)
     if len(got) < 2:
-        raise LayoutError(f"[modelopt] {join(name, suffix)} has shape {list(got)}; wanted two or more axes")
+        raise LayoutError(f"[modelopt] {label(name, suffix)} has shape {list(got)}; wanted two or more axes")
     return got
 
 
@@ -81,7 +81,7 @@ class BlockScaled(Kind):
         *rows, width = shape_of(t, "weight", name)
         fmt = format_named(self.word, self.group)
         k = width * 8 // fmt.bits
-        want("modelopt", t, "weight_scale", name, self.scale, (*rows, fmt.groups(k)), f"(one a block of {self.group})")
+        require("modelopt", t, "weight_scale", name, self.scale, (*rows, fmt.groups(k)), f"(one a block of {self.group})")
         return Described(fmt, (*rows, k))
 
     def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
@@ -103,9 +103,9 @@ class BlockScaled(Kind):
 
     def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
         if q.shape[-1] * q.format.bits % 8:
-            raise refuse("modelopt", q, f"k = {q.shape[-1]} is odd and rows are whole bytes of codes")
+            raise cannot_hold("modelopt", q, f"k = {q.shape[-1]} is odd and rows are whole bytes of codes")
         dtype = kept.get("weight_scale_dtype", self.scale[0])
-        out = {"weight": named(q.parts["codes"], self.weight), "weight_scale": named(q.parts["scales"], dtype)}
+        out = {"weight": view_as(q.parts["codes"], self.weight), "weight_scale": view_as(q.parts["scales"], dtype)}
         if q.format.global_op:
             out["weight_scale_2"] = self._second(q, kept)
         return out
@@ -132,10 +132,10 @@ class NVFP4(BlockScaled):
     def describe(self, t: Headers, config: Config, name: str) -> Described:
         out = super().describe(t, config, name)
         lead = out.shape[:-2]
-        second = want("modelopt", t, "weight_scale_2", name, (F32,))
+        second = require("modelopt", t, "weight_scale_2", name, (F32,))
         if math.prod(second) not in (1, math.prod(lead)):
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale_2')} has shape {list(second)}; wanted one factor, "
+                f"[modelopt] {label(name, 'weight_scale_2')} has shape {list(second)}; wanted one factor, "
                 f"or one for each of {list(lead)}"
             )
         return out
@@ -166,20 +166,20 @@ class INT4Export(Kind):
 
     def describe(self, t: Headers, config: Config, name: str) -> Described:
         *lead, half, k = shape_of(t, "weight", name)
-        *_, groups = want(
+        *_, groups = require(
             "modelopt", t, "weight_scale", name, FLOATS, (*lead, 2 * half, None), "(one row for each of the paired rows)"
         )
-        group = whole("modelopt", config, "group_size", name)
+        group = integer_of("modelopt", config, "group_size", name)
         if group is None:
             group = k // groups if groups and k % groups == 0 else 128
         fmt = format_named("int4", group, scale_dtype=t["weight_scale"].dtype.name)
         if fmt.groups(k) != groups:
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale')} has {groups} groups a row; {k} inputs in groups of "
+                f"[modelopt] {label(name, 'weight_scale')} has {groups} groups a row; {k} inputs in groups of "
                 f"{group} make {fmt.groups(k)}"
             )
         if "weight_scale_2" in t:
-            want("modelopt", t, "weight_scale_2", name, (F32,), ())
+            require("modelopt", t, "weight_scale_2", name, (F32,), ())
         return Described(fmt, (*lead, 2 * half, k))
 
     def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
@@ -200,7 +200,7 @@ class INT4Export(Kind):
     def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
         *lead, n, k = q.shape
         if n % 2:
-            raise refuse("modelopt", q, "the int4 export pairs output rows and n is odd")
+            raise cannot_hold("modelopt", q, "the int4 export pairs output rows and n is odd")
         nibbles = (unpack(q.parts["codes"], 4, k) ^ np.uint8(8)).reshape(*lead, n // 2, 2, k)
         out: dict[str, Array] = {
             "weight": nibbles[..., 0, :] | (nibbles[..., 1, :] << np.uint8(4)),
@@ -223,8 +223,8 @@ class ByteCodes(Kind):
 
     def describe(self, t: Headers, config: Config, name: str) -> Described:
         shape = shape_of(t, "weight", name)
-        scale = want("modelopt", t, "weight_scale", name, FLOATS)
-        given = whole("modelopt", config, "group_size", name)
+        scale = require("modelopt", t, "weight_scale", name, FLOATS)
+        given = integer_of("modelopt", config, "group_size", name)
         block = given if given is not None and given > 0 else 128
         scopes = [s for s, shapes in self._scale_shapes(shape, block).items() if scale in shapes]
         algo = str(config.get("quant_algo") or "").upper()
@@ -234,7 +234,8 @@ class ByteCodes(Kind):
         if not scopes:
             allowed = " or ".join(f"{list(v[0])} ({s})" for s, v in self._scale_shapes(shape, block).items())
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale')} has shape {list(scale)} for a weight of {list(shape)}; wanted {allowed}"
+                f"[modelopt] {label(name, 'weight_scale')} has shape {list(scale)} for a weight of {list(shape)}; "
+                f"wanted {allowed}"
             )
         scope = named_one if named_one in scopes else scopes[0]
         group, options = {"row": (-1, {}), "tensor": (-1, {"rows": -1}), "tile": (block, {"rows": block})}[scope]
@@ -311,7 +312,7 @@ class FP8(ByteCodes):
         return bytes_of(weight)
 
     def from_codes(self, codes: Array) -> Array:
-        return named(codes, E4M3)
+        return view_as(codes, E4M3)
 
 
 class INT8(ByteCodes):

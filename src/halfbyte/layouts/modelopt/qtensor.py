@@ -19,8 +19,8 @@ from ...formats.decode import NESTED_BLOCK
 from ...numerics.bits import pack, unpack
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, Tensors, join, refuse, sizes, want, whole
-from ..common.float8 import BF16, FLOATS, I8, U8, cast, dtype_by_name, held_exactly, signed_codes, swap_nibbles
+from ..base import Array, Config, Described, Tensors, cannot_hold, integer_of, label, require, sizes_of
+from ..common.float8 import BF16, FLOATS, I8, U8, cast, dtype_by_name, exact_cast, signed_codes, swap_nibbles
 from ..common.words import recall, remember, remember_lost, restored
 from .export import Headers, Kind, has, shape_of
 
@@ -36,13 +36,13 @@ class INT4QTensor(Kind):
 
     def describe(self, t: Headers, config: Config, name: str) -> Described:
         *rows, half = shape_of(t, "weight", name)
-        scale = want("modelopt", t, "weight_scale_inv", name, FLOATS)
+        scale = require("modelopt", t, "weight_scale_inv", name, FLOATS)
         size, blocks = math.prod(rows) * half * 2, math.prod(scale)
-        group = whole("modelopt", config, "group_size", name) or (size // blocks if blocks else 128)
+        group = integer_of("modelopt", config, "group_size", name) or (size // blocks if blocks else 128)
         k = 2 * half
         if group < 1 or k % group or blocks * group != size:
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale_inv')} has {blocks} scales for a weight of {[*rows, k]} in groups of "
+                f"[modelopt] {label(name, 'weight_scale_inv')} has {blocks} scales for a weight of {[*rows, k]} in groups of "
                 f"{group}; wanted one a group, and whole groups a row"
             )
         return Described(format_named("int4", group, scale_dtype=t["weight_scale_inv"].dtype.name, inverse=True), (*rows, k))
@@ -59,7 +59,9 @@ class INT4QTensor(Kind):
 
     def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
         if q.shape[-1] % 2 or q.shape[-1] % q.format.group_size:
-            raise refuse("modelopt", q, f"rows of {q.shape[-1]} are not whole bytes in whole groups of {q.format.group_size}")
+            raise cannot_hold(
+                "modelopt", q, f"rows of {q.shape[-1]} are not whole bytes in whole groups of {q.format.group_size}"
+            )
         scale = q.parts["scales"]
         shape = tuple(kept.get("weight_scale_inv_shape", ()))
         if "weight_scale_inv_shape" not in kept or math.prod(shape) != scale.size:
@@ -77,29 +79,29 @@ class NF4QTensor(Kind):
         return has(t, "weight", U8) and has(t, "weight_scale", I8) and "weight_double_scale" in t
 
     def describe(self, t: Headers, config: Config, name: str) -> Described:
-        nbytes = math.prod(want("modelopt", t, "weight", name, (U8,), (None,), "(NF4 is flat)"))
+        nbytes = math.prod(require("modelopt", t, "weight", name, (U8,), (None,), "(NF4 is flat)"))
         shape = config.get("shape")
         if shape is None:
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight')} is flat ({nbytes} bytes of NF4 codes); its shape is not in the file, "
+                f"[modelopt] {label(name, 'weight')} is flat ({nbytes} bytes of NF4 codes); its shape is not in the file, "
                 'give "shape"'
             )
-        shape = sizes("modelopt", shape, "shape", name)
-        group = whole("modelopt", config, "group_size", name) or 64
+        shape = sizes_of("modelopt", shape, "shape", name)
+        group = integer_of("modelopt", config, "group_size", name) or 64
         if len(shape) < 2 or group < 1:
             raise LayoutError(f"[modelopt] {name}: shape {list(shape)}, group_size {group}; wanted [n, k] and a block")
         blocks = -(-math.prod(shape) // group)
         if blocks * group != 2 * nbytes:
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight')} has {2 * nbytes} codes; a weight of {list(shape)} takes {blocks} blocks "
+                f"[modelopt] {label(name, 'weight')} has {2 * nbytes} codes; a weight of {list(shape)} takes {blocks} blocks "
                 f"of {group}"
             )
-        doubles, per = want("modelopt", t, "weight_scale", name, (I8,), (None, None))
-        want("modelopt", t, "weight_double_scale", name, FLOATS, (doubles,), "(one a row of weight_scale)")
-        want("modelopt", t, "weight_scale_zeros", name, FLOATS, ())
+        doubles, per = require("modelopt", t, "weight_scale", name, (I8,), (None, None))
+        require("modelopt", t, "weight_double_scale", name, FLOATS, (doubles,), "(one a row of weight_scale)")
+        require("modelopt", t, "weight_scale_zeros", name, FLOATS, ())
         if doubles * per < blocks or (doubles > 1 and per % NESTED_BLOCK):
             raise LayoutError(
-                f"[modelopt] {join(name, 'weight_scale')} has shape {[doubles, per]}; {blocks} blocks want as many bytes, "
+                f"[modelopt] {label(name, 'weight_scale')} has shape {[doubles, per]}; {blocks} blocks want as many bytes, "
                 f"in rows of a multiple of {NESTED_BLOCK} when there are several"
             )
         fmt = format_named("nf4_modelopt", group, nested=True)
@@ -139,13 +141,13 @@ class NF4QTensor(Kind):
     def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
         fmt = q.format
         if q.window is not None:
-            raise refuse("modelopt", q, "it is a slice of rows of a weight whose blocks run over the whole")
+            raise cannot_hold("modelopt", q, "it is a slice of rows of a weight whose blocks run over the whole")
         if not np.array_equal(q.parts["nested_map"], np.arange(-128, 128, dtype=np.float32)):
-            raise refuse("modelopt", q, "its scale bytes go through a table, and ModelOpt's are plain int8")
+            raise cannot_hold("modelopt", q, "its scale bytes go through a table, and ModelOpt's are plain int8")
         size, blocks = q.size, q.parts["scales"].size
         padded = -(-size // fmt.group_size) * fmt.group_size
         if padded % 2:
-            raise refuse("modelopt", q, f"{padded} codes are not whole bytes")
+            raise cannot_hold("modelopt", q, f"{padded} codes are not whole bytes")
         doubles, per = kept.get("scale_shape", (-(-blocks // NESTED_BLOCK), NESTED_BLOCK))
         codes = np.zeros(padded, np.uint8)
         codes[:size] = unpack(q.parts["codes"], 4, q.shape[-1]).reshape(-1)
@@ -167,9 +169,9 @@ class NF4QTensor(Kind):
 
     @staticmethod
     def _held(q: QTensor, part: str, dtype: str) -> Array:
-        out = held_exactly(q.parts[part], dtype_by_name(dtype))
+        out = exact_cast(q.parts[part], dtype_by_name(dtype))
         if out is None:
-            raise refuse("modelopt", q, f"{part} is not a number of {dtype}, the dtype ModelOpt keeps it in")
+            raise cannot_hold("modelopt", q, f"{part} is not a number of {dtype}, the dtype ModelOpt keeps it in")
         return out
 
 

@@ -12,24 +12,28 @@ product reads: such stacks stay plain arrays.)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ...errors import LayoutError
 from ...formats import format_named
 from ...numerics.transpose import turned
+from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Layout, Tensors, refuse
-from ..common.float8 import E4M3, F32, U8, bytes_of, named
+from ..base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold
+from ..common.float8 import E4M3, F32, U8, bytes_of, view_as
 
 
 class ModelOptStack(Layout):
     """NVFP4 stacks, transposed."""
 
     name = "modelopt-stack"
+    producers = ("modelopt",)
     required = ("", "weight_scale", "weight_scale_2")
-    joint = "_"
+    parts: ClassVar[dict[str, str]] = {"": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale"}
+    harmless: ClassVar[dict[str, str]] = {"input_scale": "scale of the activations"}
+    separator = "_"
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         codes, scales, factor = (tensors.get(s) for s in self.required)
@@ -57,18 +61,21 @@ class ModelOptStack(Layout):
         details = {"layout": self.name, "factor_shape": list(tensors["weight_scale_2"].shape)}
         return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        fits = fmt == format_named("nvfp4", 16) and len(shape) == 3
+        return "" if fits else "this layout holds stacks (e, n, k) in nvfp4:g16, the global scale multiplying"
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        if q.format != format_named("nvfp4", 16) or q.ndim != 3:
-            raise refuse(self.name, q, "this layout holds stacks (e, n, k) in nvfp4:g16, the global scale multiplying")
+        self.check_fits(q)
         if "group_index" in q.parts:
-            raise refuse(self.name, q, "it has no group index (act-order)")
+            raise cannot_hold(self.name, q, "it has no group index (act-order)")
         factors = q.parts["global_scale"]
         if factors.size and len(set(factors.reshape(-1).view(np.uint32).tolist())) > 1:
-            raise refuse(self.name, q, "it has one factor for the stack, and these experts have several")
-        shape = tuple(self.remembered(q).get("factor_shape", ()))
+            raise cannot_hold(self.name, q, "it has one factor for the stack, and these experts have several")
+        shape = tuple(self.own_details(q).get("factor_shape", ()))
         return {
             "": turned(q.parts["codes"]),
-            "weight_scale": named(turned(q.parts["scales"]), "float8_e4m3fn"),
+            "weight_scale": view_as(turned(q.parts["scales"]), "float8_e4m3fn"),
             "weight_scale_2": np.float32(factors.reshape(-1)[0] if factors.size else 1).reshape(shape),
         }
 

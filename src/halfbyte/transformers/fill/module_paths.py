@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...checkpoints.quant_config.module_rules import FUSED, aliases
+from ...layouts.quant_config.module_rules import FUSED, aliases
 
 EXPERT_WORDS = {
     "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "gate_proj": "gate_proj", "up_proj": "up_proj",

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import halfbyte as hb
-from halfbyte.checkpoints.quant_config import safe_regex as patterns
-from halfbyte.checkpoints.quant_config.module_rules import covered
-from halfbyte.checkpoints.quant_config.safe_regex import compiled
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts.quant_config import safe_regex as patterns
+from halfbyte.layouts.quant_config.module_rules import covered
+from halfbyte.layouts.quant_config.safe_regex import compiled
 
 ATOMS = st.sampled_from(
     ["a", "b", ".", "A", "[ab]", "[^a]", "[a-c_]", r"\w", r"\W", r"\d", r"\.", r"\s", r"\b", r"\B", "^", "$", "()",

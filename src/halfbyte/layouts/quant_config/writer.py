@@ -1,4 +1,7 @@
-"""What a quantization config is written from: the modules of a checkpoint, packed and dense."""
+"""What a quantization config is written from: the modules of a checkpoint, packed and dense.
+
+layout.write_config(packed, dense) -> ConfigFiles       what goes into config.json, and which files go beside it
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ....spec import Format
+from ...spec import Format
 
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embeddings", "tok_embeddings", "token_embd")
-"""Last segments of embedding modules: readers look for linear layers, and these are none."""
+"""Last segments of embedding modules: producers' loaders look for linear layers, and these are none."""
 
 
-class Packed(NamedTuple):
+class PackedModule(NamedTuple):
     """A packed module and the parameters its layout wrote it with."""
 
     name: str
@@ -22,7 +25,7 @@ class Packed(NamedTuple):
     params: Mapping[str, Any]
 
 
-class Dense(NamedTuple):
+class DenseTensor(NamedTuple):
     """A dense tensor."""
 
     name: str
@@ -30,7 +33,7 @@ class Dense(NamedTuple):
 
 
 class ConfigFiles(NamedTuple):
-    """What goes where.
+    """A quantization config as files.
 
     entries   keys of config.json, the quantization config among them
     beside    further files by name
@@ -40,8 +43,8 @@ class ConfigFiles(NamedTuple):
     beside: dict[str, dict[str, Any]] = {}  # noqa: RUF012  never changed
 
 
-def dense_modules(dense: Sequence[Dense]) -> list[str]:
-    """Modules that look like linear layers and are dense: those a config must name, for they look like the packed ones."""
+def dense_modules(dense: Sequence[DenseTensor]) -> list[str]:
+    """Modules that look like linear layers and are dense: a config must name them, for a loader takes them for packed ones."""
     out = []
     for name, shape in dense:
         module = name.removesuffix(".weight")
@@ -52,13 +55,13 @@ def dense_modules(dense: Sequence[Dense]) -> list[str]:
     return out
 
 
-def usual(packed: Sequence[Packed], keys: Sequence[str]) -> dict[str, Any]:
-    """The values of `keys` that most modules have together."""
+def most_common(packed: Sequence[PackedModule], keys: Sequence[str]) -> dict[str, Any]:
+    """The values of `keys` that the largest number of modules have together."""
     counts = Counter(json.dumps([p.params.get(k) for k in keys], sort_keys=True) for p in packed)
     values = json.loads(counts.most_common(1)[0][0]) if counts else [None] * len(keys)
     return {k: v for k, v in zip(keys, values, strict=True) if v is not None}
 
 
-def differing(packed: Sequence[Packed], base: Mapping[str, Any], keys: Sequence[str]) -> list[Packed]:
-    """Modules that do not have the usual values."""
+def differing(packed: Sequence[PackedModule], base: Mapping[str, Any], keys: Sequence[str]) -> list[PackedModule]:
+    """Modules that have other values than `base`."""
     return [p for p in packed if any(p.params.get(k) != base.get(k) for k in keys)]

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
-from halfbyte.checkpoints.quant_config.module_rules import (
+from halfbyte.checkpoints.quant_config import READERS, read_config
+from halfbyte.checkpoints.safetensors.expected_shapes import expected_shape
+from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.layouts.quant_config.module_rules import (
     aliases,
     covered,
     first_entry,
@@ -16,9 +19,6 @@ from halfbyte.checkpoints.quant_config.module_rules import (
     path_matches,
     regex_matches,
 )
-from halfbyte.checkpoints.quant_config.read import SCHEMES, scheme_of
-from halfbyte.checkpoints.safetensors.expected_shapes import expected_shape
-from halfbyte.errors import CheckpointError, UnsupportedError
 from support.safetensors_bytes import folder, gptq_weight, mlx_weight, under
 
 
@@ -53,7 +53,7 @@ def test_case_45_names_are_compared_by_whole_segments(entry: str, name: str, cov
 
 @pytest.mark.parametrize("skip_key", ["modules_to_not_convert"])
 def test_case_45_skipping_mlp_gate_leaves_gate_proj_quantized(skip_key: str):
-    scheme = scheme_of(
+    scheme = read_config(
         {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", skip_key: ["mlp.gate", "layers.1"]}, "config"
     )
     assert scheme.parameters("model.layers.0.mlp.gate") is None
@@ -249,7 +249,7 @@ CONFIGS: dict[str, tuple[dict, dict[str, dict | None]]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_config_gives_each_module_its_parameters(name: str):
     config, wanted = CONFIGS[name]
-    scheme = scheme_of(config, "config.json")
+    scheme = read_config(config, "config.json")
     for module, some in wanted.items():
         got = scheme.parameters(module)
         if some is None:
@@ -260,14 +260,14 @@ def test_config_gives_each_module_its_parameters(name: str):
 
 
 def test_every_scheme_is_among_the_tested_configs():
-    tested = {type(scheme_of(config, "")) for config, _ in CONFIGS.values()}
-    assert set(SCHEMES.values()) - tested == {SCHEMES["metal-marlin"]}
+    tested = {type(read_config(config, "")) for config, _ in CONFIGS.values()}
+    assert set(READERS.values()) - tested == {READERS["metal-marlin"]}
 
 
 @pytest.mark.parametrize("method", ["exl2", "aqlm", "quip", "spqr", "fbgemm_fp8", "quanto", "eetq", "bitnet"])
 def test_methods_that_are_not_read_are_named(method: str):
     with pytest.raises(UnsupportedError, match="recognised and not read"):
-        scheme_of({"quant_method": method, "bits": 4.5}, "config.json")
+        read_config({"quant_method": method, "bits": 4.5}, "config.json")
 
 
 def mixed(path, config: dict, module: str = "model.layers.0.mlp.down_proj", bits: int = 6, **extra: object) -> hb.Checkpoint:

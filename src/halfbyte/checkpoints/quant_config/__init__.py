@@ -1,1 +1,0 @@
-"""Quantization configs: reading each producer's, per-module rules, writing."""

@@ -1,0 +1,1 @@
+"""Quantization configs: what the readers and writers of all producers share, and the rules that name modules in them."""
