@@ -1,17 +1,21 @@
-"""Words: what a format is, before any bits are touched.
+"""What a weight format is, before any bits are read.
 
-A `Format` is the complete description of how codes become numbers. It names structure only (element table, bits, groups, kinds of
-scale and zero), never where the bytes lie in somebody's file: that is a layout. Kernels dispatch on these fields, not on the
-name.
+A `Format` is the complete description of how codes become numbers. It describes structure only (element table, bits, groups,
+kinds of scale and zero point), never where the bytes lie in a file: that is a layout. Kernels dispatch on these fields, not on
+the name.
 
     value = ((element(code) − zero) · scale · super_scale · global) + bias − min · super_min
 
-See docs/design/layering.md for the parts that carry each term.
+docs/design/layering.md lists the parts of a tensor that carry each term.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 ELEMENT_BITS: dict[str, int] = {
     "e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8,
@@ -22,7 +26,7 @@ ELEMENT_BITS: dict[str, int] = {
 FLOAT_SCALES = ("float16", "bfloat16", "float32")
 SCALE_KINDS = ("e8m0", "e4m3", "ue4m3", *FLOAT_SCALES, "u4", "u6", "i6", "i8", "nested", "none")
 SMALL_SCALES = {"u4": (0, 15), "u6": (0, 63), "i6": (-32, 31), "i8": (-128, 127)}
-"""Least and largest value of the small-integer kinds, each held in a byte."""
+"""Least and largest value of the small-integer scale kinds, each stored in one byte."""
 ZERO_KINDS = ("none", "int", "float")
 GROUPINGS = ("row", "flat", "strided", "block")
 
@@ -31,8 +35,8 @@ GROUPINGS = ("row", "flat", "strided", "block")
 class Format:
     """How codes of one tensor become numbers.
 
-    family      registry key of the code that encodes and decodes it (`mx`, `nvfp4`, `integer`, ...)
-    name        codec word users write: `mxfp4`, `int4`, `affine4`, `q4_K`
+    family      key of the family in `formats.FAMILIES` that encodes and decodes it (`mx`, `nvfp4`, `integer`, ...)
+    name        codec name as users write it: `mxfp4`, `int4`, `affine4`, `q4_K`
     bits        width of one code, 1 to 8
     element     `int`, `uint`, `mxint` or a table name of `ELEMENT_BITS`
     group_size  inputs that share a scale; −1 is the whole row
@@ -43,7 +47,7 @@ class Format:
     super_size  inputs that share a `super_scales` entry; 0 without a second level
     global_op   "" , "multiply" or "divide": what the float32 `global_scale` does
     divisor     constant that divides the value (MLX nvfp4 stores amax: 2688; bitsandbytes int8: 127)
-    grouping    how elements meet scales: `row`, `flat`, `strided`, `block`
+    grouping    how elements map to scales: `row`, `flat`, `strided`, `block`
     group_rows  rows that share a scale when `grouping == "block"`; −1 is all
     inverse     the stored scale divides instead of multiplies (ModelOpt INT4QTensor)
     """
@@ -74,7 +78,7 @@ class Format:
 
     @property
     def opaque(self) -> bool:
-        """True for rare ggml types kept as raw blocks and decoded through the gguf package."""
+        """True for ggml types that are stored as raw blocks and decoded by the gguf package."""
         return self.element == "blocks"
 
     @property
@@ -93,6 +97,23 @@ class Format:
     def row_bytes(self, k: int) -> int:
         """Bytes of one row of canonical codes: ceil(k · bits / 8)."""
         return -(-k * self.bits // 8)
+
+
+class EncodedTensor(Protocol):
+    """What a decoder reads of a packed weight; `tensor.QTensor` is one, and documents the attributes."""
+
+    @property
+    def format(self) -> Format: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def parts(self) -> Mapping[str, NDArray[Any]]: ...
+    @property
+    def origin(self) -> str: ...
+    @property
+    def details(self) -> Mapping[str, Any]: ...
+    @property
+    def window(self) -> tuple[int, int] | None: ...
 
 
 @dataclass(frozen=True)

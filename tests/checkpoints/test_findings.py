@@ -18,7 +18,7 @@ from halfbyte.checkpoints import CheckpointWarning, Finding
 from halfbyte.checkpoints.findings import SEVERITIES
 from halfbyte.checkpoints.findings.overflow import FLOAT16_LIMIT, largest_magnitude, may_overflow_float16, peak
 from halfbyte.checkpoints.findings.weights import CHECKS
-from halfbyte.formats import format_named, words
+from halfbyte.formats import codec_names, format_named
 from support.random_tensors import random_tensor
 from support.safetensors_bytes import folder, gptq_weight, mlx_weight, under, write
 
@@ -139,7 +139,7 @@ def test_a_weight_that_float16_cannot_hold_warns_naming_the_tensor(tmp_path: Pat
     assert not may_overflow_float16(mlx_file(tmp_path / "in", scales, biases - 32000)[KEY])
 
 
-@pytest.mark.parametrize("word", [w for w in words() if not format_named(w).opaque])
+@pytest.mark.parametrize("word", [w for w in codec_names() if not format_named(w).opaque])
 @given(seed=st.integers(0, 50))
 def test_the_bound_holds_for_every_code_and_is_reached(word: str, seed: int):
     fmt = format_named(word)

@@ -11,15 +11,15 @@ import pytest
 
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import FAMILIES, format_named
-from halfbyte.formats.ggml.types import GGML_BY_WORD
+from halfbyte.formats.ggml.types import GGML_BY_CODEC
 from halfbyte.layouts.gguf.layout import GGUF
 from halfbyte.tensor.quantize import quantize
 
-WORDS = FAMILIES["ggml_rare"].words
+WORDS = FAMILIES["ggml_rare"].codecs
 
 
 def weight(word: str):
-    kind = GGML_BY_WORD[word]
+    kind = GGML_BY_CODEC[word]
     raw = np.random.default_rng(kind.id).integers(0, 256, (3, 2 * kind.nbytes), dtype=np.uint8)
     return GGUF().unpack({"weight": raw}, {"type": kind.name}), raw
 
@@ -39,7 +39,7 @@ def test_blocks_are_kept_without_a_copy_and_need_no_package(word, monkeypatch):
 def test_without_the_package_decoding_says_what_to_install(word, arithmetic, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     q, _ = weight(word)
-    name = GGML_BY_WORD[word].name
+    name = GGML_BY_CODEC[word].name
     with pytest.raises(UnsupportedError, match=rf"\[dequantize\] {name} is decoded by the gguf package, .* pip install gguf$"):
         q.dequantize("float32", arithmetic)
 

@@ -14,7 +14,7 @@ from halfbyte.checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_b
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError, ShapeError
 from halfbyte.layouts import LAYOUTS
-from halfbyte.tensor.concat import join_rows, take_rows
+from halfbyte.tensor.concat import concat_rows, take_rows
 from halfbyte.verification.compare import verify
 from support.layout_tensors import integer_tensor
 from support.memory_checkpoint import MemoryCheckpoint
@@ -172,4 +172,4 @@ def test_rows_taken_of_a_stack_and_of_what_has_no_rows():
     tiles = integer_tensor(4, (32, 64), 32, rows=16)
     with pytest.raises(ShapeError, match="cannot change places: its scales do not follow them"):
         take_rows(tiles, index)
-    assert join_rows([q, q]).shape == (3, 16, 64)
+    assert concat_rows([q, q]).shape == (3, 16, 64)

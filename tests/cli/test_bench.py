@@ -22,7 +22,7 @@ from halfbyte.bench.roofline import draw, intensity
 from halfbyte.bench.weights import random_weight
 from halfbyte.cli import main
 from halfbyte.errors import BackendError
-from halfbyte.formats import format_named, words
+from halfbyte.formats import codec_names, format_named
 from support.gguf_models import dense_model, write
 
 
@@ -197,7 +197,7 @@ def test_an_absent_gpu_is_a_sentence(capsys):
     assert "[bench] --device cuda: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", [w for w in words() if not format_named(w).opaque])
+@pytest.mark.parametrize("word", [w for w in codec_names() if not format_named(w).opaque])
 def test_random_weights_are_valid_and_distinct(word):
     fmt = format_named(word)
     k = max(fmt.super_size, fmt.group_size, 64)

@@ -12,7 +12,7 @@ import halfbyte
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.conversion import LossyError, convert_tensor, convert_weight, goal_named
 from halfbyte.errors import FormatError, LayoutError
-from halfbyte.formats import words
+from halfbyte.formats import codec_names
 from halfbyte.numerics.bits import pack, unpack
 from support.conversion_weights import all_codes, attempt, integers, reread, same
 from support.golden_case import files, label
@@ -30,7 +30,7 @@ def golden(path) -> QTensor:
 
 
 @pytest.mark.parametrize("to", TARGETS)
-@pytest.mark.parametrize("word", [w for w in words() if not w.startswith(("iq1", "iq2", "iq3", "tq"))])
+@pytest.mark.parametrize("word", [w for w in codec_names() if not w.startswith(("iq1", "iq2", "iq3", "tq"))])
 def test_kind_tells_the_truth_and_files_read_back(word, to):
     """`exact` and `exact-if` have the source's values, `lossy` has not, and what is written is read as what was returned."""
     fmt, goal = format_named(word), goal_named(to)

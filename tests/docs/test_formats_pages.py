@@ -15,7 +15,7 @@ OWN = [f for f in FAMILIES.values() if not f.name.startswith("ggml")]
 @pytest.mark.parametrize("family", OWN, ids=lambda f: f.name)
 def test_every_word_has_its_row(family):
     text = (DOCS / "index.md").read_text(encoding="utf-8")
-    for word in family.words:
+    for word in family.codecs:
         numbered = word.rstrip("12345678")
         assert f"`{word}`" in text or f"`{numbered}1` …" in text, word
 
@@ -24,7 +24,7 @@ def test_every_word_has_its_row(family):
 def test_every_policy_has_its_row(family):
     rows = [line for line in (DOCS / "policies.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     for producer in family.policies:
-        words = {w.rstrip("12345678") for w in family.words if producer in family.policies_of(w)}
+        words = {w.rstrip("12345678") for w in family.codecs if producer in family.policies_of(w)}
         named = [r for r in rows if f"`{producer}`" in r.split("|")[1]]
         assert named, producer
         assert any(family.name in r.split("|")[2] or any(w in r.split("|")[2] for w in words) for r in named), (producer, words)
@@ -32,6 +32,6 @@ def test_every_policy_has_its_row(family):
 
 @pytest.mark.parametrize("family", OWN, ids=lambda f: f.name)
 def test_policies_speak_of_words_that_exist(family):
-    assert set(family.policy_words) <= set(family.policies)
-    assert {w for words in family.policy_words.values() for w in words} <= set(family.words)
+    assert set(family.policy_codecs) <= set(family.policies)
+    assert {w for words in family.policy_codecs.values() for w in words} <= set(family.codecs)
     assert {(p, w) for p, w in family.exceptions if w not in family.policies_of(p) and p not in family.policies_of(w)} == set()

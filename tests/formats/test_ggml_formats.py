@@ -9,10 +9,10 @@ import pytest
 
 from halfbyte.errors import FormatError, ShapeError
 from halfbyte.formats import FAMILIES, family_of, format_named
-from halfbyte.formats.ggml.types import GGML_BY_WORD
+from halfbyte.formats.ggml.types import GGML_BY_CODEC
 from halfbyte.tensor.qtensor import QTensor
 
-WORDS = [w for f in FAMILIES.values() if f.name.startswith("ggml") for w in f.words]
+WORDS = [w for f in FAMILIES.values() if f.name.startswith("ggml") for w in f.codecs]
 
 STRUCTURE = {
     # word: element, bits, group, scale, bias, minimum, super-group
@@ -43,13 +43,13 @@ def test_every_word_is_here_and_every_other_type_is_opaque():
     opaque = {w for w in WORDS if format_named(w).opaque}
     assert set(WORDS) == set(STRUCTURE) | opaque
     assert opaque == {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0"}
-    assert set(GGML_BY_WORD) == {*WORDS, "mxfp4"}
+    assert set(GGML_BY_CODEC) == {*WORDS, "mxfp4"}
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_parts_hold_as_many_bits_as_the_block(word):
     """The canonical parts have the block's bits, but for small integers, which are a byte each."""
-    kind = GGML_BY_WORD[word]
+    kind = GGML_BY_CODEC[word]
     fmt = format_named(word).with_(global_op="")
     specs = family_of(fmt).geometry(fmt, (5, 2 * kind.block))
     bits = {"u4": 4, "u6": 6, "i6": 6}
@@ -91,6 +91,6 @@ def test_nvfp4s_factor_is_an_option():
 
 @pytest.mark.parametrize("word", WORDS)
 def test_rows_are_whole_blocks(word):
-    fmt, block = format_named(word), GGML_BY_WORD[word].block
+    fmt, block = format_named(word), GGML_BY_CODEC[word].block
     with pytest.raises(ShapeError, match=rf"{word} with rows of {block + 16} values; its blocks hold {block}"):
         family_of(fmt).geometry(fmt, (1, block + 16))

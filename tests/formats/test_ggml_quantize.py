@@ -8,13 +8,13 @@ import pytest
 from halfbyte.errors import FormatError, ShapeError
 from halfbyte.formats import FAMILIES, format_named
 from halfbyte.formats.ggml.fp4 import _ggml_cast
-from halfbyte.formats.ggml.types import GGML_BY_WORD, GGML_TYPES
+from halfbyte.formats.ggml.types import GGML_BY_CODEC, GGML_TYPES
 from halfbyte.layouts.gguf.layout import GGUF
 from halfbyte.tensor.quantize import quantize
 from support.golden_case import GOLDEN, read_tensors
 
 CODEBOOK = {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"}
-WORDS = [w for f in FAMILIES.values() if f.name.startswith("ggml") for w in f.words if w not in CODEBOOK]
+WORDS = [w for f in FAMILIES.values() if f.name.startswith("ggml") for w in f.codecs if w not in CODEBOOK]
 RULES = {"ggml_legacy": ("extreme", "search"), "ggml_k": ("extreme", "search"), "ggml_iq4": ("extreme", "search"),
          "ggml_fp4": ("nearest", "ggml"), "ggml_rare": (None,)}  # fmt: skip
 CASES = [(w, r) for w in WORDS for r in RULES[format_named(w).family]]
@@ -53,7 +53,7 @@ def test_policy_gguf_equals_the_packages_encoder(name, dtype):
     near = np.exp2(rng.integers(-12, 12, (40, 1))) * (1 - 2.0**-24 * rng.integers(0, 4, (40, 256)))
     for x in (weights((40, 256)), near, rng.integers(-16, 17, (40, 256)) / 8, rng.integers(0, 9, (40, 256)) / 4):
         x = x.astype(dtype)
-        q = quantize(x, GGML_TYPES[name].word, policy="gguf")
+        q = quantize(x, GGML_TYPES[name].codec, policy="gguf")
         want = gguf.quants.quantize(x.astype(np.float32), gguf.GGMLQuantizationType[name])
         assert np.array_equal(GGUF().pack(q, {})["weight"], want)
 
@@ -178,10 +178,10 @@ def test_dtypes_and_bad_input(word):
         assert quantize(np.zeros(shape, np.float32), word).shape == shape
 
 
-@pytest.mark.parametrize("word", [w for w in WORDS if GGML_BY_WORD[w].block > 32])
+@pytest.mark.parametrize("word", [w for w in WORDS if GGML_BY_CODEC[w].block > 32])
 def test_case_39_rows_that_are_not_whole_blocks(word):
     """Row 39: a K-quant of rows of 32 is refused with what to use; nothing is written."""
-    block = GGML_BY_WORD[word].block
+    block = GGML_BY_CODEC[word].block
     with pytest.raises(ShapeError, match=rf"{word} with rows of 32 values.*hold {block}.*use a type with blocks of 32 \(q8_0"):
         quantize(np.zeros((4, 32), np.float32), word)
     with pytest.raises(ShapeError, match=rf"{word} with rows of 40 values.*hold {block}, so k must be a multiple of {block}$"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halfbyte.errors import FormatError, LayoutError, ShapeError, UnsupportedError
 from halfbyte.formats import family_of, format_named
-from halfbyte.formats.ggml.types import GGML_BY_WORD, GGML_TYPES, ggml_type
+from halfbyte.formats.ggml.types import GGML_BY_CODEC, GGML_TYPES, ggml_type
 from halfbyte.layouts import LAYOUTS, Header
 from halfbyte.layouts.gguf.blocks import ORDERS
 from halfbyte.layouts.gguf.layout import _CHUNK, GGUF, dense, dense_rows
@@ -18,7 +18,7 @@ from halfbyte.tensor.qtensor import QTensor
 from halfbyte.tensor.quantize import quantize
 from support.random_tensors import random_tensor
 
-BLOCKS = list(GGML_BY_WORD.values())
+BLOCKS = list(GGML_BY_CODEC.values())
 SPLIT = [t for t in BLOCKS if t.name in ORDERS]
 NAMES = {"argnames": "kind", "argvalues": BLOCKS, "ids": lambda t: t.name}
 
@@ -162,7 +162,7 @@ def test_strided_and_sliced_rows(kind):
 @pytest.mark.parametrize(**NAMES)
 def test_every_code_and_small_scale_can_be_written(kind):
     """The other direction of the bijection: random parts, not random blocks."""
-    fmt = format_named(kind.word).with_(global_op="")
+    fmt = format_named(kind.codec).with_(global_op="")
     rng = np.random.default_rng(kind.id)
     shape = (2, 2 * kind.block)
     parts = {}
@@ -178,7 +178,7 @@ def test_every_code_and_small_scale_can_be_written(kind):
 
 
 def has_minimum(kind):
-    return kind.word in ("q4_1", "q5_1", "q2_K", "q4_K", "q5_K")
+    return kind.codec in ("q4_1", "q5_1", "q2_K", "q4_K", "q5_K")
 
 
 @pytest.mark.parametrize("scale", [[0.75], [0.75, -3.5]], ids=["matrix", "experts"])
@@ -234,7 +234,7 @@ def test_formats_of_the_same_structure_are_written_exactly(codec, kind):
     assert GGUF().config(q) == {"type": kind}
     back = GGUF().unpack(GGUF().pack(q, {}), GGUF().config(q))
     assert np.array_equal(back.dequantize("float64"), q.dequantize("float64"))
-    assert back.format == format_named(GGML_TYPES[kind].word)
+    assert back.format == format_named(GGML_TYPES[kind].codec)
 
 
 def test_nvfp4_is_written_when_its_scales_have_no_sign():
@@ -269,10 +269,10 @@ def test_what_blocks_cannot_hold_is_refused_with_the_reason():
         GGUF().pack(divided, {})
 
 
-@pytest.mark.parametrize("word", [t.word for t in BLOCKS if t.block > 32])
+@pytest.mark.parametrize("word", [t.codec for t in BLOCKS if t.block > 32])
 def test_case_39_rows_that_are_not_whole_blocks_are_refused(word):
     """Row 39 on the format's side: k = 32 and 896 under blocks of 256 (or 32 and 96 under 64)."""
-    block = GGML_BY_WORD[word].block
+    block = GGML_BY_CODEC[word].block
     for k in (32, 896 if block == 256 else 96):
         fmt = format_named(word)
         with pytest.raises(
@@ -357,7 +357,7 @@ def test_types_by_name_number_and_case():
 
 def test_block_orders_add_up():
     for name, order in ORDERS.items():
-        kind, fmt = GGML_TYPES[name], format_named(GGML_TYPES[name].word)
+        kind, fmt = GGML_TYPES[name], format_named(GGML_TYPES[name].codec)
         assert sum(size for _, size in order.fields) == kind.nbytes
         assert sum(8 * dict(order.fields)[p.field] for p in order.planes) == fmt.bits * kind.block
 

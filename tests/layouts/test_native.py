@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfbyte.errors import FormatError, LayoutError
-from halfbyte.formats import format_named, words
+from halfbyte.formats import codec_names, format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.native import format_from_json, format_to_json
 from halfbyte.tensor.qtensor import QTensor
@@ -25,7 +25,7 @@ def through_json(q: QTensor) -> tuple[dict[str, np.ndarray], dict]:
     return NATIVE.pack(q, {}), json.loads(json.dumps(NATIVE.config(q)))
 
 
-@pytest.mark.parametrize("word", words())
+@pytest.mark.parametrize("word", codec_names())
 def test_every_format_comes_back_identical(word: str) -> None:
     fmt = format_named(word)
     assert format_from_json(json.loads(json.dumps(format_to_json(fmt)))) == fmt

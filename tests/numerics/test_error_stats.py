@@ -11,25 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfbyte.errors import ShapeError
-from halfbyte.numerics.error_stats import Difference, difference
+from halfbyte.numerics.error_stats import ErrorStats, error_stats
 
 
 def test_equal_arrays_are_identical():
     a = np.array([[1.0, -2.0], [0.0, np.nan], [np.inf, -np.inf]])
-    d = difference(a, a.copy())
+    d = error_stats(a, a.copy())
     assert (d.identical, d.differing, d.relative_rms, d.cosine, d.worst, d.count) == (True, 0, 0.0, 1.0, None, 6)
 
 
 def test_equality_is_by_value():
-    assert difference(np.array([[-0.0, 0.0]]), np.array([[0.0, -0.0]])).identical
+    assert error_stats(np.array([[-0.0, 0.0]]), np.array([[0.0, -0.0]])).identical
     a = np.array([[1.5]], np.float32)
-    assert difference(a, a.astype(ml_dtypes.bfloat16)).identical
+    assert error_stats(a, a.astype(ml_dtypes.bfloat16)).identical
 
 
 def test_statistics_by_hand():
     a = np.array([[3.0, 4.0], [0.5, -1.0]])
     b = np.array([[3.0, 5.0], [0.5, -1.0]])
-    d = difference(a, b)
+    d = error_stats(a, b)
     assert d.differing == 1
     assert d.max_abs_error == 1.0
     assert d.max_relative_error == 0.25
@@ -41,7 +41,7 @@ def test_statistics_by_hand():
 def test_worst_is_relative_to_its_row():
     a = np.array([[100.0, 100.0], [0.001, 0.001]])
     b = np.array([[101.0, 100.0], [0.001, 0.002]])
-    d = difference(a, b)
+    d = error_stats(a, b)
     assert d.worst == (1, 1)
     assert d.max_abs_error == 1.0
 
@@ -55,11 +55,11 @@ def test_case_57_shuffled_weights_fail_at_any_magnitude(scale):
     right = x @ w.T
     wrong = x @ rng.permuted(w, axis=1).T
     assert np.allclose(right, wrong, atol=1.0) == (scale < 1e-3), "the vacuous check this guards against"
-    d = difference(right, wrong)
+    d = error_stats(right, wrong)
     assert not d.within(0.5)
     assert d.relative_rms > 1
     assert abs(d.cosine) < 0.4
-    assert difference(right, right).within(0.0)
+    assert error_stats(right, right).within(0.0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_case_57_shuffled_weights_fail_at_any_magnitude(scale):
     ],
 )
 def test_a_non_finite_difference_is_never_within_a_tolerance(a, b):
-    d = difference(np.array(a), np.array(b))
+    d = error_stats(np.array(a), np.array(b))
     assert d.differing == 1
     assert not d.within(1e9)
     assert d.relative_rms == math.inf
@@ -81,14 +81,14 @@ def test_a_non_finite_difference_is_never_within_a_tolerance(a, b):
 
 def test_numbers_whose_squares_vanish_still_differ():
     a = np.full((1, 4), 1e-200)
-    d = difference(a, 2 * a)
+    d = error_stats(a, 2 * a)
     assert d.differing == 4
     assert not d.within(0.5)
 
 
 def test_integers_past_float64_still_differ():
     a = np.array([[2**60]], np.int64)
-    d = difference(a, a + 1)
+    d = error_stats(a, a + 1)
     assert (d.differing, d.max_abs_error) == (1, 1.0)
 
 
@@ -96,7 +96,7 @@ def test_one_value_in_a_million():
     a = np.random.default_rng(0).standard_normal((1000, 1000)).astype(np.float32)
     b = a.copy()
     b[617, 3] = np.nextafter(b[617, 3], np.float32(np.inf))
-    d = difference(a, b)
+    d = error_stats(a, b)
     assert (d.differing, d.worst) == (1, (617, 3))
 
 
@@ -105,7 +105,7 @@ def test_blocks_add_up(heights, k):
     rng = np.random.default_rng(1)
     a = rng.integers(-3, 4, (sum(heights), k)).astype(np.float64)
     b = rng.integers(-3, 4, a.shape).astype(np.float64)
-    whole, blocks = difference(a, b), Difference()
+    whole, blocks = error_stats(a, b), ErrorStats()
     row = 0
     for h in heights:
         blocks.add(a[row : row + h], b[row : row + h])
@@ -121,10 +121,10 @@ def test_blocks_add_up(heights, k):
 
 def test_shapes_must_agree():
     with pytest.raises(ShapeError, match=r"\[difference\] shapes \(2, 3\) and \(3, 2\); arrays of one shape are compared"):
-        difference(np.zeros((2, 3)), np.zeros((3, 2)))
+        error_stats(np.zeros((2, 3)), np.zeros((3, 2)))
 
 
 def test_empty_arrays_are_identical_and_count_nothing():
-    d = difference(np.zeros((0, 4)), np.zeros((0, 4)))
+    d = error_stats(np.zeros((0, 4)), np.zeros((0, 4)))
     assert d.identical
     assert d.count == 0

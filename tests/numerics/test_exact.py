@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 
 from halfbyte import QTensor, format_named
 from halfbyte.errors import FormatError
-from halfbyte.formats import FAMILIES, family_of, words
-from halfbyte.numerics.exact import Exact, distil, dtype_named, round_odd, round_quotient, round_sum, to_odd, two_product, two_sum
+from halfbyte.formats import FAMILIES, codec_names, family_of
+from halfbyte.numerics.exact import (
+    Exact,
+    distil,
+    dtype_named,
+    round_once,
+    round_quotient,
+    round_sum,
+    to_odd,
+    two_product,
+    two_sum,
+)
 from support import fractions_reference as slow
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -24,7 +34,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 def variants() -> list[tuple[str, dict]]:
     """Every codec word, small groups where it has a choice, and each of its family's options."""
-    out: list[tuple[str, dict]] = [(w, {}) for w in words()]
+    out: list[tuple[str, dict]] = [(w, {}) for w in codec_names()]
     out += [("nvfp4", {"global_scale": level}) for level in ("divide", "amax", "none")]
     for dtype in ("float16", "bfloat16", "float32"):
         floats = ("fp4", "int4", "uint3", "uint8", "affine4", "affine8", "hqq4", "fp8_e5m2")
@@ -210,7 +220,7 @@ def test_double_rounding_is_avoided_where_plain_casts_commit_it():
     """1 + 2^-8 + 2^-40 lies above the middle of 1 and 1 + 2^-7, its bfloat16 neighbours; by way of float32 it is the middle."""
     x = np.array([1 + 2.0**-8 + 2.0**-40])
     assert float(x.astype(np.float32).astype(ml_dtypes.bfloat16)[0]) == 1.0
-    assert float(round_odd(x, "bfloat16")[0]) == 1 + 2.0**-7
+    assert float(round_once(x, "bfloat16")[0]) == 1 + 2.0**-7
     assert slow.rounded(Fraction(float(x[0])), "bfloat16") == 1 + 2.0**-7
 
 
@@ -243,8 +253,8 @@ def test_the_smallest_value_that_becomes_infinite(dtype):
     mantissa, exponent = slow.MANTISSA_BITS[dtype], slow.LARGEST_EXPONENT[dtype]
     edge = 2.0 ** (exponent + 1) - 2.0 ** (exponent - mantissa - 1)
     below = np.nextafter(np.array([edge]), 0)
-    assert np.isinf(round_odd(np.array([edge]), dtype).astype(np.float64)).all()
-    assert float(round_odd(below, dtype)[0]) == 2.0 ** (exponent + 1) - 2.0 ** (exponent - mantissa)
+    assert np.isinf(round_once(np.array([edge]), dtype).astype(np.float64)).all()
+    assert float(round_once(below, dtype)[0]) == 2.0 ** (exponent + 1) - 2.0 ** (exponent - mantissa)
     if dtype == "float16":
         assert edge == 65520
 
@@ -267,7 +277,7 @@ def test_dtype_names_and_objects_are_understood_and_others_refused():
 
 
 def test_codec_words_are_unique_across_families():
-    assert len({w.casefold() for w in words()}) == sum(len(f.words) for f in FAMILIES.values())
+    assert len({w.casefold() for w in codec_names()}) == sum(len(f.codecs) for f in FAMILIES.values())
 
 
 @pytest.mark.parametrize("dtype", [None, object, "float8_e4m3fn", ""])

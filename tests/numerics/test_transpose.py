@@ -8,7 +8,7 @@ import pytest
 from halfbyte.layouts.awq.gemm import ORDER
 from halfbyte.numerics import transpose as turning
 from halfbyte.numerics.bits import pack, unpack
-from halfbyte.numerics.transpose import PLAIN, tiles_turned, turned, turned_nibbles, words_turned
+from halfbyte.numerics.transpose import NATURAL_ORDER, transpose, transpose_nibbles, transpose_nibbles_numpy, transpose_tiled
 
 needs_native = pytest.mark.skipif(turning.native() is None, reason="the native core is not built")
 SHAPES = [(0, 5), (3, 0), (1, 1), (1, 7), (7, 1), (15, 17), (16, 16), (63, 65), (64, 64), (129, 31), (700, 513), (128, 4096)]
@@ -35,7 +35,7 @@ def test_turned_is_the_transposed_matrix(way, shape, dtype):
     size = np.dtype(dtype).itemsize
     x = random_bytes(shape[0], shape[1] * size).view(dtype).reshape(shape)
     for matrix in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
-        out = turned(matrix)
+        out = transpose(matrix)
         assert out.flags.c_contiguous
         assert out.dtype == x.dtype
         assert out.shape == shape[::-1]
@@ -46,18 +46,18 @@ def test_turned_is_the_transposed_matrix(way, shape, dtype):
 @pytest.mark.parametrize("shape", [(5, 3), (300, 700)])
 def test_a_stack_is_turned_matrix_by_matrix(way, lead, shape):
     x = random_bytes(*lead, *shape, 4).view(np.int32)[..., 0]
-    assert np.array_equal(turned(np.ascontiguousarray(x)), x.swapaxes(-1, -2))
+    assert np.array_equal(transpose(np.ascontiguousarray(x)), x.swapaxes(-1, -2))
 
 
-def by_code(x: np.ndarray, columns: int, order=PLAIN, out_order=PLAIN) -> np.ndarray:
-    """`turned_nibbles`, a code at a time."""
+def by_code(x: np.ndarray, columns: int, order=NATURAL_ORDER, out_order=NATURAL_ORDER) -> np.ndarray:
+    """`transpose_nibbles`, a code at a time."""
     rows = np.arange(len(x))
     codes = unpack(x, 4, columns)
-    if order != PLAIN:
+    if order != NATURAL_ORDER:
         codes = codes[rows // 8 * 8 + np.array(order)[rows % 8]]
     out = np.empty((columns, len(x)), np.uint8)
     at = np.arange(columns)
-    out[at if out_order == PLAIN else at // 8 * 8 + np.array(out_order)[at % 8]] = codes.T
+    out[at if out_order == NATURAL_ORDER else at // 8 * 8 + np.array(out_order)[at % 8]] = codes.T
     return pack(out, 4)
 
 
@@ -65,7 +65,7 @@ def by_code(x: np.ndarray, columns: int, order=PLAIN, out_order=PLAIN) -> np.nda
 def test_nibbles_of_any_shape(way, rows, columns):
     """Bytes at random: what lies in the padding of an odd row is read past, and written as zero."""
     x = random_bytes(rows, -(-columns // 2))
-    out = turned_nibbles(x, columns)
+    out = transpose_nibbles(x, columns)
     assert out.flags.c_contiguous
     assert out.shape == (columns, -(-rows // 2))
     assert np.array_equal(out, by_code(x, columns))
@@ -78,30 +78,32 @@ def test_eights_in_another_order(way, order, eights, others):
     x = random_bytes(8 * eights, -(-others // 2))
     if others % 2 and x.size:
         x[:, -1] &= 0x0F
-    words = turned_nibbles(x, others, order=order)
+    words = transpose_nibbles(x, others, order=order)
     assert np.array_equal(words, by_code(x, others, order))
-    back = turned_nibbles(words, 8 * eights, out_order=order)
-    assert np.array_equal(back, by_code(words, 8 * eights, PLAIN, order))
+    back = transpose_nibbles(words, 8 * eights, out_order=order)
+    assert np.array_equal(back, by_code(words, 8 * eights, NATURAL_ORDER, order))
     assert np.array_equal(back, x)
 
 
 @needs_native
-@pytest.mark.parametrize("order", [PLAIN, ORDER[4]])
+@pytest.mark.parametrize("order", [NATURAL_ORDER, ORDER[4]])
 def test_the_twins_give_the_same_bytes(order):
     """The native core and NumPy on what a layer has, in both directions and both orders."""
     x = random_bytes(1064, 516)
-    assert np.array_equal(turned_nibbles(x, 1032, order), words_turned(x, 1032, order))
-    assert np.array_equal(turned_nibbles(x, 1032, PLAIN, order), words_turned(x, 1032, PLAIN, order))
+    assert np.array_equal(transpose_nibbles(x, 1032, order), transpose_nibbles_numpy(x, 1032, order))
+    assert np.array_equal(
+        transpose_nibbles(x, 1032, NATURAL_ORDER, order), transpose_nibbles_numpy(x, 1032, NATURAL_ORDER, order)
+    )
     words = x.view(np.int32)
-    assert np.array_equal(turned(words), tiles_turned(words))
+    assert np.array_equal(transpose(words), transpose_tiled(words))
 
 
 def test_views_are_turned_as_they_look(way):
     x = random_bytes(64, 64)
-    assert np.array_equal(turned_nibbles(x[::2, ::2], 64), by_code(np.ascontiguousarray(x[::2, ::2]), 64))
+    assert np.array_equal(transpose_nibbles(x[::2, ::2], 64), by_code(np.ascontiguousarray(x[::2, ::2]), 64))
     x.flags.writeable = False  # as a mapped file
-    assert np.array_equal(turned_nibbles(x, 128), by_code(x, 128))
-    assert np.array_equal(turned(x), x.T)
+    assert np.array_equal(transpose_nibbles(x, 128), by_code(x, 128))
+    assert np.array_equal(transpose(x), x.T)
 
 
 def test_an_older_build_of_the_core_is_passed_over(monkeypatch):

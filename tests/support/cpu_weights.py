@@ -7,7 +7,7 @@ import pytest
 
 from halfbyte.backends import backend_named
 from halfbyte.errors import FormatError
-from halfbyte.formats import family_of, format_named, words
+from halfbyte.formats import codec_names, family_of, format_named
 from halfbyte.numerics.bits import pack, unpack
 from halfbyte.numerics.minifloat import element_table
 from halfbyte.spec import Format
@@ -37,7 +37,7 @@ LISTED = (
 
 def formats() -> list[Format]:
     """Every registered word whose blocks the core decodes, at its default group."""
-    found = [format_named(w) for w in words()]
+    found = [format_named(w) for w in codec_names()]
     return [f for f in found if not f.opaque and not (f.scale == "nested" and f.inverse)]
 
 

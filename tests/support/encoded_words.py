@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 
 from halfbyte import format_named
-from halfbyte.formats import family_of, words
+from halfbyte.formats import codec_names, family_of
 from halfbyte.numerics.bits import unpack
 from halfbyte.numerics.minifloat import scale_table
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DECODED_ONLY = ("iq1", "iq2", "iq3")
-ENCODED = [w for w in words() if not w.startswith(DECODED_ONLY)]
+ENCODED = [w for w in codec_names() if not w.startswith(DECODED_ONLY)]
 OWN = [w for w in ENCODED if not family_of(format_named(w)).name.startswith("ggml")]
 WIDE = {"scale_dtype": "float32"}
 

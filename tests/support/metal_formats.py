@@ -23,7 +23,7 @@ SHAPE = (9, 256)
 def _all() -> dict[str, Format]:
     found = {}
     for family in FAMILIES.values():
-        for word in family.words:
+        for word in family.codecs:
             fmt = family.fit(format_named(word), SHAPE)
             if refusal(fmt) is None:
                 found[str(fmt)] = fmt

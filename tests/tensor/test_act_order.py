@@ -8,7 +8,7 @@ import pytest
 from halfbyte.errors import BackendError
 from halfbyte.formats import format_named
 from halfbyte.numerics.bits import unpack
-from halfbyte.tensor.act_order import as_given, group_index, sorted_by_group
+from halfbyte.tensor.act_order import group_index, restore_order, sort_by_group
 from halfbyte.tensor.qtensor import QTensor
 from support.random_tensors import finite_tensor
 
@@ -20,10 +20,10 @@ def test_sorted_codes_are_each_groups_and_come_back(bits, shape):
     k = shape[-1]
     index = np.random.default_rng(bits).permutation(np.arange(k, dtype=np.int32) // 32)
     q = QTensor(q.format, q.shape, {**q.parts, "group_index": index})
-    codes, order = sorted_by_group(q, "somewhere")
+    codes, order = sort_by_group(q, "somewhere")
     np.testing.assert_array_equal(index[order], np.arange(k) // 32)
     np.testing.assert_array_equal(unpack(codes, bits, k), unpack(q.parts["codes"], bits, k)[..., order])
-    np.testing.assert_array_equal(as_given(codes, bits, order), q.parts["codes"])
+    np.testing.assert_array_equal(restore_order(codes, bits, order), q.parts["codes"])
     back = group_index(order, 32)
     assert back.dtype == np.int32
     np.testing.assert_array_equal(back, index)
@@ -31,7 +31,7 @@ def test_sorted_codes_are_each_groups_and_come_back(bits, shape):
 
 def test_without_an_index_nothing_moves():
     q = finite_tensor(format_named("int4", 32), (5, 96), 1)
-    codes, order = sorted_by_group(q, "somewhere")
+    codes, order = sort_by_group(q, "somewhere")
     assert codes is q.parts["codes"]
     assert order is None
 
@@ -44,4 +44,4 @@ def test_groups_that_are_not_whole_are_refused_with_their_sizes():
     q = finite_tensor(format_named("int4", 32), (5, 96), 1)
     q = QTensor(q.format, q.shape, {**q.parts, "group_index": np.repeat(np.array([0, 1, 2], np.int32), (40, 24, 32))})
     with pytest.raises(BackendError, match=r"\[somewhere\] act-order groups hold 24 to 40 inputs; kernels take 32 each"):
-        sorted_by_group(q, "somewhere")
+        sort_by_group(q, "somewhere")

@@ -20,7 +20,7 @@ from halfbyte.tensor.shard import input_unit, shard_experts, shard_inputs, shard
 from support.memory_checkpoint import packed
 from support.sharding_worker import tokens, weight
 
-WORDS = [w for f in FAMILIES.values() for w in f.words]
+WORDS = [w for f in FAMILIES.values() for w in f.codecs]
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -18,13 +18,13 @@ from halfbyte.backends import backend_named
 from halfbyte.errors import BackendError, ShapeError
 from halfbyte.formats import FAMILIES
 from halfbyte.numerics.array_interop import to_numpy
-from halfbyte.tensor.concat import apart, join_rows, stack
+from halfbyte.tensor.concat import concat_rows, incompatibility, stack
 from halfbyte.torch import ConcatLinear, PackedWeight, QEmbedding, QExperts, QLinear
 from halfbyte.torch.state import tensor
 from support.memory_checkpoint import packed
 from torch import nn
 
-WORDS = [w for f in FAMILIES.values() for w in f.words if not hb.format_named(w).opaque]
+WORDS = [w for f in FAMILIES.values() for w in f.codecs if not hb.format_named(w).opaque]
 BACKENDS = [b for b in ("reference", "cpu") if backend_named(b).reason() is None]
 X = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
 
@@ -205,16 +205,16 @@ def test_no_parameter_is_a_weight():
     (weight("nvfp4"), quantized("nvfp4"), "global scale each"), (quantized("nf4:g4096"), quantized("nf4:g4096"), "flattened"),
 ])  # fmt: skip
 def test_what_cannot_be_joined(first, second, why):
-    assert why in apart([first, second])
+    assert why in incompatibility([first, second])
     with pytest.raises(ShapeError, match=why):
-        join_rows([first, second])
+        concat_rows([first, second])
 
 
 @pytest.mark.parametrize("word", ["int4", "uint3:g32", "mxfp4", "affine4", "q4_K", "q6_K", "fp8_e4m3", "fp4"])
 def test_joined_and_stacked_values(word):
     a, b = weight(word, (16, 256)), weight(word, (16, 256), 1)
     dense = [a.dequantize(), b.dequantize()]
-    assert np.array_equal(join_rows([a, b]).dequantize(), np.concatenate(dense), equal_nan=True)
+    assert np.array_equal(concat_rows([a, b]).dequantize(), np.concatenate(dense), equal_nan=True)
     assert np.array_equal(stack([a, b]).dequantize(), np.stack(dense), equal_nan=True)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError, HalfbyteError, LayoutError, ShapeError
 from ..layouts import LAYOUTS
-from ..numerics.error_stats import Difference
+from ..numerics.error_stats import ErrorStats
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
@@ -228,9 +228,9 @@ def requantize(q: QTensor, fmt: Format) -> QTensor:
     return QTensor(fmt, q.shape, {p: np.concatenate([i.parts[p] for i in pieces]) for p in pieces[0].parts})
 
 
-def difference(a: QTensor, b: QTensor) -> Difference:
+def difference(a: QTensor, b: QTensor) -> ErrorStats:
     """Statistics of b against a, exact values compared a block of rows at a time."""
-    out = Difference()
+    out = ErrorStats()
     pairs = [(a, b)] if a.ndim == 2 else [(a[e], b[e]) for e in range(a.shape[0])]
     for x, y in pairs:
         rows = max(1, (BLOCK >> 2) // max(1, x.shape[1]))

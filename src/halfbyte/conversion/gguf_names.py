@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
-from ..tensor.concat import join_rows, stack, take_rows
+from ..tensor.concat import concat_rows, stack, take_rows
 from ..tensor.qtensor import QTensor
 from ..tensor.row_view import Source
 from ..verification.compare import AUXILIARY
@@ -211,7 +211,7 @@ def _slice(rows: list[Weight], start: int, count: int) -> Weight:
         start -= n
     packed = [t for t in taken if isinstance(t, QTensor)]
     if len(packed) == len(taken):
-        return packed[0] if len(packed) == 1 else join_rows(packed)
+        return packed[0] if len(packed) == 1 else concat_rows(packed)
     return np.concatenate([np.asarray(t) for t in taken]) if len(taken) > 1 else taken[0]
 
 
@@ -241,10 +241,10 @@ def _stacked_packed(pieces: list[QTensor], parts: list[_Part], shape: tuple[int,
         q = pieces[0]
         return q if q.shape == shape else stack([q.rows(i * shape[-2], (i + 1) * shape[-2]) for i in range(shape[0])])
     if parts[0].piece.expert is None:
-        return join_rows(pieces)
+        return concat_rows(pieces)
     each = []
     for own in _by_expert(parts, shape[0]):
-        joined = pieces[own[0]] if len(own) == 1 else join_rows([pieces[i] for i in own])
+        joined = pieces[own[0]] if len(own) == 1 else concat_rows([pieces[i] for i in own])
         if parts[0].piece.rows in ("even", "odd"):
             n = joined.shape[0]
             joined = take_rows(joined, np.arange(n).reshape(2, n // 2).T.reshape(-1))

@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import HalfbyteError
-from ..numerics.error_stats import Difference
+from ..numerics.error_stats import ErrorStats
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 
@@ -54,7 +54,7 @@ class Outcome:
     config: Mapping[str, Any]
     kind: str
     why: str = ""
-    error: Difference | None = None
+    error: ErrorStats | None = None
     instead: tuple[str, ...] = ()
 
 

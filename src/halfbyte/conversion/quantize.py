@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..errors import CheckpointError, FormatError, ShapeError
-from ..numerics.error_stats import Difference
+from ..numerics.error_stats import ErrorStats
 from ..quantizers import mse
 from ..spec import Format
 from ..tensor.qtensor import QTensor
@@ -93,7 +93,7 @@ class Quantizing:
 
 def error_of(x: NDArray[Any], q: QTensor, block: int = 1 << 20) -> float:
     """Relative RMS error of a packed weight against its original."""
-    d = Difference()
+    d = ErrorStats()
     for a, b in [(x, q)] if q.ndim == 2 else [(x[e], q[e]) for e in range(len(x))]:
         rows = max(1, block // max(1, a.shape[1]))
         for i in range(0, a.shape[0], rows):

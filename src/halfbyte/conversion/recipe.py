@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..checkpoints import TensorInfo
 from ..errors import FormatError, ShapeError
 from ..formats import family_of, format_named
-from ..formats.ggml.types import GGML_BY_WORD
+from ..formats.ggml.types import GGML_BY_CODEC
 from ..layouts import LAYOUTS
 from ..layouts.quant_config.module_rules import check_rule
 from ..layouts.quant_config.writer import EMBEDDINGS
@@ -113,7 +113,7 @@ def format_for(goal: Goal, dtype: str, shape: tuple[int, ...]) -> tuple[Format, 
     why = _refusal(fmt, shape, goal)
     if not why:
         return fmt, ""
-    if goal.layout == "gguf" and goal.target.codec in GGML_BY_WORD:
+    if goal.layout == "gguf" and goal.target.codec in GGML_BY_CODEC:
         # llama.cpp's own fallback for rows that are not whole super-blocks.
         wide = replace(goal, target=replace(goal.target, codec="q8_0", group_size=None))
         other = _format(wide, dtype)

@@ -19,7 +19,7 @@ from ..errors import LayoutError
 from ..layouts import LAYOUTS
 from ..layouts.native import format_from_json, format_to_json
 from ..layouts.quant_config.writer import DenseTensor, PackedModule
-from ..numerics.error_stats import Difference
+from ..numerics.error_stats import ErrorStats
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .edges import convert_weight, packed_as_is
@@ -165,7 +165,7 @@ def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
     worst = max(outcomes, key=lambda o: KINDS.index(o.kind))
     rms = None
     if worst.error is not None:
-        total = Difference()
+        total = ErrorStats()
         # The largest error of the pieces is reported.
         for o in outcomes:
             total = total if o.error is None else o.error if total.count == 0 else _worse(total, o.error)
@@ -175,7 +175,7 @@ def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
     return Record(info.key, worst.kind, why, str(info.format), spelled(worst.weight.format), info.nbytes, written, rms)
 
 
-def _worse(a: Difference, b: Difference) -> Difference:
+def _worse(a: ErrorStats, b: ErrorStats) -> ErrorStats:
     return a if a.relative_rms >= b.relative_rms else b
 
 

@@ -49,9 +49,9 @@ def family_of(fmt: Format) -> Family:
     return FAMILIES[fmt.family]
 
 
-def words() -> list[str]:
+def codec_names() -> list[str]:
     """Every codec word, in registry order."""
-    return [w for f in FAMILIES.values() for w in f.words]
+    return [w for f in FAMILIES.values() for w in f.codecs]
 
 
 def format_named(text: str | Format, group_size: int | None = None, **options: Any) -> Format:
@@ -73,11 +73,11 @@ def format_named(text: str | Format, group_size: int | None = None, **options: A
             raise FormatError(f"[format] {text!r} with group_size={group_size!r}; give one of the two")
         group_size = spelled
     for family in FAMILIES.values():
-        for known in family.words:
+        for known in family.codecs:
             if known.casefold() == word.casefold():  # ggml writes q4_K, people q4_k
                 return family.format(known, group_size, **options)
-    near = difflib.get_close_matches(word, words(), n=3)
-    there = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(words())}"
+    near = difflib.get_close_matches(word, codec_names(), n=3)
+    there = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(codec_names())}"
     raise FormatError(f"[format] {word!r} is not a codec; {there}")
 
 

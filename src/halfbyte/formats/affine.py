@@ -30,7 +30,7 @@ from ..errors import FormatError
 from ..numerics.bits import pack
 from ..numerics.exact import bfloat16
 from ..spec import Format
-from .base import Family, check_group, finite
+from .base import Family, check_group, require_finite
 from .options import only_options, scale_dtype_option
 from .rounding.grouping import grouped, ungrouped
 from .rounding.policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio
@@ -65,7 +65,7 @@ class Affine(Family):
     """MLX affine, 1 to 6 and 8 bits."""
 
     name = "affine"
-    words = tuple(f"affine{b}" for b in _BITS)
+    codecs = tuple(f"affine{b}" for b in _BITS)
     format_options = ("scale_dtype",)
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "mlx": {"scale_dtype": "input", "scale": "edge", "compute": "float32", "scale_floor": 1e-7, "codes": "unrounded"},
@@ -79,7 +79,7 @@ class Affine(Family):
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(AffinePolicy, fmt, {"scale": "edge" if fmt.bits <= 3 else "minmax"} | policy)
-        values = computing(grouped(finite(x, fmt.name), fmt), rule.compute)
+        values = computing(grouped(require_finite(x, fmt.name), fmt), rule.compute)
         steps = (1 << fmt.bits) - 1
         scale, bias = scale_and_bias(values, steps, rule)
         stored, biases = in_scale_dtype(scale, fmt), in_scale_dtype(bias, fmt, "bias")

@@ -42,11 +42,11 @@ class Family(ABC):
     """One family of formats."""
 
     name: ClassVar[str]
-    words: ClassVar[tuple[str, ...]]
+    codecs: ClassVar[tuple[str, ...]]
     """Codec words, each a `Format.name` of this family."""
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
     """Producer name -> format options and keyword arguments of `encode` that reproduce that producer's bytes."""
-    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {}
+    policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Producer name -> the words it has, where these are not all of the family's."""
     exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
     """(producer, word) -> what differs from `policies` for that word."""
@@ -55,7 +55,7 @@ class Family(ABC):
 
     def policies_of(self, word: str) -> tuple[str, ...]:
         """Producers whose bytes `encode` reproduces for a word."""
-        return tuple(p for p in self.policies if word in self.policy_words.get(p, self.words))
+        return tuple(p for p in self.policies if word in self.policy_codecs.get(p, self.codecs))
 
     def policy(self, word: str, producer: str) -> dict[str, Any]:
         """Format and encode options of a producer's policy for a word; FormatError naming those there are."""
@@ -131,7 +131,7 @@ def check_group(word: str, group_size: int, allowed: Sequence[int] | None = None
     return int(group_size)
 
 
-def finite(x: NDArray[Any], word: str) -> NDArray[Any]:
+def require_finite(x: NDArray[Any], word: str) -> NDArray[Any]:
     """x as an array of two or three axes of finite floats, or an error that says where it is not."""
     x = np.asarray(x)
     if x.ndim not in (2, 3):

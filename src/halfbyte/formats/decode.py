@@ -1,11 +1,11 @@
-"""The one formula of docs/design/layering.md, evaluated exactly for any `Format`.
+"""The value of a packed weight, evaluated exactly for any `Format`.
 
     value = ((element(code) − zero) · scale · super_scale · global) / divisor + bias − min · super_min
 
-Each factor is a short binary number: an element of E2M1 has 2 significant bits, a zero-shifted 4-bit code 5, an E8M0 scale 1, a
-float16 scale 11. Their product needs the sum of these bits. Where that says float32 holds every intermediate result, or where a
-single operation rounds, float32 arithmetic *is* the exact value rounded once, and it is used because it is faster. All else goes
-through `Exact`: float64 while 53 bits hold the product, error terms of `two_product` beyond.
+Each factor has few significant bits: an element of E2M1 has 2, a 4-bit code less its zero point 5, an E8M0 scale 1, a float16
+scale 11. A product needs the sum of these. Where float32 can represent every intermediate result, or where only one operation
+rounds, float32 arithmetic *is* the exact value rounded once, and is used because it is faster. Everything else is computed with
+`Exact`: in float64 while 53 bits suffice for the product, with error terms of `two_product` beyond.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Parts = Mapping[str, NDArray[Any]]
 Window = tuple[int, int]
 """(first row, rows of the whole): rows of the flattened tensor, or of one matrix for `block` groups."""
 
-Place = Callable[[NDArray[Any]], NDArray[Any]]
-"""Values a group -> values an element."""
+Expander = Callable[[NDArray[Any]], NDArray[Any]]
+"""Function from values a group to values an element."""
 
 NESTED_BLOCK = 256
 """Blocks that share an entry of `nested_absmax`."""
@@ -57,8 +57,8 @@ def scale_values(kind: str, raw: NDArray[Any], dtype: Any = np.float64) -> NDArr
     return out
 
 
-def placement(fmt: Format, shape: tuple[int, ...], window: Window | None, index: NDArray[np.integer] | None) -> Place:
-    """The map from values a group to values an element, [*shape] (or something that broadcasts to it)."""
+def group_expander(fmt: Format, shape: tuple[int, ...], window: Window | None, index: NDArray[np.integer] | None) -> Expander:
+    """The function from values a group to values an element, [*shape] or an array that broadcasts to it."""
     k = shape[-1]
 
     def along_row(a: NDArray[Any]) -> NDArray[Any]:
@@ -109,8 +109,8 @@ def _rounds_once_in_float32(fmt: Format, parts: Parts, out: np.dtype[Any]) -> bo
     bits = significant_bits(fmt, parts)
     additive = fmt.bias or bool(fmt.minimum)
     if out != np.float32:
-        # The float32 value itself must be exact; what leaves its range leaves the narrower ranges too, and the smallest
-        # scale times the smallest element of every format is a multiple of 2^−149.
+        # The float32 value itself must be exact. A value beyond its range is beyond the narrower ranges too, and the smallest
+        # scale times the smallest element of every format is a multiple of 2^−149, float32's smallest step.
         return bits <= 24 and not additive
     if fmt.global_op:
         # Element · scale is exact, and of E4M3 stays in range; the global factor rounds.
@@ -123,57 +123,57 @@ def _rounds_once_in_float32(fmt: Format, parts: Parts, out: np.dtype[Any]) -> bo
     return fmt.super_size == 0 or _SCALE_BITS[fmt.scale] + 11 <= 24
 
 
-def _float32(fmt: Format, shape: tuple[int, ...], parts: Parts, place: Place) -> NDArray[np.float32]:
+def _float32(fmt: Format, shape: tuple[int, ...], parts: Parts, expand: Expander) -> NDArray[np.float32]:
     f32 = np.float32
     value = element_values(fmt, unpack(parts["codes"], fmt.bits, shape[-1]), f32)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if fmt.zero == "int":
-            value -= place(parts["zeros"].astype(f32))
+            value -= expand(parts["zeros"].astype(f32))
         if fmt.scale != "none":
             scale = scale_values(fmt.scale, parts["scales"], f32)
-            value *= place(scale * _super(fmt, parts["super_scales"], f32) if fmt.super_size else scale)
+            value *= expand(scale * _super(fmt, parts["super_scales"], f32) if fmt.super_size else scale)
         if fmt.global_op:
             value *= parts["global_scale"].astype(f32)[..., None, None]
         if fmt.bias:
-            value += place(parts["biases"].astype(f32))
+            value += expand(parts["biases"].astype(f32))
         if fmt.minimum:
-            value -= place(parts["mins"].astype(f32) * _super(fmt, parts["super_mins"], f32))
+            value -= expand(parts["mins"].astype(f32) * _super(fmt, parts["super_mins"], f32))
     return value
 
 
 class _Term(NamedTuple):
-    """A float64 array, the significant bits its elements have at most, and whether it is what another term's rounding left."""
+    """One float64 summand: an upper bound on its significant bits, and whether it is the rounding error of another term."""
 
     value: F64
     bits: int
-    rest: bool = False
+    is_error: bool = False
 
 
 def _times(terms: list[_Term], factor: F64, bits: int) -> list[_Term]:
-    """Every term times a factor of so many bits, exactly: beyond 53 bits the rounding errors become terms."""
+    """Every term times a factor of `bits` significant bits, exactly: beyond 53 bits the rounding errors become terms."""
     out = []
     for term in terms:
-        # An infinite or NaN factor has its say in the leading term alone: its rest times infinity could cancel it.
-        by = np.where(np.isfinite(factor), factor, 0.0) if term.rest else factor
+        # An infinite or NaN factor multiplies the leading term only: an error term times infinity could cancel it.
+        by = np.where(np.isfinite(factor), factor, 0.0) if term.is_error else factor
         if term.bits + bits <= 53:
-            out.append(_Term(term.value * by, term.bits + bits, term.rest))
+            out.append(_Term(term.value * by, term.bits + bits, term.is_error))
             continue
         product, error = two_product(term.value, by)
-        out.append(_Term(product, 53, term.rest))
+        out.append(_Term(product, 53, term.is_error))
         if error.any():
             out.append(_Term(error, 53, True))
     return out
 
 
-def _shifted(fmt: Format, parts: Parts, codes: NDArray[np.uint8], place: Place) -> list[_Term]:
-    """element(code) − zero as one term, or two where a float zero point does not align with the code in 53 bits."""
+def _shifted(fmt: Format, parts: Parts, codes: NDArray[np.uint8], expand: Expander) -> list[_Term]:
+    """element(code) − zero as one term, or as two where 53 bits do not hold the difference with a float zero point."""
     value = element_values(fmt, codes)
     if fmt.zero == "int":
-        value = value - place(parts["zeros"].astype(np.float64))
+        value = value - expand(parts["zeros"].astype(np.float64))
     if fmt.zero != "float":
         return [_Term(value, _value_bits(fmt, parts))]
-    hi, lo = two_sum(value, -place(parts["zeros"].astype(np.float64)))
-    # A float16 zero point is a multiple of 2^−24 below 2^16. The lower term is a piece of one operand: 24 bits.
+    hi, lo = two_sum(value, -expand(parts["zeros"].astype(np.float64)))
+    # A float16 zero point is a multiple of 2^−24 below 2^16. The error term is part of one operand: 24 bits.
     terms = [_Term(hi, 41 if fmt.scale == "float16" else 53)]
     if np.nan_to_num(lo).any():
         terms.append(_Term(np.nan_to_num(lo), 24, True))
@@ -190,34 +190,34 @@ def nested_factors(parts: Parts, shape: tuple[int, ...], window: Window | None) 
 
 
 def _scaled(
-    fmt: Format, shape: tuple[int, ...], parts: Parts, window: Window | None, terms: list[_Term], place: Place
+    fmt: Format, shape: tuple[int, ...], parts: Parts, window: Window | None, terms: list[_Term], expand: Expander
 ) -> tuple[list[_Term], F64 | None]:
     """Terms times their group scales, and the divisor of scales that divide."""
     if fmt.scale == "none":
         return terms, None
     if fmt.scale != "nested":
-        scale = place(scale_values(fmt.scale, parts["scales"]))
+        scale = expand(scale_values(fmt.scale, parts["scales"]))
         return (terms, scale) if fmt.inverse else (_times(terms, scale, _SCALE_BITS[fmt.scale]), None)
     mapped, absmax = nested_factors(parts, shape, window)
     offset = np.broadcast_to(parts["nested_offset"].astype(np.float64), mapped.shape)
     if not fmt.inverse:
-        return _times(terms, place(mapped * absmax), 48) + _times(terms, place(offset), 24), None
-    # (map / absmax + offset) · element over the common divisor absmax, but for an infinite one, over which map is 0.
-    endless = np.isinf(absmax)
-    mapped, absmax = np.where(endless, mapped / absmax, mapped), np.where(endless, 1.0, absmax)
-    return _times(terms, place(mapped), 24) + _times(terms, place(offset * absmax), 48), place(absmax)
+        return _times(terms, expand(mapped * absmax), 48) + _times(terms, expand(offset), 24), None
+    # (map / absmax + offset) · element, brought to the divisor absmax. Where absmax is infinite, map / absmax is 0 by itself.
+    infinite = np.isinf(absmax)
+    mapped, absmax = np.where(infinite, mapped / absmax, mapped), np.where(infinite, 1.0, absmax)
+    return _times(terms, expand(mapped), 24) + _times(terms, expand(offset * absmax), 48), expand(absmax)
 
 
 def exact_values(fmt: Format, shape: tuple[int, ...], parts: Parts, window: Window | None = None) -> Exact:
     """The exact values of a tensor (or a window of its rows) as `Exact`, float64 [*shape] terms."""
-    place = placement(fmt, shape, window, parts.get("group_index"))
+    expand = group_expander(fmt, shape, window, parts.get("group_index"))
     divisors: list[F64] = []
     with np.errstate(over="ignore", invalid="ignore", under="ignore", divide="ignore"):
-        terms = _shifted(fmt, parts, unpack(parts["codes"], fmt.bits, shape[-1]), place)
-        terms, divisor = _scaled(fmt, shape, parts, window, terms, place)
+        terms = _shifted(fmt, parts, unpack(parts["codes"], fmt.bits, shape[-1]), expand)
+        terms, divisor = _scaled(fmt, shape, parts, window, terms, expand)
         divisors += [] if divisor is None else [divisor]
         if fmt.super_size:
-            terms = _times(terms, place(_super(fmt, parts["super_scales"], np.float64)), 11)
+            terms = _times(terms, expand(_super(fmt, parts["super_scales"], np.float64)), 11)
         if fmt.global_op:
             factor = parts["global_scale"].astype(np.float64)[..., None, None]
             if fmt.global_op == "multiply":
@@ -228,21 +228,21 @@ def exact_values(fmt: Format, shape: tuple[int, ...], parts: Parts, window: Wind
             divisors.append(np.asarray(fmt.divisor, np.float64))
         summands = [t.value for t in terms]
         if fmt.bias:
-            summands.append(place(parts["biases"].astype(np.float64)))
+            summands.append(expand(parts["biases"].astype(np.float64)))
         if fmt.minimum:
-            summands.append(-place(parts["mins"].astype(np.float64) * _super(fmt, parts["super_mins"], np.float64)))
+            summands.append(-expand(parts["mins"].astype(np.float64) * _super(fmt, parts["super_mins"], np.float64)))
     return Exact(summands, reduce(np.multiply, divisors) if divisors else None)
 
 
 def decode_exact(fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: Window | None = None) -> NDArray[Any]:
     """Exact values rounded once, to nearest even, to `dtype` ("float32", "float16", "bfloat16" or "float64").
 
-    float64 results are the exact value where it fits in 53 bits, else rounded to odd there: callers that round again, to any of
-    the narrower types, get the right answer.
+    A float64 result is the exact value where 53 bits hold it, else the value rounded to odd: rounding that again to a narrower
+    dtype gives the correctly rounded result.
     """
     out = dtype_named(dtype)
     if out != np.float64 and _rounds_once_in_float32(fmt, parts, out):
-        value = _float32(fmt, shape, parts, placement(fmt, shape, window, parts.get("group_index")))
+        value = _float32(fmt, shape, parts, group_expander(fmt, shape, window, parts.get("group_index")))
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             return value.astype(out, copy=False)
     return exact_values(fmt, shape, parts, window).round(out)

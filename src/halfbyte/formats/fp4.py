@@ -22,7 +22,7 @@ class FP4(Family):
     """E2M1 under float group scales."""
 
     name = "fp4"
-    words = ("fp4",)
+    codecs = ("fp4",)
     format_options = ("scale_dtype",)
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:

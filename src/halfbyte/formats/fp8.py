@@ -31,13 +31,13 @@ class FP8(Family):
     """E4M3 and E5M2 under float scales of any scope."""
 
     name = "fp8"
-    words = tuple(_WORDS)
+    codecs = tuple(_WORDS)
     format_options = ("scale_dtype", "rows")
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "compressed-tensors": {"scale_dtype": "input", "compute": "input", "zero_scale": "eps", "zeros": "value"},
     }
 
-    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {"compressed-tensors": ("fp8_e4m3",)}
+    policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {"compressed-tensors": ("fp8_e4m3",)}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)

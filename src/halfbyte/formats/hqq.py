@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ..errors import FormatError
 from ..numerics.bits import pack
 from ..spec import Format
-from .base import SCALE_DTYPES, Family, check_group, finite
+from .base import SCALE_DTYPES, Family, check_group, require_finite
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
 from .rounding.grouping import grouped, ungrouped
 from .rounding.policy import computing, float_info, in_scale_dtype, one_of, policy_from, ratio
@@ -49,7 +49,7 @@ class HQQ(Family):
     """HQQ, 1 to 8 bits, both axes."""
 
     name = "hqq"
-    words = tuple(f"hqq{b}" for b in range(1, 9))
+    codecs = tuple(f"hqq{b}" for b in range(1, 9))
     format_options = ("axis", "scale_dtype", "grouping")
     policies: ClassVar[dict[str, dict[str, Any]]] = {"hqq": {"scale_dtype": "input", "rule": "hqq"}}
 
@@ -70,7 +70,7 @@ class HQQ(Family):
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(HQQPolicy, fmt, {"rule": "edge" if fmt.bits <= 3 else "range"} | policy).rule
-        values = computing(grouped(finite(x, fmt.name), fmt), "float32" if rule == "hqq" else "exact")
+        values = computing(grouped(require_finite(x, fmt.name), fmt), "float32" if rule == "hqq" else "exact")
         steps = values.dtype.type((1 << fmt.bits) - 1)
         scale, zero, whole = {"range": _range, "edge": _edge, "hqq": _hqq}[rule](values, steps, fmt)
         codes = np.clip(np.rint(whole), 0, steps).astype(np.uint8)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..spec import Format
-from .base import Family, check_group, finite
+from .base import Family, check_group, require_finite
 from .options import only_options, rows_option, scale_dtype_option
 from .rounding.integers import encode_integers
 
@@ -31,7 +31,7 @@ class Integer(Family):
     """Integers with implicit (`int`) or stored (`uint`) zero points."""
 
     name = "integer"
-    words = tuple(_WORDS)
+    codecs = tuple(_WORDS)
     format_options = ("scale_dtype", "rows", "inverse")
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "compressed-tensors": {
@@ -45,7 +45,7 @@ class Integer(Family):
         "modelopt-int4": {"scale_dtype": "input", "scale": "max", "compute": "input", "inverse": True},
         "bitsandbytes": {"scale": "max", "compute": "float32", "order": "reciprocal"},
     }  # fmt: skip
-    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {
+    policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {
         "compressed-tensors": tuple(f"{s}{b}" for s in ("int", "uint") for b in range(2, 9)),
         "torchao": tuple(f"{s}{b}" for s in ("int", "uint") for b in range(1, 9)),
         "modelopt": ("int4",),
@@ -76,4 +76,4 @@ class Integer(Family):
         )
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        return encode_integers(finite(x, fmt.name), fmt, policy)
+        return encode_integers(require_finite(x, fmt.name), fmt, policy)

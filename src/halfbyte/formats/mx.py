@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from ..numerics.bits import pack
 from ..numerics.minifloat import MINIFLOATS, TIES, ZEROS, e8m0_encode, element_table, round_to_element, sign_zeros
 from ..spec import Format
-from .base import Family, check_group, finite
+from .base import Family, check_group, require_finite
 from .options import only_options
 from .rounding.grouping import grouped, ungrouped
 from .rounding.policy import COMPUTE, computing, float_info, one_of, policy_from
@@ -79,7 +79,7 @@ class MX(Family):
     """MXFP4, MXFP6, MXFP8 and MXINT."""
 
     name = "mx"
-    words = tuple(_WORDS)
+    codecs = tuple(_WORDS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "ocp": {"scale": "floor"},
         "gguf": {"scale": "floor", "ties": "zero", "zeros": "drop", "compute": "float32"},
@@ -94,7 +94,7 @@ class MX(Family):
         "torchao-ceil": {"scale": "ceil_log2", "byte0": 2.0**-126},
         "torchao-rceil": {"scale": "ceil", "byte0": 1.0, "compute": "float32"},
     }
-    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {
+    policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {
         "gguf": ("mxfp4",),
         "mlx": ("mxfp4", "mxfp8_e4m3"),
         "compressed-tensors": ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"),
@@ -116,7 +116,7 @@ class MX(Family):
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(MXPolicy, fmt, {"scale": LEAST_ERROR[fmt.name]} | policy)
-        blocks = computing(grouped(finite(x, fmt.name), fmt), rule.compute)
+        blocks = computing(grouped(require_finite(x, fmt.name), fmt), rule.compute)
         exponent = block_exponents(np.abs(blocks).max(axis=-1), fmt, rule)
         with np.errstate(under="ignore"):
             scale = np.where(exponent == -127, rule.byte0, np.ldexp(1.0, exponent)).astype(blocks.dtype)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..spec import Format
-from .base import Family, PartSpec, check_group, finite
+from .base import Family, PartSpec, check_group, require_finite
 from .decode import NESTED_BLOCK
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
 from .rounding.tables import encode_table
@@ -39,7 +39,7 @@ class NF4(Family):
     """Table codes under a plain or doubly quantized absolute maximum."""
 
     name = "nf4"
-    words = ("nf4", "bnb_fp4", "nf4_modelopt")
+    codecs = ("nf4", "bnb_fp4", "nf4_modelopt")
     format_options = ("nested", "grouping", "scale_dtype")
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "bitsandbytes": {
@@ -47,7 +47,7 @@ class NF4(Family):
         },
         "modelopt": {"compute": "input", "nearest": "difference", "absmax": "unrounded"},
     }  # fmt: skip
-    policy_words: ClassVar[dict[str, tuple[str, ...]]] = {"bitsandbytes": ("nf4", "bnb_fp4"), "modelopt": ("nf4_modelopt",)}
+    policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {"bitsandbytes": ("nf4", "bnb_fp4"), "modelopt": ("nf4_modelopt",)}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(word, options, self.format_options)
@@ -76,4 +76,4 @@ class NF4(Family):
         return specs
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        return encode_table(finite(x, fmt.name), fmt, policy)
+        return encode_table(require_finite(x, fmt.name), fmt, policy)

@@ -37,7 +37,7 @@ from ..errors import FormatError
 from ..numerics.bits import pack
 from ..numerics.minifloat import TIES, ZEROS, element_table, round_to_element, sign_zeros
 from ..spec import Format
-from .base import Family, check_group, finite
+from .base import Family, check_group, require_finite
 from .options import only_options
 from .rounding.grouping import grouped, row_blocks, ungrouped
 from .rounding.policy import COMPUTE, computing, float_info, one_of, policy_from
@@ -79,7 +79,7 @@ class NVFP4(Family):
     """NVFP4 with one or two levels of scale."""
 
     name = "nvfp4"
-    words = ("nvfp4",)
+    codecs = ("nvfp4",)
     format_options = ("global_scale",)
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "modelopt": {"compute": "float32", "zero_scale": 1.0, "zeros": "value"},
@@ -112,7 +112,7 @@ class NVFP4(Family):
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(NVFP4Policy, fmt, policy)
-        blocks = grouped(finite(x, fmt.name), fmt)
+        blocks = grouped(require_finite(x, fmt.name), fmt)
         amax = computing(np.abs(blocks).max(axis=-1), rule.compute)
         stored = tensor_scale(amax.max(axis=(-2, -1)), fmt)
         g = stored.astype(_arithmetic(rule))[..., None, None]

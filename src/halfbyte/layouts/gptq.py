@@ -35,7 +35,7 @@ from ..errors import CheckpointError, LayoutError
 from ..formats import format_named
 from ..numerics import bits as stream
 from ..numerics.exact import bfloat16
-from ..numerics.transpose import turned
+from ..numerics.transpose import transpose
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .base import (
@@ -239,7 +239,7 @@ class GPTQ(Layout):
         fmt, (n, k) = self.describe(tensors, config, name)
         how = variant(config, fmt.bits)
         details: dict[str, Any] = {"layout": self.name, "zeros": f"v{how.version} {how.writer}"}
-        down = turned(tensors["qweight"])
+        down = transpose(tensors["qweight"])
         if how.planar:
             codes = stream.pack(codes_of_planes(down, fmt.bits), fmt.bits)
         else:
@@ -248,8 +248,8 @@ class GPTQ(Layout):
         zeros = self._read_zeros(tensors["qzeros"], fmt.bits, n, how, details)
         parts: dict[str, Array] = {
             "codes": codes,
-            "scales": turned(tensors["scales"]),
-            "zeros": turned(zeros),
+            "scales": transpose(tensors["scales"]),
+            "zeros": transpose(zeros),
         }
         index = tensors.get("g_idx")
         if index is None:
@@ -262,7 +262,7 @@ class GPTQ(Layout):
 
     def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array:
         fmt, (n, _) = self.describe(tensors, config, name)
-        return turned(self._read_zeros(tensors["qzeros"], fmt.bits, n, variant(config, fmt.bits), {}))
+        return transpose(self._read_zeros(tensors["qzeros"], fmt.bits, n, variant(config, fmt.bits), {}))
 
     @staticmethod
     def _read_zeros(words: Array, bits: int, n: int, how: Variant, details: dict[str, Any]) -> NDArray[np.int16]:
@@ -296,9 +296,9 @@ class GPTQ(Layout):
             nbytes = 4 * word_count(k, fmt.bits) - k * fmt.bits // 8
             down = words_of_stream(q.parts["codes"], fmt.bits, k, recall(own, "filling.qweight", (n, nbytes)))
         out: dict[str, Array] = {
-            "qweight": turned(down),
+            "qweight": transpose(down),
             "qzeros": self._write_zeros(q, how, own),
-            "scales": turned(q.parts["scales"]),
+            "scales": transpose(q.parts["scales"]),
         }
         if "group_index" in q.parts:
             out["g_idx"] = q.parts["group_index"]
@@ -318,7 +318,7 @@ class GPTQ(Layout):
         else:
             # GPTQModel's own v1 files may wrap; only a reader told of GPTQModel undoes that, so nothing else is written so.
             check_zero_range(self.name, q, zeros, 0 if own.get("zeros") == "v1 gptqmodel" else 1, top, _NO_ZERO)
-        fields = turned(zeros)
+        fields = transpose(zeros)
         if how.version == 1 and not how.wordwise:
             fields = (fields - 1) & np.int16(top)
         if how.planar:

@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import LayoutError
 from ..formats import format_named
 from ..numerics.exact import bfloat16
-from ..numerics.transpose import turned
+from ..numerics.transpose import transpose
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .awq.gemm import awq_group
@@ -80,11 +80,11 @@ class MetalMarlin(Layout):
         fmt, shape = self.describe(tensors, config, name)
         details: dict[str, Any] = {"layout": self.name}
         parts: dict[str, Array] = {
-            "codes": as_bytes(turned(tensors["qweight"])),
-            "scales": turned(tensors["scales"]),
+            "codes": as_bytes(transpose(tensors["qweight"])),
+            "scales": transpose(tensors["scales"]),
         }
         if fmt.zero == "int":
-            stored = turned(tensors["zeros"])
+            stored = transpose(tensors["zeros"])
             with np.errstate(invalid="ignore"):
                 wide = stored.astype(np.float32)
                 bad = ~((np.rint(wide) == wide) & (np.abs(wide) <= 32767))
@@ -113,8 +113,8 @@ class MetalMarlin(Layout):
         dtype = q.parts["scales"].dtype
         check_requested(self.name, q, config, {"codec": q.format.name, "group_size": q.format.group_size})
         out: dict[str, Array] = {
-            "qweight": turned(as_words(q.parts["codes"], np.uint32)),
-            "scales": turned(q.parts["scales"]),
+            "qweight": transpose(as_words(q.parts["codes"], np.uint32)),
+            "scales": transpose(q.parts["scales"]),
         }
         if q.format.zero == "int":
             zeros = q.parts["zeros"]
@@ -126,7 +126,7 @@ class MetalMarlin(Layout):
             signed = recall(self.own_details(q), "negative zeros", zeros.shape, dtype)
             if signed is not None:
                 stored = np.where(signed == stored, signed, stored)
-            out["zeros"] = turned(stored)
+            out["zeros"] = transpose(stored)
         return out
 
     def config(self, q: QTensor) -> dict[str, Any]:

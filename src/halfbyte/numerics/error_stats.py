@@ -20,7 +20,7 @@ from ..errors import ShapeError
 
 
 @dataclass
-class Difference:
+class ErrorStats:
     """Statistics of b against a, added up over blocks of whole rows.
 
     count               values compared
@@ -132,16 +132,16 @@ def _nan(a: NDArray[Any]) -> NDArray[np.bool_]:
     return result
 
 
-def difference(a: NDArray[Any], b: NDArray[Any]) -> Difference:
-    """`Difference` of two whole arrays of one shape; the last axis is the row. Raises ShapeError when the shapes differ.
+def error_stats(a: NDArray[Any], b: NDArray[Any]) -> ErrorStats:
+    """`ErrorStats` of two whole arrays of one shape; the last axis is the row. Raises ShapeError when the shapes differ.
 
-    >>> difference(np.array([[1e-6, 2e-6]]), np.array([[2e-6, 1e-6]])).within(0.1)
+    >>> error_stats(np.array([[1e-6, 2e-6]]), np.array([[2e-6, 1e-6]])).within(0.1)
     False
     """
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
         raise ShapeError(f"[difference] shapes {a.shape} and {b.shape}; arrays of one shape are compared")
     k = a.shape[-1] if a.ndim else 1
-    out = Difference()
+    out = ErrorStats()
     out.add(a.reshape(-1, k) if a.size else a.reshape(0, k), b.reshape(-1, k) if b.size else b.reshape(0, k))
     return out

@@ -76,7 +76,7 @@ def to_odd(hi: F64, lo: F64) -> F64:
         return np.where(inexact & even, np.nextafter(hi, direction), hi)
 
 
-def round_odd(x: F64, dtype: Any) -> NDArray[Any]:
+def round_once(x: F64, dtype: Any) -> NDArray[Any]:
     """float64 `x`, exact or rounded to odd, rounded once to `dtype`.
 
     NumPy goes from float64 to float32 and float16 in one rounding; to bfloat16 ml_dtypes goes through float32, so that step is
@@ -126,12 +126,12 @@ def _tail(parts: list[F64]) -> F64:
 def round_sum(terms: list[F64], dtype: Any) -> NDArray[Any]:
     """The exact sum of float64 terms, rounded once to `dtype`. NaN and infinity follow ordinary addition."""
     if len(terms) == 1:
-        return round_odd(terms[0], dtype)
+        return round_once(terms[0], dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         plain = sum(terms[1:], terms[0])
         parts = list(two_sum(*np.broadcast_arrays(*terms))) if len(terms) == 2 else distil(terms)
         out = np.where(np.isfinite(plain), to_odd(parts[0], _tail(parts)), plain)
-    return round_odd(out, dtype)
+    return round_once(out, dtype)
 
 
 def round_quotient(terms: list[F64], den: F64, dtype: Any) -> NDArray[Any]:
@@ -150,7 +150,7 @@ def round_quotient(terms: list[F64], den: F64, dtype: Any) -> NDArray[Any]:
         hi, lo = two_sum(first, second)
         sign = np.sign(np.where(rest[0] != 0, rest[0], 0.0)) * np.sign(den)
         out = np.where(np.isfinite(plain) & np.isfinite(den), to_odd(hi, np.where(lo != 0, lo, sign)), plain)
-    return round_odd(out, dtype)
+    return round_once(out, dtype)
 
 
 class Exact:

@@ -1,33 +1,30 @@
-"""The float32 steps that many producers' decoders share: codes through a table, group values spread, products rounded on the way.
+"""Steps that several producers' decoders share, in float32: element lookup, expansion of group values, intermediate roundings.
 
-Everything here is plain float32 arithmetic, one IEEE rounding an operation, in the order a caller writes it.
+Each operation rounds once, as IEEE 754 float32 does, in the order in which the caller writes it.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.decode import NESTED_BLOCK, element_values, placement
+from ..formats.decode import NESTED_BLOCK, Expander, element_values, group_expander
 from ..numerics.bits import unpack
 from ..numerics.minifloat import element_table, scale_table
-
-if TYPE_CHECKING:
-    from ..formats.decode import Place
-    from ..tensor.qtensor import QTensor
+from ..spec import EncodedTensor
 
 F32 = NDArray[np.float32]
 
 
-def codes(q: QTensor) -> NDArray[np.uint8]:
+def codes(q: EncodedTensor) -> NDArray[np.uint8]:
     """Element codes, uint8 [*shape]."""
     return unpack(q.parts["codes"], q.format.bits, q.shape[-1])
 
 
-def elements(q: QTensor, *, negative_zero: bool = True) -> F32:
+def elements(q: EncodedTensor, *, negative_zero: bool = True) -> F32:
     """element(code), float32 [*shape]. `negative_zero=False` reads the code of −0 as +0."""
     if negative_zero or q.format.element != "e2m1":
         return element_values(q.format, codes(q), np.float32)
@@ -36,14 +33,14 @@ def elements(q: QTensor, *, negative_zero: bool = True) -> F32:
     return table[codes(q)]
 
 
-def spread(q: QTensor) -> Place:
-    """The function that takes an array in the shape of the scales to one that broadcasts to `q.shape`."""
-    return placement(q.format, q.shape, q.window, q.parts.get("group_index"))
+def scale_expander(q: EncodedTensor) -> Expander:
+    """The function from values a group (an array in the shape of `scales`) to values an element (broadcasts to `q.shape`)."""
+    return group_expander(q.format, q.shape, q.window, q.parts.get("group_index"))
 
 
 @cache
 def e8m0_table(top: float) -> F32:
-    """Values of the 256 E8M0 bytes, with what a producer makes of byte 255: NaN, inf or 2^128 (which float32 has as inf)."""
+    """Values of the 256 E8M0 bytes. `top` is the producer's value of byte 255: NaN, or inf (2^128 is inf in float32)."""
     table = scale_table("e8m0").astype(np.float32)
     table[255] = top
     table.setflags(write=False)
@@ -58,12 +55,12 @@ def e4m3_table() -> F32:
     return table
 
 
-def rounded(x: NDArray[Any], dtype: Any) -> F32:
-    """float32 values rounded to `dtype` and back: an intermediate held in that dtype."""
+def round_to(x: NDArray[Any], dtype: Any) -> F32:
+    """float32 values rounded to `dtype`, as float32: an intermediate result that the producer stores in that dtype."""
     return x.astype(dtype).astype(np.float32)
 
 
-def nested_scales(q: QTensor) -> tuple[F32, F32]:
+def nested_scales(q: EncodedTensor) -> tuple[F32, F32]:
     """nested_map[byte] and the nested_absmax of its block of 256, both float32 in the shape of `scales`."""
     scales = q.parts["scales"]
     first = q.window[0] * scales.shape[-1] if q.window is not None and scales.ndim > 1 else 0
@@ -71,7 +68,7 @@ def nested_scales(q: QTensor) -> tuple[F32, F32]:
     return q.parts["nested_map"][scales], q.parts["nested_absmax"][block]
 
 
-def promoted(a: Any, b: Any) -> np.dtype[Any]:
-    """The dtype torch computes in when tensors of two float dtypes meet: their own when equal, else float32."""
+def promote(a: Any, b: Any) -> np.dtype[Any]:
+    """The result dtype of a torch operation on two float dtypes: their own when equal, else float32."""
     a, b = np.dtype(a), np.dtype(b)
     return a if a == b else np.dtype(np.float32)

@@ -7,27 +7,25 @@
     MXFP4                      2^(b−128) · (2 · element): byte 255 is 2^127 before the element doubles it, so 0.5 stays finite
     NVFP4                      (ue4m3 / 2) · (2 · element)
 
-Both 4-bit floats look elements up as small integers, where code 8 is 0 without a sign. A factor a tensor (`.scale`) is
-multiplied in last; gguf.quants knows nothing of it. The rare types are decoded by gguf.quants itself.
+Both 4-bit floats look elements up as small integers, where code 8 is +0. The factor of a tensor (`.scale`), which gguf.quants
+does not apply, is multiplied in last. Types stored as raw blocks are decoded by gguf.quants itself.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.exact import dtype_named
 from ..numerics.minifloat import scale_table
-from .float32 import F32, elements, spread
-
-if TYPE_CHECKING:
-    from ..tensor.qtensor import QTensor
+from ..spec import EncodedTensor
+from .float32 import F32, elements, scale_expander
 
 
-def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
+def decode(q: EncodedTensor, dtype: Any) -> NDArray[Any]:
     """What gguf.quants.dequantize returns, cast to `dtype`."""
     with np.errstate(all="ignore"):
         value = _blocks(q) if q.format.opaque else _value(q)
@@ -36,31 +34,31 @@ def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
         return value.astype(dtype_named(dtype), copy=False)
 
 
-def _value(q: QTensor) -> F32:
-    fmt, place = q.format, spread(q)
+def _value(q: EncodedTensor) -> F32:
+    fmt, expand = q.format, scale_expander(q)
     if fmt.element == "e2m1":
         doubled = elements(q, negative_zero=False) * np.float32(2)
-        product: F32 = place(_half_scales(fmt.scale)[q.parts["scales"]]) * doubled
+        product: F32 = expand(_half_scales(fmt.scale)[q.parts["scales"]]) * doubled
         return product
     scale = q.parts["scales"].astype(np.float32)
     if fmt.super_size:
-        scale = _over(q, "super_scales") * scale
-    value = place(scale) * elements(q)
+        scale = _per_group(q, "super_scales") * scale
+    value = expand(scale) * elements(q)
     if fmt.bias:
-        value += place(q.parts["biases"].astype(np.float32))
+        value += expand(q.parts["biases"].astype(np.float32))
     if fmt.minimum:
-        value -= place(_over(q, "super_mins") * q.parts["mins"].astype(np.float32))
+        value -= expand(_per_group(q, "super_mins") * q.parts["mins"].astype(np.float32))
     return value
 
 
-def _over(q: QTensor, part: str) -> F32:
-    """A value a super-block, for each of its groups."""
+def _per_group(q: EncodedTensor, part: str) -> F32:
+    """Values of super-blocks, repeated for each of their groups."""
     return np.repeat(q.parts[part].astype(np.float32), q.format.super_size // q.format.group_size, axis=-1)
 
 
 @cache
 def _half_scales(kind: str) -> F32:
-    """Half the value of every scale byte, float32 [256]: what goes with elements that are held doubled."""
+    """Half the value of every scale byte, float32 [256], for elements that are looked up doubled."""
     half = scale_table(kind) / 2
     if kind == "e8m0":
         half[255] = 2.0**127
@@ -69,7 +67,7 @@ def _half_scales(kind: str) -> F32:
     return table
 
 
-def _blocks(q: QTensor) -> F32:
+def _blocks(q: EncodedTensor) -> F32:
     from ..formats.ggml.raw_blocks import dequantize_blocks
 
     return dequantize_blocks(q.format.name, q.parts["blocks"])

@@ -9,38 +9,36 @@ Where scales and biases differ in dtype the product is rounded in the scales' dt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.exact import dtype_named
-from .float32 import e4m3_table, e8m0_table, elements, rounded, spread
-
-if TYPE_CHECKING:
-    from ..tensor.qtensor import QTensor
+from ..spec import EncodedTensor
+from .float32 import e4m3_table, e8m0_table, elements, round_to, scale_expander
 
 
-def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
+def decode(q: EncodedTensor, dtype: Any) -> NDArray[Any]:
     """What mx.dequantize returns, cast to `dtype`."""
     out = dtype_named(dtype)
     with np.errstate(all="ignore"):
         return _affine(q).astype(out) if q.format.bias else _blocks(q, out)
 
 
-def _affine(q: QTensor) -> NDArray[np.float32]:
-    place = spread(q)
-    held = q.parts["scales"].dtype
-    product_dtype = dtype_named(q.details.get("scales_dtype", held.name))
-    product = rounded(elements(q) * place(q.parts["scales"].astype(np.float32)), product_dtype)
-    return rounded(product + place(q.parts["biases"].astype(np.float32)), held)
+def _affine(q: EncodedTensor) -> NDArray[np.float32]:
+    expand = scale_expander(q)
+    sum_dtype = q.parts["scales"].dtype
+    product_dtype = dtype_named(q.details.get("scales_dtype", sum_dtype.name))
+    product = round_to(elements(q) * expand(q.parts["scales"].astype(np.float32)), product_dtype)
+    return round_to(product + expand(q.parts["biases"].astype(np.float32)), sum_dtype)
 
 
-def _blocks(q: QTensor, out: np.dtype[Any]) -> NDArray[Any]:
-    place = spread(q)
+def _blocks(q: EncodedTensor, out: np.dtype[Any]) -> NDArray[Any]:
+    expand = scale_expander(q)
     table = e8m0_table(np.inf) if q.format.scale == "e8m0" else e4m3_table()
     scales = table[q.parts["scales"]]
     if q.format.global_op:
         factor = q.parts["global_scale"].astype(np.float32) / np.float32(q.format.divisor)
-        return (elements(q) * place(scales * factor[..., None, None])).astype(out)
-    return (elements(q) * place(rounded(scales, out))).astype(out)
+        return (elements(q) * expand(scales * factor[..., None, None])).astype(out)
+    return (elements(q) * expand(round_to(scales, out))).astype(out)

@@ -1,34 +1,31 @@
-"""onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded to the model's dtype, that
-of the scales.
+"""onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded to the dtype of the scales.
 
-Float zero points are multiplied on their own: code · scale + (−zero · scale). A product of −0 leaves the matrix product as +0.
+With float zero points the two products are separate: code · scale + (−zero · scale). The matrix product returns −0 as +0.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.exact import dtype_named
-from .float32 import elements, rounded, spread
-
-if TYPE_CHECKING:
-    from ..tensor.qtensor import QTensor
+from ..spec import EncodedTensor
+from .float32 import elements, round_to, scale_expander
 
 
-def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
+def decode(q: EncodedTensor, dtype: Any) -> NDArray[Any]:
     """Column j of the model's output for the unit vector e_j, cast to `dtype`."""
-    place = spread(q)
-    held = q.parts["scales"].dtype
+    expand = scale_expander(q)
+    scale_dtype = q.parts["scales"].dtype
     scales = q.parts["scales"].astype(np.float32)
     with np.errstate(all="ignore"):
         value = elements(q)
         if q.format.zero == "float":
-            value = value * place(scales) + place(-q.parts["zeros"].astype(np.float32) * scales)
+            value = value * expand(scales) + expand(-q.parts["zeros"].astype(np.float32) * scales)
         elif q.format.zero == "int":
-            value = (value - place(q.parts["zeros"].astype(np.float32))) * place(scales)
+            value = (value - expand(q.parts["zeros"].astype(np.float32))) * expand(scales)
         else:
-            value = value * place(scales)
-        return (rounded(value, held) + np.float32(0)).astype(dtype_named(dtype))
+            value = value * expand(scales)
+        return (round_to(value, scale_dtype) + np.float32(0)).astype(dtype_named(dtype))

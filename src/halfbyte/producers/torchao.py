@@ -8,39 +8,37 @@ Float8Tensor  element · scale in float32, then a cast
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.exact import dtype_named
-from .float32 import F32, e4m3_table, e8m0_table, elements, promoted, rounded, spread
-
-if TYPE_CHECKING:
-    from ..tensor.qtensor import QTensor
+from ..spec import EncodedTensor
+from .float32 import F32, e4m3_table, e8m0_table, elements, promote, round_to, scale_expander
 
 
-def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
+def decode(q: EncodedTensor, dtype: Any) -> NDArray[Any]:
     """What .dequantize(dtype) returns."""
     out = dtype_named(dtype)
     with np.errstate(all="ignore"):
         return _value(q, out).astype(out)
 
 
-def _value(q: QTensor, out: np.dtype[Any]) -> F32:
-    place = spread(q)
+def _value(q: EncodedTensor, out: np.dtype[Any]) -> F32:
+    expand = scale_expander(q)
     scales = q.parts["scales"]
     if q.format.scale == "e8m0":
-        return elements(q) * place(rounded(e8m0_table(np.nan)[scales], out))
+        return elements(q) * expand(round_to(e8m0_table(np.nan)[scales], out))
     if q.format.scale == "e4m3":
         factor = q.parts["global_scale"][..., None, None] if q.format.global_op else np.float32(1)
-        return elements(q) * place(e4m3_table()[scales] * factor)
+        return elements(q) * expand(e4m3_table()[scales] * factor)
     if q.format.family == "fp8":
-        return elements(q) * place(scales.astype(np.float32))
+        return elements(q) * expand(scales.astype(np.float32))
     codes = elements(q)
     if q.format.zero != "none":
-        # A signed code and its zero point are held shifted by 2^(bits−1); the producer rounds them before the shift.
+        # A signed code and its zero point are stored plus 2^(bits−1); the producer rounds the signed numbers.
         shift = np.float32(1 << (q.format.bits - 1) if q.details.get("signed") else 0)
         zeros = q.parts["zeros"].astype(np.float32) - shift
-        codes = rounded(rounded(codes - shift, out) - place(rounded(zeros, out)), out)
-    return rounded(codes * place(scales.astype(np.float32)), promoted(out, scales.dtype))
+        codes = round_to(round_to(codes - shift, out) - expand(round_to(zeros, out)), out)
+    return round_to(codes * expand(scales.astype(np.float32)), promote(out, scales.dtype))

@@ -1,30 +1,28 @@
 """transformers' gpt-oss loader (5.24): ldexp(e2m1, byte − 127), rounded once to the output dtype, bfloat16 by default.
 
-Byte 255 is 2^128: 0.5 · 2^128 is a number, 0 stays 0, 1 and more are inf. The loader returns experts transposed, (experts, k,
+Byte 255 is 2^128: 0.5 · 2^128 is finite, 0 stays 0, 1 and more are inf. The loader returns experts transposed, (experts, k,
 rows); this is (experts, rows, k), as stored.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.exact import dtype_named
 from ..numerics.minifloat import element_table
-from .float32 import codes, spread
-
-if TYPE_CHECKING:
-    from ..tensor.qtensor import QTensor
+from ..spec import EncodedTensor
+from .float32 import codes, scale_expander
 
 _HALF_SCALE = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
-"""2^(byte − 128): half the scale, so that byte 255 is a float32. Every value is normal but bytes 0 and 1, exact all the same."""
+"""2^(byte − 128): half the scale, so that byte 255 is finite in float32. Bytes 0 and 1 are subnormal, and exact."""
 
 
-def decode(q: QTensor, dtype: Any) -> NDArray[Any]:
+def decode(q: EncodedTensor, dtype: Any) -> NDArray[Any]:
     """What convert_moe_packed_tensors(dtype=dtype) returns, not transposed."""
     twice = (element_table("e2m1", 4) * 2).astype(np.float32)
     with np.errstate(all="ignore"):
-        value = twice[codes(q)] * spread(q)(_HALF_SCALE[q.parts["scales"]])
+        value = twice[codes(q)] * scale_expander(q)(_HALF_SCALE[q.parts["scales"]])
         return value.astype(dtype_named(dtype))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError, ShapeError
 from ..formats import format_named
-from ..formats.base import finite
+from ..formats.base import require_finite
 from ..numerics.array_interop import is_torch
 from ..spec import Format
 from ..tensor.qtensor import QTensor
@@ -82,7 +82,7 @@ def gptq(weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = Fa
     fmt, xp = format_named(codec), functions(weight)
     grid = Grid(fmt)
     grid.check(weight if is_torch(weight) else np.zeros(0))
-    x = xp.cast(weight if is_torch(weight) else finite(weight, fmt.name), xp.float64)
+    x = xp.cast(weight if is_torch(weight) else require_finite(weight, fmt.name), xp.float64)
     given = hessian.factor if isinstance(hessian, Factored) else hessian
     if x.ndim != 2 or tuple(given.shape) != (x.shape[1], x.shape[1]):
         raise ShapeError(f"[gptq] weight {list(x.shape)} with a Hessian {list(given.shape)}; wanted [n, k] and [k, k]")

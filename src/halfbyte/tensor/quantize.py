@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..formats import family_of, format_named
-from ..formats.base import Family, PartSpec, finite
+from ..formats.base import Family, PartSpec, require_finite
 from ..formats.rounding.grouping import BLOCK_ELEMENTS
 from ..numerics.exact import bfloat16
 from ..spec import FLOAT_SCALES, Format
@@ -44,7 +44,7 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     if of_format.get("scale_dtype") == "input":
         of_format["scale_dtype"] = x.dtype.name if x.dtype.name in FLOAT_SCALES else "float32"
     fmt = _resolve(codec, family, of_format)
-    x = finite(x, fmt.name)
+    x = require_finite(x, fmt.name)
     fmt = family.fit(fmt, x.shape)
     if x.size == 0:
         parts = {name: _empty(name, spec) for name, spec in family.geometry(fmt, x.shape).items()}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ShapeError
-from ..numerics.exact import round_odd
+from ..numerics.exact import round_once
 from .qtensor import QTensor
 
 BLOCK_ELEMENTS = 1 << 20
@@ -100,7 +100,7 @@ def _values(matrix: Tensor, start: int, stop: int, dtype: str | None, arithmetic
     rows = np.asarray(matrix[start:stop])
     if dtype in (None, rows.dtype.name) or rows.dtype.kind in "biu":
         return rows
-    return round_odd(rows.astype(np.float64), dtype)
+    return round_once(rows.astype(np.float64), dtype)
 
 
 class RowView:

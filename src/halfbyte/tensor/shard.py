@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import ShapeError, UnsupportedError
 from ..formats import family_of
-from ..formats.ggml.types import GGML_BY_WORD
+from ..formats.ggml.types import GGML_BY_CODEC
 from ..spec import Format
 from .qtensor import QTensor
 
@@ -66,7 +66,7 @@ def input_unit(w: QTensor) -> int:
             f"[shard] {fmt} has groups over the flattened matrix and cannot be cut along its inputs; cut its rows, or convert it "
             "first"
         )
-    block = GGML_BY_WORD[fmt.name].block if fmt.name in GGML_BY_WORD else 1
+    block = GGML_BY_CODEC[fmt.name].block if fmt.name in GGML_BY_CODEC else 1
     if fmt.opaque:
         return block
     byte = 8 // math.gcd(8, fmt.bits)
@@ -86,7 +86,7 @@ def shard_inputs(w: QTensor, start: int, stop: int) -> QTensor:
     fmt, parts = w.format, dict(w.parts)
     shape = (*w.shape[:-1], stop - start)
     if fmt.opaque:
-        kind = GGML_BY_WORD[fmt.name]
+        kind = GGML_BY_CODEC[fmt.name]
         parts["blocks"] = parts["blocks"][..., kind.row_bytes(start) : kind.row_bytes(stop)]
         return _piece(w, fmt, shape, parts)
     parts["codes"] = _codes(parts["codes"], fmt.bits, start, stop)

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..backends import Prepared
-from ..tensor.concat import apart, join_rows
+from ..tensor.concat import concat_rows, incompatibility
 from ..tensor.qtensor import QTensor
 from . import functional
 from .modules import PackedLinear, QLinear
@@ -109,9 +109,9 @@ def _join(parent: nn.Module, names: Sequence[str], layers: Sequence[QLinear]) ->
     first = layers[0]
     weights = [layer.canonical() for layer in layers]
     same = all((m.activations, m.backend, m.device) == (first.activations, first.backend, first.device) for m in layers)
-    if not same or apart(weights) is not None:
+    if not same or incompatibility(weights) is not None:
         return False
-    weight = PackedWeight.of(join_rows(weights), device=first.device, backend=first.backend, activations=first.activations)
+    weight = PackedWeight.of(concat_rows(weights), device=first.device, backend=first.backend, activations=first.activations)
     ends = [0]
     for w in weights:
         ends.append(ends[-1] + w.shape[0])

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import HalfbyteError, ShapeError, UnsupportedError
-from ..tensor.concat import apart, join_rows
+from ..tensor.concat import concat_rows, incompatibility
 from ..tensor.qtensor import QTensor
 from ..tensor.shard import input_unit, shard_experts, shard_inputs, shard_rows, split
 from .concat_linear import ConcatLinear
@@ -181,8 +181,8 @@ def cut_rows(module: nn.Module, bounds: Sequence[Bounds]) -> nn.Module:
     pieces = [piece for a, b in bounds for piece in _rows_of(module, a, b)]
     whole = [w for _, w in pieces]
     options: dict[str, Any] = {"activations": module.activations, "backend": module.backend}
-    if apart(whole) is None:
-        cut: Any = QLinear(_prepare_like(module, join_rows(whole)), bias, **options)
+    if incompatibility(whole) is None:
+        cut: Any = QLinear(_prepare_like(module, concat_rows(whole)), bias, **options)
     else:
         cut = ConcatLinear(
             [_prepare_like(module, w) for w in whole], bias, activations=module.activations, backend=module.backend

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
-from ..numerics.error_stats import Difference
+from ..numerics.error_stats import ErrorStats
 from ..numerics.exact import dtype_named
 from ..tensor.qtensor import QTensor
 from ..tensor.row_view import RowView, Source
@@ -68,7 +68,7 @@ class Comparison:
     other_format: str = ""
     compared_as: str = ""
     note: str = ""
-    difference: Difference | None = None
+    difference: ErrorStats | None = None
 
     @property
     def key(self) -> str:
@@ -189,7 +189,7 @@ def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str
     if x.shape != y.shape:
         return Comparison("shape", **facts)
     as_dtype = dtype or _common_dtype(x, y, arithmetic)
-    difference = Difference()
+    difference = ErrorStats()
     for number, (start, stop) in enumerate(x.blocks(), 1):
         difference.add(x.read(start, stop, as_dtype, arithmetic), y.read(start, stop, as_dtype, arithmetic))
         if number % RELEASE_EVERY == 0:

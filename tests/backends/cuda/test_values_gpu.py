@@ -8,7 +8,7 @@ import pytest
 
 from halfbyte import QTensor, format_named, ops
 from halfbyte.backends import backend_named
-from halfbyte.formats import family_of, words
+from halfbyte.formats import codec_names, family_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -53,7 +53,7 @@ def random_parts(fmt, shape, rng, wide=False):
 
 def served():
     out = []
-    for word in words():
+    for word in codec_names():
         fmt = format_named(word)
         from halfbyte.backends.cuda.weight import refusal
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...formats import family_of
 from ...numerics.exact import bfloat16
-from ...tensor.act_order import as_given, group_index
+from ...tensor.act_order import group_index, restore_order
 from .order import from_fragments, join, untile
 from .weight import CudaWeight, by_16
 
@@ -48,7 +48,7 @@ def _codes(w: CudaWeight) -> NDArray[np.uint8]:
         codes = join({width: to_numpy(p).view(np.uint8) for width, p in w.planes.items()}, fmt.bits, k)
     if w.order is None:
         return np.ascontiguousarray(codes)
-    return as_given(codes, fmt.bits, to_numpy(w.order))
+    return restore_order(codes, fmt.bits, to_numpy(w.order))
 
 
 def to_numpy(t: Any) -> NDArray[Any]:

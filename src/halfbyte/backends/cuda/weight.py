@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...numerics.exact import bfloat16
 from ...numerics.minifloat import element_table, scale_table
 from ...spec import Format
-from ...tensor.act_order import sorted_by_group
+from ...tensor.act_order import sort_by_group
 from ...tensor.qtensor import QTensor
 from .order import TILE_ROWS, split
 
@@ -222,7 +222,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     from .arrange import by_tiles
 
     fmt, k = q.format, q.shape[-1]
-    codes, order = sorted_by_group(q, "cuda")
+    codes, order = sort_by_group(q, "cuda")
     fragments = in_fragments(fmt, k)
 
     def spread(part: NDArray[Any]) -> Any:

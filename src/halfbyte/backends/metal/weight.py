@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import BackendError
 from ...spec import Format
-from ...tensor.act_order import as_given, group_index, sorted_by_group
+from ...tensor.act_order import group_index, restore_order, sort_by_group
 from ...tensor.qtensor import QTensor
 from .kernels import ELEMENTS, SCALES
 from .widen import one_level, one_level_format, widens
@@ -105,7 +105,7 @@ def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) 
     if why:
         raise BackendError(f"[metal] {why}")
     fmt, shape = q.format, q.shape
-    codes, order = sorted_by_group(q, "metal")
+    codes, order = sort_by_group(q, "metal")
     scales, addends = q.parts["scales"], q.parts.get("zeros", q.parts.get("biases"))
     kept: dict[str, NDArray[Any]] = {}
     if widens(fmt):
@@ -140,7 +140,7 @@ def canonical_parts(w: MetalWeight, fmt: Format, to_numpy: Callable[[Any], NDArr
     if w.order is not None:
         order = to_numpy(w.order)
         parts["group_index"] = group_index(order, fmt.group_size)
-        codes = as_given(codes, fmt.bits, order)
+        codes = restore_order(codes, fmt.bits, order)
     return {"codes": codes, **parts}
 
 

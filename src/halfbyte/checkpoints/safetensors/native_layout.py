@@ -108,7 +108,7 @@ def _window(description: Mapping[str, Any], described: Described, name: str) -> 
 def _check(fmt: Format, name: str) -> None:
     """Fields that no format word has would fail later, in decoding: refuse them here."""
     family = FAMILIES[fmt.family]
-    known = fmt.name in family.words
+    known = fmt.name in family.codecs
     usual = family.format(fmt.name) if known else fmt
     right = {
         "name": known,

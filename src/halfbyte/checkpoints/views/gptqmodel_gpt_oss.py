@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, ShapeError
-from ...tensor.concat import join_rows, take_rows
+from ...tensor.concat import concat_rows, take_rows
 from ...tensor.qtensor import QTensor
 from ..base import Checkpoint
 from .base import View
@@ -63,7 +63,7 @@ class AlternatingRows(View):
         first = 0 if key == halves[0] else 1
         if isinstance(gate, QTensor) and isinstance(up, QTensor):
             try:
-                whole = join_rows([gate, up])
+                whole = concat_rows([gate, up])
                 return take_rows(whole, np.arange(first, whole.shape[-2], 2))
             except ShapeError as error:
                 raise CheckpointError(f"{where}: {error}") from error

@@ -53,7 +53,7 @@ class GGMLFP4(Family):
     """NVFP4 with an unsigned E4M3 scale (ggml type 40)."""
 
     name = "ggml_fp4"
-    words = ("nvfp4_ue4m3",)
+    codecs = ("nvfp4_ue4m3",)
     format_options = ("global_scale",)
     policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {"global_scale": "none", "scale": "ggml"}}
 

@@ -35,7 +35,7 @@ class GGMLIQ4(Family):
     """IQ4_NL, IQ4_XS."""
 
     name = "ggml_iq4"
-    words = tuple(_WORDS)
+    codecs = tuple(_WORDS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:

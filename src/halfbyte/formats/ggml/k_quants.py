@@ -51,7 +51,7 @@ class GGMLK(Family):
     """Q2_K, Q3_K, Q4_K, Q5_K, Q6_K."""
 
     name = "ggml_k"
-    words = tuple(_WORDS)
+    codecs = tuple(_WORDS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:

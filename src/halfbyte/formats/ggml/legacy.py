@@ -57,7 +57,7 @@ class GGMLLegacy(Family):
     """Q4_0, Q4_1, Q5_0, Q5_1, Q8_0."""
 
     name = "ggml_legacy"
-    words = tuple(_WORDS)
+    codecs = tuple(_WORDS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {"scale": "extreme"}}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:

@@ -19,7 +19,7 @@ from ...spec import Format
 from ..base import Family, PartSpec
 from ..decode import Parts
 from .scale_search import SMALLEST, to_half
-from .types import GGML_BY_WORD, check_blocks, fixed
+from .types import GGML_BY_CODEC, check_blocks, fixed
 
 _BITS = {"iq1_s": 1, "iq1_m": 1, "iq2_xxs": 2, "iq2_xs": 2, "iq2_s": 2, "iq3_xxs": 3, "iq3_s": 3, "tq1_0": 1, "tq2_0": 2}
 """Nominal bits of a code: what the name says. The exact size of a block is in `ggml_types`."""
@@ -30,7 +30,7 @@ class GGMLRare(Family):
     """IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, TQ1_0, TQ2_0."""
 
     name = "ggml_rare"
-    words = tuple(_BITS)
+    codecs = tuple(_BITS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {}}
 
     def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
@@ -39,7 +39,7 @@ class GGMLRare(Family):
     def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         *lead, n, k = shape
         check_blocks(fmt.name, k, 256)
-        specs = {"blocks": PartSpec((*lead, n, GGML_BY_WORD[fmt.name].row_bytes(k)), np.dtype(np.uint8))}
+        specs = {"blocks": PartSpec((*lead, n, GGML_BY_CODEC[fmt.name].row_bytes(k)), np.dtype(np.uint8))}
         if fmt.global_op:
             specs["global_scale"] = PartSpec(tuple(lead), np.dtype(np.float32))
         return specs
@@ -78,7 +78,7 @@ class GGMLRare(Family):
 
 def dequantize_blocks(word: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Block bytes [..., bytes] -> float32 [..., k], by gguf.quants.dequantize. Raises UnsupportedError without the package."""
-    kind = GGML_BY_WORD[word]
+    kind = GGML_BY_CODEC[word]
     k = kind.elements(blocks.shape[-1])
     if not blocks.size:
         return np.zeros((*blocks.shape[:-1], k), np.float32)
@@ -90,7 +90,7 @@ def dequantize_blocks(word: str, blocks: NDArray[np.uint8]) -> NDArray[np.float3
 
 def _quants(word: str) -> tuple[Any, Any]:
     """The gguf.quants module and its number for `word`. Raises UnsupportedError when it is missing, or too old for the type."""
-    kind = GGML_BY_WORD[word]
+    kind = GGML_BY_CODEC[word]
     try:
         from gguf import GGMLQuantizationType, quants
 

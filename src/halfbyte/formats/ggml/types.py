@@ -1,4 +1,4 @@
-"""ggml's tensor types: name, number in a file, elements and bytes of a block, and the codec word for what a block means.
+"""ggml's tensor types: name, number in a file, elements and bytes of a block, and the codec that a block holds.
 
     bytes of a row = k / block · nbytes
 
@@ -20,7 +20,7 @@ class GGMLType(NamedTuple):
     id       number in the file
     block    elements of a block; every row is whole blocks
     nbytes   bytes of a block
-    word     codec word, "" for plain numbers and for types that hold no weights
+    codec    codec name, "" for plain numbers and for types that hold no weights
     plain    name of the numpy dtype for plain numbers ("bfloat16" by ml_dtypes), "" otherwise
     """
 
@@ -28,7 +28,7 @@ class GGMLType(NamedTuple):
     id: int
     block: int
     nbytes: int
-    word: str = ""
+    codec: str = ""
     plain: str = ""
 
     def row_bytes(self, k: int) -> int:
@@ -85,8 +85,8 @@ GGML_TYPES: dict[str, GGMLType] = {t.name: t for t in _ALL}
 """Types by ggml name, in order of their numbers."""
 GGML_BY_ID: dict[int, GGMLType] = {t.id: t for t in _ALL}
 """Types by number in the file."""
-GGML_BY_WORD: dict[str, GGMLType] = {t.word: t for t in _ALL if t.word}
-"""Types by codec word."""
+GGML_BY_CODEC: dict[str, GGMLType] = {t.codec: t for t in _ALL if t.codec}
+"""Types by codec name."""
 
 
 def ggml_type(which: str | int) -> GGMLType:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...numerics.bits import pack
 from ...numerics.minifloat import TIES, ZEROS, element_table, round_to_element, sign_zeros
 from ...spec import Format
-from ..base import finite
+from ..base import require_finite
 from .grouping import grouped, ungrouped
 from .policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio, replace_zero
 
@@ -42,7 +42,7 @@ class FloatPolicy:
 def encode_float_scaled(x: NDArray[np.floating], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
     """Codes and scales of a minifloat format under float scales."""
     rule = policy_from(FloatPolicy, fmt, options)
-    groups = grouped(finite(x, fmt.name), fmt)
+    groups = grouped(require_finite(x, fmt.name), fmt)
     values = computing(groups, rule.compute)
     table = element_table(fmt.element, fmt.bits)
     amax = np.abs(values).max(axis=-1)

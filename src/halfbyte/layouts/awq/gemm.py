@@ -23,7 +23,7 @@ from ...errors import CheckpointError, LayoutError
 from ...formats import format_named
 from ...numerics import bits as stream
 from ...numerics.exact import bfloat16
-from ...numerics.transpose import turned, turned_nibbles
+from ...numerics.transpose import transpose, transpose_nibbles
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import (
@@ -152,7 +152,7 @@ class AWQGemm(Layout):
         words = tensors["qweight"]
         parts = {
             "codes": rows_of_words(words) if fmt.bits == 4 else stream.pack(deinterleave(words, fmt.bits).T, fmt.bits),
-            "scales": turned(tensors["scales"]),
+            "scales": transpose(tensors["scales"]),
             "zeros": _zeros(tensors, fmt.bits),
         }
         return QTensor(fmt, shape, parts, origin="autoawq", details={"layout": self.name}, name=name)
@@ -177,7 +177,7 @@ class AWQGemm(Layout):
         return {
             "qweight": words_of_rows(codes, k) if bits == 4 else interleave(stream.unpack(codes, bits, k).T, bits),
             "qzeros": interleave(zeros.T.astype(np.uint8), bits),
-            "scales": turned(q.parts["scales"]),
+            "scales": transpose(q.parts["scales"]),
         }
 
     def config(self, q: QTensor) -> dict[str, Any]:
@@ -223,12 +223,12 @@ def check_config(layout: str, q: QTensor, config: Config) -> None:
 
 def words_of_rows(rows: NDArray[np.uint8], k: int) -> NDArray[np.int32]:
     """Canonical rows of k nibbles [n, ceil(k/2)] -> words [k, n/8] in AWQ order."""
-    return as_words(turned_nibbles(rows, k, order=ORDER[4]))
+    return as_words(transpose_nibbles(rows, k, order=ORDER[4]))
 
 
 def rows_of_words(words: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Words [k, n/8] in AWQ order -> canonical rows of nibbles [n, ceil(k/2)]. Inverse of `words_of_rows`."""
-    return turned_nibbles(as_bytes(words), 8 * words.shape[1], out_order=ORDER[4])
+    return transpose_nibbles(as_bytes(words), 8 * words.shape[1], out_order=ORDER[4])
 
 
 def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:

@@ -30,7 +30,7 @@ from ...errors import CheckpointError, LayoutError
 from ...formats import format_named
 from ...numerics import bits as stream
 from ...numerics.exact import bfloat16
-from ...numerics.transpose import turned
+from ...numerics.transpose import transpose
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, integer_of, label, require
@@ -346,10 +346,10 @@ class CompressedTensors(Layout):
                     f"[{self.name}] {where} has shape {list(zeros.shape)}; wanted {list(wanted)}, "
                     f"{n} codes of {fmt.bits} bits packed along n"
                 )
-            down = turned(zeros)
+            down = transpose(zeros)
             codes, unused = words.codes_of_words(down, fmt.bits, n, packing)
             remember(details, "unused.weight_zero_point", unused)
-            parts["zeros"] = turned(stream.unpack(codes, fmt.bits, n)).astype(np.int16)
+            parts["zeros"] = transpose(stream.unpack(codes, fmt.bits, n)).astype(np.int16)
         elif zeros.dtype.kind == "i" and math.prod(zeros.shape) == math.prod(want_shape):
             if zeros.size and max(-int(zeros.min()), int(zeros.max())) > 32767 - half:
                 raise LayoutError(f"[{self.name}] {where} runs from {zeros.min()} to {zeros.max()}; zero points take 16 bits")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...formats import family_of
 from ...numerics import bits as stream
-from ...numerics.transpose import turned
+from ...numerics.transpose import transpose
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, cannot_hold, check_requested
@@ -137,10 +137,10 @@ def _zeros(layout: str, q: QTensor, word: str, own: Mapping[str, Any]) -> Array:
     if word == "pack-quantized" and fmt.grouping == "row" and kept is None:
         packing = own.get("packing", words.DENSE)
         check_zero_range(layout, q, zeros, 0, 2 * half - 1)
-        fields = turned(zeros.astype(np.uint8))
+        fields = transpose(zeros.astype(np.uint8))
         unused = recall(own, "unused.weight_zero_point", words.unused_shape(fields.shape[:-1], n, fmt.bits, packing))
         packed = words.words_of_codes(stream.pack(fields, fmt.bits), fmt.bits, n, packing, unused)
-        return turned(packed)
+        return transpose(packed)
     dtype = np.dtype(kept[0] if kept else np.int8)
     info = np.iinfo(dtype)
     check_zero_range(layout, q, zeros, max(int(info.min) + half, -32768), min(int(info.max) + half, 32767))

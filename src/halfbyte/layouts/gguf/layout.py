@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ...errors import FormatError, LayoutError, ShapeError, UnsupportedError
 from ...formats import family_of, format_named
-from ...formats.ggml.types import GGML_BY_WORD, GGMLType, ggml_type
+from ...formats.ggml.types import GGML_BY_CODEC, GGMLType, ggml_type
 from ...numerics.bits import pack, unpack
-from ...numerics.exact import bfloat16, round_odd
+from ...numerics.exact import bfloat16, round_once
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, label, require
@@ -65,7 +65,7 @@ class GGUF(Layout):
             k = kind.elements(got[-1])
         except ShapeError as e:
             raise LayoutError(f"{e}; {label(name, 'weight')} is cut short or of another type") from None
-        fmt = format_named(kind.word).with_(global_op="multiply" if "scale" in tensors else "")
+        fmt = format_named(kind.codec).with_(global_op="multiply" if "scale" in tensors else "")
         if fmt.global_op and (fmt.bias or fmt.minimum):
             raise UnsupportedError(
                 f"[gguf] {name or 'weight'} is {kind.name} with a factor, {label(name, 'scale')}, over its minimum too; "
@@ -113,9 +113,9 @@ def type_of(config: Config, name: str = "") -> GGMLType:
         raise LayoutError(f"{e}; tensor {name}" if name else str(e)) from None
     if kind.plain:
         raise LayoutError(f"[gguf] {name or 'weight'} is {kind.name}, plain numbers; read it with `dense`")
-    if not kind.word:
+    if not kind.codec:
         why = "a type ggml makes from activations" if kind.name in _ACTIVATIONS else "a type that is not read here"
-        read = ", ".join(t.name for t in GGML_BY_WORD.values())
+        read = ", ".join(t.name for t in GGML_BY_CODEC.values())
         raise UnsupportedError(f"[gguf] {name or 'weight'} is {kind.name}, {why}; read: {read}")
     return kind
 
@@ -132,7 +132,7 @@ def type_for(q: QTensor) -> GGMLType:
             why = "a block scale is negative or NaN, and ggml reads scale bytes without a sign"
             raise cannot_hold("gguf", q, why, "requantize it")
         shape = shape.with_(scale="ue4m3")
-    for word, kind in GGML_BY_WORD.items():
+    for word, kind in GGML_BY_CODEC.items():
         if _structure(format_named(word)) != shape or (fmt.opaque and fmt.name != word):
             continue
         if k % kind.block:
@@ -153,7 +153,7 @@ def _structure(fmt: Format) -> Format:
 
 def split(raw: NDArray[np.uint8], kind: GGMLType, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
     """Block bytes [*lead, n, bytes] -> canonical parts of a weight of `shape`, a chunk of blocks at a time."""
-    order, fmt = ORDERS[kind.name], format_named(kind.word).with_(global_op="")
+    order, fmt = ORDERS[kind.name], format_named(kind.codec).with_(global_op="")
     parts = {p: np.empty(s.shape, s.dtype) for p, s in family_of(fmt).geometry(fmt, shape).items()}
     blocks = np.ascontiguousarray(raw).reshape(-1).view(order.dtype)
     flat = {p: _by_block(a, blocks.size) for p, a in parts.items()}
@@ -229,6 +229,6 @@ def dense_rows(x: NDArray[Any], which: str | int) -> NDArray[np.uint8]:
     if not kind.plain:
         raise LayoutError(f"[gguf] {kind.name} holds blocks; quantize first, then `pack`")
     if x.dtype == np.float64 and kind.plain == "bfloat16":
-        x = round_odd(x, "bfloat16")
+        x = round_once(x, "bfloat16")
     dtype = bfloat16 if kind.plain == "bfloat16" else np.dtype(kind.plain).newbyteorder("<")
     return np.ascontiguousarray(x.astype(dtype, copy=False)).view(np.uint8).reshape(*x.shape[:-1], x.shape[-1] * kind.nbytes)

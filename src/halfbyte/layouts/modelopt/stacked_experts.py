@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import LayoutError
 from ...formats import format_named
-from ...numerics.transpose import turned
+from ...numerics.transpose import transpose
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold
@@ -54,8 +54,8 @@ class ModelOptStack(Layout):
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, shape = self.describe(tensors, config, name)
         parts = {
-            "codes": turned(tensors[""]),
-            "scales": turned(bytes_of(tensors["weight_scale"])),
+            "codes": transpose(tensors[""]),
+            "scales": transpose(bytes_of(tensors["weight_scale"])),
             "global_scale": np.full(shape[0], tensors["weight_scale_2"].reshape(()), np.float32),
         }
         details = {"layout": self.name, "factor_shape": list(tensors["weight_scale_2"].shape)}
@@ -74,8 +74,8 @@ class ModelOptStack(Layout):
             raise cannot_hold(self.name, q, "it has one factor for the stack, and these experts have several")
         shape = tuple(self.own_details(q).get("factor_shape", ()))
         return {
-            "": turned(q.parts["codes"]),
-            "weight_scale": view_as(turned(q.parts["scales"]), "float8_e4m3fn"),
+            "": transpose(q.parts["codes"]),
+            "weight_scale": view_as(transpose(q.parts["scales"]), "float8_e4m3fn"),
             "weight_scale_2": np.float32(factors.reshape(-1)[0] if factors.size else 1).reshape(shape),
         }
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ...errors import UnsupportedError
-from ...tensor.concat import apart, join_rows, stack
+from ...tensor.concat import concat_rows, incompatibility, stack
 from ...tensor.qtensor import QTensor
 from ...torch.experts import QExperts
 from ...torch.modules import Weight
@@ -127,16 +127,16 @@ def _piece(filling: Filling, path: str, piece: str, experts: int, keys: Keys) ->
     for e in range(experts):
         weights.append(filling.packed(single[e]))
         filling.checkpoint.release(single[e])
-    return stack(weights) if apart(weights, stacked=True) is None else weights
+    return stack(weights) if incompatibility(weights, stacked=True) is None else weights
 
 
 def _joined(gate: Piece, up: Piece) -> Piece | None:
     """Gate's rows, then up's, of every expert; None when one of them cannot be joined."""
     if isinstance(gate, QTensor) and isinstance(up, QTensor):
-        return join_rows([gate, up]) if apart((gate, up)) is None else None
+        return concat_rows([gate, up]) if incompatibility((gate, up)) is None else None
     if isinstance(gate, list) and isinstance(up, list):
         pairs = list(zip(gate, up, strict=True))
-        return [join_rows(pair) for pair in pairs] if all(apart(pair) is None for pair in pairs) else None
+        return [concat_rows(pair) for pair in pairs] if all(incompatibility(pair) is None for pair in pairs) else None
     return None
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from ...checkpoints import Checkpoint
 from ...checkpoints.findings.headers import BENIGN
 from ...errors import UnsupportedError
-from ...tensor.concat import apart, join_rows
+from ...tensor.concat import concat_rows, incompatibility
 from ...tensor.qtensor import QTensor
 from ...torch.concat_linear import ConcatLinear
 from ...torch.modules import QEmbedding, QLinear
@@ -162,8 +162,8 @@ class FolderFilling(Filling):
         if len(packed) < len(weights):
             dense = [key for key, w in zip(parts, weights, strict=True) if not isinstance(w, QTensor)]
             raise self.error(f"{first_names(dense)} are dense and the rest of {path} packed; a fused module is all of one kind")
-        if apart(packed) is None:
-            self.put_packed(group, join_rows(packed), path, leaf)
+        if incompatibility(packed) is None:
+            self.put_packed(group, concat_rows(packed), path, leaf)
             return
         module = self.module(group, path)
         self.check(group, (sum(w.shape[0] for w in packed), packed[0].shape[1]), module.weight)
