@@ -3,8 +3,9 @@
     value written = exact value of the weight, rounded once to the dtype
 
 Dense tensors are copied unchanged. Files are written under a temporary name and renamed at the end, so a run that fails leaves
-nothing. Names are those of the source: a packed module `x` becomes `x.weight`, except gpt-oss's expert stacks,
-which transformers keeps as parameters `x` of shape [e, k, n].
+nothing. Names are those of the source: a packed module `x` becomes `x.weight`. A model's stacked experts become the two
+parameters that transformers has, `experts.gate_up_proj` [e, 2f, k] and `experts.down_proj` [e, h, f], each matrix transposed for
+the model types in `TRANSPOSED_EXPERTS`. The parts `x.0`, `x.1` of a fused projection are joined to `x.weight`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ ACTIVATION_SCALES = ("input_scale", "input_global_scale", "input_zero_point")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
+TRANSPOSED_EXPERTS = ("aria", "aria_text", "gpt_oss", "llama4", "llama4_text", "openai_privacy_filter")
+"""Model types whose expert parameters are [e, k, n] in transformers; those of all others are [e, n, k]."""
+
+INTERLEAVED_EXPERTS = ("gpt_oss",)
+"""Model types whose gate and up rows alternate in `gate_up_proj`; in all others gate's rows come first."""
+
+_EXPERTS = re.compile(
+    r"(?P<path>.+)\.(?:experts|switch_mlp)\.(?:(?P<expert>\d+)\.)?(?P<projection>gate_up_proj|gate_proj|up_proj|down_proj)"
+    r"(?P<leaf>\.weight|\.bias)?"
+)
+_PART = re.compile(r"(.+\.(?:qkv_proj|gate_up_proj))\.(\d+)")
+
 DTYPES = {d.name: d for d in NUMPY_DTYPES.values()}
 """Dtypes of safetensors files by NumPy's names."""
 
@@ -59,6 +72,10 @@ class Output:
     dtype: str
     shape: tuple[int, ...]
     transposed: bool = False
+    sources: tuple[tuple[str, ...], ...] = ()
+    """Keys of the matrices that are joined along rows, where the tensor is not that of `info` alone: a stack, or one for each
+    expert."""
+    interleaved: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +130,11 @@ def dense_dtype(config: dict[str, Any]) -> str:
 def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]]:
     """The tensors to write, and the names of those that are dropped. CheckpointError when headers do not fit their layout."""
     found, dropped = [], []
+    joined, sources = _joined_outputs(checkpoint, dtype)
     for info in checkpoint.infos():
+        if info.key in sources:
+            found += joined.pop(info.key, [])
+            continue
         if not info.quantized:
             module, _, last = info.key.rpartition(".")
             if last == "pre_quant_scale":
@@ -135,6 +156,75 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
         else:
             found.append(Output(f"{info.key}.weight", info, dtype, info.shape))
     return found, dropped
+
+
+def _joined_outputs(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, list[Output]], set[str]]:
+    """Outputs that are made of several tensors, or renamed, by the first of their keys; and all keys that they are made of."""
+    text = checkpoint.config.get("text_config")
+    kinds = [c.get("model_type") for c in (text, checkpoint.config) if isinstance(c, dict)]
+    if not isinstance(kinds[-1], str) or checkpoint.format == "gguf":
+        return {}, set()
+    kind = next(k for k in kinds if isinstance(k, str))
+    groups: dict[str, dict[tuple[str, str], dict[int | None, TensorInfo]]] = {}
+    parts: dict[str, dict[int, TensorInfo]] = {}
+    for info in checkpoint.infos():
+        if match := _EXPERTS.fullmatch(info.key):
+            leaf = "bias" if match["leaf"] == ".bias" else "weight"
+            expert = None if match["expert"] is None else int(match["expert"])
+            path = f"{match['path']}.experts"
+            groups.setdefault(path, {}).setdefault((match["projection"], leaf), {})[expert] = info
+        elif info.quantized and (match := _PART.fullmatch(info.key)):
+            parts.setdefault(match[1], {})[int(match[2])] = info
+    out: list[Output] = []
+    for path, projections in groups.items():
+        stacked = any(None in infos and infos[None].key != f"{path}.{name}" for (name, _), infos in projections.items())
+        stacked |= any(infos[None].quantized for infos in projections.values() if None in infos)
+        if stacked:
+            out += _expert_outputs(checkpoint, path, projections, dtype, kind)
+    for path, numbered in parts.items():
+        infos = [numbered[i] for i in sorted(numbered)]
+        shape = (sum(i.shape[0] for i in infos), infos[0].shape[1])
+        out.append(Output(f"{path}.weight", infos[0], dtype, shape, sources=tuple((i.key,) for i in infos)))
+    by_key: dict[str, list[Output]] = {}
+    for output in out:
+        by_key.setdefault(output.info.key, []).append(output)
+    return by_key, {key for output in out for keys in output.sources for key in keys}
+
+
+def _expert_outputs(
+    checkpoint: Checkpoint, path: str, projections: dict[tuple[str, str], dict[int | None, TensorInfo]], dtype: str, kind: str
+) -> list[Output]:
+    """transformers' parameters of one experts module. CheckpointError where projections or experts are missing."""
+    out = []
+    for leaf in ("weight", "bias"):
+        for target, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
+            names = [n for n in ((target,) if (target, leaf) in projections else halves) if (n, leaf) in projections]
+            if not names:
+                continue
+            sources = []
+            for name in names:
+                infos = projections[name, leaf]
+                numbers = [None] if None in infos else sorted(infos, key=lambda e: e or 0)
+                if (numbers != [None] and numbers != list(range(len(numbers)))) or (names != [target] and len(names) < 2):
+                    raise CheckpointError(
+                        f"[dequantize] {path}: {', '.join(i.key for i in infos.values())} are not all of its experts"
+                    )
+                sources.append([infos[n] for n in numbers])
+            first = sources[0][0]
+            experts = first.shape[0] if len(sources[0]) == 1 and first.shape else len(sources[0])
+            rows = sum(each[0].shape[-2 if leaf == "weight" else -1] for each in sources)
+            native = not first.quantized and first.key == f"{path}.{target}"
+            transposed = leaf == "weight" and kind in TRANSPOSED_EXPERTS and not native
+            shape: tuple[int, ...] = (experts, rows)
+            if leaf == "weight":
+                k = first.shape[-1]
+                shape = (experts, k, rows) if transposed else first.shape if native else (experts, rows, k)
+            word = dtype if any(i.quantized for each in sources for i in each) else first.dtype
+            keys = tuple(tuple(i.key for i in each) for each in sources)
+            interleaved = len(keys) > 1 and kind in INTERLEAVED_EXPERTS
+            name = f"{path}.{target}" if leaf == "weight" else f"{path}.{target}_bias"
+            out.append(Output(name, first, word, shape, transposed, keys, interleaved))
+    return out
 
 
 def shards(tensors: list[Output], limit: int) -> list[list[Output]]:
@@ -219,7 +309,8 @@ class _Walk:
         with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
             for t in sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize):
                 out.add_blocks(t.name, DTYPES[t.dtype], t.shape, self.counted(t))
-                self.checkpoint.release(t.info.key)
+                for key in {t.info.key, *(key for keys in t.sources for key in keys)}:
+                    self.checkpoint.release(key)
 
     def counted(self, t: Output) -> Iterator[NDArray[Any]]:
         """The blocks of a tensor, each reported as progress when it has been written."""
@@ -230,6 +321,9 @@ class _Walk:
                 self.progress(self.done, self.result.nbytes, t.info.key)
 
     def blocks(self, t: Output) -> Iterator[NDArray[Any]]:
+        if t.sources:
+            yield from self.joined_blocks(t)
+            return
         weight = self.checkpoint[t.info.key]
         if not isinstance(weight, QTensor):
             if weight.ndim < 2:
@@ -246,6 +340,24 @@ class _Walk:
         view = RowView([Source(weight)])
         for start, stop in view.blocks():
             yield self.checked(t, view.read(start, stop, t.dtype, self.arithmetic))
+
+    def joined_blocks(self, t: Output) -> Iterator[NDArray[Any]]:
+        """Rows of several tensors, one expert at a time where they are stacks."""
+        loaded = [[self.checkpoint[key] for key in keys] for keys in t.sources]
+        if len(t.shape) == 2 and loaded[0][0].ndim == 2 and t.info.quantized:  # parts of a fused matrix
+            for (weight,) in loaded:
+                view = RowView([Source(weight)])
+                for start, stop in view.blocks():
+                    yield self.checked(t, view.read(start, stop, t.dtype, self.arithmetic))
+            return
+        for e in range(t.shape[0]):
+            pieces = []
+            for tensors in loaded:
+                piece = tensors[0][e] if len(tensors) == 1 else tensors[e]
+                quantized = isinstance(piece, QTensor)
+                pieces.append(piece.dequantize(t.dtype, self.arithmetic) if quantized else np.asarray(piece, DTYPES[t.dtype]))
+            rows = np.stack(pieces, 1).reshape(-1, *pieces[0].shape[1:]) if t.interleaved else np.concatenate(pieces)
+            yield self.checked(t, rows).T if t.transposed else self.checked(t, rows)
 
     def checked(self, t: Output, block: NDArray[Any]) -> NDArray[Any]:
         """The block, its infinities and NaN counted."""

@@ -23,7 +23,7 @@ from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
 from ..errors import CheckpointError, LayoutError
 from ..layouts import LAYOUTS
-from ..layouts.quant_config.writer import ConfigFiles
+from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, resumed_units
 from .targets import Goal, goal_named
@@ -152,7 +152,12 @@ def _write_file(run: ConversionRun, out: Path, result: Converted) -> None:
 
 def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
     packed = [p for u in units for p in u.packed]
-    return write_config(goal.layout, packed, [d for u in units for d in u.dense]) if packed else ConfigFiles({})
+    dense = [d for u in units for d in u.dense]
+    names = [t.name.removesuffix(".weight").rpartition(".")[2] for t in (*packed, *dense)]
+    if not {"lm_head", "output"} & set(names) and set(EMBEDDINGS) & set(names):
+        # A tied head has no tensor, yet a reader that packs every Linear of the model must be told to leave it dense.
+        dense.append(DenseTensor("lm_head.weight", (0, 0)))
+    return write_config(goal.layout, packed, dense) if packed else ConfigFiles({})
 
 
 def _json_files(checkpoint: Checkpoint, files: ConfigFiles) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""A dequantized folder is the packed model: transformers loads every tensor of it and gives the same logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+import torch
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import recipe_of
+from halfbyte.conversion.to_dense import dequantize_checkpoint
+from halfbyte.torch import ConcatLinear, packed_modules
+from support.many_architectures import ARCHITECTURES, random_model
+from support.tiny_models import MATRIX, agree, ids, logits, write_tiny
+from transformers import AutoModelForCausalLM
+
+
+def check_dense(folder, out, model=None) -> None:
+    with hb.open(folder) as checkpoint:
+        dequantize_checkpoint(checkpoint, out, dtype="float32")
+    dense, info = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info
+    packed = hb.load_model(folder)[0] if model is None else model
+    assert packed_modules(packed)
+    assert agree(logits(packed, ids()), logits(dense.eval(), ids()))
+
+
+@pytest.mark.parametrize(
+    ("arch", "producer"), [m for m in MATRIX if m[0] != "llama"] + [("qwen3_moe", "mlx"), ("mixtral", "halfbyte")]
+)
+def test_folder_and_its_saved_copy(tmp_path, arch, producer):
+    """A producer's folder, and the same model as `save_pretrained` writes it: stacks of experts, fused projections."""
+    write_tiny(tmp_path / "in", arch, producer)
+    model = hb.load_model(tmp_path / "in")[0]
+    check_dense(tmp_path / "in", tmp_path / "dense", model)
+    model.save_pretrained(tmp_path / "saved")
+    check_dense(tmp_path / "saved", tmp_path / "dense-saved")
+
+
+def test_experts_that_are_no_stack(tmp_path):
+    """Experts of two formats are saved one by one; gate's and up's scales differ."""
+    codecs = {f"model.layers.0.mlp.experts.{e}.up_proj": f"affine4:g{32 << e % 2}" for e in range(4)}
+    write_tiny(tmp_path / "in", "qwen3_moe", "mlx", codecs=codecs)
+    hb.load_model(tmp_path / "in")[0].save_pretrained(tmp_path / "saved")
+    with hb.open(tmp_path / "saved") as saved:
+        assert "model.layers.0.mlp.experts.3.up_proj" in saved
+    check_dense(tmp_path / "saved", tmp_path / "dense")
+
+
+def test_parts_of_a_fused_projection(tmp_path):
+    """q, k and v of different global scales in phi3's `qkv_proj` stay three weights, which are one matrix when dense."""
+    tiny = write_tiny(tmp_path / "in", "phi3", "halfbyte")
+    tensors = {k: v.numpy() for k, v in tiny.dense.state_dict().items()}
+    for layer in range(2):
+        rows = tensors.pop(f"model.layers.{layer}.self_attn.qkv_proj.weight")
+        for part, piece, scale in zip("qkv", np.split(rows, [64, 96]), (1.0, 2.0, 0.5), strict=True):
+            q = hb.quantize(piece, "nvfp4")
+            parts = {**q.parts, "global_scale": np.float32(scale).reshape(())}
+            tensors[f"model.layers.{layer}.self_attn.{part}_proj"] = hb.QTensor(q.format, q.shape, parts)
+    hb.save(tmp_path / "in" / "model.safetensors", tensors)
+    model = hb.load_model(tmp_path / "in")[0]
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, ConcatLinear)
+    model.save_pretrained(tmp_path / "saved")
+    with hb.open(tmp_path / "saved") as saved:
+        assert "model.layers.0.self_attn.qkv_proj.2" in saved
+    check_dense(tmp_path / "saved", tmp_path / "dense", model)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_every_architecture(tmp_path, kind):
+    random_model(kind).save_pretrained(tmp_path / "in")
+    with hb.open(tmp_path / "in") as checkpoint:
+        quantize_checkpoint(checkpoint, tmp_path / "packed", recipe_of("halfbyte:int6:g16", []), "rtn")
+    check_dense(tmp_path / "packed", tmp_path / "dense")
