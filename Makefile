@@ -8,7 +8,7 @@ JOBS ?= 2
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test docs lint test-gpu test-slow test-ecosystem test-neon test-sanitize native clean
+.PHONY: demo test docs lint test-gpu test-slow test-ecosystem test-neon test-sanitize mutation native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -36,6 +36,12 @@ test-ecosystem: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pip install --quiet -c constraints.txt 'lm-eval[hf]' fastapi httpx openai uvicorn openvino
 	$(VENV_TEST)/bin/python tests/support/producers/run.py build/produced --venvs .venv-producers
 	HALFBYTE_PRODUCED=build/produced $(VENV_TEST)/bin/python -m pytest -m ecosystem
+
+# Sampled mutants of what decodes, reads and writes: each must make a test fail (benchmarks/mutation.md). About a minute a mutant.
+MUTANTS ?= 300
+mutation: $(VENV_TEST)/ready
+	$(VENV_TEST)/bin/python tools/mutate.py formats numerics tensor producers layouts checkpoints --count $(MUTANTS)
+	$(VENV_TEST)/bin/python tools/mutate.py --report build/mutation/mutants.jsonl
 
 # The native core beside the Python sources, for work on it without an installation.
 native:
