@@ -4,11 +4,11 @@
     python tools/mutate.py layouts --count 100            # any package or module below src/halfbyte, spelled with slashes
     python tools/mutate.py --report build/mutation/*.jsonl
 
-Mutants are drawn from all sites of the files named, with a fixed seed, each file in proportion to its sites. The package is copied
-to a temporary folder once and a mutant overwrites one file there: the working tree is never changed, and several runs may go on at
-the same time. Do not edit the tests meanwhile; run long samples in a clone. Tests run with `-x`, the mapped files in order, until
-one fails (killed), the time limit passes (killed: a hang is noticed), or all pass (survived). A mutant that cannot be imported
-counts as killed.
+Mutants are drawn from all sites of the files named, with a fixed seed, each file in proportion to its sites. The package is
+copied to a temporary folder once and a mutant overwrites one file there: the working tree is never changed, and several runs
+may go on at the same time. Do not edit the tests meanwhile; run long samples in a clone. Tests run with `-x`, the mapped files
+in order, until one fails (killed), the time limit passes (killed: a hang is noticed), or all pass (survived). A mutant that
+cannot be imported counts as killed.
 
 `--out` gets one JSON line a mutant: file, line, what was changed, killed, the test file, seconds. Started again with the same
 `--out`, a run skips the mutants listed there. `--show` prints the mutants and runs nothing. `TESTS` maps sources to test files,
@@ -147,20 +147,25 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
     yield from visit(tree)
 
 
-def sites(path: Path) -> list[tuple[Mutant, str]]:
-    """Every mutant of a file with the whole mutated source."""
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    name = path.relative_to(SOURCE).as_posix()
-    out: list[tuple[Mutant, str]] = []
+def sites(path: Path) -> Iterator[tuple[Mutant, ast.AST, ast.AST, str, int | None, ast.AST, ast.AST]]:
+    """Every mutant of a file: the mutant, the tree, and parent, field, position, node and changed node of `_replace`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    name, index = path.relative_to(SOURCE).as_posix(), 0
     for parent, field, position, node in list(candidates(tree)):
         for changed in mutations(node):
             ast.copy_location(changed, node)
-            mutant = Mutant(name, len(out), getattr(node, "lineno", 0), ast.unparse(node), ast.unparse(changed))
+            mutant = Mutant(name, index, getattr(node, "lineno", 0), ast.unparse(node), ast.unparse(changed))
+            yield mutant, tree, parent, field, position, node, changed
+            index += 1
+
+
+def mutated_source(mutant: Mutant) -> str:
+    """The whole source of the mutant's file with its change."""
+    for found, tree, parent, field, position, _, changed in sites(SOURCE / mutant.file):
+        if found.index == mutant.index:
             _replace(parent, field, position, changed)
-            out.append((mutant, ast.unparse(ast.fix_missing_locations(tree))))
-            _replace(parent, field, position, node)
-    return out
+            return ast.unparse(ast.fix_missing_locations(tree))
+    raise ValueError(f"{mutant.key} is no site of {mutant.file}")
 
 
 def _replace(parent: ast.AST, field: str, position: int | None, node: ast.AST) -> None:
@@ -215,7 +220,7 @@ class Runner:
             target.write_text(original, encoding="utf-8")
 
 
-def chosen(packages: list[str], count: int, seed: int) -> list[tuple[Mutant, str]]:
+def chosen(packages: list[str], count: int, seed: int) -> list[Mutant]:
     """`count` mutants of the files of some packages (or modules), drawn without replacement."""
     files: list[Path] = []
     for package in packages:
@@ -224,7 +229,7 @@ def chosen(packages: list[str], count: int, seed: int) -> list[tuple[Mutant, str
         if not found:
             raise SystemExit(f"{package}: no package or module below {SOURCE}")
         files += found
-    everything = [site for file in files for site in sites(file) if tests_of(site[0].file)]
+    everything = [site[0] for file in files if tests_of(file.relative_to(SOURCE).as_posix()) for site in sites(file)]
     return random.Random(seed).sample(everything, min(count, len(everything)))
 
 
@@ -256,18 +261,18 @@ def main() -> None:
         return
     mutants = chosen(args.packages, args.count, args.seed)
     if args.show:
-        for mutant, _ in mutants:
+        for mutant in mutants:
             print(f"{mutant.file}:{mutant.line}  {mutant.before}  ->  {mutant.after}")
         return
     args.out.parent.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["key"] for line in args.out.read_text().splitlines()} if args.out.exists() else set()
     runner = Runner(args.limit)
     try:
-        for mutant, source in mutants:
+        for mutant in mutants:
             if mutant.key in done:
                 continue
             start = time.monotonic()
-            test = runner.killer(mutant.file, source)
+            test = runner.killer(mutant.file, mutated_source(mutant))
             row = {"key": mutant.key, **asdict(mutant), "killed": test is not None, "test": test or ""}
             with args.out.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row | {"seconds": round(time.monotonic() - start, 1)}) + "\n")

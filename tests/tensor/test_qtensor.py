@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from halfbyte import QTensor, format_named
+from halfbyte import QTensor, format_named, quantize
 from halfbyte.errors import FormatError, ShapeError
+from halfbyte.numerics.exact import DTYPES
 
 RNG = np.random.default_rng(7)
 
@@ -142,3 +143,40 @@ def test_pickle_keeps_everything():
     again = pickle.loads(pickle.dumps(q))
     assert again == q
     assert again.shape == q.shape
+
+
+@pytest.mark.parametrize("codec", ["mxfp4", "int4:g32", "uint3:g16", "affine4:g64", "nvfp4", "nf4", "q4_K"])
+def test_asarray_gives_the_exact_float32_values(codec):
+    q = quantize(RNG.standard_normal((4, 256)).astype(np.float32), codec)
+    array = np.asarray(q)
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, q.dequantize("float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
+def test_asarray_in_another_dtype_is_rounded_once(dtype):
+    q = quantize(RNG.standard_normal((4, 64)).astype(np.float32) / 3, "affine4:g64", scale_dtype="float32")
+    array = np.asarray(q, dtype=DTYPES[dtype])
+    assert array.dtype == DTYPES[dtype]
+    np.testing.assert_array_equal(array, q.dequantize(dtype))
+
+
+def test_asarray_of_a_stack_and_of_an_empty_weight():
+    assert np.asarray(mxfp4(lead=(3,))).shape == (3, 6, 64)
+    assert np.asarray(mxfp4(n=0)).shape == (0, 64)
+
+
+def test_asarray_refuses_other_dtypes_and_a_view():
+    with pytest.raises(FormatError, match=r"\[dtype\]"):
+        np.asarray(mxfp4(), dtype=np.int32)
+    with pytest.raises(ValueError, match="an array without a copy"):
+        mxfp4().__array__(copy=False)
+
+
+def test_arithmetic_with_an_array_makes_no_dense_copy():
+    q = mxfp4()
+    x = np.ones((6, 64), np.float32)
+    for operation in (lambda: x + q, lambda: q * x, lambda: x @ q):
+        with pytest.raises(TypeError):
+            operation()
+    assert (q == x) is False

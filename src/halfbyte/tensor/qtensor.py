@@ -15,18 +15,19 @@ from ..formats import family_of
 from ..numerics.bits import padding_is_zero
 from ..numerics.exact import dtype_named
 from ..spec import SMALL_SCALES, Format
+from .notebook import html
 
 BLOCK_ELEMENTS = 1 << 20
-"""Elements decoded at a time by `dequantize`: intermediates stay near 8 MB per temporary."""
+"""Elements that `dequantize` decodes at a time: each temporary takes about 8 MB."""
 
 _SHARED = ("group_index", "nested_absmax", "nested_map", "nested_offset")
-"""Parts with no row axis: a slice keeps them whole."""
+"""Parts without a row axis: a slice keeps them whole."""
 _GROUPED = ("scales", "zeros", "biases")
-"""Parts that a slice keeps whole too when groups do not follow rows."""
+"""Parts that a slice also keeps whole when groups do not run along rows."""
 
 
 def _flattened(fmt: Format) -> bool:
-    """True when groups, or nested blocks of groups, are counted over the flattened tensor: a slice must know where it lay."""
+    """True when groups, or nested blocks of groups, are counted over the flattened tensor, so that a slice needs its position."""
     return fmt.grouping in ("flat", "strided") or fmt.scale == "nested"
 
 
@@ -37,7 +38,7 @@ class QTensor:
     shape    logical (n, k) or (e, n, k)
     parts    name -> array, canonical order, read-only mapping; arrays may be memory-mapped views
     origin   producer whose decoder `arithmetic="producer"` reproduces ("mlx", "gguf", ...), "" when there is none
-    details  what that decoder needs to know besides (compute dtype, ...): small strings and numbers
+    details  further facts that decoder needs (compute dtype, ...): small strings and numbers
     window   (first row, rows of the whole) for a slice of a tensor in `flat`, `strided` or `block` groups or with nested scales,
              else None; rows of the flattened tensor, for `block` rows of the matrix
 
@@ -93,7 +94,7 @@ class QTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the parts."""
+        """Bytes of all parts."""
         return sum(a.nbytes for a in self.parts.values())
 
     @property
@@ -116,6 +117,25 @@ class QTensor:
             f"QTensor({self.format}, shape={self.shape}, {self.bits_per_weight:.3g} bits/weight, {self.nbytes:,} bytes{origin})"
         )
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: format, shape, bits a weight, bytes, origin, and a histogram of codes (`tensor/notebook.py`)."""
+        facts = {
+            "format": str(self.format),
+            "shape": " × ".join(map(str, self.shape)),
+            "bits per weight": f"{self.bits_per_weight:.3g}",
+            "bytes": f"{self.nbytes:,}",
+        }
+        return html(self, facts | ({"origin": self.origin} if self.origin else {}))
+
+    __array_ufunc__ = None
+    """Arithmetic with an array raises TypeError: no operator makes a dense copy. `np.asarray` does, since it was asked to."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """`dequantize(dtype)`, float32 unless given: what `np.asarray(w)` returns. ValueError for copy=False."""
+        if copy is False:
+            raise ValueError("[QTensor] an array without a copy; the codes are packed, so its values are always a new array")
+        return self.dequantize("float32" if dtype is None else dtype)
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -132,12 +152,12 @@ class QTensor:
             return self._like((stop - start, *self.shape[1:]), parts, self._window(start))
         if not -self.shape[0] <= index < self.shape[0]:
             raise IndexError(f"[QTensor] expert {index} of {self.shape[0]}")
-        # `a[i, ...]` keeps a 0-d view where a plain index would copy out a scalar.
+        # `a[i, ...]` stays a 0-d view where a[i] would be a scalar copy.
         parts = {p: a if p in kept else a[index, ...] for p, a in self.parts.items()}
         return self._like(self.shape[1:], parts, self._window(index % self.shape[0]))
 
     def _window(self, expert: int) -> tuple[int, int] | None:
-        """Window of a slice that starts at an expert."""
+        """`window` of a slice that starts at an expert, None where groups do not need it."""
         if not _flattened(self.format):
             return None
         first, total = self.window or (0, math.prod(self.shape[:-1]))
@@ -156,16 +176,16 @@ class QTensor:
         if not 0 <= start <= stop <= n:
             raise ShapeError(f"[QTensor] rows {start}:{stop} of {n}")
         window = None
-        whole: tuple[str, ...] = _SHARED
+        kept: tuple[str, ...] = _SHARED
         if self.format.grouping != "row" or _flattened(self.format):
             if self.ndim != 2:
                 raise ShapeError(f"[QTensor] rows of a stack of {self.format} cannot be sliced at once; take an expert first")
             first, total = self.window or (0, n)
             window = (first + start, total)
-            whole = _SHARED if self.format.grouping == "row" else (*_SHARED, *_GROUPED)
+            kept = _SHARED if self.format.grouping == "row" else (*_SHARED, *_GROUPED)
         parts: dict[str, NDArray[Any]] = {}
         for p, a in self.parts.items():
-            if p in whole or p == "global_scale":
+            if p in kept or p == "global_scale":
                 parts[p] = a
             else:
                 parts[p] = a[..., start:stop, :]
@@ -185,7 +205,7 @@ class QTensor:
         return out
 
     def dequantize_into(self, out: NDArray[Any], arithmetic: str = "exact") -> None:
-        """`dequantize` into an existing array of this shape, a block of rows at a time."""
+        """`dequantize` into an existing array of this shape, one block of rows at a time."""
         if out.shape != self.shape:
             raise ShapeError(f"[dequantize] out has shape {out.shape}; the weight has {self.shape}")
         if arithmetic not in ("exact", "producer"):
@@ -229,7 +249,7 @@ class QTensor:
         return _rebuild, (self.format, self.shape, dict(self.parts), self.origin, dict(self.details), self.window)
 
     def validate(self, name: str = "") -> None:
-        """Check what the shapes cannot show: zero padding bits, small-integer scales and a group index within range."""
+        """Check the contents that shapes do not show: zero padding bits, small-integer scales and group indices within range."""
         if "codes" in self.parts and not padding_is_zero(self.parts["codes"], self.format.bits, self.shape[-1]):
             raise FormatError(f"[QTensor] {name}: padding bits after code {self.shape[-1] - 1} are not zero")
         for part, kind in (("scales", self.format.scale), ("mins", self.format.minimum)):
@@ -256,7 +276,7 @@ def _rebuild(
     details: dict[str, Any],
     window: tuple[int, int] | None,
 ) -> QTensor:
-    """A QTensor from what `__reduce__` took apart."""
+    """The QTensor that `__reduce__` described."""
     return QTensor(fmt, shape, parts, origin=origin, details=details, window=window)
 
 
