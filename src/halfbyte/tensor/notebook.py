@@ -31,8 +31,8 @@ def sample_codes(q: EncodedTensor, limit: int = SAMPLED) -> NDArray[np.uint8]:
     columns = k if k <= limit else limit // 8 * 8
     total = int(np.prod(packed.shape[:-1]))
     rows = np.linspace(0, total - 1, min(total, max(1, limit // columns))).astype(np.int64)
-    nbytes = q.format.row_bytes(columns)
-    return unpack(packed[(*np.unravel_index(rows, packed.shape[:-1]), slice(nbytes))], q.format.bits, columns)
+    sampled = packed[np.unravel_index(rows, packed.shape[:-1])][:, : q.format.row_bytes(columns)]
+    return unpack(sampled, q.format.bits, columns)
 
 
 def html(q: EncodedTensor, facts: dict[str, str]) -> str:
