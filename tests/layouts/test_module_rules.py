@@ -91,16 +91,6 @@ def test_regular_expressions_match_from_the_start():
         regex_matches("(", "a")
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [r".*\.(?:1[0-9]|2[0-9])\..*(?:gate|up)_proj.*", r"model\.layers\.\d+\.mlp\.(gate|up|down)_proj",
-     r".*block_sparse_moe\.gate$", r"^(?!.*lm_head).*$",
-     "(a|b|c).*(d|e)+x"],
-)  # fmt: skip
-def test_patterns_as_producers_write_them_are_taken(pattern: str):
-    regex_matches(pattern, "model.layers.12.mlp.gate_proj")
-
-
 def test_case_48_prefixes_are_dropped_added_and_exchanged():
     names = list(aliases("language_model.model.layers.0.mlp.up_proj"))
     assert names[0] == "language_model.model.layers.0.mlp.up_proj"

@@ -1,259 +1,449 @@
 """Regular expressions that came with a file, matched in bounded time.
 
-Python's `re` tries one way after another, and a hostile pattern makes it try without end: `(a|a)*b` doubles with every letter of
-the name. So the ways are bounded beforehand, from the parsed pattern: alternatives multiply, and every repeat multiplies by the
-length of the name. Where they are few, as in every pattern a producer writes, `re` is asked. Where they may be many, all are
-followed at once (Thompson 1968): the places a match can have reached are the bits of one integer, each piece of the pattern
-moves them, and a place reached twice is still one bit.
+A backtracking matcher can be made to run without end: `(a|a)*b` doubles its work with every letter of the name. Here all
+alternatives are followed at once (Thompson 1968): the positions a match can have reached are the bits of one integer, each
+piece of the pattern maps them to the next ones, and a position reached twice is still one bit.
 
     "mlp.*e"  on  "mlp.gate"      {0} -m-> {1} -l-> {2} -p-> {3} -.*-> {3, 4, ..., 8} -e-> {8}
 
-Back-references, conditionals, atomic groups and possessive repeats depend on which way was taken and are refused.
+The subset that is read, with the meaning Python's `re` gives it:
+
+| | |
+|---|---|
+| characters | `a`, `.`, `[a-c_]`, `[^a]`, `\\.` and all escaped punctuation, `\\d \\w \\s \\D \\W \\S`, `\\n \\t \\xHH \\uHHHH` |
+| anchors | `^ $ \\A \\Z \\b \\B` |
+| groups | `(a)`, `(?:a)`, `(?P<name>a)`, `a|b`, `(?i:a)`, and `(?i)` in front of the whole pattern |
+| repeats | `* + ? {2} {2,} {,3} {2,3}`, each also lazy (`*?`): laziness does not change whether a name matches |
+| assertions | `(?=a) (?!a)`, and `(?<=a) (?<!a)` of a fixed width |
+
+Back-references, conditionals, atomic groups, possessive repeats and other flags are refused by name.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple, NoReturn
 
 from ...errors import CheckpointError
-
-try:  # the parser that `re` itself uses
-    from re import _constants as sre  # type: ignore[attr-defined]
-    from re import _parser as parser  # type: ignore[attr-defined]
-except ImportError:  # Python 3.10
-    import sre_constants as sre
-    import sre_parse as parser
 
 MAX_PATTERN = 4096
 """Longest pattern, in characters."""
 MAX_DEPTH = 64
 """Most groups within groups."""
-FEW_WAYS = 1 << 14
-"""Ways that `re` may have to try: near 0.1 ms."""
+MAX_REPEAT = 1000
+"""Largest count of a repeat."""
 MAX_STEPS = 1 << 14
 """Most pieces of a pattern that are gone through for one name, near 20 ms; only long groups repeated within repeats need more."""
 
-Node = tuple[Any, Any]
-REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
-ONE_CHARACTER = (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN)
-STARTS = (sre.AT_BEGINNING, sre.AT_BEGINNING_STRING)
-ENDS = (sre.AT_END, sre.AT_END_STRING)
+Test = Callable[[str], bool]
+
+
+class Characters(NamedTuple):
+    """One character that passes a test; `literal` is the character where there is only one."""
+
+    test: Test
+    literal: str = ""
+
+
+class Repeat(NamedTuple):
+    """A sequence `least` to `most` times in a row; None: without end."""
+
+    least: int
+    most: int | None
+    sequence: Sequence
+
+
+class Branch(NamedTuple):
+    """One of several sequences; a group is a branch of one."""
+
+    sequences: tuple[Sequence, ...]
+
+
+class Anchor(NamedTuple):
+    """A condition on the position: "start", "end", "edge" of a word, or "inside" (no edge)."""
+
+    kind: str
+
+
+class Look(NamedTuple):
+    """A sequence that must (`wanted`), or must not, match after the position, or before it (`behind`: its width)."""
+
+    sequence: Sequence
+    wanted: bool
+    behind: int | None
+
+
+Node = Characters | Repeat | Branch | Anchor | Look
+Sequence = tuple[Node, ...]
 
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> Pattern:
-    """The pattern, parsed; CheckpointError when it is none, or of a kind that is not read."""
-    shown = f"[config] pattern {pattern[:60]!r}"
+    """The pattern, parsed; CheckpointError when it is none, or outside the subset that is read."""
     if len(pattern) > MAX_PATTERN:
-        raise CheckpointError(f"{shown} has {len(pattern):,} characters; read up to {MAX_PATTERN:,}")
-    try:
-        regex, tree = re.compile(pattern), parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{shown} is not a regular expression: {error}") from error
-    _check(tree, shown)
-    return Pattern(pattern, regex, tree)
+        raise CheckpointError(f"[config] pattern {pattern[:60]!r} has {len(pattern):,} characters; read up to {MAX_PATTERN:,}")
+    return Pattern(pattern, _Parser(pattern).parse())
 
 
 class Pattern:
     """A compiled pattern: `match(name)` is whether it matches from the start of `name`."""
 
-    def __init__(self, pattern: str, regex: re.Pattern[str], tree: Iterable[Node]) -> None:
+    def __init__(self, pattern: str, sequence: Sequence) -> None:
         self.pattern = pattern
-        self._regex = regex
-        self._nodes = tuple(tree)
-
-    @cached_property
-    def _ways(self) -> tuple[int, int]:
-        # A repeat at the very end never has to give anything back.
-        rest = self._nodes[:-1] if self._nodes and _is_any_number(*self._nodes[-1]) else self._nodes
-        return _ways(rest)
+        self.sequence = sequence
+        anchored = sequence[1:] if sequence and sequence[0] == Anchor("start") else sequence
+        self._prefix = "".join(node.literal for node in _leading_literals(anchored))
 
     def match(self, name: str) -> bool:
         """True when the pattern matches from the start of `name`; CheckpointError when that takes too many steps."""
-        alternatives, repeats = self._ways
-        if not name or alternatives * max(len(name), 2) ** min(repeats, 16) <= FEW_WAYS:
-            return self._regex.match(name) is not None
-        return _Walk(self, name).ends(self._nodes, 1, bool(self._regex.flags & re.IGNORECASE)) != 0
+        return name.startswith(self._prefix) and _Walk(self.pattern, name).ends(self.sequence, 1) != 0
+
+
+def _leading_literals(sequence: Sequence) -> Iterator[Characters]:
+    for node in sequence:
+        if not isinstance(node, Characters) or not node.literal:
+            return
+        yield node
+
+
+# ---------------------------------------------------------------------------------------------------------------- parsing
+
+
+def is_word(c: str) -> bool:
+    """True for what `\\w` matches."""
+    return c.isalnum() or c == "_"
+
+
+CLASSES: dict[str, Test] = {
+    "d": str.isdecimal, "s": str.isspace, "w": is_word,
+    "D": lambda c: not c.isdecimal(), "S": lambda c: not c.isspace(), "W": lambda c: not is_word(c),
+}  # fmt: skip
+ANCHORS = {"A": "start", "Z": "end", "b": "edge", "B": "inside"}
+CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
+HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+class _Parser:
+    """Recursive descent over one pattern. `fold`: letters match in either case."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.at = 0
+
+    def parse(self) -> Sequence:
+        fold = self._take("(?i)")
+        branch = self._alternatives(fold, 0)
+        if self.at < len(self.pattern):
+            self._malformed("unbalanced parenthesis")
+        return branch.sequences[0] if len(branch.sequences) == 1 else (branch,)
+
+    def _malformed(self, why: str) -> NoReturn:
+        raise CheckpointError(f"[config] pattern {self.pattern[:60]!r} is not a regular expression: {why} at {self.at}")
+
+    def _unread(self, what: str) -> NoReturn:
+        raise CheckpointError(f"[config] pattern {self.pattern[:60]!r} has {what}; patterns without one are read")
+
+    def _peek(self) -> str:
+        return self.pattern[self.at : self.at + 1]
+
+    def _next(self) -> str:
+        c = self._peek()
+        if not c:
+            self._malformed("it ends early")
+        self.at += 1
+        return c
+
+    def _take(self, text: str) -> bool:
+        found = self.pattern.startswith(text, self.at)
+        self.at += len(text) * found
+        return found
+
+    def _alternatives(self, fold: bool, depth: int) -> Branch:
+        if depth > MAX_DEPTH:
+            raise CheckpointError(f"[config] pattern {self.pattern[:60]!r} has groups more than {MAX_DEPTH} deep")
+        sequences = [self._sequence(fold, depth)]
+        while self._take("|"):
+            sequences.append(self._sequence(fold, depth))
+        return Branch(tuple(sequences))
+
+    def _sequence(self, fold: bool, depth: int) -> Sequence:
+        nodes: list[Node] = []
+        while self._peek() not in ("", "|", ")"):
+            node = self._atom(fold, depth)
+            counts = self._counts()
+            if counts is not None:
+                if isinstance(node, Anchor):
+                    self._malformed("nothing to repeat")
+                if self._take("+"):
+                    self._unread("a possessive repeat")
+                self._take("?")
+                node = Repeat(*counts, (node,) if not isinstance(node, Branch) or len(node.sequences) > 1 else node.sequences[0])
+                if self._counts() is not None:
+                    self._malformed("multiple repeat")
+            nodes.append(node)
+        return tuple(nodes)
+
+    def _counts(self) -> tuple[int, int | None] | None:
+        """The counts of a repeat that begins here; None, and nothing taken, when there is none."""
+        simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        if self._peek() in simple:
+            return simple[self._next()]
+        end = self.pattern.find("}", self.at)
+        if self._peek() != "{" or end < 0:
+            return None
+        low, comma, high = self.pattern[self.at + 1 : end].partition(",")
+        if not (low or comma) or not all(n == "" or (n.isascii() and n.isdecimal()) for n in (low, high)):
+            return None  # a brace that stands for itself
+        self.at = end + 1
+        least = int(low or 0)
+        most = (int(high) if high else None) if comma else least
+        if most is not None and most < least:
+            self._malformed("min repeat greater than max repeat")
+        if max(least, most or 0) > MAX_REPEAT:
+            raise CheckpointError(f"[config] pattern {self.pattern[:60]!r} repeats more than {MAX_REPEAT} times; fewer are read")
+        return least, most
+
+    def _atom(self, fold: bool, depth: int) -> Node:
+        c = self._next()
+        if c == "(":
+            return self._group(fold, depth)
+        if c == "[":
+            return self._set(fold)
+        if c == "\\":
+            return self._escape(fold)
+        if c == ".":
+            return Characters(lambda x: x != "\n")
+        if c in "^$":
+            return Anchor("start" if c == "^" else "end")
+        if c in "*+?":
+            self._malformed("nothing to repeat")
+        return _literal(c, fold)
+
+    def _group(self, fold: bool, depth: int) -> Node:
+        looks = {"?=": (True, False), "?!": (False, False), "?<=": (True, True), "?<!": (False, True)}
+        mark = next((m for m in looks if self._take(m)), None)
+        if mark is None:
+            fold = self._group_flags(fold)
+        inner = self._alternatives(fold, depth + 1)
+        if not self._take(")"):
+            self._malformed("missing ), unterminated subpattern")
+        if mark is None:
+            return inner
+        wanted, behind = looks[mark]
+        least, most = _width((inner,))
+        if behind and least != most:
+            self._malformed("look-behind requires fixed-width pattern")
+        return Look((inner,), wanted, least if behind else None)
+
+    def _group_flags(self, fold: bool) -> bool:
+        """What a group's `?...` makes of the letters' case; refuses the kinds of groups that are not read."""
+        if not self._take("?") or self._take(":"):
+            return fold
+        if self._take("P<"):
+            end = self.pattern.find(">", self.at)
+            if not self.pattern[self.at : max(end, self.at)].isidentifier():
+                self._malformed("bad name of a group")
+            self.at = end + 1
+            return fold
+        if self._take("i:"):
+            return True
+        if self._take("-i:"):
+            return False
+        kinds = {"P=": "a back-reference", "(": "a conditional", ">": "an atomic group", "#": "a comment"}
+        return self._unread(next((what for mark, what in kinds.items() if self._take(mark)), "a group with other flags"))
+
+    def _escape(self, fold: bool) -> Node:
+        c = self._next()
+        if c in ANCHORS:
+            return Anchor(ANCHORS[c])
+        if c in CLASSES:
+            return Characters(CLASSES[c])
+        if c in "123456789":
+            self._unread("a back-reference")
+        return _literal(self._escaped(c), fold)
+
+    def _escaped(self, c: str) -> str:
+        """The character that a backslash and `c` stand for."""
+        if c in CONTROLS:
+            return CONTROLS[c]
+        if c in HEX_DIGITS:
+            digits = self.pattern[self.at : self.at + HEX_DIGITS[c]]
+            try:
+                value = chr(int(digits, 16)) if len(digits) == HEX_DIGITS[c] else ""
+            except (ValueError, OverflowError):
+                value = ""
+            if not value:
+                self._malformed(f"incomplete escape \\{c}")
+            self.at += HEX_DIGITS[c]
+            return value
+        if c == "0":
+            return "\0"
+        if c.isascii() and c.isalnum():
+            self._malformed(f"bad escape \\{c}")
+        return c
+
+    def _set(self, fold: bool) -> Characters:
+        """A [set], its opening bracket already taken."""
+        negated = self._take("^")
+        tests: list[Test] = []
+        first = True
+        while first or self._peek() != "]":
+            first = False
+            low, test = self._set_item()
+            # A hyphen is a range unless the set ends with it.
+            if test is None and self._peek() == "-" and self.pattern[self.at + 1 : self.at + 2] not in ("]", ""):
+                self.at += 1
+                high, other = self._set_item()
+                if other is not None or high < low:
+                    self._malformed("bad character range")
+                test = _range_test(low, high)
+            tests.append(test or _equals(low))
+        self.at += 1
+        either = _folded(tests) if fold else (lambda c: any(t(c) for t in tests))
+        return Characters((lambda c: not either(c)) if negated else either)
+
+    def _set_item(self) -> tuple[str, Test | None]:
+        """(character, None), or ("", the test of a class like `\\d`)."""
+        c = self._next()
+        if c != "\\":
+            return c, None
+        c = self._next()
+        if c in CLASSES:
+            return "", CLASSES[c]
+        return ("\b" if c == "b" else self._escaped(c)), None
+
+
+def _literal(c: str, fold: bool) -> Characters:
+    return Characters(_folded([_equals(c)]) if fold else _equals(c), "" if fold else c)
+
+
+def _equals(wanted: str) -> Test:
+    return lambda c: c == wanted
+
+
+def _range_test(low: str, high: str) -> Test:
+    return lambda c: low <= c <= high
+
+
+def _folded(tests: list[Test]) -> Test:
+    """Letters in either case: a character passes when one of its forms does."""
+    return lambda c: any(t(form) for form in {c, c.lower(), c.upper()} if len(form) == 1 for t in tests)
+
+
+def _width(sequence: Sequence) -> tuple[int, int | None]:
+    """(fewest, most) characters that a sequence takes."""
+    least, most = 0, 0
+    for node in sequence:
+        low: int
+        high: int | None
+        if isinstance(node, Characters):
+            low, high = 1, 1
+        elif isinstance(node, Branch):
+            widths = [_width(s) for s in node.sequences]
+            low = min(w[0] for w in widths)
+            high = None if any(w[1] is None for w in widths) else max(w[1] or 0 for w in widths)
+        elif isinstance(node, Repeat):
+            inner = _width(node.sequence)
+            low = inner[0] * node.least
+            high = 0 if inner[1] == 0 else None if inner[1] is None or node.most is None else inner[1] * node.most
+        else:
+            low, high = 0, 0
+        least += low
+        if high is None:
+            return least, None
+        most += high
+    return least, most
+
+
+# --------------------------------------------------------------------------------------------------------------- matching
 
 
 class _Walk:
-    """One match of one name. Sets of positions are integers: bit p is the place before character p."""
+    """One match of one name. Sets of positions are integers: bit p is the position before character p."""
 
-    def __init__(self, pattern: Pattern, name: str) -> None:
+    def __init__(self, pattern: str, name: str) -> None:
         self.pattern = pattern
         self.size = len(name)
         self.steps = 0
-        self.places: dict[str, int] = {}
+        self.positions: dict[str, int] = {}
         for at, c in enumerate(name):
-            self.places[c] = self.places.get(c, 0) | 1 << at
+            self.positions[c] = self.positions.get(c, 0) | 1 << at
 
-    def ends(self, nodes: Iterable[Node], starts: int, fold: bool) -> int:
-        """Where a match of `nodes` in a row can end that begins at one of `starts`. `fold`: letters match in either case."""
-        for op, value in nodes:
+    def ends(self, sequence: Sequence, starts: int) -> int:
+        """Where matches of a sequence can end that begin at one of `starts`."""
+        for node in sequence:
             if not starts:
                 break
             self.steps += 1
             if self.steps > MAX_STEPS:
                 raise CheckpointError(
-                    f"[config] pattern {self.pattern.pattern[:60]!r} could take for ever to match; "
+                    f"[config] pattern {self.pattern[:60]!r} could take for ever to match; "
                     "patterns without long groups repeated within repeats are read"
                 )
-            starts = self._step(op, value, starts, fold)
+            starts = self._step(node, starts)
         return starts
 
-    def _step(self, op: Any, value: Any, starts: int, fold: bool) -> int:
-        if op in ONE_CHARACTER:
-            return (starts & self._where(op, value, fold)) << 1
-        if op in REPEATS:
-            least, most, nodes = value
-            return self._repeat(least, most, nodes, starts, fold)
-        if op is sre.BRANCH:
+    def _step(self, node: Node, starts: int) -> int:
+        if isinstance(node, Characters):
+            return (starts & self._where(node)) << 1
+        if isinstance(node, Repeat):
+            return self._repeat(node, starts)
+        if isinstance(node, Branch):
             out = 0
-            for nodes in value[1]:
-                out |= self.ends(nodes, starts, fold)
+            for sequence in node.sequences:
+                out |= self.ends(sequence, starts)
             return out
-        if op is sre.SUBPATTERN:
-            _, added, removed, nodes = value
-            return self.ends(nodes, starts, (fold or bool(added & re.IGNORECASE)) and not removed & re.IGNORECASE)
-        if op is sre.AT:
-            return starts & self._anchored(value)
-        direction, nodes = value  # ASSERT, ASSERT_NOT
-        wanted = op is sre.ASSERT
-        return sum(bit for bit in _bits(starts) if self._looks(direction, nodes, bit, fold) is wanted)
+        if isinstance(node, Anchor):
+            return starts & self._anchored(node.kind)
+        return sum(bit for bit in _bits(starts) if self._looks(node, bit) is node.wanted)
 
-    def _where(self, op: Any, value: Any, fold: bool) -> int:
-        """The positions whose character a one-character piece takes."""
-        if op is sre.LITERAL and not fold:
-            return self.places.get(chr(value), 0)
-        return sum(places for c, places in self.places.items() if _takes(op, value, c, fold))
+    def _where(self, node: Characters) -> int:
+        """The positions whose character passes."""
+        if node.literal:
+            return self.positions.get(node.literal, 0)
+        return sum(positions for c, positions in self.positions.items() if node.test(c))
 
-    def _repeat(self, least: int, most: Any, nodes: Any, starts: int, fold: bool) -> int:
-        for _ in range(least):
-            after = self.ends(nodes, starts, fold)
+    def _repeat(self, node: Repeat, starts: int) -> int:
+        for _ in range(node.least):
+            after = self.ends(node.sequence, starts)
             if after == starts:  # so would every further one be
                 break
             starts = after
-        if most is sre.MAXREPEAT and _is_one_character(nodes):
+        if node.most is None and len(node.sequence) == 1 and isinstance(node.sequence[0], Characters):
             # Adding a start to a run of ones carries to the end of the run: all of it is reached at once.
-            op, value = nodes[0]
-            run = self._where(op, value, fold)
+            run = self._where(node.sequence[0])
             return starts | (((starts & run) + run) ^ run)
         reached = new = starts
-        # A place reached by fewer repeats has more of them left, so only new places go on.
-        for _ in range(min(int(most), self.size + 1 + least) - least):
-            new = self.ends(nodes, new, fold) & ~reached
+        # A position reached by fewer repeats has more of them left, so only new positions go on.
+        most = self.size + 1 if node.most is None else min(node.most - node.least, self.size + 1)
+        for _ in range(most):
+            new = self.ends(node.sequence, new) & ~reached
             if not new:
                 break
             reached |= new
         return reached
 
-    def _anchored(self, value: Any) -> int:
+    def _anchored(self, kind: str) -> int:
         """The positions where an anchor holds."""
-        if value in STARTS:
+        if kind == "start":
             return 1
-        if value in ENDS:
+        if kind == "end":
             return 1 << self.size
-        word = sum(p for c, p in self.places.items() if _word(c))
+        word = sum(p for c, p in self.positions.items() if is_word(c))
         edges = word ^ word << 1
-        return edges if value is sre.AT_BOUNDARY else ~edges & ((2 << self.size) - 1)
+        return edges if kind == "edge" else ~edges & ((2 << self.size) - 1)
 
-    def _looks(self, direction: int, nodes: Any, start: int, fold: bool) -> bool:
-        """Whether `nodes` match right after the position `start`, or right before it."""
-        if direction > 0:
-            return self.ends(nodes, start, fold) != 0
-        back = start >> nodes.getwidth()[0]
-        return back != 0 and bool(self.ends(nodes, back, fold) & start)
+    def _looks(self, node: Look, start: int) -> bool:
+        """Whether the sequence matches right after the position `start`, or right before it."""
+        if node.behind is None:
+            return self.ends(node.sequence, start) != 0
+        back = start >> node.behind
+        return back != 0 and bool(self.ends(node.sequence, back) & start)
 
 
-def _bits(positions: int) -> Iterable[int]:
+def _bits(positions: int) -> Iterator[int]:
     while positions:
         low = positions & -positions
         yield low
         positions ^= low
-
-
-def _word(c: str) -> bool:
-    return c.isalnum() or c == "_"
-
-
-CATEGORIES: dict[Any, Callable[[str], bool]] = {
-    sre.CATEGORY_DIGIT: str.isdecimal, sre.CATEGORY_SPACE: str.isspace, sre.CATEGORY_WORD: _word,
-    sre.CATEGORY_NOT_DIGIT: lambda c: not c.isdecimal(), sre.CATEGORY_NOT_SPACE: lambda c: not c.isspace(),
-    sre.CATEGORY_NOT_WORD: lambda c: not _word(c),
-}  # fmt: skip
-
-
-def _takes(op: Any, value: Any, c: str, fold: bool) -> bool:
-    """Whether a one-character piece takes the character `c`."""
-    forms = {c, c.lower(), c.upper()} if fold else {c}
-    if op is sre.ANY:
-        return c != "\n"
-    if op is not sre.IN:
-        same = any(len(f) == 1 and ord(f) == value for f in forms) or (fold and chr(value).lower() == c.lower())
-        return same is (op is sre.LITERAL)
-    negated = value[0][0] is sre.NEGATE
-    return negated is not any(_item(kind, item, f) for kind, item in value[negated:] for f in forms if len(f) == 1)
-
-
-def _item(kind: Any, item: Any, c: str) -> bool:
-    """Whether one entry of a [set] holds `c`."""
-    if kind is sre.LITERAL:
-        return ord(c) == int(item)
-    if kind is sre.RANGE:
-        return int(item[0]) <= ord(c) <= int(item[1])
-    return CATEGORIES[item](c)
-
-
-def _is_one_character(nodes: Any) -> bool:
-    return len(nodes) == 1 and nodes[0][0] in ONE_CHARACTER
-
-
-def _is_any_number(op: Any, value: Any) -> bool:
-    """Whether a piece is one character any number of times, none included."""
-    return op in REPEATS and value[0] == 0 and value[1] is sre.MAXREPEAT and _is_one_character(value[2])
-
-
-def _check(nodes: Iterable[Node], shown: str, depth: int = 0) -> None:
-    """CheckpointError for what a set of positions cannot follow."""
-    if depth > MAX_DEPTH:
-        raise CheckpointError(f"{shown} has groups more than {MAX_DEPTH} deep")
-    for op, value in nodes:
-        if op in REPEATS:
-            _check(value[2], shown, depth + 1)
-        elif op is sre.BRANCH:
-            for branch in value[1]:
-                _check(branch, shown, depth + 1)
-        elif op is sre.SUBPATTERN:
-            _check(value[3], shown, depth + 1)
-        elif op in (sre.ASSERT, sre.ASSERT_NOT):
-            _check(value[1], shown, depth + 1)
-        elif op not in (*ONE_CHARACTER, sre.AT):
-            raise CheckpointError(f"{shown} has {str(op).lower().replace('_', ' ')}; patterns without it are read")
-
-
-def _ways(nodes: Iterable[Node]) -> tuple[int, int]:
-    """(alternatives, repeats): `re` tries at most alternatives · length^repeats ways."""
-    alternatives, repeats = 1, 0
-    for op, value in nodes:
-        a, r = 1, 0
-        if op in REPEATS:
-            _, most, inner = value
-            a, r = _ways(inner)
-            if _is_one_character(inner) and most != 1:
-                r = 1
-            elif most == 1:
-                a += 1
-            else:
-                a, r = 1, 16  # every repeat has a choice of its own
-        elif op is sre.BRANCH:
-            inside = [_ways(branch) for branch in value[1]]
-            a, r = sum(i[0] for i in inside), max(i[1] for i in inside)
-        elif op is sre.SUBPATTERN:
-            a, r = _ways(value[3])
-        elif op in (sre.ASSERT, sre.ASSERT_NOT):
-            a, r = _ways(value[1])
-        alternatives, repeats = min(alternatives * a, 1 << 62), repeats + r
-    return alternatives, repeats
