@@ -222,6 +222,8 @@ class GPTQ(Layout):
         size = integer_of(self.name, config, "group_size", name)
         if size is None:
             size = k // groups if groups and k % groups == 0 else -1
+        if size != -1 and size < 1:
+            raise LayoutError(f"[gptq] {name}: group_size {size}; allowed: 1 or more, or -1 for the whole row")
         fmt = format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name)
         if groups != fmt.groups(k):
             raise LayoutError(

@@ -219,7 +219,12 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
             raise UnsupportedError(
                 f"[hqq] {name}: {flag} is set, its {flag[6:]}s are quantized again; such files are not read. Save without it"
             )
-    bits = _number(tensors.get("nbits")) or integer_of("hqq", config, "nbits", name) or integer_of("hqq", config, "bits", name)
+    stated, given = _number(tensors.get("nbits")), integer_of("hqq", config, "nbits", name)
+    if None not in (stated, given) and stated != given:
+        raise LayoutError(f"[hqq] {label(name, 'nbits')} is {stated}; the config says {given}")
+    bits = stated or given or integer_of("hqq", config, "bits", name)
+    if bits is not None and not 1 <= bits <= 8:
+        raise LayoutError(f"[hqq] {name or 'W_q'}: {bits} bits; allowed: 1 to 8")
     shape = tensors.get("shape")
     size = shape.reshape(-1).tolist() if isinstance(shape, np.ndarray) else config.get("shape")
     if bits is None or size is None or len(sizes_of("hqq", size, "shape", name)) != 2:
@@ -239,9 +244,18 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
         )
     count = math.prod(scale)
     axis = _number(tensors.get("axis"))
-    axis = integer_of("hqq", config, "axis", name) if axis is None else axis
+    asked = integer_of("hqq", config, "axis", name)
+    if None not in (axis, asked) and axis != asked:
+        raise LayoutError(f"[hqq] {label(name, 'axis')} is {axis}; the config says {asked}")
+    axis = asked if axis is None else axis
     axis = int(scale in ((), (count, 1))) if axis is None else axis
     group = n * k // count if count else _number(tensors.get("group_size")) or integer_of("hqq", config, "group_size", name) or 64
+    given = integer_of("hqq", config, "group_size", name)
+    if count and given not in (None, group):
+        raise LayoutError(
+            f"[hqq] {label(name, 'scale')} has {count} scales for a weight of {[n, k]}, groups of {group}; "
+            f"the config says {given}"
+        )
     wanted = {1: (count, 1), 0: (1, count)}.get(axis, ())
     if scale not in (wanted, ()) or group * count != n * k:
         raise LayoutError(

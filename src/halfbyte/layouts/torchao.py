@@ -317,6 +317,8 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
     if zero is None and t["qdata"].dtype != I8:
         raise LayoutError(f"[torchao] {where}_qdata is {t['qdata'].dtype} without zero points; wanted int8")
     bits = integer_of("torchao", config, "bits", where) or _width(config.get("target_dtype")) or 8
+    if not 1 <= bits <= 8:
+        raise LayoutError(f"[torchao] {where}: codes of {bits} bits; allowed: 1 to 8")
     if zero is None and bits != 8:
         raise LayoutError(f"[torchao] {where}_zero_point is missing; codes of {bits} bits have one a group")
     block = _last(config, where)

@@ -170,6 +170,28 @@ class CompressedTensors(Layout):
             known = ", ".join(str(f) for f in READ if f)
             raise LayoutError(f"[{self.name}] {name}: format {args['format']!r}; read: {known}")
         require(self.name, tensors, "weight_scale", name, (*FLOATS, E4M3, E8M0, U8))
+        self._check_siblings(tensors, name)
+        described = self._described(tensors, args, name)
+        word, fmt = args.get("format"), described.format
+        fitting = INTEGER if fmt.family == "integer" else (WORDS.get(fmt.name), "naive-quantized")
+        if word not in (None, "mixed-precision", *fitting):
+            raise LayoutError(f"[{self.name}] {name or 'weight'} is {fmt} by its tensors, and the config's format is {word}")
+        if "weight_global_scale" in tensors and not fmt.global_op:
+            raise LayoutError(f"[{self.name}] {label(name, 'weight_global_scale')} is there, and {fmt} has no global scale")
+        stated = tensors.get("weight_shape")
+        sizes = stated.reshape(-1).tolist() if isinstance(stated, np.ndarray) else list(described.shape)
+        if sizes != list(described.shape):
+            where = label(name, "weight_shape")
+            raise LayoutError(f"[{self.name}] {where} is {sizes}; the tensors are {list(described.shape)}")
+        return described
+
+    def _check_siblings(self, tensors: Mapping[str, HasHeader], name: str) -> None:
+        """LayoutError for tensors of which only one can be the weight's."""
+        if "weight" in tensors and "weight_packed" in tensors:
+            both = f"{label(name, 'weight')} and {label(name, 'weight_packed')}"
+            raise LayoutError(f"[{self.name}] {both} are both there; one of them is the weight")
+
+    def _described(self, tensors: Mapping[str, HasHeader], args: Config, name: str) -> Described:
         scale = tensors["weight_scale"]
         if "weight_packed" in tensors:
             require(self.name, tensors, "weight_packed", name, (I32, U8))
@@ -295,7 +317,7 @@ class CompressedTensors(Layout):
             details["packing"] = packing
             parts["codes"], unused = words.codes_of_words(packed, fmt.bits, k, packing)
             remember(details, "unused.weight_packed", unused)
-            details["weight_shape"] = tensors["weight_shape"].dtype.name if "weight_shape" in tensors else "absent"
+        details["weight_shape"] = tensors["weight_shape"].dtype.name if "weight_shape" in tensors else "absent"
         scale = tensors["weight_scale"]
         if scale.shape != scales_shape(fmt, shape):
             details["scale_shape"] = list(scale.shape)

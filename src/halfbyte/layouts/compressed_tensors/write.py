@@ -83,10 +83,11 @@ def write(layout: str, q: QTensor, args: Config, own: Mapping[str, Any]) -> dict
         packing = own.get("packing", words.DENSE)
         unused = recall(own, "unused.weight_packed", words.unused_shape((*lead, n), k, fmt.bits, packing))
         out["weight_packed"] = words.words_of_codes(codes, fmt.bits, k, packing, unused)
-        if own.get("weight_shape") != "absent":
-            out["weight_shape"] = np.array(q.shape, own.get("weight_shape", "int64"))
     else:
         out["weight_packed"] = codes
+    dtype = own.get("weight_shape", "int64" if word == "pack-quantized" else "absent")
+    if dtype != "absent":
+        out["weight_shape"] = np.array(q.shape, dtype)
     out["weight_scale"] = _scales(q, own)
     if fmt.family == "nvfp4":
         _global_scale(layout, q, own, out)
