@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import CheckpointError
-from ..layouts import CONFIG_READERS, layout_named
+from ..layouts import config_readers, layout_named
 from ..layouts.quant_config.reader import ConfigReader
 from ..layouts.quant_config.writer import ConfigFiles, DenseTensor, PackedModule
 from ..layouts.unsupported import refuse_recognised
 
-READERS: dict[str, type[ConfigReader]] = {m: r for r in CONFIG_READERS for m in (r.method, *r.methods)}
-"""`quant_method` -> the class that reads such a config."""
+
+def readers_by_method() -> dict[str, type[ConfigReader]]:
+    """`quant_method` -> the class that reads such a config."""
+    return {method: reader for reader in config_readers() for method in (reader.method, *reader.methods)}
 
 
 def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
@@ -32,7 +34,7 @@ def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
     refuse_recognised(raw, where=where)
     method = raw.get("quant_method")
     if method is None:
-        reader = next((r for r in CONFIG_READERS if r.recognises(raw)), None)
+        reader = next((r for r in config_readers() if r.recognises(raw)), None)
         if reader is None:
             keys = ", ".join(sorted(map(str, raw))[:12]) or "no keys"
             raise CheckpointError(
@@ -40,9 +42,10 @@ def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
             )
         return reader(raw, where)
     word = str(method).lower().replace("compressed_tensors", "compressed-tensors")
-    if word not in READERS:
-        raise CheckpointError(f"[config] {where}: quant_method {method!r} is not read; read: {', '.join(READERS)}")
-    return READERS[word](raw, where)
+    readers = readers_by_method()
+    if word not in readers:
+        raise CheckpointError(f"[config] {where}: quant_method {method!r} is not read; read: {', '.join(readers)}")
+    return readers[word](raw, where)
 
 
 def write_config(layout: str, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import FormatError, LayoutError
 from ..formats import format_named
-from ..layouts import ALIASES, LAYOUTS, Holds
+from ..layouts import LAYOUTS, Holds, layout_aliases
 from ..spec import FLOAT_SCALES, Format, Target
 from ..tensor.qtensor import QTensor
 from .codebook_edges import holds_codebook
@@ -40,13 +40,14 @@ class Goal:
 def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
     """The goal spelled `layout[:codec[:gN]]`. LayoutError or FormatError naming what there is when a word is unknown."""
     word, *rest = text.split(":")
-    name, params = ALIASES.get(word.lower(), (word.lower(), {}))
+    aliases = layout_aliases()
+    name, params = aliases.get(word.lower(), (word.lower(), {}))
     if name not in LAYOUTS:
         holder = _holder(text)
         if holder:
             spelled = f"layout[:codec[:gN]], for example {holder}:{text}"
             raise LayoutError(f"[convert] {text!r} is a codec; a target is spelled {spelled}")
-        near = difflib.get_close_matches(name, (*LAYOUTS, *ALIASES), n=3)
+        near = difflib.get_close_matches(name, (*LAYOUTS, *aliases), n=3)
         known = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(LAYOUTS))}"
         raise LayoutError(f"[convert] {word!r} is not a layout; {known}. A target is spelled layout[:codec[:gN]]")
     if len(rest) > 2:

@@ -1,7 +1,7 @@
 """The registry of layouts: one producer's order of packed weights a class, each a bijection with the canonical order.
 
-Adding a layout is one new file and one line in `_ALL`: targets of conversions, config readers and writers, and the ledger are
-derived from the classes.
+Adding a layout is one new file and one line in `_ALL` (docs/adding-a-layout.md): targets of conversions, config readers and
+writers, detection and the ledger derive from the classes.
 """
 
 from __future__ import annotations
@@ -55,12 +55,21 @@ _ALL: tuple[type[Layout], ...] = (
 LAYOUTS: dict[str, Layout] = {cls.name: cls() for cls in _ALL}
 """Layouts by name."""
 
-CONFIG_READERS: tuple[type[ConfigReader], ...] = tuple(dict.fromkeys(c.config_reader for c in _ALL if c.config_reader))
-"""The readers of quantization configs, in the order in which they are asked to recognise one that names no producer: MLX's
-last, for its keys (`bits`, `group_size`) are among those of others."""
 
-ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {a: (c.name, params) for c in _ALL for a, params in c.aliases.items()}
-"""Other words for layouts in a target -> (name, the parameters that the word fixes)."""
+def config_readers() -> tuple[type[ConfigReader], ...]:
+    """The readers of quantization configs, in the order in which they are asked to recognise one that names no producer: MLX's
+    last, for its keys (`bits`, `group_size`) are among those of others."""
+    return tuple(dict.fromkeys(layout.config_reader for layout in LAYOUTS.values() if layout.config_reader))
+
+
+def layout_aliases() -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Other words for layouts in a target -> (name, the parameters that the word fixes)."""
+    return {alias: (layout.name, params) for layout in LAYOUTS.values() for alias, params in layout.aliases.items()}
+
+
+def safetensors_layouts() -> tuple[Layout, ...]:
+    """The layouts that a producer's safetensors files may follow, in the order they are tried."""
+    return tuple(layout for layout in LAYOUTS.values() if layout.container == "safetensors")
 
 
 def layout_named(name: str) -> Layout:
@@ -70,4 +79,14 @@ def layout_named(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-__all__ = ["ALIASES", "CONFIG_READERS", "LAYOUTS", "Described", "Header", "Holds", "Layout", "layout_named"]
+__all__ = [
+    "LAYOUTS",
+    "Described",
+    "Header",
+    "Holds",
+    "Layout",
+    "config_readers",
+    "layout_aliases",
+    "layout_named",
+    "safetensors_layouts",
+]

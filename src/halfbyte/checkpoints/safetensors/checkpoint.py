@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, HalfbyteError
+from ...layouts import safetensors_layouts
 from ...layouts.quant_config.reader import ConfigReader
 from ...layouts.unsupported import RECOGNISED, refuse_recognised
 from ...tensor.qtensor import QTensor
@@ -22,7 +23,7 @@ from ..findings.headers import header_findings
 from ..findings.overflow import warn_of_overflow
 from ..io.bounded_json import parse_object
 from ..quant_config import read_config
-from .detect import DAMAGE, FOREIGN, Detector, Reading
+from .detect import DAMAGE, Detector, Reading
 from .expected_shapes import expected_shape
 from .folder import Sources, read_configs
 from .modules import ANCHORS, SUSPECT, group, own_suffixes, suffixes_of
@@ -54,7 +55,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self.config = sources.config
         self._odd: list[Finding] = []
         self.scheme: ConfigReader | None = None
-        layouts = FOREIGN
+        layouts = safetensors_layouts()
         if self._own:
             layouts = (OwnLayout(),)
         else:

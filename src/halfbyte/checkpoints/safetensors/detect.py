@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CheckpointError, HalfbyteError, LayoutError, UnsupportedError
-from ...layouts import LAYOUTS, Described, Layout
+from ...layouts import Described, Layout
 from ...layouts.quant_config.reader import ConfigReader
 from ..findings import Finding
 from .expected_shapes import expected_shape
@@ -25,8 +25,6 @@ BITS = (1, 2, 3, 4, 5, 6, 7, 8)
 GROUPS = (16, 32, 64, 128, 256, 512, 1024, -1)
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 """What is tried where a config does not fit."""
-FOREIGN = tuple(layout for layout in LAYOUTS.values() if layout.container == "safetensors")
-"""Layouts that a producer's safetensors files may follow. GGUF's blocks and halfbyte's parts have no shape of their own."""
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 """What code that trusts a value raises when a file holds nonsense in its place."""
 
@@ -46,7 +44,8 @@ class Detector:
 
     scheme    the quantization config, None when there is none
     config    the model's config.json, for sizes that a file leaves open
-    extra     parameters that stand in a lone file's metadata
+    extra     parameters from the metadata of a single file
+    layouts   the layouts that modules may follow
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Detector:
         scheme: ConfigReader | None,
         config: Mapping[str, Any],
         extra: Mapping[str, Any],
-        layouts: Sequence[Layout] = FOREIGN,
+        layouts: Sequence[Layout],
     ) -> None:
         self.shards = shards
         self.scheme = scheme
