@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
-from halfbyte.transformers.gguf.tokenizer import SPLITS, backend_of, merges, tokenizer_of
+from halfbyte.transformers.gguf.bpe_merges import merges
+from halfbyte.transformers.gguf.pretokenizers import PRE_TOKENIZERS
+from halfbyte.transformers.gguf.tokenizer import SPACE, backend_of, end_of_turn_ids, tokenizer_of
 from support.gguf_writer import GGUF, f32
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "gemma3_270m_tokenizer.json").read_text("utf-8"))
@@ -83,7 +85,10 @@ def test_sentencepiece_equals_transformers_own_builder(tmp_path, arch, bos):
     ours = tokenizer_of(checkpoint(tmp_path, pairs, arch))
     described = {"tokenizer_type": "llama", "tokens": words, "scores": scores, "token_type": types}
     theirs, _ = convert_gguf_tokenizer(arch, described)
-    for text in [*CORPUS, "<s>the<think> x</s>", "▁the", "the  the   the"]:
+    texts = [*CORPUS, "the  the   the", *(["<s>the<think> x</s>", "▁the"] if arch == "gemma3" else [])]
+    for text in texts:
+        if arch == "llama" and text.startswith(" "):
+            continue  # transformers loses one of the spaces; SentencePiece does not (test_case_84)
         want = theirs.encode(text, add_special_tokens=False).ids
         assert ours(text, add_special_tokens=False)["input_ids"] == want
         assert ours(text)["input_ids"] == [1] * bos + want
@@ -106,12 +111,12 @@ def test_byte_level_equals_the_tokenizer_it_came_from(tmp_path, pre):
     """A vocabulary trained here, written into a header and read back, with llama.cpp's names for the split expressions."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    assert SPLITS[pre] == GGUF_PRE_TOKENIZER_SPLITS.get(pre, ""), "the expressions are the published ones"
     original = Tokenizer(models.BPE(fuse_unk=False))
-    if SPLITS[pre]:
+    if pre in GGUF_PRE_TOKENIZER_SPLITS and pre != "gpt-2":
         from tokenizers import Regex
 
-        split = pre_tokenizers.Split(Regex(SPLITS[pre]), behavior="isolated")
+        assert PRE_TOKENIZERS[pre].splits == (GGUF_PRE_TOKENIZER_SPLITS[pre],), "the expressions are the published ones"
+        split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), behavior="isolated")
         original.pre_tokenizer = pre_tokenizers.Sequence(
             [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
@@ -148,6 +153,114 @@ def test_merges_take_the_better_token_then_the_longer_left_part():
     assert merges(vocabulary, dict.fromkeys(words, 0)) == [("ab", "c"), ("a", "bc"), ("a", "b"), ("b", "c")]
 
 
+# What llama-cpp-python 0.3.36 makes of the vocabulary of `sentencepiece_words`, without bos.
+LLAMA_CPP_TOKENS = {
+    "the": [263],
+    " the": [298, 263],
+    "  spaces": [292, 305, 316, 301, 311, 299, 305],
+    "<s>the<think> x</s>": [1, 263, 349, 291, 323, 2],
+    "\u2581the": [298, 263],
+    "é😀": [298, 198, 172, 243, 162, 155, 131],
+}
+
+
+def test_case_84_every_space_before_a_text_counts(tmp_path):
+    words, scores, types = sentencepiece_words()
+    pairs = [
+        ("model", "string", "llama"), ("tokens", "array[string]", words), ("scores", "array[float32]", scores),
+        ("token_type", "array[int32]", types), ("bos_token_id", "uint32", 1), ("eos_token_id", "uint32", 2),
+    ]  # fmt: skip
+    backend = backend_of(checkpoint(tmp_path, pairs).metadata)
+    for text, want in LLAMA_CPP_TOKENS.items():
+        assert backend.encode(text, add_special_tokens=False).ids == want, text
+        assert backend.decode(want, skip_special_tokens=False) == text.replace(SPACE, " ") or "<s>" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "pre", "flag", "starts"),
+    [
+        ("gpt2", "qwen2", None, False), ("gpt2", "qwen2", True, True), ("gpt2", "qwen2", False, False),
+        ("gpt2", "llama-bpe", None, True), ("gpt2", "llama-bpe", False, False), ("gpt2", "tekken", None, True),
+        ("gpt2", "smollm", None, False), ("llama", "default", None, True), ("llama", "default", False, False),
+        ("gemma4", "gemma4", False, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("named", [True, False])
+def test_case_83_the_begin_token(tmp_path, kind, pre, flag, starts, named):
+    """As the file says, else as llama.cpp assumes; never without an id; once, also through a template that begins with it."""
+    words, scores, types = sentencepiece_words()
+    pairs = [
+        ("model", "string", kind), ("pre", "string", pre), ("tokens", "array[string]", words),
+        ("merges" if kind != "llama" else "unused", "array[string]", ["t h"]),
+        *([("add_bos_token", "bool", flag)] if flag is not None else []),
+        *([("bos_token_id", "uint32", 1)] if named else []),
+        ("tokenizer.chat_template", "string", "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"),
+    ]  # fmt: skip
+    if kind != "gpt2":
+        pairs += [("scores", "array[float32]", scores), ("token_type", "array[int32]", types)]
+    tokenizer = tokenizer_of(checkpoint(tmp_path, pairs))
+    ids = tokenizer("th")["input_ids"]
+    assert (ids[0] == 1) == (starts and named)
+    assert ids.count(1) == (starts and named)
+    if named:
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": "th"}], tokenize=True, return_dict=True)["input_ids"]
+        assert chat.count(1) == 1
+
+
+def test_end_of_turn_tokens(tmp_path):
+    def ids(tokens, **named):
+        pairs = [("tokens", "array[string]", tokens), *((f"{k}_token_id", "uint32", v) for k, v in named.items())]
+        return end_of_turn_ids(checkpoint(tmp_path, pairs).metadata)
+
+    assert ids(["<s>", "</s>", "<|im_end|>", "<|endoftext|>"], eos=1) == [1, 2, 3]
+    assert ids(["a", "<|end|>", "<|return|>", "<|call|>"], eos=2) == [2, 3]
+    assert ids(["a", "b"], eot=1, eos=9) == [1]
+
+
+def test_wordpiece_equals_bert(tmp_path):
+    """The file's spelling of a WordPiece vocabulary, and the tokenizers library's of the same one."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the,quick,##er,br,##own,un,##happ,##y,+,!,漢,##1".split(",")]  # noqa: SIM905
+    original = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    original.normalizer = normalizers.BertNormalizer()
+    original.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    spelt = [p if p[0] == "[" else p[2:] if p.startswith("##") else SPACE + p for p in pieces]
+    pairs = [
+        ("model", "string", "bert"), ("tokens", "array[string]", spelt), ("bos_token_id", "uint32", 2),
+        ("token_type", "array[int32]", [3] * 5 + [1] * 12), ("unknown_token_id", "uint32", 1),
+        ("seperator_token_id", "uint32", 3),
+        ("padding_token_id", "uint32", 0), ("mask_token_id", "uint32", 4),
+    ]  # fmt: skip
+    ours = tokenizer_of(checkpoint(tmp_path, pairs, "bert"))
+    for text in ["The QUICKER brown, unhappy+ 漢!", "bröwn1, the\tquick xyz", ""]:
+        want = original.encode(text).ids
+        assert ours(text, add_special_tokens=False)["input_ids"] == want
+        assert ours(text)["input_ids"] == [2, *want, 3]
+
+
+def test_unigram_takes_the_best_scores(tmp_path):
+    tokens = ["<pad>", "</s>", "<unk>", SPACE, "a", "b", "ab", SPACE + "ab", "<x>"]
+    pairs = [
+        ("model", "string", "t5"), ("tokens", "array[string]", tokens), ("eos_token_id", "uint32", 1),
+        ("unknown_token_id", "uint32", 2),
+        ("scores", "array[float32]", [0.0, 0.0, 0.0, -2.0, -3.0, -3.0, -4.0, -7.0, 0.0]), ("add_space_prefix", "bool", True),
+        ("token_type", "array[int32]", [3, 3, 2, 1, 1, 1, 1, 1, 4]), ("remove_extra_whitespaces", "bool", True),
+    ]  # fmt: skip
+    ours = tokenizer_of(checkpoint(tmp_path, pairs, "t5"))
+    assert ours("  ab   ab z")["input_ids"] == [3, 6, 3, 6, 3, 2, 1]
+    assert ours("ab<x>")["input_ids"][-2:] == [8, 1]
+
+
+def test_a_tokenizer_beside_the_file_serves_where_the_kind_is_unknown(tmp_path):
+    pairs = [("model", "string", "moon"), ("tokens", "array[string]", ["a", "b"])]
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.ggml\.model is 'moon'; read: 'llama'"):
+        tokenizer_of(checkpoint(tmp_path, pairs))
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_of(checkpoint(tmp_path, pairs))("b")["input_ids"] == [1]
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: "):
+        tokenizer_of(checkpoint(tmp_path, pairs))
+
+
 def test_chat_template_and_ends(tmp_path):
     words, scores, types = sentencepiece_words()
     pairs = [
@@ -181,8 +294,8 @@ def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
 @pytest.mark.parametrize(
     ("pairs", "error", "message"),
     [
-        ([], UnsupportedError, r"tokenizer.ggml.model is None; read: 'llama' \(SentencePiece\) and 'gpt2'"),
-        ([("model", "string", "t5")], UnsupportedError, "tokenizer.ggml.model is 't5'"),
+        ([], UnsupportedError, r"tokenizer.ggml.model is None; read: 'llama', 'gpt2', 'gemma4', 'bert', 't5'"),
+        ([("model", "string", "rwkv")], UnsupportedError, r"is 'rwkv' \(transformers has no current RWKV model"),
         ([("model", "string", "llama")], CheckpointError, "tokenizer.ggml.tokens is missing or empty"),
         ([("model", "uint32", 1)], CheckpointError, "key 'tokenizer.ggml.model' is uint32; string is wanted"),
         ([("model", "string", "llama"), ("tokens", "array[int32]", [1])], CheckpointError, r"array\[string\] is wanted"),
@@ -206,7 +319,7 @@ def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
         ),
         (
             [("model", "string", "gpt2"), ("tokens", "array[string]", ["a"]), ("pre", "string", "moon")],
-            UnsupportedError, "tokenizer.ggml.pre 'moon' splits text in a way that is not known; known: gpt-2",
+            UnsupportedError, "tokenizer.ggml.pre 'moon' splits text in a way that is not read; read: gpt-2",
         ),
         ([("model", "string", "gpt2"), ("tokens", "array[string]", ["a"])], CheckpointError, "without tokenizer.ggml.merges"),
         (

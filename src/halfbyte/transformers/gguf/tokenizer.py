@@ -3,17 +3,20 @@
     tokenizer = tokenizer_of(checkpoint)        transformers' interface (encode, decode, chat template)
     backend = backend_of(checkpoint.metadata)   the `tokenizers.Tokenizer` below it
 
-`tokenizer.ggml.model` says which of two kinds it is:
+`tokenizer.ggml.model` names the kind:
 
-llama  SentencePiece BPE: spaces are "▁", unknown characters fall back to byte tokens. The file has scores and no merges; every
-       way to cut a token into two tokens is a merge, and the better token's merges come first. Gemma's scores do not rank its
-       merges; the order of its tokens does.
-gpt2   byte-level BPE: merges are in the file, `tokenizer.ggml.pre` names the expression that splits text first.
+llama   SentencePiece BPE: spaces are "▁", unknown characters fall back to byte tokens. The file has scores and no merges; every
+        way to cut a token into two tokens is a merge, and the better token's merges come first. Gemma's scores do not rank its
+        merges; the order of its tokens does.
+gpt2    byte-level BPE: merges are in the file, `tokenizer.ggml.pre` names the expressions that split text first.
+gemma4  BPE on characters: merges are in the file, spaces are "▁", unknown characters fall back to byte tokens.
+bert    WordPiece: the longest token that fits, "▁" before the first one of a word.
+t5      SentencePiece Unigram: the tokens whose scores add up to most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -23,41 +26,60 @@ from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...checkpoints.gguf.metadata import Metadata
 from ...errors import CheckpointError, UnsupportedError
 from .bpe_merges import merges
+from .pretokenizers import PRE_TOKENIZERS, UNREAD, PreTokenizer
 
 SPACE = "\u2581"
-_CONTROL, _USER_DEFINED = 3, 4
-"""Values of tokenizer.ggml.token_type: tokens matched whole in the text, special or not."""
-_GEMMA = ("gemma", "gemma2", "gemma3")
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Values of tokenizer.ggml.token_type: tokens matched whole in the text, the first two special."""
+_GEMMA = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma-embedding")
 
-_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_LETTERS}|\p{{N}}|{_REST}"
-SPLITS: dict[str, str] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "default"), ""),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+END_OF_TURN = frozenset(
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+        "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<turn|>",
+        "<｜end▁of▁sentence｜>", "[e~[",
+    }
+)  # fmt: skip
+"""Tokens that end a reply in some vocabulary, control tokens whatever type the file gives them."""
+
+UNREAD_KINDS: dict[str, str] = {
+    "rwkv": "transformers has no current RWKV model to feed",
+    "plamo2": "transformers has no PLaMo model to feed",
+    "hybriddna": "its DNA markers switch between two vocabularies, which the tokenizers library cannot express",
+    "whitespace": "it drops whitespace, which no embedding model here needs",
+    "no_vocab": "the file has no vocabulary",
+    "none": "the file has no vocabulary",
 }
-"""tokenizer.ggml.pre -> the expression that splits text before merging; "" is GPT-2's own."""
+"""Values of tokenizer.ggml.model that llama.cpp knows and are not read, with the reason."""
 
 
 def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
     """transformers' tokenizer of a GGUF file, with its special tokens and chat template.
 
-    Raises UnsupportedError, naming what is read, for another kind of vocabulary; CheckpointError for missing or mistyped keys.
+    A vocabulary of a kind that is not read is taken from a `tokenizer.json` beside the file, where there is one. Raises
+    UnsupportedError, naming what is read, for such a vocabulary without one; CheckpointError for missing or mistyped keys.
     """
     metadata = checkpoint.metadata
-    backend = backend_of(metadata)
+    try:
+        backend = backend_of(metadata)
+    except UnsupportedError:
+        beside = checkpoint.path.parent / "tokenizer.json"
+        if not beside.is_file():
+            raise
+        try:
+            backend = Tokenizer.from_file(str(beside))
+        except Exception as error:  # the tokenizers library raises plain Exception
+            raise CheckpointError(f"[tokenizer] {beside}: {error}") from error
     named = {}
-    for word, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        index = metadata.typed(f"tokenizer.ggml.{key}_token_id", "integer")
+    for word, key in _SPECIAL_KEYS.items():
+        index = _special(metadata, key)
         if index is not None:
             named[f"{word}_token"] = _token(backend, index, f"tokenizer.ggml.{key}_token_id")
     tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
     tokenizer._tokenizer = backend  # given as an argument, it would be copied: hundreds of megabytes for a large vocabulary
     tokenizer.__init__(
         add_bos_token=adds_bos(metadata),
-        add_eos_token=metadata.typed("tokenizer.ggml.add_eos_token", "bool", False),
+        add_eos_token=adds_eos(metadata),
         chat_template=metadata.typed("tokenizer.chat_template", "string"),
         clean_up_tokenization_spaces=False,
         padding_side="left",
@@ -69,122 +91,258 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
 def adds_bos(metadata: Metadata) -> bool:
     """Whether texts start with the bos token: as stated, else as llama.cpp assumes for the kind of vocabulary."""
     kind = metadata.typed("tokenizer.ggml.model", "string")
-    pre = metadata.typed("tokenizer.ggml.pre", "string", "default")
-    return bool(metadata.typed("tokenizer.ggml.add_bos_token", "bool", kind == "llama" or SPLITS.get(pre) == _LLAMA3))
+    pre = PRE_TOKENIZERS.get(_pre_name(metadata))
+    assumed = kind in ("llama", "bert", "gemma4") or (kind == "gpt2" and pre is not None and pre.add_bos)
+    # Files of Gemma 4 that say otherwise were converted wrongly.
+    return kind == "gemma4" or bool(metadata.typed("tokenizer.ggml.add_bos_token", "bool", assumed))
+
+
+def adds_eos(metadata: Metadata) -> bool:
+    """Whether texts end with the eos token (for bert, the separator): as stated, else only T5's and BERT's do."""
+    kind = metadata.typed("tokenizer.ggml.model", "string")
+    return kind == "bert" or bool(metadata.typed("tokenizer.ggml.add_eos_token", "bool", kind == "t5"))
+
+
+def end_of_turn_ids(metadata: Metadata) -> list[int]:
+    """Ids of the tokens that end a reply: the eos and eot tokens that the file names, and those known by their text."""
+    tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]", ())
+    ids = {i for i, token in enumerate(tokens) if token in END_OF_TURN}
+    if {"<|return|>", "<|call|>"} <= {tokens[i] for i in ids}:
+        ids -= {i for i in ids if tokens[i] == "<|end|>"}  # gpt-oss ends a part of its reply with it
+    for name in ("eos", "eot", "eom"):
+        index = metadata.typed(f"tokenizer.ggml.{name}_token_id", "integer")
+        if index is not None and 0 <= index < len(tokens):
+            ids.add(index)
+    return sorted(ids)
 
 
 def backend_of(metadata: Metadata) -> Tokenizer:
     """The `tokenizers.Tokenizer` of a GGUF header."""
     kind = metadata.typed("tokenizer.ggml.model", "string")
-    if kind not in ("llama", "gpt2"):
-        raise UnsupportedError(
-            f"[tokenizer] tokenizer.ggml.model is {kind!r}; read: 'llama' (SentencePiece) and 'gpt2' (byte-level)"
-        )
+    if kind not in _KINDS:
+        why = f" ({UNREAD_KINDS[kind]})" if kind in UNREAD_KINDS else ""
+        raise UnsupportedError(f"[tokenizer] tokenizer.ggml.model is {kind!r}{why}; read: {', '.join(map(repr, _KINDS))}")
     tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]")
     if not tokens:
         raise CheckpointError("[tokenizer] tokenizer.ggml.tokens is missing or empty")
     types = metadata.typed("tokenizer.ggml.token_type", "array[int32]", ())
     if len(types) not in (0, len(tokens)):
         raise CheckpointError(f"[tokenizer] {len(tokens)} tokens and {len(types)} token types")
-    backend = _sentencepiece(metadata, tokens) if kind == "llama" else _byte_level(metadata, tokens)
-    _add_whole_tokens(backend, tokens, types, byte_level=kind == "gpt2")
+    backend = _KINDS[kind](metadata, tokens, types)
+    _add_whole_tokens(backend, metadata, tokens, types)
     _add_ends(backend, metadata)
     return backend
 
 
-def _sentencepiece(metadata: Metadata, tokens: list[str]) -> Tokenizer:
+def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
     gemma = metadata.typed("general.architecture", "string", "") in _GEMMA
     if gemma:
         # Gemma's files spell its runs of spaces as spaces.
         tokens = [SPACE * len(t) if t and not t.strip(" ") else t for t in tokens]
         rank: Mapping[str, float] = {t: i for i, t in enumerate(tokens)}
     else:
-        scores = metadata.typed("tokenizer.ggml.scores", "array[float32]")
-        if scores is None or len(scores) != len(tokens):
-            have = "none" if scores is None else len(scores)
-            raise CheckpointError(f"[tokenizer] {len(tokens)} tokens and {have} tokenizer.ggml.scores")
-        rank = dict(zip(tokens, (-scores).tolist(), strict=True))
+        rank = dict(zip(tokens, [-score for score in _scores(metadata, tokens)], strict=True))
     vocabulary = {t: i for i, t in enumerate(tokens)}
-    unknown = metadata.typed("tokenizer.ggml.unknown_token_id", "integer", 0)
-    if not 0 <= unknown < len(tokens):
-        raise CheckpointError(f"[tokenizer] tokenizer.ggml.unknown_token_id is {unknown}; there are {len(tokens)} tokens")
     pairs = _stated_merges(metadata) or merges(vocabulary, rank)
-    backend = Tokenizer(models.BPE(vocabulary, pairs, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True))
+    unknown = tokens[_unknown(metadata, tokens, 0)]
+    backend = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     to_text = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if gemma:
         backend.normalizer = normalizers.Replace(" ", SPACE)
         backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
     else:
-        prefix = metadata.typed("tokenizer.ggml.add_space_prefix", "bool", True)
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first" if prefix else "never", split=False)
-        if prefix:
+        # Every text between two special tokens gets a space of its own, one that starts with spaces too.
+        steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
+        if metadata.typed("tokenizer.ggml.add_space_prefix", "bool", True):
+            steps = [normalizers.Prepend(SPACE), *steps]
             to_text.append(decoders.Strip(" ", 1, 0))
+        backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Sequence(to_text)
     return backend
 
 
+def _scores(metadata: Metadata, tokens: list[str]) -> list[float]:
+    scores = metadata.typed("tokenizer.ggml.scores", "array[float32]")
+    if scores is None or len(scores) != len(tokens):
+        have = "none" if scores is None else len(scores)
+        raise CheckpointError(f"[tokenizer] {len(tokens)} tokens and {have} tokenizer.ggml.scores")
+    return [float(s) for s in scores.tolist()]
+
+
+def _unknown(metadata: Metadata, tokens: list[str], default: int) -> int:
+    unknown: int = metadata.typed("tokenizer.ggml.unknown_token_id", "integer", default)
+    if not 0 <= unknown < len(tokens):
+        raise CheckpointError(f"[tokenizer] tokenizer.ggml.unknown_token_id is {unknown}; there are {len(tokens)} tokens")
+    return unknown
+
+
 def _stated_merges(metadata: Metadata) -> list[tuple[str, str]]:
-    """tokenizer.ggml.merges as pairs; [] when the file has none."""
+    """tokenizer.ggml.merges as pairs; [] when the file has none. A token may begin with a space."""
     pairs = []
     for line in metadata.typed("tokenizer.ggml.merges", "array[string]", ()):
-        left, _, right = line.partition(" ")
-        if not left or not right:
+        cut = line.find(" ", 1)
+        if cut < 1 or cut + 1 == len(line):
             raise CheckpointError(f"[tokenizer] merge {line!r} is not two tokens with a space between")
-        pairs.append((left, right))
+        pairs.append((line[:cut], line[cut + 1 :]))
     return pairs
 
 
-def _byte_level(metadata: Metadata, tokens: list[str]) -> Tokenizer:
-    pre = metadata.typed("tokenizer.ggml.pre", "string", "default")
-    if pre not in SPLITS:
-        known = ", ".join(SPLITS)
-        raise UnsupportedError(f"[tokenizer] tokenizer.ggml.pre {pre!r} splits text in a way that is not known; known: {known}")
+def _pre_name(metadata: Metadata) -> str:
+    if metadata.typed("tokenizer.ggml.model", "string") == "gemma4":
+        return "gemma4"
+    return str(metadata.typed("tokenizer.ggml.pre", "string", "default"))
+
+
+def _bpe(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    name = _pre_name(metadata)
+    if name not in PRE_TOKENIZERS:
+        why = f" ({UNREAD[name]})" if name in UNREAD else ""
+        known = ", ".join(PRE_TOKENIZERS)
+        raise UnsupportedError(
+            f"[tokenizer] tokenizer.ggml.pre {name!r} splits text in a way that is not read{why}; read: {known}"
+        )
+    pre = PRE_TOKENIZERS[name]
+    vocabulary = {t: i for i, t in enumerate(tokens)}
     pairs = _stated_merges(metadata)
+    if not pairs and name == "kimi-k2":
+        # The ranks of its tokens are the order of its merges.
+        normal = [t for i, t in enumerate(tokens) if i >= len(types) or types[i] == 1]
+        pairs = merges(normal, {t: vocabulary[t] for t in normal})
     if not pairs:
         raise CheckpointError("[tokenizer] a byte-level vocabulary without tokenizer.ggml.merges")
-    vocabulary = {t: i for i, t in enumerate(tokens)}
     absent = next((p for p in pairs if not (p[0] in vocabulary and p[1] in vocabulary and p[0] + p[1] in vocabulary)), None)
     if absent is not None:
         raise CheckpointError(f"[tokenizer] merge {absent} joins or makes a token that tokenizer.ggml.tokens does not have")
-    # Llama 3 takes a word that is a token as it is, even where its merges would not make it.
-    backend = Tokenizer(models.BPE(vocabulary, pairs, fuse_unk=False, ignore_merges=SPLITS[pre] == _LLAMA3))
-    if SPLITS[pre]:
-        split = pre_tokenizers.Split(Regex(SPLITS[pre]), behavior="isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-    else:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pre.spaces:
+        return _bpe_on_characters(metadata, pre, tokens, vocabulary, pairs)
+    backend = Tokenizer(models.BPE(vocabulary, pairs, fuse_unk=False, ignore_merges=pre.whole_words))
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in pre.splits]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _add_whole_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int], byte_level: bool) -> None:
-    """Control tokens (special) and user-defined ones (not special) are matched whole, before anything is split.
+def _bpe_on_characters(
+    metadata: Metadata, pre: PreTokenizer, tokens: list[str], vocabulary: dict[str, int], pairs: list[tuple[str, str]]
+) -> Tokenizer:
+    if pre.line_breaks and not any(left == right == "\n" for left, right in pairs):
+        breaks = {t: len(t) for t in tokens if t and not t.strip("\n")}
+        pairs = [*merges(breaks, breaks), *pairs]
+    unknown = tokens[_unknown(metadata, tokens, 0)]
+    backend = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in pre.splits]
+    )
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
 
-    In a byte-level vocabulary a control token with a character outside the byte alphabet is a converter's mistake and no text.
-    """
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if byte_level else None
+
+def _wordpiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    """The file marks the tokens that start a word with "▁"; the tokenizers library marks the others with "##"."""
+    names = []
+    for i, token in enumerate(tokens):
+        if i < len(types) and types[i] != 1:
+            names.append(token)
+        else:
+            names.append(token[1:] if token.startswith(SPACE) and len(token) > 1 else f"##{token}")
+    vocabulary = {name: i for i, name in enumerate(names)}
+    if len(vocabulary) != len(names):
+        twice = next(name for i, name in enumerate(names) if vocabulary[name] != i)
+        raise CheckpointError(f"[tokenizer] WordPiece token {twice!r} is in tokenizer.ggml.tokens twice")
+    unknown = names[_unknown(metadata, names, 100)]
+    lower = metadata.typed("tokenizer.ggml.normalizer.lowercase", "bool", True)
+    accents = metadata.typed("tokenizer.ggml.normalizer.strip_accents", "bool", lower)
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=accents, lowercase=lower
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    return backend
+
+
+def _unigram(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    scores = _scores(metadata, tokens)
+    if metadata.typed("tokenizer.ggml.treat_whitespace_as_suffix", "bool", False):
+        raise UnsupportedError("[tokenizer] tokenizer.ggml.treat_whitespace_as_suffix is true; spaces before words are read")
+    unknown = _unknown(metadata, tokens, 2)
+    # User-defined tokens win over any others; control tokens are never made of text.
+    for i in range(len(types)):
+        scores[i] = 0.0 if types[i] == _USER_DEFINED else scores[i]
+    ranked = list(zip(tokens, scores, strict=True))
+    backend = Tokenizer(models.Unigram(ranked, unknown, byte_fallback=False))
+    steps: list[normalizers.Normalizer] = []
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap is not None and len(charsmap):
+        try:
+            steps.append(normalizers.Precompiled(bytes(bytearray(int(b) & 255 for b in charsmap))))
+        except Exception as error:  # the tokenizers library raises plain Exception
+            raise CheckpointError(f"[tokenizer] tokenizer.ggml.precompiled_charsmap cannot be read: {error}") from error
+    if metadata.typed("tokenizer.ggml.remove_extra_whitespaces", "bool", False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    prefix = metadata.typed("tokenizer.ggml.add_space_prefix", "bool", False)
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if prefix else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+    return backend
+
+
+_KINDS: dict[str, Callable[[Metadata, list[str], Sequence[int]], Tokenizer]] = {
+    "llama": _sentencepiece, "gpt2": _bpe, "gemma4": _bpe, "bert": _wordpiece, "t5": _unigram,
+}  # fmt: skip
+"""tokenizer.ggml.model -> what builds it."""
+KINDS = tuple(_KINDS)
+
+
+def _add_whole_tokens(backend: Tokenizer, metadata: Metadata, tokens: list[str], types: Sequence[int]) -> None:
+    """Control and unknown tokens (special) and user-defined ones (not special) are matched whole, before anything is split."""
+    name = metadata.typed("general.name", "string", "").lower()
+    # Phi-3's own tokenizer drops the whitespace after all but these.
+    strips = "phi-3" in name or "phi3" in name
+    kept = ("<unk>", "<s>", "<|endoftext|>")
     special, plain = [], []
     for token, kind in zip(tokens, types, strict=False):
-        if kind == _CONTROL and (alphabet is None or alphabet.issuperset(token)):
-            special.append(AddedToken(token, normalized=False, special=True))
-        elif kind == _USER_DEFINED and backend.token_to_id(token) is not None:
-            plain.append(AddedToken(token, normalized=False, special=False))
+        if not token or backend.token_to_id(token) is None:
+            continue
+        rstrip = strips and token not in kept
+        if kind in (_CONTROL, _UNKNOWN) or token in END_OF_TURN:
+            special.append(AddedToken(token, normalized=False, special=True, rstrip=rstrip))
+        elif kind == _USER_DEFINED:
+            plain.append(AddedToken(token, normalized=False, special=False, rstrip=rstrip))
     backend.add_special_tokens(special)
     backend.add_tokens(plain)
+
+
+def _special(metadata: Metadata, key: str) -> int | None:
+    """The id of a special token: as stated, else BERT's own where the vocabulary is BERT's."""
+    assumed = _BERT_IDS.get(key) if metadata.typed("tokenizer.ggml.model", "string") == "bert" else None
+    index: int | None = metadata.typed(f"tokenizer.ggml.{key}_token_id", "integer", assumed)
+    if key == "eos" and assumed is not None:
+        index = _special(metadata, "seperator")  # what ends BERT's texts
+    return index
+
+
+_SPECIAL_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
+"""transformers' word for a special token -> the format's."""
+_BERT_IDS = {"bos": 101, "seperator": 102, "eos": 102, "unknown": 100, "padding": 0, "mask": 103}
+"""Ids of the first BERT vocabulary; the key of the separator is misspelt in the format."""
 
 
 def _add_ends(backend: Tokenizer, metadata: Metadata) -> None:
     """A bos token before and an eos token after the text, as the file states."""
     ends: dict[str, int] = {}
     template = ["$A"]
-    bos = metadata.typed("tokenizer.ggml.bos_token_id", "integer")
-    eos = metadata.typed("tokenizer.ggml.eos_token_id", "integer")
+    bos, eos = _special(metadata, "bos"), _special(metadata, "eos")
     if bos is not None and adds_bos(metadata):
         token = _token(backend, bos, "tokenizer.ggml.bos_token_id")
         ends[token], template = bos, [token, *template]
-    if eos is not None and metadata.typed("tokenizer.ggml.add_eos_token", "bool", False):
+    if eos is not None and adds_eos(metadata):
         token = _token(backend, eos, "tokenizer.ggml.eos_token_id")
         ends[token], template = eos, [*template, token]
     if ends:

@@ -1,0 +1,147 @@
+"""Compare the tokenizers that halfbyte builds from GGUF headers with llama.cpp's, on random Unicode text.
+
+    python tools/compare_gguf_tokenizers.py FOLDER [--strings 20000] [--seed 0] [--only NAME]
+
+FOLDER holds vocabularies (`ggml-vocab-*.gguf` of llama.cpp's models folder). Needs llama-cpp-python. For each file it prints how
+many strings have other tokens, the first few, and which characters most of them share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
+from halfbyte.errors import HalfbyteError
+from halfbyte.transformers.gguf.tokenizer import backend_of
+
+WORDS = [
+    "the",
+    "quick",
+    "Brown",
+    "FOX",
+    "it's",
+    "THEY'LL",
+    "we've",
+    "I'M",
+    "don't",
+    "x1",
+    "foo_bar",
+    "camelCase",
+    "HTTPServer",
+    "naïve",
+    "Zażółć",
+    "Ünïcödé",
+    "東京",
+    "カタカナ",
+    "ひらがな",
+    "한국어",
+    "привет",
+    "мир",
+    "مرحبا",
+    "שלום",
+    "हिन्दी",
+    "ไทย",
+    "ქართული",
+    "Հայ",
+    "ὀδύσσεια",
+    "1",
+    "12",
+    "123",
+    "1234",
+    "1234567",
+    "3.14",
+    "1,000,000",
+    "½",
+    "²",
+    "Ⅷ",
+    "٣٤٥",
+]
+BREAKS = (
+    " ",
+    "  ",
+    "   ",
+    "        ",
+    "\n",
+    "\n\n",
+    "\n\n\n",
+    "\r\n",
+    "\t",
+    "\t\t",
+    " \n",
+    "\n ",
+    "\u00a0",
+    "\u2003",
+    "\u3000",
+    "\u200b",
+)
+EMOJI = ["😀", "👩\u200d👩\u200d👧", "🏳️\u200d🌈", "👍🏽", "🇵🇱", "❤️", "🧑🏿\u200d🚀"]
+MARKS = tuple(map(chr, (*range(0x300, 0x310), 0x64B, 0x93C, 0x94D, 0xE31, 0x20D0, 0x3099)))
+RANGES = (
+    (0x20, 0x7F), (0x80, 0x250), (0x370, 0x590), (0x590, 0x800), (0x900, 0x1200), (0x1E00, 0x2C00), (0x3000, 0xA000),
+    (0xAC00, 0xD7A4),    (0xE000, 0xFFFE), (0x10000, 0x20000), (0x20000, 0x32000), (0xE0000, 0xE0200),
+)  # fmt: skip
+"""Where single characters are drawn from: every plane that has any."""
+
+
+def random_text(rng: random.Random) -> str:
+    """Words, breaks, digits, punctuation, emoji, combining marks and characters of every plane, up to a dozen pieces."""
+    pieces = []
+    for _ in range(rng.randint(1, 12)):
+        kind = rng.randrange(10)
+        if kind < 3:
+            pieces.append(rng.choice(WORDS))
+        elif kind < 6:
+            pieces.append(rng.choice(BREAKS) * rng.choice((1, 1, 1, 2, 5)))
+        elif kind == 6:
+            pieces.append(rng.choice(EMOJI))
+        elif kind == 7:
+            pieces.append(rng.choice("aeioun") + rng.choice(MARKS) * rng.randint(1, 3))
+        elif kind == 8:
+            pieces.append(rng.choice("!?.,;:'\"()[]{}<>/\\|@#$%^&*-_=+~`") * rng.randint(1, 4))
+        else:
+            pieces.append("".join(chr(rng.randrange(*rng.choice(RANGES))) for _ in range(rng.randint(1, 4))))
+    return "".join(pieces)
+
+
+def main() -> None:
+    """The command line."""
+    import llama_cpp
+
+    parser = argparse.ArgumentParser(description="Compare tokenizers built from GGUF headers with llama.cpp's.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--strings", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    for path in sorted(args.folder.glob("*.gguf")):
+        if args.only not in path.name:
+            continue
+        try:
+            with GGUFCheckpoint(path) as checkpoint:
+                ours = backend_of(checkpoint.metadata)
+        except HalfbyteError as error:
+            print(f"{path.stem}: {error}")
+            continue
+        theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+        rng = random.Random(args.seed)
+        texts = [random_text(rng) for _ in range(args.strings)]
+        wrong = []
+        for text in texts:
+            have = ours.encode(text, add_special_tokens=False).ids
+            want = theirs.tokenize(text.encode(), add_bos=False, special=True)
+            if have != want:
+                wrong.append((text, have, want))
+        composed = sum(unicodedata.normalize("NFC", text) != text for text, _, _ in wrong)
+        print(f"{path.stem}: {len(wrong)} of {len(texts)} differ ({composed} of them not composed)", flush=True)
+        shared: Counter[str] = Counter(c for text, _, _ in wrong for c in set(text))
+        print("   ", ", ".join(f"U+{ord(c):04X} {n}" for c, n in shared.most_common(8)))
+        for text, have, want in sorted(wrong, key=lambda w: len(w[0]))[:4]:
+            print(f"    {text!a}: halfbyte {have}, llama.cpp {want}")
+
+
+if __name__ == "__main__":
+    main()
