@@ -219,8 +219,10 @@ def test_tensors_nobody_claims(tmp_path: Path):
     )
     found = {(f.severity, f.code, f.key) for f in checkpoint.findings()}
     assert found == {
-        ("warning", "unclaimed", "model.layers.1.mlp.down_proj.scales"), ("warning", "unclaimed",
-         "model.layers.2.up_proj.weight"),
+        ("error", "unknown-tensor", "model.layers.1.mlp.down_proj.scales"),
+        ("error", "missing-tensor", "model.layers.1.mlp.down_proj.weight"),
+        ("error", "unknown-tensor", "model.layers.2.up_proj.weight"),
+        ("error", "missing-tensor", "model.layers.2.up_proj.scales"),
         ("note", "activation-tensors", "input_scale"), ("note", "activation-tensors", "k_scale"),
         ("warning", "dense-but-listed", "model.layers.2.up_proj.weight"),
     }  # fmt: skip

@@ -80,7 +80,7 @@ def test_records_carry_everything():
     m = model()
     found = [json.loads(json.dumps(r)) for r in records(m, m.findings())]
     kinds = [r["record"] for r in found]
-    assert kinds == ["checkpoint", *["tensor"] * 9, *["finding"] * 3]
+    assert kinds == ["checkpoint", *["tensor"] * 9, *["ledger"] * 9, "modules", *["finding"] * 3]
     whole = found[0]
     assert (whole["path"], whole["format"], whole["tensors"], whole["files"]) == ("some/model", "mlx", 9, ["model.safetensors"])
     assert whole["quantized"]["nbytes"] + whole["dense"]["nbytes"] == whole["nbytes"]
@@ -92,7 +92,7 @@ def test_records_carry_everything():
 
 
 def test_the_command_prints_one_row_a_kind_and_findings_worst_first(monkeypatch, capsys):
-    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path: model())
+    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path, config, allow: model())
     assert main(["inspect", "some/model"]) == 1, "an error was found"
     out = capsys.readouterr().out
     assert out.startswith("some/model: mlx, 9 tensors in 1 file, 9,216 B\n")
@@ -108,7 +108,9 @@ def test_the_command_prints_one_row_a_kind_and_findings_worst_first(monkeypatch,
 
 def test_many_findings_of_one_kind_are_shortened(monkeypatch, capsys):
     many = tuple(Finding("note", "equal-zeros", f"layers.{i}", "all the same") for i in range(10))
-    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path: MemoryCheckpoint({"a": np.ones(2)}, findings=many))
+    monkeypatch.setattr(
+        "halfbyte.checkpoints.open", lambda path, config, allow: MemoryCheckpoint({"a": np.ones(2)}, findings=many)
+    )
     assert main(["inspect", "x"]) == 0
     out = capsys.readouterr().out
     assert out.count("all the same") == 4
@@ -134,11 +136,12 @@ def codes_in(package: Path) -> set[str]:
 def test_every_code_says_what_would_fix_it():
     found = codes_in(Path(halfbyte.checkpoints.__file__).parent)
     assert {"nan-scale", "unreadable", "unlisted-tensor", "numbers-inferred"} <= found
+    found |= {"unknown-tensor", "missing-tensor", "shape-tensor", "unknown-key"}  # status and subject of a ledger entry
     assert found == set(FIXES)
 
 
 def test_every_tensor_on_request(monkeypatch, capsys):
-    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path: model())
+    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path, config, allow: model())
     assert main(["inspect", "some/model", "--tensors"]) == 1
     rows = capsys.readouterr().out.splitlines()
     for key in model():
@@ -146,13 +149,13 @@ def test_every_tensor_on_request(monkeypatch, capsys):
 
 
 def test_no_findings_is_said(monkeypatch, capsys):
-    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path: MemoryCheckpoint({"a": np.ones(2)}))
+    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path, config, allow: MemoryCheckpoint({"a": np.ones(2)}))
     assert main(["inspect", "a"]) == 0
     assert capsys.readouterr().out.endswith("\nNothing looks wrong.\n")
 
 
 def test_json_lines(monkeypatch, capsys):
-    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path: model())
+    monkeypatch.setattr("halfbyte.checkpoints.open", lambda path, config, allow: model())
     assert main(["inspect", "some/model", "--json"]) == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [json.loads(json.dumps(r)) for r in records(model(), model().findings())]

@@ -68,7 +68,8 @@ def test_one_damaged_byte_is_found_and_placed(pair, capsys):
         [17, 11],
     )
     assert lines[-1] == {
-        "record": "summary", "verdict": "different", "unpaired": 0, "missing": 0, "extra": 0, "shape": 0, "different": 1,
+        "record": "summary", "verdict": "different", "unaccounted": 0, "unpaired": 0, "missing": 0, "extra": 0,
+        "shape": 0, "different": 1,
         "close": 0, "auxiliary": 0, "identical": 11,
     }  # fmt: skip
 
@@ -82,8 +83,14 @@ def test_missing_tensors_and_shapes_are_rows(pair, capsys):
     capsys.readouterr()
     assert main(["verify", *pair]) == 1
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("model.", "lm_"))]
-    rows = {words[0]: words[1] for words in lines}
-    assert rows == {"model.norm.weight": "missing", "lm_head": "shape"}
+    rows = {(words[0], words[1]) for words in lines if words[1] != "identical"}
+    # The dense side has lost what its config.json requires, which is a row of its own.
+    assert rows >= {
+        ("model.norm", "unaccounted"),
+        ("lm_head", "unaccounted"),
+        ("model.norm.weight", "missing"),
+        ("lm_head", "shape"),
+    }
 
 
 def test_a_tolerance(pair, tmp_path, capsys):

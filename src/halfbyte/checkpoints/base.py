@@ -26,6 +26,7 @@ from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .findings import SEVERITIES, Finding
 from .findings.weights import weight_findings
+from .ledger import CLAIMED, DENSE, Entry, Ledger
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, key) while data is read."""
@@ -73,11 +74,13 @@ class Checkpoint(ABC):
     format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf", "bitsandbytes", "hqq", "torchao", "onnx",
             "metal-marlin", "halfbyte" or "dense"
     config  the model's configuration ({} when there is none)
+    allowed names, or patterns with *, of unknown and missing tensors and config keys that `check` lets through
     """
 
     path: Path
     format: str
     config: dict[str, Any]
+    allowed: tuple[str, ...] = ()
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -115,6 +118,18 @@ class Checkpoint(ABC):
 
     def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
         """Drop the pages of `key` from resident memory; they are read again when touched. Arrays of it stay valid."""
+
+    def ledger(self) -> Ledger:
+        """Who accounts for every tensor and every key of the quantization config (`ledger.py`); from headers alone."""
+        entries = [Entry("tensor", i.key, CLAIMED if i.quantized else DENSE) for i in self.infos()]
+        return Ledger(tuple(entries), "this kind of checkpoint has no configuration")
+
+    def check(self, op: str) -> None:
+        """CheckpointError naming every tensor and config key that is not accounted for, those of `allowed` excepted.
+
+        op  the command, for messages. Everything that uses the weights calls this first.
+        """
+        self.ledger().require(op, self.path, self.allowed)
 
     def header_findings(self) -> list[Finding]:
         """What looks wrong from headers and configuration alone."""

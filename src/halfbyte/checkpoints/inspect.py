@@ -127,10 +127,13 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 
 
 def records(checkpoint: Checkpoint, findings: Iterable[Finding]) -> Iterator[dict[str, Any]]:
-    """Everything about a checkpoint: the whole, every tensor, every finding."""
+    """Everything about a checkpoint: the whole, every tensor, the ledger, every finding."""
     infos = list(checkpoint.infos())
     yield checkpoint_record(checkpoint, totals(infos))
     yield from map(tensor_record, infos)
+    ledger = checkpoint.ledger()
+    yield from (entry.record() for entry in ledger.entries)
+    yield {"record": "modules", "checked": not ledger.modules, "why": ledger.modules}
     yield from map(finding_record, findings)
 
 
@@ -157,10 +160,14 @@ FIXES: dict[str, str] = {
     "padded-words": "",
     "quantized-vector": "",
     "tied-head-twice": "delete one of the two tensors, or set tie_word_embeddings to what the model was trained with",
-    "unclaimed": "fetch the tensors that belong to it, or delete it; a checkpoint of an unknown layout is worth reporting",
     "unclaimed-bytes": "",
     "unexpected-width": "correct bits and group_size of this module in the quantization config, or the sizes in config.json",
     "unlisted-tensor": "delete the file if it is left over from another checkpoint, else write the tensor into the index",
+    "unknown-tensor": "give the config that reads it with --config, delete it if it is left over, or pass --allow-unknown NAME",
+    "missing-tensor": "fetch the file that holds it; where the model has no such tensor, pass --allow-unknown NAME",
+    "shape-tensor": "correct config.json, or bits and group_size in the quantization config, to what the tensors are",
+    "unknown-key": "remove the key if it does not concern the weights, or pass --allow-unknown NAME",
+    "let-through": "",
     "unread-weight": "convert the tensor to a type that is read; the message says which it is",
     "unreadable": "fetch the file again and compare its checksum; else correct what the message names",
     "unreferenced-file": "delete the file if it is left over from another checkpoint, else repair the index",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ UNFINISHED = (".shard", ".partial")
 """Suffixes of the files of an interrupted run (`sharded_writer`, `resumable_file`)."""
 
 
-def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Checkpoint:
+def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, allow_unknown: Sequence[str] = ()) -> Checkpoint:
     """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when asked for.
 
     path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a shard index, or a .gguf file
@@ -42,9 +42,18 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) 
     config  the dictionary of a config.json's `quantization_config`; it overrides what the files say. A .safetensors file
             opened without it uses the one in its metadata, else the configuration files beside it
 
+    allow_unknown  names, or patterns with *, of unknown or missing tensors and config keys that commands may pass over
+            (`ledger.py`)
+
     Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown; UnsupportedError for kinds
     that are recognised and not read.
     """
+    checkpoint = _open(path, config)
+    checkpoint.allowed = tuple(allow_unknown)
+    return checkpoint
+
+
+def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Checkpoint:
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(f"[open] {path!r:.80} is a {type(path).__name__}; give the path of a folder or a file")
     if not os.fspath(path):

@@ -10,6 +10,7 @@ import typer
 
 from ..errors import UnsupportedError
 from .drawing import Seed, Temperature, TopK, TopP
+from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import print_json, printable
 
 COMMANDS = "/reset forgets the conversation, /exit (or end of input) ends it"
@@ -26,18 +27,20 @@ def chat(
     activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: a record a reply.")] = False,
 ) -> int:
     """Talk to a model. Every line of standard input is a message; replies are streamed to standard output."""
-    from ..checkpoints import open as open_checkpoint
-
-    open_checkpoint(path).close()  # what is damaged is reported before torch is imported
+    open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..generation.chat import Chat
     from ..generation.single import Sampling
     from ..transformers import load_model
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    model, tokenizer = load_model(path, activations=activations, backend=backend, device=device)
+    model, tokenizer = load_model(
+        path, activations=activations, backend=backend, device=device, config=config_of(config), allow_unknown=allow_unknown or ()
+    )
     if tokenizer is None:
         raise UnsupportedError(f"[chat] {path} has no tokenizer; put its tokenizer.json beside the weights")
     talk = Chat(model, tokenizer, system=system, max_tokens=max_tokens, sampling=sampling)

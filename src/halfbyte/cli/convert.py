@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .failures import complain
+from .opening import AllowUnknown, ConfigOption, open_with
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def convert(
     workers: Annotated[int, typer.Option(min=0, help="Tensors converted at a time; 0: one a processor, at most 4.")] = 0,
     max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor, then the summary.")] = False,
 ) -> int:
     """Move packed weights to another layout, with the same values.
@@ -53,7 +56,7 @@ def convert(
 
     limit = parse_size(max_shard_size, "convert")
     with (
-        open_checkpoint(path) as checkpoint,
+        open_with(path, config, allow_unknown) as checkpoint,
         open_checkpoint(like) if like is not None else contextlib.nullcontext() as other,
         progress("planning" if plan else "converting", in_bytes=True) as report,
     ):

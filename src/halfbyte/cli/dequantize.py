@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .failures import complain
+from .opening import AllowUnknown, ConfigOption, open_with
 from .terminal import human_bytes, plural, print_json, printable, progress
 
 
@@ -23,17 +24,18 @@ def dequantize(
     ] = "exact",
     max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="One line of JSON about what was written.")] = False,
 ) -> int:
     """Write every weight dense. Streams: memory stays at one packed tensor and a block of rows.
 
     Configuration and tokenizer files are copied, without the quantization config. A failed run leaves nothing behind.
     """
-    from ..checkpoints import open as open_checkpoint
     from ..conversion.to_dense import dequantize_checkpoint, parse_size
 
     limit = parse_size(max_shard_size)
-    with open_checkpoint(path) as checkpoint, progress("dequantizing", in_bytes=True) as report:
+    with open_with(path, config, allow_unknown) as checkpoint, progress("dequantizing", in_bytes=True) as report:
         written = dequantize_checkpoint(
             checkpoint, out, dtype=dtype, arithmetic=arithmetic, max_shard_size=limit, overwrite=force, progress=report
         )

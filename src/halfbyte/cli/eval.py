@@ -11,6 +11,7 @@ import typer
 
 from ..errors import UnsupportedError
 from .generate import peak_memory
+from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import Column, human_bytes, print_json, print_table, printable, progress
 
 _LAYERS = (Column("after"), Column("cosine", True), Column("smallest", True), Column("rel. RMS", True))
@@ -36,16 +37,17 @@ def eval(
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: the evaluation, then every layer and limit.")] = False,
 ) -> int:
     """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by layer.
 
     Exit status: 0 when every limit is kept, 1 when one is not, 2 when there is no answer.
     """
-    from ..checkpoints import open as open_checkpoint
-
-    for file in (path, *([baseline] if baseline is not None else [])):
-        open_checkpoint(file).close()  # what is damaged is reported before torch is imported
+    open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
+    if baseline is not None:
+        open_with(baseline, None, None).close()
     from ..evaluation import Thresholds, compare, perplexity, windows_of
     from ..evaluation.protocols import EvaluationError
     from ..evaluation.report import report as page
@@ -64,7 +66,7 @@ def eval(
         raise EvaluationError(f"[eval] --report {report}: there is no folder {report.absolute().parent}; make it first")
     words = read_text(text) if text is not None else dataset_text(dataset or "")
     options: dict[str, Any] = {"activations": activations, "backend": backend, "device": device, "dtype": dtype}
-    model, tokenizer = load_model(path, **options)
+    model, tokenizer = load_model(path, **options, config=config_of(config), allow_unknown=allow_unknown or ())
     if tokenizer is None:
         raise UnsupportedError(f"[eval] {path} has no tokenizer; put its tokenizer.json beside the weights")
     ids, bos = tokens_of(tokenizer, words)

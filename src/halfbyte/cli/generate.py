@@ -11,6 +11,7 @@ import typer
 
 from ..errors import UnsupportedError
 from .drawing import Seed, Temperature, TopK, TopP
+from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import human_bytes, human_count, print_json, printable
 
 
@@ -28,13 +29,13 @@ def generate(
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every piece as it comes, then the summary.")] = False,
 ) -> int:
     """Continue a text, or several at once. The weights stay packed; text goes to standard output, summaries to standard error."""
-    from ..checkpoints import open as open_checkpoint
-
     # A damaged or incomplete file is reported at once, before torch and transformers are imported.
-    with open_checkpoint(path) as checkpoint:
+    with open_with(path, config, allow_unknown) as checkpoint:
         if checkpoint.format != "gguf" and "model_type" not in checkpoint.config:
             raise UnsupportedError(
                 f"[generate] {path} is a {checkpoint.format} checkpoint without the config.json of a model; text needs one. "
@@ -49,7 +50,10 @@ def generate(
     texts = [sys.stdin.read() if p == "-" else p for p in prompt]
     import_model_code(path)
     start = time.perf_counter()
-    model, tokenizer = load_model(path, activations=activations, backend=backend, device=device, dtype=dtype)
+    model, tokenizer = load_model(
+        path, activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
+        allow_unknown=allow_unknown or (),
+    )  # fmt: skip
     if tokenizer is None:
         raise UnsupportedError(f"[generate] {path} has no tokenizer; put its tokenizer.json beside the weights")
     ready_s = time.perf_counter() - start

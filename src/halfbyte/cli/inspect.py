@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..checkpoints import Checkpoint, Finding, TensorInfo
+from .opening import AllowUnknown, ConfigOption, open_with
 from .terminal import Column, human_bytes, human_count, plural, print_json, print_table, printable, progress, shape_text
+
+if TYPE_CHECKING:
+    from ..checkpoints.ledger import Ledger
 
 SHOWN = 4
 """Findings of one code that are printed when not every tensor is."""
@@ -19,6 +23,8 @@ _COLUMNS = (
     Column("bits/weight", True), Column("bytes", True),
 )  # fmt: skip
 
+_LEDGER = (Column("tensor or key"), Column("status"), Column("beside"), Column("why"))
+
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
@@ -26,16 +32,17 @@ def inspect(
     data: Annotated[
         bool, typer.Option("--data", help="Also read the packed weights: NaN scales, overflow, equal zero points.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="JSON Lines: the checkpoint, every tensor, every finding.")] = False,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON Lines: checkpoint, tensors, ledger, findings.")] = False,
 ) -> int:
-    """Show layout, format and size of every tensor, and what looks wrong, worst first.
+    """Show layout, format and size of every tensor, the ledger of tensors and config keys, and what looks wrong, worst first.
 
     Exit status: 0 when no error was found (warnings and notes allowed), 1 when one was, 2 when the checkpoint cannot be opened.
     """
-    from ..checkpoints import open as open_checkpoint
     from ..checkpoints.inspect import records
 
-    with open_checkpoint(path) as checkpoint:
+    with open_with(path, config, allow_unknown) as checkpoint:
         with progress("reading") as report:
             findings = checkpoint.findings(data=data, progress=report)
         if json:
@@ -63,6 +70,7 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> N
                 f"{word + ':':<8}{plural(share.tensors, 'tensor')}, {human_count(share.weights)} weights, "
                 f"{share.bits_per_weight:.4g} bits/weight, {human_bytes(share.nbytes)}"
             )
+    _print_ledger(checkpoint.ledger(), each)
     _print_findings(findings, each)
 
 
@@ -76,6 +84,19 @@ def _row(group: object, each: bool) -> list[str]:
         group.pattern, *count, first.layout, format_word(first), shape_text(first.shape), f"{bits_per_weight(first):.4g}",
         human_bytes(group.nbytes),
     ]  # fmt: skip
+
+
+def _print_ledger(ledger: Ledger, each: bool) -> None:
+    """Counts of the ledger; with `each`, also every entry that is neither a part of a packed weight nor a dense tensor."""
+    for subject, word in (("tensor", "tensors"), ("key", "quantization config")):
+        counts = ", ".join(f"{n:,} {status}" for status, n in ledger.counts(subject).items())
+        if counts:
+            print(f"{word}: {counts}")
+    print(f"modules: not checked, {ledger.modules}" if ledger.modules else "modules: compared with the model's configuration")
+    shown = [e for e in ledger.entries if e.status not in ("claimed", "dense", "consumed")]
+    if each and shown:
+        print()
+        print_table(_LEDGER, [[e.name, e.status, e.owner, e.why] for e in shown])
 
 
 def _print_findings(findings: Sequence[Finding], each: bool) -> None:

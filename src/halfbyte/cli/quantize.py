@@ -10,6 +10,7 @@ import typer
 
 from ..errors import FormatError
 from .failures import complain
+from .opening import AllowUnknown, ConfigOption, open_with
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ def quantize(
     workers: Annotated[int, typer.Option(min=0, help="Tensors at a time; 0: one a processor, at most 4.")] = 0,
     max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor, then the summary.")] = False,
 ) -> int:
     """Round the weights of a dense checkpoint.
 
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
-    from ..checkpoints import open as open_checkpoint
     from ..conversion.expert_formats import check_experts
     from ..conversion.quantize import quantize_checkpoint
     from ..conversion.recipe import module_of, recipe_of
@@ -82,7 +84,7 @@ def quantize(
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with contextlib.ExitStack() as held:
-        checkpoint = held.enter_context(open_checkpoint(path))
+        checkpoint = held.enter_context(open_with(path, config, allow_unknown))
         modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
         recipe.check([*modules, *stacks_of(checkpoint)])
         for note in (said := check_experts(checkpoint, recipe)):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import printable
 
 
@@ -23,14 +24,15 @@ def serve(
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
 ) -> int:
     """Serve /v1/chat/completions, /v1/completions and the rest of transformers' server until interrupted."""
-    from ..checkpoints import open as open_checkpoint
-
-    open_checkpoint(path).close()  # what is damaged is reported before torch is imported
+    open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..transformers.serve import server
 
-    app = server(path, name=name, cors=cors, activations=activations, backend=backend, device=device, dtype=dtype)
+    app = server(path, name=name, cors=cors, activations=activations, backend=backend, device=device, dtype=dtype,
+                 config=config_of(config), allow_unknown=allow_unknown or ())  # fmt: skip
     import uvicorn
 
     print(printable(f"{path} at http://{host}:{port}/v1"), file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import FormatError
+from .opening import AllowUnknown, ConfigOption, open_with
 from .terminal import Column, human_count, print_json, print_table, printable, progress, shape_text
 
 if TYPE_CHECKING:
@@ -32,14 +33,17 @@ def verify(
     dtype: Annotated[str | None, typer.Option(help="Round both sides once to this dtype first.")] = None,
     arithmetic: Annotated[str, typer.Option(help="exact, or producer: what each producer's own decoder gives.")] = "exact",
     all: Annotated[bool, typer.Option("--all", help="Also list the tensors that are identical.")] = False,
+    config: ConfigOption = None,
+    other_config: Annotated[str | None, typer.Option(help="As --config, for B.")] = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor worst first, then the summary.")] = False,
 ) -> int:
     """Compare every weight by exact value; report differences, worst first.
 
     Packed is compared with packed exactly, and with dense after rounding once to the dense dtype. max rel. is against the largest
-    value of the same row. Exit status: 0 identical (or within --rtol), 1 different, 2 the comparison could not be made.
+    value of the same row. A tensor or config key that is not accounted for counts as different. Exit status: 0
+    identical (or within --rtol), 1 different, 2 the comparison could not be made.
     """
-    from ..checkpoints import open as open_checkpoint
     from ..verification.compare import verify as compare
     from ..verification.names import read_rules
 
@@ -48,7 +52,11 @@ def verify(
     if arithmetic not in ("exact", "producer"):
         raise FormatError(f"[verify] --arithmetic {arithmetic}; allowed: exact, producer")
     rules = read_rules(map or [])
-    with open_checkpoint(a) as left, open_checkpoint(b) as right, progress("comparing") as report:
+    with (
+        open_with(a, config, allow_unknown) as left,
+        open_with(b, other_config, allow_unknown) as right,
+        progress("comparing") as report,
+    ):
         result = compare(left, right, rules=rules, rtol=rtol, dtype=dtype, arithmetic=arithmetic, progress=report)
     if json:
         for comparison in result.comparisons:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import Any, overload
 
 from ..checkpoints import Checkpoint
@@ -45,7 +46,7 @@ def convert(
     to       `layout[:codec[:gN]]`: "mlx", "gguf:q4_0", "gptq:int4:g128", "compressed-tensors:nvfp4"
     lossy    allow the least-error requantization of weights that no exact edge keeps
     options  of `convert_tensor` or `convert_checkpoint`: scale_dtype, name; plan, like, workers, max_shard_size, overwrite,
-             progress
+             progress; with a path also config and allow_unknown of `open`
 
     Raises LossyError, naming weights and the error it would cost, when values would change and `lossy` is not set.
     """
@@ -56,14 +57,15 @@ def convert(
     if out is None:
         raise FormatError("[convert] out is missing: give the folder or file in which the checkpoint is written")
     like = options.pop("like", None)
-    with _opened(source) as checkpoint, _opened(like) as other:
+    reading = {k: options.pop(k) for k in ("config", "allow_unknown") if k in options}
+    with _opened(source, reading) as checkpoint, _opened(like) as other:
         return convert_checkpoint(checkpoint, out, to, lossy=lossy, like=other, **options)
 
 
-def _opened(source: Any) -> contextlib.AbstractContextManager[Any]:
+def _opened(source: Any, reading: Mapping[str, Any] | None = None) -> contextlib.AbstractContextManager[Any]:
     """A context with the checkpoint: an open one stays open afterwards, a path is opened and closed."""
     opened = source is None or isinstance(source, Checkpoint)
-    return contextlib.nullcontext(source) if opened else open_checkpoint(source)
+    return contextlib.nullcontext(source) if opened else open_checkpoint(source, **(reading or {}))
 
 
 __all__ = [

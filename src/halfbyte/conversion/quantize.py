@@ -157,6 +157,7 @@ def quantize_checkpoint(
     if isinstance(method, str) and method not in ROUNDERS:
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
+    checkpoint.check("quantize")
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))

@@ -257,7 +257,8 @@ def dequantize_checkpoint(
     max_shard_size  bytes of a file of a folder
     overwrite       replace a checkpoint that is at `out`; nothing else is ever replaced
     progress        called as progress(done_bytes, total_bytes, key)
-    Raises CheckpointError when `out` exists, is too small a disk, or a tensor cannot be read.
+    Raises CheckpointError when the ledger has problems (`Checkpoint.check`), when `out` exists, when the disk is too small,
+    or when a tensor cannot be read.
     """
     given, out = Path(out), Path(os.path.abspath(out))  # "." has no name for a temporary file beside it
     word = dtype_named(dtype).name if dtype else dense_dtype(checkpoint.config)
@@ -267,6 +268,7 @@ def dequantize_checkpoint(
         raise FormatError(f"[dequantize] arithmetic {arithmetic!r}; allowed: exact, producer")
     if given.suffix == ".gguf":
         raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
+    checkpoint.check("dequantize")
     check_output_path("dequantize", checkpoint.path, given, overwrite)
     checkpoint = rows_by_name(checkpoint)
     tensors, dropped = outputs(checkpoint, word)

@@ -62,8 +62,10 @@ def convert_checkpoint(
     a tensor cannot be read; LayoutError when the layout cannot store a weight.
     """
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
+    checkpoint.check("convert")
     checkpoint = rows_by_name(checkpoint)
     if like is not None:
+        like.check("convert")
         checkpoint = RenamedLike(checkpoint, rows_by_name(like))
     return write_checkpoint(
         checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,

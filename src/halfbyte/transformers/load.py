@@ -10,6 +10,7 @@ mapped file. A tied head shares the embedding's bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     activations: str = "exact",
     backend: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    allow_unknown: Sequence[str] = (),
 ) -> tuple[Any, Any]:
     """(model, tokenizer) of a checkpoint of any kind that `open` reads, ready to run.
 
@@ -64,24 +67,29 @@ def load_model(
     activations  "exact" or "int8", for every packed matrix
     backend      None picks the best one that serves
 
+    config        the quantization config to read with, instead of the checkpoint's
+    allow_unknown names, or patterns with *, of unknown or missing tensors and config keys to pass over (`checkpoints/ledger.py`)
+
     The tokenizer is None where the checkpoint has none. Raises UnsupportedError for an architecture or variant that transformers
     cannot build from the checkpoint, CheckpointError for files that are damaged or lack a tensor, BackendError when no backend
     serves a format on the device.
     """
     where = _device(device)
     word = _dtype_word(dtype)
-    with open_checkpoint(path) as checkpoint:
+    with open_checkpoint(path, config, allow_unknown) as checkpoint:
         meta = checkpoint.config["quantization_config"]["meta"] if has_split_gate_up(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
-            config = config_of(checkpoint)
+            model_settings = config_of(checkpoint)
+            checkpoint.check("load_model")
             tokenizer = tokenizer_of(checkpoint)
             checkpoint.file.release_header()  # the vocabulary's pages
-            model = empty_model(config, _dtype(word, where, config))
+            model = empty_model(model_settings, _dtype(word, where, model_settings))
             fill(model, checkpoint, architecture_of(checkpoint), activations, backend, where)
         else:
-            config = config_of_folder(checkpoint)
+            model_settings = config_of_folder(checkpoint)
+            checkpoint.check("load_model")
             tokenizer = tokenizer_of_folder(checkpoint)
-            model = empty_model(config, _dtype(word, where, config))
+            model = empty_model(model_settings, _dtype(word, where, model_settings))
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
     model = model.to(where).eval().requires_grad_(False)

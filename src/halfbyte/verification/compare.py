@@ -22,6 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ..checkpoints import Checkpoint
@@ -33,9 +34,11 @@ from ..tensor.row_view import RowView, Source
 from .match import Match, Piece, Side, pair
 from .names import Rules, dialect_of
 
-STATUSES = ("unpaired", "missing", "extra", "shape", "different", "close", "auxiliary", "identical")
-"""Worst first. unpaired: related tensors that could not be aligned. missing: in A only. extra: in B only. shape: the sizes
-differ. close: not equal, but within the given tolerance. auxiliary: on one side only, and not a weight (`AUXILIARY`)."""
+STATUSES = ("unaccounted", "unpaired", "missing", "extra", "shape", "different", "close", "auxiliary", "identical")
+"""Worst first. unaccounted: a tensor or config key that nobody reads, or a tensor that is missing (`checkpoints/ledger.py`), so
+that the comparison is incomplete. unpaired: related tensors that could not be aligned. missing: in A only. extra: in B only.
+shape: the sizes differ. close: not equal, but within the given tolerance. auxiliary: on one side only, and not a weight
+(`AUXILIARY`)."""
 
 AUXILIARY = re.compile(
     r"(.*\.)?(input_scale|input_global_scale|input_zero_point|rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_\w+\.weight)"
@@ -152,12 +155,13 @@ def verify(
     if dtype is not None:
         dtype = dtype_named(dtype).name
     a, b = rows_by_name(a), rows_by_name(b)
+    unaccounted = [*_unaccounted(a, left=True), *_unaccounted(b, left=False)]
     left_dialect = dialect_of(a.keys(), a.config, a.metadata)
     right_dialect = dialect_of(b.keys(), b.config, b.metadata)
     left = Side.of(list(a.infos()), left_dialect, rules, right_dialect)
     right = Side.of(list(b.infos()), right_dialect)
     matches = pair(left, right)
-    out = Report()
+    out = Report(unaccounted)
     for done, match in enumerate(matches):
         if progress is not None:
             progress(done, len(matches), label(match.left_keys or match.right_keys))
@@ -166,6 +170,16 @@ def verify(
         progress(len(matches), len(matches), "")
     out.comparisons.sort(key=lambda c: c.rank)
     return out
+
+
+def _unaccounted(checkpoint: Checkpoint, left: bool) -> list[Comparison]:
+    """The problems of a side's ledger, but for those that its `allowed` names."""
+    problems = [e for e in checkpoint.ledger().problems if not any(fnmatchcase(e.name, p) for p in checkpoint.allowed)]
+    side = "A" if left else "B"
+    return [
+        Comparison("unaccounted", (e.name,) if left else (), () if left else (e.name,), note=f"{e.status} in {side}: {e.why}")
+        for e in problems
+    ]
 
 
 def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str | None, arithmetic: str) -> Comparison:

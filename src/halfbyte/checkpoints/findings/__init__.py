@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ..ledger import Ledger
 
 SEVERITIES = ("error", "warning", "note")
 """error: the value read is wrong or unreadable. warning: it may be. note: worth knowing."""
@@ -26,3 +29,10 @@ class Finding:
     def __str__(self) -> str:
         where = f" {self.key}:" if self.key else ""
         return f"{self.severity} [{self.code}]{where} {self.message}"
+
+
+def problem_findings(ledger: Ledger, allowed: Sequence[str]) -> list[Finding]:
+    """An error for each problem of the ledger; a note for those that `allowed` lets through."""
+    problems, let = ledger.split(allowed)
+    out = [Finding("error", f"{e.status}-{e.subject}", e.name, f"{e.status}: {e.why}") for e in problems]
+    return out + [Finding("note", "let-through", e.name, f"{e.status}: {e.why}; --allow-unknown names it") for e in let]

@@ -12,10 +12,11 @@ from ...errors import HalfbyteError
 from ...layouts.quant_config.module_rules import path_matches
 from ...layouts.quant_config.reader import ConfigReader
 from ..base import TensorInfo
+from ..ledger import AUXILIARY, Ledger
 from ..safetensors.detect import Reading
 from ..safetensors.shards import Shards
 from ..views.gptqmodel_gpt_oss import has_split_gate_up
-from . import Finding
+from . import Finding, problem_findings
 
 BENIGN = (
     "input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale", "input_zero_point",
@@ -23,8 +24,6 @@ BENIGN = (
 )  # fmt: skip
 """Last name segments of tensors that belong to activations, caches or routing, not to a weight."""
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
-PACKED_DTYPES = ("uint8", "int8", "int32", "uint32", "int16", "uint16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
-"""Stored dtypes that mean codes or scales, not dense weights."""
 
 
 class Headers(Protocol):
@@ -34,6 +33,7 @@ class Headers(Protocol):
     scheme: ConfigReader | None
     config: dict[str, Any]
     format: str
+    allowed: tuple[str, ...]
 
     @property
     def index(self) -> str: ...
@@ -42,7 +42,7 @@ class Headers(Protocol):
     def packed_keys(self) -> tuple[str, ...]: ...
     def dense_keys(self) -> tuple[str, ...]: ...
     def reading_or_error(self, key: str) -> Reading | HalfbyteError: ...
-    def has_packed_suffix(self, tensor: str) -> bool: ...
+    def ledger(self) -> Ledger: ...
     def expected_inputs(self, key: str) -> int | None: ...
     def same_bytes(self, a: str, b: str) -> bool: ...
     def info(self, key: str) -> TensorInfo: ...
@@ -52,7 +52,16 @@ class Headers(Protocol):
 
 def header_findings(c: Headers) -> list[Finding]:
     """Every finding that needs no weight data."""
-    return [*_unlisted(c), *_unreadable(c), *_config(c), *_unclaimed(c), *_tied(c), *_shapes(c), *_halves(c)]
+    return [
+        *_unlisted(c),
+        *_unreadable(c),
+        *_config(c),
+        *problem_findings(c.ledger(), c.allowed),
+        *_auxiliary(c),
+        *_tied(c),
+        *_shapes(c),
+        *_halves(c),
+    ]
 
 
 def _unlisted(c: Headers) -> Iterator[Finding]:
@@ -96,23 +105,9 @@ def _config(c: Headers) -> Iterator[Finding]:
             yield Finding("warning", "dense-but-listed", key, f"the config says {c.scheme.method}, but it is stored dense")
 
 
-def _unclaimed(c: Headers) -> Iterator[Finding]:
-    beside: Counter[str] = Counter()
-    for key in c.dense_keys():
-        last = key.rpartition(".")[2]
-        header = c.shards.header(key)
-        if last in BENIGN:
-            beside[last] += 1
-        elif c.has_packed_suffix(key):
-            yield Finding(
-                "warning", "unclaimed", key, "named like a part of a packed weight, but there is no packed weight beside it"
-            )
-        elif header.dtype.name in PACKED_DTYPES and len(header.shape) >= 2:
-            dtype = header.dtype.name
-            yield Finding(
-                "warning", "unclaimed", key, f"{dtype} codes without scales beside them: read as a plain array of {dtype}"
-            )
-    for last, count in beside.items():
+def _auxiliary(c: Headers) -> Iterator[Finding]:
+    counts = Counter(e.name.rpartition(".")[2] for e in c.ledger().entries if e.status == AUXILIARY)
+    for last, count in counts.items():
         text = f"{count:,} tensors of this name belong to activations or caches; they are kept as arrays, no weight uses them"
         if last == "pre_quant_scale":
             text = f"{count:,} tensors of this name scale inputs of weights: load_model multiplies by them; no weight holds them"
@@ -141,9 +136,10 @@ def _tied(c: Headers) -> Iterator[Finding]:
 
 def _shapes(c: Headers) -> Iterator[Finding]:
     """Weights whose sizes contradict the model's configuration, and biases of another length than their weight."""
+    wrong = {e.name for e in c.ledger().problems}
     for key in c.packed_keys():
         reading = c.reading_or_error(key)
-        if not isinstance(reading, Reading):
+        if not isinstance(reading, Reading) or key in wrong:
             continue
         shape = reading.described.shape
         k = c.expected_inputs(key)

@@ -19,9 +19,11 @@ from ...errors import CheckpointError, HalfbyteError
 from ...layouts import Described, layout_named
 from ...layouts import Header as ArrayHeader
 from ...tensor.qtensor import QTensor
+from ..architecture import required_gguf
 from ..base import Checkpoint, TensorInfo
-from ..findings import Finding
+from ..findings import Finding, problem_findings
 from ..findings.overflow import warn_of_overflow
+from ..ledger import CLAIMED, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
 from .file import GGUFFile
 from .metadata import Metadata
 
@@ -119,6 +121,37 @@ class GGUFCheckpoint(Checkpoint):
         """Drop the pages of `key` from resident memory; they are read again when touched."""
         self.file.release(self.tensor_name(key))
 
+    def ledger(self) -> Ledger:
+        meta = self.metadata
+        headers = self.file.headers
+        tensors = {name: h.shape for name, h in headers.items()}
+        packed = {name.removesuffix(".weight"): key for key, name in self._names.items() if headers[name].quantized}
+        entries: list[Entry] = []
+        for key, name in self._names.items():
+            header = headers[name]
+            if header.quantized:
+                status, why = CLAIMED, ""
+                try:
+                    self._describe(key)
+                except HalfbyteError as error:
+                    status, why = UNREADABLE, str(error)
+                entries.append(Entry("tensor", name, status, key, header.type.name, why))
+                if scale := self._scale_name(name):
+                    entries.append(Entry("tensor", scale, CLAIMED, key, "scale"))
+                continue
+            parts = name.split(".")
+            owner = next((o for i in range(len(parts) - 1, 0, -1) if (o := ".".join(parts[:i])) in packed), "")
+            dtype = str(header.type.plain)
+            if owner and code_like(name, dtype, header.shape):
+                owner = packed[owner]
+            entries.append(sort_tensor(name, dtype, header.shape, owner, tensors))
+        architecture = str(meta.get("general.architecture", ""))
+        needs = required_gguf(architecture, meta.typed(f"{architecture}.block_count", "integer"), "output.weight" not in headers)
+        if isinstance(needs, str):
+            return Ledger(tuple(entries), needs)
+        shapes = {name.removesuffix(".weight"): shape for name, shape in tensors.items()}
+        return Ledger((*entries, *requirement_entries(needs, shapes, {})))
+
     def header_findings(self) -> list[Finding]:
         found: list[Finding] = []
 
@@ -144,6 +177,7 @@ class GGUFCheckpoint(Checkpoint):
                 self._describe(key)
             except HalfbyteError as e:
                 add("error", "unread-weight", key, str(e))
+        found += problem_findings(self.ledger(), self.allowed)
         if self._head_is_embedding():
             add("warning", "tied-head-twice", "output", "output.weight holds the same bytes as token_embd.weight")
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,15 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, HalfbyteError
-from ...layouts import safetensors_layouts
+from ...layouts import Layout, safetensors_layouts
 from ...layouts.quant_config.reader import ConfigReader
 from ...layouts.unsupported import RECOGNISED, refuse_recognised
 from ...tensor.qtensor import QTensor
+from ..architecture import prefix_of, required
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding
 from ..findings.headers import header_findings
 from ..findings.overflow import warn_of_overflow
 from ..io.bounded_json import parse_object
+from ..ledger import (
+    AUXILIARY,
+    CLAIMED,
+    MISSING,
+    UNKNOWN,
+    UNREADABLE,
+    Entry,
+    Ledger,
+    code_like,
+    key_entries,
+    requirement_entries,
+    sort_tensor,
+)
 from ..quant_config import read_config
 from .detect import DAMAGE, Detector, Reading
 from .expected_shapes import expected_shape
@@ -64,6 +78,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._modules: dict[str, dict[str, str]] = {}
         self._keys: dict[str, str] = {}
         self._readings: dict[str, Reading | HalfbyteError] = {}
+        self._ledger: Ledger | None = None
         self._group()
         self.format = self._format()
 
@@ -110,7 +125,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def _group(self) -> None:
         """Sort tensors into packed modules and dense tensors, in file order."""
-        self._suffixed: set[str] = set()
+        self._incomplete: dict[str, dict[str, str]] = {}
         known = suffixes_of(self._detector.layouts) | {f".{s}" for entry in RECOGNISED for s in entry.suffixes}
         grouped = group(self.shards, known)
         for module, tensors in grouped.items():
@@ -126,10 +141,10 @@ class SafetensorsCheckpoint(Checkpoint):
                     f"[open] {self.shards.path_of(anchor)}: tensor {anchor!r} is packed, but {module!r} has only "
                     f"{', '.join(s.lstrip('._') for s in tensors)}; its scales or zeros are missing"
                 )
+            if not kind.claimed and any(s in SUSPECT for s in tensors):
+                self._incomplete[module] = tensors
             for suffix, tensor in tensors.items():
                 if suffix not in kind.claimed:
-                    if suffix in SUSPECT:
-                        self._suffixed.add(tensor)
                     if tensor in self._keys:
                         raise CheckpointError(
                             f"[open] {self.shards.path_of(tensor)}: {tensor!r} is a tensor and a packed module; one key for both"
@@ -220,10 +235,6 @@ class SafetensorsCheckpoint(Checkpoint):
         """Keys of dense tensors."""
         return tuple(t for t in self._keys.values() if t)
 
-    def has_packed_suffix(self, tensor: str) -> bool:
-        """True when a dense tensor's name ends as parts of packed weights do."""
-        return tensor in self._suffixed
-
     def expected_inputs(self, key: str) -> int | None:
         """k of `key` as the model's config implies it, None where it does not."""
         return expected_shape(self.config, key)[1]
@@ -269,6 +280,115 @@ class SafetensorsCheckpoint(Checkpoint):
         paths = dict.fromkeys(str(self.shards.path_of(t)) for t in self._modules[key].values())
         return CheckpointError(f"[open] {', '.join(paths)}: {text}")
 
+    def ledger(self) -> Ledger:
+        if self._ledger is None:
+            entries = [*self._claimed(), *self._unclaimed(), *self._missing_parts()]
+            if self.scheme is not None:
+                entries += key_entries(self.scheme.key_uses())
+            modules, problems = self._modules_of_the_model()
+            self._ledger = Ledger(tuple(dict.fromkeys([*entries, *problems])), modules)
+        return self._ledger
+
+    def _claimed(self) -> Iterator[Entry]:
+        """Entries of the tensors of packed weights."""
+        for key, tensors in self._modules.items():
+            reading = self.reading_or_error(key)
+            if not isinstance(reading, Reading):
+                yield from (Entry("tensor", t, UNREADABLE, key, why=str(reading)) for t in tensors.values())
+                continue
+            own = own_suffixes(reading.layout, tensors)
+            parts = {own[c.suffix]: c for c in reading.layout.consumes(own)}
+            for tensor in tensors.values():
+                if tensor not in parts:
+                    yield Entry("tensor", tensor, UNKNOWN, key, why=f"beside {key}, which is {reading.layout.name} without it")
+                else:
+                    claim = parts[tensor]
+                    status = AUXILIARY if claim.part == AUXILIARY else CLAIMED
+                    yield Entry("tensor", tensor, status, key, claim.part, claim.why)
+
+    def _unclaimed(self) -> Iterator[Entry]:
+        """Entries of tensors that no layout has claimed."""
+        shapes = {t: self.shards.header(t).shape for t in self.shards}
+        orphans = {t for tensors in self._incomplete.values() for s, t in tensors.items() if s in SUSPECT}
+        for tensor in self.dense_keys():
+            header = self.shards.header(tensor)
+            owner = self._owner(tensor)
+            if owner and (why := self._harmless_beside(owner, tensor)):
+                yield Entry("tensor", tensor, AUXILIARY, owner, why=why)
+            elif tensor in orphans:
+                yield Entry("tensor", tensor, UNKNOWN, why="named like a part of a packed weight that is not there")
+            else:
+                yield sort_tensor(tensor, header.dtype.name, header.shape, owner, shapes)
+
+    def _owner(self, tensor: str) -> str:
+        """The packed weight whose path the name of a tensor continues, "" for none."""
+        for at in range(len(tensor) - 1, 0, -1):
+            if tensor[at] in "._" and tensor[:at] in self._modules:
+                reading = self.reading_or_error(tensor[:at])
+                if tensor[at] == "." or (isinstance(reading, Reading) and reading.layout.separator == "_"):
+                    return tensor[:at]
+        return ""
+
+    def _harmless_beside(self, owner: str, tensor: str) -> str:
+        """Why a tensor beside a packed weight changes none of its values, as its layout says; "" when it says nothing."""
+        reading = self.reading_or_error(owner)
+        if not isinstance(reading, Reading):
+            return ""
+        suffix = tensor[len(owner) + 1 :]
+        own = own_suffixes(reading.layout, self._modules[owner])
+        claims = reading.layout.consumes([*own, suffix])
+        return next((c.why for c in claims if c.suffix == suffix and c.part == AUXILIARY), "")
+
+    def _missing_parts(self) -> Iterator[Entry]:
+        """The parts that incomplete packed weights lack: of the layout that the config means, else of the nearest one."""
+        layouts = {layout.name: layout for layout in self._detector.layouts}
+        meant = [layouts[n] for n in self.scheme.order(layouts)] if self.scheme is not None else []
+        codes = {
+            module: tensors
+            for module, tensors in group(self.dense_keys(), suffixes_of(self._detector.layouts)).items()
+            if any(code_like(t, self.shards.header(t).dtype.name, self.shards.header(t).shape) for t in tensors.values())
+        }
+        for module, tensors in {**codes, **self._incomplete}.items():
+
+            def rank(layout: Layout, tensors: Mapping[str, str] = tensors) -> tuple[int, int]:
+                own = own_suffixes(layout, tensors)
+                return -len(layout.claims(own)), sum(s not in own for s in layout.required)
+
+            layout = min(meant or layouts.values(), key=rank)
+            own = own_suffixes(layout, tensors)
+            if layout.claims(own):
+                for part in layout.required:
+                    if part not in own:
+                        name = f"{module}{layout.separator}{part}" if part else module
+                        why = f"{layout.name} needs it beside {next(iter(tensors.values()))}"
+                        yield Entry("tensor", name, MISSING, module, why=why)
+
+    def _modules_of_the_model(self) -> tuple[str, list[Entry]]:
+        """(why the modules are not compared with config.json, "" when they are; missing tensors and wrong shapes)."""
+        if not self.config:
+            return "there is no config.json", []
+        prefix = prefix_of(self._keys)
+        if prefix is None:
+            return "no tensor is named like a decoder's layer", []
+        needs = required(self.config, prefix)
+        if isinstance(needs, str):
+            return needs, []
+        shapes: dict[str, tuple[int, ...]] = {}
+        for key, tensor in self._keys.items():
+            if tensor:
+                shapes[key.removesuffix(".weight")] = self.shards.header(tensor).shape
+            else:
+                reading = self.reading_or_error(key)
+                shapes[key] = reading.described.shape if isinstance(reading, Reading) else ()
+        expected: dict[str, tuple[int | None, int | None]] = {}
+        for need in needs:
+            for names in need.names:
+                for name in names:
+                    unreadable = name in self._modules and not isinstance(self.reading_or_error(name), Reading)
+                    if name in shapes and not unreadable:
+                        expected[name] = _vocabulary(expected_shape(self.config, name), name, shapes[name])
+        return "", requirement_entries(needs, shapes, expected)
+
     def header_findings(self) -> list[Finding]:
         return [*self._sources.findings, *self._odd, *header_findings(self)]
 
@@ -280,6 +400,14 @@ def _says_own(config: Mapping[str, Any]) -> bool:
     """True for a model with halfbyte modules that transformers saved: the files' metadata is then that of transformers."""
     quantization = config.get("quantization_config")
     return isinstance(quantization, dict) and quantization.get("quant_method") == "halfbyte"
+
+
+def _vocabulary(size: tuple[int | None, int | None], name: str, shape: tuple[int, ...]) -> tuple[int | None, int | None]:
+    """The expected (n, k); an embedding or a head may have more rows than the vocabulary, which writers pad."""
+    n, k = size
+    if n and len(shape) == 2 and shape[0] > n and name.endswith(("embed_tokens", "lm_head")):
+        n = shape[0]
+    return n, k
 
 
 def _equal_bytes(a: NDArray[Any], b: NDArray[Any], step: int = 1 << 20) -> bool:

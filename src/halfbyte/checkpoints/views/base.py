@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ...tensor.qtensor import QTensor
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding
+from ..ledger import Ledger
 
 
 class View(Checkpoint):
@@ -18,6 +19,7 @@ class View(Checkpoint):
     def __init__(self, source: Checkpoint) -> None:
         self.source = source
         self.path, self.format, self.config = source.path, source.format, source.config
+        self.allowed = source.allowed
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -40,6 +42,9 @@ class View(Checkpoint):
 
     def release(self, key: str) -> None:
         self.source.release(key)
+
+    def ledger(self) -> Ledger:
+        return self.source.ledger()
 
     def header_findings(self) -> list[Finding]:
         return self.source.header_findings()

@@ -1,0 +1,204 @@
+"""The tensors that a model's configuration requires: what a checkpoint of a known decoder family must have.
+
+    required(config)    one `Requirement` for each tensor: its names, best first, and its shape where config.json gives it
+    required_gguf(...)  the same for a GGUF header
+
+A family is a row of `FAMILIES` (config.json's `model_type`) or `GGUF_FAMILIES` (`general.architecture`). For other models the
+checkpoint's modules are not checked, and the ledger says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+"""Keys of a multimodal model's config.json that hold the configuration of its language model."""
+_TOWERS = ("vision", "visual", "audio", "mtp", "draft", "eagle")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One tensor that a model needs.
+
+    names  module paths or parameter names; each inner tuple is a set of names that together hold it: `((q,), (qkv,))`
+    shape  of a dense tensor that is not a matrix (a norm), None where it is not checked here
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The usual name."""
+        return self.names[0][0]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of decoders; paths below `layers.N.`.
+
+    attention   projections
+    norms       vectors of hidden_size; `head_norms` of head_dim
+    mlp         projections of a dense feed-forward block, () for none
+    router      path of the router of a model with experts, "" for a dense one
+    biases      projections that have a bias; with `attention_bias` in config.json those of `attention` have one
+    extra       further tensors
+    tied        transformers' default of tie_word_embeddings
+    """
+
+    attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    head_norms: tuple[str, ...] = ()
+    mlp: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    router: str = ""
+    biases: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    tied: bool = False
+
+
+_QK = ("self_attn.q_norm", "self_attn.k_norm")
+_SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_QKV_BIAS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_PLAIN = Family()
+FAMILIES: dict[str, Family] = {
+    "llama": _PLAIN, "mistral": _PLAIN, "granite": _PLAIN, "smollm3": _PLAIN, "ministral": _PLAIN, "ministral3": _PLAIN,
+    "qwen2": Family(biases=_QKV_BIAS),
+    "qwen3": Family(head_norms=_QK),
+    "gemma": Family(tied=True),
+    "gemma2": Family(norms=_SANDWICH, tied=True),
+    "gemma3_text": Family(norms=_SANDWICH, head_norms=_QK, tied=True),
+    "phi3": _PLAIN,
+    "mixtral": Family(mlp=(), router="mlp.gate"),
+    "qwen3_moe": Family(head_norms=_QK, mlp=(), router="mlp.gate"),
+    "gpt_oss": Family(mlp=(), router="mlp.router", biases=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                      "self_attn.o_proj", "mlp.router"), extra=("self_attn.sinks",)),
+}  # fmt: skip
+"""`model_type` -> family."""
+
+_FUSED = {
+    "self_attn.q_proj": "self_attn.qkv_proj", "self_attn.k_proj": "self_attn.qkv_proj", "self_attn.v_proj": "self_attn.qkv_proj",
+    "mlp.gate_proj": "mlp.gate_up_proj", "mlp.up_proj": "mlp.gate_up_proj",
+}  # fmt: skip
+_ROUTERS = {"mlp.gate": ("block_sparse_moe.gate",), "mlp.router": ("mlp.gate",)}
+_EXPERT = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+GGUF_FAMILIES: dict[str, tuple[str, ...]] = {
+    "llama": (), "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"), "qwen3": ("attn_q_norm", "attn_k_norm"),
+    "qwen3moe": ("attn_q_norm", "attn_k_norm"), "gemma": (),
+    "gemma2": ("post_attention_norm", "post_ffw_norm"),
+    "gemma3": ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"), "phi3": (),
+}  # fmt: skip
+"""`general.architecture` -> tensors of a block besides attention, feed-forward block and their two norms."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the language model."""
+    return next((config[c] for c in TEXT_CONFIGS if isinstance(config.get(c), dict)), config)
+
+
+def prefix_of(keys: Iterable[str]) -> str | None:
+    """What precedes `layers.N.` in the names of the language model's tensors; None when there are no layers.
+
+    >>> prefix_of(["model.language_model.layers.0.self_attn.q_proj", "vision_tower.layers.0.self_attn.q_proj"])
+    'model.language_model.'
+    """
+    counts: dict[str, int] = {}
+    for key in keys:
+        match = re.match(r"((?:[^.]+\.)*?)layers\.\d+\.(?:self_attn|mlp|block_sparse_moe|\w*layernorm)\b", key)
+        if match and not any(tower in match[1] for tower in _TOWERS):
+            counts[match[1]] = counts.get(match[1], 0) + 1
+    return max(counts, key=lambda p: counts[p]) if counts else None
+
+
+def required(config: Mapping[str, Any], prefix: str) -> list[Requirement] | str:
+    """The tensors of the model, names with `prefix`; or why they are not checked, as a clause."""
+    text = text_config(config)
+    word = str(text.get("model_type") or config.get("model_type") or "").replace("-", "_")
+    family, layers = FAMILIES.get(word), text.get("num_hidden_layers")
+    if family is None:
+        return f"model_type {word!r} is not in the table" if word else "there is no config.json with a model_type"
+    if type(layers) is not int or not 0 < layers < 4096:
+        return "config.json has no num_hidden_layers"
+    if text.get("layer_types") and word not in ("gemma2", "gemma3_text", "gpt_oss", "qwen2", "qwen3", "smollm3", "mistral"):
+        return "its layers are of several kinds"
+    hidden, heads = _size(text, "hidden_size"), _size(text, "num_attention_heads")
+    head = _size(text, "head_dim") or (hidden // heads if hidden and heads else None)
+    out = [_module(prefix + "embed_tokens"), _vector(prefix + "norm", hidden)]
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    if not (family.tied if tied is None else tied):
+        out.append(Requirement((("lm_head",), (prefix + "lm_head",), (_outer(prefix) + "lm_head",))))
+    for i in range(layers):
+        out += _layer(f"{prefix}layers.{i}.", family, text, hidden, head)
+    return out
+
+
+def _layer(at: str, family: Family, text: Mapping[str, Any], hidden: int | None, head: int | None) -> list[Requirement]:
+    out = [_module(at + name, *([at + _FUSED[name]] if name in _FUSED else [])) for name in (*family.attention, *family.mlp)]
+    out += [_vector(at + name, hidden) for name in family.norms] + [_vector(at + name, head) for name in family.head_norms]
+    biases = family.attention if text.get("attention_bias") and not family.biases else family.biases
+    if text.get("attention_bias") is False:
+        biases = tuple(b for b in biases if b not in family.attention)
+    for name in biases:
+        fused = [at + _FUSED[name] + ".bias"] if name in _FUSED else []
+        out.append(Requirement(tuple((n,) for n in (at + name + ".bias", *fused))))
+    out += [Requirement(((at + name,),)) for name in family.extra]
+    if family.router:
+        out.append(_module(at + family.router, *(at + r for r in _ROUTERS.get(family.router, ()))))
+        count = _size(text, "num_local_experts") or _size(text, "num_experts")
+        out += [_experts(at, name, count) for name in ("gate_proj", "up_proj", "down_proj") if count]
+    return out
+
+
+def _experts(at: str, name: str, count: int) -> Requirement:
+    """One projection of all experts: a stack, a fused stack, or a matrix for each expert under the names in use."""
+    stacks = [f"{at}{path}.{name}" for path in ("mlp.experts", "mlp.switch_mlp", "block_sparse_moe.experts")]
+    if name != "down_proj":
+        stacks += [f"{at}mlp.experts.gate_up_proj", f"{at}block_sparse_moe.experts.gate_up_proj"]
+    stacks.append(f"{at}mlp.experts.{'w2' if name == 'down_proj' else 'w13'}")
+    each = [
+        tuple(f"{at}{path}.{e}.{word}" for e in range(count))
+        for path in ("mlp.experts", "block_sparse_moe.experts")
+        for word in (name, _EXPERT[name], *(["gate_up_proj"] if name != "down_proj" else []))
+    ]
+    return Requirement((each[0], *each[1:], *((s,) for s in stacks)))
+
+
+def required_gguf(architecture: str, blocks: int | None, tied: bool) -> list[Requirement] | str:
+    """The tensors of a GGUF model without `.weight`; or why they are not checked.
+
+    tied  the file has no `output.weight`: the embedding serves
+    """
+    if architecture not in GGUF_FAMILIES:
+        return f"general.architecture {architecture!r} is not in the table"
+    if not blocks:
+        return f"{architecture}.block_count is missing"
+    out = [_module("token_embd"), _module("output_norm")]
+    for i in range(blocks):
+        at = f"blk.{i}."
+        out += [_module(at + n) for n in ("attn_norm", "attn_output", "ffn_norm", *GGUF_FAMILIES[architecture])]
+        out += [_module(at + n, at + "attn_qkv") for n in ("attn_q", "attn_k", "attn_v")]
+        fused = [at + "ffn_up"] if architecture == "phi3" else []
+        for n in ("ffn_gate", "ffn_up", "ffn_down"):
+            out.append(_module(at + n, at + n + "_exps", *(fused if n == "ffn_gate" else [])))
+    return out
+
+
+def _module(*names: str) -> Requirement:
+    return Requirement(tuple((n,) for n in names))
+
+
+def _vector(name: str, size: int | None) -> Requirement:
+    return Requirement(((name,),), None if size is None else (size,))
+
+
+def _size(text: Mapping[str, Any], key: str) -> int | None:
+    value = text.get(key)
+    return value if type(value) is int and value > 0 else None
+
+
+def _outer(prefix: str) -> str:
+    """The prefix without its last wrapper: where a multimodal model has its head."""
+    return prefix.removesuffix("model.")

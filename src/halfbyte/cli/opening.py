@@ -1,0 +1,40 @@
+"""The options with which every command opens a checkpoint: another quantization config, and what may be passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..checkpoints import Checkpoint
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option("--config", help="Read with this quantization config instead of the checkpoint's: a JSON file, or JSON itself."),
+]
+AllowUnknown = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-unknown",
+        help="Pass over this tensor or config key (or pattern with *) that inspect calls unknown or missing.",
+    ),
+]
+
+
+def config_of(text: str | None) -> dict[str, Any] | None:
+    """The quantization config that `--config` gives. CheckpointError for what is neither a JSON file nor JSON."""
+    from ..checkpoints.io.bounded_json import parse_object, read_json
+
+    if text is None:
+        return None
+    return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(Path(text))
+
+
+def open_with(path: Path, config: str | None, allow_unknown: Sequence[str] | None) -> Checkpoint:
+    """The checkpoint at `path` under these options."""
+    from ..checkpoints import open as open_checkpoint
+
+    return open_checkpoint(path, config_of(config), tuple(allow_unknown or ()))
