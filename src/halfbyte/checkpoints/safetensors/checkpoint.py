@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from ..io.bounded_json import parse_object
 from ..ledger import (
     AUXILIARY,
     CLAIMED,
+    CONSUMED,
     MISSING,
     UNKNOWN,
     UNREADABLE,
@@ -284,7 +286,9 @@ class SafetensorsCheckpoint(Checkpoint):
         if self._ledger is None:
             entries = [*self._claimed(), *self._unclaimed(), *self._missing_parts()]
             if self.scheme is not None:
-                entries += key_entries(self.scheme.key_uses())
+                # Parameters that a single file may carry are read from a config as well.
+                uses = self.scheme.key_uses()
+                entries += key_entries(replace(u, use=CONSUMED) if u.path in METADATA_KEYS else u for u in uses)
             modules, problems = self._modules_of_the_model()
             self._ledger = Ledger(tuple(dict.fromkeys([*entries, *problems])), modules)
         return self._ledger
