@@ -15,7 +15,7 @@ import numpy as np
 
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
 from .errors import BackendError, ShapeError
-from .numerics.array_interop import as_matrix, device_of, dtype_of, is_torch, like, records_gradient, to_numpy
+from .numerics.array_interop import as_matrix, check_memory, device_of, dtype_of, is_torch, like, records_gradient, to_numpy
 from .spec import Format
 from .tensor.qtensor import QTensor
 
@@ -117,13 +117,13 @@ def _check_x(op: str, x: Any) -> Any:
             "x.detach()"
         )
     if is_torch(x):
-        if str(x.layout) != "torch.strided":
-            raise ShapeError(f"[{op}] x is laid out as {x.layout}; torch.strided is allowed: give x.to_dense()")
+        check_memory(op, x)
         x = x.resolve_neg()
     return x
 
 
 def _check_bias(op: str, bias: Any, n: int) -> None:
+    check_memory(op, bias)
     if tuple(bias.shape) != (n,):
         raise ShapeError(f"[{op}] bias has shape {tuple(bias.shape)}; the weight has n = {n} outputs, so ({n},) is allowed")
 
@@ -177,6 +177,7 @@ def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | Non
     """
     n, k = _check_w("embedding", w, 2)
     word = str(dtype).removeprefix("torch.")
+    check_memory("embedding", ids)
     if not is_torch(ids):
         ids = np.asarray(ids)
         ids = ids if ids.size else ids.astype(np.int64)  # an empty list comes as floats
@@ -278,6 +279,7 @@ def experts(
         raise ShapeError(
             f"[experts] gate_up {gate_up.shape} gives f = {f} after {activation!r}; down {down.shape} wants {down.shape[2]}"
         )
+    check_memory("experts", x, indices, weights, gate_up_bias, down_bias, up_bias)
     for name, bias, size in (("gate_up_bias", gate_up_bias, n), ("up_bias", up_bias, n), ("down_bias", down_bias, down.shape[1])):
         if bias is not None and tuple(bias.shape) != (e, size):
             raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {size}) is allowed")

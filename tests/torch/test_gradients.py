@@ -239,8 +239,9 @@ def test_fake_kernels_give_the_shape_and_dtype_of_the_true_ones(name):
     experts = QExperts({"gate_up_proj": finite_tensor(fmt, (2, 64, 32), 0), "down_proj": finite_tensor(fmt, (2, 32, 32), 1)})
     x = torch.randn(2, 3, 256)
     arguments = {
-        "linear": (x, torch.zeros(16), layer.handle, 16), "linear_gradient": (torch.randn(2, 3, 16), layer.handle, 256),
-        "embedding": (torch.tensor([[0, 3]]), table.handle, 256, torch.bfloat16),
-        "experts": (torch.randn(3, 32), torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1), experts.handle),
+        "linear": (x, torch.zeros(16), layer.handle.number, 16),
+        "linear_gradient": (torch.randn(2, 3, 16), layer.handle.number, 256),
+        "embedding": (torch.tensor([[0, 3]]), table.handle.number, 256, torch.bfloat16),
+        "experts": (torch.randn(3, 32), torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1), experts.handle.number),
     }[name]  # fmt: skip
     torch.library.opcheck(getattr(torch.ops.halfbyte, name).default, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -6,7 +6,9 @@ bfloat16 crosses as raw 16-bit words, since NumPy's own bfloat16 is ml_dtypes' a
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,60 @@ def is_torch(x: Any) -> bool:
     """True for a torch tensor; False without importing torch when the program has not."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+@functools.cache
+def torch_state() -> tuple[Callable[[], bool], Callable[..., bool]]:
+    """(recording, plain) of the torch that is loaded, which is therefore never asked for before a tensor is there.
+
+    recording()   True while a mode, a transform or a tracer observes operations
+    plain(x, …)   True for tensors whose memory may be read by address; None is skipped. False for fake, meta, functional,
+                  batched, sparse, nested, quantized and zero tensors, unresolved negation, and subclasses that dispatch in Python
+    """
+    torch = sys.modules["torch"]
+    core, forward_ad = torch._C, importlib.import_module("torch.autograd.forward_ad")
+    key = core.DispatchKey
+    names = (
+        "Python", "PythonTLSSnapshot", "FuncTorchBatched", "FuncTorchGradWrapper", "BatchedNestedTensor", "Functionalize", "Meta",
+        "Negative", "Conjugate", "ZeroTensor", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "NestedTensorCPU",
+        "NestedTensorCUDA", "QuantizedCPU", "QuantizedCUDA", "MkldnnCPU",
+    )  # fmt: skip
+    special = [getattr(key, name) for name in names if hasattr(key, name)]
+    modes, transforms, tracing = core._len_torch_dispatch_stack, core._functorch.peek_interpreter_stack, core._get_tracing_state
+    keys, known = core._dispatch_keys, {}
+
+    def recording() -> bool:
+        return bool(modes() or transforms() or tracing())
+
+    def plain(*tensors: Any) -> bool:
+        for x in tensors:
+            if x is None:
+                continue
+            found = keys(x)
+            code = found.raw_repr()
+            good = known.get(code)
+            if good is None:
+                good = known[code] = x.layout is torch.strided and not any(found.has(s) for s in special)
+            if not good or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None):
+                return False
+        return True
+
+    return recording, plain
+
+
+def check_memory(op: str, *arrays: Any) -> None:
+    """ShapeError for torch tensors that have no memory of their own, and while torch traces or transforms."""
+    tensors = [x for x in arrays if is_torch(x)]
+    if not tensors:
+        return
+    recording, plain = torch_state()
+    if not recording() and plain(*tensors):
+        return
+    kinds = ", ".join(f"{type(x).__name__} ({_dtype_word(x.layout)}, {x.device})" for x in tensors)
+    raise ShapeError(
+        f"[{op}] {kinds}; allowed: strided tensors with memory of their own, outside torch's modes and transforms. torch "
+        "traces the modules of halfbyte.torch; a sparse or nested tensor must be made dense"
+    )
 
 
 def records_gradient(x: Any) -> bool:

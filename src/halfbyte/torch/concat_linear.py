@@ -44,7 +44,7 @@ class ConcatLinear(PackedLinear):
         for weight in self.packed.values():
             ends.append(ends[-1] + weight.shape[0])
         parts = [
-            functional.linear(x, w.prepared, None if bias is None else bias[a:b], self.activations)
+            functional.compute(x, w.prepared, None if bias is None else bias[a:b], self.activations)
             for w, a, b in zip(self.packed.values(), ends, ends[1:], strict=False)
         ]
         return torch.cat(parts, dim=-1)

@@ -12,27 +12,56 @@ import itertools
 import weakref
 from typing import Any
 
+from torch.autograd import forward_ad
+from torch.fx import Proxy
+
 import torch
 from torch import Tensor
 
-from ..errors import BackendError
+from ..errors import BackendError, ShapeError
+from ..numerics.array_interop import torch_state
 
 _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
+
+
+class Handle:
+    """The number of a module for the operators.
+
+    number  for eager calls and for GPUs
+    tensor  the same as a 0-dimensional tensor, which torch.compile passes to a graph that layers of one shape share; an integer
+            of a module is a constant of the graph, so that every layer would be compiled separately
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.tensor = number, torch.tensor(number, device="cpu")
+
+
+_recording, _plain = torch_state()
+
+
+def needs_dispatch(*tensors: Tensor | None) -> bool:
+    """True where a module must call its operator: torch traces or transforms, or a tensor has no memory of its own."""
+    if torch.compiler.is_compiling() or _recording() or forward_ad._current_level >= 0:
+        return True
+    for x in tensors:
+        if x is not None and not isinstance(x, Tensor):  # torch.fx traces with proxies
+            return True
+    return not _plain(*tensors)
 
 
 def _operator(name: str, schema: str) -> Any:
     return torch.library.custom_op(name, mutates_args=(), schema=schema)
 
 
-def register(module: Any) -> int:
+def register(module: Any) -> Handle:
     """A handle of `module`, valid while the module exists."""
-    handle = next(_handles)
-    _modules[handle] = module
+    handle = Handle(next(_handles))
+    _modules[handle.number] = module
     return handle
 
 
-@_operator("halfbyte::linear", "(Tensor x, Tensor? bias, int handle, int n) -> Tensor")  # type: ignore[untyped-decorator]
+@_operator("halfbyte::linear", "(Tensor x, Tensor? bias, SymInt handle, SymInt n) -> Tensor")  # type: ignore[untyped-decorator]
 def _linear(x: Tensor, bias: Tensor | None, handle: int, n: int) -> Tensor:
     return _modules[handle].compute(x, bias)
 
@@ -42,7 +71,7 @@ def _linear_shape(x: Tensor, bias: Tensor | None, handle: int, n: int) -> Tensor
     return x.new_empty((*x.shape[:-1], n))
 
 
-@_operator("halfbyte::linear_gradient", "(Tensor g, int handle, int k) -> Tensor")  # type: ignore[untyped-decorator]
+@_operator("halfbyte::linear_gradient", "(Tensor g, SymInt handle, SymInt k) -> Tensor")  # type: ignore[untyped-decorator]
 def _linear_gradient(g: Tensor, handle: int, k: int) -> Tensor:
     return _modules[handle].gradient(g)
 
@@ -66,7 +95,7 @@ def _back(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
 _linear.register_autograd(_back, setup_context=_keep)
 
 
-@_operator("halfbyte::embedding", "(Tensor ids, int handle, int k, ScalarType dtype) -> Tensor")  # type: ignore[untyped-decorator]
+@_operator("halfbyte::embedding", "(Tensor ids, SymInt handle, SymInt k, ScalarType dtype) -> Tensor")  # type: ignore[untyped-decorator]
 def _embedding(ids: Tensor, handle: int, k: int, dtype: torch.dtype) -> Tensor:
     return _modules[handle].compute(ids)
 
@@ -76,7 +105,7 @@ def _embedding_shape(ids: Tensor, handle: int, k: int, dtype: torch.dtype) -> Te
     return ids.new_empty((*ids.shape, k), dtype=dtype)
 
 
-@_operator("halfbyte::experts", "(Tensor x, Tensor topk_ids, Tensor topk_weights, int handle) -> Tensor")  # type: ignore[untyped-decorator]
+@_operator("halfbyte::experts", "(Tensor x, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor")  # type: ignore[untyped-decorator]
 def _experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: int) -> Tensor:
     return _modules[handle].compute(x, topk_ids, topk_weights)
 
@@ -95,7 +124,205 @@ def _refuse(ctx: Any, g: Tensor) -> None:
 
 _experts.register_autograd(_refuse)
 
-linear: Any = torch.ops.halfbyte.linear
+
+@_operator("halfbyte::linear_at", "(Tensor x, Tensor? bias, Tensor handle, SymInt n) -> Tensor")  # type: ignore[untyped-decorator]
+def _linear_at(x: Tensor, bias: Tensor | None, handle: Tensor, n: int) -> Tensor:
+    return _modules[int(handle)].compute(x, bias)
+
+
+@_operator("halfbyte::linear_gradient_at", "(Tensor g, Tensor handle, SymInt k) -> Tensor")  # type: ignore[untyped-decorator]
+def _linear_gradient_at(g: Tensor, handle: Tensor, k: int) -> Tensor:
+    return _modules[int(handle)].gradient(g)
+
+
+@_operator("halfbyte::experts_at", "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor handle) -> Tensor")  # type: ignore[untyped-decorator]
+def _experts_at(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> Tensor:
+    return _modules[int(handle)].compute(x, topk_ids, topk_weights)
+
+
+_linear_at.register_fake(_linear_shape)
+_linear_gradient_at.register_fake(_linear_gradient_shape)
+_experts_at.register_fake(_experts_shape)
+_experts_at.register_autograd(_refuse)
+
+
+def _keep_at(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _, handle, _ = inputs
+    ctx.save_for_backward(handle)
+    ctx.k = x.shape[-1]
+
+
+def _back_at(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    wants_x, wants_bias = ctx.needs_input_grad[:2]
+    (handle,) = ctx.saved_tensors
+    back = torch.ops.halfbyte.linear_gradient_at(g, handle, ctx.k) if wants_x else None
+    return back, g.reshape(-1, g.shape[-1]).sum(0) if wants_bias else None, None, None
+
+
+_linear_at.register_autograd(_back_at, setup_context=_keep_at)
+
+
+def _front(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """x with its batch dimension first; a tensor without one is expanded."""
+    if x is None:
+        return None
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+@_linear.register_vmap  # type: ignore[untyped-decorator]
+def _linear_batched(info: Any, dims: Any, x: Tensor, bias: Tensor | None, handle: int, n: int) -> tuple[Tensor, int]:
+    rows = _front(x, dims[0], info.batch_size)
+    assert rows is not None
+    if dims[1] is None:
+        return torch.ops.halfbyte.linear(rows, bias, handle, n), 0
+    y = torch.ops.halfbyte.linear(rows, None, handle, n)
+    each = _front(bias, dims[1], info.batch_size)
+    assert each is not None
+    return y + each.reshape(info.batch_size, *(1,) * (y.ndim - 2), n).to(y.dtype), 0
+
+
+@_linear_gradient.register_vmap  # type: ignore[untyped-decorator]
+def _linear_gradient_batched(info: Any, dims: Any, g: Tensor, handle: int, k: int) -> tuple[Tensor, int]:
+    return torch.ops.halfbyte.linear_gradient(_front(g, dims[0], info.batch_size), handle, k), 0
+
+
+@_embedding.register_vmap  # type: ignore[untyped-decorator]
+def _embedding_batched(info: Any, dims: Any, ids: Tensor, handle: int, k: int, dtype: torch.dtype) -> tuple[Tensor, int]:
+    return torch.ops.halfbyte.embedding(_front(ids, dims[0], info.batch_size), handle, k, dtype), 0
+
+
+@_experts.register_vmap  # type: ignore[untyped-decorator]
+def _experts_batched(info: Any, dims: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: int) -> tuple[Tensor, int]:
+    flat = [_front(t, dim, info.batch_size) for t, dim in zip((x, topk_ids, topk_weights), dims, strict=False)]
+    y = torch.ops.halfbyte.experts(*(t.flatten(0, 1) for t in flat if t is not None), handle)
+    return y.unflatten(0, (info.batch_size, -1)), 0
+
+
+class _TransformedLinear(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
+    """`halfbyte::linear` under torch.func's transforms and forward-mode differentiation, which an operator's own rules lack."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, bias: Tensor | None, handle: int, n: int) -> Tensor:
+        y: Tensor = torch.ops.halfbyte.linear(x, bias, handle, n)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, _, ctx.handle, ctx.n = inputs
+        ctx.k = x.shape[-1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        wants_x, wants_bias = ctx.needs_input_grad[:2]
+        back = _TransformedGradient.apply(g, ctx.handle, ctx.k) if wants_x else None
+        return back, g.reshape(-1, g.shape[-1]).sum(0) if wants_bias else None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor | None, bias: Tensor | None, *rest: Any) -> Tensor | None:
+        if x is None:
+            return bias
+        y: Tensor = torch.ops.halfbyte.linear(x, bias, ctx.handle, ctx.n)
+        return y
+
+
+class _TransformedGradient(torch.autograd.Function):  # type: ignore[misc]
+    """`halfbyte::linear_gradient` under the same transforms; it is linear too, with the product as its gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, handle: int, k: int) -> Tensor:
+        y: Tensor = torch.ops.halfbyte.linear_gradient(g, handle, k)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        g, ctx.handle, ctx.k = inputs
+        ctx.n = g.shape[-1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return _TransformedLinear.apply(g, None, ctx.handle, ctx.n), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, g: Tensor, *rest: Any) -> Tensor:
+        y: Tensor = torch.ops.halfbyte.linear_gradient(g, ctx.handle, ctx.k)
+        return y
+
+
+def _strided(op: str, *tensors: Tensor | None) -> None:
+    """ShapeError for layouts that no rule of an operator covers."""
+    for x in tensors:
+        if x is not None and (x.is_nested or x.layout is not torch.strided or x.is_quantized):
+            kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
+            raise ShapeError(f"[{op}] a {kind} {type(x).__name__}; allowed: strided tensors. Make it dense first")
+
+
+def linear(x: Tensor, bias: Tensor | None, module: Handle, n: int) -> Tensor:
+    """x · wᵀ + bias of a module, as an operation that torch can trace, transform and differentiate."""
+    if torch.compiler.is_dynamo_compiling() and x.device.type == "cpu":
+        return torch.ops.halfbyte.linear_at(x, bias, module.tensor, n)  # type: ignore[no-any-return]
+    handle = module.number
+    if isinstance(x, Proxy):
+        node: Tensor = _traced(torch.ops.halfbyte.linear.default, x, bias, handle, n)
+        return node
+    if not torch.compiler.is_compiling():
+        _strided("linear", x, bias)
+        if _transforming():
+            y: Tensor = _TransformedLinear.apply(x, bias, handle, n)
+            return y
+    out: Tensor = torch.ops.halfbyte.linear(_resolved(x), _resolved(bias), handle, n)
+    return out
+
+
+def embedding(ids: Tensor, module: Handle, k: int, dtype: torch.dtype) -> Tensor:
+    """Rows of a module's table, as an operation that torch can trace and transform."""
+    handle = module.number
+    if isinstance(ids, Proxy):
+        node: Tensor = _traced(torch.ops.halfbyte.embedding.default, ids, handle, k, dtype)
+        return node
+    if not torch.compiler.is_compiling():
+        _strided("embedding", ids)
+    out: Tensor = torch.ops.halfbyte.embedding(_resolved(ids), handle, k, dtype)
+    return out
+
+
+def experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, module: Handle) -> Tensor:
+    """The mixture of a module's experts. BackendError under forward-mode differentiation, which has no rule for it."""
+    if torch.compiler.is_dynamo_compiling() and x.device.type == "cpu":
+        return torch.ops.halfbyte.experts_at(x, topk_ids, topk_weights, module.tensor)  # type: ignore[no-any-return]
+    handle = module.number
+    if isinstance(x, Proxy):
+        node: Tensor = _traced(torch.ops.halfbyte.experts.default, x, topk_ids, topk_weights, handle)
+        return node
+    if not torch.compiler.is_compiling():
+        _strided("experts", x, topk_ids, topk_weights)
+        if forward_ad._current_level >= 0:
+            raise BackendError("[experts] packed experts have no forward-mode derivative; use reverse mode")
+    out: Tensor = torch.ops.halfbyte.experts(_resolved(x), topk_ids, _resolved(topk_weights), handle)
+    return out
+
+
+def _traced(operator: Any, *args: Any) -> Any:
+    """The call of an operator as a node of the graph that torch.fx records."""
+    return args[0].tracer.create_proxy("call_function", operator, args, {})
+
+
+def _transforming() -> bool:
+    """True where `torch.func` differentiates or batches, or forward-mode differentiation is on."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    if innermost is not None:
+        return bool(innermost.key() != torch._C._functorch.TransformType.Functionalize)
+    return bool(forward_ad._current_level >= 0)
+
+
+def _resolved(x: Tensor | None) -> Tensor | None:
+    """x without a lazy negation or a lazy zero, whose memory does not hold its values."""
+    if x is None or torch.compiler.is_compiling():
+        return x
+    return x.clone() if x.is_neg() or x._is_zerotensor() else x
+
+
 linear_gradient: Any = torch.ops.halfbyte.linear_gradient
-embedding: Any = torch.ops.halfbyte.embedding
-experts: Any = torch.ops.halfbyte.experts

@@ -83,7 +83,7 @@ class QExperts(Packed):
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """x (m, k), topk_ids and topk_weights (m, top_k) -> (m, h) in x's dtype. Index e (a masked slot) contributes nothing."""
-        if torch.compiler.is_compiling():
+        if custom_ops.needs_dispatch(x, topk_ids, topk_weights):
             y: Tensor = custom_ops.experts(x, topk_ids, topk_weights, self.handle)
             return y
         return self.compute(x, topk_ids, topk_weights)
@@ -140,7 +140,7 @@ class QExperts(Packed):
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
         bias = getattr(self, f"{name}_bias")
-        return functional.linear(x, self._weight(name, expert), None if bias is None else bias[expert], self.activations)
+        return functional.compute(x, self._weight(name, expert), None if bias is None else bias[expert], self.activations)
 
     def _weight(self, name: str, expert: int) -> Prepared:
         if not self.stacked[name]:

@@ -1,11 +1,11 @@
-"""x · wᵀ on a packed weight as torch modules need it: without detours on the CPU, and with a gradient with respect to x.
+"""x · wᵀ on a packed weight for torch modules: by address on the CPU, and differentiable with respect to x.
 
-    linear(x, w, bias, activations="exact")      the product; w what `ops.prepare` returned
+    linear(x, w, bias, activations="exact")      the product; w is a result of `ops.prepare`
     embedding(ids, w, dtype)                     rows of w
     gradient(g, w)                               g · w, by slabs of decoded rows
 
-What a decoding step of a model pays beside the kernel is this module: a contiguous tensor on the CPU goes to the native core by
-its address. A packed weight has no gradient: train an adapter beside it.
+A contiguous tensor on the CPU is passed to the native core by address, which keeps the host time of a decoding step low. A packed
+weight has no gradient: train an adapter beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import ops
 from ..backends import Prepared
 from ..backends.cpu import MODES, native, native_of
+from ..numerics.array_interop import check_memory
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 SLAB_BYTES = 1 << 26
@@ -30,6 +31,12 @@ def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str 
     Differentiable with respect to x and bias; in the int8 mode the gradient is that of the exact product (the rounding of x
     passes it on unchanged). Raises what `ops.linear` raises.
     """
+    check_memory("linear", x, bias)
+    return compute(x, w, bias, activations)
+
+
+def compute(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str = "exact") -> Tensor:
+    """`linear` for a caller that has checked its tensors (`custom_ops.needs_dispatch`)."""
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         y: Tensor = _Linear.apply(x, bias, w, activations)
         return y
@@ -64,6 +71,12 @@ def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
 
     A single index on the CPU, a decoding step's, goes to the native core by address.
     """
+    check_memory("embedding", ids)
+    return rows(ids, w, dtype)
+
+
+def rows(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
+    """`embedding` for a caller that has checked its tensors."""
     code = DTYPES.get(dtype)
     if w.backend == "cpu" and code is not None and ids.dtype == torch.int64 and ids.is_cpu and ids.numel() == 1:
         n, k = w.shape
@@ -75,13 +88,13 @@ def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
     return y
 
 
-def gradient(g: Tensor, w: Prepared, rows: tuple[int, int] | None = None) -> Tensor:
+def gradient(g: Tensor, w: Prepared, bounds: tuple[int, int] | None = None) -> Tensor:
     """g · w, (..., n) -> (..., k) in g's dtype, summed in float32: the gradient of x · wᵀ with respect to x.
 
-    rows  the part of w's rows that made the product, all of them when None
+    bounds  the rows of w that made the product, all of them when None
     Rows are decoded exactly, `SLAB_BYTES` of them at a time, in float32 on the CPU and in g's dtype elsewhere.
     """
-    first, last = rows or (0, w.shape[0])
+    first, last = bounds or (0, w.shape[0])
     k = w.shape[1]
     dtype = torch.float32 if g.is_cpu else g.dtype
     flat = g.reshape(-1, last - first).to(dtype)

@@ -41,7 +41,7 @@ class SharedProduct:
         """x · wᵀ for the rows of layer `index`."""
         made = self._made  # read once: another thread may replace it
         if made is None or made[0]() is not x or made[1] is not weight:
-            y = functional.linear(x, weight, activations=activations)
+            y = functional.compute(x, weight, activations=activations)
             made = (weakref.ref(x), weight, y, (1 << len(self.bounds)) - 1)
         product, left = made[2], made[3] & ~(1 << index)
         # The product is released when every layer has taken its rows, so that none outlives the step.

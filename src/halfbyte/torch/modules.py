@@ -126,7 +126,7 @@ class PackedLinear(Packed):
     bias: nn.Parameter | None
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if custom_ops.needs_dispatch(x, self.bias):
             y: Tensor = custom_ops.linear(x, self.bias, self.handle, self.out_features)
             return y
         return self.compute(x, self.bias)
@@ -170,7 +170,7 @@ class QLinear(PackedLinear):
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x · wᵀ + bias, without the dispatcher."""
-        return functional.linear(x, self.packed[""].prepared, bias, self.activations)
+        return functional.compute(x, self.packed[""].prepared, bias, self.activations)
 
     def gradient(self, g: Tensor) -> Tensor:
         """g · w, the gradient of `compute` with respect to x."""
@@ -211,14 +211,14 @@ class QEmbedding(Packed):
         return super()._apply(fn, recurse)
 
     def forward(self, ids: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if custom_ops.needs_dispatch(ids):
             y: Tensor = custom_ops.embedding(ids, self.handle, self.embedding_dim, self.dtype)
             return y
         return self.compute(ids)
 
     def compute(self, ids: Tensor) -> Tensor:
         """The rows, without the dispatcher."""
-        y = functional.embedding(ids, self.weight.prepared, self.dtype)
+        y = functional.rows(ids, self.weight.prepared, self.dtype)
         return y if self.scale is None else y * self.scale
 
 
