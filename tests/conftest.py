@@ -1,12 +1,22 @@
-"""Shared test setup: with HALFBYTE_NO_SKIPS set (continuous integration), a skipped test is a failure."""
+"""Shared test setup: hypothesis profiles, environments of ecosystem tests, and skips that are failures.
+
+HALFBYTE_NO_SKIPS=1 (continuous integration) turns a skipped test, and a module skipped while it is collected, into a failure.
+HALFBYTE_ECOSYSTEM=NAME selects the tests marked `ecosystem("NAME")`, those that need that environment (`make test-ecosystem`).
+HALFBYTE_HYPOTHESIS=explore draws new examples at random (`make test-explore`); without it every run draws the same ones.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from support.producers.environments import ENVIRONMENTS
+
+pytest_plugins = ["pytester"]
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -17,7 +27,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.enviro
 settings.register_profile(
     "halfbyte", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
-settings.load_profile("halfbyte")
+settings.register_profile(
+    "explore", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow], derandomize=False, print_blob=True
+)
+settings.load_profile(os.environ.get("HALFBYTE_HYPOTHESIS", "halfbyte"))
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +45,48 @@ def _no_terminal_width(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    outcome = yield
-    report = outcome.get_result()
-    if report.skipped and os.environ.get("HALFBYTE_NO_SKIPS") and not hasattr(report, "wasxfail"):
+def environments_of(item: pytest.Item) -> set[str]:
+    """Names of the environments that a test's `ecosystem` marks give. Raises UsageError for none and for unknown ones."""
+    names: set[str] = set()
+    for mark in item.iter_markers("ecosystem"):
+        unknown = [name for name in mark.args if name not in ENVIRONMENTS]
+        if not mark.args or unknown:
+            raise pytest.UsageError(
+                f"{item.nodeid}: mark ecosystem({', '.join(map(repr, unknown))}); it takes names of tests/support/producers/"
+                f"environments.py: {', '.join(ENVIRONMENTS)}"
+            )
+        names |= set(mark.args)
+    return names
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check every mark; with HALFBYTE_ECOSYSTEM keep the tests of that environment alone."""
+    wanted = os.environ.get("HALFBYTE_ECOSYSTEM")
+    kept, dropped = [], []
+    for item in items:
+        names = environments_of(item)
+        (kept if wanted is None or wanted in names else dropped).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def _no_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.outcome == "skipped" and os.environ.get("HALFBYTE_NO_SKIPS") and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _no_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A module-level importorskip skips a whole file before any of its tests exists."""
+    report = yield
+    _no_skip(report)
+    return report

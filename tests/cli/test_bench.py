@@ -116,7 +116,7 @@ PEERS = all_peers()
 
 def installed_for_tests(name):
     """OpenVINO is no part of the test environment: 60 MB for a peer that `make test-ecosystem` looks at."""
-    return pytest.param(name, marks=pytest.mark.ecosystem) if name.startswith("openvino") else name
+    return pytest.param(name, marks=pytest.mark.ecosystem("applications")) if name.startswith("openvino") else name
 
 
 @pytest.mark.parametrize("name", [installed_for_tests(name) for name in PEERS])

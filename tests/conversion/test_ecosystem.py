@@ -1,7 +1,7 @@
 """Converted and quantized checkpoints in their own ecosystem's hands: what the producer's code reads is what we meant.
 
-Run by `make test-ecosystem` in an environment that has mlx and mlx-lm, compressed-tensors with transformers, or nvidia-modelopt.
-benchmarks/ecosystem-convert.md keeps the last run's log.
+`make test-ecosystem` runs each test in the environment of its reader: mlx and mlx-lm, compressed-tensors with transformers,
+nvidia-modelopt. benchmarks/ecosystem.log keeps the last run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import halfbyte
 from halfbyte.conversion import convert
 from support.conversion_models import plain_llama, write_llama
 
-pytestmark = pytest.mark.ecosystem
 
-
+@pytest.mark.ecosystem("mlx")
 @pytest.mark.parametrize("codec", ["affine4:g64", "int4:g64", "mxfp4", "affine3:g32", "int8:g32"])
 def test_mlx_reads_every_weight_as_it_is(tmp_path, codec):
-    mx = pytest.importorskip("mlx.core")
+    import mlx.core as mx
+
     folder, packed, _ = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="mlx")
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
@@ -37,11 +37,13 @@ def test_mlx_reads_every_weight_as_it_is(tmp_path, codec):
             assert np.array_equal(written[name].dequantize("float64"), packed[name].dequantize("float64"))
 
 
+@pytest.mark.ecosystem("mlx")
 @pytest.mark.parametrize("codec", ["affine4:g64", "int4:g64", "mxfp4", "affine8:g32"])
 def test_mlx_lm_runs_the_model(tmp_path, codec):
     """mlx-lm builds the model from our config and tensors, and its logits are those of the exact values to float32's rounding."""
-    mx = pytest.importorskip("mlx.core")
-    utils = pytest.importorskip("mlx_lm.utils")
+    import mlx.core as mx
+    import mlx_lm.utils as utils
+
     folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="mlx")
     model, _ = utils.load_model(tmp_path / "out")
@@ -55,12 +57,13 @@ def test_mlx_lm_runs_the_model(tmp_path, codec):
     assert np.abs(logits[0] - want).max() < 2e-3 * np.abs(want).max()
 
 
+@pytest.mark.ecosystem("compressed-tensors")
 @pytest.mark.parametrize("codec", ["int4:g64", "uint4:g64", "int8:channel", "mxfp4", "nvfp4", "fp8_e4m3"])
 def test_transformers_reads_compressed_tensors(tmp_path, codec):
     """from_pretrained decompresses our checkpoint through compressed-tensors itself: bfloat16 weights, bit for bit ours."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("compressed_tensors")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     folder, packed, _ = write_llama(tmp_path / "in", codec)
     done = convert(folder, tmp_path / "out", to="compressed-tensors")
     assert done.counts["lossy"] == 0
@@ -71,11 +74,13 @@ def test_transformers_reads_compressed_tensors(tmp_path, codec):
         assert np.array_equal(theirs, q.dequantize("bfloat16").astype(np.float32)), name
 
 
+@pytest.mark.ecosystem("modelopt")
 @pytest.mark.parametrize("codec", ["nvfp4", "mxfp4"])
 def test_modelopt_decodes_what_is_written(tmp_path, codec):
-    torch = pytest.importorskip("torch")
-    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+    import modelopt.torch.quantization.qtensor as qtensor
     from safetensors.torch import load_file
+
+    import torch
 
     folder, packed, _ = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="modelopt")

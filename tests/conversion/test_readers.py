@@ -1,7 +1,7 @@
 """Whole checkpoints of ours in engines that run them: their own code reads the files, builds the model and gives our logits.
 
-Run by `make test-ecosystem`, each test in an environment that has its engine: GPTQModel, AutoAWQ (with the transformers of its
-time), llama-cpp-python, onnx and onnxruntime, vLLM for the CPU. benchmarks/ecosystem-convert.md keeps the last run's log.
+`make test-ecosystem` runs each test in the environment of its engine: GPTQModel, AutoAWQ (with the transformers it was written
+for), llama-cpp-python, onnxruntime, vLLM for the CPU. benchmarks/ecosystem.log keeps the last run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from support.conversion_models import LLAMA_CONFIG, LLAMA_SHAPES, plain_llama, write_llama
 
-pytestmark = pytest.mark.ecosystem
 IDS = list(range(3, 35))
 """What `plain_llama` reads."""
 
@@ -34,6 +33,7 @@ def close(logits: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
     assert np.square(logits - wanted).mean() < (tolerance / 2) ** 2 * np.square(wanted).mean()
 
 
+@pytest.mark.ecosystem("gptqmodel")
 @pytest.mark.parametrize(
     ("codec", "to"),
     [("int4:g64", "gptq"), ("uint4:g64", "gptq"), ("int4:g64", "gptq-v2"), ("int8:g32", "gptq"), ("uint3:g32", "gptq-v2"),
@@ -41,8 +41,10 @@ def close(logits: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
 )  # fmt: skip
 def test_gptqmodel_runs_the_model(tmp_path, codec, to):
     """GPTQModel's torch kernel on the CPU: each weight it decodes is ours in its dtype, its logits those of the values."""
-    torch = pytest.importorskip("torch")
-    gptqmodel = pytest.importorskip("gptqmodel")
+    import gptqmodel
+
+    import torch
+
     folder, _, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to=to, scale_dtype="float16", lossy=True)
     _tokenizer_beside(tmp_path / "out")
@@ -62,11 +64,14 @@ def test_gptqmodel_runs_the_model(tmp_path, codec, to):
     close(logits, wanted, 0.02)
 
 
+@pytest.mark.ecosystem("gptqmodel")
 @pytest.mark.parametrize("to", ["gptq", "gptq-v2"])
 def test_gptqmodel_reads_an_order_of_inputs(tmp_path, to):
     """act-order: g_idx says which group each input is in."""
-    torch = pytest.importorskip("torch")
-    layer = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch")
+    import gptqmodel.nn_modules.qlinear.torch as layer
+
+    import torch
+
     rng = np.random.default_rng(0)
     q = quantize(rng.standard_normal((64, 128)).astype(np.float32), "uint4:g32", scale_dtype="float16")
     index = rng.permutation(np.repeat(np.arange(4, dtype=np.int32), 32))
@@ -83,14 +88,16 @@ def test_gptqmodel_reads_an_order_of_inputs(tmp_path, to):
     assert np.array_equal(module.dequantize_weight().T.numpy(), q.dequantize("float16"))
 
 
+@pytest.mark.ecosystem("autoawq")
 @pytest.mark.parametrize("codec", ["uint4:g64", "int4:g64", "uint4:g32", "int4:channel"])
 def test_autoawq_runs_the_model(tmp_path, codec):
     """AutoAWQ's WQLinear_GEMM on its torch path, in transformers' Llama, its buffers loaded from our file by name."""
-    torch = pytest.importorskip("torch")
-    gemm = pytest.importorskip("awq.modules.linear.gemm")
-    packing = pytest.importorskip("awq.utils.packing_utils")
-    transformers = pytest.importorskip("transformers")
+    import awq.modules.linear.gemm as gemm
+    import awq.utils.packing_utils as packing
     from safetensors.torch import load_file
+
+    import torch
+    import transformers
 
     folder, _, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="awq", scale_dtype="float16", lossy=True)
@@ -118,12 +125,13 @@ def test_autoawq_runs_the_model(tmp_path, codec):
     close(logits, plain_llama(held, dense), 0.02)
 
 
+@pytest.mark.ecosystem("compressed-tensors")
 @pytest.mark.parametrize("codec", ["int4:g64", "uint4:g64", "mxfp4", "nvfp4"])
 def test_transformers_runs_compressed_tensors(tmp_path, codec):
     """The decompressed model in float32: the logits of the exact values, rounded once to bfloat16."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("compressed_tensors")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to="compressed-tensors")
     config = transformers.CompressedTensorsConfig(run_compressed=False)
@@ -137,12 +145,13 @@ VLLM = [("int4:g64", "gptq"), ("uint4:g64", "awq"), ("int4:g64", "compressed-ten
 """What vLLM 0.32 has kernels for on a CPU."""
 
 
+@pytest.mark.ecosystem("vllm")
 @pytest.mark.parametrize(("codec", "to"), VLLM)
 def test_vllm_runs_the_model(tmp_path, monkeypatch, codec, to):
     """vLLM's CPU engine: the log probabilities of every token of a prompt are those of the values."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    vllm = pytest.importorskip("vllm")
+    import vllm
     from vllm.distributed import cleanup_dist_env_and_memory
 
     folder, packed, dense = write_llama(tmp_path / "in", codec)
@@ -162,15 +171,22 @@ def test_vllm_runs_the_model(tmp_path, monkeypatch, codec, to):
     close(theirs, ours, 0.02)
 
 
-@pytest.mark.parametrize("to", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "iq4_nl", "nvfp4"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+LLAMA_CPP = [
+    (name, to)
+    for name in ("llama", "qwen3", "gemma3")
+    for to in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "iq4_nl", "nvfp4")
+    if (name, to) != ("gemma3", "nvfp4")
+]
+"""llama.cpp applies no tensor scale to Gemma 3's feed-forward weights: its logits of an NVFP4 file are NaN."""
+
+
+@pytest.mark.ecosystem("llama-cpp-python")
+@pytest.mark.parametrize(("name", "to"), LLAMA_CPP)
 def test_llama_cpp_runs_the_model(tmp_path, name, to):
     """A tiny model quantized to a GGUF: llama.cpp's logits are ours, to what its 8-bit activations lose."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    if (name, to) == ("gemma3", "nvfp4"):
-        pytest.skip("llama.cpp multiplies Gemma 3's feed-forward weights by no tensor scale: its logits are NaN")
+    import llama_cpp
+
+    import torch
     from support.gguf_models import VOCABULARY, dense_model, write
 
     source = write(tmp_path / "in.gguf", name, dense_model(name), False)
@@ -190,11 +206,12 @@ def test_llama_cpp_runs_the_model(tmp_path, name, to):
         assert np.square(logits - wanted).sum() < 0.3 * np.square(logits - source_logits).sum()
 
 
+@pytest.mark.ecosystem("llama-cpp-python")
 def test_llama_cpp_runs_what_a_folder_was_converted_to(tmp_path):
     """Folder to GGUF by --like: rows of q and k in llama.cpp's order, its tokenizer and key-values, our bits."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    import llama_cpp
+
+    import torch
     from support.gguf_models import VOCABULARY, dense_model, write
 
     model = dense_model("llama")
@@ -212,15 +229,16 @@ def test_llama_cpp_runs_what_a_folder_was_converted_to(tmp_path):
     close(logits, wanted, 0.05)
 
 
-@pytest.mark.parametrize("codec", ["int4:g32", "uint4:g32", "int4:g128", "uint8:g64", "uint2:g32"])
-@pytest.mark.parametrize("k", [256, 288])
+@pytest.mark.ecosystem("onnxruntime")
+@pytest.mark.parametrize(
+    ("codec", "k"),
+    [("int4:g128", 256)] + [(c, k) for c in ("int4:g32", "uint4:g32", "uint8:g64", "uint2:g32") for k in (256, 288)],
+)  # the golden files have a short last block of 128
 def test_onnxruntime_multiplies_by_what_is_written(codec, k):
     """MatMulNBits on our initializers: one-hot inputs give our values, exactly; others our product to float32's rounding."""
-    onnx = pytest.importorskip("onnx")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    size = int(codec.rpartition("g")[2])
-    if k % size and size == 128:
-        pytest.skip("a short last block of 128 is tested by the golden files")
+    import onnx
+    import onnxruntime
+
     n, rng = 24, np.random.default_rng(k)
     q = quantize(rng.standard_normal((n, k)).astype(np.float32), format_named(codec, scale_dtype="float32"))
     layout = LAYOUTS["onnx"]

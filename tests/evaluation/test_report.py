@@ -19,7 +19,7 @@ from halfbyte.evaluation.compare import Comparison, LayerDrift
 from halfbyte.evaluation.perplexity import Perplexity
 from halfbyte.evaluation.report import report
 
-pytestmark = pytest.mark.ecosystem
+pytestmark = pytest.mark.ecosystem("applications")
 
 MEASURE = """
 addEventListener("load", () => {

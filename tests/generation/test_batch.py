@@ -115,10 +115,9 @@ def test_a_prompt_in_pieces_gives_the_text_of_one_pass(tmp_path, monkeypatch):
     assert passes.count(5) == 2
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 def test_lm_evaluation_harness_gives_the_models_likelihoods(loaded):
     """Through the harness's own class; needs lm_eval."""
-    pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
     from lm_eval.api.registry import get_model
 

@@ -80,11 +80,9 @@ def test_the_command(folder, capsys, monkeypatch):
     assert capsys.readouterr().out.strip() == first["text"].strip()
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 def test_the_server_answers_as_the_model(folder, loaded):
     """Chat and text completions through HTTP; needs transformers[serving] and httpx."""
-    for package in ("fastapi", "httpx", "openai", "uvicorn"):
-        pytest.importorskip(package)
     from fastapi.testclient import TestClient
 
     from halfbyte.transformers.serve import server
@@ -109,8 +107,6 @@ def test_the_server_answers_as_the_model(folder, loaded):
 @pytest.fixture
 def listening(folder, tmp_path):
     """OpenAI clients of two servers on ports of their own: the model, and the model without its chat template."""
-    for package in ("fastapi", "openai", "uvicorn"):
-        pytest.importorskip(package)
     import openai
     import uvicorn
 
@@ -135,7 +131,7 @@ def listening(folder, tmp_path):
         thread.join(20)
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 def test_openais_client_talks_to_the_server(listening, loaded):
     """Streamed and whole; a model without a chat template continues text and says why it does not converse."""
     import openai
@@ -160,13 +156,11 @@ def test_openais_client_talks_to_the_server(listening, loaded):
     assert "[serve] the tokenizer has no chat template" in refused.value.response.text
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("template", [True, False])
 def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
     """Whatever answers: a route, the router (404, 405), validation (422), transformers (400), the middleware for want of
     a template (400), an exception (500). A preflight is allowed at every path. Without `cors` no reply has them."""
-    for package in ("fastapi", "httpx", "openai", "uvicorn"):
-        pytest.importorskip(package)
     from fastapi.testclient import TestClient
 
     from halfbyte.transformers.serve import CONVERSATIONS, server

@@ -1,7 +1,6 @@
-"""Decoders against the producers' own packages, where these are installed: random bytes, every output dtype, bit for bit.
+"""Decoders against the producers' own packages: random bytes, every output dtype, bit for bit.
 
-Run by `make test-ecosystem` in an environment that has mlx, torchao, bitsandbytes, hqq, onnxruntime and onnx, or
-nvidia-modelopt.
+`make test-ecosystem` runs each test in its producer's environment.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from halfbyte.layouts import LAYOUTS
 from support.golden_case import same_numbers
 from support.random_tensors import random_array
 
-pytestmark = pytest.mark.ecosystem
 DTYPES = ("float32", "float16", "bfloat16")
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -52,10 +50,12 @@ def torch_dtypes() -> dict[str, object]:
     return {d: getattr(torch, d) for d in DTYPES}
 
 
+@pytest.mark.ecosystem("mlx")
 @pytest.mark.parametrize(("scales", "biases"), list(itertools.product(DTYPES, DTYPES)))
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
 def test_mlx_affine(bits: int, scales: str, biases: str) -> None:
-    mx = pytest.importorskip("mlx.core")
+    import mlx.core as mx
+
     mx.set_default_device(mx.cpu)
     rng = np.random.default_rng(bits)
     words = random_array(rng, np.uint32, 8, 256 * bits // 32)
@@ -68,10 +68,12 @@ def test_mlx_affine(bits: int, scales: str, biases: str) -> None:
     check("mlx", {"weight": words, "scales": s, "biases": b}, {"bits": bits, "group_size": 64, "mode": "affine"}, answers)
 
 
+@pytest.mark.ecosystem("mlx")
 @pytest.mark.parametrize(("mode", "bits", "group"), [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)])
 @pytest.mark.parametrize("amax", [None, 0.37, 1e-35])
 def test_mlx_block_modes(mode: str, bits: int, group: int, amax: float | None) -> None:
-    mx = pytest.importorskip("mlx.core")
+    import mlx.core as mx
+
     mx.set_default_device(mx.cpu)
     if amax is not None and mode != "nvfp4":
         return
@@ -91,9 +93,11 @@ def test_mlx_block_modes(mode: str, bits: int, group: int, amax: float | None) -
     check("mlx", tensors, {"mode": mode}, answers)
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("element", ["float4_e2m1fn_x2", "fp6_e2m3", "fp6_e3m2", "float8_e4m3fn", "float8_e5m2"])
 def test_torchao_mx(element: str) -> None:
-    mx_tensor = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
+    import torchao.prototype.mx_formats.mx_tensor as mx_tensor
+
     import torch
 
     rng = np.random.default_rng(0)
@@ -108,9 +112,11 @@ def test_torchao_mx(element: str) -> None:
     check("torchao", {"weight_qdata": codes, "weight_scale": scales}, {"elem_dtype": element}, answers)
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("factor", [None, 0.0123, 1e-30])
 def test_torchao_nvfp4(factor: float | None) -> None:
-    nvfp4 = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
+    import torchao.prototype.mx_formats.nvfp4_tensor as nvfp4
+
     import torch
 
     rng = np.random.default_rng(0)
@@ -124,10 +130,12 @@ def test_torchao_nvfp4(factor: float | None) -> None:
     check("torchao", tensors, {}, {d: w.dequantize(dt) for d, dt in torch_dtypes().items()})
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("scale", DTYPES)
 @pytest.mark.parametrize("codes", [np.int8, np.uint8], ids=["int8", "uint8"])
 def test_torchao_affine(codes, scale: str) -> None:
-    primitives = pytest.importorskip("torchao.quantization.quant_primitives")
+    import torchao.quantization.quant_primitives as primitives
+
     import torch
 
     rng = np.random.default_rng(0)
@@ -144,10 +152,12 @@ def test_torchao_affine(codes, scale: str) -> None:
     check("torchao", tensors, {"bits": 8, "block_size": [1, 32]}, answers)
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("group", [64, 4096])
 @pytest.mark.parametrize("shape", [(16, 128), (7, 10), (9, 64), (5, 21)], ids=str)
 def test_bitsandbytes_nf4(shape: tuple[int, int], group: int) -> None:
-    functional = pytest.importorskip("bitsandbytes.functional")
+    import bitsandbytes.functional as functional
+
     import torch
 
     rng = np.random.default_rng(0)
@@ -167,8 +177,10 @@ def test_bitsandbytes_nf4(shape: tuple[int, int], group: int) -> None:
     check("bitsandbytes", tensors, {"shape": list(shape), "quant_type": "nf4", "blocksize": group}, answers)
 
 
+@pytest.mark.ecosystem("transformers")
 def test_bitsandbytes_double_quantized_and_int8() -> None:
-    functional = pytest.importorskip("bitsandbytes.functional")
+    import bitsandbytes.functional as functional
+
     import torch
 
     weight, state = functional.quantize_4bit(torch.randn(64, 320), blocksize=64, compress_statistics=True, quant_type="nf4")
@@ -183,13 +195,15 @@ def test_bitsandbytes_double_quantized_and_int8() -> None:
     check("bitsandbytes", rows, {}, {"float32": functional.int8_vectorwise_dequant(*(tensor(t) for t in rows.values()))})
 
 
+@pytest.mark.ecosystem("hqq")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(
     ("bits", "packing", "per"), [(8, "8bit_u8", 1), (4, "4bit_u8", 2), (3, "3bit_32", 10), (2, "2bit_u8", 4), (1, "1bit_u8", 8)]
 )
 def test_hqq(bits: int, packing: str, per: int, axis: int, dtype: str) -> None:
-    quantizer = pytest.importorskip("hqq.core.quantize").Quantizer
+    from hqq.core.quantize import Quantizer
+
     rng = np.random.default_rng(bits)
     n, k, group = 16, 128, 64
     count = n * k // group
@@ -204,17 +218,20 @@ def test_hqq(bits: int, packing: str, per: int, axis: int, dtype: str) -> None:
         "packing": packing, "view_as_float": False, "nbits": bits, "group_size": group, "axis": axis, "shape": (n, k),
         "scale": tensor(tensors["scale"]), "zero": tensor(tensors["zero"]), "compute_dtype": torch_dtypes()[dtype],
     }  # fmt: skip
-    answer = quantizer.dequantize(tensor(tensors["W_q"]), meta)
+    answer = Quantizer.dequantize(tensor(tensors["W_q"]), meta)
     config = {"nbits": bits, "axis": axis, "shape": [n, k], "group_size": group}
     check("hqq", tensors, config, {d: answer.to(dt) for d, dt in torch_dtypes().items()})
 
 
+@pytest.mark.ecosystem("onnxruntime")
 @pytest.mark.parametrize("k", [128, 100])
 @pytest.mark.parametrize("zeros", ["packed", "float", "default"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_onnxruntime(bits: int, dtype: str, zeros: str, k: int) -> None:
-    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    import onnx
+    import onnxruntime as runtime
+
     if bits == 8 and zeros == "float":
         return  # the runtime's CPU kernel refuses it
     rng = np.random.default_rng(bits)
@@ -245,10 +262,12 @@ def test_onnxruntime(bits: int, dtype: str, zeros: str, k: int) -> None:
     check("onnx", tensors, attributes, {"float32": answer})
 
 
+@pytest.mark.ecosystem("modelopt")
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8", "INT4QTensor", "NF4QTensor"])
 @pytest.mark.parametrize("held", DTYPES)
 def test_modelopt(kind: str, held: str) -> None:
-    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+    import modelopt.torch.quantization.qtensor as qtensor
+
     import torch
 
     rng = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 """Encoders against the producers' own packages: random weights of every dtype and magnitude, bit for bit.
 
-Run by `make test-ecosystem` in an environment that has mlx, compressed-tensors, torchao, bitsandbytes or nvidia-modelopt.
+`make test-ecosystem` runs each test in its producer's environment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import pytest
 from halfbyte.numerics.bits import unpack
 from halfbyte.tensor.quantize import quantize
 
-pytestmark = pytest.mark.ecosystem
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(np.float32), BF16, np.dtype(np.float16)]
 SEEDS = range(6)
@@ -60,6 +59,7 @@ def codes_of(q) -> np.ndarray:
     return unpack(q.parts["codes"], q.format.bits, q.shape[-1])
 
 
+@pytest.mark.ecosystem("mlx")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
@@ -68,7 +68,8 @@ def codes_of(q) -> np.ndarray:
     + [(f"affine{b}:g{g}", "affine", {"bits": b, "group_size": g}) for b in (1, 2, 3, 4, 5, 6, 8) for g in (32, 64, 128)],
 )
 def test_mlx(word, mode, options, seed, dtype):
-    mx = pytest.importorskip("mlx.core")
+    import mlx.core as mx
+
     x = weights(seed, dtype)
     array = mx.array(x.astype(np.float32)).astype({"bfloat16": mx.bfloat16}.get(dtype.name) or getattr(mx, dtype.name))
     policy = "mlx"
@@ -86,12 +87,12 @@ def test_mlx(word, mode, options, seed, dtype):
 MX_ELEMENTS = ["mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2"]
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", ["floor", "rceil", "even", "ceil"])
 @pytest.mark.parametrize("word", MX_ELEMENTS)
 def test_torchao_mx(word, mode, seed, dtype):
-    pytest.importorskip("torchao")
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
 
@@ -108,11 +109,11 @@ def test_torchao_mx(word, mode, seed, dtype):
     same_bits(q.parts["codes"] if word == "mxfp4" else codes_of(q), bits_of(data))
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("levels", [1, 2])
 def test_torchao_nvfp4(levels, seed, dtype):
-    pytest.importorskip("torchao")
     from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
     x = weights(seed, dtype)
@@ -123,12 +124,12 @@ def test_torchao_nvfp4(levels, seed, dtype):
     same_bits(q.parts["codes"], bits_of(data))
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mapping", ["SYMMETRIC", "ASYMMETRIC"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_torchao_intx(bits, mapping, seed, dtype):
-    pytest.importorskip("torchao")
     from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
 
     import torch
@@ -146,6 +147,7 @@ def test_torchao_intx(bits, mapping, seed, dtype):
         np.testing.assert_array_equal(q.parts["zeros"].reshape(-1) - half, zero.numpy().reshape(-1))
 
 
+@pytest.mark.ecosystem("compressed-tensors")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
@@ -156,7 +158,6 @@ def test_torchao_intx(bits, mapping, seed, dtype):
     + [("fp8_e4m3", {"num_bits": 8})],
 )
 def test_compressed_tensors(word, args, seed, dtype):
-    pytest.importorskip("compressed_tensors")
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.lifecycle.forward import quantize as ct_quantize
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -200,10 +201,10 @@ def test_compressed_tensors(word, args, seed, dtype):
     same_bits(ours, whole.float().numpy())
 
 
+@pytest.mark.ecosystem("modelopt")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_modelopt_mx(seed, dtype):
-    pytest.importorskip("modelopt")
     from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor
 
     x = weights(seed, dtype)
@@ -217,10 +218,10 @@ def test_modelopt_mx(seed, dtype):
     same_bits(q.parts["codes"], bits_of(data._quantized_data))
 
 
+@pytest.mark.ecosystem("modelopt")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_modelopt_nvfp4(seed, dtype):
-    pytest.importorskip("modelopt")
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
     x = weights(seed, dtype)
@@ -231,10 +232,10 @@ def test_modelopt_nvfp4(seed, dtype):
     same_bits(q.parts["codes"], data._quantized_data.numpy())
 
 
+@pytest.mark.ecosystem("modelopt")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_modelopt_int4_and_nf4(seed, dtype):
-    pytest.importorskip("modelopt")
     from modelopt.torch.quantization.qtensor import INT4QTensor, NF4QTensor
 
     x = weights(seed, dtype)[13:]  # groups of zeros, and in float16 tiny ones, give it infinite scales and undefined casts
@@ -258,12 +259,14 @@ def test_modelopt_int4_and_nf4(seed, dtype):
     assert float(q.parts["nested_offset"]) == float(offset)
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("block", [64, 128, 256, 1024, 4096])
 @pytest.mark.parametrize(("word", "kind"), [("nf4", "nf4"), ("bnb_fp4", "fp4")])
 def test_bitsandbytes_4bit(word, kind, block, seed, dtype):
-    functional = pytest.importorskip("bitsandbytes.functional")
+    import bitsandbytes.functional as functional
+
     x = weights(seed, dtype, n=45, k=200)
     packed, state = functional.quantize_4bit(tensor(x), blocksize=block, quant_type=kind)
     q = quantize(x, f"{word}:g{block}", "bitsandbytes")
@@ -272,10 +275,12 @@ def test_bitsandbytes_4bit(word, kind, block, seed, dtype):
     same_bits(q.parts["scales"], state.absmax.numpy())
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rows", [1, 40, 300])
 def test_bitsandbytes_nested_absmax(rows, seed):
-    functional = pytest.importorskip("bitsandbytes.functional")
+    import bitsandbytes.functional as functional
+
     x = np.random.default_rng(seed).standard_normal((rows, 1280)).astype(np.float32)
     x = x if seed else np.ones_like(x)  # nothing left over its mean
     _, state = functional.quantize_4bit(tensor(x), blocksize=64, quant_type="nf4", compress_statistics=True)
@@ -286,9 +291,11 @@ def test_bitsandbytes_nested_absmax(rows, seed):
     same_bits(q.parts["nested_map"], state.state2.code.numpy())
 
 
+@pytest.mark.ecosystem("transformers")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bitsandbytes_int8(seed):
-    functional = pytest.importorskip("bitsandbytes.functional")
+    import bitsandbytes.functional as functional
+
     x = weights(seed, np.dtype(np.float16))[3:]
     codes, stats, _ = functional.int8_vectorwise_quant(tensor(x))
     q = quantize(x, "bnb_int8", "bitsandbytes")

@@ -152,20 +152,20 @@ REFUSED = {"modelopt/gpt_oss-mxfp4": "scale groups along the outputs"}
 """What a producer writes and no product can read."""
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("path", [p for p in WRITTEN if name_of(p) in REFUSED], ids=name_of)
 def test_written_checkpoints_that_are_refused(path):
     with pytest.raises(UnsupportedError, match=REFUSED[name_of(path)]):
         load_model(path)
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("path", [p for p in WRITTEN if name_of(p) not in REFUSED], ids=name_of)
 def test_written_checkpoints_load_as_the_dense_model(path):
     check(path)
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("path", [p for p in WRITTEN if p.suffix != ".gguf" and not p.stem.endswith("-awq")], ids=name_of)
 def test_written_weights_are_near_the_originals(path):
     """Every packed matrix against the dense one it was made from: four bits cost less than a fifth in relative RMS. (AWQ folds
@@ -180,7 +180,7 @@ def test_written_weights_are_near_the_originals(path):
     assert compared >= 2
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("path", [p for p in WRITTEN if name_of(p) not in REFUSED], ids=name_of)
 def test_written_models_answer_as_the_originals(path):
     """Logits against the dense model's that was quantized: gate for up, or rows in another order, would leave nothing of them.
@@ -212,7 +212,7 @@ def test_what_is_kept_is_in_the_log():
     assert {name_of(p) for p in KEPT} <= listed()
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("applications")
 @pytest.mark.skipif(not PRODUCED.is_dir(), reason="make test-ecosystem lets the producers write")
 def test_everything_that_the_log_lists_was_written():
     """A producer whose environment broke writes nothing, which no other test would see."""

@@ -1,9 +1,8 @@
 """Every producer in an environment of its own: python tests/support/producers/run.py OUT [--venvs FOLDER] [--only NAME ...].
 
-Makes the environments that are not there (1 to 2 GB each, half an hour in all, and a compiler for llama.cpp), lets each write its
-tiny models into OUT/NAME, and prints a table of what was written and what was refused, and why. Every package of an environment
-has the version of versions/NAME.txt (`pip freeze` of one that worked, Python 3.11): a producer names few of those it imports.
-`make test-ecosystem` does this, then runs the tests that load what lies in OUT.
+Makes the environments that are missing (environments.py; 1 to 2 GB each, half an hour in all, and a compiler for llama.cpp), lets
+each write its tiny models into OUT/NAME, and prints a table of what was written and what was refused, with the producer's reason.
+`make test-ecosystem` does this, then runs the tests of every environment, those that load OUT among them.
 """
 
 from __future__ import annotations
@@ -16,32 +15,10 @@ import sys
 import tarfile
 from pathlib import Path
 
+from environments import SETTINGS, WRITERS, python_of
+
 HERE = Path(__file__).parent
-TORCH = "torch==2.13.0"
 LLAMA_CPP = "llama-cpp-python==0.3.36"
-# name -> what pip is given, one call after another
-PRODUCERS: dict[str, list[list[str]]] = {
-    "gptqmodel": [[TORCH, "setuptools", "wheel", "ninja", "requests"], [TORCH, "gptqmodel==7.5.0", "--no-build-isolation"]],
-    "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
-    "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
-    "modelopt": [[TORCH, "transformers==5.24.0", "nvidia-modelopt==0.47.0", "accelerate", "requests"]],  # imports it unasked
-    "transformers": [[TORCH, "transformers==5.24.0", "bitsandbytes==0.50.2", "torchao==0.18.0", "accelerate"]],
-    "hqq": [[TORCH, "transformers==5.24.0", "hqq==0.2.8.post1", "accelerate"]],
-    "mlx": [["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "transformers==5.24.0"]],
-    "llamacpp": [[TORCH, "transformers==5.24.0", "gguf==0.19.0", "sentencepiece", "protobuf", "scikit-build-core", "flit-core"]],
-}
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-
-
-def python_of(venvs: Path, name: str) -> Path:
-    """The interpreter of a producer's environment, which is made if it is not there."""
-    python = venvs / name / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
-        for arguments in PRODUCERS[name]:
-            pinned = ["-c", str(HERE / "versions" / f"{name}.txt")]
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pinned, *arguments], check=True)
-    return python
 
 
 def llama_cpp(venvs: Path, python: Path) -> dict[str, str]:
@@ -71,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--venvs", type=Path, default=Path(".venv-producers"))
-    parser.add_argument("--only", nargs="*", default=list(PRODUCERS))
+    parser.add_argument("--only", nargs="*", default=list(WRITERS), choices=list(WRITERS))
     given = parser.parse_args()
     out, venvs = given.out.absolute(), given.venvs.absolute()
     if not (out / "dense").exists():
@@ -85,7 +62,7 @@ def main() -> None:
             print(f"| {name} | | not installed: {error} |", flush=True)
             continue
         command = [str(python), str(HERE / f"{name}_write.py"), str(out / "dense"), str(out / name)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT | tools, cwd=out)
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | SETTINGS | tools, cwd=out)
         (out / f"{name}.log").write_text(done.stdout + done.stderr)
         found = False
         for line in done.stdout.splitlines():
