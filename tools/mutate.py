@@ -45,6 +45,11 @@ GOLDEN = [
     f"tests/layouts/test_golden_{p}.py"
     for p in ("mlx", "compressed_tensors", "modelopt", "torchao", "hqq", "bitsandbytes", "gguf", "onnxruntime", "gptq")
 ]
+LAYOUTS = ["tests/layouts", "tests/checkpoints/test_golden.py", "tests/checkpoints/test_open.py", "tests/conversion/test_edges.py"]
+LAYOUTS += ["tests/conversion/test_write.py"]
+CHECKPOINTS = ["tests/checkpoints", "tests/cli/test_failures.py", "tests/conversion/test_write.py", "tests/conversion/test_resume.py"]
+CONVERSION = ["tests/conversion/test_edges.py", "tests/conversion/test_conditions.py", "tests/conversion/test_rare_conditions.py"]
+CONVERSION += ["tests/conversion/test_write.py", "tests/conversion", "tests/cli/test_convert.py", "tests/cli/test_quantize.py"]
 TESTS: list[tuple[str, list[str]]] = [
     ("formats/ggml", ["tests/formats", "tests/layouts/test_golden_gguf.py", "tests/layouts/test_gguf.py"]),
     ("formats/decode", ["tests/numerics/test_exact.py", "tests/formats", *GOLDEN, "tests/tensor"]),
@@ -63,6 +68,26 @@ TESTS: list[tuple[str, list[str]]] = [
     ("tensor/row_view", ["tests/tensor/test_row_view.py", "tests/verification/test_compare.py"]),
     ("tensor/quantize", QUANTIZE),
     ("tensor", ["tests/tensor"]),
+    ("layouts/awq", ["tests/layouts/test_awq.py", *LAYOUTS]),
+    ("layouts/gguf", ["tests/layouts/test_gguf.py", "tests/layouts/test_golden_gguf.py", "tests/checkpoints/test_gguf_reader.py"]),
+    ("layouts/gptq", ["tests/layouts/test_gptq.py", *LAYOUTS]),
+    ("layouts/hqq", ["tests/layouts/test_hqq.py", *LAYOUTS]),
+    ("layouts/mlx", ["tests/layouts/test_mlx.py", *LAYOUTS]),
+    ("layouts/onnx", ["tests/layouts/test_onnx.py", *LAYOUTS]),
+    ("layouts/torchao", ["tests/layouts/test_torchao.py", *LAYOUTS]),
+    ("layouts/modelopt", ["tests/layouts/test_modelopt.py", "tests/layouts/test_modelopt_stacked_experts.py", *LAYOUTS]),
+    ("layouts/bitsandbytes", ["tests/layouts/test_bitsandbytes.py", *LAYOUTS]),
+    ("layouts/compressed_tensors", ["tests/layouts/test_compressed_tensors.py", *LAYOUTS]),
+    ("layouts/quant_config/safe_regex", ["tests/layouts/test_safe_regex.py"]),
+    ("layouts/quant_config/module_rules", ["tests/layouts/test_module_rules.py", *LAYOUTS]),
+    ("layouts", LAYOUTS),
+    ("checkpoints/gguf", ["tests/checkpoints/test_gguf_reader.py", "tests/checkpoints/test_gguf_hostile.py", *CHECKPOINTS]),
+    ("checkpoints/safetensors", ["tests/checkpoints/test_safetensors_hostile.py", *CHECKPOINTS]),
+    ("checkpoints/findings", ["tests/checkpoints/test_findings.py", *CHECKPOINTS]),
+    ("checkpoints/inspect", ["tests/checkpoints/test_inspect.py", *CHECKPOINTS]),
+    ("checkpoints", CHECKPOINTS),
+    ("conversion/to_dense", ["tests/conversion/test_to_dense.py", *CONVERSION]),
+    ("conversion", CONVERSION),
 ]
 """Source prefix -> test files and folders in the order they run, those that fail soonest first."""
 
