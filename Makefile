@@ -8,7 +8,7 @@ JOBS ?= 2
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test docs lint test-gpu test-slow test-ecosystem test-neon test-sanitize mutation native clean
+.PHONY: demo test docs lint test-gpu test-slow test-explore test-ecosystem test-neon test-sanitize mutation native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -25,17 +25,23 @@ lint: $(VENV_TEST)/ready
 docs: $(VENV_DOCS)/ready
 	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --quiet
 
+# The property tests with random seeds and 1,000 examples each; `make test` draws the same examples every time.
+test-explore: $(VENV_TEST)/ready
+	$(ONE_THREAD) HALFBYTE_HYPOTHESIS=explore $(VENV_TEST)/bin/python -m pytest -n $(JOBS) -m "hypothesis and not gpu and not slow and not ecosystem"
+
 test-gpu: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m gpu
 
 test-slow: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m slow
 
-# Every producer in a virtual environment of its own (half an hour and 12 GB the first time) writes its tiny models; they must load.
+# Every producer and reader in a virtual environment of its own (half an hour and 12 GB the first time): the producers write tiny
+# models, then the tests that name an environment run in it, where a skip is a failure. ONLY="mlx hqq" runs some of them.
+ONLY ?=
 test-ecosystem: $(VENV_TEST)/ready
-	$(VENV_TEST)/bin/python -m pip install --quiet -c constraints.txt 'lm-eval[hf]' fastapi httpx openai uvicorn openvino
 	$(VENV_TEST)/bin/python tests/support/producers/run.py build/produced --venvs .venv-producers
-	HALFBYTE_PRODUCED=build/produced $(VENV_TEST)/bin/python -m pytest -m ecosystem
+	$(VENV_TEST)/bin/python tests/support/producers/environments.py --venvs .venv-producers --produced build/produced \
+		--log benchmarks/ecosystem.log $(if $(ONLY),--only $(ONLY))
 
 # Sampled mutants of what decodes, reads and writes: each must make a test fail (benchmarks/mutation.md). About a minute a mutant.
 MUTANTS ?= 300

@@ -17,8 +17,8 @@ from halfbyte.cli import main
 from halfbyte.quantizers import awq_scales
 from halfbyte.tensor.quantize import quantize
 from halfbyte.transformers.fill.module_paths import is_experts
-from quantizers.test_gptq_rounding import problem
 from support.calibration_models import WORDS, drift, write_model, write_text
+from support.correlated_inputs import problem
 
 QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "mlp_only_layers": [], "decoder_sparse_step": 1}
 KINDS = {

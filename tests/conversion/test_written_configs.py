@@ -41,11 +41,10 @@ def test_a_dense_head_is_named(tmp_path, target, tied):
     assert [k.replace("\\", "").strip("^$") for k in kept] == ["lm_head"]
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("compressed-tensors")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("codec", ["int4:g32", "nvfp4", "mxfp4"])
 def test_compressed_tensors_opens_it(tmp_path, codec, tied):
-    pytest.importorskip("compressed_tensors")
     from transformers import CompressedTensorsConfig
 
     folder = write(tmp_path, f"compressed-tensors:{codec}", tied)

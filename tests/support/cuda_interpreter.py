@@ -6,10 +6,10 @@ import numpy as np
 from triton.runtime import interpreter
 
 import torch
-from backends.cuda.test_values_gpu import make, served
 from halfbyte.backends.cuda import launch
 from halfbyte.backends.cuda.tuning.mma_tiles import BlockTile, Tile
 from halfbyte.backends.cuda.weight import to_device
+from support.gpu_weights import make, served
 
 
 def patched(tensor, scope, original=interpreter._patch_lang_tensor):

@@ -12,8 +12,8 @@ import sys
 import numpy as np
 
 import torch
-from backends.cuda.test_values_gpu import make, random_parts
 from halfbyte import QTensor, format_named, ops
+from support.gpu_weights import make, random_parts
 
 SHAPES = ((37, 3, 1), (37, 3, 3), (65, 5, 17), (65, 5, 40))
 WORDS = ("int4:g128", "mxfp4", "nvfp4", "affine4:g64", "uint4:g32", "q6_K", "int8:g32", "uint3:g64")

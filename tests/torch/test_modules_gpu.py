@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from backends.cuda.test_values_gpu import cuda, make, random_parts, served, unit
 from halfbyte import QTensor, format_named, ops
+from support.gpu_weights import cuda, make, random_parts, served, unit
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

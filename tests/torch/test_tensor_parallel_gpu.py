@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfbyte.backends import backend_named
-from tensor.test_shard import MODELS, check_model, check_products, run_two, write_models
+from support.sharding_runs import MODELS, check_model, check_products, run_two, write_models
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.cuda.test_values_gpu import make, random_parts, served, unit
 from halfbyte import QTensor, format_named
 from halfbyte.backends.cuda.canonical import canonical_parts
 from halfbyte.backends.cuda.order import by_tiles, untile
 from halfbyte.backends.cuda.weight import to_device
+from support.gpu_weights import make, random_parts, served, unit
 
 pytest.importorskip("torch")
 

@@ -85,7 +85,7 @@ def test_decoding_as_a_whole_without_a_gpu():
 
 @pytest.mark.gpu
 def test_decoding_and_products_on_a_gpu():
-    from backends.cuda.test_values_gpu import cuda
+    from support.gpu_weights import cuda
 
     cuda()
     check("cuda")

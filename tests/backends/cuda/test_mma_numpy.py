@@ -11,7 +11,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
 import torch
-from backends.cuda.test_values_gpu import random_parts
 from halfbyte import QTensor, format_named
 from halfbyte.backends.cuda import launch
 from halfbyte.backends.cuda.mma import accumulate
@@ -20,6 +19,7 @@ from halfbyte.backends.cuda.tuning import table as found
 from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
 from halfbyte.backends.cuda.weight import to_device
 from support.gluon_numpy import Kernel
+from support.gpu_weights import random_parts
 
 FAMILIES = {
     "int": ("int4:g128", "int4:g32"), "affine": ("uint4:g128",), "biased": ("affine4:g64",), "e2m1": ("mxfp4",),

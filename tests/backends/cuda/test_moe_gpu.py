@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.cuda.test_values_gpu import cuda, random_parts
-from halfbyte import QTensor, format_named, ops
+from halfbyte import QTensor, ops
 from halfbyte.errors import BackendError
+from support.gpu_weights import close, cuda, routing, stack
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -15,28 +15,9 @@ pytestmark = pytest.mark.gpu
 E, K, F, H = 6, 256, 128, 96
 
 
-def stack(word, shape, rng):
-    fmt = format_named(word)
-    return QTensor(fmt, shape, random_parts(fmt, shape, rng))
-
-
 def block(word, seed, two_f=2 * F):
     rng = np.random.default_rng(seed)
     return stack(word, (E, two_f, K), rng), stack(word, (E, H, F), rng)
-
-
-def routing(m, top, seed, experts=E):
-    rng = np.random.default_rng(seed)
-    index = np.stack([rng.permutation(experts)[:top] for _ in range(m)]) if m else np.zeros((0, top), np.int64)
-    share = rng.random((m, top), dtype=np.float32)
-    return torch.from_numpy(index).cuda(), torch.from_numpy(share).cuda()
-
-
-def close(y, want, dtype):
-    """Hidden values and results are rounded to x's dtype, each once; everything else is float32."""
-    limit = {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    error = np.linalg.norm(y.float().cpu().numpy() - want)
-    assert error <= limit * np.linalg.norm(want) + 1e-6, error / np.linalg.norm(want)
 
 
 @pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "int4:g32", "uint4:g128", "affine4:g64", "q8_0", "mxfp8_e4m3"])

@@ -16,14 +16,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from backends.cuda.test_moe_gpu import close  # noqa: E402
-from backends.cuda.test_values_gpu import DTYPES, make, numpy_dtype, random_parts, same, within  # noqa: E402
 from halfbyte import QTensor, format_named, ops  # noqa: E402
 from halfbyte.backends.cuda import launch  # noqa: E402
 from halfbyte.backends.cuda import moe as experts  # noqa: E402
 from halfbyte.backends.cuda.tuning import table as found  # noqa: E402
 from halfbyte.backends.cuda.tuning.mma_tiles import FRAGMENT_TILES, BlockTile, FragmentTile, Tile  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
+from support.gpu_weights import (  # noqa: E402
+    DTYPES,
+    close,
+    make,
+    numpy_dtype,
+    random_parts,
+    same,
+    within,
+)
 from support.ptx_launch import hopper  # noqa: E402
 from support.ptx_machine import Entry, execute  # noqa: E402
 

@@ -2,85 +2,14 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from halfbyte import QTensor, format_named, ops
-from halfbyte.backends import backend_named
-from halfbyte.formats import codec_names, family_of
+from support.gpu_weights import DTYPES, cuda, make, numpy_dtype, random_parts, same, served, unit, within
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def cuda():
-    backend = backend_named("cuda")
-    reason = backend.reason()
-    if reason:
-        pytest.skip(reason)
-    return backend
-
-
-def random_parts(fmt, shape, rng, wide=False):
-    parts = {}
-    for name, (s, dtype) in family_of(fmt).geometry(fmt, shape).items():
-        if name == "codes":
-            q = rng.integers(0, 1 << fmt.bits, (*shape[:-1], shape[-1]), dtype=np.uint8)
-            if fmt.element == "e4m3":
-                q[(q & 0x7F) == 0x7F] = 1
-            if fmt.element == "e5m2":
-                q[(q & 0x7C) == 0x7C] = 1
-            from halfbyte.numerics.bits import pack
-
-            parts[name] = pack(q, fmt.bits)
-        elif name == "scales" and fmt.scale == "e8m0":
-            parts[name] = rng.integers(*((0, 255) if wide else (117, 123)), s, dtype=np.uint8)
-        elif name == "scales" and fmt.scale in ("e4m3", "ue4m3"):
-            parts[name] = rng.integers(0, 0x7E, s, dtype=np.uint8)
-        elif name == "zeros":
-            parts[name] = rng.integers(0, (1 << fmt.bits) + 1, s).astype(dtype)
-        elif np.dtype(dtype).kind == "u":
-            parts[name] = rng.integers(0, 64 if fmt.scale == "u6" else 16, s).astype(dtype)
-        elif np.dtype(dtype).kind == "i":
-            parts[name] = rng.integers(-32, 32, s).astype(dtype)
-        else:
-            parts[name] = (rng.standard_normal(s) * 0.05).astype(dtype)
-    return parts
-
-
-def served():
-    out = []
-    for word in codec_names():
-        fmt = format_named(word)
-        from halfbyte.backends.cuda.weight import refusal
-
-        if refusal(fmt) is None:
-            out.append(word)
-    return out
-
-
-def unit(fmt):
-    """Smallest k that is whole groups and words."""
-    return max(fmt.super_size, fmt.group_size, 64 if fmt.scale == "ue4m3" else 8)
-
-
-def make(word, n, groups, rng, **options):
-    fmt = format_named(word, **options)
-    k = unit(fmt) * groups
-    return QTensor(fmt, (n, k), random_parts(fmt, (n, k), rng))
-
-
-def same(got, want):
-    """Equal by value, NaN where NaN; arrays or tensors of any dtype."""
-    got, want = (v.float().cpu().numpy() if hasattr(v, "cpu") else np.asarray(v, np.float32) for v in (got, want))
-    np.testing.assert_array_equal(got, want)
-
-
-def numpy_dtype(name):
-    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
 
 
 @pytest.mark.parametrize("word", served())
@@ -241,17 +170,6 @@ def test_schedules_are_within_rounding_on_odd_shapes(schedule, word):
         y = ops.linear(x, p, bias, schedule=schedule)
         assert torch.equal(y, ops.linear(x, p, bias, schedule=schedule))
         within(y, x, q, bias, name)
-
-
-def within(y, x, q, bias, name):
-    """One rounding of each decoded weight, one of the output, and float32 sums; per element."""
-    x64, w64 = x.double().cpu().numpy(), q.dequantize("float64")
-    want = x64 @ w64.T + bias.double().cpu().numpy()
-    size = np.abs(x64) @ np.abs(w64.T)
-    u = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
-    slack = u * size + u * np.abs(want) * 1.01 + 1e-5 * size + (2.0**-24 if name == "float16" else 0)
-    error = np.abs(y.double().cpu().numpy() - want)
-    assert (error <= slack).all(), (q.shape, x.shape, float((error / slack).max()))
 
 
 def test_mx_exponents_beyond_float16_give_right_float16_results():

@@ -14,13 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from backends.cuda.test_values_gpu import random_parts  # noqa: E402
 from halfbyte import QTensor, format_named  # noqa: E402
 from halfbyte.backends.cuda import moe as experts  # noqa: E402
 from halfbyte.backends.cuda.moe import wgmma as fused_experts  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
 from halfbyte.torch import QExperts  # noqa: E402
 from halfbyte.torch.warmup import TOKENS, _steps  # noqa: E402
+from support.gpu_weights import random_parts  # noqa: E402
 from support.ptx_launch import bound  # noqa: E402
 
 HALF = torch.float16

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.cuda.test_moe_gpu import close, routing, stack
-from backends.cuda.test_values_gpu import DTYPES, cuda, random_parts, same, within
 from halfbyte import QTensor, format_named, ops
 from halfbyte.errors import BackendError
+from support.gpu_weights import DTYPES, close, cuda, random_parts, routing, same, stack, within
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -1,0 +1,102 @@
+"""The rules of the test suite itself: skips, marks, imports, and the table of public fault cases."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from support.producers import environments
+from support.producers.environments import ENVIRONMENTS, WRITERS, files_of, main
+
+TESTS = Path(__file__).parents[1]
+FILES = sorted(TESTS.rglob("*.py"))
+CONFTEST = (TESTS / "conftest.py").read_text("utf-8")
+
+
+@pytest.mark.parametrize("no_skips", [True, False])
+def test_a_module_skipped_at_collection_fails_where_nothing_may_skip(pytester, monkeypatch, no_skips):
+    """An importorskip on module level skips every test of a file: as severe as skipping each of them."""
+    monkeypatch.setenv("HALFBYTE_NO_SKIPS", "1" if no_skips else "")
+    pytester.syspathinsert(TESTS)
+    pytester.makeconftest(CONFTEST.replace('pytest_plugins = ["pytester"]', ""))
+    pytester.makepyfile(
+        test_absent='import pytest\npytest.importorskip("no_such_package")\ndef test_one(): pass\n',
+        test_present='import pytest\ndef test_two(): pass\n@pytest.mark.skip(reason="no tool")\ndef test_three(): pass\n',
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    if no_skips:
+        assert result.ret != 0
+        result.stdout.fnmatch_lines(["*skipped where nothing may be skipped*no_such_package*"])
+        present = pytester.runpytest_inprocess("-p", "no:cacheprovider", "test_present.py")
+        assert present.parseoutcomes() == {"passed": 1, "errors": 1}
+    else:
+        assert result.ret == 0
+        assert result.parseoutcomes() == {"passed": 1, "skipped": 2}
+
+
+@pytest.mark.parametrize(("environment", "passed"), [("mlx", 2), ("hqq", 1), ("vllm", 0), (None, 3)])
+def test_an_environment_runs_the_tests_that_name_it(pytester, monkeypatch, environment, passed):
+    monkeypatch.delenv("HALFBYTE_ECOSYSTEM", raising=False)
+    if environment:
+        monkeypatch.setenv("HALFBYTE_ECOSYSTEM", environment)
+    pytester.syspathinsert(TESTS)
+    pytester.makeconftest(CONFTEST.replace('pytest_plugins = ["pytester"]', ""))
+    pytester.makeini("[pytest]\nmarkers =\n    ecosystem: environments\n")
+    pytester.makepyfile(
+        'import pytest\n@pytest.mark.ecosystem("mlx")\ndef test_one(): pass\n'
+        '@pytest.mark.ecosystem("mlx", "hqq")\ndef test_two(): pass\ndef test_plain(): pass\n'
+    )
+    assert pytester.runpytest_inprocess("-p", "no:cacheprovider").parseoutcomes().get("passed", 0) == passed
+
+
+@pytest.mark.parametrize("mark", ["ecosystem", 'ecosystem("no-such-environment")'])
+def test_a_mark_without_a_known_environment_is_an_error(pytester, mark):
+    pytester.syspathinsert(TESTS)
+    pytester.makeconftest(CONFTEST.replace('pytest_plugins = ["pytester"]', ""))
+    pytester.makeini("[pytest]\nmarkers =\n    ecosystem: environments\n")
+    pytester.makepyfile(f"import pytest\n@pytest.mark.{mark}\ndef test_one(): pass\n")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*it takes names of tests/support/producers/environments.py: gptqmodel*"])
+
+
+def test_every_environment_has_tests_or_a_writer():
+    assert {name for name in ENVIRONMENTS if files_of(name)} | set(WRITERS) == set(ENVIRONMENTS)
+    assert all((TESTS / "support" / "producers" / f"{name}_write.py").exists() for name in WRITERS)
+
+
+def test_an_environment_that_does_not_install_fails_the_run(tmp_path, monkeypatch):
+    def refused(venvs: Path, name: str) -> Path:
+        raise subprocess.CalledProcessError(1, ["pip", "install", name])
+
+    monkeypatch.setattr(environments, "python_of", refused)
+    log = tmp_path / "log"
+    assert main(["--venvs", str(tmp_path), "--only", "mlx", "--log", str(log)]) == 1
+    text = log.read_text("utf-8")
+    assert "== mlx: NOT INSTALLED" in text
+    assert "# did not run: gptqmodel" in text
+
+
+def modules_imported(tree: ast.AST) -> set[str]:
+    """The last components of all module names that a file imports, and the names it imports from packages."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(alias.name for alias in node.names)}
+    return {name.rpartition(".")[2] for name in names}
+
+
+def test_no_file_imports_a_test_module():
+    """What several test modules share lies in tests/support."""
+    modules = {path.stem for path in FILES if path.stem.startswith("test_")}
+    wrong = {
+        str(path.relative_to(TESTS)): found
+        for path in FILES
+        if (found := modules_imported(ast.parse(path.read_text("utf-8"))) & modules)
+    }
+    assert wrong == {}
+    assert modules_imported(ast.parse("from tensor.test_shard import MODELS")) & {"test_shard"}
