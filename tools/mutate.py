@@ -7,8 +7,8 @@
 Mutants are drawn from all sites of the files named, with a fixed seed, each file in proportion to its sites. The package is
 copied to a temporary folder once and a mutant overwrites one file there: the working tree is never changed, and several runs
 may go on at the same time. Do not edit the tests meanwhile; run long samples in a clone. Tests run with `-x`, the mapped files
-in order, until one fails (killed), the limit of CPU time passes (killed: a hang is noticed), or all pass (survived). A mutant that
-cannot be imported counts as killed.
+in order, until one fails (killed), the limit of CPU time passes (killed: a hang is noticed), or all pass (survived). A mutant
+that cannot be imported counts as killed.
 
 `--out` gets one JSON line a mutant: file, line, what was changed, killed, the test file, seconds. Started again with the same
 `--out`, a run skips the mutants listed there. `--show` prints the mutants and runs nothing. `TESTS` maps sources to test files,
