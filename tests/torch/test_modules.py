@@ -285,9 +285,9 @@ def test_case_51_experts_that_a_device_refused_are_at_once_again_on_another(monk
         there.setattr(QExperts, "_each", lambda *_: "one after another")
         said = r"\[experts\] not here; one expert after another instead, slower"
         with torch.inference_mode(), pytest.warns(RuntimeWarning, match=said):
-            assert layer(x, index, share) == "one after another"
+            assert layer.compute(x, index, share) == "one after another"
         with torch.inference_mode():
-            assert layer(x, index, share) == "one after another"  # and no second warning
+            assert layer.compute(x, index, share) == "one after another"  # and no second warning
     monkeypatch.setattr(QExperts, "_each", lambda *_: pytest.fail("one after another on the CPU too"))
     for again in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(run(again), want)
