@@ -232,6 +232,20 @@ CONFIGS: dict[str, tuple[dict, dict[str, dict | None]]] = {
          "model.layers.1.mlp.up_proj": None,
          "model.layers.10.mlp.up_proj": {"group_size": 32}},
     ),
+    "auto-round": (
+        {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 128, "extra_config": {
+            "model.layers.0.mlp.up_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}, "lm_head": {"bits": 4, "group_size": 32}}},
+        {"model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 128, "checkpoint_format": "gptq_v2"},
+         "model.layers.10.mlp.up_proj": {"bits": 4}, "model.layers.3.self_attn.q_proj": None,
+         "lm_head": {"bits": 4, "group_size": 32}},
+    ),
+    "quark": (
+        {"quant_method": "quark", "exclude": ["lm_head", "*.mlp.gate", "re:.*router$"], "global_quant_config": {
+            "weight": {"dtype": "fp4", "group_size": 32}}, "layer_quant_config": {
+            "*self_attn*": {"weight": {"dtype": "fp8_e4m3"}}, "*.o_proj": {"weight": None}}},
+        {"lm_head": None, "model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"dtype": "fp4"}, "a.router": None,
+         "model.layers.0.self_attn.q_proj": {"dtype": "fp8_e4m3"}, "model.layers.0.mlp.o_proj": None},
+    ),
     "onnx node": ({"K": 256, "N": 32, "bits": 4, "block_size": 32}, {"any": {"K": 256, "block_size": 32}}),
 }  # fmt: skip
 

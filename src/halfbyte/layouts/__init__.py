@@ -28,7 +28,9 @@ from .modelopt.base import ModelOpt
 from .modelopt.stacked_experts import ModelOptStack
 from .native import Native
 from .onnx import ONNX
+from .quant_config.autoround import AutoRoundConfig
 from .quant_config.reader import ConfigReader
+from .quark import Quark
 from .torchao import TorchAO
 
 _ALL: tuple[type[Layout], ...] = (
@@ -42,6 +44,7 @@ _ALL: tuple[type[Layout], ...] = (
     ModelOpt,
     ModelOptStack,
     FineGrainedFP8,
+    Quark,
     GptOss,
     GGUF,
     BitsAndBytes,
@@ -55,11 +58,15 @@ _ALL: tuple[type[Layout], ...] = (
 LAYOUTS: dict[str, Layout] = {cls.name: cls() for cls in _ALL}
 """Layouts by name."""
 
+BORROWING_READERS: tuple[type[ConfigReader], ...] = (AutoRoundConfig,)
+"""Readers of producers that write other producers' layouts."""
+
 
 def config_readers() -> tuple[type[ConfigReader], ...]:
     """The readers of quantization configs, in the order in which they are asked to recognise one that names no producer: MLX's
     last, for its keys (`bits`, `group_size`) are among those of others."""
-    return tuple(dict.fromkeys(layout.config_reader for layout in LAYOUTS.values() if layout.config_reader))
+    own = (layout.config_reader for layout in LAYOUTS.values() if layout.config_reader)
+    return tuple(dict.fromkeys((*BORROWING_READERS, *own)))
 
 
 def layout_aliases() -> dict[str, tuple[str, Mapping[str, Any]]]:

@@ -115,6 +115,10 @@ class Layout(ABC):
         """True when a module with tensors of these suffixes can be of this layout (the config decides between lookalikes)."""
         return all(s in suffixes for s in self.required)
 
+    def accepts(self, headers: Mapping[str, HasHeader]) -> bool:
+        """`matches`, where dtypes tell a packed weight from ordinary tensors of the same names."""
+        return self.matches(headers)
+
     def claims(self, suffixes: Collection[str]) -> tuple[str, ...]:
         """The suffixes among these that make up the weight, required ones first."""
         return tuple(s for s in (*self.required, *self.optional) if s in suffixes)

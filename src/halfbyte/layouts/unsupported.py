@@ -1,6 +1,6 @@
-"""Formats that are recognised and not read: how to tell them, what they are, what to use instead.
+"""Formats that are recognised and not read: how to recognise them, what they are, what to use instead.
 
-A checkpoint that matches an entry is refused by name, so that nobody takes such a file for a damaged one of a kind that is read.
+A checkpoint that matches an entry is refused by name: it is not a damaged file of a kind that is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Recognised(NamedTuple):
     suffixes  tensors that only it has, all of them beside one module
     what      what its bits are, in a sentence
     use       where to go instead
-    formats   values of the config's `format` or `checkpoint_format` (lower case)
+    formats   values of the config's `format`, `checkpoint_format` or `quant_algo` (lower case)
     """
 
     name: str
@@ -96,13 +96,38 @@ RECOGNISED: tuple[Recognised, ...] = (
     Recognised("EETQ", ("eetq",), ("weight_scales",), "int8 in the order of one CUTLASS kernel", "the EETQ package"),
     Recognised("HIGGS", ("higgs",), ("tables", "tables2"), "vector grids under a Hadamard rotation", "the flute package"),
     Recognised("FLUTE", ("flute",), ("tables", "tables2"), "look-up tables in the order of one kernel", "the flute package"),
-    Recognised("Quark", ("quark",), (), "AMD Quark's own export", "Quark's export to compressed-tensors or AWQ"),
     Recognised(
-        "AutoRound",
-        ("auto-round", "auto_round", "intel/auto-round"),
+        "W4AFP8",
+        ("w4afp8",),
         (),
-        "AutoRound's own packing",
-        "AutoRound's export to gptq, awq or gguf",
+        "int4 pairs for 8-bit activations",
+        "a checkpoint in block FP8, GPTQ or AWQ",
+    ),
+    Recognised(
+        "NVFP4_SVD",
+        (),
+        ("svdquant_lora_a", "svdquant_lora_b"),
+        "NVFP4 residuals beside a low-rank product that is part of the weight",
+        "ModelOpt's NVFP4 export without SVDQuant",
+        ("nvfp4_svd",),
+    ),
+    Recognised(
+        "sparse-24-bitmask",
+        (),
+        ("compressed", "bitmask"),
+        "the values of a 2:4 sparse weight and a bit mask of their places",
+        "the model saved without sparsity compression",
+        ("sparse-24-bitmask", "sparse-bitmask"),
+    ),
+    Recognised(
+        "ParoQuant", ("paroquant", "paro"), ("theta", "pairs", "channel_scales"), "codes under pairwise rotations", "GPTQModel"
+    ),
+    Recognised(
+        "SVDQuant (Nunchaku)",
+        ("svdquant", "nunchaku"),
+        ("proj_down", "proj_up", "wscales"),
+        "4-bit codes beside a low-rank product, in the order of one kernel",
+        "nunchaku",
     ),
     Recognised("SINQ", ("sinq",), (), "codes under two axes of scales", "the sinq package"),
     Recognised("FPQuant", ("fp_quant",), ("qweight", "hadamard_matrix"), "FP4 under a Hadamard rotation", "the fp_quant package"),
@@ -114,15 +139,18 @@ RECOGNISED: tuple[Recognised, ...] = (
 )
 """In the order they are tried: a format whose tensors are a subset of another's comes after it."""
 
+FORMAT_KEYS = ("format", "checkpoint_format", "quant_algo")
+"""Keys of a quantization config whose values name a format."""
+
 
 def recognise(config: Mapping[str, Any], suffixes: Collection[str] = ()) -> Recognised | None:
     """The entry that a quantization config, or the tensors of one module, belong to; None when there is none.
 
-    config    the quantization config; `quant_method`, `format` and `checkpoint_format` are looked at
+    config    the quantization config; `quant_method` and `FORMAT_KEYS` are looked at
     suffixes  what follows the module's path in the names of its tensors
     """
     method = str(config.get("quant_method") or "").lower()
-    formats = {str(config.get(key) or "").lower() for key in ("format", "checkpoint_format")}
+    formats = {str(config.get(key) or "").lower() for key in FORMAT_KEYS}
     for entry in RECOGNISED:
         if (method and method in entry.methods) or formats & set(entry.formats):
             return entry

@@ -62,15 +62,16 @@ class Detector:
         self.extra = extra
         self.layouts = layouts
         self._meant = () if scheme is None else scheme.order(layout.name for layout in layouts)
-        self._kinds: dict[tuple[str, ...], Kind] = {}
+        self._kinds: dict[tuple[tuple[str, Any], ...], Kind] = {}
         self._fits: dict[Any, list[tuple[Mapping[str, Any], Described]]] = {}
 
     def kind(self, tensors: Mapping[str, str]) -> Kind:
         """What a module with these tensors, by suffix, can be."""
-        suffixes = tuple(tensors)
-        if suffixes not in self._kinds:
-            self._kinds[suffixes] = kind_of(self.layouts, suffixes, self._meant)
-        return self._kinds[suffixes]
+        headers = {suffix: self.shards.header(tensor) for suffix, tensor in tensors.items()}
+        signature = tuple((suffix, header.dtype) for suffix, header in headers.items())
+        if signature not in self._kinds:
+            self._kinds[signature] = kind_of(self.layouts, headers, self._meant)
+        return self._kinds[signature]
 
     def parameters(self, module: str) -> dict[str, Any]:
         """What `module`'s layout is given. A module that the config leaves dense but is packed gets the parameters of all

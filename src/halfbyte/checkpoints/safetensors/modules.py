@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...layouts import Layout
+from ...layouts.base import HasHeader
 from ...layouts.unsupported import Recognised, recognise
 
 ANCHORS = (".qweight", ".weight_packed", ".W_q", ".weight_qdata", ".weight.absmax")
@@ -75,16 +76,21 @@ class Kind(NamedTuple):
         return (*self.meant, *self.others)
 
 
-def kind_of(layouts: Sequence[Layout], suffixes: tuple[str, ...], prefers: Sequence[str]) -> Kind:
-    """The `Kind` of modules with these suffixes. `prefers` names the layouts that the config can mean, most likely first."""
-    possible = {layout.name: layout for layout in layouts if layout.matches(without_separator(layout, suffixes))}
+def kind_of(layouts: Sequence[Layout], headers: Mapping[str, HasHeader], prefers: Sequence[str]) -> Kind:
+    """The `Kind` of modules with tensors like these, keyed by suffix. `prefers` names the layouts that the config can mean, most
+    likely first."""
+    possible: dict[str, Layout] = {}
+    for layout in layouts:
+        own = without_separator(layout, headers)
+        if layout.accepts({suffix: headers[full] for suffix, full in own.items()}):
+            possible[layout.name] = layout
     meant = tuple(possible[name] for name in prefers if name in possible)
     others = tuple(layout for layout in possible.values() if layout not in meant)
     claimed: set[str] = set()
     for layout in possible.values():
-        own = without_separator(layout, suffixes)
+        own = without_separator(layout, headers)
         claimed.update(own[s] for s in layout.claims(own))
-    found = recognise({}, [s[1:] for s in suffixes])
+    found = recognise({}, [s[1:] for s in headers])
     # One suffix alone may be another's too: it tells only where nothing that is read matches.
     refused = found if found and (len(found.suffixes) > 1 or not possible) else None
     return Kind(meant, others, frozenset(claimed), refused)

@@ -1,0 +1,114 @@
+"""AutoRound's config: the words of GPTQ or AWQ under its own name, with a table of layers that differ.
+
+    {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128, "sym": true,
+     "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}}}
+
+| packing_format | tensors |
+|---|---|
+| `auto_gptq`, `auto_round:auto_gptq`, `auto_round:gptq`, `auto` | GPTQ, zero points minus 1 (`gptq`) |
+| `auto_round`, `auto_round:exllamav2`, `:tritonv2`, `:gptqmodel` and other kernels | GPTQ, zero points as they are (`gptq_v2`) |
+| `auto_awq`, `auto_round:auto_awq`, `auto_round:awq` | AWQ gemm |
+
+A layer of 16 or more bits is dense. A key of `extra_config` is a module's name, else a regular expression searched for in it.
+Source: AutoRound 0.9's exporter and loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ...errors import CheckpointError, UnsupportedError
+from ..claims import CONSUMED, KeyUse
+from .module_rules import check_rule, covered, first_entry, lookup, regex_matches
+from .reader import ConfigReader
+
+GPTQ_V1 = ("auto", "auto_gptq", "auto_round:auto_gptq", "auto_round:gptq", "gptq")
+AWQ = ("auto_awq", "auto_round:auto_awq", "auto_round:awq", "awq")
+GPTQ_V2 = ("auto_round", "auto_round:exllamav2", "auto_round:tritonv2", "auto_round:gptqmodel", "auto_round:marlin", "gptqmodel")
+DENSE_BITS = 16
+_LAYER = ("bits", "group_size", "sym", "data_type")
+
+
+class AutoRoundConfig(ConfigReader):
+    """One set of parameters, and `extra_config` for the layers that differ."""
+
+    method = "auto-round"
+    methods = ("auto_round", "intel/auto-round")
+    consumed = ("packing_format", "backend", *_LAYER, "modules_to_not_convert")
+    harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        "how the quantizer searched": (
+            "iters", "lr", "minmax_lr", "nsamples", "seqlen", "batch_size", "gradient_accumulate_steps", "low_gpu_mem_usage",
+            "amp", "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "enable_alg_ext", "disable_opt_rtn",
+            "scale_dtype", "dataset", "not_use_best_mse", "dynamic_max_gap", "super_bits", "super_group_size", "damp_percent",
+        ),
+        "how activations are quantized at run time": (
+            "act_bits", "act_group_size", "act_sym", "act_dynamic", "act_data_type", "extra_config.*.act_bits",
+        ),
+        "which blocks were quantized": ("block_name_to_quantize", "to_quant_block_names", "quant_block_list"),
+        "notes of the writer": ("autoround_version", "version", "quant_lm_head", "model_name_or_path", "true_sequential"),
+        "words of GPTQ and AWQ that repeat others": ("desc_act", "lm_head", "zero_point", "static_groups"),
+    }  # fmt: skip
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        super().__init__(raw, where)
+        packing = str(raw.get("packing_format") or raw.get("backend") or "auto_round:auto_gptq").lower()
+        if packing in AWQ:
+            self.layouts, self._base = ("awq-gemm",), {"version": "gemm"}
+        elif packing in GPTQ_V1 or packing in GPTQ_V2:
+            self.layouts = ("gptq",)
+            self._base = {"checkpoint_format": "gptq" if packing in GPTQ_V1 else "gptq_v2"}
+        else:
+            raise UnsupportedError(
+                f"[config] {where}: AutoRound's packing_format {packing!r} is recognised and not read; read: "
+                f"{', '.join((*GPTQ_V1, *GPTQ_V2, *AWQ))}. Export with --format auto_round, auto_gptq, auto_awq or llm_compressor"
+            )
+        for key in ("rotation_config", "hadamard_config", "transform_config"):
+            if raw.get(key):
+                raise UnsupportedError(
+                    f"[config] {where}: AutoRound's {key} rotates the inputs of each layer; such checkpoints are recognised and "
+                    "not read"
+                )
+        self._base |= {key: raw[key] for key in ("bits", "group_size", "sym") if key in raw}
+        self._check_type(raw, "data_type")
+        self._layers: dict[str, dict[str, Any]] = {}
+        for name, entry in self._object("extra_config").items():
+            if not isinstance(entry, dict):
+                raise CheckpointError(f"[config] {where}: extra_config {name!r} is {entry!r:.80}; wanted an object")
+            self._check_type(entry, f"extra_config {name!r} data_type")
+            self._layers[name] = {**self._base, **{k: v for k, v in entry.items() if k in _LAYER}}
+        # A name with a wildcard or a bracket is a pattern; dots alone may be a plain name's.
+        self._patterns = {n: e for n, e in self._layers.items() if set(n) & set("*+?[](){}|^$\\")}
+        for name in self._patterns:
+            check_rule(f"re:{name}", where)
+        self._skipped = self._names("modules_to_not_convert")
+
+    def _check_type(self, entry: Mapping[str, Any], what: str) -> None:
+        kind = entry.get("data_type")
+        if kind is not None and not str(kind).startswith("int") and int(entry.get("bits") or 4) < DENSE_BITS:
+            raise UnsupportedError(
+                f"[config] {self.where}: AutoRound's {what} {kind!r} is recognised and not read; read: int. Export with "
+                "--format llm_compressor"
+            )
+
+    def _use(self, path: tuple[str, ...], value: Any) -> KeyUse:
+        # A module's path has dots and is one key.
+        if len(path) == 3 and path[0] == "extra_config":
+            path = (path[0], "*", path[2])
+            if path[2] in _LAYER:
+                return KeyUse(".".join(path), value, CONSUMED)
+        return super()._use(path, value)
+
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        if covered(self._skipped, module):
+            return None
+        own = lookup(self._layers, module)
+        if own is None:
+            own = first_entry(self._patterns, module, _searched)
+        own = self._base if own is None else own
+        bits = own.get("bits")
+        return None if isinstance(bits, int) and bits >= DENSE_BITS else dict(own)
+
+
+def _searched(pattern: str, name: str) -> bool:
+    return regex_matches(f"(?:{pattern})" if pattern.startswith("^") else f".*(?:{pattern})", name)

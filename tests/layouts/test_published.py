@@ -1,0 +1,284 @@
+"""Checkpoints as people publish them: each written here tensor by tensor, by its producer's rules, with the values it means.
+
+The writers below share no code with the layouts: a code is turned into a number by a table or a formula of this file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import halfbyte as hb
+from halfbyte.errors import CheckpointError, UnsupportedError
+
+E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+NAME = "model.layers.0.mlp.down_proj"
+
+
+def write(path: Path, tensors: dict[str, np.ndarray], config: dict[str, Any] | None, **beside: Any) -> Path:
+    """A folder with these tensors, `config` under quantization_config, and further files or keys of config.json."""
+    path.mkdir(exist_ok=True)
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path / "model.safetensors")
+    keys = {k: v for k, v in beside.items() if not k.endswith("_json")}
+    (path / "config.json").write_text(json.dumps({**({"quantization_config": config} if config else {}), **keys}))
+    for name, content in beside.items():
+        if name.endswith("_json"):
+            (path / f"{name.removesuffix('_json')}.json").write_text(json.dumps(content))
+    return path
+
+
+def values(path: Path, name: str = NAME) -> np.ndarray:
+    with hb.open(path) as checkpoint:
+        weight = checkpoint[name]
+        assert isinstance(weight, hb.QTensor)
+        return weight.dequantize("float64")
+
+
+def severities(path: Path) -> set[str]:
+    """Severities of the findings, notes left out."""
+    with hb.open(path) as checkpoint:
+        return {f.code for f in checkpoint.findings() if f.severity != "note"}
+
+
+def finite_e4m3(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
+    codes = rng.integers(0, 256, (n, k), dtype=np.uint8)
+    return np.where(codes & 0x7F == 0x7F, np.uint8(0x38), codes).view(E4M3)
+
+
+def spread(scales: np.ndarray, tile: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
+    """The scale of each element."""
+    return np.repeat(np.repeat(scales, tile[0], 0), tile[1], 1)[: shape[0], : shape[1]]
+
+
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """Codes [n, k] -> bytes [n, k/2], the even element in the low nibble."""
+    return (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------ FP8 of many kinds
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale_inv", "scale"])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, E8M0])
+def test_case_71_block_scales_of_each_dtype_are_their_numbers(suffix: str, dtype: Any, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    weight = finite_e4m3(rng, 192, 256)
+    exponents = rng.integers(-20, -2, (2, 2))
+    scales = np.ldexp(1.0, exponents).astype(np.float32).astype(dtype)
+    config = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    folder = write(tmp_path / "m", {f"{NAME}.weight": weight, f"{NAME}.{suffix}": scales}, config)
+    want = weight.astype(np.float64) * spread(np.ldexp(1.0, exponents), (128, 128), (192, 256))
+    np.testing.assert_array_equal(values(folder), want)
+    assert severities(folder) == set()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("suffix", ["weight_scale_inv", "weight_scale"])
+def test_case_70_one_scale_for_a_whole_matrix(suffix: str, shape: tuple[int, ...], tmp_path: Path):
+    weight = finite_e4m3(np.random.default_rng(1), 192, 256)
+    scale = np.full(shape, 0.0123, ml_dtypes.bfloat16)
+    tensors = {f"{NAME}.weight": weight, f"{NAME}.{suffix}": scale, f"{NAME}.activation_scale": scale.astype(np.float32)}
+    config = {
+        "quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static", "dequantize": False,
+        "modules_to_not_convert": ["lm_head", "model.vision_tower"],
+    }  # fmt: skip
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder), weight.astype(np.float64) * float(scale.reshape(-1)[0]))
+    assert severities(folder) == set()
+
+
+def test_static_fp8_with_ignored_layers_and_cache_scales(tmp_path: Path):
+    weight = finite_e4m3(np.random.default_rng(2), 64, 96)
+    tensors = {
+        f"{NAME}.weight": weight, f"{NAME}.weight_scale": np.float32([0.25]), f"{NAME}.input_scale": np.float32([1.5]),
+        "model.layers.0.self_attn.kv_scale": np.float32([0.1]), "lm_head.weight": np.ones((8, 96), np.float16),
+    }  # fmt: skip
+    config = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder), weight.astype(np.float64) * 0.25)
+    with hb.open(folder) as checkpoint:
+        assert checkpoint.info("lm_head.weight").kind == "dense"
+        assert not [f for f in checkpoint.findings() if f.code in ("dense-but-listed", "layout-disagrees")]
+
+
+def test_case_72_deepseek_v4_experts_are_fp4_pairs_and_the_rest_is_fp8(tmp_path: Path):
+    rng = np.random.default_rng(3)
+    n, k = 64, 128
+    codes, exponents = rng.integers(0, 16, (n, k)), rng.integers(100, 140, (n, k // 32))
+    expert, attention = "layers.0.ffn.experts.3.w1", "layers.0.attn.wq_a"
+    fp8, tile = finite_e4m3(rng, n, k), np.uint8([[130]])
+    tensors = {
+        f"{expert}.weight": nibbles(codes).view(np.int8), f"{expert}.scale": exponents.astype(np.uint8).view(E8M0),
+        f"{attention}.weight": fp8, f"{attention}.scale": tile.view(E8M0),
+        "layers.0.attn_norm.weight": np.ones(k, np.float32), "layers.0.hc.scale": np.ones(3, np.float32),
+    }  # fmt: skip
+    config = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder, expert), E2M1[codes] * np.ldexp(1.0, np.repeat(exponents, 32, 1) - 127))
+    np.testing.assert_array_equal(values(folder, attention), fp8.astype(np.float64) * 8)
+    with hb.open(folder) as checkpoint:
+        assert checkpoint.info("layers.0.hc.scale").kind == "dense"
+        assert str(checkpoint.info(expert).format) == "mxfp4:g32"
+
+
+def test_a_dense_weight_beside_a_tensor_called_scale_stays_dense(tmp_path: Path):
+    folder = write(tmp_path / "m", {"norm.weight": np.ones((4, 4), np.float32), "norm.scale": np.ones(4, np.float32)}, None)
+    with hb.open(folder) as checkpoint:
+        assert [checkpoint.info(key).kind for key in checkpoint] == ["dense", "dense"]
+
+
+def test_case_69_w4afp8_is_refused_by_its_name(tmp_path: Path):
+    rng = np.random.default_rng(4)
+    tensors = {
+        f"{NAME}.weight": rng.integers(-128, 128, (64, 128), dtype=np.int8),
+        f"{NAME}.weight_scale_inv": np.ones((64, 2), ml_dtypes.bfloat16),
+    }
+    for config in ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "w4afp8"}):
+        with pytest.raises(UnsupportedError, match="W4AFP8"):
+            values(write(tmp_path / "m", tensors, config))
+
+
+def test_case_73_a_scale_in_another_shard_is_found_and_missing_it_is_named(tmp_path: Path):
+    weight = finite_e4m3(np.random.default_rng(5), 128, 128)
+    folder = write(tmp_path / "m", {f"{NAME}.weight": weight}, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    save_file({f"{NAME}.weight_scale_inv": np.float32([[0.5]])}, folder / "model-00002-of-00002.safetensors")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    np.testing.assert_array_equal(values(folder), weight.astype(np.float64) * 0.5)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="00002"):
+        values(folder)
+
+
+# -------------------------------------------------------------------------------------------- GPTQ words of other producers
+
+
+def gptq_words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [k, n] -> int32 words [k·bits/32, n]: a bit stream down each column, lowest bit first."""
+    k, n = codes.shape
+    words = np.zeros((k * bits // 32, n), np.uint32)
+    for column in range(n):
+        stream = sum(int(codes[row, column]) << (row * bits) for row in range(k))
+        for i in range(words.shape[0]):
+            words[i, column] = stream >> (32 * i) & 0xFFFFFFFF
+    return words.view(np.int32)
+
+
+def gptq_module(rng: np.random.Generator, bits: int, group: int, minus_one: bool, n: int = 32, k: int = 64):
+    """(tensors, values) of a GPTQ module with zero points in 1 … 2^bits − 1."""
+    codes = rng.integers(0, 1 << bits, (k, n))
+    zeros = rng.integers(1, 1 << bits, (k // group, n))
+    scales = rng.standard_normal((k // group, n)).astype(np.float16)
+    tensors = {
+        "qweight": gptq_words(codes, bits), "qzeros": np.ascontiguousarray(gptq_words((zeros - minus_one).T, bits).T),
+        "scales": scales, "g_idx": (np.arange(k) // group).astype(np.int32),
+    }  # fmt: skip
+    spread_out = np.repeat(zeros, group, 0), np.repeat(scales.astype(np.float64), group, 0)
+    return tensors, ((codes - spread_out[0]) * spread_out[1]).T
+
+
+@pytest.mark.parametrize(
+    ("packing", "minus_one"),
+    [("auto_round:auto_gptq", True), ("auto_gptq", True), ("auto_round", False), ("auto_round:exllamav2", False),
+     ("auto_round:gptqmodel", False)],
+)  # fmt: skip
+def test_case_61_autorounds_packing_word_decides_the_zero_points(packing: str, minus_one: bool, tmp_path: Path):
+    rng = np.random.default_rng(6)
+    usual, want = gptq_module(rng, 4, 32, minus_one)
+    wide, want_wide = gptq_module(rng, 8, 64, minus_one)
+    other = "model.layers.1.mlp.down_proj"
+    tensors = {f"{NAME}.{s}": t for s, t in usual.items()} | {f"{other}.{s}": t for s, t in wide.items()}
+    tensors["model.layers.0.self_attn.q_proj.weight"] = np.ones((32, 64), np.float16)
+    config = {
+        "quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": 32, "sym": False, "data_type": "int",
+        "iters": 200, "autoround_version": "0.9.1", "block_name_to_quantize": "model.layers",
+        "extra_config": {other: {"bits": 8, "group_size": 64}, ".*self_attn.*": {"bits": 16, "data_type": "float"}},
+    }  # fmt: skip
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder), want)
+    np.testing.assert_array_equal(values(folder, other), want_wide)
+    assert severities(folder) == set()
+    with hb.open(folder) as checkpoint:
+        assert checkpoint.format == "auto-round"
+
+
+def test_case_61_autorounds_awq_words(tmp_path: Path):
+    rng = np.random.default_rng(7)
+    n, k, group = 64, 128, 32
+    codes, zeros = rng.integers(0, 16, (k, n)), rng.integers(0, 16, (k // group, n))
+    scales = rng.standard_normal((k // group, n)).astype(np.float16)
+
+    def words(fields: np.ndarray) -> np.ndarray:
+        out = np.zeros((fields.shape[0], n // 8), np.uint32)
+        for position, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+            out |= fields[:, column::8].astype(np.uint32) << np.uint32(4 * position)
+        return out.view(np.int32)
+
+    tensors = {f"{NAME}.qweight": words(codes), f"{NAME}.qzeros": words(zeros), f"{NAME}.scales": scales}
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4, "group_size": group, "sym": False}
+    want = ((codes - np.repeat(zeros, group, 0)) * np.repeat(scales.astype(np.float64), group, 0)).T
+    np.testing.assert_array_equal(values(write(tmp_path / "m", tensors, config)), want)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"packing_format": "auto_round:fp8_static"}, "packing_format 'auto_round:fp8_static'"), ({"data_type": "mx_fp"}, "mx_fp"),
+     ({"rotation_config": {"hadamard_type": "hadamard"}}, "rotation_config rotates the inputs")],
+)  # fmt: skip
+def test_case_61_what_autoround_writes_besides_is_refused_by_name(change: dict, says: str, tmp_path: Path):
+    tensors, _ = gptq_module(np.random.default_rng(8), 4, 32, True)
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32, **change}
+    with pytest.raises(UnsupportedError, match=says):
+        values(write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config))
+
+
+# ---------------------------------------------------------------------------------------------------------- Quark's exports
+
+
+def test_case_74_quarks_mxfp4_with_exclude_globs_and_fp8_layers(tmp_path: Path):
+    rng = np.random.default_rng(9)
+    n, k = 64, 128
+    codes, exponents = rng.integers(0, 16, (n, k)), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
+    attention = "model.layers.0.self_attn.q_proj"
+    fp8, scale = finite_e4m3(rng, n, k), np.float32(0.03)
+    tensors = {
+        f"{NAME}.weight": nibbles(codes), f"{NAME}.weight_scale": exponents, f"{attention}.weight": fp8,
+        f"{attention}.weight_scale": scale, f"{attention}.input_scale": np.float32(2),
+        "lm_head.weight": np.ones((8, k), np.float16), "model.layers.0.mlp.gate.weight": np.ones((8, k), np.float16),
+    }  # fmt: skip
+    fp4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "symmetric": None, "ch_axis": -1}
+    config = {
+        "quant_method": "quark", "quant_mode": "eager_mode", "exclude": ["lm_head", "*.mlp.gate"], "algo_config": None,
+        "global_quant_config": {"weight": fp4, "input_tensors": {"dtype": "fp4", "is_dynamic": True}, "output_tensors": None},
+        "layer_quant_config": {"*self_attn*": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True}}},
+        "layer_type_quant_config": {}, "export": {"pack_method": "reorder", "weight_format": "real_quantized"},
+    }  # fmt: skip
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder), E2M1[codes] * np.ldexp(1.0, np.repeat(exponents.astype(int), 32, 1) - 127))
+    np.testing.assert_array_equal(values(folder, attention), fp8.astype(np.float64) * float(scale))
+    assert severities(folder) == set()
+
+
+@pytest.mark.parametrize("weight", [{"dtype": "int4"}, {"dtype": "mx", "mx_element_dtype": "fp6_e3m2"}, {"dtype": "fp6_e2m3"}])
+def test_case_74_what_quark_writes_besides_is_refused_by_name(weight: dict, tmp_path: Path):
+    tensors = {f"{NAME}.weight": np.zeros((4, 96), np.uint8), f"{NAME}.weight_scale": np.zeros((4, 4), np.uint8)}
+    config = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+    with pytest.raises(UnsupportedError, match="Quark's global_quant_config has weights of"):
+        values(write(tmp_path / "m", tensors, config))
+
+
+def test_case_68_a_low_rank_part_is_refused_by_name(tmp_path: Path):
+    tensors = {
+        f"{NAME}.weight": np.zeros((16, 32), np.uint8), f"{NAME}.weight_scale": np.zeros((16, 4), E4M3),
+        f"{NAME}.weight_scale_2": np.float32(1), f"{NAME}.svdquant_lora_a": np.ones((8, 64), np.float32),
+        f"{NAME}.svdquant_lora_b": np.ones((16, 8), np.float32),
+    }  # fmt: skip
+    for config in ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}):
+        with pytest.raises(UnsupportedError, match="NVFP4_SVD: NVFP4 residuals beside a low-rank product"):
+            values(write(tmp_path / "m", tensors, config))
