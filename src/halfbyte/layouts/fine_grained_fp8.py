@@ -132,7 +132,7 @@ class FineGrainedFP8(Layout):
         scale = tensors[suffix]
         details: dict[str, Any] = {"layout": self.name, "scale": suffix}
         if fmt == MXFP4:
-            scales = bytes_of(scale)
+            scales: Array = bytes_of(scale)
         else:
             if scale.dtype == E8M0:
                 details["scale_dtype"] = E8M0.name
