@@ -66,13 +66,14 @@ CHECKPOINTS = [
 CONVERSION = ["tests/conversion/test_edges.py", "tests/conversion/test_conditions.py", "tests/conversion/test_rare_conditions.py"]
 CONVERSION += ["tests/conversion/test_write.py", "tests/conversion", "tests/cli/test_convert.py", "tests/cli/test_quantize.py"]
 TESTS: list[tuple[str, list[str]]] = [
-    ("formats/ggml", ["tests/formats", "tests/layouts/test_golden_gguf.py", "tests/layouts/test_gguf.py"]),
-    ("formats/decode", ["tests/numerics/test_exact.py", "tests/formats", *GOLDEN, "tests/tensor"]),
-    ("formats", ["tests/formats", *QUANTIZE, "tests/tensor/test_zero_points.py", "tests/docs", *GOLDEN]),
+    ("formats/ggml", ["tests/layouts/test_golden_gguf.py", "tests/layouts/test_gguf.py", "tests/formats"]),
+    ("formats/decode", [*GOLDEN, "tests/numerics/test_exact.py", "tests/formats", "tests/tensor"]),
+    ("formats", [*QUANTIZE, "tests/tensor/test_zero_points.py", "tests/docs", *GOLDEN, "tests/formats"]),
     ("numerics/array_interop", ["tests/numerics", "tests/test_ops.py"]),
     ("numerics/transpose", ["tests/numerics/test_transpose.py"]),
     ("numerics/minifloat", ["tests/numerics/test_minifloat.py", *QUANTIZE[:2]]),
     ("numerics/exact", ["tests/numerics/test_exact.py", "tests/formats"]),
+    ("numerics", ["tests/numerics"]),
     ("producers/gptq_awq", ["tests/producers", "tests/layouts/test_golden_gptq.py", "tests/layouts/test_golden_awq.py"]),
     ("producers/transformers_mxfp4", ["tests/producers", "tests/layouts/test_golden_gpt_oss.py"]),
     ("producers", ["tests/producers", *GOLDEN]),

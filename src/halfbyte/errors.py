@@ -12,7 +12,7 @@ class HalfbyteError(Exception):
 
 
 class FormatError(HalfbyteError, ValueError):
-    """A codec or format word, group size, policy or part that does not fit the format."""
+    """A codec name, option, group size, policy or part that the format does not allow."""
 
 
 class ShapeError(HalfbyteError, ValueError):

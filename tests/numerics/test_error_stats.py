@@ -120,7 +120,7 @@ def test_blocks_add_up(heights, k):
 
 
 def test_shapes_must_agree():
-    with pytest.raises(ShapeError, match=r"\[difference\] shapes \(2, 3\) and \(3, 2\); arrays of one shape are compared"):
+    with pytest.raises(ShapeError, match=r"\[error_stats\] shapes \(2, 3\) and \(3, 2\); arrays of one shape are compared"):
         error_stats(np.zeros((2, 3)), np.zeros((3, 2)))
 
 

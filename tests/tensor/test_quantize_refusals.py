@@ -79,7 +79,7 @@ def test_wrong_words_say_what_is_allowed(word, options, message):
 @pytest.mark.parametrize(
     ("codec", "options", "message"),
     [
-        (4, {}, r"\[format\] 4; a codec is a word such as 'mxfp4' or 'int4:g128', or a Format"),
+        (4, {}, r"\[format\] 4; a codec is a name such as 'mxfp4' or 'int4:g128', or a Format"),
         (None, {}, r"\[format\] None; a codec"),
         ("int4:g32", {"group_size": 64}, r"'int4:g32' with group_size=64; give one of the two"),
         ("int4", {"group_size": "32"}, r"int4 with group size '32'; a whole number is allowed"),
@@ -103,7 +103,7 @@ def test_a_group_size_is_an_option_too():
 
 def test_a_format_that_its_options_contradict_is_refused():
     fmt = format_named("nvfp4")
-    with pytest.raises(FormatError, match=r"nvfp4:g16 with global_scale='divide' is another format; give the codec word"):
+    with pytest.raises(FormatError, match=r"nvfp4:g16 with global_scale='divide' is another format; give the codec's name"):
         quantize(gaussian((2, 64)), fmt, "compressed-tensors")
     assert quantize(gaussian((2, 64)), fmt, "modelopt").format == fmt
 

@@ -28,7 +28,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 @given(st.integers(1, 2000), st.integers(1, 9), st.integers(1, 200))
 def test_split_covers_everything_once(size, ranks, unit):
     if -(-size // unit) < ranks:
-        with pytest.raises(ShapeError, match="a unit for each rank is the least"):
+        with pytest.raises(ShapeError, match="each rank needs at least one unit"):
             split(size, ranks, unit)
         return
     bounds = split(size, ranks, unit)

@@ -1,4 +1,4 @@
-"""The registry of format families: codec words to `Format`s, and `Format`s to the code that handles them."""
+"""The registry of format families: from a codec name to its `Format`, and from a `Format` to the code that handles it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .ggml.fp4 import GGMLFP4
 from .ggml.iq4 import GGMLIQ4
 from .ggml.k_quants import GGMLK
 from .ggml.legacy import GGMLLegacy
-from .ggml.raw_blocks import GGMLRare
+from .ggml.raw_blocks import GGMLRaw
 from .hqq import HQQ
 from .integer import Integer
 from .mx import MX
@@ -38,10 +38,10 @@ FAMILIES: dict[str, Family] = {
         GGMLK(),
         GGMLIQ4(),
         GGMLFP4(),
-        GGMLRare(),
+        GGMLRaw(),
     )
 }
-"""Families by name, in the order they are listed to users."""
+"""Families by name, in the order in which users see them."""
 
 
 def family_of(fmt: Format) -> Family:
@@ -50,7 +50,7 @@ def family_of(fmt: Format) -> Family:
 
 
 def codec_names() -> list[str]:
-    """Every codec word, in registry order."""
+    """Every codec name, in registry order."""
     return [w for f in FAMILIES.values() for w in f.codecs]
 
 
@@ -62,23 +62,23 @@ def format_named(text: str | Format, group_size: int | None = None, **options: A
     if isinstance(text, Format):
         return text
     if not isinstance(text, str):
-        raise FormatError(f"[format] {text!r}; a codec is a word such as 'mxfp4' or 'int4:g128', or a Format")
-    word, _, tail = text.partition(":")
+        raise FormatError(f"[format] {text!r}; a codec is a name such as 'mxfp4' or 'int4:g128', or a Format")
+    name, _, tail = text.partition(":")
     if tail:
         match = re.fullmatch(r"g(\d+)|channel|g-1", tail)
         if not match:
             raise FormatError(f"[format] {text!r}; a codec is spelled codec[:gN] or codec:channel")
-        spelled = int(match[1]) if match[1] else -1
-        if group_size not in (None, spelled):
+        given = int(match[1]) if match[1] else -1
+        if group_size not in (None, given):
             raise FormatError(f"[format] {text!r} with group_size={group_size!r}; give one of the two")
-        group_size = spelled
+        group_size = given
     for family in FAMILIES.values():
         for known in family.codecs:
-            if known.casefold() == word.casefold():  # ggml writes q4_K, people q4_k
+            if known.casefold() == name.casefold():  # ggml writes q4_K, users also q4_k
                 return family.format(known, group_size, **options)
-    near = difflib.get_close_matches(word, codec_names(), n=3)
-    there = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(codec_names())}"
-    raise FormatError(f"[format] {word!r} is not a codec; {there}")
+    near = difflib.get_close_matches(name, codec_names(), n=3)
+    known_names = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(codec_names())}"
+    raise FormatError(f"[format] {name!r} is not a codec; {known_names}")
 
 
-__all__ = ["FAMILIES", "Family", "Format", "PartSpec", "family_of", "format_named", "words"]
+__all__ = ["FAMILIES", "Family", "Format", "PartSpec", "codec_names", "family_of", "format_named"]

@@ -4,7 +4,7 @@
 
 Scale rules, over a group's least and greatest element and N bits:
 
-| `scale` | scale, bias | whose |
+| `scale` | scale, bias | used by |
 |---|---|---|
 | `minmax` | (max − min) / (2^N − 1), min | the default from 4 bits on; MLX with 1 bit |
 | `edge` | the end farther from zero is the bias; the scale, negative for a positive end, makes 0 a code | see below |
@@ -13,9 +13,9 @@ Scale rules, over a group's least and greatest element and N bits:
 
 Codes are round((x − bias) / scale), half to even, clipped, with the stored scale and bias; MLX rounds before it stores them.
 
-Words: `affine1` … `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself has 32, 64 and 128); 64 unless given.
-Format option: `scale_dtype` (float16), the dtype of scales and biases. Files in which the two differ are widened by `one_dtype`,
-which loses nothing.
+Codecs: `affine1` … `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself has 32, 64 and 128); 64 unless given.
+Format option: `scale_dtype` (float16), the dtype of scales and biases. Where a file's two dtypes differ,
+`one_dtype` widens both without loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..spec import Format
 from .base import Family, check_group, require_finite
 from .options import only_options, scale_dtype_option
 from .rounding.grouping import grouped, ungrouped
-from .rounding.policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio
+from .rounding.policy import COMPUTE, one_of, policy_from, ratio, to_compute_dtype, to_scale_dtype
 from .rounding.ranges import edge_scale
 
 _BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -72,17 +72,17 @@ class Affine(Family):
     }
     exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {("mlx", "affine1"): {"scale": "minmax"}}
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        only_options(word, options, self.format_options)
-        group = check_group(word, 64 if group_size is None else group_size)
-        return Format("affine", word, int(word[6:]), "uint", group, scale_dtype_option(word, options, "float16"), bias=True)
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(codec, options, self.format_options)
+        group = check_group(codec, 64 if group_size is None else group_size)
+        return Format("affine", codec, int(codec[6:]), "uint", group, scale_dtype_option(codec, options, "float16"), bias=True)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(AffinePolicy, fmt, {"scale": "edge" if fmt.bits <= 3 else "minmax"} | policy)
-        values = computing(grouped(require_finite(x, fmt.name), fmt), rule.compute)
+        values = to_compute_dtype(grouped(require_finite(x, fmt.name), fmt), rule.compute)
         steps = (1 << fmt.bits) - 1
         scale, bias = scale_and_bias(values, steps, rule)
-        stored, biases = in_scale_dtype(scale, fmt), in_scale_dtype(bias, fmt, "bias")
+        stored, biases = to_scale_dtype(scale, fmt), to_scale_dtype(bias, fmt, "bias")
         if rule.codes == "stored":
             scale, bias = stored.astype(values.dtype), biases.astype(values.dtype)
         whole = np.clip(np.rint(ratio(values - bias[..., None], scale[..., None])), 0, steps)

@@ -1,7 +1,7 @@
-"""What a format family is: the words it answers to, the geometry of its parts, decode and encode.
+"""What a format family is: its codec names, the geometry of its parts, decoding and encoding.
 
-Adding a format is one entry here: subclass `Family`, give `words`, `format` and `encode`, and register it in
-`formats/__init__.py`. Decoding follows from the `Format` description unless the family overrides it.
+To add a format, subclass `Family`, give `codecs`, `format` and `encode`, and register it in `formats/__init__.py`. Decoding
+follows from the `Format` description unless the family overrides it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCALE_DTYPES: dict[str, np.dtype[Any]] = {
     "u4": np.dtype(np.uint8), "u6": np.dtype(np.uint8), "i6": np.dtype(np.int8), "i8": np.dtype(np.int8),
     "nested": np.dtype(np.uint8),
 }  # fmt: skip
-"""NumPy dtype that holds each kind of scale."""
+"""NumPy dtype in which each kind of scale is stored."""
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -43,34 +43,34 @@ class Family(ABC):
 
     name: ClassVar[str]
     codecs: ClassVar[tuple[str, ...]]
-    """Codec words, each a `Format.name` of this family."""
+    """Codec names, each a `Format.name` of this family."""
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
     """Producer name -> format options and keyword arguments of `encode` that reproduce that producer's bytes."""
     policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """Producer name -> the words it has, where these are not all of the family's."""
+    """Producer name -> the codecs it has, where these are not all of the family's."""
     exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
-    """(producer, word) -> what differs from `policies` for that word."""
+    """(producer, codec) -> entries that replace those of `policies` for that codec."""
     format_options: ClassVar[tuple[str, ...]] = ()
-    """Options `format` takes besides the group size; `quantize` hands the others to `encode`."""
+    """Options of `format` other than the group size; `quantize` passes all others to `encode`."""
 
-    def policies_of(self, word: str) -> tuple[str, ...]:
-        """Producers whose bytes `encode` reproduces for a word."""
-        return tuple(p for p in self.policies if word in self.policy_codecs.get(p, self.codecs))
+    def policies_of(self, codec: str) -> tuple[str, ...]:
+        """Producers whose bytes `encode` reproduces for a codec."""
+        return tuple(p for p in self.policies if codec in self.policy_codecs.get(p, self.codecs))
 
-    def policy(self, word: str, producer: str) -> dict[str, Any]:
-        """Format and encode options of a producer's policy for a word; FormatError naming those there are."""
-        known = self.policies_of(word)
+    def policy(self, codec: str, producer: str) -> dict[str, Any]:
+        """Format and encode options of a producer's policy for a codec; FormatError with the allowed names for an unknown one."""
+        known = self.policies_of(codec)
         if producer not in known:
-            raise FormatError(f"[quantize] policy {producer!r} for {word}; allowed: {', '.join(known) or 'none'}")
-        return self.policies[producer] | self.exceptions.get((producer, word), {})
+            raise FormatError(f"[quantize] policy {producer!r} for {codec}; allowed: {', '.join(known) or 'none'}")
+        return self.policies[producer] | self.exceptions.get((producer, codec), {})
 
     def fit(self, fmt: Format, shape: Sequence[int]) -> Format:
-        """`fmt` as it is spelled for a tensor of this shape (flat blocks that never straddle rows are row groups)."""
+        """The canonical spelling of `fmt` for a tensor of this shape: flat blocks that never straddle rows become row groups."""
         return fmt
 
     @abstractmethod
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        """The `Format` for a codec word; FormatError for a group size or option it cannot have."""
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        """The `Format` of a codec; FormatError for a group size or option that it does not allow."""
 
     @abstractmethod
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
@@ -114,25 +114,25 @@ class Family(ABC):
         return specs
 
     def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
-        """Parts a tensor may carry besides the required ones."""
+        """Parts that a tensor may have in addition to the required ones."""
         if fmt.grouping == "row" and fmt.super_size == 0 and not fmt.opaque:
             return {"group_index": PartSpec((shape[-1],), np.dtype(np.int32))}
         return {}
 
 
-def check_group(word: str, group_size: int, allowed: Sequence[int] | None = None) -> int:
+def check_group(codec: str, group_size: int, allowed: Sequence[int] | None = None) -> int:
     """A positive group size or −1, from `allowed` when given; FormatError otherwise."""
     if isinstance(group_size, bool) or not isinstance(group_size, (int, np.integer)):
-        raise FormatError(f"[format] {word} with group size {group_size!r}; a whole number is allowed")
+        raise FormatError(f"[format] {codec} with group size {group_size!r}; a whole number is allowed")
     if allowed is not None and group_size not in allowed:
-        raise FormatError(f"[format] {word} with group size {group_size}; allowed: {', '.join(map(str, allowed))}")
+        raise FormatError(f"[format] {codec} with group size {group_size}; allowed: {', '.join(map(str, allowed))}")
     if group_size != -1 and not 1 <= group_size < 1 << 31:
-        raise FormatError(f"[format] {word} with group size {group_size}; allowed: 1 to 2^31 - 1, or -1 for the whole row")
+        raise FormatError(f"[format] {codec} with group size {group_size}; allowed: 1 to 2^31 - 1, or -1 for the whole row")
     return int(group_size)
 
 
-def require_finite(x: NDArray[Any], word: str) -> NDArray[Any]:
-    """x as an array of two or three axes of finite floats, or an error that says where it is not."""
+def require_finite(x: NDArray[Any], codec: str) -> NDArray[Any]:
+    """x as an array of two or three axes of finite floats; an error with the first position of another value."""
     x = np.asarray(x)
     if x.ndim not in (2, 3):
         raise ShapeError(f"[quantize] shape {x.shape}; a weight is (n, k) or (experts, n, k)")
@@ -144,6 +144,6 @@ def require_finite(x: NDArray[Any], word: str) -> NDArray[Any]:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         what = "NaN, infinite or beyond float32" if x.dtype == np.float64 else "NaN or infinite"
         raise FormatError(
-            f"[quantize] {int(bad.sum())} values are {what}, the first at {first}: {x[first]}; {word} holds finite weights only"
+            f"[quantize] {int(bad.sum())} values are {what}, the first at {first}: {x[first]}; {codec} holds finite weights only"
         )
     return x

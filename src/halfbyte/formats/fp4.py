@@ -2,7 +2,7 @@
 
     value = e2m1(code) · scale
 
-Words: `fp4`. Any group size, −1 for the whole row; 32 unless given. Format option: `scale_dtype` (float16).
+Codecs: `fp4`. Any group size, −1 for the whole row; 32 unless given. Format option: `scale_dtype` (float16).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class FP4(Family):
     codecs = ("fp4",)
     format_options = ("scale_dtype",)
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        only_options(word, options, self.format_options)
-        group = check_group(word, 32 if group_size is None else group_size)
-        return Format("fp4", word, 4, "e2m1", group, scale_dtype_option(word, options, "float16"))
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(codec, options, self.format_options)
+        group = check_group(codec, 32 if group_size is None else group_size)
+        return Format("fp4", codec, 4, "e2m1", group, scale_dtype_option(codec, options, "float16"))
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         return encode_float_scaled(x, fmt, policy)

@@ -9,7 +9,7 @@
 | tile of r × g | g | r |
 | tensor | −1 | −1 |
 
-Words: `fp8_e4m3`, `fp8_e5m2`. Format options: `scale_dtype` (float32), `rows` (rows that share a scale, −1 for all of a matrix).
+Codecs: `fp8_e4m3`, `fp8_e5m2`. Format options: `scale_dtype` (float32), `rows` (rows that share a scale, −1 for all of a matrix).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .base import Family, check_group
 from .options import only_options, rows_option, scale_dtype_option
 from .rounding.float_scaled import encode_float_scaled
 
-_WORDS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+_CODECS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 
 
 class FP8(Family):
     """E4M3 and E5M2 under float scales of any scope."""
 
     name = "fp8"
-    codecs = tuple(_WORDS)
+    codecs = tuple(_CODECS)
     format_options = ("scale_dtype", "rows")
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "compressed-tensors": {"scale_dtype": "input", "compute": "input", "zero_scale": "eps", "zeros": "value"},
@@ -39,11 +39,11 @@ class FP8(Family):
 
     policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {"compressed-tensors": ("fp8_e4m3",)}
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        only_options(word, options, self.format_options)
-        group = check_group(word, -1 if group_size is None else group_size)
-        scale = scale_dtype_option(word, options, "float32")
-        return Format("fp8", word, 8, _WORDS[word], group, scale, **rows_option(word, options))
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(codec, options, self.format_options)
+        group = check_group(codec, -1 if group_size is None else group_size)
+        scale = scale_dtype_option(codec, options, "float32")
+        return Format("fp8", codec, 8, _CODECS[codec], group, scale, **rows_option(codec, options))
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         return encode_float_scaled(x, fmt, policy)

@@ -12,7 +12,7 @@ rule ties the end farther from zero, and zero, to codes, as MLX does. Codes are 
 own rule multiplies by the reciprocal in float32, before either is stored; its optimizer of zero points is not round-to-nearest
 and not here.
 
-Words: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 unless given. Format options: `axis` (1), `scale_dtype`
+Codecs: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 unless given. Format options: `axis` (1), `scale_dtype`
 (float16; the zero points have it too), `grouping` (`row` or `flat` for axis 1; `Family.fit` picks from the shape).
 """
 
@@ -31,7 +31,7 @@ from ..spec import Format
 from .base import SCALE_DTYPES, Family, check_group, require_finite
 from .options import fit_flat, grouping_option, only_options, scale_dtype_option
 from .rounding.grouping import grouped, ungrouped
-from .rounding.policy import computing, float_info, in_scale_dtype, one_of, policy_from, ratio
+from .rounding.policy import float_info, one_of, policy_from, ratio, to_compute_dtype, to_scale_dtype
 from .rounding.ranges import edge_scale
 
 
@@ -53,24 +53,24 @@ class HQQ(Family):
     format_options = ("axis", "scale_dtype", "grouping")
     policies: ClassVar[dict[str, dict[str, Any]]] = {"hqq": {"scale_dtype": "input", "rule": "hqq"}}
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        only_options(word, options, self.format_options)
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(codec, options, self.format_options)
         axis = options.get("axis", 1)
         if axis not in (0, 1):
-            raise FormatError(f"[format] {word} with axis {axis!r}; allowed: 0, 1")
-        grouping = grouping_option(word, options, ("row", "flat") if axis == 1 else ("strided",))
-        group = check_group(word, 64 if group_size is None else group_size)
+            raise FormatError(f"[format] {codec} with axis {axis!r}; allowed: 0, 1")
+        grouping = grouping_option(codec, options, ("row", "flat") if axis == 1 else ("strided",))
+        group = check_group(codec, 64 if group_size is None else group_size)
         if group == -1 and grouping != "row":
-            raise FormatError(f"[format] {word} with group size -1 in {grouping} groups; give the number of elements a group")
-        scale = scale_dtype_option(word, options, "float16")
-        return Format("hqq", word, int(word[3:]), "uint", group, scale, zero="float", grouping=grouping)
+            raise FormatError(f"[format] {codec} with group size -1 in {grouping} groups; give the number of elements a group")
+        scale = scale_dtype_option(codec, options, "float16")
+        return Format("hqq", codec, int(codec[3:]), "uint", group, scale, zero="float", grouping=grouping)
 
     def fit(self, fmt: Format, shape: Sequence[int]) -> Format:
         return fit_flat(fmt, shape)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(HQQPolicy, fmt, {"rule": "edge" if fmt.bits <= 3 else "range"} | policy).rule
-        values = computing(grouped(require_finite(x, fmt.name), fmt), "float32" if rule == "hqq" else "exact")
+        values = to_compute_dtype(grouped(require_finite(x, fmt.name), fmt), "float32" if rule == "hqq" else "exact")
         steps = values.dtype.type((1 << fmt.bits) - 1)
         scale, zero, whole = {"range": _range, "edge": _edge, "hqq": _hqq}[rule](values, steps, fmt)
         codes = np.clip(np.rint(whole), 0, steps).astype(np.uint8)
@@ -84,9 +84,9 @@ Rounded = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 def _range(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
     low, high = values.min(axis=-1), values.max(axis=-1)
     digits = 2.0 ** (float_info(SCALE_DTYPES[fmt.scale]).nmant + 1)
-    scale = in_scale_dtype(np.maximum((high - low) / steps, np.maximum(np.abs(low), np.abs(high)) / digits), fmt)
+    scale = to_scale_dtype(np.maximum((high - low) / steps, np.maximum(np.abs(low), np.abs(high)) / digits), fmt)
     held = scale.astype(values.dtype)
-    zero = in_scale_dtype(-ratio(low, held), fmt, "zero point")
+    zero = to_scale_dtype(-ratio(low, held), fmt, "zero point")
     return scale, zero, ratio(values, held[..., None]) + zero.astype(values.dtype)[..., None]
 
 
@@ -94,8 +94,8 @@ def _edge(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
     scale, edge, count = edge_scale(values.min(axis=-1), values.max(axis=-1), int(steps))
     # A constant group: one step from 0 to it.
     flat = scale == 0
-    scale, count = in_scale_dtype(np.where(flat, edge, scale), fmt), np.where(flat, (edge != 0).astype(values.dtype), count)
-    zero = in_scale_dtype(-count, fmt, "zero point")
+    scale, count = to_scale_dtype(np.where(flat, edge, scale), fmt), np.where(flat, (edge != 0).astype(values.dtype), count)
+    zero = to_scale_dtype(-count, fmt, "zero point")
     return scale, zero, ratio(values, scale.astype(values.dtype)[..., None]) + zero.astype(values.dtype)[..., None]
 
 
@@ -106,4 +106,4 @@ def _hqq(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
         inverse = np.where(span <= of(1e-4), of(1), np.minimum(of(1) / span * steps, of(2e4)))
     zero = -low * inverse
     whole = values * inverse[..., None] + zero[..., None]
-    return in_scale_dtype(of(1) / inverse, fmt), in_scale_dtype(zero, fmt, "zero point"), whole
+    return to_scale_dtype(of(1) / inverse, fmt), to_scale_dtype(zero, fmt, "zero point"), whole

@@ -5,11 +5,10 @@
     inverse value = (code − 2^(N−1)) / scale          ModelOpt's INT4QTensor keeps 7/amax
     bnb_int8 value = (code − 128) · scale / 127       bitsandbytes' row-wise int8, scale is the row's largest magnitude
 
-Words: `int1` … `int8`, `uint1` … `uint8`, `bnb_int8`. Any group size, −1 for the whole row; 128 unless given (bnb_int8: −1 only).
-Format options: `scale_dtype` (float16; bnb_int8: float32), `rows` (rows that share a scale: tiles of rows × group_size, −1 for
-all), `inverse` (`intN` only). A signed producer code q of N bits is held as q + 2^(N−1); its signed zero point z, if any, as
-z + 2^(N−1) in `uintN`.
-"""
+Codecs: `int1` … `int8`, `uint1` … `uint8`, `bnb_int8`. Any group size, −1 for the whole row; 128 unless given (bnb_int8: −1
+only). Format options: `scale_dtype` (float16; bnb_int8: float32), `rows` (rows that share a scale: tiles of rows × group_size,
+−1 for all), `inverse` (`intN` only). A signed producer code q of N bits is held as q + 2^(N−1); its signed zero point z, if
+any, as z + 2^(N−1) in `uintN`."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ from .base import Family, check_group, require_finite
 from .options import only_options, rows_option, scale_dtype_option
 from .rounding.integers import encode_integers
 
-_WORDS = {f"int{b}": ("int", b) for b in range(1, 9)} | {f"uint{b}": ("uint", b) for b in range(1, 9)} | {"bnb_int8": ("int", 8)}
+_CODECS = {f"int{b}": ("int", b) for b in range(1, 9)} | {f"uint{b}": ("uint", b) for b in range(1, 9)} | {"bnb_int8": ("int", 8)}
 
 
 class Integer(Family):
     """Integers with implicit (`int`) or stored (`uint`) zero points."""
 
     name = "integer"
-    codecs = tuple(_WORDS)
+    codecs = tuple(_CODECS)
     format_options = ("scale_dtype", "rows", "inverse")
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "compressed-tensors": {
@@ -53,26 +52,26 @@ class Integer(Family):
         "bitsandbytes": ("bnb_int8",),
     }
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        element, bits = _WORDS[word]
-        if word == "bnb_int8":
-            only_options(word, options, ())
-            check_group(word, -1 if group_size is None else group_size, (-1,))
-            return Format("integer", word, bits, element, -1, "float32", divisor=127.0)
-        only_options(word, options, self.format_options)
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        element, bits = _CODECS[codec]
+        if codec == "bnb_int8":
+            only_options(codec, options, ())
+            check_group(codec, -1 if group_size is None else group_size, (-1,))
+            return Format("integer", codec, bits, element, -1, "float32", divisor=127.0)
+        only_options(codec, options, self.format_options)
         if options.get("inverse") and element != "int":
-            raise FormatError(f"[format] {word} with inverse; allowed for int1 to int8, which have no stored zero point")
-        group = check_group(word, 128 if group_size is None else group_size)
+            raise FormatError(f"[format] {codec} with inverse; allowed for int1 to int8, which have no stored zero point")
+        group = check_group(codec, 128 if group_size is None else group_size)
         return Format(
             "integer",
-            word,
+            codec,
             bits,
             element,
             group,
-            scale_dtype_option(word, options, "float16"),
+            scale_dtype_option(codec, options, "float16"),
             zero="int" if element == "uint" else "none",
             inverse=bool(options.get("inverse", False)),
-            **rows_option(word, options),
+            **rows_option(codec, options),
         )
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:

@@ -11,13 +11,13 @@ Scale rules, with amax the block's largest magnitude, emax the element's largest
 | `scale` | exponent | used by |
 |---|---|---|
 | `floor` | floor(log2 amax) − emax | OCP, ggml, microxcaling, torchao FLOOR |
-| `even` | the same of amax rounded to the element's mantissa width, halves up | compressed-tensors, torchao EVEN |
+| `even` | the same of amax rounded to the element's mantissa width, ties up | compressed-tensors, torchao EVEN |
 | `ceil` | ceil(log2(amax / M)) | MLX, ModelOpt, torchao RCEIL |
 | `ceil_log2` | ceil(log2 amax) − emax | torchao CEIL |
 
-Exponents are held to −127 … 127, so no scale byte is ever 255 (NaN). Elements beyond M after scaling saturate.
+Exponents are clipped to −127 … 127, so that no scale byte is 255 (NaN). Elements beyond M after scaling saturate.
 
-Words: `mxfp4`, `mxfp6_e2m3`, `mxfp6_e3m2`, `mxfp8_e4m3`, `mxfp8_e5m2`, `mxint8`, `mxint4`, `mxint2`. No format options.
+Codecs: `mxfp4`, `mxfp6_e2m3`, `mxfp6_e3m2`, `mxfp8_e4m3`, `mxfp8_e5m2`, `mxint8`, `mxint4`, `mxint2`. No format options.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from ..spec import Format
 from .base import Family, check_group, require_finite
 from .options import only_options
 from .rounding.grouping import grouped, ungrouped
-from .rounding.policy import COMPUTE, computing, float_info, one_of, policy_from
+from .rounding.policy import COMPUTE, float_info, one_of, policy_from, to_compute_dtype
 
-_WORDS = {
+_CODECS = {
     "mxfp4": ("e2m1", 4), "mxfp6_e2m3": ("e2m3", 6), "mxfp6_e3m2": ("e3m2", 6), "mxfp8_e4m3": ("e4m3", 8),
     "mxfp8_e5m2": ("e5m2", 8), "mxint8": ("mxint", 8), "mxint4": ("mxint", 4), "mxint2": ("mxint", 2),
 }  # fmt: skip
 SCALE_RULES = ("floor", "even", "ceil", "ceil_log2")
-LEAST_ERROR = {w: "floor" if e == "mxint" else "ceil" if w == "mxfp8_e4m3" else "even" for w, (e, _) in _WORDS.items()}
-"""Default rule of each word: the one of least squared error on real weights, docs/formats/policies.md."""
+LEAST_ERROR = {w: "floor" if e == "mxint" else "ceil" if w == "mxfp8_e4m3" else "even" for w, (e, _) in _CODECS.items()}
+"""Default rule of each codec: the rule of least squared error on real weights, docs/formats/policies.md."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MX(Family):
     """MXFP4, MXFP6, MXFP8 and MXINT."""
 
     name = "mx"
-    codecs = tuple(_WORDS)
+    codecs = tuple(_CODECS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "ocp": {"scale": "floor"},
         "gguf": {"scale": "floor", "ties": "zero", "zeros": "drop", "compute": "float32"},
@@ -100,7 +100,7 @@ class MX(Family):
         "compressed-tensors": ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"),
         "modelopt": ("mxfp4", "mxfp8_e4m3"),
     } | {
-        p: tuple(w for w in _WORDS if w.startswith("mxfp")) for p in ("torchao", "torchao-even", "torchao-ceil", "torchao-rceil")
+        p: tuple(w for w in _CODECS if w.startswith("mxfp")) for p in ("torchao", "torchao-even", "torchao-ceil", "torchao-rceil")
     }
     exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {
         ("compressed-tensors", "mxfp6_e2m3"): {"even_bits": 3, "zeros": "keep"},
@@ -108,26 +108,26 @@ class MX(Family):
         ("mlx", "mxfp8_e4m3"): {"ties": "even", "zeros": "keep"},
     }
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        only_options(word, options, ())
-        element, bits = _WORDS[word]
-        group = check_group(word, 32 if group_size is None else group_size, (16, 32, 64))
-        return Format("mx", word, bits, element, group, "e8m0")
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(codec, options, ())
+        element, bits = _CODECS[codec]
+        group = check_group(codec, 32 if group_size is None else group_size, (16, 32, 64))
+        return Format("mx", codec, bits, element, group, "e8m0")
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(MXPolicy, fmt, {"scale": LEAST_ERROR[fmt.name]} | policy)
-        blocks = computing(grouped(require_finite(x, fmt.name), fmt), rule.compute)
+        blocks = to_compute_dtype(grouped(require_finite(x, fmt.name), fmt), rule.compute)
         exponent = block_exponents(np.abs(blocks).max(axis=-1), fmt, rule)
         with np.errstate(under="ignore"):
             scale = np.where(exponent == -127, rule.byte0, np.ldexp(1.0, exponent)).astype(blocks.dtype)
-        # A power of two below float16, where that is what a producer computes in: the scale is 0 there, and 1 is stored.
+        # A power of two below float16's range, where a producer computes in float16: its scale is 0, and it stores 1.
         exponent, scale = np.where(scale == 0, 0, exponent), np.where(scale == 0, blocks.dtype.type(1), scale)
         codes = round_elements(blocks / scale[..., None], fmt, rule)
         return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": e8m0_encode(exponent)}
 
 
 def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.int64]:
-    """Unbiased exponents of the block scales, held to −127 … 127, by the rules of the table above."""
+    """Unbiased exponents of the block scales, clipped to −127 … 127, by the rules of the table above."""
     table = element_table(fmt.element, fmt.bits)
     largest = float(np.nanmax(np.where(np.isinf(table), np.nan, table)))
     emax = int(np.frexp(largest)[1]) - 1
@@ -138,7 +138,7 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
     elif rule.scale == "ceil_log2":
         exponent = power - 1 + (mantissa > 0.5) - emax
     elif rule.scale == "floor" and rule.compute == "float32":
-        # The logarithm of a number a few ulp below a power of two rounds up to a whole number, and so does its floor.
+        # The float32 logarithm of a number a few ulp below a power of two rounds up to an integer, so its floor is 1 too large.
         with np.errstate(divide="ignore"):
             exponent = np.floor(np.log2(amax.astype(np.float32))).astype(np.float64) - emax
     else:
@@ -146,16 +146,16 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
         if rule.scale == "even":
             own = MINIFLOATS[fmt.element].mantissa_bits if fmt.element in MINIFLOATS else fmt.bits - 2
             bits = own if rule.even_bits is None else rule.even_bits
-            # Rounded to 1 + bits binary digits, halves up, amax reaches the next power of two.
+            # Rounded to 1 + bits binary digits, ties up, amax reaches the next power of two.
             exponent = exponent + (mantissa >= 1 - 2.0 ** -(bits + 2))
             if rule.compute == "input":
-                # Done on the bits of a number, the rounding takes a subnormal to the smallest normal number or to 0.
+                # The producer rounds the bits of the number, which takes a subnormal to the smallest normal number or to 0.
                 tiny = float(float_info(amax.dtype).smallest_normal)
                 up = amax >= tiny * (1 - 2.0 ** -(bits + 1))
                 exponent = np.where((amax < tiny) & up, np.log2(tiny) - emax, exponent)
                 empty = (amax < tiny) & ~up
-    held: NDArray[np.int64] = np.clip(np.where(empty, rule.zero_byte - 127, exponent), -127, 127).astype(np.int64)
-    return held
+    clipped: NDArray[np.int64] = np.clip(np.where(empty, rule.zero_byte - 127, exponent), -127, 127).astype(np.int64)
+    return clipped
 
 
 def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -164,7 +164,7 @@ def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[
         # Least e with amax ≤ largest · 2^e, by comparison of mantissas.
         (m, p), (lm, lp) = np.frexp(amax.astype(np.float64)), np.frexp(largest)
         return p - lp + (m > lm), amax == 0
-    a = computing(amax, compute)
+    a = to_compute_dtype(amax, compute)
     ratio = a / a.dtype.type(largest)
     with np.errstate(divide="ignore"):
         return np.ceil(np.log2(ratio.astype(np.float32))).astype(np.float64), ratio == 0

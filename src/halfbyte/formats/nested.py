@@ -1,4 +1,4 @@
-"""Quantizing absolute maxima once more: bitsandbytes' double quantization and ModelOpt's.
+"""The second level of scales: bitsandbytes' and ModelOpt's double quantization of absolute maxima.
 
     bitsandbytes: absmax = map[byte] · absmax2 + offset, map the signed dynamic map, offset the mean
     ModelOpt:     absmax = (byte − 128) / scale2 + offset, scale2 = 127 / (largest |absmax − offset|)
@@ -22,8 +22,8 @@ from .decode import NESTED_BLOCK
 
 Parts = Mapping[str, NDArray[Any]]
 GRIDS = ("exact", "grid")
-"""How a byte is found: as the nearest entry of the map, or as the nearest to x rounded to one of 65536 even steps of −1 … 1
-(bitsandbytes on a CPU)."""
+"""Rule of a byte: the nearest entry of the map to x, or to x rounded to one of 65536 even steps of −1 … 1 (bitsandbytes on a
+CPU)."""
 _F32 = np.float32
 
 
@@ -54,9 +54,9 @@ def _by_256(values: NDArray[Any]) -> NDArray[Any]:
 def lane_sum(x: NDArray[np.float32]) -> np.float32:
     """Sum of float32 numbers in the order in which PyTorch adds them on x86 with one thread.
 
-    Eight lanes take every eighth number, four rows of lanes every fourth eight; each of these 32 sums cascades through four
-    levels whose steps are a power of two of at least 16. Then the levels, the rows, the numbers left over and the lanes are added
-    up. From 32,768 numbers on PyTorch splits the work among its threads, and the last bit may differ from this.
+    Eight lanes take every eighth number, four rows of lanes every fourth group of eight; each of these 32 sums cascades through
+    four levels whose steps are a power of two of at least 16. Then the levels, the rows, the remaining numbers and the lanes are
+    added. From 32,768 numbers on PyTorch splits the work among its threads, and the last bit may differ from this.
     """
     lanes = 8 if x.size >= 8 else 1
     rows = x[: x.size // lanes * lanes].reshape(-1, lanes)
@@ -86,19 +86,19 @@ def lane_sum(x: NDArray[np.float32]) -> np.float32:
 def nest(absmax: NDArray[Any], codes: str) -> dict[str, NDArray[Any]]:
     """Parts of bitsandbytes' double quantization of absolute maxima (of any shape, row-major), in float32."""
     table = dynamic_map()
-    held = absmax.astype(_F32)
-    offset = lane_sum(held.reshape(-1)) / _F32(held.size)
-    blocks = _by_256(held - offset)
+    values = absmax.astype(_F32)
+    offset = lane_sum(values.reshape(-1)) / _F32(values.size)
+    blocks = _by_256(values - offset)
     largest = np.abs(blocks).max(axis=-1)
     scaled = blocks * (_F32(1) / np.where(largest == 0, _F32(1), largest))[:, None]
     if codes == "grid":
         scaled = np.floor((scaled + _F32(1)) * _F32(32767.5) + _F32(0.5)).astype(np.float64) / 65535 * 2 - 1
     exact = table.astype(np.float64)
-    found = np.searchsorted((exact[1:] + exact[:-1]) / 2, scaled.astype(np.float64)).astype(np.uint8)
+    index = np.searchsorted((exact[1:] + exact[:-1]) / 2, scaled.astype(np.float64)).astype(np.uint8)
     if codes == "grid":
-        found[largest == 0] = 0  # 0 / 0 there, whose byte is 0; the value is the offset with any byte
+        index[largest == 0] = 0  # the producer's 0 / 0 gives byte 0; every byte decodes to the offset
     return {
-        "scales": found.reshape(-1)[: absmax.size].reshape(absmax.shape),
+        "scales": index.reshape(-1)[: absmax.size].reshape(absmax.shape),
         "nested_map": table,
         "nested_absmax": largest,
         "nested_offset": np.asarray(offset),
@@ -106,7 +106,8 @@ def nest(absmax: NDArray[Any], codes: str) -> dict[str, NDArray[Any]]:
 
 
 def nest_modelopt(absmax: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Parts of ModelOpt's double quantization, computed in bfloat16 as its scales are; the last 256 count with zeros."""
+    """Parts of ModelOpt's double quantization, in bfloat16, the dtype of its scales; the mean includes the zeros that pad the
+    last 256."""
     bf16 = ml_dtypes.bfloat16
     blocks = _by_256(absmax.astype(bf16))
     offset = blocks.astype(_F32).mean(dtype=_F32).astype(bf16)

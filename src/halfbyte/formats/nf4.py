@@ -1,4 +1,4 @@
-"""Table formats under an absolute maximum: NF4 and bitsandbytes' own fp4, whose blocks run over the flattened tensor.
+"""Table formats scaled by an absolute maximum: NF4 and bitsandbytes' own fp4, with blocks over the flattened tensor.
 
     value = table[code] · absmax
     nested, bitsandbytes:  absmax = nested_map[scale_byte] · nested_absmax[block / 256] + nested_offset
@@ -11,10 +11,10 @@
 | `nested_absmax` | float32 | [ceil(blocks/256)], blocks of the whole flattened tensor |
 | `nested_offset` | float32 | 0-d |
 
-`row` grouping is the canonical one where k is whole blocks (the same blocks, seen by row), `flat` otherwise; `Family.fit` picks.
-ModelOpt's signed scale byte b is held as b + 128.
+`Family.fit` chooses `row` grouping where k is a multiple of the block (the same blocks, by row), and `flat` otherwise. ModelOpt's
+signed scale byte b is stored as b + 128.
 
-Words: `nf4` (QLoRA, Dettmers et al. 2023), `bnb_fp4`, `nf4_modelopt` (the NF4 table to four digits in bfloat16). Any block size;
+Codecs: `nf4` (QLoRA, Dettmers et al. 2023), `bnb_fp4`, `nf4_modelopt` (the NF4 table to four digits in bfloat16). Any block size;
 64 unless given. Format options: `nested` (False), `grouping` (`row`, `flat`), `scale_dtype` (float32; nf4_modelopt bfloat16).
 """
 
@@ -49,18 +49,20 @@ class NF4(Family):
     }  # fmt: skip
     policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {"bitsandbytes": ("nf4", "bnb_fp4"), "modelopt": ("nf4_modelopt",)}
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        only_options(word, options, self.format_options)
-        group = check_group(word, 64 if group_size is None else group_size)
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(codec, options, self.format_options)
+        group = check_group(codec, 64 if group_size is None else group_size)
         if group == -1:
-            raise FormatError(f"[format] {word} with group size -1; blocks run over the flattened tensor, allowed: 1 or more")
-        grouping = grouping_option(word, options, ("row", "flat"))
-        modelopt = word == "nf4_modelopt"
-        scale = scale_dtype_option(word, options, "bfloat16" if modelopt else "float32")
+            raise FormatError(f"[format] {codec} with group size -1; blocks run over the flattened tensor, allowed: 1 or more")
+        grouping = grouping_option(codec, options, ("row", "flat"))
+        modelopt = codec == "nf4_modelopt"
+        scale = scale_dtype_option(codec, options, "bfloat16" if modelopt else "float32")
         nested = bool(options.get("nested", False))
         if nested and "scale_dtype" in options:
-            raise FormatError(f"[format] {word} with nested=True and scale_dtype={scale!r}; nested scales are bytes, give one")
-        return Format("nf4", word, 4, word, group, "nested" if nested else scale, grouping=grouping, inverse=nested and modelopt)
+            raise FormatError(f"[format] {codec} with nested=True and scale_dtype={scale!r}; nested scales are bytes, give one")
+        return Format(
+            "nf4", codec, 4, codec, group, "nested" if nested else scale, grouping=grouping, inverse=nested and modelopt
+        )
 
     def fit(self, fmt: Format, shape: Sequence[int]) -> Format:
         return fit_flat(fmt, shape)

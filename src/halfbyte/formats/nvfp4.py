@@ -1,6 +1,6 @@
 """NVFP4: blocks of 16 E2M1 elements, an E4M3 scale a block, and one float32 for the tensor.
 
-| `global_scale` | value | whose |
+| `global_scale` | value | used by |
 |---|---|---|
 | `multiply` (default) | e2m1(code) · e4m3(scale_byte) · global | ModelOpt, torchao |
 | `divide` | e2m1(code) · e4m3(scale_byte) / global | compressed-tensors |
@@ -8,12 +8,12 @@
 | `none` | e2m1(code) · e4m3(scale_byte) | MLX and torchao without a tensor scale |
 
 2688 = 6 · 448, the largest element times the largest scale. Block scales are signed E4M3 (0x7F and 0xFF are NaN); GGUF reads
-the same byte without its sign and is a format of its own.
+the same byte without its sign: that is the codec `nvfp4_ue4m3` (`ggml/fp4.py`).
 
-An encoder takes the block scale, amax / 6 over the tensor scale, to the nearest E4M3 value s between a floor and 448, and the
-elements over the product of the two scales to E2M1. Where its operations are rounded, their order decides:
+The scale rule: block scale s = amax / 6 / tensor scale, rounded to the nearest E4M3 value between a floor and 448; elements
+divided by the product of both scales are rounded to E2M1. Where each operation rounds, the result depends on the order:
 
-| `order` | block scale | element | whose |
+| `order` | block scale | element | used by |
 |---|---|---|---|
 | `joint` | amax / (6 · g) | x / (s · g) | ModelOpt; the default, computed exactly |
 | `reciprocal` | (amax / 6) / g | x · ((1 / g) / s) | torchao |
@@ -22,7 +22,7 @@ elements over the product of the two scales to E2M1. Where its operations are ro
 
 No NaN byte is ever written: an all-zero block has the scale `zero_scale`, an all-zero tensor the tensor scale 1.
 
-Words: `nvfp4`. Group 16. Format option: `global_scale`.
+Codecs: `nvfp4`. Group 16. Format option: `global_scale`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ..spec import Format
 from .base import Family, check_group, require_finite
 from .options import only_options
 from .rounding.grouping import grouped, row_blocks, ungrouped
-from .rounding.policy import COMPUTE, computing, float_info, one_of, policy_from
+from .rounding.policy import COMPUTE, float_info, one_of, policy_from, to_compute_dtype
 
 LEVELS: dict[str, tuple[str, float]] = {
     "multiply": ("multiply", 1.0), "divide": ("divide", 1.0), "amax": ("multiply", 2688.0), "none": ("", 1.0),
 }  # fmt: skip
-"""global_scale word -> (Format.global_op, Format.divisor)."""
+"""Option `global_scale` -> (Format.global_op, Format.divisor)."""
 ORDERS = ("joint", "reciprocal", "inverse", "stepwise")
 
 
@@ -101,35 +101,36 @@ class NVFP4(Family):
         },
     }  # fmt: skip
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        only_options(word, options, self.format_options)
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        only_options(codec, options, self.format_options)
         level = options.get("global_scale", "multiply")
         if level not in LEVELS:
-            raise FormatError(f"[format] {word} with global_scale {level!r}; allowed: {', '.join(LEVELS)}")
-        group = check_group(word, 16 if group_size is None else group_size, (16,))
+            raise FormatError(f"[format] {codec} with global_scale {level!r}; allowed: {', '.join(LEVELS)}")
+        group = check_group(codec, 16 if group_size is None else group_size, (16,))
         op, divisor = LEVELS[level]
-        return Format("nvfp4", word, 4, "e2m1", group, "e4m3", global_op=op, divisor=divisor)
+        return Format("nvfp4", codec, 4, "e2m1", group, "e4m3", global_op=op, divisor=divisor)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         rule = policy_from(NVFP4Policy, fmt, policy)
         blocks = grouped(require_finite(x, fmt.name), fmt)
-        amax = computing(np.abs(blocks).max(axis=-1), rule.compute)
+        amax = to_compute_dtype(np.abs(blocks).max(axis=-1), rule.compute)
         stored = tensor_scale(amax.max(axis=(-2, -1)), fmt)
         g = stored.astype(_arithmetic(rule))[..., None, None]
         codes, scales = np.empty(blocks.shape, np.uint8), np.empty(amax.shape, np.uint8)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
             for rows in row_blocks(*x.shape[-2:]):
                 part = blocks[..., rows, :, :]
-                scales[..., rows, :], scaled = _scale(part, amax[..., rows, :], g, fmt, rule)
+                scales[..., rows, :], scaled = block_scale(part, amax[..., rows, :], g, fmt, rule)
                 nearest = sign_zeros(round_to_element(scaled, "e2m1", rule.ties), part, "e2m1", rule.zeros)
-                # A zero scale, which only a policy without a floor writes, takes every element to 0, not to 0 / 0 or infinity.
+                # A zero scale, which only a policy without a floor writes, gives codes of 0 where the division gives NaN or
+                # infinity.
                 codes[..., rows, :, :] = np.where(scales[..., rows, :, None] == 0, np.uint8(0), nearest)
         parts = {"codes": pack(ungrouped(codes, fmt, x.shape), 4), "scales": scales}
         return parts | ({"global_scale": stored} if fmt.global_op else {})
 
 
 def _arithmetic(rule: NVFP4Policy) -> np.dtype[Any]:
-    """dtype of everything after amax / 6."""
+    """dtype of all operations after amax / 6."""
     return np.dtype(np.float64 if rule.compute == "exact" else np.float32)
 
 
@@ -147,11 +148,11 @@ def tensor_scale(amax: NDArray[Any], fmt: Format) -> NDArray[np.float32]:
             # Two roundings, as PyTorch divides a number by a tensor.
             inverse = (amax.dtype.type(1) / np.maximum(amax, tiny) * amax.dtype.type(2688)).astype(np.float32)
             return np.where(np.isfinite(inverse), inverse, one)
-        held = amax.astype(np.float32) if fmt.divisor != 1.0 else (amax / amax.dtype.type(2688)).astype(np.float32)
-    return np.where(amax == 0, one, np.maximum(held, np.finfo(np.float32).smallest_subnormal))
+        stored = amax.astype(np.float32) if fmt.divisor != 1.0 else (amax / amax.dtype.type(2688)).astype(np.float32)
+    return np.where(amax == 0, one, np.maximum(stored, np.finfo(np.float32).smallest_subnormal))
 
 
-def _scale(
+def block_scale(
     blocks: NDArray[Any], amax: NDArray[Any], g: NDArray[Any], fmt: Format, rule: NVFP4Policy
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     """E4M3 bytes of the block scales and the elements over both scales. g [*lead, 1, 1] is the stored tensor scale."""

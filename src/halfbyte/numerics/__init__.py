@@ -1,1 +1,1 @@
-"""Bits, exact arithmetic, small floating-point types and error statistics."""
+"""Bit packing, exact arithmetic, small floating-point types, transposition and error statistics."""

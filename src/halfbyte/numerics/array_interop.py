@@ -1,6 +1,6 @@
 """Between torch tensors and NumPy arrays without copying, and without importing torch unless the caller already has.
 
-bfloat16 crosses as raw 16-bit words, since NumPy's own bfloat16 is ml_dtypes' and torch does not know it.
+bfloat16 is passed as raw 16-bit words: NumPy's bfloat16 is the type of ml_dtypes, which torch does not know.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def torch_state() -> tuple[Callable[[], bool], Callable[..., bool]]:
     )  # fmt: skip
     special = [getattr(key, name) for name in names if hasattr(key, name)]
     modes, transforms, tracing = core._len_torch_dispatch_stack, core._functorch.peek_interpreter_stack, core._get_tracing_state
-    keys, known = core._dispatch_keys, {}
+    keys = core._dispatch_keys
+    known: dict[int, bool] = {}
 
     def recording() -> bool:
         return bool(modes() or transforms() or tracing())
@@ -71,7 +72,7 @@ def check_memory(op: str, *arrays: Any) -> None:
     recording, plain = torch_state()
     if not recording() and plain(*tensors):
         return
-    kinds = ", ".join(f"{type(x).__name__} ({_dtype_word(x.layout)}, {x.device})" for x in tensors)
+    kinds = ", ".join(f"{type(x).__name__} ({_dtype_name(x.layout)}, {x.device})" for x in tensors)
     raise ShapeError(
         f"[{op}] {kinds}; allowed: strided tensors with memory of their own, outside torch's modes and transforms. torch "
         "traces the modules of halfbyte.torch; a sparse or nested tensor must be made dense"
@@ -79,7 +80,7 @@ def check_memory(op: str, *arrays: Any) -> None:
 
 
 def records_gradient(x: Any) -> bool:
-    """True for a torch tensor on which autograd records what is done with it."""
+    """True for a torch tensor whose operations autograd records."""
     return is_torch(x) and bool(x.requires_grad) and bool(sys.modules["torch"].is_grad_enabled())
 
 
@@ -89,13 +90,13 @@ def device_of(x: Any) -> str:
 
 
 def dtype_of(x: Any) -> str:
-    """Dtype word of a NumPy array or torch tensor: "float32", "bfloat16", ..."""
-    return _dtype_word(x.dtype)
+    """Dtype name of a NumPy array or torch tensor: "float32", "bfloat16", ..."""
+    return _dtype_name(x.dtype)
 
 
 @functools.cache
-def _dtype_word(dtype: Any) -> str:
-    """Kept: NumPy makes a dtype's name anew each time, and that was most of what a small product took."""
+def _dtype_name(dtype: Any) -> str:
+    """Cached: NumPy builds the name of a dtype on each call, which was most of the host time of a small product."""
     return str(dtype).removeprefix("torch.")
 
 

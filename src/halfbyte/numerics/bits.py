@@ -6,9 +6,10 @@ byte. For 4 bits that is low nibble first; for 3 bits eight codes lie in three b
 >>> pack(np.array([[1, 2, 3]], np.uint8), 4).tolist()
 [[33, 3]]
 
-Eight codes, a byte each, make one 64-bit word. Three steps of shift, mask and or bring their 8·b bits together: bytes join
-into fields of 2b bits, those into fields of 4b, those into 8b. Codes of 4 bits need one step on 16-bit words, of 2 bits two
-on 32-bit words, of 1 bit NumPy's own routine. It is done 64 KiB at a time, so that the words stay in cache.
+Packing works on eight codes at a time, one byte each in a 64-bit word. Three steps of shift, mask and or collect their 8·b bits:
+bytes are merged into fields of 2b bits, those into fields of 4b, those into 8b. Codes of 4 bits need one step on 16-bit words,
+codes of 2 bits two steps on 32-bit words, codes of 1 bit NumPy's own routine. 64 KiB are worked on at a time, so that the words
+stay in cache.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..errors import ShapeError
 U8 = NDArray[np.uint8]
 
 _WHOLE: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
-"""Word of just as many codes as fill one packed byte."""
+"""Word of as many codes as fill one packed byte."""
 _EIGHT: np.dtype[Any] = np.dtype("<u8")
 """Word of the other widths: eight codes, which fill `bits` packed bytes."""
 _BLOCK = 1 << 16
@@ -53,7 +54,7 @@ def pack(codes: NDArray[np.integer], bits: int) -> U8:
         np.copyto(w, source[part])
         for step in _steps(bits, word):
             np.right_shift(w, step.shift, out=spare)
-            if bits <= 4:  # the moved and the unmoved do not overlap: one mask keeps both
+            if bits <= 4:  # moved and unmoved fields do not overlap, so one mask serves both
                 np.bitwise_or(w, spare, out=w)
                 np.bitwise_and(w, step.low | step.high, out=w)
             else:
@@ -96,7 +97,7 @@ def unpack(data: U8, bits: int, k: int) -> U8:
             if bits <= 4:
                 np.left_shift(w, step.shift, out=spare)
                 np.bitwise_or(w, spare, out=w)
-                np.bitwise_and(w, step.apart, out=w)
+                np.bitwise_and(w, step.separate, out=w)
             else:
                 np.bitwise_and(w, step.high, out=spare)
                 np.left_shift(spare, step.shift, out=spare)
@@ -115,23 +116,23 @@ def padding_is_zero(data: U8, bits: int, k: int) -> bool:
 
 
 class Step(NamedTuple):
-    """One step of packing a word, and its inverse: fields of one width come together in twos.
+    """One step of packing a word, and its inverse: pairs of adjacent fields are merged.
 
-    shift    bits the upper field of two moves
+    shift    distance in bits by which the upper field of a pair moves
     low      mask of the lower fields, which stay
     high     mask of the upper fields where they arrive, next to the lower
-    apart    mask of both before they moved
+    separate mask of both before the upper ones move
     """
 
     shift: Any
     low: Any
     high: Any
-    apart: Any
+    separate: Any
 
 
 @cache
 def _steps(bits: int, word: np.dtype[Any]) -> tuple[Step, ...]:
-    """Steps from codes a byte each to one field a word."""
+    """Steps from one code a byte to one field a word."""
     size, steps, lane, field = word.itemsize * 8, [], 8, bits
     while lane < size:
         low = sum(((1 << field) - 1) << at for at in range(0, size, 2 * lane))

@@ -1,10 +1,10 @@
-"""How far one array of numbers is from another, in relative measures, gathered block by block.
+"""Relative error statistics of one array against another, accumulated block by block.
 
     relative RMS = sqrt(Σ (b − a)² / Σ a²)          max relative error = max over rows of max |b − a| / max |a|
     cosine = Σ a·b / sqrt(Σ a² · Σ b²)               differing = number of unequal values
 
-a is the reference. No absolute tolerance exists here: numbers near 1e-6 are judged by the same measures as numbers near 1, so a
-bound that passes for every input cannot be written. Equality is by value: −0 equals 0, NaN equals NaN in the same place.
+a is the reference. There is no absolute tolerance: numbers near 1e-6 are compared by the same measures as numbers near 1, so
+that no bound passes for every input. Equality is by value: −0 equals 0, NaN equals NaN at the same position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import ShapeError
 
 @dataclass
 class ErrorStats:
-    """Statistics of b against a, added up over blocks of whole rows.
+    """Statistics of b against a, accumulated over blocks of whole rows.
 
     count               values compared
     differing           values that are not equal
@@ -53,7 +53,7 @@ class ErrorStats:
             return 0.0
         if math.isinf(self.max_abs_error):
             return math.inf
-        # Squares below float64's range would read as no error at all; the largest error still says what is there.
+        # Squares that underflow float64 would give an error of 0; the largest relative error is reported instead.
         if self._aa == 0.0 or self._dd == 0.0:
             return math.inf if self._aa == 0.0 else self.max_relative_error
         return math.sqrt(self._dd / self._aa)
@@ -71,12 +71,12 @@ class ErrorStats:
         return self.identical or (self.relative_rms <= rtol and self.max_relative_error <= rtol)
 
     def add(self, a: NDArray[Any], b: NDArray[Any]) -> None:
-        """Take in the next rows: a and b are [rows, k] of any float, integer or boolean dtype.
+        """Add the next rows: a and b are [rows, k] of any float, integer or boolean dtype.
 
         Raises ShapeError when the shapes differ or are not two-dimensional.
         """
         if a.shape != b.shape or a.ndim != 2:
-            raise ShapeError(f"[difference] blocks of shape {a.shape} and {b.shape}; two of the same [rows, k] are compared")
+            raise ShapeError(f"[error_stats] blocks of shape {a.shape} and {b.shape}; two of the same [rows, k] are compared")
         first, self._rows = self._rows, self._rows + a.shape[0]
         self.count += a.size
         if not a.size:
@@ -86,7 +86,7 @@ class ErrorStats:
         x = a.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             if not unequal.any():
-                # The common case, at a third of the cost: every sum is that of the squares.
+                # The common case at a third of the cost: all three sums are the sum of squares.
                 squares = float(np.vdot(x, x))
                 if math.isfinite(squares):
                     self._aa, self._bb, self._ab = self._aa + squares, self._bb + squares, self._ab + squares
@@ -101,10 +101,10 @@ class ErrorStats:
         self._aa += float(np.vdot(x, x))
         self._bb += float(np.vdot(y, y))
         self._ab += float(np.vdot(x, y))
-        found = int(np.count_nonzero(unequal))
-        if not found:
+        differing = int(np.count_nonzero(unequal))
+        if not differing:
             return
-        self.differing += found
+        self.differing += differing
         error = y - x
         self._dd += float(np.vdot(error, error))
         size = np.abs(error)
@@ -140,7 +140,7 @@ def error_stats(a: NDArray[Any], b: NDArray[Any]) -> ErrorStats:
     """
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
-        raise ShapeError(f"[difference] shapes {a.shape} and {b.shape}; arrays of one shape are compared")
+        raise ShapeError(f"[error_stats] shapes {a.shape} and {b.shape}; arrays of one shape are compared")
     k = a.shape[-1] if a.ndim else 1
     out = ErrorStats()
     out.add(a.reshape(-1, k) if a.size else a.reshape(0, k), b.reshape(-1, k) if b.size else b.reshape(0, k))

@@ -1,12 +1,12 @@
-"""One rounding, no more: sums, products and quotients of floats, rounded once to the nearest even value.
+"""Exact arithmetic with one final rounding: sums, products and quotients of floats, rounded once to nearest even.
 
 A packed weight is a real number: a small integer or table value, times one to three scales, plus or minus another such product,
-perhaps over a stored divisor. Here those reals are held exactly as sums of float64 terms (error-free transformations: Knuth's
-two-sum, Dekker's product by Veltkamp splitting) and rounded once at the end. The device is rounding to odd (Boldo and
+perhaps over a stored divisor. Here those reals are represented exactly as sums of float64 terms (error-free transformations:
+Knuth's two-sum, Dekker's product with Veltkamp splitting) and rounded once at the end. The method is rounding to odd (Boldo and
 Melquiond 2008): a value truncated to 53 bits with its last bit set when anything was lost can be rounded again, to 51 bits or
 fewer, as if from the real number.
 
-The products keep clear of float64's range: scales are at most float32, so magnitudes stay within 2^±500.
+Products neither overflow nor underflow float64: scales are at most float32, so magnitudes stay within 2^±500.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def dtype_named(dtype: Any) -> np.dtype[Any]:
     if name in DTYPES:
         return DTYPES[name]
     try:
-        found = None if dtype is None else np.dtype(dtype)  # NumPy takes None for float64
+        parsed = None if dtype is None else np.dtype(dtype)  # NumPy takes None for float64
     except TypeError:
-        found = None
-    if found is not None and found.name in DTYPES:
-        return DTYPES[found.name]
+        parsed = None
+    if parsed is not None and parsed.name in DTYPES:
+        return DTYPES[parsed.name]
     raise FormatError(f"[dtype] {dtype!r} is not a dtype to decode to; allowed: {', '.join(DTYPES)}")
 
 
@@ -98,9 +98,9 @@ def round_once(x: F64, dtype: Any) -> NDArray[Any]:
 
 
 def distil(terms: list[F64]) -> list[F64]:
-    """The same real sum in terms that no longer overlap, largest first: every neighbouring pair is its own two-sum.
+    """The same real sum as non-overlapping terms, largest first: two-sum leaves every adjacent pair unchanged.
 
-    Zeros end up last. Elements with NaN or infinite terms come out meaningless; callers replace them.
+    Zeros are last. Elements with NaN or infinite terms have no meaning; callers replace them.
     """
     parts = [np.array(t) for t in np.broadcast_arrays(*terms)]
     changed = True
@@ -116,7 +116,8 @@ def distil(terms: list[F64]) -> list[F64]:
 
 
 def _tail(parts: list[F64]) -> F64:
-    """What follows the leading term of a distilled sum: its first non-zero term, which has the sign of the whole rest."""
+    """The first non-zero term after the leading one of a distilled sum; it has the sign of the sum of all terms after the
+    leading one."""
     out = np.zeros_like(parts[0])
     for t in parts[:0:-1]:
         out = np.where(t != 0, t, out)
@@ -137,8 +138,8 @@ def round_sum(terms: list[F64], dtype: Any) -> NDArray[Any]:
 def round_quotient(terms: list[F64], den: F64, dtype: Any) -> NDArray[Any]:
     """The exact sum of float64 terms over `den`, rounded once to `dtype`.
 
-    The quotient is taken twice, the second time of the exact remainder; the sign of the last remainder decides the odd bit.
-    """
+    Two quotients are computed, the second of the exact remainder of the first; the sign of the last remainder decides the odd
+    bit."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         *terms, den = np.broadcast_arrays(*(np.asarray(t, np.float64) for t in terms), np.asarray(den, np.float64))
         plain = sum(terms[1:], terms[0]) / den

@@ -1,10 +1,10 @@
-"""Element tables: every code of every small float, by definition, and rounding onto them.
+"""Small floating-point types: the value of every code by definition, the E8M0, E4M3 and UE4M3 scale bytes, and rounding to codes.
 
 A minifloat of e exponent and m mantissa bits with bias b has value (−1)^s · 2^(max(E,1)−b) · (M/2^m + [E>0]).
 
 OCP Microscaling Formats 1.0 gives E2M1 (b = 1), E2M3 (1), E3M2 (3), E4M3 (7, S.1111.111 is NaN), E5M2 (15, IEEE infinities and
 NaNs); E8M0 is the bare exponent 2^(b−127). UE4M3 is GGUF's reading of an E4M3 scale byte: the sign is ignored, 0x7F is 0 and 0xFF
-is 480. The `fnuz` types (Noune et al. 2022) have one NaN, in the place of −0, and no infinity.
+is 480. The `fnuz` types (Noune et al. 2022) have one NaN, with the code of −0, and no infinity.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def add_table(name: str, values: Sequence[float]) -> None:
 def element_significant_bits(element: str, bits: int) -> int:
     """Significant bits of every value of an element, at most; at least 24 for a table of values that are no multiples of 2^−16.
 
-    Whoever sees 24 bits or fewer of element and scale together may compute in float32: the smallest scale times the smallest
-    element is then a multiple of 2^−149, float32's own last place.
+    Where element and scale together have 24 bits or fewer, float32 arithmetic is exact: the smallest scale times the smallest
+    element is then a multiple of 2^−149, float32's smallest step.
     """
     if element in ("int", "uint", "mxint"):
         return bits
@@ -180,7 +180,7 @@ def scale_table(kind: str) -> F64:
     elif kind == "e4m3":
         out = minifloat_values(MINIFLOATS["e4m3"])
     elif kind == "ue4m3":
-        # The sign bit is ignored but for one comparison upstream: 0x7F is caught as NaN and read as 0, 0xFF is not.
+        # ggml ignores the sign bit, but compares the whole byte with 0x7F to read NaN as 0: 0xFF stays 480.
         magnitude = b & 0x7F
         exponent, mantissa = magnitude >> 3, magnitude & 7
         out = np.ldexp(mantissa / 8 + (exponent > 0), np.maximum(exponent, 1) - 7)

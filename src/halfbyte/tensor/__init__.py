@@ -1,1 +1,1 @@
-"""Packed tensors, and operations on them that change no value."""
+"""Packed tensors, quantization to them, and operations on them that change no value."""

@@ -16,7 +16,7 @@ from ..spec import FLOAT_SCALES, Format
 from .qtensor import QTensor
 
 ORIGINS = ("gguf", "mlx", "compressed-tensors", "modelopt", "bitsandbytes", "hqq", "torchao")
-"""Producers whose decoders `arithmetic="producer"` reproduces: a policy of theirs marks its tensors as theirs."""
+"""Producers whose decoders `arithmetic="producer"` reproduces; a tensor quantized by a policy of theirs gets that origin."""
 
 
 def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **options: Any) -> QTensor:
@@ -29,7 +29,7 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
     options  single rules by name, over the policy's: `scale="floor"`, `ties="even"`, `zeros="keep"`, ... and the format's own
              options (`group_size`, `scale_dtype`, `global_scale`, `rows`, ...)
 
-    Raises FormatError for a word, option or policy that does not exist, for NaN or infinite values (naming the first), and where
+    Raises FormatError for an unknown codec, option or policy, for NaN or infinite values (naming the first), and where
     a scale does not fit its dtype; ShapeError for an array that is not a weight. An empty tensor has empty parts, and a tensor
     scale of 1.
 
@@ -55,7 +55,7 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
 
 
 def _array(x: Any) -> NDArray[Any]:
-    """`x` as a NumPy array; a torch tensor by way of the CPU, its bfloat16 by way of float32, which holds it exactly."""
+    """`x` as a NumPy array; a torch tensor through the CPU, and bfloat16 through float32, which is exact."""
     if hasattr(x, "detach"):
         x = x.detach().cpu()
         x = x.float().numpy().astype(bfloat16) if str(x.dtype) == "torch.bfloat16" else x.numpy()
@@ -63,7 +63,7 @@ def _array(x: Any) -> NDArray[Any]:
 
 
 def _encode(family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Parts of `x`, some rows at a time where rows, or rows of tiles, do not depend on others: temporaries stay near 50 MB."""
+    """Parts of `x`, in blocks of rows (or rows of tiles) where these are independent: temporaries stay near 50 MB."""
     if fmt.grouping in ("flat", "strided") or fmt.scale == "nested":
         return family.encode(x, fmt, **options)
     if x.ndim > 2:
@@ -78,16 +78,16 @@ def _encode(family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any
     return {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
 
 
-def _encode_at(place: str, family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """`_encode` of a piece; a refusal says where the piece lies."""
+def _encode_at(position: str, family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """`_encode` of a piece; its position is added to an error's message."""
     try:
         return _encode(family, x, fmt, options)
     except FormatError as error:
-        raise FormatError(f"{error} ({place})") from error
+        raise FormatError(f"{error} ({position})") from error
 
 
 def _resolve(codec: str | Format, family: Family, options: dict[str, Any]) -> Format:
-    """The Format of a word with its options, or a given Format that does not contradict them."""
+    """The Format of a codec with its options, or a given Format that does not contradict them."""
     if not isinstance(codec, Format):
         return format_named(codec, **options)
     if options:
@@ -95,7 +95,7 @@ def _resolve(codec: str | Format, family: Family, options: dict[str, Any]) -> Fo
         if wanted != codec:
             raise FormatError(
                 f"[quantize] {codec} with {', '.join(f'{k}={v!r}' for k, v in options.items())} is another format; "
-                "give the codec word instead of a Format"
+                "give the codec's name instead of a Format"
             )
     return codec
 

@@ -1,8 +1,8 @@
-"""Rows of a weight wherever they lie: a packed or dense tensor, one expert of it, every other row, or several tensors joined.
+"""A matrix assembled from rows of tensors: of a packed or dense tensor, of one expert, every other row, or several in sequence.
 
     view = RowView([Source(w, rows="even")])        view.read(0, 64, "float32") -> array [64, k]
 
-Reading decodes the rows asked for and no others, so a walk over a view holds one block, never a dense tensor.
+Reading decodes only the requested rows, so that a pass over a view needs memory for one block, not for a dense tensor.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Source:
     tensor      QTensor, or array of any number of axes
     expert      index along the first axis of a stack, None for the whole tensor
     rows        "all", "even", "odd", "first" or "second" (halves), or "rotary": undo the row order that GGUF gives to q and k
-                of LLaMA-like models, where rows i and i + d/2 of a head (d rows) lie side by side
+                of LLaMA-like models, which interleaves rows i and i + d/2 of each head of d rows
     heads       heads of a "rotary" tensor
-    transposed  a dense [k, n] matrix that holds an (n, k) weight
-    add_one     one was subtracted from each value (Gemma's norms): put it back, in float32
+    transposed  the dense matrix is [k, n] and its transpose is the weight
+    add_one     add 1 to each value, in float32: the file stores Gemma's norms minus 1
     """
 
     tensor: Tensor
@@ -66,7 +66,7 @@ class Source:
             return None
         if self.rows == "rotary":
             if self.heads < 1 or n % (2 * self.heads):
-                raise ShapeError(f"[rows] {n} rows in {self.heads} heads; a rotary order wants an even number of rows a head")
+                raise ShapeError(f"[rows] {n} rows in {self.heads} heads; a rotary order needs an even number of rows a head")
             return np.arange(n).reshape(self.heads, n // self.heads // 2, 2).swapaxes(1, 2).reshape(-1)
         if n % 2:
             raise ShapeError(f"[rows] {n} rows do not split in two")
@@ -104,7 +104,7 @@ def _values(matrix: Tensor, start: int, stop: int, dtype: str | None, arithmetic
 
 
 class RowView:
-    """Sources joined along rows, as one (rows, k) matrix. Raises ShapeError when their k differ."""
+    """Sources concatenated along rows, as one (rows, k) matrix. Raises ShapeError when their k differ."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = [part for source in sources for part in _experts(source)]
@@ -136,13 +136,13 @@ class RowView:
 
 
 def _experts(source: Source) -> list[Source]:
-    """A packed stack (e, n, k) as its e matrices; a dense stack likewise, so that rows and halves are each expert's own."""
+    """One source for each matrix of a stack (e, n, k), so that `rows` selects from each expert's rows."""
     t = source.tensor
     stacked = t.ndim == 3 and source.expert is None and (isinstance(t, QTensor) or source.rows != "all" or source.transposed)
     if not stacked:
         return [source]
     if isinstance(t, QTensor) and t.format.grouping in ("flat", "strided"):
-        # Its groups run over the whole stack: there is no decoding of one expert alone.
+        # Groups run over the whole stack, so that one expert cannot be decoded separately.
         t = t.dequantize("float64")
     return [
         Source(t, expert=e, rows=source.rows, heads=source.heads, transposed=source.transposed, add_one=source.add_one)

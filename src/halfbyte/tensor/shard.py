@@ -1,12 +1,12 @@
-"""Packed weights cut for several devices: some rows (outputs), some inputs, or some experts of each.
+"""Sharding of packed weights over devices: by rows (outputs), by inputs, or by experts.
 
     shard_rows(w, a, b)      outputs a to b: y[a:b]                      (column parallel)
-    shard_inputs(w, a, b)    inputs a to b: a part of the sum for all y  (row parallel)
+    shard_inputs(w, a, b)    inputs a to b: partial sums of all outputs  (row parallel)
     split(size, ranks, unit) where to cut, on multiples of `unit`
 
-Cut inputs lie on boundaries of groups, so that every scale keeps its codes; `input_unit` says how far apart these are. An
-act-order weight, whose groups are scattered over the inputs, may be cut anywhere on a byte: the piece keeps the scales of every
-group it has an input of. No bit of a code changes, and the pieces' values are the whole's.
+Inputs are cut at group boundaries, multiples of `input_unit`, so that each scale stays with its codes. An act-order weight, whose
+groups are scattered over the inputs, may be cut at any byte: a shard keeps the scales of every group that it has an input of. No
+code changes, and the values of the shards are those of the whole weight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GROUPED = ("scales", "zeros", "biases", "mins")
 
 
 def split(size: int, ranks: int, unit: int = 1) -> list[tuple[int, int]]:
-    """(start, stop) of each rank: multiples of `unit`, as equal as they can be, the last piece taking what is left.
+    """(start, stop) of each rank: multiples of `unit`, as equal as possible; the last one takes the remainder.
 
     ShapeError when there is not a unit for each rank.
 
@@ -36,7 +36,7 @@ def split(size: int, ranks: int, unit: int = 1) -> list[tuple[int, int]]:
     """
     units = -(-size // unit)
     if ranks < 1 or units < ranks:
-        raise ShapeError(f"[shard] {size} in units of {unit} over {ranks} ranks; a unit for each rank is the least")
+        raise ShapeError(f"[shard] {size} in units of {unit} over {ranks} ranks; each rank needs at least one unit")
     ends = [min(r * units // ranks * unit, size) for r in range(ranks + 1)]
     return [(ends[r], ends[r + 1]) for r in range(ranks)]
 
@@ -56,7 +56,7 @@ def shard_experts(w: QTensor, start: int, stop: int) -> QTensor:
 
 
 def input_unit(w: QTensor) -> int:
-    """Inputs between places where the weight may be cut along k.
+    """Distance in inputs between positions where the weight may be cut along k.
 
     UnsupportedError for formats whose groups run over rows: they cannot be cut along k.
     """
@@ -78,7 +78,7 @@ def input_unit(w: QTensor) -> int:
 def shard_inputs(w: QTensor, start: int, stop: int) -> QTensor:
     """Inputs start to stop of a matrix, or of every matrix of a stack: multiples of `input_unit`, or the end.
 
-    Raises ShapeError for other places, UnsupportedError as `input_unit` does.
+    Raises ShapeError for other positions, UnsupportedError as `input_unit` does.
     """
     unit, k = input_unit(w), w.shape[-1]
     if not 0 <= start <= stop <= k or start % unit or (stop % unit and stop != k):
@@ -91,7 +91,7 @@ def shard_inputs(w: QTensor, start: int, stop: int) -> QTensor:
         return _piece(w, fmt, shape, parts)
     parts["codes"] = _codes(parts["codes"], fmt.bits, start, stop)
     if "group_index" in parts:
-        fmt = _scattered(fmt, parts, start, stop)
+        fmt = _shard_act_order(fmt, parts, start, stop)
     elif fmt.group_size != -1:
         first, last = start // fmt.group_size, -(-stop // fmt.group_size)
         parts |= {p: parts[p][..., first:last] for p in _GROUPED if p in parts}
@@ -102,7 +102,7 @@ def shard_inputs(w: QTensor, start: int, stop: int) -> QTensor:
 
 
 def _codes(codes: NDArray[np.uint8], bits: int, start: int, stop: int) -> NDArray[np.uint8]:
-    """The bytes of codes start to stop; what follows the last code in its byte is cleared."""
+    """The bytes of codes start to stop, with the bits after the last code cleared."""
     out = codes[..., start * bits // 8 : -(-stop * bits // 8)]
     left = stop * bits % 8
     if left and out.shape[-1]:
@@ -111,8 +111,9 @@ def _codes(codes: NDArray[np.uint8], bits: int, start: int, stop: int) -> NDArra
     return out
 
 
-def _scattered(fmt: Format, parts: dict[str, NDArray[Any]], start: int, stop: int) -> Format:
-    """Keeps the groups that inputs start to stop are in. Their number must be what a group size gives: the last is repeated."""
+def _shard_act_order(fmt: Format, parts: dict[str, NDArray[Any]], start: int, stop: int) -> Format:
+    """Keep the groups of inputs start to stop in `parts`; the format's new group size. The last group is repeated to reach its
+    count."""
     index = parts["group_index"][start:stop]
     used, renumbered = np.unique(index, return_inverse=True)
     size = max((stop - start) // max(len(used), 1), 1)
@@ -124,14 +125,14 @@ def _scattered(fmt: Format, parts: dict[str, NDArray[Any]], start: int, stop: in
 
 
 def _block_rows(w: QTensor, start: int, stop: int) -> QTensor:
-    """Rows on boundaries of tiles: a weight of its own, not a slice that must know where it lay."""
+    """Rows that start at a tile boundary: a weight without a window."""
     size = w.format.group_rows
     parts = {p: a[start // size : -(-stop // size)] if p in _GROUPED else a[start:stop] for p, a in w.parts.items()}
     return _piece(w, w.format, (stop - start, w.shape[1]), parts)
 
 
 def _piece(w: QTensor, fmt: Format, shape: tuple[int, ...], parts: dict[str, NDArray[Any]]) -> QTensor:
-    # A layout's own notes (paddings, widths) are about the whole.
+    # Other details (paddings, widths) describe the whole tensor.
     details = {k: v for k, v in w.details.items() if k == "dtype"}
     assert set(family_of(fmt).geometry(fmt, shape)) <= set(parts)
     return QTensor(fmt, shape, parts, origin=w.origin, details=details)

@@ -2,16 +2,15 @@
 
     value = e2m1(code) · ue4m3(scale_byte) · global
 
-A word of its own, `nvfp4_ue4m3`, because the scale byte is read otherwise than `nvfp4`'s: the sign bit is ignored, 0x7F is
-0 and 0xFF 480. Blocks hold 64 values. Format option: `global_scale`, "multiply" (default; a separate `.scale` tensor in a
-file) or "none".
+A codec separate from `nvfp4` because the scale byte means something else: the sign bit is ignored, 0x7F is 0 and 0xFF is 480.
+Blocks hold 64 values. Format option: `global_scale`, "multiply" (default; a separate `.scale` tensor in a file) or "none".
 
 Encoding: global = largest magnitude of the matrix / 2688 (6 · 448), scale = largest of 16 / 6 / global, codes to nearest.
 
 | rule | scale byte | ties of codes |
 |---|---|---|
 | `nearest` (default) | nearest UE4M3, ties to even; at least 1 for a group that is not zero | even |
-| `ggml` | ggml's own cast: halves away from zero, 248 and more become 448, subnormals stop at 7 | toward zero |
+| `ggml` | ggml's own cast: ties away from zero, 248 and more become 448, subnormals saturate at code 7 | toward zero |
 
 MXFP4, ggml type 39, is `mxfp4` of the `mx` family.
 """
@@ -33,7 +32,7 @@ from ...spec import Format
 from ..base import Family, PartSpec
 from ..rounding.policy import one_of, policy_from
 from .scale_search import F32, SMALLEST, in_chunks, safe_divide
-from .types import check_blocks, fixed
+from .types import check_blocks, require_fixed
 
 _NVFP4 = Format("ggml_fp4", "nvfp4_ue4m3", 4, "e2m1", 16, "ue4m3", global_op="multiply")
 _LARGEST = 2688.0  # 6 · 448
@@ -57,11 +56,11 @@ class GGMLFP4(Family):
     format_options = ("global_scale",)
     policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {"global_scale": "none", "scale": "ggml"}}
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
         level = options.pop("global_scale", "multiply")
         if level not in ("multiply", "none"):
-            raise FormatError(f"[format] {word} with global_scale {level!r}; allowed: multiply, none")
-        return fixed(_NVFP4, group_size, options).with_(global_op="" if level == "none" else level)
+            raise FormatError(f"[format] {codec} with global_scale {level!r}; allowed: multiply, none")
+        return require_fixed(_NVFP4, group_size, options).with_(global_op="" if level == "none" else level)
 
     def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         check_blocks(fmt.name, shape[-1], 64)

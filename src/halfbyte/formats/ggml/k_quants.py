@@ -3,10 +3,10 @@
     q3_K, q6_K         value = (code − 2^(bits−1)) · sc · d
     q2_K, q4_K, q5_K   value = code · sc · d − mn · dmin
 
-Encoding has two levels. A real scale (and a minimum, never negative) is found for each group, by the rules `search`
-(default) or `extreme` of `ggml_search.py`. Then d = the largest of them over the largest small integer, in float16; sc, mn
-and the codes are rounded to nearest, each given what was rounded before it. llama.cpp searches too, with weights of its
-own: its bytes are not reproduced.
+Encoding has two levels. First each group gets a real scale (and a minimum that is not negative), by the rule `search`
+(default) or `extreme` of `scale_search.py`. Then d = largest group scale / largest small integer, in float16; sc, mn and the
+codes are rounded to nearest in that order, each with the rounded values before it. llama.cpp searches with weights of its own:
+its bytes are not reproduced.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .scale_search import (
     F32,
     ends,
     extreme,
+    float16_reaching,
     in_chunks,
     line_search,
     nearest,
-    reaching_half,
     safe_divide,
     scale_extreme,
     scale_search,
-    searching,
+    wants_search,
 )
-from .types import check_blocks, fixed
+from .types import check_blocks, require_fixed
 
-_WORDS: dict[str, Format] = {
+_CODECS: dict[str, Format] = {
     f.name: f
     for f in (
         Format("ggml_k", "q2_K", 2, "uint", 16, "u4", minimum="u4", super_size=256),
@@ -51,11 +51,11 @@ class GGMLK(Family):
     """Q2_K, Q3_K, Q4_K, Q5_K, Q6_K."""
 
     name = "ggml_k"
-    codecs = tuple(_WORDS)
+    codecs = tuple(_CODECS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        return fixed(_WORDS[word], group_size, options)
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        return require_fixed(_CODECS[codec], group_size, options)
 
     def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         check_blocks(fmt.name, shape[-1], fmt.super_size)
@@ -63,7 +63,7 @@ class GGMLK(Family):
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
         """Parts of finite x [*lead, n, k]. `scale` is "search" or "extreme"."""
-        search, one = searching(fmt, policy), _with_minimum if fmt.minimum else encode_super
+        search, one = wants_search(fmt, policy), _with_minimum if fmt.minimum else encode_super
         return in_chunks(x, fmt, fmt.super_size, lambda rows: one(rows, fmt, search))
 
 
@@ -85,7 +85,7 @@ def _with_minimum(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
         low, span = ends(groups, below_zero=True)
         s = span / np.float32(top)
     sc, d, step = _second_level(s, fmt, fmt.scale)
-    # Without a scale the minimum is all there is: the mean, where that is not positive.
+    # With a scale of 0 the value is the minimum alone: the group's mean, or 0 if that is positive.
     low = np.where(step == 0, np.minimum(groups.mean(axis=-1, keepdims=True), 0), low)
     mn, dmin, floor = _second_level(-low, fmt, fmt.minimum)
     codes = nearest(safe_divide(groups + floor, step), fmt.element, fmt.bits)
@@ -98,8 +98,8 @@ def _second_level(s: F32, fmt: Format, kind: str) -> tuple[NDArray[Any], NDArray
     low, high = SMALL_SCALES[kind]
     per_super = s.reshape(len(s), -1, fmt.super_size // fmt.group_size)
     largest = extreme(per_super)
-    d = reaching_half(largest / (low or high), largest, abs(low or high), fmt)
+    d = float16_reaching(largest / (low or high), largest, abs(low or high), fmt)
     exact = d.astype(np.float64)
     small = np.clip(np.rint(safe_divide(per_super.astype(np.float64), exact)), low, high)
-    held: NDArray[Any] = small.astype(np.int8 if low else np.uint8).reshape(len(s), -1)
-    return held, d.reshape(len(s), -1), (small * exact).reshape(s.shape)
+    stored: NDArray[Any] = small.astype(np.int8 if low else np.uint8).reshape(len(s), -1)
+    return stored, d.reshape(len(s), -1), (small * exact).reshape(s.shape)

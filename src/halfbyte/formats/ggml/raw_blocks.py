@@ -1,6 +1,7 @@
-"""ggml's rare types, kept as the file has them and decoded by the gguf package: IQ1, IQ2, IQ3 (codebooks) and TQ1, TQ2 (ternary).
+"""ggml types that are stored as the file's raw blocks and decoded by the gguf package: IQ1, IQ2, IQ3 (codebooks) and TQ1, TQ2
+(ternary).
 
-One part, `blocks`, the bytes of the file. `gguf.quants` is imported when a value is asked for, not before. Its float32
+One part, `blocks`, the bytes of the file. `gguf.quants` is imported at the first decoding. Its float32
 arithmetic is exact for these types: float16 scale times small integers times codebook entries of at most 6 bits stays
 within 24 bits, and nothing is added.
 """
@@ -18,23 +19,23 @@ from ...numerics.exact import Exact, bfloat16, dtype_named
 from ...spec import Format
 from ..base import Family, PartSpec
 from ..decode import Parts
-from .scale_search import SMALLEST, to_half
-from .types import GGML_BY_CODEC, check_blocks, fixed
+from .scale_search import SMALLEST, to_float16
+from .types import GGML_BY_CODEC, check_blocks, require_fixed
 
 _BITS = {"iq1_s": 1, "iq1_m": 1, "iq2_xxs": 2, "iq2_xs": 2, "iq2_s": 2, "iq3_xxs": 3, "iq3_s": 3, "tq1_0": 1, "tq2_0": 2}
-"""Nominal bits of a code: what the name says. The exact size of a block is in `ggml_types`."""
+"""Nominal bits of a code, as in the name. The exact size of a block is in `types.py`."""
 _TERNARY = ("tq1_0", "tq2_0")
 
 
-class GGMLRare(Family):
+class GGMLRaw(Family):
     """IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, TQ1_0, TQ2_0."""
 
     name = "ggml_rare"
     codecs = tuple(_BITS)
     policies: ClassVar[dict[str, dict[str, Any]]] = {"gguf": {}}
 
-    def format(self, word: str, group_size: int | None = None, **options: Any) -> Format:
-        return fixed(Format("ggml_rare", word, _BITS[word], "blocks", 256, "none"), group_size, options)
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        return require_fixed(Format("ggml_rare", codec, _BITS[codec], "blocks", 256, "none"), group_size, options)
 
     def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
         *lead, n, k = shape
@@ -63,34 +64,34 @@ class GGMLRare(Family):
         """Ternary types: x / amax to −1, 0, 1, halves away from zero, by gguf.quants. The codebook types have no encoder."""
         if fmt.name not in _TERNARY:
             raise UnsupportedError(
-                f"[quantize] {fmt.name} is decoded only: its codebooks want an importance matrix and a search; "
+                f"[quantize] {fmt.name} is decoded only: its codebooks need an importance matrix and a search; "
                 "use q2_K, q3_K, iq4_nl or iq4_xs"
             )
         check_blocks(fmt.name, x.shape[-1], 256)
         x = x.astype(np.float32)
         peak = np.abs(x.reshape(*x.shape[:-1], -1, 256)).max(axis=-1)
-        to_half(peak, fmt)  # the scale is the block's largest magnitude
+        to_float16(peak, fmt)  # the scale is the block's largest magnitude
         # The reciprocal of a smaller float32 is infinite and would make NaN of the zeros beside it.
         x = np.where(np.repeat(peak < SMALLEST, 256, axis=-1), np.float32(0), x)
         quants, kind = _quants(fmt.name)
         return {"blocks": quants.quantize(x, kind)}
 
 
-def dequantize_blocks(word: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+def dequantize_blocks(codec: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Block bytes [..., bytes] -> float32 [..., k], by gguf.quants.dequantize. Raises UnsupportedError without the package."""
-    kind = GGML_BY_CODEC[word]
+    kind = GGML_BY_CODEC[codec]
     k = kind.elements(blocks.shape[-1])
     if not blocks.size:
         return np.zeros((*blocks.shape[:-1], k), np.float32)
-    quants, number = _quants(word)
+    quants, number = _quants(codec)
     with np.errstate(all="ignore"):
         out: NDArray[np.float32] = quants.dequantize(np.ascontiguousarray(blocks), number)
     return out
 
 
-def _quants(word: str) -> tuple[Any, Any]:
-    """The gguf.quants module and its number for `word`. Raises UnsupportedError when it is missing, or too old for the type."""
-    kind = GGML_BY_CODEC[word]
+def _quants(codec: str) -> tuple[Any, Any]:
+    """The gguf.quants module and its number for `codec`. Raises UnsupportedError when it is missing, or too old for the type."""
+    kind = GGML_BY_CODEC[codec]
     try:
         from gguf import GGMLQuantizationType, quants
 

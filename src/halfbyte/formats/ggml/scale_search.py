@@ -1,9 +1,9 @@
 """The scale of a group with the least squared error, by trying a few.
 
-For codes with values v fixed, the best scale is closed: s = Σxv / Σv², with error Σx² − (Σxv)² / Σv². With an offset too, x
-≈ s·q + o, s and o are the least-squares line through (q, x). Which codes to fix is the search: the group's largest value is
-laid on the end of the table and a little inside and outside of it, 19 places in all; each gives codes, each codes their
-best line, and the least error wins. Bytes thus need not equal llama.cpp's, whose K-quants weigh errors by magnitude.
+For fixed codes with values v the best scale has a closed form: s = Σxv / Σv², with error Σx² − (Σxv)² / Σv². With an offset, x
+≈ s·q + o, s and o are the least-squares line through (q, x). The search is over codes: the group's largest value is mapped to
+the end of the table and to 18 positions up to 0.9 steps inside and outside of it; each position gives codes, each codes their
+best scale, and the least error wins. Bytes may differ from llama.cpp's, whose K-quants weight errors by magnitude.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
 _CHUNK = 1 << 18
-_PLACES = np.linspace(-0.9, 0.9, 19, dtype=np.float32)
-"""Where the extreme value may lie, in steps of the table beside its end."""
+_OFFSETS = np.linspace(-0.9, 0.9, 19, dtype=np.float32)
+"""Positions of the extreme value that are tried, in steps of the table relative to its end."""
 SMALLEST = np.float32(2.0**-126)
-"""Below the smallest normal float32 a reciprocal overflows: such a number counts as zero where it would divide."""
+"""The smallest normal float32. The reciprocal of a smaller number overflows, so that such a divisor counts as zero."""
 
 
 SCALE_RULES = ("extreme", "search")
-"""extreme: the largest value lies on the end of the range. search: the least squared error of 19 places near it."""
+"""extreme: the largest value is mapped to the end of the range. search: the least squared error of 19 positions near it."""
 
 
-def searching(fmt: Format, options: Mapping[str, Any]) -> bool:
-    """True when the options of `encode` ask for the search (the default). Raises FormatError for others than `scale`."""
+def wants_search(fmt: Format, options: Mapping[str, Any]) -> bool:
+    """True when the options of `encode` select the search (the default). FormatError for options other than `scale`."""
     unknown = sorted(set(options) - {"scale"})
     if unknown:
         raise FormatError(f"[quantize] {fmt.name} with option {', '.join(unknown)}; allowed: scale")
@@ -51,8 +51,8 @@ def safe_divide(x: Any, by: Any) -> Any:
     return np.where(small, 0, x / np.where(small, 1, by))
 
 
-def to_half(x: Any, fmt: Format) -> NDArray[np.float16]:
-    """Float16 header numbers. Raises FormatError for one beyond 65504: infinity would make NaN of its zeros."""
+def to_float16(x: Any, fmt: Format) -> NDArray[np.float16]:
+    """x in float16. FormatError for a value beyond 65504: an infinite scale would decode zeros as NaN."""
     with np.errstate(over="ignore"):
         half: NDArray[np.float16] = x.astype(np.float16)
     if not np.isfinite(half).all():
@@ -64,20 +64,20 @@ def to_half(x: Any, fmt: Format) -> NDArray[np.float16]:
     return half
 
 
-def reaching_half(s: Any, peak: Any, steps: float, fmt: Format) -> NDArray[np.float16]:
-    """Float16 nearest to the scale s, or the next one out where `steps` of the nearest fall short of |peak| by over half a step.
+def float16_reaching(s: Any, peak: Any, steps: float, fmt: Format) -> NDArray[np.float16]:
+    """The float16 nearest to scale s, or the next larger one where `steps` of the nearest miss |peak| by over half a step.
 
-    That happens among subnormal halves, which are coarse: weights near 1e-7 would be cut off, or all be zero. A peak smaller than
-    one step of the next one out stays zero.
+    That happens with subnormal float16 scales, which are coarse: weights near 1e-7 would be clipped, or all become zero. A peak
+    below one step of the larger scale stays zero.
     """
-    half = to_half(s, fmt)
+    half = to_float16(s, fmt)
     wider = np.nextafter(half, np.copysign(np.float16(np.inf), s.astype(np.float16)))
     short = np.abs(peak) > np.abs(half.astype(np.float32)) * np.float32(steps + 0.5)
     return np.where(short & (np.abs(peak) >= np.abs(wider.astype(np.float32))), wider, half)
 
 
 def extreme(x: F32) -> F32:
-    """The value of largest magnitude of each group, with its sign: [..., g] -> [..., 1]. The first of equals."""
+    """Signed value of largest magnitude of each group, the first among equals: [..., g] -> [..., 1]."""
     out: F32 = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
     return out
 
@@ -101,20 +101,21 @@ def _iq4_codes() -> U8:
 
 
 def scale_extreme(x: F32, element: str, bits: int) -> F32:
-    """Scale that lays the value of largest magnitude on the table's first entry, the negative end: [..., g] -> [..., 1]."""
+    """Scale that maps the value of largest magnitude to the table's first entry, the negative end: [..., g] -> [..., 1]."""
     out: F32 = extreme(x) / np.float32(element_table(element, bits)[0])
     return out
 
 
 def scale_search(x: F32, element: str, bits: int) -> F32:
-    """Scale s for x ≈ s · element(code): [..., g] -> [..., 1]. Negative at times: a table's longer end is the negative one."""
+    """Scale s for x ≈ s · element(code): [..., g] -> [..., 1]. Negative where a positive peak takes the longer,
+    negative end of the table."""
     values = element_table(element, bits).astype(np.float32)
     peak = extreme(x)
     best, gain = peak / values[0], np.full(peak.shape, -1, np.float32)
-    # Squares must not overflow or vanish: work on x / peak, put peak back at the end.
+    # Squares must neither overflow nor underflow: computed on x / peak, and scaled back at the end.
     unit = safe_divide(x, peak).astype(np.float32)
-    for place in _PLACES:
-        end = values[0] + place * (values[1] - values[0])
+    for offset in _OFFSETS:
+        end = values[0] + offset * (values[1] - values[0])
         v = values[nearest(unit * end, element, bits)]
         product, square = (unit * v).sum(-1, keepdims=True), (v * v).sum(-1, keepdims=True)
         won = product * product > gain * square
@@ -127,13 +128,13 @@ def scale_search(x: F32, element: str, bits: int) -> F32:
 def line_search(x: F32, levels: int, *, below_zero: bool) -> tuple[F32, F32]:
     """Slope s ≥ 0 and offset o for x ≈ s·q + o with q = 0 … levels: [..., g] -> two of [..., 1]. `below_zero` keeps o ≤ 0."""
     low, span = ends(x, below_zero)
-    unit = safe_divide(x - low, span).astype(np.float32)  # 0 … 1, so that squares neither overflow nor vanish
+    unit = safe_divide(x - low, span).astype(np.float32)  # 0 … 1, so that squares neither overflow nor underflow
     highest = safe_divide(-low, span)
     n, sum_x = x.shape[-1], unit.sum(-1, keepdims=True)
     slope, offset = np.full_like(low, 1 / levels), np.zeros_like(low)
     least = np.full_like(low, np.inf)
-    for place in _PLACES:
-        q = np.clip(np.rint(unit * (levels + place)), 0, levels)
+    for shift in _OFFSETS:
+        q = np.clip(np.rint(unit * (levels + shift)), 0, levels)
         sum_q, sum_qq, sum_qx = q.sum(-1, keepdims=True), (q * q).sum(-1, keepdims=True), (q * unit).sum(-1, keepdims=True)
         s = safe_divide(n * sum_qx - sum_q * sum_x, n * sum_qq - sum_q * sum_q)
         o = (sum_x - s * sum_q) / n
@@ -147,7 +148,7 @@ def line_search(x: F32, levels: int, *, below_zero: bool) -> tuple[F32, F32]:
 
 
 def ends(x: F32, below_zero: bool) -> tuple[F32, F32]:
-    """Smallest value of each group (at most 0 with `below_zero`), and how far the largest lies above it: two of [..., 1]."""
+    """Smallest value of each group (at most 0 with `below_zero`), and the distance to its largest: two of [..., 1]."""
     low = x.min(axis=-1, keepdims=True)
     if below_zero:
         low = np.minimum(low, np.float32(0))
@@ -157,13 +158,13 @@ def ends(x: F32, below_zero: bool) -> tuple[F32, F32]:
 def in_chunks(
     x: NDArray[np.floating], fmt: Format, block: int, encode: Callable[[F32], dict[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
-    """`encode` over float32 rows [rows, k] of x [*lead, n, k], a quarter million values at a time; parts [*lead, n, ...].
+    """`encode` over float32 rows [rows, k] of x [*lead, n, k], `_CHUNK` values at a time; parts [*lead, n, ...].
 
     Raises ShapeError when k is not whole blocks.
     """
     check_blocks(fmt.name, x.shape[-1], block)
     *lead, k = x.shape
     rows, step = x.reshape(-1, k), max(1, _CHUNK // k)
-    with np.errstate(over="ignore", invalid="ignore"):  # a span beyond float32 is infinite, and `to_half` refuses it
+    with np.errstate(over="ignore", invalid="ignore"):  # a span beyond float32 is infinite, and `to_float16` refuses it
         pieces = [encode(rows[i : i + step].astype(np.float32, order="C")) for i in range(0, len(rows), step)]
     return {p: np.concatenate([piece[p] for piece in pieces]).reshape(*lead, -1) for p in pieces[0]}

@@ -3,7 +3,7 @@
     bytes of a row = k / block · nbytes
 
 Numbers and sizes are ggml's own (`ggml.h`, enum ggml_type; the GGUF specification repeats them). They are *tensor* types: the
-file type in a GGUF's metadata counts otherwise (tensor type 12 is Q4_K, file type 12 is not).
+file type in a GGUF's metadata is another enumeration (tensor type 12 is Q4_K, file type 12 is not).
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ def ggml_type(which: str | int) -> GGMLType:
     return found
 
 
-def check_blocks(word: str, k: int, block: int) -> None:
+def check_blocks(codec: str, k: int, block: int) -> None:
     """Raise ShapeError unless a row of k values is whole blocks: a ggml row has no tail."""
     if k % block:
         raise ShapeError(
-            f"[format] {word} with rows of {k} values; its blocks hold {block}, so k must be a multiple of {block}"
+            f"[format] {codec} with rows of {k} values; its blocks hold {block}, so k must be a multiple of {block}"
             + ("; use a type with blocks of 32 (q8_0, q5_0, iq4_nl, q4_0)" if block > 32 and k % 32 == 0 else "")
         )
 
 
-def fixed(fmt: Format, group_size: int | None, options: dict[str, Any]) -> Format:
-    """`fmt`, after checking that nobody asked for another group size or an option: ggml's blocks are what they are."""
+def require_fixed(fmt: Format, group_size: int | None, options: dict[str, Any]) -> Format:
+    """`fmt`; FormatError for an option or another group size, since ggml's blocks are fixed."""
     if options:
         raise FormatError(f"[format] {fmt.name} takes no option {', '.join(options)}")
     if group_size is not None and group_size != fmt.group_size:

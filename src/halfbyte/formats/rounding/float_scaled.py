@@ -1,4 +1,4 @@
-"""Encoding minifloats under float scales: what FP4 and FP8 share.
+"""Encoding of minifloats with float group scales: FP4 and FP8.
 
 scale = amax / M, rounded to its dtype; code = nearest(x / scale), saturating at M, the element's largest value
 """
@@ -16,7 +16,7 @@ from ...numerics.minifloat import TIES, ZEROS, element_table, round_to_element, 
 from ...spec import Format
 from ..base import require_finite
 from .grouping import grouped, ungrouped
-from .policy import COMPUTE, computing, in_scale_dtype, one_of, policy_from, ratio, replace_zero
+from .policy import COMPUTE, one_of, policy_from, ratio, replace_zero, to_compute_dtype, to_scale_dtype
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class FloatPolicy:
     """How a group of minifloats is rounded.
 
     compute     arithmetic of amax / M and of x / scale, one of `policy.COMPUTE`
-    zero_scale  what stands for a scale of 0: a number, or "eps" for the machine epsilon of the scale dtype
+    zero_scale  replacement of a scale of 0: a number, or "eps" for the machine epsilon of the scale dtype
     ties, zeros rounding of the elements, see `minifloat`
     """
 
@@ -43,10 +43,10 @@ def encode_float_scaled(x: NDArray[np.floating], fmt: Format, options: dict[str,
     """Codes and scales of a minifloat format under float scales."""
     rule = policy_from(FloatPolicy, fmt, options)
     groups = grouped(require_finite(x, fmt.name), fmt)
-    values = computing(groups, rule.compute)
+    values = to_compute_dtype(groups, rule.compute)
     table = element_table(fmt.element, fmt.bits)
     amax = np.abs(values).max(axis=-1)
-    scales = in_scale_dtype(amax / amax.dtype.type(table[np.isfinite(table)].max()), fmt)
+    scales = to_scale_dtype(amax / amax.dtype.type(table[np.isfinite(table)].max()), fmt)
     scales = replace_zero(scales, rule.zero_scale)
     scaled = ratio(values, scales.astype(values.dtype)[..., None])
     codes = sign_zeros(round_to_element(scaled, fmt.element, rule.ties), groups, fmt.element, rule.zeros)

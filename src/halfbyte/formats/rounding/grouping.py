@@ -1,4 +1,4 @@
-"""Elements by group and back: what an encoder sees is [*groups, g], whatever the grouping.
+"""Elements by group, and back: encoders work on arrays [*groups, g] for every grouping.
 
 | grouping | groups | elements of a group |
 |---|---|---|
@@ -7,7 +7,7 @@
 | `flat` | [ceil(size/g)] | g neighbours of the flattened tensor |
 | `strided` | [ceil(size/g)] | every (size/g)-th element of the flattened tensor |
 
-A short last group (row, tile or flat end) is filled with copies of its last element: minimum and maximum stay.
+A short last group (row, tile or flat end) is padded with copies of its last element, which keeps its minimum and maximum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...spec import Format
 
 BLOCK_ELEMENTS = 1 << 20
-"""Elements encoded at a time where rows do not depend on others."""
+"""Elements encoded at a time where rows are independent."""
 
 
 def group_length(fmt: Format, k: int) -> int:
@@ -60,7 +60,7 @@ def grouped(x: NDArray[Any], fmt: Format) -> NDArray[Any]:
 
 
 def ungrouped(x: NDArray[Any], fmt: Format, shape: tuple[int, ...]) -> NDArray[Any]:
-    """[*groups, g] -> [*lead, n, k]: the inverse of `grouped`, without what filled the short groups."""
+    """[*groups, g] -> [*lead, n, k]: the inverse of `grouped`, without the padding of short groups."""
     *lead, n, k = shape
     if fmt.grouping in ("flat", "strided"):
         flat = x if fmt.grouping == "flat" else x.T

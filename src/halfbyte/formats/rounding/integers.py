@@ -1,4 +1,4 @@
-"""Encoding integers under float scales.
+"""Encoding of integers with float group scales.
 
 Symmetric (`intN`), a the largest magnitude of a group and h = 2^(N−1):
 
@@ -31,7 +31,7 @@ from ...errors import FormatError
 from ...numerics.bits import pack
 from ...spec import Format
 from .grouping import grouped, ungrouped
-from .policy import COMPUTE, computing, float_info, held_between, in_scale_dtype, one_of, policy_from, ratio, replace_zero
+from .policy import COMPUTE, clip_in_dtype, float_info, one_of, policy_from, ratio, replace_zero, to_compute_dtype, to_scale_dtype
 from .ranges import edge_scale
 
 SCALE_RULES = ("max", "half", "edge", "no_clip")
@@ -48,8 +48,8 @@ class IntegerPolicy:
     compute     arithmetic, one of `policy.COMPUTE`
     order       "divide": round(x / s + zero), zero = round(low − min / s). "reciprocal": round(x · (1 / s)) + zero,
                 zero = low − round(min / s). low is the lowest signed code, −2^(N−1)
-    zero_scale  what stands for a scale of 0: a number, "eps" for the machine epsilon of the dtype, or "tiny" for its smallest
-                normal number, which then is a floor under every scale
+    zero_scale  replacement of a scale of 0: a number, "eps" for the machine epsilon of the dtype, or "tiny" for its smallest
+                normal number, which is then the least scale
     """
 
     scale: str = "edge"
@@ -68,7 +68,7 @@ class IntegerPolicy:
 def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
     """Codes, scales and, for `uintN`, zero points of an integer format."""
     rule = policy_from(IntegerPolicy, fmt, {"zero": "edge" if fmt.bits <= 3 else "range"} | options)
-    values = computing(grouped(x, fmt), rule.compute)
+    values = to_compute_dtype(grouped(x, fmt), rule.compute)
     half = 1 << (fmt.bits - 1)
     if fmt.inverse:
         return _inverse(values, fmt, x.shape, half)
@@ -78,24 +78,24 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
         scale = np.maximum(scale, float_info(scale.dtype).smallest_normal)
     else:
         scale = replace_zero(scale, rule.zero_scale)
-    stored = in_scale_dtype(scale, fmt)
-    # What the codes divide by: the stored scale, which is rounded already when the producer computes in its dtype.
+    stored = to_scale_dtype(scale, fmt)
+    # Codes are computed with the stored, rounded scale.
     of = values.dtype.type
-    held, divisor, low, high = stored.astype(values.dtype)[..., None], of(fmt.divisor), -half, half - 1
+    used, divisor, low, high = stored.astype(values.dtype)[..., None], of(fmt.divisor), -half, half - 1
     # Signed codes, −half … half − 1, as the producers have them: rounding a half depends on it.
     zero = np.zeros(stored.shape, values.dtype)
     if fmt.zero == "int":
         # Steps from the lowest code to 0: from the low end of the range, or with a negative scale from the high one.
-        start = np.where(held[..., 0] < 0, np.maximum(values.max(axis=-1), of(0)), np.minimum(values.min(axis=-1), of(0)))
-        steps = ratio(start, held[..., 0])
+        start = np.where(used[..., 0] < 0, np.maximum(values.max(axis=-1), of(0)), np.minimum(values.min(axis=-1), of(0)))
+        steps = ratio(start, used[..., 0])
         steps = steps if rule.order == "divide" else np.rint(steps)
-        # A group of zeros has no steps to count: its zero point is the middle code, unless a floor under the scales gave it one.
-        zero = np.where(empty, of(0), np.rint(held_between(of(low) - steps, low, high)))
+        # A group of zeros has zero point 0 of the signed codes, the middle one, unless a least scale makes the steps defined.
+        zero = np.where(empty, of(0), np.rint(clip_in_dtype(of(low) - steps, low, high)))
     if rule.order == "divide":
-        whole = np.rint(held_between(ratio(values, held / divisor) + zero[..., None], low, high))
+        whole = np.rint(clip_in_dtype(ratio(values, used / divisor) + zero[..., None], low, high))
     else:
-        inverse = ratio(np.ones((), values.dtype), held) * divisor
-        whole = held_between(np.rint(values * inverse) + zero[..., None], low, high)
+        inverse = ratio(np.ones((), values.dtype), used) * divisor
+        whole = clip_in_dtype(np.rint(values * inverse) + zero[..., None], low, high)
     codes = (whole.astype(np.float64) + half).astype(np.uint8)
     parts = {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": stored}
     return parts | ({"zeros": zero.astype(np.int16) + np.int16(half)} if fmt.zero == "int" else {})
@@ -130,12 +130,12 @@ def asymmetric_scale(values: NDArray[Any], steps: int, rule: str) -> NDArray[Any
 
 
 def _inverse(values: NDArray[Any], fmt: Format, shape: tuple[int, ...], half: int) -> dict[str, NDArray[Any]]:
-    """A stored scale that divides: (1 / amax) · (half − 1); codes round(x · scale). 1 for a group of zeros."""
+    """Encoding with a stored scale that divides: (1 / amax) · (half − 1); codes round(x · scale). 1 for a group of zeros."""
     amax = np.abs(values).max(axis=-1)
     one = values.dtype.type(1)
     with np.errstate(over="ignore"):
         inverse = one / np.where(amax == 0, one, amax) * values.dtype.type(half - 1)
-    stored = in_scale_dtype(np.where(amax == 0, one, inverse), fmt)
+    stored = to_scale_dtype(np.where(amax == 0, one, inverse), fmt)
     whole = np.clip(np.rint(values * stored.astype(values.dtype)[..., None]), -half, half - 1)
     codes = (whole.astype(np.float64) + half).astype(np.uint8)
     return {"codes": pack(ungrouped(codes, fmt, shape), fmt.bits), "scales": stored}

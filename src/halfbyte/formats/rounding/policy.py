@@ -1,4 +1,8 @@
-"""How a family rounds: the options of its `encode`, as a frozen dataclass whose field names are the words users write."""
+"""Rounding policies: the options of a family's `encode` as a frozen dataclass, with the field names that users write.
+
+The policies themselves stand beside their encoders: `IntegerPolicy`, `FloatPolicy`, `TablePolicy` in this package, `MXPolicy`,
+`NVFP4Policy`, `AffinePolicy` in the modules of their families. What each producer uses is `Family.policies`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def float_info(dtype: Any) -> Any:
 
 
 def policy_from(cls: type[P], fmt: Format, options: Mapping[str, Any]) -> P:
-    """`cls(**options)`; FormatError naming the options there are when one is unknown."""
+    """`cls(**options)`; FormatError with the allowed options when one is unknown."""
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(set(options) - set(names))
     if unknown:
@@ -40,12 +44,12 @@ def one_of(option: str, given: Any, allowed: Sequence[Any]) -> None:
         raise FormatError(f"[quantize] {option}={given!r}; allowed: {', '.join(map(repr, allowed))}")
 
 
-def computing(x: NDArray[Any], compute: str) -> NDArray[Any]:
+def to_compute_dtype(x: NDArray[Any], compute: str) -> NDArray[Any]:
     """`x` in the dtype an encoder computes in."""
     return x if compute == "input" else x.astype(np.float64 if compute == "exact" else np.float32)
 
 
-def in_scale_dtype(values: NDArray[Any], fmt: Format, what: str = "scale") -> NDArray[Any]:
+def to_scale_dtype(values: NDArray[Any], fmt: Format, what: str = "scale") -> NDArray[Any]:
     """`values` rounded to the format's scale dtype; FormatError where one is beyond its range."""
     dtype = SCALE_DTYPES[fmt.scale]
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -73,8 +77,8 @@ def replace_zero(scales: NDArray[Any], by: float | str) -> NDArray[Any]:
     return np.where(scales == 0, np.asarray(value).astype(scales.dtype), scales)
 
 
-def held_between(x: NDArray[Any], low: float, high: float) -> NDArray[Any]:
-    """x clipped, in its own dtype (np.clip turns bfloat16 into float32)."""
+def clip_in_dtype(x: NDArray[Any], low: float, high: float) -> NDArray[Any]:
+    """x clipped, in its own dtype (np.clip returns float32 for bfloat16)."""
     of = x.dtype.type
     out: NDArray[Any] = np.minimum(np.maximum(x, of(low)), of(high))
     return out
