@@ -68,7 +68,7 @@ CONVERSION += ["tests/conversion/test_write.py", "tests/conversion", "tests/cli/
 TESTS: list[tuple[str, list[str]]] = [
     ("formats/ggml", ["tests/layouts/test_golden_gguf.py", "tests/layouts/test_gguf.py", "tests/formats"]),
     ("formats/decode", [*GOLDEN, "tests/numerics/test_exact.py", "tests/formats", "tests/tensor"]),
-    ("formats", [*QUANTIZE, "tests/tensor/test_zero_points.py", "tests/docs", *GOLDEN, "tests/formats"]),
+    ("formats", [*QUANTIZE, "tests/layouts/test_zero_points.py", "tests/docs", *GOLDEN, "tests/formats"]),
     ("numerics/array_interop", ["tests/numerics", "tests/test_ops.py"]),
     ("numerics/transpose", ["tests/numerics/test_transpose.py"]),
     ("numerics/minifloat", ["tests/numerics/test_minifloat.py", *QUANTIZE[:2]]),

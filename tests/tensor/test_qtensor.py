@@ -180,3 +180,32 @@ def test_arithmetic_with_an_array_makes_no_dense_copy():
         with pytest.raises(TypeError):
             operation()
     assert (q == x) is False
+
+
+@pytest.mark.parametrize(("part", "value", "message"), [
+    ("scales", 64, "scales run from 0 to 64; u6 holds 0 to 63"), ("mins", 65, "mins run from 0 to 65; u6 holds 0 to 63"),
+    ("scales", 63, None), ("mins", 0, None),
+])  # fmt: skip
+def test_small_integer_scales_are_validated(part, value, message):
+    q = quantize(np.zeros((1, 256), np.float32), "q4_K")
+    values = np.zeros_like(q.parts[part])
+    values[0, 3] = value
+    q = QTensor(q.format, q.shape, {**q.parts, part: values})
+    if message is None:
+        q.validate("w")
+    else:
+        with pytest.raises(FormatError, match=message):
+            q.validate("w")
+
+
+@pytest.mark.parametrize(("value", "allowed"), [(-33, False), (-32, True), (31, True), (32, False)])
+def test_signed_small_scales_are_validated(value, allowed):
+    q = quantize(np.zeros((1, 256), np.float32), "q3_K")
+    values = q.parts["scales"].copy()
+    values[0, 0] = value
+    q = QTensor(q.format, q.shape, {**q.parts, "scales": values})
+    if allowed:
+        q.validate("w")
+    else:
+        with pytest.raises(FormatError, match=r"i6 holds -32 to 31"):
+            q.validate("w")

@@ -202,7 +202,8 @@ def test_no_parameter_is_a_weight():
 
 @pytest.mark.parametrize(("first", "second", "why"), [
     (weight("int4"), weight("mxfp4"), "formats differ"), (weight("int4"), weight("int4", (33, 128)), "shapes differ"),
-    (weight("nvfp4"), quantized("nvfp4"), "a global scale of its own"), (quantized("nf4:g4096"), quantized("nf4:g4096"), "flattened"),
+    (weight("nvfp4"), quantized("nvfp4"), "a global scale of its own"),
+    (quantized("nf4:g4096"), quantized("nf4:g4096"), "flattened"),
 ])  # fmt: skip
 def test_what_cannot_be_joined(first, second, why):
     assert why in incompatibility([first, second])
