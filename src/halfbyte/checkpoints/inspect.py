@@ -152,7 +152,7 @@ FIXES: dict[str, str] = {
     "layout-disagrees": "correct quant_method (or version) in the quantization config to what the tensors are",
     "no-architecture": "write general.architecture into the header (gguf's gguf_set_metadata or gguf_new_metadata)",
     "no-config": "",
-    "non-finite-scale": "fetch the file again and compare its checksum; else quantize again from finite weights",
+    "non-finite-scale": "quantize again from finite weights; fetch the file again only if its checksum is not the original's",
     "nan-scale": "quantize again with a scale that saturates; --arithmetic producer reads these bytes as their producer does",
     "numbers-inferred": "write bits and group_size of this module into the quantization config",
     "one-shard": "",
@@ -169,9 +169,10 @@ FIXES: dict[str, str] = {
     "unknown-key": "remove the key if it does not concern the weights, or pass --allow-unknown NAME",
     "let-through": "",
     "unread-weight": "convert the tensor to a type that is read; the message says which it is",
-    "unreadable": "fetch the file again and compare its checksum; else correct what the message names",
+    "unreadable": "correct what the message names; fetch the file again only if its size or checksum is not the original's",
     "unreferenced-file": "delete the file if it is left over from another checkpoint, else repair the index",
     "v1-zero-wraps": "name the writer in the config's meta.quantizer, or convert to gptq_v2, which stores every zero point",
+    "vision-projector": "",
     "zero-scale": "quantize again if these weights should not be constant: a scale underflowed",
 }
 """Finding code -> how to fix it, "" where nothing needs fixing."""

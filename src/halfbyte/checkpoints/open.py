@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import CheckpointError
 from .base import Checkpoint
 from .findings import Finding
-from .io.regular_file import open_regular
+from .io.regular_file import LFS_ADVICE, LFS_POINTER, open_regular, pieces_advice
 from .safetensors.checkpoint import SafetensorsCheckpoint
 from .safetensors.folder import Sources, sources_of
 
@@ -26,7 +26,6 @@ _KNOWN = {
     b"ggjt": "a GGML file from before GGUF; convert it with llama.cpp",
     b"lmgg": "a GGML file from before GGUF; convert it with llama.cpp",
     b"{": "JSON; open the folder that it describes, a shard index by its own name (*.index.json)",
-    b"vers": "a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
 }
 """First bytes of a file that is not read -> what the file is."""
 
@@ -79,9 +78,13 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         raise CheckpointError(f"[open] {path} is part of an unfinished result; run the same command again, which resumes it")
     try:
         with open_regular(path) as f:
-            first = f.read(16)
+            first = f.read(32)
     except OSError as error:
         raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
+    if first.startswith(LFS_POINTER):
+        raise CheckpointError(f"[open] {path} {LFS_ADVICE}")
+    if advice := pieces_advice(path.name, [p.name for p in path.parent.iterdir()]):
+        raise CheckpointError(f"[open] {path} {advice}")
     if first[:4] in (b"GGUF", b"FUGG") or path.suffix == ".gguf":
         return _open_gguf(path)
     known = next((text for magic, text in _KNOWN.items() if first.startswith(magic) and first[8:9] != b"{"), None)
@@ -97,6 +100,10 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
 def _open_folder(folder: Path, config: Mapping[str, Any] | None) -> Checkpoint:
     ggufs = sorted(p for p in folder.glob("*.gguf") if not p.name.startswith("mmproj"))
     tensors = any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json"))
+    if not ggufs and not tensors:
+        inside = sorted(p.name for p in folder.iterdir())
+        if advice := next((a for n in inside if (a := pieces_advice(n, inside))), ""):
+            raise CheckpointError(f"[open] {folder}: what is in it {advice}")
     if not ggufs or tensors:
         return SafetensorsCheckpoint(folder, sources_of(folder), config)
     heads = [p for p in ggufs if not (m := _SPLIT.fullmatch(p.name)) or int(m[2]) == 1]

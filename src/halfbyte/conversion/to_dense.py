@@ -396,7 +396,15 @@ def _carry(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
             shutil.copyfile(path, folder / path.name)
     # A GGUF's configuration is derived from its header; only a config.json is copied.
     if (source / "config.json").is_file():
-        _write_json(folder / "config.json", dense_config(checkpoint.config, dtype))
+        _write_json(folder / "config.json", untied(dense_config(checkpoint.config, dtype), checkpoint))
+
+
+def untied(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """`config` with `tie_word_embeddings` false where the checkpoint stores a head of its own, which a tied model would drop."""
+    if not any(key.removesuffix(".weight").rpartition(".")[2] == "lm_head" for key in checkpoint):
+        return config
+    out = {k: untied(v, checkpoint) if k == "text_config" and isinstance(v, dict) else v for k, v in config.items()}
+    return out | {"tie_word_embeddings": False} if out.get("tie_word_embeddings") is True else out
 
 
 def dense_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:

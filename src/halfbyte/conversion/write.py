@@ -27,7 +27,7 @@ from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, resumed_units
 from .targets import Goal, goal_named
-from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS
+from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS, untied
 from .unit import Rounding, Unit, from_note
 from .write_gguf import gguf_template, write_gguf
 
@@ -165,7 +165,7 @@ def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
 def _json_files(checkpoint: Checkpoint, files: ConfigFiles) -> dict[str, Any]:
     """config.json, the source's with another quantization config, and further JSON files of the target."""
     own = checkpoint.config if (folder_of(checkpoint) or Path()).joinpath("config.json").is_file() else {}
-    config = {**without_quantization(own), **files.entries}
+    config = {**untied(without_quantization(own), checkpoint), **files.entries}
     return {**({"config.json": config} if config else {}), **files.beside}
 
 

@@ -79,6 +79,8 @@ def load_model(
     with open_checkpoint(path, config, allow_unknown) as checkpoint:
         meta = checkpoint.config["quantization_config"]["meta"] if has_split_gate_up(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
+            if checkpoint.metadata.get("general.architecture") == "clip":
+                checkpoint.check("load_model")
             model_settings = config_of(checkpoint)
             checkpoint.check("load_model")
             tokenizer = tokenizer_of(checkpoint)

@@ -26,6 +26,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.ledger import UNREADABLE
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..numerics.error_stats import ErrorStats
 from ..numerics.exact import dtype_named
@@ -176,9 +177,11 @@ def _unaccounted(checkpoint: Checkpoint, left: bool) -> list[Comparison]:
     """The problems of a side's ledger, but for those that its `allowed` names."""
     problems = [e for e in checkpoint.ledger().problems if not any(fnmatchcase(e.name, p) for p in checkpoint.allowed)]
     side = "A" if left else "B"
+    unreadable = {e.owner: e for e in checkpoint.ledger().entries if e.status == UNREADABLE}
+    rows = [(e.name, e) for e in problems] + list(unreadable.items())
     return [
-        Comparison("unaccounted", (e.name,) if left else (), () if left else (e.name,), note=f"{e.status} in {side}: {e.why}")
-        for e in problems
+        Comparison("unaccounted", (name,) if left else (), () if left else (name,), note=f"{e.status} in {side}: {e.why}")
+        for name, e in rows
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError, HalfbyteError
+from ...errors import CheckpointError, HalfbyteError, UnsupportedError
 from ...layouts import Described, layout_named
 from ...layouts import Header as ArrayHeader
 from ...tensor.qtensor import QTensor
@@ -26,6 +26,11 @@ from ..findings.overflow import warn_of_overflow
 from ..ledger import CLAIMED, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
 from .file import GGUFFile
 from .metadata import Metadata
+
+PROJECTOR = (
+    "is a vision projector (general.architecture clip): the image encoder that belongs to a language model, not the model; open "
+    "the model's own .gguf beside it"
+)
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -152,6 +157,11 @@ class GGUFCheckpoint(Checkpoint):
         shapes = {name.removesuffix(".weight"): shape for name, shape in tensors.items()}
         return Ledger((*entries, *requirement_entries(needs, shapes, {})))
 
+    def check(self, op: str) -> None:
+        if self.metadata.get("general.architecture") == "clip":
+            raise UnsupportedError(f"[{op}] {self.path} {PROJECTOR}")
+        super().check(op)
+
     def header_findings(self) -> list[Finding]:
         found: list[Finding] = []
 
@@ -165,6 +175,8 @@ class GGUFCheckpoint(Checkpoint):
                 add("note", "unclaimed-bytes", path.name, f"{file.slack} bytes after the last tensor belong to none")
             if file.order == ">":
                 add("note", "big-endian", path.name, "weights are byte-swapped as they are read")
+        if self.metadata.get("general.architecture") == "clip":
+            add("note", "vision-projector", "", f"it {PROJECTOR}")
         if "general.architecture" not in self.metadata:
             add("warning", "no-architecture", "", "general.architecture is missing: no program can tell which model it is")
         for key, name in self._names.items():

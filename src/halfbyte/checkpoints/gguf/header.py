@@ -161,7 +161,8 @@ def _tensor(cursor: Cursor, name: str) -> tuple[GGMLType, tuple[int, ...], int]:
         )
     if type_id not in GGML_BY_ID:
         raise cursor.error(
-            f"{what} has type {type_id}; the highest known type is {max(GGML_BY_ID)}, ids above 100 belong to forks of llama.cpp"
+            f"{what} has type {type_id}; ggml's types end at {max(GGML_BY_ID)}, ids above 100 belong to forks of llama.cpp. "
+            "Write a file of a standard type with the program that made it: llama-quantize --allow-requantize IN OUT Q8_0"
         )
     kind = GGML_BY_ID[type_id]
     row = dims[0] if dims else 1

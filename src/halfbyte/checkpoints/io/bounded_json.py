@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from .regular_file import open_regular
+from .regular_file import LFS_ADVICE, LFS_POINTER, open_regular
 
 CONFIG_BYTES = 16 << 20
 """Largest configuration file: a config with entries for 70,000 modules is 6 MB."""
@@ -30,6 +30,8 @@ def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
             if size > limit:
                 raise CheckpointError(f"[open] {path}: {size:,} bytes; a file of this kind is read up to {limit:,}")
             data = f.read(limit)
+        if data.startswith(LFS_POINTER):
+            raise CheckpointError(f"[open] {path} {LFS_ADVICE}")
     except OSError as error:
         raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
     return parse_object(data, str(path))

@@ -284,7 +284,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def ledger(self) -> Ledger:
         if self._ledger is None:
-            entries = [*self._claimed(), *self._unclaimed(), *self._missing_parts()]
+            entries = [*self._claimed(), *self._unclaimed(), *self._missing_parts(), *self._missing_global_scales()]
             if self.scheme is not None:
                 # Parameters that a single file may carry are read from a config as well.
                 uses = self.scheme.key_uses()
@@ -295,8 +295,14 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def _claimed(self) -> Iterator[Entry]:
         """Entries of the tensors of packed weights."""
+        against = {k for k in self._modules if isinstance(r := self.reading_or_error(k), Reading) and _against_config(r)}
+        some = 0 < len(against) < len(self._modules)  # where all are, the config is mislabelled: a finding says so
         for key, tensors in self._modules.items():
             reading = self.reading_or_error(key)
+            if some and key in against and isinstance(reading, Reading):
+                why = f"has the shapes of {reading.layout.name}, other weights are what the config says"
+                yield from (Entry("tensor", t, UNKNOWN, key, why=why) for t in tensors.values())
+                continue
             if not isinstance(reading, Reading):
                 yield from (Entry("tensor", t, UNREADABLE, key, why=str(reading)) for t in tensors.values())
                 continue
@@ -367,6 +373,24 @@ class SafetensorsCheckpoint(Checkpoint):
                         why = f"{layout.name} needs it beside {next(iter(tensors.values()))}"
                         yield Entry("tensor", name, MISSING, module, why=why)
 
+    def _missing_global_scales(self) -> Iterator[Entry]:
+        """Two-level weights without a tensor scale beside others of their layout that have one: theirs was lost."""
+        suffixes: dict[tuple[str, str], str] = {}
+        without: list[tuple[tuple[str, str], str]] = []
+        for key, tensors in self._modules.items():
+            reading = self.reading_or_error(key)
+            if isinstance(reading, Reading) and reading.described.format.family in ("nvfp4", "ggml_fp4"):
+                kind = reading.layout.name, reading.described.format.name
+                claims = reading.layout.consumes(own_suffixes(reading.layout, tensors))
+                found = next((c.suffix for c in claims if c.part == "global_scale"), "")
+                if found:
+                    suffixes[kind] = reading.layout.separator + found
+                else:
+                    without.append((kind, key))
+        for kind, key in without:
+            if kind in suffixes:
+                yield Entry("tensor", key + suffixes[kind], MISSING, key, why=f"other {kind[1]} weights of {kind[0]} have it")
+
     def _modules_of_the_model(self) -> tuple[str, list[Entry]]:
         """(why the modules are not compared with config.json, "" when they are; missing tensors and wrong shapes)."""
         if not self.config:
@@ -404,6 +428,11 @@ def _says_own(config: Mapping[str, Any]) -> bool:
     """True for a model with halfbyte modules that transformers saved: the files' metadata is then that of transformers."""
     quantization = config.get("quantization_config")
     return isinstance(quantization, dict) and quantization.get("quant_method") == "halfbyte"
+
+
+def _against_config(reading: Reading) -> bool:
+    """True for a weight that is read as another layout than the config means."""
+    return reading.odd is not None and reading.odd.code == "layout-disagrees"
 
 
 def _vocabulary(size: tuple[int | None, int | None], name: str, shape: tuple[int, ...]) -> tuple[int | None, int | None]:

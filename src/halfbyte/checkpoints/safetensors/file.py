@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
-from ..io.regular_file import open_regular
+from ..io.regular_file import LFS_ADVICE, LFS_POINTER, open_regular
 from .header import DTYPE_BITS, Entry, header_length, parse_header
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -46,7 +46,10 @@ class SafetensorsFile:
             with open_regular(path) as f:
                 status = os.fstat(f.fileno())
                 size = status.st_size
-                length = header_length(f.read(8), size, where)
+                first = f.read(8)
+                if first == LFS_POINTER[:8]:
+                    raise CheckpointError(f"[open] {path} {LFS_ADVICE}")
+                length = header_length(first, size, where)
                 data = f.read(length)
         except OSError as error:
             raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error

@@ -73,7 +73,9 @@ def sources_of(folder: Path, index: Path | None = None) -> Sources:
         s.shards = {name: inside(folder, name, str(folder)) for name in names}
     for name in present:
         if name not in s.shards:
-            why = f"{s.index} does not name it" if s.index else "model.safetensors is the checkpoint"
+            why = f"{s.index} does not name it" if s.index else f"{next(iter(s.shards))} is the checkpoint"
+            if not s.index and len(s.shards) > 1:
+                why = "the numbered shards are the checkpoint"
             s.findings.append(Finding("warning", "unreferenced-file", name, f"ignored: {why}"))
     return s
 
