@@ -217,7 +217,7 @@ def broken(**changes) -> tuple[dict[str, np.ndarray], dict]:
     ("changes", "message"),
     [
         ({"qzeros": None}, r"down\.qzeros is missing; the module has g_idx, qweight, scales"),
-        ({"qweight": np.zeros((16, 64), np.float32)}, r"down\.qweight is float32; allowed: int32"),
+        ({"qweight": np.zeros((16, 64), np.float32)}, r"down\.qweight is float32; allowed: int8, int16, int32, int64"),
         ({"scales": np.zeros((4, 64), np.int8)}, r"down\.scales is int8; allowed: float16, bfloat16, float32"),
         ({"qweight": np.zeros((16, 63), np.int32)}, r"down\.qweight has shape \[16, 63\]; wanted \[\*, 64\] for the 64 columns"),
         (

@@ -68,6 +68,7 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 SIZES = (0, 1, 2, 3, 8, 16, 63, 64, 128)
 TRIALS = 150
+STACKS = ("modelopt-stack", "compressed-tensors-stack", "vllm-experts")
 
 
 def valid(label: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -141,8 +142,9 @@ def test_what_does_not_fit_is_refused_and_what_fits_is_read_to_the_byte(label: s
 
 
 def test_the_cases_are_all_the_layouts_of_single_modules() -> None:
-    """GGUF's blocks and ModelOpt's stacks have tests of their own (test_gguf.py, test_modelopt_stacked_experts.py)."""
-    assert {name for name, _ in CASES.values()} == set(LAYOUTS) - {"gguf", "modelopt-stack"}
+    """GGUF's blocks and stacks of experts have tests of their own (test_gguf.py, test_modelopt_stacked_experts.py,
+    test_published.py)."""
+    assert {name for name, _ in CASES.values()} == set(LAYOUTS) - {"gguf", *STACKS}
 
 
 def test_an_undamaged_module_is_read() -> None:

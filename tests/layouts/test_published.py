@@ -282,3 +282,271 @@ def test_case_68_a_low_rank_part_is_refused_by_name(tmp_path: Path):
     for config in ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}):
         with pytest.raises(UnsupportedError, match="NVFP4_SVD: NVFP4 residuals beside a low-rank product"):
             values(write(tmp_path / "m", tensors, config))
+
+
+# ------------------------------------------------------------------------------------------------- GPTQ files met in the wild
+
+
+def gptq_folder(path: Path, modules: dict[str, dict[str, np.ndarray]], config: dict[str, Any], **beside: Any) -> Path:
+    tensors = {f"{name}.{s}": t for name, parts in modules.items() for s, t in parts.items()}
+    return write(path, tensors, config, **beside)
+
+
+@pytest.mark.parametrize("listed", [["mlp.down_proj"], [["mlp.up_proj"], ["mlp.down_proj"]]])
+def test_case_58_a_list_of_modules_that_leaves_out_packed_ones(listed: list, tmp_path: Path):
+    rng = np.random.default_rng(10)
+    attention = "model.layers.0.self_attn.q_proj"
+    (mlp, want), (q, want_q) = gptq_module(rng, 4, 32, True), gptq_module(rng, 4, 32, True)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "modules_in_block_to_quantize": listed}
+    folder = gptq_folder(tmp_path / "m", {NAME: mlp, attention: q}, config)
+    np.testing.assert_array_equal(values(folder), want)
+    np.testing.assert_array_equal(values(folder, attention), want_q)
+    assert severities(folder) == {"packed-but-skipped"}
+    with hb.open(folder) as checkpoint:
+        (finding,) = (f for f in checkpoint.findings() if f.code == "packed-but-skipped")
+        assert finding.key == attention
+
+
+def test_case_58_a_list_that_leaves_out_dense_modules_is_right(tmp_path: Path):
+    (q, want) = gptq_module(np.random.default_rng(11), 4, 32, True)
+    attention = "model.layers.0.self_attn.q_proj"
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "modules_in_block_to_quantize": [["self_attn.q_proj"]]}
+    dense = {"weight": np.ones((32, 64), np.float16)}
+    folder = gptq_folder(tmp_path / "m", {attention: q, NAME: dense}, config)
+    np.testing.assert_array_equal(values(folder, attention), want)
+    assert severities(folder) == set()
+
+
+def test_case_59_three_bits_in_one_group_with_an_index_of_zeros(tmp_path: Path):
+    tensors, want = gptq_module(np.random.default_rng(12), 3, 64, True)
+    assert not tensors["g_idx"].any()
+    side = {"bits": 3, "group_size": -1, "desc_act": True, "sym": False, "damp_percent": 0.01, "true_sequential": True}
+    folder = gptq_folder(tmp_path / "m", {NAME: tensors}, {}, quantize_config_json=side)
+    np.testing.assert_array_equal(values(folder), want)
+    assert severities(folder) == set()
+
+
+def test_case_60_empty_zero_points_are_the_middle_code(tmp_path: Path):
+    rng = np.random.default_rng(13)
+    attention, n, k = "model.layers.0.self_attn.q_proj", 32, 64
+    mlp, want = gptq_module(rng, 4, 32, False)
+    codes, scales = rng.integers(0, 16, (k, n)), rng.standard_normal((k // 32, n)).astype(np.float16)
+    symmetric = {
+        "qweight": gptq_words(codes, 4), "qzeros": np.zeros(0, np.int32), "scales": scales,
+        "g_idx": (np.arange(k) // 32).astype(np.int32),
+    }  # fmt: skip
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq_v2"}
+    folder = gptq_folder(tmp_path / "m", {NAME: mlp, attention: symmetric}, config)
+    np.testing.assert_array_equal(values(folder), want)
+    np.testing.assert_array_equal(values(folder, attention), ((codes - 8) * np.repeat(scales.astype(np.float64), 32, 0)).T)
+    with hb.open(folder) as checkpoint:
+        raw = checkpoint.raw(attention)
+        back = checkpoint.reading(attention).layout.pack(checkpoint[attention], checkpoint.reading(attention).params)
+        assert {s: (a.dtype, a.tobytes()) for s, a in back.items()} == {s: (a.dtype, a.tobytes()) for s, a in raw.items()}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int64])
+def test_narrow_and_wide_pack_dtypes_are_the_same_bits(dtype: Any, tmp_path: Path):
+    tensors, want = gptq_module(np.random.default_rng(14), 4, 32, True)
+    for suffix, axis in (("qweight", 0), ("qzeros", 1)):
+        along = np.ascontiguousarray(np.swapaxes(tensors[suffix], axis, 1))
+        words = along.view(dtype)
+        tensors[suffix] = np.ascontiguousarray(np.swapaxes(words, axis, 1))
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "pack_dtype": np.dtype(dtype).name}
+    folder = gptq_folder(tmp_path / "m", {NAME: tensors}, config)
+    np.testing.assert_array_equal(values(folder), want)
+
+
+# ------------------------------------------------------------------------------------------------------- compressed-tensors
+
+
+def ct_words(codes: np.ndarray, bits: int = 4) -> np.ndarray:
+    """Codes [n, k] -> int32 [n, k·bits/32], eight of four bits to a word."""
+    return np.ascontiguousarray(gptq_words(codes.T, bits).T)
+
+
+def ct_module(rng: np.random.Generator, n: int = 32, k: int = 64, group: int = 32):
+    codes = rng.integers(0, 16, (n, k))
+    scales = rng.standard_normal((n, k // group)).astype(ml_dtypes.bfloat16)
+    tensors = {"weight_packed": ct_words(codes), "weight_scale": scales, "weight_shape": np.array([n, k], np.int64)}
+    return tensors, (codes - 8) * np.repeat(scales.astype(np.float64), group, 1)
+
+
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+
+
+def test_case_62_mixed_fp8_channels_and_nvfp4(tmp_path: Path):
+    rng = np.random.default_rng(15)
+    n, k, attention = 32, 64, "model.layers.0.self_attn.q_proj"
+    fp8, rows = finite_e4m3(rng, n, k), rng.standard_normal((n, 1)).astype(ml_dtypes.bfloat16)
+    codes, scales = rng.integers(0, 16, (n, k)), finite_e4m3(rng, n, k // 16)
+    tensors = {
+        f"{attention}.weight": fp8, f"{attention}.weight_scale": rows, f"{NAME}.weight_packed": nibbles(codes),
+        f"{NAME}.weight_scale": scales, f"{NAME}.weight_global_scale": np.float32([512]),
+        f"{NAME}.input_global_scale": np.float32([7]),
+    }  # fmt: skip
+    groups = {
+        "group_0": {"targets": ["re:.*self_attn.*_proj"], "format": "float-quantized", "input_activations": {"dynamic": True},
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}},
+        "group_1": {"targets": ["re:.*mlp.*"], "format": "nvfp4-pack-quantized",
+                    "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}},
+    }  # fmt: skip
+    config = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups, "ignore": ["lm_head"]}
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder, attention), fp8.astype(np.float64) * rows.astype(np.float64))
+    np.testing.assert_array_equal(values(folder), E2M1[codes] * np.repeat(scales.astype(np.float64), 16, 1) / 512)
+    assert severities(folder) == set()
+
+
+@pytest.mark.parametrize("place", ["compression_config", "compression_config.quantization_config", "quantization_config"])
+def test_case_63_the_first_generations_config(place: str, tmp_path: Path):
+    tensors, want = ct_module(np.random.default_rng(16))
+    config = {"format": "pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}}, "ignore": []}
+    if place == "compression_config":
+        keys = {"compression_config": {"quant_method": "sparseml", **config}}
+    elif place == "quantization_config":
+        keys = {"quantization_config": {"quant_method": "sparseml", **config}}
+    else:
+        keys = {"compression_config": {"quantization_config": {"quant_method": "sparseml", **config}, "sparsity_config": {}}}
+    folder = write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, None, **keys)
+    np.testing.assert_array_equal(values(folder), want)
+    with hb.open(folder) as checkpoint:
+        assert checkpoint.format == "compressed-tensors"
+    assert severities(folder) == set()
+
+
+@pytest.mark.parametrize("separator", [".weight_packed", "_packed"])
+def test_case_64_a_stack_of_experts_in_both_spellings(separator: str, tmp_path: Path):
+    rng = np.random.default_rng(17)
+    modules = [ct_module(rng) for _ in range(3)]
+    stack = "model.layers.0.mlp.experts.gate_up_proj"
+    suffix = separator.removesuffix("packed")
+    tensors = {
+        f"{stack}{suffix}packed": np.stack([m[0]["weight_packed"] for m in modules]),
+        f"{stack}{suffix}scale": np.stack([m[0]["weight_scale"] for m in modules]),
+    }
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}}, "ignore": [],
+    }  # fmt: skip
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder, stack), np.stack([m[1] for m in modules]))
+
+
+def test_case_65_ignore_entries_of_a_wrapped_linear(tmp_path: Path):
+    tensors, want = ct_module(np.random.default_rng(18))
+    vision = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": [f"{vision}.linear", "lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+    }  # fmt: skip
+    for dense in (f"{vision}.linear.weight", f"{vision}.weight"):
+        parts = {f"{NAME}.{s}": t for s, t in tensors.items()} | {dense: np.ones((32, 64), np.float16)}
+        folder = write(tmp_path / "m", parts, config)
+        np.testing.assert_array_equal(values(folder), want)
+        assert severities(folder) == set(), dense
+
+
+def test_transforms_of_inputs_are_refused_by_name(tmp_path: Path):
+    tensors, _ = ct_module(np.random.default_rng(19))
+    transform = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}}}
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "transform_config": transform,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+    }  # fmt: skip
+    folder = write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config)
+    with pytest.raises(UnsupportedError, match=r"transform_config \(hadamard\)"):
+        values(folder)
+
+
+@pytest.mark.parametrize("format_", ["sparse-24-bitmask", "marlin-24"])
+def test_two_of_four_sparse_weights_are_refused_by_name(format_: str, tmp_path: Path):
+    tensors, _ = ct_module(np.random.default_rng(20))
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+        "sparsity_config": {"format": format_, "sparsity_structure": "2:4", "targets": ["Linear"]},
+    }  # fmt: skip
+    folder = write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config)
+    with pytest.raises(UnsupportedError, match=format_):
+        values(folder)
+
+
+# ----------------------------------------------------------------------------------------------------------------- ModelOpt
+
+
+def nvfp4_module(rng: np.random.Generator, n: int = 32, k: int = 64):
+    codes, scales = rng.integers(0, 16, (n, k)), finite_e4m3(rng, n, k // 16)
+    tensors = {"weight": nibbles(codes), "weight_scale": scales, "weight_scale_2": np.float32(0.125)}
+    return tensors, E2M1[codes] * np.repeat(scales.astype(np.float64), 16, 1) / 8
+
+
+def test_case_66_weight_only_nvfp4_with_its_config_in_the_sidecar(tmp_path: Path):
+    rng = np.random.default_rng(21)
+    (down, want), (head, want_head) = nvfp4_module(rng), nvfp4_module(rng)
+    tensors = {f"{NAME}.{s}": t for s, t in down.items()} | {f"lm_head.{s}": t for s, t in head.items()}
+    side = {"producer": {"name": "modelopt", "version": "0.40"}, "quantization": {
+        "quant_algo": "W4A16_NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": []}}  # fmt: skip
+    folder = write(tmp_path / "m", tensors, None, hf_quant_config_json=side)
+    np.testing.assert_array_equal(values(folder), want)
+    np.testing.assert_array_equal(values(folder, "lm_head"), want_head)
+    with hb.open(folder) as checkpoint:
+        assert checkpoint.findings() == []
+
+
+def test_case_67_mixed_precision_as_the_exporter_writes_it(tmp_path: Path):
+    rng = np.random.default_rng(22)
+    n, k, path = 32, 64, "model.layers.0.self_attn"
+    (down, want), (head, want_head) = nvfp4_module(rng), nvfp4_module(rng)
+    fp8, mx, exponents = finite_e4m3(rng, n, k), finite_e4m3(rng, n, k), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
+    tensors = {f"{NAME}.{s}": t for s, t in down.items()} | {f"lm_head.{s}": t for s, t in head.items()}
+    tensors |= {
+        f"{path}.q_proj.weight": fp8, f"{path}.q_proj.weight_scale": np.float32(0.5), f"{path}.q_proj.input_scale": np.float32(2),
+        f"{path}.o_proj.weight": mx, f"{path}.o_proj.weight_scale": exponents, f"{path}.k_proj.k_scale": np.float32(1),
+        f"{path}.v_proj.v_scale": np.float32(1), f"{path}.v_proj.weight": np.ones((n, k), ml_dtypes.bfloat16),
+        f"{path}.k_proj.weight": fp8, f"{path}.k_proj.weight_scale": np.float32(0.25),
+    }  # fmt: skip
+    layers = {
+        NAME: {"quant_algo": "NVFP4", "group_size": 16}, f"{path}.o_proj": {"quant_algo": "MXFP8", "group_size": 32},
+        f"{path}.q_proj": {"quant_algo": "FP8"}, f"{path}.k_proj": {"quant_algo": "FP8"},
+        "lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+    }  # fmt: skip
+    mixed = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}
+    side = {"producer": {"name": "modelopt", "version": "0.40"}, "quantization": mixed}
+    config = {**mixed, "quant_method": "modelopt", "producer": {"name": "modelopt"}}
+    for folder in (
+        write(tmp_path / "both", tensors, config, hf_quant_config_json=side),
+        write(tmp_path / "side", tensors, None, hf_quant_config_json=side),
+    ):
+        np.testing.assert_array_equal(values(folder), want)
+        np.testing.assert_array_equal(values(folder, "lm_head"), want_head)
+        np.testing.assert_array_equal(values(folder, f"{path}.q_proj"), fp8.astype(np.float64) / 2)
+        np.testing.assert_array_equal(values(folder, f"{path}.k_proj"), fp8.astype(np.float64) / 4)
+        scale = np.ldexp(1.0, np.repeat(exponents.astype(int), 32, 1) - 127)
+        np.testing.assert_array_equal(values(folder, f"{path}.o_proj"), mx.astype(np.float64) * scale)
+        assert severities(folder) == set()
+
+
+def test_case_69_mixed_precision_without_a_table_is_w4afp8(tmp_path: Path):
+    tensors, _ = nvfp4_module(np.random.default_rng(23))
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    with pytest.raises(UnsupportedError, match=r"MIXED_PRECISION without quantized_layers .*W4AFP8"):
+        values(write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config))
+
+
+# --------------------------------------------------------------------------------------------------------- fused MXFP4 names
+
+
+def test_case_75_vllms_fused_expert_names(tmp_path: Path):
+    rng = np.random.default_rng(24)
+    e, n, k, path = 2, 8, 64, "model.layers.0.mlp.experts"
+    tensors, want = {}, {}
+    for word in ("w13", "w2"):
+        codes, exponents = rng.integers(0, 16, (e, n, k)), rng.integers(100, 140, (e, n, k // 32)).astype(np.uint8)
+        tensors[f"{path}.{word}_weight"] = np.stack([nibbles(c) for c in codes])
+        tensors[f"{path}.{word}_weight_scale"] = exponents
+        want[word] = E2M1[codes] * np.ldexp(1.0, np.repeat(exponents.astype(int), 32, 2) - 127)
+    folder = write(tmp_path / "m", tensors, {"quant_method": "mxfp4"})
+    for word, wanted in want.items():
+        np.testing.assert_array_equal(values(folder, f"{path}.{word}"), wanted)
+    assert severities(folder) == set()

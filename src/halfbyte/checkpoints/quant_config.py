@@ -15,6 +15,11 @@ from ..layouts.quant_config.reader import ConfigReader
 from ..layouts.quant_config.writer import ConfigFiles, DenseTensor, PackedModule
 from ..layouts.unsupported import refuse_recognised
 
+CONFIG_KEYS = ("quantization_config", "quantization", "compression_config")
+"""Keys of config.json under which a quantization config may stand."""
+BESIDE = ("sparsity_config", "transform_config")
+"""Keys that belong to a config although they stand beside it."""
+
 
 def readers_by_method() -> dict[str, type[ConfigReader]]:
     """`quant_method` -> the class that reads such a config."""
@@ -30,7 +35,8 @@ def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
     """
     for key in ("quantization_config", "quantization"):
         if isinstance(raw.get(key), dict) and "quant_method" not in raw and "producer" not in raw:
-            return read_config(raw[key], where)
+            beside = {k: raw[k] for k in BESIDE if k in raw}
+            return read_config({**beside, **raw[key]}, where)
     refuse_recognised(raw, where=where)
     method = raw.get("quant_method")
     if method is None:

@@ -16,7 +16,7 @@ from .awq.gemv_fast import AWQGemvFast
 from .awq.marlin import AWQMarlin
 from .base import Described, Header, Holds, Layout
 from .bitsandbytes import BitsAndBytes
-from .compressed_tensors.read import CompressedTensors
+from .compressed_tensors.read import CompressedTensors, CompressedTensorsStack
 from .fine_grained_fp8 import FineGrainedFP8
 from .gguf.layout import GGUF
 from .gpt_oss import GptOss
@@ -32,6 +32,7 @@ from .quant_config.autoround import AutoRoundConfig
 from .quant_config.reader import ConfigReader
 from .quark import Quark
 from .torchao import TorchAO
+from .vllm_experts import VLLMExperts
 
 _ALL: tuple[type[Layout], ...] = (
     GPTQ,
@@ -40,12 +41,14 @@ _ALL: tuple[type[Layout], ...] = (
     AWQGemvFast,
     AWQMarlin,
     CompressedTensors,
+    CompressedTensorsStack,
     MetalMarlin,
     ModelOpt,
     ModelOptStack,
     FineGrainedFP8,
     Quark,
     GptOss,
+    VLLMExperts,
     GGUF,
     BitsAndBytes,
     ONNX,

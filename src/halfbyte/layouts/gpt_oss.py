@@ -29,6 +29,7 @@ class GptOssConfig(SkipListReader):
     method = "gpt-oss"
     methods = ("mxfp4",)
     skip_keys = ("modules_to_not_convert",)
+    layouts = ("gpt-oss", "vllm-experts")
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {"whether transformers decodes when it loads": ("dequantize",)}
 
 

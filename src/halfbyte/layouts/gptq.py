@@ -18,8 +18,9 @@ The config's `checkpoint_format` says how zero points are stored:
 | `gptq_p` | z, planar | stored; per 32 codes, in both tensors, the words of the low plane come first, then the higher ones |
 
 A zero point 0 in a v1 word of GPTQModel borrows from its neighbours; only adding the same ones back restores them all.
-`meta.quantizer` names GPTQModel where it wrote the file. 5, 6 and 7 bits are planar under every word. Source: AutoGPTQ 0.7 and
-GPTQModel 7.7, by the files they write.
+`meta.quantizer` names GPTQModel where it wrote the file. A `qzeros` without elements stands for the middle code everywhere.
+Words may be int8, int16 or int64 (`pack_dtype`): the same stream in other pieces. 5, 6 and 7 bits are planar under every word.
+Source: AutoGPTQ 0.7 and GPTQModel 7.7, by the files they write.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from .common.words import (
     words_of_fields,
     words_of_stream,
 )
-from .quant_config.module_rules import check_rule, first_entry, regex_matches
+from .quant_config.module_rules import check_rule, covered, first_entry, regex_matches
 from .quant_config.reader import ConfigReader
 from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
 
@@ -77,6 +78,8 @@ FORMATS = {"gptq": (1, False), "gptq_v2": (2, False), "gptq_p": (2, True)}
 """checkpoint_format -> (version of the zero points, planar words)."""
 
 
+PACK_DTYPES = ("int8", "int16", "int32", "int64")
+"""`pack_dtype` of GPTQModel: the same bit stream cut into words of another width."""
 _NO_ZERO = "v1 stores the zero point minus 1 and has no code for 0: write checkpoint_format gptq_v2"
 
 
@@ -87,12 +90,14 @@ class Variant(NamedTuple):
     planar    words hold bit planes
     writer    "autogptq" or "gptqmodel": they differ in v1 zero points out of range
     wordwise  v1 zero points came from subtracting ones from whole words, so that a borrow runs into the next field
+    word      unsigned dtype of one word
     """
 
     version: int
     planar: bool
     writer: str
     wordwise: bool
+    word: np.dtype[Any]
 
 
 def variant(config: Config, bits: int) -> Variant:
@@ -107,7 +112,10 @@ def variant(config: Config, bits: int) -> Variant:
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
     writer = "gptqmodel" if "gptqmodel" in str(quantizer).lower() else "autogptq"
     wordwise = version == 1 and writer == "gptqmodel" and bits in (2, 4, 8)
-    return Variant(version, planar or bits in (5, 6, 7), writer, wordwise)
+    packed = str(config.get("pack_dtype") or "int32").removeprefix("torch.")
+    if packed not in PACK_DTYPES:
+        raise LayoutError(f"[gptq] pack_dtype {packed!r}; read: {', '.join(PACK_DTYPES)}")
+    return Variant(version, planar or bits in (5, 6, 7), writer, wordwise, np.dtype(f"u{packed}"))
 
 
 class GPTQConfig(ConfigReader):
@@ -143,6 +151,7 @@ class GPTQConfig(ConfigReader):
         self._base = {k: v for k, v in raw.items() if k != "dynamic"}
         if "checkpoint_format" not in raw and str(raw.get("format")) in FORMATS:
             self._base["checkpoint_format"] = raw["format"]
+        self._block = self._listed()
         self._dynamic: dict[str, dict[str, Any] | bool] = {}
         for rule, entry in self._object("dynamic").items():
             if entry is not None and not isinstance(entry, dict):
@@ -154,7 +163,23 @@ class GPTQConfig(ConfigReader):
     def recognises(cls, raw: Mapping[str, Any]) -> bool:
         return "desc_act" in raw or "checkpoint_format" in raw
 
+    def _listed(self) -> tuple[str, ...]:
+        """Names of the modules of a block that are quantized, from a list or a list of lists; () when the config lists none."""
+        value = self.raw.get("modules_in_block_to_quantize") or self.raw.get("inside_layer_modules") or []
+        lists = value if isinstance(value, list) else [value]
+        names = [name for item in lists for name in (item if isinstance(item, list) else [item])]
+        if not all(isinstance(n, str) for n in names):
+            raise CheckpointError(
+                f"[config] {self.where}: modules_in_block_to_quantize is {value!r:.80}; wanted names of modules"
+            )
+        return tuple(names)
+
+    def common(self) -> dict[str, Any]:
+        return dict(self._base)
+
     def parameters(self, module: str) -> dict[str, Any] | None:
+        if self._block and "." in module and not covered(self._block, module):
+            return None
         entry = first_entry(self._dynamic, module, _dynamic_rule)
         if entry is None:
             return dict(self._base)
@@ -185,12 +210,19 @@ class GPTQ(Layout):
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         groups, n = require(self.name, tensors, "scales", name, FLOATS, (None, None))
-        rows, _ = require(
-            self.name, tensors, "qweight", name, (I32,), (None, n), f"for the {n} columns of {label(name, 'scales')}"
-        )
-        _, width = require(
-            self.name, tensors, "qzeros", name, (I32,), (groups, None), f"for the {groups} groups of {label(name, 'scales')}"
-        )
+        words = tuple(np.dtype(w) for w in PACK_DTYPES)
+        columns = f"for the {n} columns of {label(name, 'scales')}"
+        require(self.name, tensors, "qweight", name, words, (None, n), columns)
+        itemsize = tensors["qweight"].dtype.itemsize
+        rows = tensors["qweight"].shape[0] * itemsize // 4
+        if tensors["qweight"].shape[0] * itemsize % 4:
+            raise LayoutError(f"[gptq] {label(name, 'qweight')} has {tensors['qweight'].shape[0]} rows; words of 32 bits wanted")
+        empty = self._empty_zeros(tensors, groups * n)
+        width = 0
+        if not empty:
+            dtype = tensors["qweight"].dtype
+            why = f"for the {groups} groups of {label(name, 'scales')}"
+            width = require(self.name, tensors, "qzeros", name, (dtype,), (groups, None), why)[1] * itemsize // 4
         bits = integer_of(self.name, config, "bits", name)
         if bits is None and n and 32 * width % n == 0:
             bits = 32 * width // n
@@ -207,29 +239,30 @@ class GPTQ(Layout):
         else:
             k = 32 * rows // bits
         planar = variant(config, bits).planar
-        require(
-            self.name, tensors, "qweight", name, (), (self._words(k, bits, planar, name), n), f"for {k} inputs of {bits} bits"
-        )
-        require(
-            self.name,
-            tensors,
-            "qzeros",
-            name,
-            (),
-            (groups, self._words(n, bits, planar, name)),
-            f"for {n} outputs of {bits} bits",
-        )
+        if itemsize != 4 and planar:
+            raise LayoutError(f"[gptq] {label(name, 'qweight')} is {tensors['qweight'].dtype}; planar words are int32")
+        count = self._words(k, bits, planar, name) * 4 // itemsize
+        require(self.name, tensors, "qweight", name, (), (count, n), f"for {k} inputs of {bits} bits")
+        if not empty:
+            across = (groups, self._words(n, bits, planar, name) * 4 // itemsize)
+            require(self.name, tensors, "qzeros", name, (), across, f"for {n} outputs of {bits} bits")
         size = integer_of(self.name, config, "group_size", name)
         if size is None:
             size = k // groups if groups and k % groups == 0 else -1
         if size != -1 and size < 1:
             raise LayoutError(f"[gptq] {name}: group_size {size}; allowed: 1 or more, or -1 for the whole row")
-        fmt = format_named(f"uint{bits}", size, scale_dtype=tensors["scales"].dtype.name)
+        word = f"int{bits}" if empty else f"uint{bits}"
+        fmt = format_named(word, size, scale_dtype=tensors["scales"].dtype.name)
         if groups != fmt.groups(k):
             raise LayoutError(
                 f"[gptq] {label(name, 'scales')} has {groups} groups; {k} inputs in groups of {size} are {fmt.groups(k)}"
             )
         return Described(fmt, (n, k))
+
+    @staticmethod
+    def _empty_zeros(tensors: Mapping[str, HasHeader], wanted: int) -> bool:
+        """True when `qzeros` has no elements: all zero points are the middle code."""
+        return "qzeros" in tensors and 0 in tensors["qzeros"].shape and wanted > 0
 
     @staticmethod
     def _words(count: int, bits: int, planar: bool, name: str) -> int:
@@ -239,20 +272,22 @@ class GPTQ(Layout):
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, (n, k) = self.describe(tensors, config, name)
-        how = variant(config, fmt.bits)
+        how = self._variant(config, fmt.bits, tensors)
         details: dict[str, Any] = {"layout": self.name, "zeros": f"v{how.version} {how.writer}"}
-        down = transpose(tensors["qweight"])
+        if how.word != np.uint32:
+            details["pack_dtype"] = tensors["qweight"].dtype.name
+        down = as_words(as_bytes(transpose(tensors["qweight"])))
         if how.planar:
             codes = stream.pack(codes_of_planes(down, fmt.bits), fmt.bits)
         else:
             codes, filling = stream_of_words(down, fmt.bits, k)
             remember(details, "filling.qweight", filling)
-        zeros = self._read_zeros(tensors["qzeros"], fmt.bits, n, how, details)
-        parts: dict[str, Array] = {
-            "codes": codes,
-            "scales": transpose(tensors["scales"]),
-            "zeros": transpose(zeros),
-        }
+        parts: dict[str, Array] = {"codes": codes, "scales": transpose(tensors["scales"])}
+        if fmt.zero == "int":
+            words = as_words(as_bytes(tensors["qzeros"]))
+            parts["zeros"] = transpose(self._read_zeros(words, fmt.bits, n, how, details))
+        else:
+            details["qzeros"] = list(tensors["qzeros"].shape)
         index = tensors.get("g_idx")
         if index is None:
             details["g_idx"] = "absent"
@@ -262,14 +297,22 @@ class GPTQ(Layout):
                 parts["group_index"] = index
         return QTensor(fmt, (n, k), parts, origin=how.writer, details=details, name=name)
 
-    def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array:
+    @staticmethod
+    def _variant(config: Config, bits: int, tensors: Mapping[str, HasHeader]) -> Variant:
+        """`variant`, with the width of words as the file has it."""
+        return variant(config, bits)._replace(word=np.dtype(f"u{tensors['qweight'].dtype.name}"))
+
+    def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array | None:
         fmt, (n, _) = self.describe(tensors, config, name)
-        return transpose(self._read_zeros(tensors["qzeros"], fmt.bits, n, variant(config, fmt.bits), {}))
+        if fmt.zero != "int":
+            return None
+        how = self._variant(config, fmt.bits, tensors)
+        return transpose(self._read_zeros(as_words(as_bytes(tensors["qzeros"])), fmt.bits, n, how, {}))
 
     @staticmethod
     def _read_zeros(words: Array, bits: int, n: int, how: Variant, details: dict[str, Any]) -> NDArray[np.int16]:
         if how.wordwise:
-            words = (words.view(np.uint32) + _ones(bits)).view(np.int32)
+            words = (words.view(how.word) + _ones(bits, how.word)).view(np.int32)
         if how.planar:
             fields = codes_of_planes(words, bits)
         else:
@@ -288,8 +331,8 @@ class GPTQ(Layout):
         self.check_fits(q)
         fmt, (n, k) = q.format, q.shape
         check_requested(self.name, q, config, {"bits": fmt.bits, "group_size": fmt.group_size})
-        how = variant(config, fmt.bits)
         own = self.own_details(q)
+        how = variant({**config, "pack_dtype": own.get("pack_dtype", config.get("pack_dtype"))}, fmt.bits)
         if how.planar and len(PLANES[fmt.bits]) > 1 and (k % 32 or n % 32):
             raise cannot_hold(self.name, q, "planar words hold whole 32s of inputs and of outputs")
         if how.planar:
@@ -298,8 +341,8 @@ class GPTQ(Layout):
             nbytes = 4 * word_count(k, fmt.bits) - k * fmt.bits // 8
             down = words_of_stream(q.parts["codes"], fmt.bits, k, recall(own, "filling.qweight", (n, nbytes)))
         out: dict[str, Array] = {
-            "qweight": transpose(down),
-            "qzeros": self._write_zeros(q, how, own),
+            "qweight": transpose(down.view(f"i{how.word.itemsize}")),
+            "qzeros": self._write_zeros(q, how, own).view(f"i{how.word.itemsize}"),
             "scales": transpose(q.parts["scales"]),
         }
         if "group_index" in q.parts:
@@ -310,6 +353,8 @@ class GPTQ(Layout):
 
     def _write_zeros(self, q: QTensor, how: Variant, own: Mapping[str, Any]) -> NDArray[np.int32]:
         bits, top = q.format.bits, (1 << q.format.bits) - 1
+        if "qzeros" in own and q.format.zero != "int":
+            return np.zeros(own["qzeros"], np.int32)
         zeros = stored_zeros(q)
         if how.version == 2:
             check_zero_range(
@@ -329,7 +374,7 @@ class GPTQ(Layout):
         nbytes = 4 * word_count(n, bits) - n * bits // 8
         words = words_of_fields(fields, bits, recall(own, "filling.qzeros", (groups, nbytes)))
         if how.wordwise:
-            words = (words.view(np.uint32) - _ones(bits)).view(np.int32)
+            words = (words.view(how.word) - _ones(bits, how.word)).view(np.int32)
         return words
 
     def config(self, q: QTensor) -> dict[str, Any]:
@@ -397,6 +442,6 @@ def planes_of_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     return np.ascontiguousarray(np.concatenate(words, axis=-1).reshape(r, k // 32 * bits))
 
 
-def _ones(bits: int) -> np.uint32:
-    """A word with 1 in each `bits`-wide field: 0x11111111 for 4."""
-    return np.uint32(0xFFFFFFFF // ((1 << bits) - 1))
+def _ones(bits: int, word: np.dtype[Any]) -> Any:
+    """A word with 1 in each `bits`-wide field: 0x11111111 for 4 bits in 32."""
+    return word.type(int(np.iinfo(word).max) // ((1 << bits) - 1))

@@ -38,7 +38,7 @@ from ..ledger import (
     requirement_entries,
     sort_tensor,
 )
-from ..quant_config import read_config
+from ..quant_config import CONFIG_KEYS, read_config
 from .detect import DAMAGE, Detector, Reading
 from .expected_shapes import expected_shape
 from .folder import Sources, read_configs
@@ -91,7 +91,7 @@ class SafetensorsCheckpoint(Checkpoint):
         if quantization is not None:
             found.append(("config=", quantization))
         for holder in (self.config, *(v for k, v in self.config.items() if k in INNER_CONFIGS and isinstance(v, dict))):
-            for key in ("quantization_config", "quantization"):
+            for key in CONFIG_KEYS:
                 raw = holder.get(key)
                 if raw is not None and not isinstance(raw, dict):
                     raise CheckpointError(f"[config] {where}: {key} is {raw!r:.80}; wanted an object")

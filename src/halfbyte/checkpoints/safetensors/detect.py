@@ -79,7 +79,7 @@ class Detector:
         params = dict(self.extra)
         if self.scheme is not None:
             own = self.scheme.parameters(module)
-            params.update(own if own is not None else self.scheme.parameters("") or {})
+            params.update(own if own is not None else self.scheme.common())
         n, k = expected_shape(self.config, module)
         if n and k:
             params.setdefault("shape", [n, k])

@@ -20,13 +20,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError, LayoutError
+from ...errors import CheckpointError, LayoutError, UnsupportedError
 from ...formats import format_named
 from ...numerics import bits as stream
 from ...numerics.exact import bfloat16
@@ -47,6 +47,8 @@ I8, U8, I32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
 E4M3, E5M2, E8M0 = (np.dtype(t) for t in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu))
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 
+
+T = TypeVar("T")
 
 READ = (None, "mixed-precision", *INTEGER, *dict.fromkeys(WORDS.values()))
 """`format` words of a config whose weights are read. Which one a module has, its dtypes say."""
@@ -69,6 +71,7 @@ class CompressedTensorsConfig(ConfigReader):
     `weights`; `ignore`."""
 
     method = "compressed-tensors"
+    methods = ("sparseml",)
     consumed = (
         "format", "ignore", "config_groups.*.targets", "config_groups.*.format",
         *(f"config_groups.*.weights.{key}" for key in (
@@ -82,12 +85,28 @@ class CompressedTensorsConfig(ConfigReader):
         "how the quantizer searched": (
             "config_groups.*.weights.observer", "config_groups.*.weights.observer_kwargs", "config_groups.*.weights.dynamic",
         ),
+        "a model that is not sparse": ("sparsity_config", "moe_sparsity_config"),
         "notes of the writer": ("quantization_status", "global_compression_ratio", "version", "run_compressed"),
     }  # fmt: skip
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
-        self._ignore = self._names("ignore")
+        transforms = self._object("transform_config").get("config_groups") or {}
+        if transforms:
+            kinds = {str(t.get("type")) if isinstance(t, dict) else "?" for t in transforms.values()}
+            raise UnsupportedError(
+                f"[config] {where}: transform_config ({', '.join(sorted(kinds))}) transforms the inputs or outputs of layers; "
+                "such checkpoints are recognised and not read. Use one that was quantized without QuIP, SpinQuant or the like"
+            )
+        sparsity = self._object("sparsity_config").get("format")
+        if sparsity not in (None, "dense"):
+            raise UnsupportedError(
+                f"[config] {where}: sparsity_config has format {sparsity}, which is recognised and not read; read: dense. "
+                "Save the model without sparsity compression"
+            )
+        # Wrappers of a vision tower put `.linear` behind a name that its tensors may not have.
+        ignore = self._names("ignore")
+        self._ignore = (*ignore, *(name.removesuffix(".linear") for name in ignore if name.endswith(".linear")))
         self._named: dict[str, dict[str, Any] | bool] = {}
         self._classes: dict[str, dict[str, Any] | bool] = {}
         for group_name, group in self._object("config_groups").items():
@@ -133,7 +152,7 @@ class CompressedTensors(Layout):
     aliases: ClassVar[dict[str, dict[str, Any]]] = {"ct": {}}
     codec_aliases: ClassVar[dict[str, str]] = {"mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3", "fp8": "fp8_e4m3"}
     producers = ("compressed-tensors",)
-    holds = Holds(
+    holds: ClassVar[Holds | None] = Holds(
         (
             *(f"{sign}int{b}" for b in (4, 8, 2, 3, 5, 6, 7, 1) for sign in ("", "u")),
             "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2",
@@ -142,8 +161,15 @@ class CompressedTensors(Layout):
         levels=("divide",),
     )  # fmt: skip
     config_reader = CompressedTensorsConfig
-    required = ("weight_scale",)
-    optional = ("weight_packed", "weight", "weight_shape", "weight_zero_point", "weight_global_scale", "weight_g_idx")
+    required: ClassVar[tuple[str, ...]] = ("weight_scale",)
+    optional: ClassVar[tuple[str, ...]] = (
+        "weight_packed",
+        "weight",
+        "weight_shape",
+        "weight_zero_point",
+        "weight_global_scale",
+        "weight_g_idx",
+    )
     peek = ("weight_shape",)
     parts: ClassVar[dict[str, str]] = {
         "weight_scale": "scales", "weight_packed": "codes", "weight": "codes", "weight_shape": PARAMETERS,
@@ -434,3 +460,44 @@ class CompressedTensors(Layout):
             "global_compression_ratio": None,
         }
         return ConfigFiles({"quantization_config": config})
+
+
+class CompressedTensorsStack(CompressedTensors):
+    """A stack of experts that keeps its parameter's name: `gate_up_proj_packed`, `gate_up_proj_scale`, for all experts."""
+
+    name = "compressed-tensors-stack"
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {}
+    holds = None
+    required = ("packed", "scale")
+    optional = ("shape", "zero_point", "global_scale", "g_idx")
+    peek = ("shape",)
+    parts: ClassVar[dict[str, str]] = {s: CompressedTensors.parts[f"weight_{s}"] for s in (*required, *optional)}
+    harmless: ClassVar[dict[str, str]] = {}
+    separator = "_"
+
+    def matches(self, suffixes: Collection[str]) -> bool:
+        return all(s in suffixes for s in self.required)
+
+    def accepts(self, headers: Mapping[str, HasHeader]) -> bool:
+        return self.matches(headers) and headers["packed"].dtype in (I32, U8) and len(headers["packed"].shape) == 3
+
+    def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        return super().describe(_prefixed(tensors), config, name)
+
+    def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
+        return super().unpack(_prefixed(tensors), config, name)
+
+    def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        return {s.removeprefix("weight_"): t for s, t in super().pack(q, config).items()}
+
+    def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
+        return Layout.write_config(self, packed, dense)
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        return False
+
+
+def _prefixed(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Tensors under the suffixes of a module of its own (`weight_packed`), whichever they have."""
+    return {s if s.startswith("weight_") else f"weight_{s}": t for s, t in tensors.items()}

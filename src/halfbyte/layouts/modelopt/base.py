@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ...errors import CheckpointError, LayoutError
+from ...errors import CheckpointError, LayoutError, UnsupportedError
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, reject_extra
@@ -76,6 +76,11 @@ class ModelOptConfig(ConfigReader):
         return "quant_algo" in raw or "producer" in raw
 
     def parameters(self, module: str) -> dict[str, Any] | None:
+        if not self._layers and str(self._common.get("quant_algo")).upper() == "MIXED_PRECISION":
+            raise UnsupportedError(
+                f"[config] {self.where}: quant_algo MIXED_PRECISION without quantized_layers names no layer's format: W4AFP8 "
+                "checkpoints are written so, which are recognised and not read; use one in block FP8, GPTQ or AWQ"
+            )
         own = lookup(self._layers, module)
         if own is not None:
             return {**self._common, **own}

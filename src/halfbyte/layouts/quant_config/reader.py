@@ -50,7 +50,7 @@ class ConfigReader(ABC):
         self.raw = raw
         self.where = where
         check_numbers(raw, where)
-        self.layouts = (self.method,)
+        self.layouts = getattr(type(self), "layouts", (self.method,))
 
     @classmethod
     def recognises(cls, raw: Mapping[str, Any]) -> bool:
@@ -60,6 +60,10 @@ class ConfigReader(ABC):
     @abstractmethod
     def parameters(self, module: str) -> dict[str, Any] | None:
         """What the config says of `module`, in the producer's words; None when it leaves the module dense."""
+
+    def common(self) -> dict[str, Any]:
+        """What a module is given that the config leaves dense and that is packed all the same."""
+        return self.parameters("") or {}
 
     def key_uses(self) -> tuple[KeyUse, ...]:
         """One entry for each key of the config, nested ones by their path."""
