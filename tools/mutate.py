@@ -66,8 +66,14 @@ CHECKPOINTS = [
 CONVERSION = ["tests/conversion/test_edges.py", "tests/conversion/test_conditions.py", "tests/conversion/test_rare_conditions.py"]
 CONVERSION += ["tests/conversion/test_write.py", "tests/conversion", "tests/cli/test_convert.py", "tests/cli/test_quantize.py"]
 TESTS: list[tuple[str, list[str]]] = [
-    ("formats/ggml", ["tests/layouts/test_golden_gguf.py", "tests/layouts/test_gguf.py", "tests/formats"]),
-    ("formats/decode", [*GOLDEN, "tests/numerics/test_exact.py", "tests/formats", "tests/tensor"]),
+    ("formats/ggml", ["tests/formats/ggml", "tests/layouts/test_golden_gguf.py", "tests/layouts/test_gguf.py"]),
+    (
+        "formats/decode",
+        ["tests/formats/test_decode.py", *GOLDEN, "tests/numerics/test_exact.py", "tests/formats", "tests/tensor"],
+    ),
+    ("formats/nvfp4", ["tests/formats/test_nvfp4.py", *QUANTIZE]),
+    ("formats/base", ["tests/tensor/test_quantize_refusals.py", "tests/tensor/test_quantize_shapes.py", "tests/docs"]),
+    ("formats/options", ["tests/tensor/test_quantize_refusals.py", *QUANTIZE]),
     ("formats", [*QUANTIZE, "tests/layouts/test_zero_points.py", "tests/docs", *GOLDEN, "tests/formats"]),
     ("numerics/array_interop", ["tests/numerics", "tests/test_ops.py"]),
     ("numerics/transpose", ["tests/numerics/test_transpose.py"]),
@@ -77,12 +83,9 @@ TESTS: list[tuple[str, list[str]]] = [
     ("producers/gptq_awq", ["tests/producers", "tests/layouts/test_golden_gptq.py", "tests/layouts/test_golden_awq.py"]),
     ("producers/transformers_mxfp4", ["tests/producers", "tests/layouts/test_golden_gpt_oss.py"]),
     ("producers", ["tests/producers", *GOLDEN]),
-    (
-        "tensor/concat",
-        ["tests/tensor/test_concat.py", "tests/torch/test_modules.py", "tests/checkpoints/test_gptqmodel_gpt_oss.py"],
-    ),
-    ("tensor/row_view", ["tests/tensor/test_row_view.py", "tests/verification/test_compare.py"]),
     ("tensor/quantize", QUANTIZE),
+    ("tensor/qtensor", ["tests/tensor/test_qtensor.py", "tests/tensor/test_shard.py", *QUANTIZE]),
+    *((f"tensor/{name}", [f"tests/tensor/test_{name}.py"]) for name in ("act_order", "concat", "notebook", "row_view", "shard")),
     ("tensor", ["tests/tensor"]),
     ("layouts/awq", ["tests/layouts/test_awq.py", *LAYOUTS]),
     (
