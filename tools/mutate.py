@@ -72,6 +72,7 @@ TESTS: list[tuple[str, list[str]]] = [
         ["tests/formats/test_decode.py", *GOLDEN, "tests/numerics/test_exact.py", "tests/formats", "tests/tensor"],
     ),
     ("formats/nvfp4", ["tests/formats/test_nvfp4.py", *QUANTIZE]),
+    ("formats/mx", ["tests/formats/test_mx.py", *QUANTIZE]),
     ("formats/base", ["tests/tensor/test_quantize_refusals.py", "tests/tensor/test_quantize_shapes.py", "tests/docs"]),
     ("formats/options", ["tests/tensor/test_quantize_refusals.py", *QUANTIZE]),
     ("formats", [*QUANTIZE, "tests/layouts/test_zero_points.py", "tests/docs", *GOLDEN, "tests/formats"]),
