@@ -284,7 +284,7 @@ def test_bombs_cost_a_second_and_200_megabytes_at_most(tmp_path: Path, request: 
         ('{"quantization_config": {"quant_method": "hqq", "quant_config": {"weight_quant_params": 4}}}',
          "'weight_quant_params' is 4"),
         ('{"quantization_config": {"quant_method": "nonesuch"}}', "quant_method 'nonesuch' is not read; read: gptq"),
-        ('{"quantization_config": {"something": 1}}', "its producer cannot be told"),
+        ('{"quantization_config": {"something": 1}}', "its producer cannot be recognised"),
     ],
 )  # fmt: skip
 def test_damaged_config_is_refused_naming_the_file(config: str, says: str, tmp_path: Path):

@@ -15,7 +15,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import halfbyte as hb
+from halfbyte.checkpoints.quant_config import read_config
 from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.layouts.claims import UNKNOWN
 
 E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -38,6 +40,7 @@ def values(path: Path, name: str = NAME) -> np.ndarray:
     with hb.open(path) as checkpoint:
         weight = checkpoint[name]
         assert isinstance(weight, hb.QTensor)
+        assert [str(entry) for entry in checkpoint.ledger().problems] == []  # every tensor and every key is accounted for
         return weight.dequantize("float64")
 
 
@@ -550,3 +553,86 @@ def test_case_75_vllms_fused_expert_names(tmp_path: Path):
     for word, wanted in want.items():
         np.testing.assert_array_equal(values(folder, f"{path}.{word}"), wanted)
     assert severities(folder) == set()
+
+
+# ------------------------------------------------------------------------------------------- configs as the exporters write them
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "GPTQModel": {
+        "bits": 4, "group_size": 128, "desc_act": False, "lm_head": False, "method": "gptq", "quant_method": "gptq",
+        "format": "gptq", "checkpoint_format": "gptq", "pack_dtype": "int32", "sym": True, "dynamic": None,
+        "meta": {"quantizer": ["gptqmodel:7.1.0"], "uri": "https://github.com/modelcloud/gptqmodel", "damp_percent": 0.05,
+                 "damp_auto_increment": 0.01, "static_groups": False, "true_sequential": True, "mse": 0.0, "gptaq": None,
+                 "act_group_aware": True, "fallback": {"strategy": "rtn", "smooth": None}},
+    },
+    "AutoGPTQ": {
+        "bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": False, "static_groups": False, "sym": True,
+        "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model", "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+    },
+    "transformers' GPTQ": {
+        "quant_method": "gptq", "batch_size": 1, "bits": 4, "block_name_to_quantize": None, "cache_block_outputs": True,
+        "damp_percent": 0.1, "dataset": "c4", "desc_act": False, "exllama_config": {"version": 1}, "group_size": 128,
+        "max_input_length": None, "model_seqlen": None, "module_name_preceding_first_block": None, "pad_token_id": None,
+        "modules_in_block_to_quantize": None, "sym": True, "tokenizer": None, "true_sequential": True, "use_cuda_fp16": False,
+        "use_exllama": True,
+    },
+    "AutoAWQ": {"quant_method": "awq", "zero_point": True, "group_size": 128, "bits": 4, "version": "gemm",
+                "modules_to_not_convert": None},
+    "transformers' AWQ": {
+        "quant_method": "awq", "zero_point": True, "group_size": 128, "bits": 4, "version": "gemm", "backend": "autoawq",
+        "do_fuse": False, "exllama_config": None, "fuse_max_seq_len": None, "modules_to_fuse": None,
+        "modules_to_not_convert": ["visual"],
+    },
+    "llm-compressor": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "global_compression_ratio": 1.5, "ignore": ["lm_head"], "kv_cache_scheme": None, "version": "0.12.2",
+        "sparsity_config": {}, "transform_config": {},
+        "config_groups": {"group_0": {"targets": ["Linear"], "format": "pack-quantized", "output_activations": None,
+            "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True,
+                                  "group_size": None, "observer": None, "observer_kwargs": {}, "actorder": None},
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 128, "strategy": "group",
+                        "block_structure": None, "dynamic": False, "actorder": "static", "observer": "minmax",
+                        "observer_kwargs": {}, "scale_dtype": None, "zp_dtype": None}}},
+    },
+    "ModelOpt": {
+        "quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt", "version": "0.47.0"},
+        "ignore": ["lm_head"], "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        "config_groups": {"group_0": {"targets": ["Linear"],
+            "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+            "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}}},
+    },
+    "MLX": {"group_size": 64, "bits": 4, "mode": "affine", "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8},
+            "lm_head": False},
+    "DeepSeek-V3": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "AutoRound": {
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128, "sym": True,
+        "data_type": "int", "autoround_version": "0.9.1", "block_name_to_quantize": "model.layers", "iters": 200, "nsamples": 512,
+        "seqlen": 2048, "enable_quanted_input": True, "low_gpu_mem_usage": True, "act_bits": 16,
+        "extra_config": {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "float", "act_bits": 16}},
+    },
+    "bitsandbytes": {
+        "quant_method": "bitsandbytes", "_load_in_4bit": True, "_load_in_8bit": False, "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_quant_storage": "uint8", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+        "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False, "llm_int8_skip_modules": None,
+        "llm_int8_threshold": 6.0, "load_in_4bit": True, "load_in_8bit": False,
+    },
+    "gpt-oss": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    "torchao": {
+        "quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {
+            "group_size": None, "set_inductor_config": True}}}, "quant_type_kwargs": {}, "modules_to_not_convert": None,
+        "include_input_output_embeddings": False, "untie_embedding_weights": False,
+    },
+    "HQQ": {"quant_method": "hqq", "skip_modules": ["lm_head"], "quant_config": {"offload_meta": False,
+        "scale_quant_params": None, "zero_quant_params": None, "weight_quant_params": {"nbits": 4, "group_size": 64,
+        "axis": 1, "channel_wise": True, "optimize": True, "round_zero": False, "view_as_float": False}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("producer", WHOLE)
+def test_every_key_of_an_exporters_config_is_accounted_for_and_a_further_one_is_not(producer: str):
+    reader = read_config(WHOLE[producer], "config.json")
+    assert [use for use in reader.key_uses() if use.use == UNKNOWN] == []
+    assert len(reader.key_uses()) >= len(WHOLE[producer])
+    twisted = read_config({**WHOLE[producer], "rotation": "hadamard"}, "config.json")
+    assert [use.path for use in twisted.key_uses() if use.use == UNKNOWN] == ["rotation"]

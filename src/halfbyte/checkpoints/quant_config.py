@@ -16,9 +16,9 @@ from ..layouts.quant_config.writer import ConfigFiles, DenseTensor, PackedModule
 from ..layouts.unsupported import refuse_recognised
 
 CONFIG_KEYS = ("quantization_config", "quantization", "compression_config")
-"""Keys of config.json under which a quantization config may stand."""
+"""Keys of config.json that may hold a quantization config."""
 BESIDE = ("sparsity_config", "transform_config")
-"""Keys that belong to a config although they stand beside it."""
+"""Keys beside a config that belong to it."""
 
 
 def readers_by_method() -> dict[str, type[ConfigReader]]:
@@ -44,7 +44,8 @@ def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
         if reader is None:
             keys = ", ".join(sorted(map(str, raw))[:12]) or "no keys"
             raise CheckpointError(
-                f"[config] {where}: a quantization config with {keys} and no quant_method; its producer cannot be told"
+                f"[config] {where}: a quantization config with {keys} and no quant_method; its producer cannot be recognised; "
+                "add quant_method"
             )
         return reader(raw, where)
     word = str(method).lower().replace("compressed_tensors", "compressed-tensors")

@@ -5,11 +5,11 @@
 Tensors of one module are keyed by what follows the module's path (`qweight`, `weight_scale`); `config` holds that module's own
 parameters in the words of the producer's quantization config, per-module rules already applied. What the canonical parts
 cannot express (which writer, which padding, bits that no decoder reads) is kept in `QTensor.details`, so that nothing is lost
-on the way back.
+when the tensor is packed again.
 
 A layout is one class in one file, and everything about it is there: its name, the producers that write it, which formats it
 holds (`holds`, `misfit`), how a quantization config is read and written (`config_reader`, `write_config`), and what each of its
-tensors is (`consumes`). The registry in `__init__.py` lists the classes; whoever needs a table of layouts derives it from there.
+tensors is (`consumes`). The registry in `__init__.py` lists the classes; tables of layouts derive from it.
 docs/adding-a-layout.md adds one from end to end.
 """
 
@@ -87,14 +87,14 @@ class Layout(ABC):
     producers      producers that write it, the usual one first: keys of `producers.DECODERS`, whose arithmetic
                    `arithmetic="producer"` reproduces; () where nobody's arithmetic is known
     holds          what conversions write in it, None where it only takes weights that already have a format of its own
-    container      the kind of file its tensors lie in: "safetensors", "gguf", or "halfbyte" for halfbyte's own
+    container      the kind of file that holds its tensors: "safetensors", "gguf", or "halfbyte" for halfbyte's own
     config_reader  the class that reads its producer's quantization config, None without one
     required       suffixes that are always there
     optional       suffixes that belong to the weight when they are there; all others (`bias`) stay tensors of their own
     peek           suffixes whose data, a few bytes, `describe` reads: pass arrays for these, headers for the rest
     parts          suffix -> the part of a QTensor that the tensor becomes, where the two names differ
     harmless       suffix -> what it is, of tensors beside the weight that do not enter its values
-    separator      what stands between the module's path and a suffix (`.`; gpt-oss writes `gate_up_proj_blocks`, so `_`)
+    separator      the character between the module's path and a suffix (`.`; gpt-oss writes `gate_up_proj_blocks`, so `_`)
     """
 
     name: ClassVar[str]
@@ -116,7 +116,7 @@ class Layout(ABC):
         return all(s in suffixes for s in self.required)
 
     def accepts(self, headers: Mapping[str, HasHeader]) -> bool:
-        """`matches`, where dtypes tell a packed weight from ordinary tensors of the same names."""
+        """`matches`, with the dtypes, for layouts whose tensors' names are ordinary ones too."""
         return self.matches(headers)
 
     def claims(self, suffixes: Collection[str]) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ def require(
 
 
 def reject_extra(layout: str, tensors: Mapping[str, Any], wanted: Collection[str], name: str, what: str) -> None:
-    """LayoutError when there is a tensor that this kind of weight has no place for, and that would be lost."""
+    """LayoutError for a tensor that this kind of weight does not have: it would be lost."""
     extra = sorted(set(tensors) - set(wanted))
     if extra:
         raise LayoutError(f"[{layout}] {label(name, extra[0])} is there, but {what} has {', '.join(wanted)} and nothing else")
@@ -234,7 +234,7 @@ def sizes_of(layout: str, value: Any, key: str, name: str) -> tuple[int, ...]:
 
 
 def check_requested(layout: str, q: QTensor, config: Config, expected: Mapping[str, Any]) -> None:
-    """LayoutError when `config` asks for another value of a parameter than q has; what it leaves out is fine."""
+    """LayoutError when `config` gives another value of a parameter than q has; it may leave parameters out."""
     for key, value in expected.items():
         if config.get(key) not in (None, value):
             raise cannot_hold(layout, q, f"the config asks for {key} {config[key]!r}; this weight has {value!r}")

@@ -363,7 +363,7 @@ class GPTQ(Layout):
         elif how.writer == "autogptq":
             check_zero_range(self.name, q, zeros, 1, top + 1, _NO_ZERO)
         else:
-            # GPTQModel's own v1 files may wrap; only a reader told of GPTQModel undoes that, so nothing else is written so.
+            # GPTQModel's own v1 files may wrap, which only a reader that knows the writer undoes: nothing else is written so.
             check_zero_range(self.name, q, zeros, 0 if own.get("zeros") == "v1 gptqmodel" else 1, top, _NO_ZERO)
         fields = transpose(zeros)
         if how.version == 1 and not how.wordwise:

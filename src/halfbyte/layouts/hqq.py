@@ -84,7 +84,10 @@ class HQQConfig(ConfigReader):
         super().__init__(raw, where)
         self._quant = self._object("quant_config")
         self._skipped = self._names("skip_modules")
-        for name, entry in self._quant.items():
+        # A table by the ends of module paths, or the parameters themselves, among which are flags.
+        tables = ("weight_quant_params",) if "weight_quant_params" in self._quant else tuple(self._quant)
+        for name in tables:
+            entry = self._quant[name]
             if entry is not None and not isinstance(entry, dict):
                 raise CheckpointError(f"[config] {where}: quant_config {name!r} is {entry!r:.80}; wanted an object")
 
@@ -293,7 +296,7 @@ def _viewed(stored: Array, g: _Geometry) -> Array:
 
 
 def _slabs(words: Array, width: int, per: int) -> Array:
-    """Words [s, C] -> codes uint8 [per·s, C]: slab i lies in bits width·(per−1−i)."""
+    """Words [s, C] -> codes uint8 [per·s, C]: slab i is in bits width·(per−1−i)."""
     mask = (1 << width) - 1
     return np.concatenate([((words >> (width * (per - 1 - i))) & mask).astype(np.uint8) for i in range(per)])
 

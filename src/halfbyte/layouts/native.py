@@ -99,7 +99,7 @@ class Native(Layout):
         return out
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """No entries: each weight's description lies beside it in the file."""
+        """No entries: each weight's description is a tensor beside it."""
         return ConfigFiles({})
 
 

@@ -12,8 +12,8 @@
 | Float8Tensor | E4M3 or E5M2 [n, k] | float [n, 1], [1, 1] or one a tile | – | element · s |
 
 Dtypes and shapes say which; the config (the subclass's attributes, as torchao's safetensors metadata has them under `_data`)
-says the rest: `target_dtype` or `bits` for codes of fewer than 8 bits, `elem_dtype` for fp6, `block_size`. Scales may lie in
-tensor-core tiles ("swizzled"); their shape tells.
+says the rest: `target_dtype` or `bits` for codes of fewer than 8 bits, `elem_dtype` for fp6, `block_size`. Scales may be in
+tensor-core tiles ("swizzled"), recognised by their shape.
 """
 
 from __future__ import annotations
@@ -355,9 +355,9 @@ def _codes_and_zeros(fmt: Format, shape: tuple[int, ...], t: Tensors, details: d
             raise LayoutError(
                 f"[torchao] {where}_zero_point runs from {zeros.min()} to {zeros.max()}; wanted those of {fmt.bits}-bit codes"
             )
-        held = (zeros.astype(np.int16) + np.int16(shift)).reshape(*shape[:-1], fmt.groups(shape[-1]))
-        parts["zeros"] = held
-        if zeros.shape != held.shape:
+        shifted = (zeros.astype(np.int16) + np.int16(shift)).reshape(*shape[:-1], fmt.groups(shape[-1]))
+        parts["zeros"] = shifted
+        if zeros.shape != shifted.shape:
             details["zero_shape"] = list(zeros.shape)
     return parts
 

@@ -115,7 +115,7 @@ RECOGNISED: tuple[Recognised, ...] = (
         "sparse-24-bitmask",
         (),
         ("compressed", "bitmask"),
-        "the values of a 2:4 sparse weight and a bit mask of their places",
+        "the values of a 2:4 sparse weight and a bit mask of their positions",
         "the model saved without sparsity compression",
         ("sparse-24-bitmask", "sparse-bitmask"),
     ),

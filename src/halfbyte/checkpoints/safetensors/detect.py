@@ -2,7 +2,7 @@
 
 The config names a producer and each module's parameters; the tensors, by suffix, dtype and shape, say which layouts are
 possible. Where they agree that is the reading. Where they do not, the tensors are right if they leave one reading only, and a
-finding tells; if they leave several (4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes) the module is
+finding reports it; if they leave several (4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes) the module is
 refused with a sentence that lists them.
 """
 
@@ -26,12 +26,13 @@ GROUPS = (16, 32, 64, 128, 256, 512, 1024, -1)
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 """What is tried where a config does not fit."""
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
-"""What code that trusts a value raises when a file holds nonsense in its place."""
+"""What code that trusts a value raises when a file holds something else instead."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How one module is read: its layout, the parameters it is given, what the headers then say, and what was odd about it."""
+    """How one module is read: its layout, the parameters it is given, what the headers then say, and a finding about
+    it, if any."""
 
     layout: Layout
     params: Mapping[str, Any]
@@ -156,8 +157,8 @@ class Detector:
                 tensors, f"{problem} Shapes allow {listed}; {why}. Pass config= with bits and group_size"
             ) from problem
         layout, fitting, described = right[0]
-        said = "the config's numbers do not fit" if self.scheme is not None else "no config gives its numbers"
-        text = f"{said}; its shapes and k = {k} leave {described.format} only, which it is read as"
+        reason = "the config's numbers do not fit" if self.scheme is not None else "no config gives its numbers"
+        text = f"{reason}; its shapes and k = {k} leave {described.format} only, which it is read as"
         severity = "warning" if self.scheme is not None else "note"
         return Reading(layout, fitting, described, Finding(severity, "numbers-inferred", module, text))
 

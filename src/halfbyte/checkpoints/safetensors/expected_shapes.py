@@ -4,7 +4,7 @@
     o_proj                            k = num_attention_heads · head_dim
     down_proj                         k = intermediate_size, or the experts' own
 
-A guess from names: it settles what a file leaves open and is never set above what the file or its quantization config says.
+A guess from names: it decides what a file leaves open, and never overrides the file or its quantization config.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READS_HIDDEN = {
 
 
 def expected_shape(config: Mapping[str, Any], module: str) -> tuple[int | None, int | None]:
-    """(n, k) of `module`'s weight as far as the configuration tells, None where it does not."""
+    """(n, k) of `module`'s weight as far as the configuration implies it, None where it does not."""
     text = next((config[c] for c in ("text_config", "llm_config", "language_config") if isinstance(config.get(c), dict)), config)
     if any(tower in module.split(".") for tower in ("visual", "vision_tower", "vision_model", "audio_tower", "audio_model")):
         return None, None

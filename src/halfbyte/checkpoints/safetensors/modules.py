@@ -32,7 +32,8 @@ def suffixes_of(layouts: Iterable[Layout]) -> frozenset[str]:
 
 
 def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[str, str]]:
-    """module -> {suffix: tensor}, in the order of `tensors`; a tensor without a known suffix stands alone under the suffix ""."""
+    """module -> {suffix: tensor}, in the order of `tensors`; a tensor without a known suffix is a module of
+    its own, with the suffix ""."""
     longest = max(map(len, suffixes), default=0)
     modules: dict[str, dict[str, str]] = {}
     for tensor in tensors:
@@ -91,6 +92,6 @@ def kind_of(layouts: Sequence[Layout], headers: Mapping[str, HasHeader], prefers
         own = without_separator(layout, headers)
         claimed.update(own[s] for s in layout.claims(own))
     found = recognise({}, [s[1:] for s in headers])
-    # One suffix alone may be another's too: it tells only where nothing that is read matches.
+    # One suffix may belong to another kind too: alone it decides only where no layout matches.
     refused = found if found and (len(found.suffixes) > 1 or not possible) else None
     return Kind(meant, others, frozenset(claimed), refused)

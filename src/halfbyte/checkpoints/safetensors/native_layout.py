@@ -5,8 +5,8 @@
     NAME                           a dense tensor
 
 The file's metadata has format = "halfbyte". Nothing is packed or permuted, so a weight is read without a copy. The description
-lies beside its weight and not in the metadata so that a header of many weights stays small and one weight's description is read
-alone.
+is a tensor beside its weight and not in the metadata, so that a header of many weights stays small and the description of one
+weight can be read without the others.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 | `qzeros` | int32 | [n, W], zero points of consecutive groups, low nibble first |
 | `scales` | float16 | [n, 8·W] |
 
-W = m·ceil(ceil(k/group / 8) / m) words, m = 1, 2, 4 for groups of 128 or more, 64, 32; what lies past the last group is zero
+W = m·ceil(ceil(k/group / 8) / m) words, m = 1, 2, 4 for groups of 128 or more, 64, 32; what follows the last group is zero
 and kept if it is not. Source: AutoAWQ 0.2, by the files it writes.
 """
 

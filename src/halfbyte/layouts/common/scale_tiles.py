@@ -1,6 +1,6 @@
 """Block scales in the tiles that tensor-core instructions read: 128 rows by 4 columns become 32 rows by 16.
 
-Scale (r, c) of tile (R, C), r < 128, c < 4, lies at row r mod 32, column 4·(r // 32) + c of that tile; tiles follow one
+Scale (r, c) of tile (R, C), r < 128, c < 4, is at row r mod 32, column 4·(r // 32) + c of that tile; tiles follow one
 another, C fastest, and the matrix is padded to whole tiles. Source: cuBLAS documentation, 1-D block scaling factors layout;
 torchao calls it swizzled.
 """

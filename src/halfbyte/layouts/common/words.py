@@ -2,8 +2,8 @@
 
 A row of 32-bit words, read as little-endian bytes, is a little-endian bit stream: for codes laid down LSB first, dense, it *is*
 the canonical row, followed by the bits that fill the last word. `stream_of_words` and `words_of_stream` go between them
-(without a copy when k·bits fills whole words). What lies in the filling, zero in every producer's file, is returned apart so
-that no bit of a foreign file is lost.
+(without a copy when k·bits fills whole words). The filling, zero in every producer's file, is returned separately, so
+that no bit of a file is lost.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def remember(details: dict[str, Any], key: str, filling: NDArray[Any] | None) ->
 
 
 def remember_lost(details: dict[str, Any], key: str, stored: NDArray[Any], back: NDArray[Any]) -> None:
-    """Keep `stored` when the way there and `back` changed its bits: NaN has many, and a wider dtype's cast makes one of them."""
+    """Keep `stored` when casting it and back gave other bits (`back`): NaN has many encodings, and a cast makes one of them."""
     if stored.tobytes() != back.tobytes():
         remember(details, key, stored)
 

@@ -1,12 +1,12 @@
 """Words of compressed-tensors' pack-quantized weights: dense since 0.19, a whole number of codes a word before.
 
-| packing | 32-bit words of k codes of b bits | where code j lies |
+| packing | 32-bit words of k codes of b bits | position of code j |
 |---|---|---|
 | dense | ceil(k·b / 32) | bit j·b of the row's little-endian stream |
 | padded | ceil(k / p), p = floor(32 / b) | word j // p, bit b·(j mod p); the top 32 − p·b bits are unused |
 
-At 1, 2, 4 and 8 bits the two are one. Elsewhere no file says which it is: the width tells them apart wherever k is whole 32s;
-where both fit, the bits that one of them leaves unused do. Zero points are packed the same way along n.
+At 1, 2, 4 and 8 bits the two are the same. Elsewhere no file says which it is: they differ in width wherever k is whole 32s;
+where both fit, the one whose unused bits are all zero is taken. Zero points are packed the same way along n.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def group_config(layout: str, q: QTensor, own: Mapping[str, Any]) -> dict[str, A
     }
     if fmt.grouping == "block":
         whole = fmt.group_rows == -1 and fmt.group_size == -1
-        # The layout has no word for "all rows" or "all inputs": their number stands there.
+        # The layout has no word for "all rows" or "all inputs": their number is written.
         tile = [max(1, d) if size == -1 else size for size, d in zip((fmt.group_rows, fmt.group_size), q.shape[-2:], strict=True)]
         strategy = {"strategy": "tensor"} if whole else {"strategy": "block", "block_structure": tile}
         weights |= {"group_size": None, **strategy}

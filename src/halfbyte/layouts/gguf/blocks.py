@@ -1,9 +1,10 @@
-"""Where the bits of each ggml block lie, as tables: fields of a block, planes its codes are spread over, small scales.
+"""The bits of each ggml block, as tables: fields of a block, planes its codes are spread over, small scales.
 
     code[a, p, c] = Σ over planes of ((field[a, c] >> p·bits) & (2^bits − 1)) << at
 
-A field of codes is `arrays` runs of bytes; each byte holds 8/bits codes that lie a whole run apart, so that one shift and one
-mask of a run give consecutive elements. docs/formats/ggml.md draws every block. Source: ggml's block structs (ggml-common.h).
+A field of codes is `arrays` runs of bytes; each byte holds 8/bits codes that are a whole run distant from each other, so that
+one shift and one mask of a run give consecutive elements. docs/formats/ggml.md draws every block. Source: ggml's block structs
+(ggml-common.h).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class BlockOrder(NamedTuple):
 
     fields  (name, bytes) in file order
     planes  where the codes are
-    whole   part -> field, for parts whose bytes are a field as it stands
+    whole   part -> field, for parts whose bytes are a field unchanged
     small   small-integer scales, None without
     flip    exclusive-or that turns the field's codes into canonical ones (Q8_0 stores two's complement)
     """

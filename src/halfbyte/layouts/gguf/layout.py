@@ -4,7 +4,7 @@
     scale    float32 [1] or [e], optional             one factor a matrix (NVFP4 has it; types without a minimum may)
 
 `config` is {"type": "Q4_K"}, the ggml type name or its number. The split of a block into canonical parts is a bijection on all
-bytes, those no quantizer would write included, so any file survives the way there and back. Rare types keep their blocks
+bytes, those no quantizer would write included, so any file is written back as it was. Rare types keep their blocks
 (`formats/ggml/raw_blocks.py`). Block orders: `gguf_blocks.py`.
 """
 

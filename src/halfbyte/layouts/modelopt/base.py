@@ -13,7 +13,7 @@
 
 The int4 export's codes are two's complement, NF4QTensor's blocks run over the flattened weight.
 
-Config: `group_size` where the shapes leave it open; NF4QTensor needs `shape`, (n, k), which its flat tensor does not tell. A
+Config: `group_size` where the shapes leave it open; NF4QTensor needs `shape`, (n, k), which its flat tensor leaves open. A
 `quant_algo` ("NVFP4", "MXFP4", "MXFP8", "W4A16_AWQ", "FP8", ...) must agree with what the tensors are.
 
 An exported `pre_quant_scale` belongs to the activations (x · pre_quant_scale meets this weight) and stays a tensor of its own.

@@ -23,7 +23,7 @@ Headers = Mapping[str, HasHeader]
 
 
 class Kind(ABC):
-    """One way in which ModelOpt lays down a weight.
+    """One kind of packed weight that ModelOpt writes.
 
     algos     parts of the config's `quant_algo` that name it
     suffixes  its tensors
@@ -242,7 +242,8 @@ class ByteCodes(Kind):
         return Described(format_named(self.word, group, scale_dtype=t["weight_scale"].dtype.name, **options), shape)
 
     def _scale_shapes(self, shape: tuple[int, ...], block: int) -> dict[str, list[tuple[int, ...]]]:
-        """Shapes in which ModelOpt writes the scales, its first choice first. One row and one tensor look alike."""
+        """Shapes in which ModelOpt writes the scales, its first choice first. That of a one-row weight may be
+        a row or a tensor."""
         *lead, n, k = shape
         row = [(*lead, n), (*lead, n, 1)]
         if not self.tiles:

@@ -1,4 +1,4 @@
-"""AutoRound's config: the words of GPTQ or AWQ under its own name, with a table of layers that differ.
+"""AutoRound's config: GPTQ's or AWQ's tensors under its own name, with a table of layers that differ.
 
     {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128, "sym": true,
      "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}}}

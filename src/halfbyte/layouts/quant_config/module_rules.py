@@ -10,7 +10,7 @@ Names are compared a path segment at a time, never letter by letter: `mlp.gate` 
 | `re:` | `re:.*mlp.gate$` | compressed-tensors, torchao: a regular expression matched from the name's start |
 | `+:` `-:` | `+:.*\\.18\\..*gate.*` | GPTQModel `dynamic`: the first that matches decides; `-:` leaves the module dense |
 
-A name is looked up as it stands, then under the prefixes that exporters add or drop, then as the parts it was fused from.
+A name is looked up unchanged, then under the prefixes that exporters add or drop, then as the parts it was fused from.
 """
 
 from __future__ import annotations

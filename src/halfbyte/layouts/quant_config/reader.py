@@ -4,8 +4,8 @@
     reader.parameters("model.layers.0.mlp.up_proj")   what the layout is given for that module; None where it is left dense
     reader.key_uses()                                 which keys were consumed, which are harmless, which are unknown
 
-A reader lies in the file of the layout that its producer writes; those of producers that write others' layouts (AutoRound,
-Quark) lie in this package.
+A reader is in the file of the layout that its producer writes. AutoRound writes the layouts of others: its reader is in this
+package.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ConfigReader(ABC):
 
     method    what `Checkpoint.format` reports, and a value of `quant_method`
     methods   further values of `quant_method`
-    consumed  paths of the keys that decide how weights are read: `bits`, `config_groups.*.weights.num_bits`; `*` stands for one
-              key, `**` at the end for everything below
+    consumed  paths of the keys that decide how weights are read: `bits`, `config_groups.*.weights.num_bits`; `*` is any one
+              key, `**` at the end everything below
     harmless  what they are -> paths of keys that do not change any weight's values, everything below them included
     layouts   names of layouts it can mean, or their beginnings ("awq" is every "awq-..."), most likely first
     raw       the dictionary
