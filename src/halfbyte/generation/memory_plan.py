@@ -260,11 +260,12 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
 
     from ..checkpoints.quant_config import read_config
     from ..checkpoints.safetensors.folder import Sources, read_configs
+    from ..transformers.config import plain_config
     from ..transformers.load import empty_model
 
     sources = Sources(folder)
     read_configs(folder, sources)
-    raw = dict(sources.config)
+    raw = plain_config(sources.config, f"[plan] {folder}")
     kind = raw.pop("model_type", None)
     if kind is None:
         raise CheckpointError(f"[plan] {folder} has neither tensors nor a config.json with a model_type")

@@ -1,7 +1,15 @@
-"""The transformers configuration, tokenizer and generation settings that lie beside a checkpoint's tensors."""
+"""The transformers configuration, tokenizer and generation settings that lie beside a checkpoint's tensors.
+
+Nothing that a checkpoint names is executed or fetched: custom code (`auto_map`), kernels of the hub (`attn_implementation`) are
+removed and reported, and numbers are compared with the tensors before a model is built from them.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +36,20 @@ def config_of_folder(checkpoint: Checkpoint) -> Any:
     import transformers
     from transformers import AutoConfig
 
-    raw = {k: v for k, v in checkpoint.config.items() if k not in QUANTIZATION_KEYS}
+    raw = plain_config(
+        {k: v for k, v in checkpoint.config.items() if k not in QUANTIZATION_KEYS}, f"[load_model] {checkpoint.path}"
+    )
     kind = raw.pop("model_type", None)
     if not kind:
         raise CheckpointError(
             f"[load_model] {checkpoint.path}: no config.json with a model_type; a model cannot be built from tensors alone"
         )
+    if not isinstance(kind, str):
+        raise CheckpointError(f"[load_model] {checkpoint.path}: config.json has model_type {kind!r}; a string is allowed")
     for part in [v for v in raw.values() if isinstance(v, dict)]:
         for key in QUANTIZATION_KEYS:
             part.pop(key, None)
+    check_numbers(checkpoint, raw)
     if kind not in CONFIG_MAPPING:
         raise UnsupportedError(
             f"[load_model] {checkpoint.path}: model_type {kind!r} is not one that transformers {transformers.__version__} builds"
@@ -49,6 +62,76 @@ def config_of_folder(checkpoint: Checkpoint) -> Any:
     return config
 
 
+CODE = ("auto_map", "custom_pipelines", "trust_remote_code")
+"""Keys by which a configuration names code to run."""
+IMPLEMENTATIONS = re.compile(r"_?(attn|experts)_implementation(_internal|_autoset)?")
+"""Keys that choose implementations; one named `owner/name` is fetched from the hub."""
+
+
+def plain_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A configuration without what names code or implementations (a warning reports it), its encoded floats decoded.
+
+    transformers writes an infinity as {"__float__": "Infinity"}.
+    """
+    removed: list[str] = []
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, list):
+            return [clean(v) for v in value]
+        if not isinstance(value, dict):
+            return value
+        if list(value) == ["__float__"] and str(value["__float__"]).lstrip("+-") in ("Infinity", "NaN"):
+            return float(value["__float__"])
+        out = {}
+        for key, item in value.items():
+            if key in CODE or (IMPLEMENTATIONS.fullmatch(str(key)) and item is not None):
+                removed.append(f"{key} = {json.dumps(item)[:80]}")
+            else:
+                out[key] = clean(item)
+        return out
+
+    plain: dict[str, Any] = clean(dict(config))
+    if removed:
+        warnings.warn(
+            f"{where}: config.json names code or implementations, which are not used: {', '.join(removed)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return plain
+
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+STRUCTURE = re.compile(r"(num|n)_.+|.+_(heads|layers|experts|dim|rank|size)")
+"""Keys of numbers that are lengths of tensors or modules."""
+UNBOUNDED = ("attention_chunk_size", "chunk_size", "initial_context_length", "sliding_window_size")
+"""Among them, those that are lengths of texts."""
+ALWAYS_ALLOWED = 1 << 16
+"""Lengths that cost nothing, whatever the tensors are."""
+
+
+def check_numbers(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+    """CheckpointError for numbers of layers, experts, heads or dimensions that no tensor of the checkpoint can have.
+
+    A model is built before its tensors are read, so its size must be known to be theirs.
+    """
+    infos = list(checkpoint.infos())
+    longest = max((d for info in infos for d in info.shape), default=0)
+    limit = max(ALWAYS_ALLOWED, 4 * longest, len(infos))
+    where = f"[load_model] {checkpoint.path}: config.json has"
+    for part in (config, *(v for k, v in config.items() if k.endswith("_config") and isinstance(v, dict))):
+        for key, value in part.items():
+            if isinstance(value, bool) or not isinstance(value, int) or not STRUCTURE.fullmatch(key) or key in UNBOUNDED:
+                continue
+            if key in LAYERS and value > len(infos):
+                raise CheckpointError(f"{where} {key} = {value:,}; its {len(infos):,} tensors allow at most as many")
+            if value > limit:
+                raise CheckpointError(
+                    f"{where} {key} = {value:,}; the longest axis of its tensors is {longest:,}, and up to {limit:,} is allowed"
+                )
+            if value < -1:
+                raise CheckpointError(f"{where} {key} = {value:,}; 0 or more is allowed")
+
+
 def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
     """The tokenizer beside the tensors, None when there is none. CheckpointError for one that cannot be read."""
     from transformers import AutoTokenizer
@@ -57,7 +140,7 @@ def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
     if not any((folder / name).exists() for name in TOKENIZERS):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of JSON, of tokenizers, of a package that it wants
         raise CheckpointError(f"[load_model] {folder}: its tokenizer cannot be read: {_first(error)}") from error
 
