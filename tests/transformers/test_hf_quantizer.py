@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import pickle
 import warnings
+import weakref
 
 import pytest
 
@@ -11,7 +15,7 @@ import halfbyte as hb
 import torch
 from halfbyte.errors import UnsupportedError
 from halfbyte.torch import QEmbedding, packed_modules
-from halfbyte.transformers import HalfbyteConfig, load_model
+from halfbyte.transformers import HalfbyteConfig, load_model, model_size
 from halfbyte.transformers.hf_quantizer import _one_device
 from support.golden_case import GOLDEN
 from support.tiny_models import agree, ids, logits, write_tiny
@@ -100,6 +104,36 @@ def test_producers_checkpoints(folder):
     model = from_pretrained(GOLDEN / folder, quantization_config=HalfbyteConfig())
     tokens = ids() % 32
     assert torch.equal(logits(model, tokens), logits(load_model(GOLDEN / folder)[0], tokens))
+
+
+def test_sizes_count_packed_weights(tmp_path):
+    tiny = write_tiny(tmp_path, "gemma3_text", "mlx")
+    model = load_model(tmp_path)[0]
+    for made in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert made.num_parameters() == tiny.dense.num_parameters()
+        assert made.num_parameters(exclude_embeddings=True) == tiny.dense.num_parameters(exclude_embeddings=True)
+        assert made.num_parameters(only_trainable=True) == 0
+        size = model_size(made)
+        assert made.get_memory_footprint(return_buffers=False) == size.nbytes < tiny.dense.get_memory_footprint() / 3
+        assert made.get_memory_footprint() == size.nbytes + sum(b.nbytes for b in made.buffers())
+    gone = weakref.ref(model)
+    del model, made
+    gc.disable()
+    try:
+        assert gone() is None, "a model is freed without the garbage collector"
+    finally:
+        gc.enable()
+
+
+def test_a_packed_weight_has_the_dtype_of_its_activations(tmp_path):
+    write_tiny(tmp_path, "gemma3_text", "mlx")
+    model = load_model(tmp_path, dtype="bfloat16")[0]
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert weight.dtype == torch.bfloat16
+    moved = model.to(torch.float32)
+    assert {w.dtype for m in packed_modules(moved).values() for w in m.packed.values()} == {torch.float32}
+    assert moved.lm_head.weight is moved.model.embed_tokens.weight
+    assert moved.model.layers[0].mlp.up_proj.weight.prepared is weight.prepared
 
 
 def test_generate_runs(tmp_path):

@@ -64,9 +64,10 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packed:
         super()._apply(fn, recurse)
-        there = fn(torch.empty(0, dtype=torch.float32, device=self.device)).device
-        if there.type != "meta" and str(there) != self.device:
-            self.packed = {name: h.on(str(there)) for name, h in self.packed.items()}
+        for name, weight in self.packed.items():
+            there = fn(torch.empty(0, dtype=weight.dtype, device=weight.device))
+            if there.device.type != "meta":
+                self.packed[name] = weight.like(str(there.device), there.dtype)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Packed:

@@ -9,8 +9,11 @@ Modules with a common weight (a tied head) share one PackedWeight; copies and pi
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
+
+import torch
 
 from .. import ops
 from ..backends import Prepared, backend_named
@@ -24,9 +27,10 @@ class PackedWeight:
 
     prepared  the weight in a backend's layout
     backend   the requested backend, None to choose by device
+    dtype     of the activations, which model code reads from a layer's weight; the codes have none
     """
 
-    __slots__ = ("__weakref__", "_elsewhere", "_origin", "_source", "activations", "backend", "device", "prepared")
+    __slots__ = ("__weakref__", "_elsewhere", "_origin", "_source", "activations", "backend", "device", "dtype", "prepared")
 
     def __init__(
         self,
@@ -36,8 +40,10 @@ class PackedWeight:
         backend: str | None = None,
         activations: str = "exact",
         source: QTensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.prepared, self.device, self.backend, self.activations = prepared, device, backend, activations
+        self.dtype = dtype
         self._origin: tuple[str, dict[str, Any]] = ("", {})
         self._source: QTensor | None = None
         self._elsewhere: weakref.WeakValueDictionary[str, PackedWeight] = weakref.WeakValueDictionary()
@@ -94,6 +100,10 @@ class PackedWeight:
         origin, details = self._origin
         return QTensor(self.format, self.shape, parts, origin=origin, details=details)
 
+    def numel(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
     @property
     def requires_grad(self) -> bool:
         """Always false: codes have no gradient."""
@@ -114,21 +124,34 @@ class PackedWeight:
 
     def on(self, device: str) -> PackedWeight:
         """This weight on a device ("cpu", "cuda:1"); modules that share it go on sharing it there."""
-        if device == self.device:
+        return self.like(device, self.dtype)
+
+    def like(self, device: str, dtype: torch.dtype) -> PackedWeight:
+        """This weight on a device, for activations of a dtype; shared as by `on`."""
+        if device == self.device and dtype == self.dtype:
             return self
-        there = self._elsewhere.get(device)
+        name = f"{device} {dtype}"
+        there = self._elsewhere.get(name)
         if there is None:
+            if device == self.device:
+                there = PackedWeight(
+                    self.prepared, device=device, backend=self.backend, activations=self.activations, dtype=dtype
+                )
+                there._origin, there._source = self._origin, self._source
+                self._elsewhere[name] = there
+                return there
             # A backend of one device does not serve another.
             backend = self.backend if self.backend and backend_named(self.backend).device == device.partition(":")[0] else None
             there = PackedWeight.of(self.canonical(), device=device, backend=backend, activations=self.activations)
-            self._elsewhere[device] = there
+            there.dtype = dtype
+            self._elsewhere[name] = there
         return there
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.canonical(), self.device, self.backend, self.activations)
+        return _rebuild, (self.canonical(), self.device, self.backend, self.activations, self.dtype)
 
     def __repr__(self) -> str:
         return f"PackedWeight({self.format}, shape={self.shape}, {self.nbytes:,} bytes, backend={self.prepared.backend!r})"
@@ -141,6 +164,8 @@ def _is_reversible(prepared: Prepared) -> bool:
     return type(backend_named(prepared.backend)).canonical is not Backend.canonical and 0 not in prepared.shape
 
 
-def _rebuild(q: QTensor, device: str, backend: str | None, activations: str) -> PackedWeight:
+def _rebuild(q: QTensor, device: str, backend: str | None, activations: str, dtype: torch.dtype = torch.float32) -> PackedWeight:
     """Inverse of `PackedWeight.__reduce__`."""
-    return PackedWeight.of(q, device=device, backend=backend, activations=activations)
+    weight = PackedWeight.of(q, device=device, backend=backend, activations=activations)
+    weight.dtype = dtype
+    return weight

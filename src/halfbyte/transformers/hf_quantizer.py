@@ -12,6 +12,8 @@ not act on it: `get_hf_quantizer` is wrapped, and hides it where the caller pass
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import CheckpointError, UnsupportedError
-from ..torch.modules import Packed
+from ..torch.modules import Packed, QEmbedding, packed_modules
 from ..torch.state import tensors_of
 from .fill.safetensors import FolderFilling
 
@@ -121,6 +123,7 @@ def make_saveable(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: 
     config = quantizer.quantization_config if quantizer is not None else HalfbyteConfig(meta=meta)
     model.hf_quantizer = quantizer or HalfbyteQuantizer(config)
     model.config.quantization_config = config
+    model.get_memory_footprint, model.num_parameters = Accounting(model, memory_footprint), Accounting(model, number_of_weights)
     model._weight_conversions = []  # names and stacks are written as the model has them
     # Only what is one parameter by now is tied: another call of tie_weights() must not look for packed weights, nor put an
     # embedding in the place of a head that was stored.
@@ -128,6 +131,40 @@ def make_saveable(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: 
     tied = {a: b for a, b in model.all_tied_weights_keys.items() if a in parameters and parameters[a] is parameters.get(b)}
     model.all_tied_weights_keys = model._tied_weights_keys = tied
     return model
+
+
+class Accounting:
+    """A method of one model that counts packed weights, which are no parameters. It keeps no model alive."""
+
+    def __init__(self, model: Any, count: Callable[..., int]) -> None:
+        self.__setstate__({"model": model, "count": count})
+
+    def __call__(self, *args: Any, **options: Any) -> int:
+        return self.count(self.model(), *args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model(), "count": self.count}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.model, self.count = weakref.ref(state["model"]), state["count"]
+
+
+def memory_footprint(model: Any, return_buffers: bool = True) -> int:
+    """Bytes of parameters, packed weights and, unless told otherwise, buffers; shared ones counted once."""
+    packed = {id(w): w for m in packed_modules(model).values() for w in m.packed.values()}
+    tensors = [*model.parameters(), *(model.buffers() if return_buffers else ())]
+    return sum(w.nbytes for w in packed.values()) + sum(t.nelement() * t.element_size() for t in tensors)
+
+
+def number_of_weights(model: Any, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+    """Parameters and packed weights, which are not trainable; shared ones counted once."""
+    modules = dict(model.named_modules())
+    tables = [m for m in modules.values() if isinstance(m, QEmbedding | nn.Embedding)] if exclude_embeddings else []
+    left_out = {id(w) for m in tables for w in (m.packed.values() if isinstance(m, QEmbedding) else [m.weight])}
+    packed = {id(w): w.numel() for m in packed_modules(model).values() for w in m.packed.values()}
+    dense = {id(p): p.numel() for p in model.parameters() if p.requires_grad or not only_trainable}
+    counted = dense if only_trainable else packed | dense
+    return sum(n for key, n in counted.items() if key not in left_out)
 
 
 def packed_state_dict(model: Any) -> dict[str, Any]:

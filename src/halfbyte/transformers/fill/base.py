@@ -60,7 +60,9 @@ class Filling:
             raise self.error(f"tensor {key!r} is {list(shape)}; the model wants {list(have.shape)}")
 
     def prepare(self, weight: QTensor) -> PackedWeight:
-        return PackedWeight.of(weight, device=self.device, backend=self.backend, activations=self.activations)
+        packed = PackedWeight.of(weight, device=self.device, backend=self.backend, activations=self.activations)
+        packed.dtype = self.model.dtype
+        return packed
 
     def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
         """Replace by a packed module the linear or embedding module at `path`.
