@@ -104,6 +104,59 @@ def test_the_server_answers_as_the_model(folder, loaded):
         assert client.post("/v1/chat/completions", json={**body, "model": "other"}).status_code == 400
 
 
+BAD_REQUESTS = [
+    ("chat/completions", b"{", 400, "is not JSON", None),
+    ("chat/completions", b"[1]", 400, "an object is allowed", None),
+    ("chat/completions", {}, 400, "messages is missing or empty", "messages"),
+    ("chat/completions", {"messages": []}, 400, "messages is missing or empty", "messages"),
+    ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages[0] has no role", "messages[0]"),
+    ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content", "messages[0].content"),
+    ("completions", {"prompt": ""}, 400, "prompt is missing or empty", "prompt"),
+    ("completions", {"prompt": "<tok7>", "no_such_field": 1}, 400, "no_such_field", None),
+    ("completions", {"prompt": "<tok7>", "max_tokens": -1}, 400, "max_tokens = -1; allowed: int from 1", "max_tokens"),
+    ("completions", {"prompt": "<tok7>", "max_tokens": 0}, 400, "max_tokens = 0", "max_tokens"),
+    ("completions", {"prompt": "<tok7>", "max_tokens": "a"}, 400, 'max_tokens = "a"', "max_tokens"),
+    ("completions", {"prompt": "<tok7>", "max_tokens": 10**9}, 400, "max_tokens = 1000000000", "max_tokens"),
+    ("completions", {"prompt": "<tok7>", "temperature": "hot"}, 400, "temperature", "temperature"),
+    ("completions", {"prompt": "<tok7>", "generation_config": "{}"}, 400, "not taken from requests", "generation_config"),
+    ("completions", {"prompt": "<tok7>", "model": "org/other"}, 400, "No model is loaded because a request names it", "model"),
+    ("completions", {"prompt": "<tok7> " * 9000}, 400, "the prompt has", None),
+    ("completions", {"prompt": "x" * (5 << 20)}, 413, "is longer than", None),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": ["a"]}, 400, "tools; allowed", "tools"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {
+        "chat_template": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"}},
+     400, "chat_template_kwargs; allowed: enable_thinking", "chat_template_kwargs"),
+    ("responses", {"input": []}, 400, "input is missing or empty", "input"),
+    ("systemone", {}, 404, "there is no POST /v1/systemone", None),
+    ("audio/transcriptions", {}, 404, "there is no POST", None),
+]  # fmt: skip
+
+
+@pytest.mark.ecosystem("applications")
+def test_bad_requests_get_openais_error_shape(folder):
+    from fastapi.testclient import TestClient
+
+    from halfbyte.transformers.serve import server
+
+    with TestClient(server(folder, name="tiny", hosts=("localhost", "testserver"))) as client:
+        for path, body, status, said, param in BAD_REQUESTS:
+            raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+            answer = client.post(f"/v1/{path}", content=raw, headers={"Content-Type": "application/json"})
+            assert answer.status_code == status, (path, str(body)[:80], answer.text[:300])
+            error = answer.json()["error"]
+            assert said in error["message"], error
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["param"] == param
+        for path in ("/load_model", "/reset"):
+            assert client.post(path, json={"model": "org/other"}).json()["error"]["code"] == "not_found"
+        refused = client.get("/v1/models", headers={"Host": "evil.example"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed")
+        body = {"messages": [{"role": "user", "content": "<tok7>"}], "max_tokens": 3, "stream": True}
+        streamed = client.post("/v1/chat/completions", json=body).text
+        assert streamed.count("data: [DONE]") == 1
+        assert streamed.endswith("data: [DONE]\n\n")
+
+
 @pytest.fixture
 def listening(folder, tmp_path):
     """OpenAI clients of two servers on ports of their own: the model, and the model without its chat template."""
@@ -163,7 +216,8 @@ def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
     a template (400), an exception (500). A preflight is allowed at every path. Without `cors` no reply has them."""
     from fastapi.testclient import TestClient
 
-    from halfbyte.transformers.serve import CONVERSATIONS, server
+    from halfbyte.transformers.serve import server
+    from halfbyte.transformers.serve_requests import CONVERSATIONS
 
     where = shutil.copytree(folder, tmp_path / "model")
     if not template:
@@ -171,7 +225,7 @@ def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
     talk = {"model": "other", "messages": [{"role": "user", "content": "<tok7>"}]}
     asked = [
         (200, "GET", "/v1/models", None), (404, "GET", "/no/such", None), (405, "DELETE", "/v1/models", None),
-        (405, "GET", CONVERSATIONS[0], None), (422, "POST", "/v1/completions", ["no", "object"]),
+        (405, "GET", CONVERSATIONS[0], None), (400, "POST", "/v1/completions", ["no", "object"]),
         (400, "POST", "/v1/completions", {"model": "other", "prompt": "<tok7>"}), (400, "POST", CONVERSATIONS[0], talk),
         (500, "GET", "/raises", None),
     ]  # fmt: skip

@@ -57,7 +57,7 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         raise CheckpointError(f"[open] {path!r:.80} is a {type(path).__name__}; give the path of a folder or a file")
     if not os.fspath(path):
         raise CheckpointError("[open] the path is empty; give a folder or a file, '.' for this folder")
-    path = Path(path)
+    path = Path(path).expanduser()
     if config is not None and not isinstance(config, Mapping):
         raise CheckpointError(
             f"[open] {path}: config is a {type(config).__name__}; wanted the dictionary of a quantization_config"
@@ -65,7 +65,11 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
-        raise CheckpointError(f"[open] {path}: there is no such file or folder here; nothing is fetched from the net") from error
+        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", os.fspath(path)) and not path.parent.is_dir()
+        advice = f": {path} is a repository's name? `hf download {path} --local-dir {path.name}`, then give that folder"
+        raise CheckpointError(
+            f"[open] {path}: there is no such file or folder here; nothing is fetched from the net{advice if hub else ''}"
+        ) from error
     except OSError as error:
         raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
     if stat.S_ISDIR(mode):

@@ -19,6 +19,7 @@ def serve(
     name: Annotated[
         str | None, typer.Option(help="What requests call the model; its file's or folder's name without it.")
     ] = None,
+    max_prompt: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt; the model's context if that is less.")] = 8192,
     cors: Annotated[bool, typer.Option("--cors", help="Allow requests from any origin.")] = False,
     activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
@@ -31,7 +32,10 @@ def serve(
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..transformers.serve import server
 
-    app = server(path, name=name, cors=cors, activations=activations, backend=backend, device=device, dtype=dtype,
+    local = ("localhost", "127.0.0.1", "::1")
+    hosts = None if host in ("0.0.0.0", "::", "") else (*local, host)
+    app = server(path, name=name, cors=cors, hosts=hosts, max_prompt=max_prompt, activations=activations, backend=backend,
+                 device=device, dtype=dtype,
                  config=config_of(config), allow_unknown=allow_unknown or ())  # fmt: skip
     import uvicorn
 

@@ -2,27 +2,41 @@
 
     app = server(path, name="gemma")        a FastAPI application: /v1/chat/completions, /v1/completions, /v1/models, /health, ...
 
-Endpoints, streaming, sampling options and tool calls are transformers' (`transformers serve`); only where the model comes from
-is different. Needs `pip install 'transformers[serving]'`.
+Endpoints, streaming, sampling options and tool calls are transformers' (`transformers serve`); the model comes from here, and
+`serve_requests` checks what is let through. Needs `pip install 'transformers[serving]'`.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import UnsupportedError
 from .load import load_model
+from .serve_requests import RequestCheck
 
 PACKAGES = ("fastapi", "openai", "pydantic", "uvicorn")
 """What transformers' serving modules use without a word when they are imported, and miss when they are called."""
 
 
-def server(path: str | Path, *, name: str | None = None, cors: bool = False, **options: Any) -> Any:
-    """The application. `name` is what requests call the model, the file's or folder's name without one; `cors` lets pages of any
-    origin read its replies, errors too; `options` are those of `load_model`.
+def server(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    cors: bool = False,
+    hosts: Sequence[str] | None = None,
+    max_prompt: int = 8192,
+    **options: Any,
+) -> Any:
+    """The application.
+
+    name        what requests call the model; the file's or folder's name by default
+    cors        let pages of any origin read its replies, errors too
+    hosts       allowed Host headers, without port; None for all
+    max_prompt  tokens of a prompt, at most the model's context
+    options     those of `load_model`
 
     Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint has no tokenizer.
     """
@@ -58,8 +72,11 @@ def server(path: str | Path, *, name: str | None = None, cors: bool = False, **o
         ),
         generation_state=state,
     )
-    if not getattr(tokenizer, "chat_template", None):
-        app.add_middleware(WithoutTemplate)
+    context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_prompt)
+    app.add_middleware(
+        RequestCheck, name=manager.force_model, count=lambda text: len(tokenizer(text, verbose=False)["input_ids"]),
+        context=context, max_prompt=max_prompt, hosts=hosts, template=bool(getattr(tokenizer, "chat_template", None)),
+    )  # fmt: skip
     return allow_any_origin(app) if cors else app
 
 
@@ -72,31 +89,6 @@ def allow_any_origin(app: Any) -> Any:
     everything = {"allow_origins": ["*"], "allow_credentials": True, "allow_methods": ["*"], "allow_headers": ["*"]}
     app.build_middleware_stack = lambda: CORSMiddleware(inner(), **everything)
     return app
-
-
-CONVERSATIONS = ("/v1/chat/completions", "/v1/responses")
-"""Endpoints that write messages by the tokenizer's chat template."""
-
-
-class WithoutTemplate:
-    """ASGI middleware: status 400 and a sentence at CONVERSATIONS, where transformers' server would end in an internal error."""
-
-    ERROR: ClassVar[dict[str, str]] = {
-        "message": "[serve] the tokenizer has no chat template: the model was not made for conversation, or the template was "
-        "left out; /v1/completions continues plain text",
-        "type": "invalid_request_error", "param": "messages", "code": "no_chat_template",
-    }  # fmt: skip
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in CONVERSATIONS:
-            await self.app(scope, receive, send)
-            return
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 400, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps({"error": self.ERROR}).encode()})
 
 
 def _manager(model: Any, tokenizer: Any, name: str) -> Any:
