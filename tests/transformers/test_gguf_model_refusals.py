@@ -79,7 +79,7 @@ def with_tensor(tensor: Tensor) -> Any:
             r"'rope_freqs.weight' is \[7\]; the model wants \[16\]",
         ),
         (with_pair("llama.block_count", "", None), CheckpointError, "key 'llama.block_count' is missing; the model needs it"),
-        (with_pair("llama.block_count", "string", "2"), CheckpointError, "key 'llama.block_count' is string; integer is wanted"),
+        (with_pair("llama.block_count", "string", "2"), CheckpointError, "key 'llama.block_count' is string; integer is needed"),
         (
             with_pair("llama.attention.head_count", "uint32", 0),
             CheckpointError,
@@ -88,7 +88,7 @@ def with_tensor(tensor: Tensor) -> Any:
         (
             with_pair("llama.attention.head_count", "array[uint32]", [4, 4]),
             CheckpointError,
-            r"is array\[uint32\]; integer is wanted",
+            r"is array\[uint32\]; integer is needed",
         ),
         (with_pair("llama.rope.dimension_count", "uint32", 16), UnsupportedError, "a llama model that rotates part of each head"),
         (
@@ -105,7 +105,7 @@ def with_tensor(tensor: Tensor) -> Any:
         (
             with_pair("general.architecture", "string", "mamba"),
             UnsupportedError,
-            "architecture 'mamba'; models that can be built: gemma2, gemma3, gpt-oss, llama, phi3, qwen2, qwen3, qwen3moe",
+            "architecture 'mamba'; models that can be built: arcee, baichuan, cohere2, command-r",
         ),
         (with_pair("general.architecture", "", None), UnsupportedError, "architecture ''"),
     ],

@@ -297,8 +297,8 @@ def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
         ([], UnsupportedError, r"tokenizer.ggml.model is None; read: 'llama', 'gpt2', 'gemma4', 'bert', 't5'"),
         ([("model", "string", "rwkv")], UnsupportedError, r"is 'rwkv' \(transformers has no current RWKV model"),
         ([("model", "string", "llama")], CheckpointError, "tokenizer.ggml.tokens is missing or empty"),
-        ([("model", "uint32", 1)], CheckpointError, "key 'tokenizer.ggml.model' is uint32; string is wanted"),
-        ([("model", "string", "llama"), ("tokens", "array[int32]", [1])], CheckpointError, r"array\[string\] is wanted"),
+        ([("model", "uint32", 1)], CheckpointError, "key 'tokenizer.ggml.model' is uint32; string is needed"),
+        ([("model", "string", "llama"), ("tokens", "array[int32]", [1])], CheckpointError, r"array\[string\] is needed"),
         (
             [("model", "string", "llama"), ("tokens", "array[string]", ["a", "b"]), ("scores", "array[float32]", [0.0])],
             CheckpointError, "2 tokens and 1 tokenizer.ggml.scores",

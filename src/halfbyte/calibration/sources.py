@@ -30,7 +30,8 @@ from ..transformers.fill.experts import fill_experts
 from ..transformers.fill.gguf import ROTATION_FACTORS, GGUFFilling
 from ..transformers.fill.module_paths import Slot
 from ..transformers.fill.safetensors import FolderFilling
-from ..transformers.gguf.config import EXPERTS, architecture_of, config_of
+from ..transformers.gguf.architectures import EXPERTS
+from ..transformers.gguf.config import architecture_of, config_of
 from ..transformers.gguf.tokenizer import tokenizer_of
 from ..transformers.load import empty_model
 

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import torch
+from torch import nn
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
-from ..gguf.config import EXPERTS, PARAMETER, TOP, Architecture
+from ..gguf.architectures import EXPERTS, PARAMETER, Architecture
 from .base import Filling, first_names
 from .experts import fill_experts
 from .module_paths import Slot
@@ -54,6 +55,7 @@ class GGUFFilling(Filling):
     architecture: Architecture
 
     def run(self) -> None:
+        _linear_layers(self.model)
         unknown: list[str] = []
         experts: dict[str, dict[Slot, str]] = defaultdict(dict)
         # The largest first: its pages of the file are let go before the others' copies are there.
@@ -89,11 +91,18 @@ class GGUFFilling(Filling):
             if within is None:
                 return None
             path, parameter, name = within.partition(PARAMETER)
-            return f"model.layers.{match[1]}.{path}", name if parameter else leaf
-        return (TOP[stem], leaf) if stem in TOP else None
+            return f"{self.architecture.layers}.{match[1]}.{path}", name if parameter else leaf
+        top = self.architecture.top
+        return (top[stem], leaf) if stem in top else None
 
     def row_order(self, key: str, rows: int) -> NDArray[np.int64] | None:
-        """Rows in transformers' order where llama.cpp has another: head h, half j, pair i lies at head h, pair i, half j."""
+        """Rows in transformers' order where llama.cpp has another.
+
+        Rotated pairs: head h, half j, pair i lies at head h, pair i, half j. Fused heads: head h of projection j lies at j, h.
+        """
+        if self.architecture.fused_heads and re.search(r"\.attn_qkv(\.|$)", key):
+            heads = self.model.config.num_attention_heads
+            return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
         if not self.architecture.interleaved or re.search(r"\.attn_[qk](\.|$)", key) is None:
             return None
         half = self.model.config.head_dim // 2
@@ -111,8 +120,11 @@ class GGUFFilling(Filling):
         order = self.row_order(key, array.shape[0])
         if order is not None:
             array = array[order]
-        if self.architecture.norm_offset and path.endswith("norm"):
+        if self.architecture.norm_offset and path.endswith("norm") and leaf == "weight":
             array = array.astype(np.float32) - np.float32(1)
+        have = getattr(self.module(key, path), leaf, None)
+        if isinstance(have, torch.Tensor) and have.ndim == 2 and array.shape == tuple(have.shape[1:]) and len(have) == 1:
+            array = array[None]  # a matrix of one row, which the file has as a vector
         return array
 
     def stretch_rotation(self, factors: NDArray[Any]) -> None:
@@ -121,6 +133,14 @@ class GGUFFilling(Filling):
         self.check(ROTATION_FACTORS, factors.shape, rotary.inv_freq)
         rotary.inv_freq = rotary.inv_freq / tensor(factors).to(torch.float32)
         rotary.original_inv_freq = rotary.inv_freq.clone()
+
+
+def _linear_layers(model: Any) -> None:
+    """GPT-2's layers, whose weights are (k, n), as ordinary linear layers of the same product."""
+    for path, module in list(model.named_modules()):
+        if type(module).__name__ == "Conv1D":
+            k, n = module.weight.shape
+            model.set_submodule(path, nn.Linear(k, n, device="meta", dtype=module.weight.dtype))
 
 
 def _reordered(weight: QTensor, order: NDArray[np.int64]) -> QTensor:

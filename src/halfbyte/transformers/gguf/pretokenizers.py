@@ -5,8 +5,8 @@ r"""How byte-level vocabularies split text before merging: `tokenizer.ggml.pre` 
 
 An expression cuts a piece at each of its matches; what lies between two matches is a piece too. The names are those of
 llama.cpp's `llama-vocab.cpp`; the expressions follow the models' own tokenizers where those are published, and llama.cpp's
-behaviour elsewhere. They are written for Oniguruma, the engine of the `tokenizers` library: `(?i:...)` ignores case and `&&` intersects
-classes.
+behaviour elsewhere. They are written for Oniguruma, the engine of the `tokenizers` library: `(?i:...)` ignores case and `&&`
+intersects classes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""Every architecture named by a table: a random small model as llama.cpp stores it gives transformers' own logits bit for bit.
+
+With llama-cpp-python installed (`make test-ecosystem`), llama.cpp itself reads the same files, as float32 and quantized by its
+own tool, and its logits agree within its own rounding of activations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torch
+from halfbyte.errors import UnsupportedError
+from halfbyte.torch import packed_modules
+from halfbyte.transformers import load_model
+from halfbyte.transformers.gguf.architectures import ARCHITECTURES
+from support.gguf_families import FAMILIES, IDS, family_model, write_family
+from support.gguf_models import MODELS
+
+
+def logits(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        rows: np.ndarray = model(input_ids=torch.tensor([IDS])).logits[0].double().numpy()
+    return rows
+
+
+def error(have: np.ndarray, want: np.ndarray) -> float:
+    """Normalized mean squared error."""
+    return float(((have - want) ** 2).mean() / (want**2).mean())
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_the_logits_are_transformers_own(tmp_path, arch):
+    model = family_model(arch)
+    read, _ = load_model(write_family(tmp_path / "m.gguf", arch, model))
+    assert packed_modules(read) == {}
+    np.testing.assert_array_equal(logits(read), logits(model))
+
+
+def test_every_architecture_has_a_case():
+    same = {"qwen3vlmoe"}  # the entry of qwen3moe
+    assert set(ARCHITECTURES) == set(FAMILIES) | {entry[0] for entry in MODELS.values()} | same
+    assert ARCHITECTURES["qwen3vlmoe"] is ARCHITECTURES["qwen3moe"]
+
+
+def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "baichuan", (FAMILIES["baichuan"][0] | {"num_hidden_layers": 40}, []))
+    path = write_family(tmp_path / "m.gguf", "baichuan", family_model("baichuan"))
+    with pytest.raises(UnsupportedError, match="a baichuan model of 40 layers, which has ALiBi positions"):
+        load_model(path)
+
+
+BOUNDS = {"f32": 1e-6, "q8_0": 1e-3, "q4_k": 3e-3}
+MULTI_SECTION_ROTATION = {"qwen2vl": 1e-5}
+"""llama.cpp's rotation in sections rounds angles on its own."""
+FILE_TYPES = {"q8_0": 7, "q4_k": 15}
+"""llama.cpp's numbers of its quantized file types."""
+
+
+def llama_cpp_logits(llama_cpp: Any, path: Path) -> np.ndarray:
+    model = llama_cpp.Llama(str(path), logits_all=True, n_ctx=64, n_threads=1, verbose=False, type_k=0, type_v=0)
+    model.eval(IDS)
+    return np.array(model.scores[: len(IDS)], np.float64)
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_llama_cpp_reads_the_same_model(tmp_path, arch):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = write_family(tmp_path / "f32.gguf", arch, family_model(arch, 256))
+    errors = {"f32": error(logits(load_model(path)[0]), llama_cpp_logits(llama_cpp, path))}
+    options = llama_cpp.llama_model_quantize_default_params()
+    for name, options.ftype in FILE_TYPES.items():
+        options.nthread, options.pure = 1, True
+        packed = tmp_path / f"{name}.gguf"
+        assert llama_cpp.llama_model_quantize(bytes(path), bytes(packed), ctypes.byref(options)) == 0
+        read = load_model(packed)[0]
+        assert packed_modules(read)
+        errors[name] = error(logits(read), llama_cpp_logits(llama_cpp, packed))
+    print(arch, {k: f"{v:.1e}" for k, v in errors.items()})
+    bounds = BOUNDS | ({"f32": MULTI_SECTION_ROTATION[arch]} if arch in MULTI_SECTION_ROTATION else {})
+    assert all(errors[k] <= bounds[k] for k in bounds), errors
