@@ -67,7 +67,7 @@ def llama_cpp_logits(llama_cpp: Any, path: Path) -> np.ndarray:
     return np.array(model.scores[: len(IDS)], np.float64)
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("llama-cpp-python")
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_llama_cpp_reads_the_same_model(tmp_path, arch):
     llama_cpp = pytest.importorskip("llama_cpp")

@@ -61,7 +61,7 @@ def test_splits_follow_the_models_own_expressions(pre, text, pieces):
     assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces
 
 
-@pytest.mark.ecosystem
+@pytest.mark.ecosystem("llama-cpp-python")
 @pytest.mark.skipif("HALFBYTE_LLAMA_CPP" not in os.environ, reason="HALFBYTE_LLAMA_CPP names no llama.cpp source folder")
 def test_the_vocabularies_of_llama_cpp_are_whole():
     """llama.cpp's own vocabularies and expected tokens: every string of every file."""
