@@ -13,7 +13,7 @@ OWN = [f for f in FAMILIES.values() if not f.name.startswith("ggml")]
 
 
 @pytest.mark.parametrize("family", OWN, ids=lambda f: f.name)
-def test_every_word_has_its_row(family):
+def test_every_codec_has_its_row(family):
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     for word in family.codecs:
         numbered = word.rstrip("12345678")
@@ -31,7 +31,7 @@ def test_every_policy_has_its_row(family):
 
 
 @pytest.mark.parametrize("family", OWN, ids=lambda f: f.name)
-def test_policies_speak_of_words_that_exist(family):
+def test_policies_name_codecs_that_exist(family):
     assert set(family.policy_codecs) <= set(family.policies)
     assert {w for words in family.policy_codecs.values() for w in words} <= set(family.codecs)
     assert {(p, w) for p, w in family.exceptions if w not in family.policies_of(p) and p not in family.policies_of(w)} == set()

@@ -1,4 +1,4 @@
-"""The statistics that verify, evaluation and benchmarks judge by; the judge itself is shown to fail on wrong arrays."""
+"""The error statistics of verify, evaluation and benchmarks; they are shown to report wrong arrays."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_non_finite_difference_is_never_within_a_tolerance(a, b):
     assert d.relative_rms == math.inf
 
 
-def test_numbers_whose_squares_vanish_still_differ():
+def test_numbers_whose_squares_underflow_still_differ():
     a = np.full((1, 4), 1e-200)
     d = error_stats(a, 2 * a)
     assert d.differing == 4

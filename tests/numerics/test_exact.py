@@ -134,7 +134,7 @@ def test_empty_tensors_of_every_format_decode_to_empty_arrays(variant, shape):
         assert out.dtype == dtype_named(dtype)
 
 
-def test_nested_blocks_keep_their_place_across_slices():
+def test_nested_blocks_keep_their_position_across_slices():
     """Block 256 begins the second entry of nested_absmax, wherever rows or experts are cut."""
     fmt = format_named("nf4:g1", nested=True)
     q = draw_tensor(fmt, (3, 4, 50), 3)
@@ -276,7 +276,7 @@ def test_dtype_names_and_objects_are_understood_and_others_refused():
         dtype_named("int8")
 
 
-def test_codec_words_are_unique_across_families():
+def test_codec_names_are_unique_across_families():
     assert len({w.casefold() for w in codec_names()}) == sum(len(f.codecs) for f in FAMILIES.values())
 
 

@@ -1,4 +1,4 @@
-"""Element tables and scale bytes, walked whole against ml_dtypes and rational arithmetic; rounding onto them."""
+"""Every code of element tables and scale bytes against ml_dtypes and rational arithmetic, and rounding to codes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_int8_rounded_by_microxcaling(name):
 
 @pytest.mark.parametrize("ties", TIES)
 @pytest.mark.parametrize("element", MINIFLOATS)
-def test_every_middle_and_its_neighbours(element, ties):
+def test_every_midpoint_and_its_neighbours(element, ties):
     """On a middle the rule decides, a hair beside it the nearer code wins, whatever the sign."""
     table = element_table(element, MINIFLOATS[element].bits)
     positive = table[: len(table) // 2]

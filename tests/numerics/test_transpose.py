@@ -1,4 +1,4 @@
-"""Matrices of codes turned: the native core and its NumPy twin, against plain transposition."""
+"""Transposition by the native core and by NumPy, against `ndarray.T`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random_bytes(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c16"])
-def test_turned_is_the_transposed_matrix(way, shape, dtype):
+def test_transpose_is_the_transposed_matrix(way, shape, dtype):
     size = np.dtype(dtype).itemsize
     x = random_bytes(shape[0], shape[1] * size).view(dtype).reshape(shape)
     for matrix in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
@@ -44,7 +44,7 @@ def test_turned_is_the_transposed_matrix(way, shape, dtype):
 
 @pytest.mark.parametrize("lead", [(0,), (1,), (3,), (2, 2)])
 @pytest.mark.parametrize("shape", [(5, 3), (300, 700)])
-def test_a_stack_is_turned_matrix_by_matrix(way, lead, shape):
+def test_a_stack_is_transposed_matrix_by_matrix(way, lead, shape):
     x = random_bytes(*lead, *shape, 4).view(np.int32)[..., 0]
     assert np.array_equal(transpose(np.ascontiguousarray(x)), x.swapaxes(-1, -2))
 
@@ -98,7 +98,7 @@ def test_the_twins_give_the_same_bytes(order):
     assert np.array_equal(transpose(words), transpose_tiled(words))
 
 
-def test_views_are_turned_as_they_look(way):
+def test_views_are_transposed_by_their_strides(way):
     x = random_bytes(64, 64)
     assert np.array_equal(transpose_nibbles(x[::2, ::2], 64), by_code(np.ascontiguousarray(x[::2, ::2]), 64))
     x.flags.writeable = False  # as a mapped file

@@ -1,4 +1,4 @@
-"""Act-order undone and done: a bijection of codes and of the group index, and the sentence for groups that are not whole."""
+"""Sorting by group and restoring the order: a bijection of codes and group index, and the error for incomplete groups."""
 
 from __future__ import annotations
 

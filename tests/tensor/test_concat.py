@@ -1,4 +1,4 @@
-"""Concatenation and stacking keep every value, and refuse what has no common reading."""
+"""Concatenation and stacking keep every value, and refuse weights that are incompatible."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_rows_in_another_order(codec, lead):
 
 
 @pytest.mark.parametrize("q", [weight("int4:g32", rows=2), weight("nf4", nested=True), weight("hqq4:g64", axis=0)])
-def test_rows_that_share_scales_stay_where_they_are(q):
+def test_rows_that_share_scales_are_not_reordered(q):
     with pytest.raises(ShapeError, match="rows share its scales"):
         take_rows(q, np.array([1, 0]))
 

@@ -126,7 +126,7 @@ def test_zero_rows_and_blocks_smaller_than_the_tensor(n, monkeypatch):
         ({"arithmetic": "producer"}, "without a producer"),
     ],
 )
-def test_unknown_words_list_what_is_allowed(arguments, message):
+def test_unknown_names_list_what_is_allowed(arguments, message):
     with pytest.raises(FormatError, match=message):
         mxfp4().dequantize(**arguments)
 

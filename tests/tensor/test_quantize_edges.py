@@ -1,4 +1,4 @@
-"""Encoders at the edges: what zero, tiny, huge and constant groups become, and which code is the nearest."""
+"""Encoders at the limits: zero, tiny, huge and constant groups, and the nearest code."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_defaults_depend_on_the_values_only(word, dtype):
     assert quantize(x, word) == quantize(x.astype(np.float32), word)
 
 
-def test_case_10_high_codes_of_an_asymmetric_group_stay_apart():
+def test_case_10_high_codes_of_an_asymmetric_group_stay_distinct():
     x = (np.arange(16, dtype=np.float32) - 10)[None]
     q = quantize(x, "uint4:g16")
     assert codes_of(q)[0].tolist() == list(range(16))

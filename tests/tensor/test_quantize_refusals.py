@@ -1,4 +1,4 @@
-"""What encoders refuse, and what the refusal says."""
+"""What encoders refuse, and the text of the error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.encoded_words import ENCODED, OWN, gaussian
 
 @pytest.mark.parametrize("word", ENCODED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_values_are_refused_with_their_place(word, bad):
+def test_non_finite_values_are_refused_with_their_position(word, bad):
     x = gaussian((3, 256))
     x[1, 77] = x[2, 3] = bad
     with pytest.raises(FormatError, match=r"\[quantize\] 2 values are NaN or infinite, the first at \(1, 77\): (nan|inf|-inf)"):
@@ -22,7 +22,7 @@ def test_non_finite_values_are_refused_with_their_place(word, bad):
 
 
 @pytest.mark.parametrize("word", OWN)
-def test_float64_beyond_float32_is_refused_with_its_place(word):
+def test_float64_beyond_float32_is_refused_with_its_position(word):
     x = gaussian((2, 256), dtype=np.float64)
     x[0, 5] = -1e39
     with pytest.raises(FormatError, match=r"1 values are NaN, infinite or beyond float32, the first at \(0, 5\): -1e\+39"):
@@ -71,7 +71,7 @@ def test_unknown_options_policies_and_values_name_what_there_is(word):
         ("zzqq", {}, r"'zzqq' is not a codec; there are mxfp4, .*, tq2_0$"),
     ],
 )
-def test_wrong_words_say_what_is_allowed(word, options, message):
+def test_wrong_options_name_what_is_allowed(word, options, message):
     with pytest.raises(FormatError, match=message):
         quantize(gaussian((2, 64)), word, **options)
 
@@ -119,7 +119,7 @@ def test_scales_beyond_their_dtype_are_refused_with_the_group(word):
     assert np.isfinite(quantize(x, word, scale_dtype="bfloat16").dequantize()).all()
 
 
-def test_a_refusal_in_a_later_block_of_rows_says_where_it_counts_from(monkeypatch):
+def test_an_error_in_a_later_block_of_rows_gives_its_first_row(monkeypatch):
     monkeypatch.setattr("halfbyte.tensor.quantize.BLOCK_ELEMENTS", 512)
     x = gaussian((8, 256))
     x[5] *= 1e9

@@ -160,7 +160,7 @@ def test_blocks_of_rows_do_not_show(word, rows, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_torch_tensors_are_taken_as_they_are(dtype):
+def test_torch_tensors_are_accepted(dtype):
     torch = pytest.importorskip("torch")
     t = torch.randn(6, 256, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype)).T[::2].requires_grad_()
     x = t.detach().to(torch.float64).numpy()

@@ -1,4 +1,4 @@
-"""Cut weights hold the whole's values exactly; two processes compute what one does."""
+"""Shards have exactly the values of the whole weight; two processes compute what one does."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_inputs_are_the_wholes(word, ranks):
 
 
 @given(st.integers(3, 40), st.sampled_from([2, 3, 4, 5, 8]), st.sampled_from([8, 16, 24, 32]), st.booleans(), st.data())
-def test_case_47_act_order_is_cut_anywhere(units, bits, group, zeros, data):
+def test_case_47_act_order_is_sharded_anywhere(units, bits, group, zeros, data):
     """Groups scattered over the inputs: every piece keeps the scales of the groups it has an input of."""
     k = units * 8
     word = f"{'u' if zeros else ''}int{bits}:g{group}"
@@ -93,13 +93,13 @@ def test_case_47_the_sum_of_two_halves_is_the_whole():
 @pytest.mark.parametrize(
     ("word", "start", "stop", "unit"), [("int4:g32", 16, 64, 32), ("q4_K", 0, 128, 256), ("iq2_s", 128, 256, 256)]
 )
-def test_other_places_are_refused(word, start, stop, unit):
+def test_other_positions_are_refused(word, start, stop, unit):
     with pytest.raises(ShapeError, match=f"inputs {start}:{stop} of 1024; .* is cut at multiples of {unit}"):
         shard_inputs(weight(word, (6, 1024)), start, stop)
 
 
 @pytest.mark.parametrize("word", ["nf4:g4096", "bnb_fp4:g4096"])
-def test_groups_over_the_flattened_matrix_cannot_be_cut(word):
+def test_groups_over_the_flattened_matrix_cannot_be_sharded(word):
     w = hb.quantize(np.random.default_rng(0).standard_normal((24, 256)).astype(np.float32), word)
     with pytest.raises(UnsupportedError, match="cannot be cut along its inputs; cut its rows"):
         shard_inputs(w, 0, 128)
@@ -185,7 +185,7 @@ def test_case_46_each_rank_has_its_own_part_of_a_fused_projection(tmp_path):
         ("llama", "bitsandbytes", 2, r"model.layers.0.self_attn over 2 ranks: .* 2 in units of 2 over 2 ranks"),
     ],
 )
-def test_what_cannot_be_cut_is_said(tmp_path, arch, producer, ranks, message):
+def test_what_cannot_be_sharded_is_refused(tmp_path, arch, producer, ranks, message):
     from halfbyte.torch.tensor_parallel import parallelize
     from halfbyte.transformers import load_model
     from support.tiny_models import write_tiny

@@ -1,4 +1,4 @@
-"""ggml encoders: the reference's bytes, the least error, and groups that broke somebody's quantizer."""
+"""ggml encoders: the reference's bytes, the least error, and groups that are known to break quantizers."""
 
 from __future__ import annotations
 

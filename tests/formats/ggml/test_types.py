@@ -1,4 +1,4 @@
-"""What the ggml codec words mean: structure, geometry, and the errors of their options."""
+"""The ggml codecs: structure, geometry, and the errors of their options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_structure_is_what_kernels_dispatch_on(word):
     assert (f.name, f.zero, f.grouping, f.divisor, f.opaque) == (word, "none", "row", 1.0, False)
 
 
-def test_every_word_is_here_and_every_other_type_is_opaque():
+def test_every_codec_is_here_and_every_other_type_is_opaque():
     opaque = {w for w in WORDS if format_named(w).opaque}
     assert set(WORDS) == set(STRUCTURE) | opaque
     assert opaque == {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0"}
@@ -72,7 +72,7 @@ def test_empty_weights(word, shape):
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_words_in_any_case_and_a_group_size_only_if_it_is_the_blocks(word):
+def test_codecs_in_any_case_and_no_group_size_but_the_blocks(word):
     fmt = format_named(word)
     assert format_named(word.upper()) == format_named(word.lower()) == fmt
     assert format_named(f"{word}:g{fmt.group_size}") == fmt
