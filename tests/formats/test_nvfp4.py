@@ -116,3 +116,12 @@ def test_formats():
         ("multiply", 2688.0), ("", 1.0), ("divide", 1.0)]  # fmt: skip
     with pytest.raises(FormatError, match="nvfp4 with group size 32; allowed: 16"):
         format_named("nvfp4:g32")
+
+
+@pytest.mark.parametrize("order", ["joint", "stepwise"])
+@pytest.mark.parametrize(("amax", "byte"), [(101.99, 0x58), (102.01, 0x59), (107.99, 0x59), (114.01, 0x5A)])
+def test_a_stored_amax_counts_over_2688(order, amax, byte):
+    """With amax 2688 the tensor scale is 1: block scales amax / 6 just beside the midpoints of 16, 18 and 20."""
+    x = np.zeros((1, 32), np.float32)
+    x[0, 0], x[0, 16] = 2688, amax
+    assert quantize(x, "nvfp4", global_scale="amax", order=order).parts["scales"].tolist() == [[0x7E, byte]]

@@ -209,3 +209,11 @@ def test_signed_small_scales_are_validated(value, allowed):
     else:
         with pytest.raises(FormatError, match=r"i6 holds -32 to 31"):
             q.validate("w")
+
+
+@pytest.mark.parametrize("elements", [1, 64, 65, 200, 10_000])
+def test_blocks_of_any_size_decode_the_same(elements, monkeypatch):
+    q = mxfp4(n=7)
+    want = q.dequantize()
+    monkeypatch.setattr("halfbyte.tensor.qtensor.BLOCK_ELEMENTS", elements)
+    np.testing.assert_array_equal(q.dequantize(), want)
