@@ -6,6 +6,8 @@ import copy
 import gc
 import json
 import pickle
+import subprocess
+import sys
 import warnings
 import weakref
 
@@ -13,9 +15,9 @@ import pytest
 
 import halfbyte as hb
 import torch
-from halfbyte.errors import UnsupportedError
+from halfbyte.errors import FormatError, UnsupportedError
 from halfbyte.torch import QEmbedding, packed_modules
-from halfbyte.transformers import HalfbyteConfig, load_model, model_size
+from halfbyte.transformers import HalfbyteConfig, HalfbyteQuantizer, load_model, model_size
 from halfbyte.transformers.hf_quantizer import _one_device
 from support.golden_case import GOLDEN
 from support.tiny_models import agree, ids, logits, write_tiny
@@ -134,6 +136,26 @@ def test_a_packed_weight_has_the_dtype_of_its_activations(tmp_path):
     assert {w.dtype for m in packed_modules(moved).values() for w in m.packed.values()} == {torch.float32}
     assert moved.lm_head.weight is moved.model.embed_tokens.weight
     assert moved.model.layers[0].mlp.up_proj.weight.prepared is weight.prepared
+
+
+def test_a_codec_is_no_way_to_run(tmp_path):
+    with pytest.raises(FormatError, match=r"activations='int4:g128'; allowed: exact, int8\. .* halfbyte quantize MODEL OUT --to"):
+        HalfbyteConfig("int4:g128")
+
+
+def test_maps_that_transformers_would_compute_are_one_device():
+    quantizer = HalfbyteQuantizer(HalfbyteConfig())
+    for name in ("auto", "balanced", "sequential"):
+        assert len(quantizer.update_device_map(name)) == 1
+    assert quantizer.update_device_map({"": "cpu"}) == {"": "cpu"}
+
+
+def test_nothing_is_patched_on_import():
+    code = (
+        "import transformers.modeling_utils as m; f = m.get_hf_quantizer; import halfbyte.transformers as t; "
+        "assert m.get_hf_quantizer is f; t.HalfbyteConfig(); assert m.get_hf_quantizer is not f"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_generate_runs(tmp_path):

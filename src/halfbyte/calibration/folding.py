@@ -23,14 +23,13 @@ from torch import Tensor, nn
 
 from ..quantizers import awq_scales
 from ..tensor.qtensor import QTensor
+from ..transformers.compat import DEFAULT_GATE
 from ..transformers.fill.module_paths import is_experts
 from .matrices import expert_matrix, gated_input, half
 from .statistics import InputStatistics
 
 Round = Callable[[NDArray[Any]], QTensor]
 NO_UPSTREAM = "no operation before it can take the scales"
-DEFAULT_GATE = "transformers.integrations.moe"
-"""Where the gate act(gate) · up is defined: other experts clamp up or add to it."""
 
 
 @dataclass(frozen=True, eq=False)

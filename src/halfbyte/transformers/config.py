@@ -31,10 +31,10 @@ def config_of_folder(checkpoint: Checkpoint) -> Any:
 
     Raises CheckpointError without a config.json, UnsupportedError for a model type that transformers does not have.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     import transformers
     from transformers import AutoConfig
+
+    from .compat import CONFIG_MAPPING
 
     raw = plain_config(
         {k: v for k, v in checkpoint.config.items() if k not in QUANTIZATION_KEYS}, f"[load_model] {checkpoint.path}"

@@ -4,20 +4,21 @@
     model = AutoModelForCausalLM.from_pretrained(path, quantization_config=HalfbyteConfig())
     model.save_pretrained(folder)           halfbyte's own layout, which `halfbyte.open` and from_pretrained read
 
-transformers reads the dense tensors; modules whose weights are packed are set aside while it does, and filled from the files
-afterwards, whoever wrote them. The quantization config of the files themselves is read by `halfbyte.open`, so transformers must
-not act on it: `get_hf_quantizer` is wrapped, and hides it where the caller passes a HalfbyteConfig.
+transformers reads the dense tensors; modules whose weights are packed are replaced by placeholders meanwhile, and filled from the
+files afterwards, whatever wrote them. Where the caller passes a HalfbyteConfig, the quantization config of the files is hidden
+from transformers (`compat.prefer_callers_config`), because `halfbyte.open` reads it.
+
+transformers has no plug-in mechanism: a folder that `save_pretrained` wrote opens in from_pretrained only where the program has
+imported `halfbyte.transformers`. Without it transformers warns of an unknown quantization type and leaves weights random.
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import transformers.modeling_utils
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -25,12 +26,14 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 import torch
 from torch import nn
 
+from ..backends.cpu import MODES
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, FormatError, UnsupportedError
 from ..torch.modules import Packed, QEmbedding, packed_modules
 from ..torch.state import tensors_of
+from .compat import WeightRenaming, prefer_callers_config
 from .fill.safetensors import FolderFilling
 
 METHOD = "halfbyte"
@@ -48,6 +51,12 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
     def __init__(
         self, activations: str = "exact", backend: str | None = None, meta: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
+        if activations not in MODES:
+            raise FormatError(
+                f"[HalfbyteConfig] activations={activations!r}; allowed: {', '.join(MODES)}. It says how weights run that a "
+                "checkpoint holds packed; a dense one is packed before: halfbyte quantize MODEL OUT --to halfbyte:int4:g128"
+            )
+        prefer_callers_config(HalfbyteConfig)
         self.quant_method = METHOD
         self.activations, self.backend = activations, backend
         if meta:
@@ -95,10 +104,14 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
     def _aside(self, name: str) -> bool:
         return name.rpartition(".")[0] in self.modules
 
+    def update_device_map(self, device_map: Any) -> Any:
+        """Packed weights go to one device: of the maps that transformers would compute, all are the first GPU, else the CPU."""
+        if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+            return {"": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")}
+        return device_map
+
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """transformers' own, but for those whose target is filled here."""
-        from transformers.core_model_loading import WeightRenaming
-
         packed = any(hasattr(m, "gate_up_proj") for m in self.modules.values())
         return [c for c in weight_conversions if isinstance(c, WeightRenaming) or not packed]
 
@@ -230,23 +243,3 @@ def _common_path(files: Any) -> Path:
             f"[from_pretrained] {paths[0].name}; packed weights are read from safetensors files, GGUF by load_model"
         )
     return paths[0].parent
-
-
-def _wrap(original: Any) -> Any:
-    """`get_hf_quantizer` that lets a HalfbyteConfig of the caller go before what the files say."""
-
-    @functools.wraps(original)
-    def get_hf_quantizer(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(quantization_config, HalfbyteConfig):
-            for holder in (config, config.get_text_config(decoder=True)):
-                for key in ("quantization_config", "quantization"):
-                    if hasattr(holder, key):
-                        delattr(holder, key)
-        return original(config, quantization_config, *args, **kwargs)
-
-    get_hf_quantizer.halfbyte = True  # type: ignore[attr-defined]
-    return get_hf_quantizer
-
-
-if not hasattr(transformers.modeling_utils.get_hf_quantizer, "halfbyte"):
-    transformers.modeling_utils.get_hf_quantizer = _wrap(transformers.modeling_utils.get_hf_quantizer)

@@ -148,7 +148,7 @@ def model_config(checkpoint: Checkpoint) -> Any:
 
 def import_model_code(path: str | Path) -> None:
     """Imports what `load_model` will need for this file, so that its time can be told from the model's."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from .compat import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with open_checkpoint(path) as checkpoint:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config(checkpoint))]

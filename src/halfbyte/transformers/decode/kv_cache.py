@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ...backends.cpu.pack import aligned_empty
+from ..compat import DynamicLayer, DynamicSlidingWindowLayer
 
 SPARE = 256
 """Free tokens behind the data after a reallocation."""

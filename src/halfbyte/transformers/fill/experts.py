@@ -22,6 +22,7 @@ from ...tensor.qtensor import QTensor
 from ...torch.experts import QExperts
 from ...torch.modules import Weight
 from ...torch.state import tensor
+from ..compat import DEFAULT_GATE
 from .base import Filling, first_names
 from .module_paths import Slot
 
@@ -63,7 +64,7 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
     act = type(getattr(module, "act_fn", None)).__name__
     words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu"}
     own_gate = getattr(type(module), "_apply_gate", None)
-    if act not in words or (own_gate is not None and own_gate.__module__ != "transformers.integrations.moe"):
+    if act not in words or (own_gate is not None and own_gate.__module__ != DEFAULT_GATE):
         raise UnsupportedError(f"[load_model] {name} gates with {act}; SiLU and tanh GELU are computed on packed experts")
     return words[act], not getattr(module, "is_concatenated", True)
 

@@ -99,7 +99,6 @@ def is_experts(module: nn.Module | None) -> bool:
 
 def _renamings(model: Any) -> list[Any]:
     """transformers' renamings of this model's checkpoints that change names only."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming
+    from ..compat import WeightRenaming, get_model_conversion_mapping
 
     return [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]

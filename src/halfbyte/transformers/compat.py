@@ -1,0 +1,68 @@
+"""The internals of transformers that this package touches, with the versions they were tested with.
+
+Nothing is patched when this is imported. `prefer_callers_config` replaces one function of transformers, when a program makes its
+first HalfbyteConfig.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import transformers.modeling_utils
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+import transformers
+
+__all__ = [
+    "CONFIG_MAPPING", "DEFAULT_GATE", "MODEL_FOR_CAUSAL_LM_MAPPING", "DynamicLayer", "DynamicSlidingWindowLayer",
+    "WeightRenaming", "get_model_conversion_mapping", "prefer_callers_config",
+]  # fmt: skip
+
+OLDEST, TESTED = (5, 0), (5, 24)
+"""The oldest version that has these names, and the newest that the tests ran with."""
+
+DEFAULT_GATE = "transformers.integrations.moe"
+"""Module in which transformers defines the gate act(gate) · up; experts that override it compute something else."""
+
+
+def _check_version() -> None:
+    """A warning for a version outside the tested range."""
+    have = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if have < OLDEST:
+        raise ImportError(f"transformers {transformers.__version__}; halfbyte.transformers needs 5.0 or newer")
+    if have > TESTED:
+        warnings.warn(
+            f"transformers {transformers.__version__} is newer than the tested {'.'.join(map(str, TESTED))}; report what fails",
+            RuntimeWarning, stacklevel=3,
+        )  # fmt: skip
+
+
+_check_version()
+
+
+def prefer_callers_config(kind: type) -> None:
+    """Let a quantization config of type `kind` that the caller gives replace what the files say.
+
+    transformers' `get_hf_quantizer` refuses two configs of different types, and has no hook for this.
+    """
+    original = transformers.modeling_utils.get_hf_quantizer
+    if hasattr(original, "halfbyte"):
+        return
+
+    @functools.wraps(original)
+    def get_hf_quantizer(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(quantization_config, kind):
+            for holder in (config, config.get_text_config(decoder=True)):
+                for key in ("quantization_config", "quantization"):
+                    if hasattr(holder, key):
+                        delattr(holder, key)
+        return original(config, quantization_config, *args, **kwargs)
+
+    get_hf_quantizer.halfbyte = True  # type: ignore[attr-defined]
+    transformers.modeling_utils.get_hf_quantizer = get_hf_quantizer
