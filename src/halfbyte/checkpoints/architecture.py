@@ -24,7 +24,7 @@ class Requirement:
     """One tensor that a model needs.
 
     names  module paths or parameter names; each inner tuple is a set of names that together hold it: `((q,), (qkv,))`
-    shape  of a dense tensor that is not a matrix (a norm), None where it is not checked here
+    shape  of a dense tensor that is not a matrix (a norm), under its usual name; None where it is not checked here
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -46,6 +46,7 @@ class Family:
     router      path of the router of a model with experts, "" for a dense one
     biases      projections that have a bias; with `attention_bias` in config.json those of `attention` have one
     extra       further tensors
+    expert_biases  the experts' projections have biases
     tied        transformers' default of tie_word_embeddings
     """
 
@@ -56,6 +57,7 @@ class Family:
     router: str = ""
     biases: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    expert_biases: bool = False
     tied: bool = False
 
 
@@ -74,7 +76,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(mlp=(), router="mlp.gate"),
     "qwen3_moe": Family(head_norms=_QK, mlp=(), router="mlp.gate"),
     "gpt_oss": Family(mlp=(), router="mlp.router", biases=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                      "self_attn.o_proj", "mlp.router"), extra=("self_attn.sinks",)),
+                      "self_attn.o_proj", "mlp.router"), extra=("self_attn.sinks",), expert_biases=True),
 }  # fmt: skip
 """`model_type` -> family."""
 
@@ -149,6 +151,10 @@ def _layer(at: str, family: Family, text: Mapping[str, Any], hidden: int | None,
         out.append(_module(at + family.router, *(at + r for r in _ROUTERS.get(family.router, ()))))
         count = _size(text, "num_local_experts") or _size(text, "num_experts")
         out += [_experts(at, name, count) for name in ("gate_proj", "up_proj", "down_proj") if count]
+        if family.expert_biases and count:
+            inner = _size(text, "intermediate_size")
+            out.append(_expert_bias(at, "gate_up_proj", count, inner and 2 * inner))
+            out.append(_expert_bias(at, "down_proj", count, hidden))
     return out
 
 
@@ -164,6 +170,16 @@ def _experts(at: str, name: str, count: int) -> Requirement:
         for word in (name, _EXPERT[name], *(["gate_up_proj"] if name != "down_proj" else []))
     ]
     return Requirement((each[0], *each[1:], *((s,) for s in stacks)))
+
+
+def _expert_bias(at: str, name: str, count: int, size: int | None) -> Requirement:
+    """The biases of one projection of all experts, as a stack or apart."""
+    halves = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
+    path = f"{at}mlp.experts."
+    names = [(f"{path}{name}_bias",), (f"{path}{name}.bias",), tuple(f"{path}{h}.bias" for h in halves)]
+    names += [tuple(f"{path}{e}.{h}.bias" for e in range(count) for h in group) for group in (halves, (name,))]
+    names.append(tuple(f"{path}{h}_bias" for h in halves))
+    return Requirement(tuple(dict.fromkeys(names)), None if size is None else (count, size))
 
 
 def required_gguf(architecture: str, blocks: int | None, tied: bool) -> list[Requirement] | str:

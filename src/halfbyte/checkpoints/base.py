@@ -151,7 +151,7 @@ class Checkpoint(ABC):
                 self.release(key)
             if progress is not None:
                 progress(len(packed), len(packed), "")
-        return sorted(found, key=lambda f: SEVERITIES.index(f.severity))
+        return sorted(dict.fromkeys(found), key=lambda f: SEVERITIES.index(f.severity))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())

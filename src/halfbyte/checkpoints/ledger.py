@@ -201,17 +201,21 @@ def requirement_entries(
     expected  module -> (n, k) as config.json implies it
     """
     out: list[Entry] = []
+    paths = {".".join(parts[:i]) for name in shapes for parts in [name.split(".")] for i in range(1, len(parts))}
     for need in requirements:
         choice = next((names for names in need.names if all(n in shapes for n in names)), None)
         if choice is None:
-            # The name to report: of the alternative that is there in part, else the usual one.
-            partly = max(need.names, key=lambda names: sum(n in shapes for n in names) / len(names))
+            # The name to report: of the alternative that is there in part, else whose path is in use, else the usual one.
+            def rank(names: tuple[str, ...]) -> tuple[float, int]:
+                return sum(n in shapes for n in names) / len(names), int(names[0].rpartition(".")[0] in paths)
+
+            partly = max(need.names, key=rank)
             absent = next(n for n in partly if n not in shapes)
             out.append(Entry("tensor", absent, MISSING, why="config.json requires it"))
             continue
         for name in choice:
             shape = tuple(shapes[name])
-            if need.shape is not None and shape != need.shape:
+            if need.shape is not None and choice == need.names[0] and shape != need.shape:
                 out.append(Entry("tensor", name, SHAPE, why=f"{list(shape)}; config.json makes it {list(need.shape)}"))
             n, k = expected.get(name, (None, None))
             vector = len(shape) < 2 and need.shape is None and (n or k) and not name.endswith((".bias", ".sinks"))

@@ -49,11 +49,11 @@ def inspect(
             for record in records(checkpoint, findings):
                 print_json(record)
         else:
-            _print(checkpoint, findings, tensors)
+            _print(checkpoint, findings, tensors, data)
     return int(any(f.severity == "error" for f in findings))
 
 
-def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> None:
+def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool, data: bool) -> None:
     from ..checkpoints.inspect import Group, grouped, totals
 
     infos = list(checkpoint.infos())
@@ -71,6 +71,8 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool) -> N
                 f"{share.bits_per_weight:.4g} bits/weight, {human_bytes(share.nbytes)}"
             )
     _print_ledger(checkpoint.ledger(), each)
+    if not data:
+        print("values: not read; --data looks for NaN scales, overflow and zero points that do not fit")
     _print_findings(findings, each)
 
 

@@ -85,7 +85,10 @@ class Quantizing:
             return None
         if other:
             self.fallen_back[module] = other
-        q = self.rounder(module, x, fmt)
+        try:
+            q = self.rounder(module, x, fmt)
+        except FormatError as error:
+            raise FormatError(f"[quantize] {module}: {error}") from error
         was = str(info.format or info.dtype)
         record = Record(info.key, QUANTIZED, other, was, spelled(q.format), info.nbytes, 0, error_of(x, q))
         return packed_unit(module, q, goal, record, write)
@@ -165,6 +168,18 @@ def quantize_checkpoint(
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
             f"[quantize] {checkpoint.path}: no weight to quantize; {len(checkpoint)} tensors, see halfbyte inspect"
+        )
+    if not any(how.format(i) for i in checkpoint.infos()):
+        reasons = []
+        for info in checkpoint.infos():
+            wanted = how.wanted(info)
+            if wanted is not None:
+                try:
+                    format_for(wanted[1], "float32" if info.quantized else info.dtype, info.shape)
+                except ShapeError as error:
+                    reasons.append(f"{wanted[0]}: {error}")
+        raise CheckpointError(
+            f"[quantize] {checkpoint.path}: not one of {len(reasons)} weights can be {recipe.goal}: {'; '.join(reasons[:3])}"
         )
     word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import LayoutError, UnsupportedError
+from ..errors import CheckpointError, LayoutError, UnsupportedError
 from ..formats import format_named
 from ..numerics.bits import pack, unpack
 from ..spec import Format
@@ -66,6 +66,8 @@ class TorchAOConfig(SkipListReader):
             return params
         kind = kinds.get("default", kinds)
         data = kind.get("_data") if isinstance(kind, dict) else None
+        if data is not None and not isinstance(data, dict):
+            raise CheckpointError(f"[config] {self.where}: quant_type has _data {data!r:.80}; wanted an object")
         table = next((v for v in (data or {}).values() if isinstance(v, dict) and "_default" in v), None) if data else None
         if table is not None:
             own = {k: v or False for k, v in table.items() if k != "_default"}

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ShapeError
+from ..errors import FormatError, ShapeError
 from ..tensor.qtensor import QTensor
 from .arrays import functions, host
+from .groups import checked_importance
 
 F64 = NDArray[np.float64]
 ALPHAS = tuple(i / 10 for i in range(11))
@@ -52,6 +53,10 @@ def awq_scales(
     for w, h in zip(weights, each, strict=True):
         if w.ndim != 2 or tuple(h.shape) != (w.shape[1], w.shape[1]):
             raise ShapeError(f"[awq] weight {list(w.shape)} with a Hessian {list(h.shape)}; wanted [n, k] and [k, k]")
+    for h in own.values():
+        if not functions(h).isfinite(h).all():
+            raise FormatError("[awq] the Hessian has NaN or infinite entries; look at the calibration activations")
+        checked_importance(h.diagonal(), "awq", "the Hessian's diagonal")
     size = np.sqrt(np.maximum(sum(host(h.diagonal()) for h in own.values()), 0))
     size = np.where(size > 0, size, size[size > 0].min() if (size > 0).any() else 1.0)
     rows = min(ROWS, max(16, MANY * ROWS // max(len(weights), 1)))

@@ -30,6 +30,7 @@ from ..tensor.quantize import quantize
 from .arrays import functions, host
 from .fitting import fit, fit_factor, fit_weight
 from .grid import F64, Grid, Params, factor_of
+from .groups import checked_importance
 
 BLOCK = 64
 """Inputs per block of updates."""
@@ -57,7 +58,8 @@ def factored(hessian: Any, *, act_order: bool = False, damping: float = 0.01) ->
     h = xp.cast(xp.array(hessian), xp.float64) + 0.0
     if not xp.isfinite(h).all():
         raise FormatError("[gptq] the Hessian has NaN or infinite entries; look at the calibration activations")
-    importance = np.maximum(host(h.diagonal()), 0)
+    checked_importance(h.diagonal(), "gptq", "the Hessian's diagonal")
+    importance = host(h.diagonal())
     dead = importance == 0
     if dead.any():
         h[xp.array(dead), xp.array(dead)] = max(float(importance.mean()), 1.0)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import functions
+from ..errors import FormatError
+from .arrays import functions, host
 
 F64 = NDArray[np.float64]
 
@@ -22,6 +23,22 @@ def split_groups(x: F64, size: int) -> F64:
     out: F64 = functions(x).zeros((n, count * g))
     out[:, :k] = x
     return out.reshape(n, count, g)
+
+
+def checked_importance(importance: Any, op: str, what: str = "the importance") -> bool:
+    """True when there are weights of errors, False when all are 0: then every input counts the same.
+
+    Raises FormatError for NaN, infinite and negative entries: a scale chosen under them is noise.
+    """
+    values = np.asarray(host(importance), np.float64)
+    bad = ~(np.isfinite(values) & (values >= 0))
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        raise FormatError(
+            f"[{op}] {what} has {int(bad.sum())} of {values.size} entries that are NaN, infinite or negative (the first is "
+            f"{values.flat[at]:g} at input {at}); finite numbers of at least 0 are allowed. Look at the calibration activations"
+        )
+    return bool((values > 0).any())
 
 
 def group_weights(x: Any, size: int, importance: F64 | None) -> F64:

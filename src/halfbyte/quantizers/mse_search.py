@@ -16,7 +16,7 @@ from ..tensor.quantize import quantize
 from .arrays import functions, host
 from .fitting import fit_weight
 from .grid import Grid, Params
-from .groups import split_groups
+from .groups import checked_importance, split_groups
 
 ROWS = 1 << 20
 """Elements per block, so that a candidate's arrays stay in cache."""
@@ -27,11 +27,14 @@ def mse(weight: NDArray[Any], codec: str | Format, importance: NDArray[Any] | No
 
     weight      array, or a torch tensor of an integer, affine or E2M1 format: the search runs on its device
     codec       `codec[:gN]` or a Format whose grid is one scale a group
-    importance  [k]: the weight of the squared error at each input, for example the diagonal of XᵀX; 1 by default
+    importance  [k]: the weight of the squared error at each input, for example the diagonal of XᵀX; 1 by default,
+                and where all are 0
 
     Never worse than `quantize`, whose parameters are among the candidates. Raises FormatError for K-quants and other formats
-    without such a grid, and what `quantize` raises.
+    without such a grid, for importances that are NaN, infinite or negative, and what `quantize` raises.
     """
+    if importance is not None and not checked_importance(importance, "mse"):
+        importance = None
     fmt, x, xp = format_named(codec), weight if is_torch(weight) else np.asarray(weight), functions(weight)
     if x.ndim > 2 and len(x):
         pieces = [mse(m, fmt, importance) for m in x]

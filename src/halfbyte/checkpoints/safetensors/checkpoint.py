@@ -4,6 +4,7 @@ by its layout."""
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +23,8 @@ from ..architecture import prefix_of, required
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding
 from ..findings.headers import header_findings
-from ..findings.overflow import warn_of_overflow
+from ..findings.overflow import CheckpointWarning, warn_of_overflow
+from ..findings.weights import weight_findings
 from ..io.bounded_json import parse_object
 from ..ledger import (
     AUXILIARY,
@@ -49,6 +51,9 @@ from .shards import Shards
 Made = TypeVar("Made")
 METADATA_KEYS = ("shape", "axis", "packing", "quant_state")
 """Parameters that a single file may have in its metadata beside `quantization_config`, each a JSON value or a word."""
+
+LABELS_READ = 3
+"""Weights whose zero points are read to check a GPTQ version label."""
 
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Parts of a multimodal model's config.json that may hold the quantization config of its language model."""
@@ -284,7 +289,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def ledger(self) -> Ledger:
         if self._ledger is None:
-            entries = [*self._claimed(), *self._unclaimed(), *self._missing_parts(), *self._missing_global_scales()]
+            entries = [*self._claimed(), *self._unclaimed(), *self._missing_parts(), *self._lost_parts()]
             if self.scheme is not None:
                 # Parameters that a single file may carry are read from a config as well.
                 uses = self.scheme.key_uses()
@@ -367,29 +372,38 @@ class SafetensorsCheckpoint(Checkpoint):
             layout = min(meant or layouts.values(), key=rank)
             own = own_suffixes(layout, tensors)
             if layout.claims(own):
-                for part in layout.required:
-                    if part not in own:
-                        name = f"{module}{layout.separator}{part}" if part else module
-                        why = f"{layout.name} needs it beside {next(iter(tensors.values()))}"
-                        yield Entry("tensor", name, MISSING, module, why=why)
+                beside = next(iter(tensors.values()))
+                lacks = [part for part in layout.required if part not in own]
+                why = f"{layout.name} needs it beside {beside}"
+                if not lacks and not layout.matches(own):  # it needs one of its optional parts
+                    why = f"{layout.name} needs one of {', '.join(layout.optional)} beside {beside}"
+                    lacks = [part for part in layout.optional if part not in own][:1]
+                for part in lacks:
+                    yield Entry("tensor", f"{module}{layout.separator}{part}" if part else module, MISSING, module, why=why)
 
-    def _missing_global_scales(self) -> Iterator[Entry]:
-        """Two-level weights without a tensor scale beside others of their layout that have one: theirs was lost."""
-        suffixes: dict[tuple[str, str], str] = {}
-        without: list[tuple[tuple[str, str], str]] = []
+    def _lost_parts(self) -> Iterator[Entry]:
+        """Optional parts that a weight lacks beside others of its layout and format that have them: its own was lost.
+
+        Of tensor scales of two-level formats, and of ONNX's zero points; elsewhere weights with and without a part may be mixed.
+        """
+        suffixes: dict[tuple[str, ...], str] = {}
+        without: list[tuple[tuple[str, ...], str]] = []
         for key, tensors in self._modules.items():
             reading = self.reading_or_error(key)
-            if isinstance(reading, Reading) and reading.described.format.family in ("nvfp4", "ggml_fp4"):
-                kind = reading.layout.name, reading.described.format.name
-                claims = reading.layout.consumes(own_suffixes(reading.layout, tensors))
-                found = next((c.suffix for c in claims if c.part == "global_scale"), "")
-                if found:
-                    suffixes[kind] = reading.layout.separator + found
-                else:
+            if not isinstance(reading, Reading):
+                continue
+            layout, fmt = reading.layout, reading.described.format
+            part = "global_scale" if fmt.family in ("nvfp4", "ggml_fp4") else "zeros" if layout.name == "onnx" else ""
+            if part:
+                kind = layout.name, fmt.element if part == "global_scale" else str(fmt.bits), part
+                found = next((c.suffix for c in layout.consumes(own_suffixes(layout, tensors)) if c.part == part), None)
+                if found is None:
                     without.append((kind, key))
+                else:
+                    suffixes[kind] = layout.separator + found
         for kind, key in without:
             if kind in suffixes:
-                yield Entry("tensor", key + suffixes[kind], MISSING, key, why=f"other {kind[1]} weights of {kind[0]} have it")
+                yield Entry("tensor", key + suffixes[kind], MISSING, key, why=f"the other weights of {kind[0]} have it")
 
     def _modules_of_the_model(self) -> tuple[str, list[Entry]]:
         """(why the modules are not compared with config.json, "" when they are; missing tensors and wrong shapes)."""
@@ -417,8 +431,20 @@ class SafetensorsCheckpoint(Checkpoint):
                         expected[name] = _vocabulary(expected_shape(self.config, name), name, shapes[name])
         return "", requirement_entries(needs, shapes, expected)
 
+    def label_findings(self) -> list[Finding]:
+        """Whether the version label of a GPTQ checkpoint fits the zero points of its first weights, which are read for this."""
+        if self.format != "gptq":
+            return []
+        found = [f for key in list(self._modules)[:LABELS_READ] for f in weight_findings(self.__getitem__, key)]
+        return [f for f in found if f.code == "gptq-label"]
+
+    def check(self, op: str) -> None:
+        super().check(op)
+        for finding in self.label_findings():
+            warnings.warn(f"[{op}] {finding.key}: {finding.message}", CheckpointWarning, stacklevel=2)
+
     def header_findings(self) -> list[Finding]:
-        return [*self._sources.findings, *self._odd, *header_findings(self)]
+        return [*self._sources.findings, *self._odd, *header_findings(self), *self.label_findings()]
 
     def close(self) -> None:
         self.shards.close()
