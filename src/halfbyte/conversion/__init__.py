@@ -57,7 +57,7 @@ def convert(
     if out is None:
         raise FormatError("[convert] out is missing: give the folder or file in which the checkpoint is written")
     like = options.pop("like", None)
-    reading = {k: options.pop(k) for k in ("config", "allow_unknown") if k in options}
+    reading: dict[str, Any] = {k: options.pop(k) for k in ("config", "allow_unknown") if k in options}
     with _opened(source, reading) as checkpoint, _opened(like) as other:
         return convert_checkpoint(checkpoint, out, to, lossy=lossy, like=other, **options)
 

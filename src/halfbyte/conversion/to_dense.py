@@ -356,8 +356,10 @@ class _Walk:
             pieces = []
             for tensors in loaded:
                 piece = tensors[0][e] if len(tensors) == 1 else tensors[e]
-                quantized = isinstance(piece, QTensor)
-                pieces.append(piece.dequantize(t.dtype, self.arithmetic) if quantized else np.asarray(piece, DTYPES[t.dtype]))
+                if isinstance(piece, QTensor):
+                    pieces.append(piece.dequantize(t.dtype, self.arithmetic))
+                else:
+                    pieces.append(np.asarray(piece, DTYPES[t.dtype]))
             rows = np.stack(pieces, 1).reshape(-1, *pieces[0].shape[1:]) if t.interleaved else np.concatenate(pieces)
             yield self.checked(t, rows).T if t.transposed else self.checked(t, rows)
 

@@ -155,7 +155,8 @@ def _write_file(run: ConversionRun, out: Path, result: Converted) -> None:
 def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
     packed = [p for u in units for p in u.packed]
     dense = [d for u in units for d in u.dense]
-    names = [t.name.removesuffix(".weight").rpartition(".")[2] for t in (*packed, *dense)]
+    modules = [*(p.name for p in packed), *(d.name.removesuffix(".weight") for d in dense)]
+    names = [module.rpartition(".")[2] for module in modules]
     if not {"lm_head", "output"} & set(names) and set(EMBEDDINGS) & set(names):
         # A tied head has no tensor, yet a reader that packs every Linear of the model must be told to leave it dense.
         dense.append(DenseTensor("lm_head.weight", (0, 0)))

@@ -68,7 +68,7 @@ class TorchAOConfig(SkipListReader):
         data = kind.get("_data") if isinstance(kind, dict) else None
         if data is not None and not isinstance(data, dict):
             raise CheckpointError(f"[config] {self.where}: quant_type has _data {data!r:.80}; wanted an object")
-        table = next((v for v in (data or {}).values() if isinstance(v, dict) and "_default" in v), None) if data else None
+        table = next((v for v in data.values() if isinstance(v, dict) and "_default" in v), None) if data else None
         if table is not None:
             own = {k: v or False for k, v in table.items() if k != "_default"}
             kind = first_entry(own, module, rule_matches)

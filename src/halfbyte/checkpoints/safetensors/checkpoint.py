@@ -395,7 +395,7 @@ class SafetensorsCheckpoint(Checkpoint):
             layout, fmt = reading.layout, reading.described.format
             part = "global_scale" if fmt.family in ("nvfp4", "ggml_fp4") else "zeros" if layout.name == "onnx" else ""
             if part:
-                kind = layout.name, fmt.element if part == "global_scale" else str(fmt.bits), part
+                kind: tuple[str, ...] = layout.name, fmt.element if part == "global_scale" else str(fmt.bits), part
                 found = next((c.suffix for c in layout.consumes(own_suffixes(layout, tensors)) if c.part == part), None)
                 if found is None:
                     without.append((kind, key))
