@@ -201,7 +201,7 @@ def requirement_entries(
     expected  module -> (n, k) as config.json implies it
     """
     out: list[Entry] = []
-    paths = {".".join(parts[:i]) for name in shapes for parts in [name.split(".")] for i in range(1, len(parts))}
+    paths = {""} | {".".join(parts[:i]) for name in shapes for parts in [name.split(".")] for i in range(1, len(parts))}
     for need in requirements:
         choice = next((names for names in need.names if all(n in shapes for n in names)), None)
         if choice is None:
