@@ -69,7 +69,7 @@ def config_readers() -> tuple[type[ConfigReader], ...]:
     """The readers of quantization configs, in the order in which they are asked to recognise one that names no producer: MLX's
     last, for its keys (`bits`, `group_size`) are among those of others."""
     own = (layout.config_reader for layout in LAYOUTS.values() if layout.config_reader)
-    return tuple(dict.fromkeys((*BORROWING_READERS, *own)))
+    return tuple(dict.fromkeys((*own, *BORROWING_READERS)))
 
 
 def layout_aliases() -> dict[str, tuple[str, Mapping[str, Any]]]:
