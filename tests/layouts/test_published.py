@@ -268,6 +268,16 @@ def test_case_74_quarks_mxfp4_with_exclude_globs_and_fp8_layers(tmp_path: Path):
     assert severities(folder) == set()
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (64,), (64, 1)])
+def test_quarks_int8_under_one_scale_or_one_a_row(shape: tuple[int, ...], tmp_path: Path):
+    rng = np.random.default_rng(25)
+    weight, scale = rng.integers(-128, 128, (64, 96), dtype=np.int8), rng.random(shape).astype(np.float32)
+    scheme = {"dtype": "int8", "qscheme": "per_channel" if 64 in shape else "per_tensor", "symmetric": True, "ch_axis": 0}
+    config = {"quant_method": "quark", "global_quant_config": {"weight": scheme}, "exclude": []}
+    folder = write(tmp_path / "m", {f"{NAME}.weight": weight, f"{NAME}.weight_scale": scale}, config)
+    np.testing.assert_array_equal(values(folder), weight.astype(np.float64) * scale.astype(np.float64).reshape(-1, 1))
+
+
 @pytest.mark.parametrize("weight", [{"dtype": "int4"}, {"dtype": "mx", "mx_element_dtype": "fp6_e3m2"}, {"dtype": "fp6_e2m3"}])
 def test_case_74_what_quark_writes_besides_is_refused_by_name(weight: dict, tmp_path: Path):
     tensors = {f"{NAME}.weight": np.zeros((4, 96), np.uint8), f"{NAME}.weight_scale": np.zeros((4, 4), np.uint8)}

@@ -95,7 +95,7 @@ class MLX(Layout):
 
     name = "mlx"
     codec_aliases: ClassVar[dict[str, str]] = {
-        **{f"{sign}int{b}": f"affine{b}" for sign in ("", "u") for b in range(1, 9)},
+        **{f"{sign}int{b}": f"affine{b}" for sign in ("", "u") for b in _AFFINE_BITS},
         "mxfp8": "mxfp8_e4m3",
     }
     producers = ("mlx",)

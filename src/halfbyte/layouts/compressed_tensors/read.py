@@ -41,7 +41,7 @@ from ..quant_config.module_rules import check_rule, covered, first_entry, lookup
 from ..quant_config.reader import ConfigReader
 from ..quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor, PackedModule, dense_modules
 from . import words
-from .write import INTEGER, WORDS, group_config, scales_shape, write, write_misfit
+from .write import FLOAT8, INTEGER, WORDS, group_config, scales_shape, write, write_misfit
 
 I8, U8, I32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
 E4M3, E5M2, E8M0 = (np.dtype(t) for t in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu))
@@ -487,7 +487,13 @@ class CompressedTensorsStack(CompressedTensors):
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         return super().unpack(_prefixed(tensors), config, name)
 
+    def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        if len(shape) != 3 or fmt.name in FLOAT8:
+            return "this layout holds stacks (e, n, k) of packed codes of at most 6 bits, or integers"
+        return super().misfit(fmt, shape)
+
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
+        self.check_fits(q)
         return {s.removeprefix("weight_"): t for s, t in super().pack(q, config).items()}
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
