@@ -20,15 +20,15 @@ from .waiting import let_threads_sleep
 
 COMMANDS = (
     "inspect", "dequantize", "convert", "quantize", "verify", "generate", "chat", "serve", "eval", "plan", "bench",
-    "tune", "backends", "selftest",
+    "tune", "backends", "selftest", "doctor",
 )  # fmt: skip
 """Modules of this package; each holds a function of the module's name."""
 
 app = typer.Typer(
     name="halfbyte",
-    help="Low-bit quantized weights: look into checkpoints, decode them exactly, compare them, run them.",
-    no_args_is_help=True,
-    add_completion=False,
+    help="Low-bit quantized weights: inspect checkpoints, decode them exactly, convert and compare them, run them.",
+    invoke_without_command=True,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -42,13 +42,37 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+OVERVIEW = """\
+halfbyte {version}: quantized language models, 2 to 8 bits a weight
+
+What it does  Decodes GPTQ, AWQ, GGUF, MLX, compressed-tensors, ModelOpt, HQQ,
+              bitsandbytes, torchao and ONNX weights exactly; converts between
+              them without loss; multiplies packed weights on CPU and GPU.
+For whom      Those who publish, convert, check or run quantized checkpoints,
+              and those who write kernels for them.
+
+Three commands to begin with (PATH: a folder, a .safetensors or .gguf file):
+
+  halfbyte inspect PATH                what is in it, and what looks wrong
+  halfbyte chat PATH                   talk to the model
+  halfbyte convert PATH OUT --to mlx   another layout: exact, or refused
+
+halfbyte --help lists all commands, halfbyte COMMAND --help explains one,
+halfbyte doctor reports on this machine."""
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-v", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options that stand before the command."""
+    if context.invoked_subcommand is None:
+        from halfbyte import __version__
+
+        typer.echo(OVERVIEW.format(version=__version__))
 
 
 for _name in COMMANDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -13,21 +14,23 @@ def backends(
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one backend a line.")] = False,
 ) -> int:
     """List the backends, best first for each device, and say why one cannot run here."""
-    found = [_record(name) for name in _names()]
+    listed = list(records())
     if json:
-        for record in found:
+        for record in listed:
             print_json(record)
         return 0
-    columns = (Column("backend"), Column("device"), Column("runs here"), Column("what it found, or why not"))
-    rows = [[r["backend"], r["device"], "yes" if r["available"] else "no", r["reason"] or r["description"]] for r in found]
+    columns = (Column("backend"), Column("device"), Column("runs here"), Column("what was detected, or why not"))
+    rows = [[r["backend"], r["device"], "yes" if r["available"] else "no", r["reason"] or r["description"]] for r in listed]
     print_table(columns, rows)
     return 0
 
 
-def _names() -> tuple[str, ...]:
+def records() -> Iterator[dict[str, Any]]:
+    """A record for each backend, best first for each device."""
     from ..backends import names
 
-    return names()
+    for name in names():
+        yield _record(name)
 
 
 def _record(name: str) -> dict[str, Any]:

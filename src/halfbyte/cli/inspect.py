@@ -20,7 +20,7 @@ SHOWN = 4
 
 _COLUMNS = (
     Column("tensor"), Column("count", True), Column("layout"), Column("format"), Column("shape", True),
-    Column("bits/weight", True), Column("bytes", True),
+    Column("bits/weight", True), Column("bytes", True, optional=1),
 )  # fmt: skip
 
 _LEDGER = (Column("tensor or key"), Column("status"), Column("beside"), Column("why"))

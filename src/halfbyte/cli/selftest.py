@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from ..bench.selftest import Bench, Outcome
 
 _COLUMNS = (
-    Column("format"), Column("route"), Column("op"), Column("schedule"), Column("dtype"), Column("one-hot"),
-    Column("error / bound", True), Column("m", True), Column("n x k"), Column("us", True), Column("GB/s", True),
-    Column("mx.quantized_matmul us", True),
-    Column("dense us", True), Column("failure"),
+    Column("format"), Column("route", optional=4), Column("op"), Column("schedule"), Column("dtype", optional=3),
+    Column("one-hot"),
+    Column("error / bound", True), Column("m", True), Column("n x k", optional=5), Column("us", True),
+    Column("GB/s", True, optional=2), Column("mx.quantized_matmul us", True, optional=7), Column("dense us", True, optional=6),
+    Column("failure", optional=1),
 )  # fmt: skip
 
 

@@ -53,41 +53,90 @@ def _plain(value: Any) -> Any:
 
 
 class Column(NamedTuple):
-    """A heading; numbers are set to the right. The first column is the one that folds when the terminal is narrow."""
+    """A column of a table.
+
+    right     numbers: aligned to the right and never wrapped
+    optional  0: always shown. Where a terminal is too narrow for all columns, those with the highest number go first
+    """
 
     heading: str
     right: bool = False
+    optional: int = 0
+
+
+GAP = 2
+TABLE_WIDTH = 72
+"""On terminals of at least this many columns rows are printed as a table; on narrower ones as paragraphs."""
+NARROWEST = 14
+"""Columns a wrapped text column keeps; below it optional columns are left out."""
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Rows as a table as wide as it needs to be; on a terminal too narrow for it, each row as a short paragraph."""
-    from rich.box import SIMPLE_HEAD
+    """Rows as a table: text wraps and then optional columns are left out, and named, where the terminal is narrow.
+
+    Below TABLE_WIDTH columns each row is a short paragraph, with nothing left out. A file or pipe gets every row on one line.
+    """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(file=sys.stdout, highlight=False, width=None if terminal else UNLIMITED)
+    available = Console(file=sys.stdout).width if terminal else UNLIMITED
     cells = [[printable(c) for c in row] for row in rows]
-    widths = [max((len(r[i]) for r in cells), default=0) for i in range(len(columns))]
-    widths = [max(w, len(c.heading)) for w, c in zip(widths, columns, strict=True)]
-    rest = sum(widths[1:]) + 3 * len(columns)
-    if console.width < rest + min(widths[0], 24):
-        for row in cells:
-            facts = ", ".join(f"{c.heading} {cell}" for c, cell in zip(columns[1:], row[1:], strict=True) if cell)
-            print(row[0])
-            for line in textwrap.wrap(facts, max(console.width - 2, 20)):
-                print(f"  {line}")
+    content = [max((len(row[i]) for row in cells), default=0) for i in range(len(columns))]
+    if available < TABLE_WIDTH and available < sum(content) + GAP * (len(content) - 1):
+        _print_paragraphs(columns, cells, available)
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column.heading, justify="right" if column.right else "left", overflow="fold", no_wrap=i > 0)
+    shown, widths = fitted(columns, content, available)
+    _print_row([columns[i].heading for i in shown], widths, [columns[i].right for i in shown])
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
+    print((" " * GAP).join(("─" if encoding.startswith("utf") else "-") * w for w in widths))
     for row in cells:
-        table.add_row(*(Text(c) for c in row))
-    with console.capture() as drawn:
-        console.print(table)
-    for line in drawn.get().splitlines():
-        print(line.rstrip())
+        _print_row([row[i] for i in shown], widths, [columns[i].right for i in shown])
+    left_out = [c.heading for i, c in enumerate(columns) if i not in shown and any(row[i] for row in cells)]
+    if left_out:
+        note = f"not shown here: {', '.join(left_out)}; a wider terminal shows all, --json has all"
+        print("\n".join(textwrap.wrap(note, available)))
+
+
+def fitted(columns: Sequence[Column], content: Sequence[int], available: int) -> tuple[list[int], list[int]]:
+    """The columns that fit into `available`, by index, and their widths.
+
+    content  the longest cell of each column
+    Headings of numbers wrap first; then the widest text columns, each down to NARROWEST; then columns are left out, the most
+    optional first and, where none is optional, the last, until two are left.
+    """
+    shown = list(range(len(columns)))
+    whole = [max(n, len(c.heading)) for n, c in zip(content, columns, strict=True)]
+    words = [max(n, *(map(len, c.heading.split()))) for n, c in zip(content, columns, strict=True)]
+    while True:
+        widths = {i: whole[i] for i in shown}
+        excess = sum(widths.values()) + GAP * (len(shown) - 1) - available
+        text = [i for i in shown if not columns[i].right]
+        for which, least in ((shown, words), (text, [NARROWEST] * len(columns))):
+            while excess > 0:
+                candidates = [i for i in which if widths[i] > least[i]]
+                if not candidates:
+                    break
+                widths[max(candidates, key=lambda i: widths[i])] -= 1
+                excess -= 1
+        if excess <= 0 or len(shown) <= 2:
+            return shown, [widths[i] for i in shown]
+        shown.remove(max(shown[1:], key=lambda i: (columns[i].optional, i)))
+
+
+def _print_row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> None:
+    parts = [textwrap.wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(row, widths, strict=True)]
+    for line in range(max(map(len, parts))):
+        texts = [part[line] if line < len(part) else "" for part in parts]
+        texts = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)]
+        print((" " * GAP).join(texts).rstrip())
+
+
+def _print_paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], available: int) -> None:
+    for row in cells:
+        facts = ", ".join(f"{c.heading} {cell}" for c, cell in zip(columns[1:], row[1:], strict=True) if cell)
+        print(row[0])
+        for line in textwrap.wrap(facts, max(available - 2, 20)):
+            print(f"  {line}")
 
 
 def plural(n: int, word: str) -> str:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from ..verification.compare import Comparison, Report
 
 _COLUMNS = (
-    Column("tensor"), Column("status"), Column("A"), Column("B"), Column("compared as"), Column("differing", True),
-    Column("rel. RMS", True), Column("max rel.", True), Column("max abs.", True), Column("1 - cosine", True),
+    Column("tensor"), Column("status"), Column("A"), Column("B"), Column("compared as", optional=3),
+    Column("differing", True), Column("rel. RMS", True), Column("max rel.", True, optional=2),
+    Column("max abs.", True, optional=1), Column("1 - cosine", True, optional=4),
 )  # fmt: skip
 
 

@@ -1,0 +1,131 @@
+"""Tables at every width, the first screen, completion, and `halfbyte doctor`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import halfbyte
+from halfbyte.cli import doctor as doctor_module
+from halfbyte.cli import main
+from halfbyte.cli import terminal as t
+from halfbyte.cli.terminal import Column, print_table
+
+COLUMNS = (
+    Column("tensor"), Column("why"), Column("bits", True), Column("a long heading", True), Column("dtype", optional=2),
+    Column("bytes", True, optional=1), Column("mx.quantized_matmul us", True, optional=3),
+)  # fmt: skip
+ROWS = [
+    ["model.layers.0.self_attn.q_proj", "scales are NaN and the sum is lost", "4.25", "17", "bfloat16", "4,352 B", "12.3"],
+    ["lm_head", "", "8.5", "3", "float16", "1 B", "45.6"],
+]
+
+
+def table(capsys, monkeypatch, width, columns=COLUMNS, rows=ROWS):
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(columns, rows)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 200])
+def test_a_table_of_at_least_72_columns_fits_and_says_what_it_leaves_out(width, capsys, monkeypatch):
+    lines = table(capsys, monkeypatch, width)
+    assert max(map(len, lines)) <= width
+    text = " ".join(lines)
+    for i, column in enumerate(COLUMNS):
+        body, _, note = text.partition("not shown here")
+        assert (column.heading in note) != all(row[i][:4] in body for row in ROWS)
+    assert ("not shown here: mx.quantized_matmul us;" in text) == (width < 85)
+
+
+def test_headings_of_numbers_wrap_before_text_does():
+    columns = (Column("name"), Column("one two", True))
+    assert t.fitted(columns, [20, 3], 29) == ([0, 1], [20, 7])
+    assert t.fitted(columns, [20, 3], 25) == ([0, 1], [20, 3])
+    assert t.fitted(columns, [20, 3], 20) == ([0, 1], [15, 3])
+
+
+def test_the_most_optional_column_goes_first_then_the_last():
+    columns = (Column("n"), Column("a", True, 1), Column("b", True, 2), Column("c", True))
+    assert t.fitted(columns, [5, 9, 9, 9], 30)[0] == [0, 1, 3]
+    assert t.fitted(columns, [5, 9, 9, 9], 19)[0] == [0, 3]
+    plain = (Column("n"), Column("a", True), Column("b", True))
+    assert t.fitted(plain, [5, 9, 9], 20)[0] == [0, 1]
+
+
+def test_wrapped_cells_keep_their_rows_apart(capsys, monkeypatch):
+    columns = (Column("k"), Column("sentence"))
+    lines = table(capsys, monkeypatch, 72, columns, [["a", "one two " * 12], ["b", "x"]])
+    assert [line[0] for line in lines[2:]] == ["a", " ", "b"]
+    assert " ".join(" ".join(lines[2:4]).split()) == "a " + ("one two " * 12).strip()
+
+
+def test_without_arguments_one_screen_answers(capsys):
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert err == ""
+    for words in (f"halfbyte {halfbyte.__version__}", "What it does", "For whom", "halfbyte inspect PATH", "halfbyte chat PATH"):
+        assert words in out
+
+
+@pytest.mark.parametrize("option", ["--version", "-v"])
+def test_version(option, capsys):
+    assert main([option]) == 0
+    assert capsys.readouterr().out == f"halfbyte {halfbyte.__version__}\n"
+
+
+@pytest.mark.parametrize(("shell", "words"), [("bash", "complete"), ("zsh", "compdef"), ("fish", "complete --command halfbyte")])
+def test_shell_completion_is_printed(shell, words, capsys, monkeypatch):
+    monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell, raising=False)
+    assert main(["--show-completion", *([shell] if _takes_a_shell() else [])]) == 0
+    out = capsys.readouterr().out
+    assert words in out
+    assert "_HALFBYTE_COMPLETE" in out
+
+
+def _takes_a_shell() -> bool:
+    """typer without shellingham wants the shell's name."""
+    import typer.core
+
+    return not getattr(typer.core, "HAS_SHELLINGHAM", True)
+
+
+def test_doctor_reports_this_machine(capsys):
+    status = main(["doctor", "--json"])
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    system, *others = records
+    assert system["record"] == "system"
+    assert system["halfbyte"] == halfbyte.__version__
+    assert {"python", "platform", "cpu", "cores", "features", "native", "gpus"} <= set(system)
+    import numpy as np
+
+    assert system["packages"]["numpy"] == np.__version__
+    assert {r["backend"] for r in others if r["record"] == "backend"} == set(halfbyte.backends.names())
+    assert status == int(any(r["record"] == "problem" for r in others))
+    assert main(["doctor"]) == status
+    out = capsys.readouterr().out
+    for words in (f"halfbyte {halfbyte.__version__}, Python", "CPU: ", "GPUs: ", "packages: numpy", "reference"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("installed", "problem"),
+    [({"transformers": "4.57.1"}, "transformers 4.57.1: load_model"), ({"torch": "2.5.1+cpu"}, "torch 2.5.1+cpu: "),
+     ({"torch": "2.13.0", "transformers": "5.24.0", "numpy": "1.26.0", "triton": "3.10.1"}, None)],
+)  # fmt: skip
+def test_known_bad_versions_are_problems(installed, problem):
+    found = doctor_module.problems(installed, [{"backend": "cpu", "reason": None}])
+    assert len(found) == int(problem is not None)
+    assert problem is None or found[0].startswith(problem)
+
+
+def test_a_backend_that_does_not_load_is_a_problem(monkeypatch, capsys):
+    broken = {"record": "backend", "backend": "cuda", "device": "", "available": False, "description": ""}
+    broken["reason"] = "it could not be loaded: OSError: libcuda.so.1: file too short"
+    monkeypatch.setattr(doctor_module, "backend_records", lambda: iter([broken]))
+    assert main(["doctor"]) == 1
+    assert "problem: backend cuda: it could not be loaded" in capsys.readouterr().out
