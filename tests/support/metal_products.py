@@ -49,11 +49,19 @@ def numbers(fmt, shape, seed):
 
 
 def one_hot(q, dtype):
-    """What x = identity must give: the value rounded once, or by way of float32 where the kernel's own sum rounds first."""
-    f = q.format
-    if f.bias or f.scale == "float32":
-        return q.dequantize("float32").astype(NUMPY[dtype]).astype(np.float32).T
+    """The weight's exact values, rounded once: what x = identity must give, (k, n)."""
     return q.dequantize(dtype).astype(np.float32).T
+
+
+def assert_one_hot(y, q, dtype, rows=slice(None)):
+    """y is one_hot(q, dtype)[rows]. A value that float32 does not hold may be rounded to float32 first: there the other neighbour
+    is right too where the exact value is within float32's rounding, 2^−24, of the middle of both."""
+    once = one_hot(q, dtype)[rows]
+    exact = q.dequantize("float64").T[rows]
+    with np.errstate(invalid="ignore", over="ignore"):
+        middle = (y.astype(np.float64) + once) / 2
+        seam = (exact != exact.astype(np.float32)) & (np.abs(exact - middle) <= 2.0**-24 * np.abs(exact))
+    np.testing.assert_array_equal(np.where(seam, once, y), once)
 
 
 def assert_product(y, x, q, dtype, bias=None):

@@ -18,7 +18,18 @@ from halfbyte.formats import format_named
 from halfbyte.tensor.qtensor import QTensor
 from support.metal_cpu.machine import MetalFaultError, available
 from support.metal_formats import FORMATS, SIX, TORCH, as_float, backend, on_device, stand
-from support.metal_products import FUSED, MAKERS, TILED, assert_product, numbers, one_hot, product, tokens, whole_numbers
+from support.metal_products import (
+    FUSED,
+    MAKERS,
+    TILED,
+    assert_one_hot,
+    assert_product,
+    numbers,
+    one_hot,
+    product,
+    tokens,
+    whole_numbers,
+)
 from support.random_tensors import finite_tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
@@ -35,7 +46,26 @@ def six():
 def test_one_hot_activations_return_the_weight(six, schedule, name):
     q = finite_tensor(SIX[name], (70, 96), 1)
     y = product(schedule, torch.eye(96).half(), q)
-    np.testing.assert_array_equal(as_float(y), one_hot(q, "float16"))
+    assert_one_hot(as_float(y), q, "float16")
+
+
+SPECIAL_SCALES = {"nvfp4": (0x00, 0x01, 0x38, 0x7E, 0x80, 0x81, 0xB8, 0xFE, 0x7F, 0xFF), "mxfp4": (0, 1, 96, 127, 140, 255)}
+"""E4M3: zeros, subnormals, one, the largest, of both signs, and both NaN. E8M0: the least, ordinary ones, NaN."""
+
+
+@pytest.mark.parametrize("name", SPECIAL_SCALES)
+@pytest.mark.parametrize("schedule", [*TILED, *FUSED])
+def test_special_scale_bytes(six, schedule, name):
+    """A row for each byte: exact values, or NaN in the whole row, and in no other."""
+    bytes_ = np.array(SPECIAL_SCALES[name], np.uint8)
+    q = finite_tensor(SIX[name], (bytes_.size, 64), 4)
+    q = QTensor(q.format, q.shape, {**q.parts, "scales": np.broadcast_to(bytes_[:, None], q.parts["scales"].shape).copy()})
+    y = as_float(product(schedule, torch.eye(64).half(), q))
+    nan = np.isin(bytes_, [0x7F, 0xFF] if name == "nvfp4" else [255])
+    assert np.isnan(y[:, nan]).all()
+    right = q.dequantize("float16").astype(np.float32).T
+    np.testing.assert_array_equal(y[:, ~nan], right[:, ~nan])
+    assert np.abs(right[:, ~nan]).max() > 0
 
 
 PARTS = 6
@@ -110,7 +140,7 @@ def other_dtypes():
 def test_case_31_the_other_dtypes(other_dtypes, schedule, dtype):
     name = OTHER[schedule]
     q = finite_tensor(SIX[name], (37, 96), 2)
-    np.testing.assert_array_equal(as_float(product(schedule, torch.eye(96).to(TORCH[dtype]), q)), one_hot(q, dtype))
+    assert_one_hot(as_float(product(schedule, torch.eye(96).to(TORCH[dtype]), q)), q, dtype)
     x = tokens(66, 96, dtype)
     y = product(schedule, x, q)
     assert y.dtype == TORCH[dtype]
@@ -162,14 +192,14 @@ def test_case_18_nvfp4_with_a_tail_of_half_a_tile(six, k):
 def test_case_19_n_of_one_tile_and_identity(schedule):
     q = finite_tensor(format_named("uint4", 64), (64, 128), 4)
     stand().load([MAKERS[s](q.format, "float16") for s in (*TILED, *FUSED)])
-    np.testing.assert_array_equal(as_float(product(schedule, torch.eye(128).half(), q)), one_hot(q, "float16"))
+    assert_one_hot(as_float(product(schedule, torch.eye(128).half(), q)), q, "float16")
 
 
 def test_case_20_groups_that_tiles_span(six):
     for name in ("uint4", "nvfp4"):
         q = finite_tensor(SIX[name], (5, 96), 6)
         for schedule in (*TILED, *FUSED):
-            np.testing.assert_array_equal(as_float(product(schedule, torch.eye(96).half(), q)), one_hot(q, "float16"))
+            assert_one_hot(as_float(product(schedule, torch.eye(96).half(), q)), q, "float16")
 
 
 def test_case_24_strided_offset_and_transposed_x():
@@ -263,7 +293,7 @@ def test_act_order_and_odd_k_reach_the_products():
     for w in (QTensor(q.format, q.shape, {**q.parts, "group_index": index}), finite_tensor(format_named("int4", -1), (7, 91), 1)):
         k = w.shape[1]
         for schedule in ("matvec", "double-buffered", "fused wide"):
-            np.testing.assert_array_equal(as_float(product(schedule, torch.eye(k).half(), w)), one_hot(w, "float16"))
+            assert_one_hot(as_float(product(schedule, torch.eye(k).half(), w)), w, "float16")
 
 
 def test_metal_marlin_words_are_read_where_they_lie():
@@ -280,7 +310,7 @@ def test_metal_marlin_words_are_read_where_they_lie():
         inputs = [torch.from_numpy(a) for a in (t["qweight"].view(np.int32), t["scales"], zeros)]
         one = torch.ones(8)
         (y,) = route.run(kernel, [*inputs, x, one, one], [12, 1, n, 1, n, 96, n, 96, 0], [1.0], [(96, n)], (2 * 128, 2, 1))
-        np.testing.assert_array_equal(as_float(y), one_hot(q, "float16"))
+        assert_one_hot(as_float(y), q, "float16")
 
 
 def test_every_schedule_gives_the_same_answer_twice(six):
@@ -296,7 +326,7 @@ def test_zero_points_of_any_size_are_exact():
     q = QTensor(q.format, q.shape, {**q.parts, "zeros": zeros})
     stand().load([MAKERS[s](q.format, "float32") for s in (*TILED, *FUSED)])
     for schedule in ("matvec", *TILED, *FUSED):
-        np.testing.assert_array_equal(as_float(product(schedule, torch.eye(32), q)), one_hot(q, "float32"))
+        assert_one_hot(as_float(product(schedule, torch.eye(32), q)), q, "float32")
 
 
 def test_what_a_schedule_cannot_hold_is_refused_with_the_reason():
@@ -318,3 +348,14 @@ def test_the_checker_fails_on_one_wrong_column():
     y[1, 40] *= 1.001
     with pytest.raises(AssertionError):
         assert_product(y, x, q, "float32")
+
+
+def test_the_one_hot_check_fails_on_a_neighbouring_value():
+    q = finite_tensor(SIX["affine4"], (5, 64), 4)
+    y = one_hot(q, "float16")
+    assert_one_hot(y, q, "float16")
+    for i, j in ((0, 0), (63, 4), (17, 2)):
+        wrong = y.copy()
+        wrong[i, j] = np.nextafter(np.float16(y[i, j]), np.float16(np.inf))
+        with pytest.raises(AssertionError):
+            assert_one_hot(wrong, q, "float16")

@@ -12,7 +12,7 @@ from halfbyte.formats import format_named
 from support.metal_cpu.machine import available
 from support.metal_cpu.torch_stand_in import compile_shader
 from support.metal_formats import FORMATS, SIX, as_float, on_device, stand
-from support.metal_products import assert_product, numbers, one_hot, product, tokens, whole_numbers
+from support.metal_products import assert_one_hot, assert_product, numbers, product, tokens, whole_numbers
 from support.random_tensors import finite_tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not installed")
@@ -41,7 +41,7 @@ def test_matvec_of_every_affine_width_and_group():
         q = finite_tensor(fmt, (5, 256), 3)
         x = torch.zeros(1, 256).half()
         x[0, 77] = 1
-        np.testing.assert_array_equal(as_float(product("matvec", x, q)), one_hot(q, "float16")[77:78])
+        assert_one_hot(as_float(product("matvec", x, q)), q, "float16", slice(77, 78))
         x = tokens(1, 256)
         assert_product(product("matvec", x, q), x, q, "float16")
 
@@ -67,7 +67,7 @@ def test_matvec_one_hot_in_every_unit_of_both_simdgroups(name, m):
     x = torch.zeros(LONG // 8, LONG).half()
     x[torch.arange(LONG // 8), torch.from_numpy(at)] = 1
     y = torch.cat([product("matvec", rows, q) for rows in x.split(m)])
-    np.testing.assert_array_equal(as_float(y), one_hot(q, "float16")[at])
+    assert_one_hot(as_float(y), q, "float16", at)
 
 
 @pytest.mark.parametrize("k", [250, 257, 511, 517, 1029, LONG - 3])
@@ -75,7 +75,7 @@ def test_matvec_with_odd_tails(k):
     q = finite_tensor(format_named("int4", -1), (5, k), 7)
     at = np.array([0, 255, 256, k - 9, k - 8, k - 2, k - 1]) % k
     y = product("matvec", torch.eye(k)[torch.from_numpy(at)], q)
-    np.testing.assert_array_equal(as_float(y), one_hot(q, "float32")[at])
+    assert_one_hot(as_float(y), q, "float32", at)
     x = tokens(3, k)
     assert_product(product("matvec", x, q), x, q, "float16")
 
