@@ -68,7 +68,9 @@ class Detector:
 
     def kind(self, tensors: Mapping[str, str]) -> Kind:
         """What a module with these tensors, by suffix, can be."""
-        headers = {suffix: self.shards.header(tensor) for suffix, tensor in tensors.items()}
+        # A tensor without a known suffix belongs to no layout, and its header may be one that is not read.
+        lone = tuple(tensors) == ("",)
+        headers = {} if lone else {suffix: self.shards.header(tensor) for suffix, tensor in tensors.items()}
         signature = tuple((suffix, header.dtype) for suffix, header in headers.items())
         if signature not in self._kinds:
             self._kinds[signature] = kind_of(self.layouts, headers, self._meant)
