@@ -128,3 +128,13 @@ def test_group_sizes_and_defaults():
     assert LEAST_ERROR["mxfp4"] == "even"
     assert LEAST_ERROR["mxfp8_e4m3"] == "ceil"
     assert LEAST_ERROR["mxint8"] == "floor"
+
+
+def test_a_scale_below_float16_is_stored_as_1():
+    """A producer that computes in float16 divides by a scale of 0 there; it stores 1 and divides by that."""
+    x = np.zeros((1, 64), np.float16)
+    x[0, 0], x[0, 32] = 2.0**-24, 2.0**-20
+    q = quantize(x, "mxfp4", scale="floor", compute="input")
+    assert q.parts["scales"].tolist() == [[127, 127 - 22]]
+    assert q.dequantize()[0, 32] == 2.0**-20
+    assert not q.dequantize()[0, :32].any()

@@ -128,3 +128,24 @@ def test_empty_arrays_are_identical_and_count_nothing():
     d = error_stats(np.zeros((0, 4)), np.zeros((0, 4)))
     assert d.identical
     assert d.count == 0
+
+
+def test_nothing_compared_is_identical():
+    empty = ErrorStats()
+    assert empty.identical
+    assert (empty.relative_rms, empty.cosine, empty.max_abs_error, empty.max_relative_error) == (0.0, 1.0, 0.0, 0.0)
+
+
+def test_each_sum_starts_at_zero():
+    stats = error_stats(np.array([[3.0, 4.0]]), np.array([[3.0, 3.0]]))
+    assert stats.relative_rms == 0.2
+    assert stats.cosine == 21 / (5 * math.sqrt(18))
+    assert (stats.max_abs_error, stats.max_relative_error, stats.worst, stats.differing, stats.count) == (1.0, 0.25, (0, 1), 1, 2)
+    assert not stats.within(0.24)
+    assert stats.within(0.25)
+
+
+def test_a_reference_of_norm_1_is_no_special_case():
+    stats = error_stats(np.array([[1.0, 0.0]]), np.array([[1.0, 0.5]]))
+    assert (stats.relative_rms, stats.max_relative_error) == (0.5, 0.5)
+    assert error_stats(np.array([[0.0, 0.0]]), np.array([[0.0, 0.5]])).relative_rms == math.inf
