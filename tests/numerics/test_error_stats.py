@@ -149,3 +149,8 @@ def test_a_reference_of_norm_1_is_no_special_case():
     stats = error_stats(np.array([[1.0, 0.0]]), np.array([[1.0, 0.5]]))
     assert (stats.relative_rms, stats.max_relative_error) == (0.5, 0.5)
     assert error_stats(np.array([[0.0, 0.0]]), np.array([[0.0, 0.5]])).relative_rms == math.inf
+
+
+def test_errors_whose_squares_underflow_beside_a_norm_of_1():
+    stats = error_stats(np.array([[1.0, 0.0]]), np.array([[1.0, 1e-200]]))
+    assert stats.relative_rms == stats.max_relative_error == 1e-200
