@@ -72,7 +72,7 @@ class Checkpoint(ABC):
 
     path    file or folder it was opened from
     format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf", "bitsandbytes", "hqq", "torchao", "onnx",
-            "metal-marlin", "halfbyte" or "dense"
+            "metal-marlin", "fp8", "auto-round", "quark", "halfbyte" or "dense"
     config  the model's configuration ({} when there is none)
     allowed names, or patterns with *, of unknown and missing tensors and config keys that `check` lets through
     """
