@@ -152,12 +152,26 @@ def test_checkpoint_folder_opens_and_decodes_to_the_producers_values(name: str):
 
 
 @pytest.mark.parametrize("file", [c["file"] for c in CASES if c["file"].endswith(".gguf")])
-def test_gguf_opens_through_the_same_door(file: str):
+def test_gguf_has_the_tensors_of_the_manifest_with_ggufs_own_values(file: str):
+    gguf = pytest.importorskip("gguf")
+    (case,) = (c for c in CASES if c["file"] == file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)
         checkpoint = hb.open(GOLDEN / file)
     assert checkpoint.format == "gguf"
-    assert len(checkpoint) > 0
+    stored = {t.name: t for t in gguf.GGUFReader(GOLDEN / file).tensors}
+    names = {key if key.endswith(".weight") else f"{key}.weight": key for key in checkpoint}
+    assert set(names) == set(case["tensors"]) == set(stored)
+    for name, key in names.items():
+        info, described = checkpoint.info(key), case["tensors"][name]
+        assert info.shape == tuple(described["shape"]), name
+        want = gguf.quants.dequantize(stored[name].data, stored[name].tensor_type).reshape(info.shape)
+        value = checkpoint[key]
+        if isinstance(value, hb.QTensor):
+            assert info.dtype == described["type"], name
+            np.testing.assert_array_equal(value.dequantize("float32", arithmetic="producer"), want, err_msg=name)
+        else:
+            np.testing.assert_array_equal(value.astype(np.float32), want, err_msg=name)
 
 
 def test_without_a_config_the_complaint_is_that_of_the_layout_most_tensors_belong_to():
