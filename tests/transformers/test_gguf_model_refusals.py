@@ -105,7 +105,7 @@ def with_tensor(tensor: Tensor) -> Any:
         (
             with_pair("general.architecture", "string", "mamba"),
             UnsupportedError,
-            "architecture 'mamba'; models that can be built: arcee, baichuan, cohere2, command-r",
+            "architecture 'mamba': its recurrent or convolutional layers .*; models that can be built: arcee, baichuan",
         ),
         (with_pair("general.architecture", "", None), UnsupportedError, "architecture ''"),
     ],

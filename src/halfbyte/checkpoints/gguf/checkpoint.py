@@ -26,6 +26,7 @@ from ..findings.overflow import warn_of_overflow
 from ..ledger import CLAIMED, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
 from .file import GGUFFile
 from .metadata import Metadata
+from .runnable import refusal
 
 PROJECTOR = (
     "is a vision projector (general.architecture clip): the image encoder that belongs to a language model, not the model; open "
@@ -179,6 +180,8 @@ class GGUFCheckpoint(Checkpoint):
             add("note", "vision-projector", "", f"it {PROJECTOR}")
         if "general.architecture" not in self.metadata:
             add("warning", "no-architecture", "", "general.architecture is missing: no program can tell which model it is")
+        elif self.metadata.get("general.architecture") != "clip" and (why := refusal(self.metadata)):
+            add("note", "cannot-run", "", f"cannot be run here, because {why}; its weights can be read, verified and converted")
         for key, name in self._names.items():
             header = self.file.headers[name]
             if not header.quantized:

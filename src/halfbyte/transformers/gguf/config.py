@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ...checkpoints.gguf.runnable import refusal
 from ...errors import CheckpointError, UnsupportedError
 from .architectures import ARCHITECTURES, MIXTRAL, Architecture, Field
 from .keys import Keys
@@ -109,7 +110,8 @@ def architecture_of(checkpoint: GGUFCheckpoint) -> Architecture:
     arch = Keys(checkpoint).arch
     if arch not in ARCHITECTURES:
         raise UnsupportedError(
-            f"[load_model] {checkpoint.path}: architecture {arch!r}; models that can be built: {', '.join(ARCHITECTURES)}. "
+            f"[load_model] {checkpoint.path}: {refusal(checkpoint.metadata)}; models that can be built: "
+            f"{', '.join(ARCHITECTURES)}. "
             "Its weights can still be opened, converted and multiplied one by one"
         )
     if arch == "llama" and Keys(checkpoint).get("expert_count", "integer", 0):

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...checkpoints.gguf.metadata import Metadata
+from ...checkpoints.gguf.runnable import UNREAD_VOCABULARIES
 from ...errors import CheckpointError, UnsupportedError
 from .bpe_merges import merges
 from .pretokenizers import PRE_TOKENIZERS, UNREAD, PreTokenizer
@@ -41,16 +42,6 @@ END_OF_TURN = frozenset(
     }
 )  # fmt: skip
 """Tokens that end a reply in some vocabulary, control tokens whatever type the file gives them."""
-
-UNREAD_KINDS: dict[str, str] = {
-    "rwkv": "transformers has no current RWKV model to feed",
-    "plamo2": "transformers has no PLaMo model to feed",
-    "hybriddna": "its DNA markers switch between two vocabularies, which the tokenizers library cannot express",
-    "whitespace": "it drops whitespace, which no embedding model here needs",
-    "no_vocab": "the file has no vocabulary",
-    "none": "the file has no vocabulary",
-}
-"""Values of tokenizer.ggml.model that llama.cpp knows and are not read, with the reason."""
 
 
 def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
@@ -120,7 +111,7 @@ def backend_of(metadata: Metadata) -> Tokenizer:
     """The `tokenizers.Tokenizer` of a GGUF header."""
     kind = metadata.typed("tokenizer.ggml.model", "string")
     if kind not in _KINDS:
-        why = f" ({UNREAD_KINDS[kind]})" if kind in UNREAD_KINDS else ""
+        why = f" ({UNREAD_VOCABULARIES[kind]})" if kind in UNREAD_VOCABULARIES else ""
         raise UnsupportedError(f"[tokenizer] tokenizer.ggml.model is {kind!r}{why}; read: {', '.join(map(repr, _KINDS))}")
     tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]")
     if not tokens:

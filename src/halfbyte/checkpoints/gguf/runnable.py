@@ -1,0 +1,77 @@
+"""Which GGUF files can be run as models here, and why others cannot: tables over llama.cpp's architectures and vocabularies.
+
+    refusal(metadata)      None, or "architecture 'mamba2' has no table of its tensors here"
+
+The weights of every file can be opened, inspected, verified, converted and multiplied one by one; only running it as a model
+needs more. `transformers.gguf` builds the models; a test holds these tables to its registries and to docs/gguf-models.md.
+"""
+
+from __future__ import annotations
+
+from .metadata import Metadata
+
+READ = frozenset(
+    {
+        "arcee", "baichuan", "cohere2", "command-r", "dots1", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3", "glm4",
+        "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granitemoe", "hunyuan-dense", "hunyuan-moe", "internlm2",
+        "llama", "minicpm", "nemotron", "olmo2", "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe",
+        "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder2", "xverse",
+    }
+)  # fmt: skip
+"""Values of general.architecture whose files become transformers models."""
+
+NO_MODEL = "transformers has no such model"
+NO_DECODER = "it does not continue text: an encoder, a projector or a decoder of sound or drafts"
+NO_TABLE = "its tensors have no table here yet, though transformers has the model"
+RECURRENT = "its recurrent or convolutional layers have no table here yet, though transformers has the model"
+LATENT = "its latent attention has no table here yet, though transformers has the model"
+ROUTING = "transformers routes tokens to its experts otherwise than llama.cpp"
+
+_GROUPS = {
+    NO_MODEL: (
+        "deci grok refact qwen plamo plamo2 plamo3 codeshell orion maple arctic chatglm jais openelm rwkv6 rwkv6qwen2 "
+        "rwkv7 arwkv7 graniteswitch plm bailingmoe bailingmoe2 bailingmoe3 smallthinker llada llada-moe dream grovemoe "
+        "rnd1 pangu-embedded cogvlm mimo2 step35 spark2_5 maincoder kimi-k3 talkie nanbeige deepseek deepseek2-ocr "
+        "chameleon dots3note"
+    ),
+    NO_DECODER: (
+        "clip bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
+        "llama-embed t5 t5encoder wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"
+    ),
+    RECURRENT: (
+        "mamba mamba2 jamba falcon-h1 granitehybrid nemotron_h nemotron_h_moe qwen3next qwen35 qwen35moe lfm2 lfm2moe "
+        "kimi-linear minimax-01"
+    ),
+    LATENT: ("deepseek2 deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4"),
+    ROUTING: ("phimoe"),
+    NO_TABLE: (
+        "llama4 falcon gptj mpt starcoder bloom gemma3n gemma4 qwen4exp cohere2moe dbrx olmo muse-glimmer bitnet jais2 "
+        "exaone exaone-moe granite_swa afmoe laguna ernie4_5-moe hunyuan_vl hy_v3 hy_v4 apertus hrm_text minimax-m2 "
+        "minimax-m3 mistral3 paddleocr mellum"
+    ),
+}
+UNREAD: dict[str, str] = {name: why for why, names in _GROUPS.items() for name in names.split()}
+"""llama.cpp's other architectures, and why they are not read."""
+
+VOCABULARIES = ("llama", "gpt2", "gemma4", "bert", "t5")
+"""Values of tokenizer.ggml.model that are read."""
+UNREAD_VOCABULARIES: dict[str, str] = {
+    "rwkv": "transformers has no current RWKV model to feed",
+    "plamo2": "transformers has no PLaMo model to feed",
+    "hybriddna": "its DNA markers switch between two vocabularies, which the tokenizers library cannot express",
+    "whitespace": "it drops whitespace, which no model here needs",
+    "no_vocab": "the file has no vocabulary",
+    "none": "the file has no vocabulary",
+}
+"""Others that llama.cpp knows, and why they are not read."""
+
+
+def refusal(metadata: Metadata) -> str | None:
+    """Why a file cannot be run as a model here, None where nothing in its key-values says so."""
+    architecture = metadata.typed("general.architecture", "string", "")
+    if architecture not in READ:
+        return f"architecture {architecture!r}: {UNREAD.get(architecture, 'llama.cpp does not know it either, or it is newer')}"
+    kind = metadata.typed("tokenizer.ggml.model", "string")
+    if kind is not None and kind not in VOCABULARIES:
+        return f"vocabulary {kind!r}: {UNREAD_VOCABULARIES.get(kind, 'not a kind that llama.cpp writes')}"
+    return None

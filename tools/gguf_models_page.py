@@ -1,0 +1,83 @@
+"""Write docs/gguf-models.md: which GGUF architectures and vocabularies are read, from the library's own tables.
+
+python tools/gguf_models_page.py
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from halfbyte.checkpoints.gguf.runnable import UNREAD, UNREAD_VOCABULARIES
+from halfbyte.transformers.gguf.architectures import ARCHITECTURES
+from halfbyte.transformers.gguf.pretokenizers import PRE_TOKENIZERS
+from halfbyte.transformers.gguf.pretokenizers import UNREAD as UNREAD_PRE
+from halfbyte.transformers.gguf.tokenizer import KINDS
+
+PAGE = Path(__file__).parents[1] / "docs" / "gguf-models.md"
+HEAD = """# GGUF models
+
+Which of llama.cpp's architectures (`general.architecture`) and vocabularies (`tokenizer.ggml.model`,
+`tokenizer.ggml.pre`) run here. The weights of every file can be inspected, verified, converted and
+multiplied one by one, whatever its architecture; `halfbyte inspect` says where a model cannot be run.
+The tables are written by `tools/gguf_models_page.py` from the library's own.
+"""
+VOCABULARIES = {
+    "llama": "SentencePiece BPE, with byte tokens",
+    "gpt2": "byte-level BPE; `tokenizer.ggml.pre` names how text is split first",
+    "gemma4": "BPE on characters, with byte tokens",
+    "bert": "WordPiece",
+    "t5": "SentencePiece Unigram",
+}
+"""What each kind that is read is."""
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def grouped(names: dict[str, str]) -> list[tuple[str, ...]]:
+    """(names, reason) for each reason."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, why in names.items():
+        groups[why].append(f"`{name}`")
+    return [(" ".join(found), why) for why, found in groups.items()]
+
+
+def page() -> str:
+    """The whole page."""
+    architectures = [(f"`{name}`", f"`{a.model_type}`") for name, a in sorted(ARCHITECTURES.items())]
+    splits: dict[object, list[str]] = defaultdict(list)
+    for name, pre in PRE_TOKENIZERS.items():
+        splits[pre].append(f"`{name}`")
+    flags = ("whole_words", "add_bos", "nfc", "spaces", "line_breaks")
+    pre_rows = [
+        (" ".join(names), str(len(pre.splits)), ", ".join(f"`{f}`" for f in flags if getattr(pre, f)))  # type: ignore[attr-defined]
+        for pre, names in splits.items()
+    ]
+    return "\n".join(
+        [
+            HEAD,
+            "## Architectures that run\n",
+            "Each gives the logits of transformers' own model bit for bit, and llama.cpp's within its rounding",
+            "(benchmarks/gguf.md). A `llama` file with experts becomes `mixtral`.\n",
+            table(("GGUF", "transformers"), architectures),
+            "## Architectures that do not\n",
+            table(("GGUF", "why"), grouped(UNREAD)),
+            "## Vocabularies\n",
+            table(("kind", "read"), [(f"`{k}`", VOCABULARIES[k]) for k in KINDS]),
+            table(("kind", "not read, because"), grouped(UNREAD_VOCABULARIES)),
+            "A `tokenizer.json` beside the file is used where the kind is not read.\n",
+            "## Pre-tokenizers\n",
+            "Names in one row split alike. Expressions are applied one after another; the flags are those of",
+            "`halfbyte.transformers.gguf.pretokenizers.PreTokenizer`.\n",
+            table(("names", "expressions", "flags"), pre_rows),
+            table(("name", "not read, because"), grouped(UNREAD_PRE)),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
