@@ -6,10 +6,10 @@
 // infinity make the scale NaN, and so every result of that row.
 template <class V>
 float quantize(const float *x, int64_t count, int8_t *q) {
-  typename V::F most = V::fzero();
+  typename V::F peaks = V::fzero();
   int64_t i = 0;
-  for (; i + V::W <= count; i += V::W) most = V::fmaxabs(most, V::fload(x + i));
-  float peak = V::largest(most);
+  for (; i + V::W <= count; i += V::W) peaks = V::fmaxabs(peaks, V::fload(x + i));
+  float peak = V::largest(peaks);
   for (; i < count; ++i) {
     const float a = x[i] < 0 ? -x[i] : x[i];
     peak = a > peak || a != a ? a : peak;
@@ -41,15 +41,20 @@ float quantize(const float *x, int64_t count, int8_t *q) {
   return nan ? __builtin_nanf("") : peak / 127.0f;
 }
 
+// Input i goes to partial sum i mod 16, the sixteen are added in order, and last what is left of a multiple of sixteen: an
+// order that every vector width can follow, so that all instruction sets return the same bits.
 template <class V>
 float sum_of(const float *x, int64_t count) {
-  typename V::F acc = V::fzero();
+  constexpr int vectors = kPanelRows / V::W;
+  typename V::F acc[vectors];
+  for (int v = 0; v < vectors; ++v) acc[v] = V::fzero();
   int64_t i = 0;
-  for (; i + V::W <= count; i += V::W) acc = V::fadd(acc, V::fload(x + i));
-  alignas(64) float lanes[V::W];
-  V::fstore(lanes, acc);
+  for (; i + kPanelRows <= count; i += kPanelRows)
+    for (int v = 0; v < vectors; ++v) acc[v] = V::fadd(acc[v], V::fload(x + i + v * V::W));
+  alignas(64) float lanes[kPanelRows];
+  for (int v = 0; v < vectors; ++v) V::fstore(lanes + v * V::W, acc[v]);
   float total = 0.0f;
-  for (int j = 0; j < V::W; ++j) total += lanes[j];
+  for (int j = 0; j < kPanelRows; ++j) total += lanes[j];
   for (; i < count; ++i) total += x[i];
   return total;
 }

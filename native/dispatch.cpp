@@ -1,6 +1,7 @@
 #include "dispatch.h"
 
 #include <atomic>
+#include <climits>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -79,9 +80,9 @@ bool has_dotprod() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(__APPLE__)
-  int found = 0;
-  size_t size = sizeof found;
-  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &size, nullptr, 0) == 0 && found;
+  int present = 0;
+  size_t size = sizeof present;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &present, &size, nullptr, 0) == 0 && present;
 #else
   return false;
 #endif
@@ -136,52 +137,50 @@ const Kernels &kernels() {
 
 namespace {
 
-struct NamedCore {
-  const char *name;
-  Core core;
-};
-const NamedCore kCores[] = {
-    {"plain", {0, false, false, false}},
-    {"intel", {kAhead, false, false, false}},
-    {"zen5", {8192, true, true, true}},  // two products and two more vector operations a cycle
-};
-std::atomic<const NamedCore *> asked_core{nullptr};
+constexpr int kNever = INT_MAX;
+//                      name     prefetch        one_panel fused alternative_tile_from
+const Core kCores[] = {{"plain", 0,              0,        0,    kNever},
+                       {"intel", kPrefetchBytes, 0,        0,    kNever},
+                       // Zen 5: two products and two more vector operations a cycle.
+                       {"zen5",  8192,           4,        256,  17}};
+const Core &kPlain = kCores[0], &kIntel = kCores[1], &kZen5 = kCores[2];
+std::atomic<const Core *> replaced_core{nullptr};
 
-const NamedCore &core_here() {
-  static const NamedCore &found = []() -> const NamedCore & {
+const Core &core_here() {
+  static const Core &here = []() -> const Core & {
 #if defined(__x86_64__) || defined(_M_X64)
     unsigned r[4];
     cpuid(0, 0, r);
-    if (r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e) return kCores[1];  // "GenuineIntel"
-    const bool amd = r[1] == 0x68747541 && r[3] == 0x69746e65 && r[2] == 0x444d4163;       // "AuthenticAMD"
+    if (r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e) return kIntel;  // "GenuineIntel"
+    const bool amd = r[1] == 0x68747541 && r[3] == 0x69746e65 && r[2] == 0x444d4163;  // "AuthenticAMD"
     cpuid(1, 0, r);
-    if (amd && (r[0] >> 8 & 15) + (r[0] >> 20 & 255) >= 26) return kCores[2];
+    if (amd && (r[0] >> 8 & 15) + (r[0] >> 20 & 255) >= 26) return kZen5;
 #endif
-    return kCores[0];
+    return kPlain;
   }();
-  return found;
+  return here;
 }
 
 }  // namespace
 
-Core core_for(const Kernels &set) {
-  const NamedCore *asked = asked_core.load(std::memory_order_acquire);
-  const Core core = (asked ? *asked : core_here()).core;
-  return core.narrow && !set.narrows ? kCores[0].core : core;
+const Core &core_for(const Kernels &set) {
+  const Core *replaced = replaced_core.load(std::memory_order_acquire);
+  const Core &core = replaced ? *replaced : core_here();
+  return core.one_panel_tokens && !set.one_panel_tiles ? kPlain : core;
 }
 
 std::vector<std::string> known_cores() {
   std::vector<std::string> names;
-  for (const NamedCore &c : kCores) names.push_back(c.name);
+  for (const Core &c : kCores) names.push_back(c.name);
   return names;
 }
 
 void use_core(const std::string &name) {
-  const NamedCore *found = nullptr;
-  for (const NamedCore &c : kCores)
-    if (name == c.name) found = &c;
-  if (!found && !name.empty()) throw std::invalid_argument("core '" + name + "' is unknown; known: " + listed(known_cores()));
-  asked_core.store(found, std::memory_order_release);
+  const Core *chosen = nullptr;
+  for (const Core &c : kCores)
+    if (name == c.name) chosen = &c;
+  if (!chosen && !name.empty()) throw std::invalid_argument("core '" + name + "' is unknown; known: " + listed(known_cores()));
+  replaced_core.store(chosen, std::memory_order_release);
 }
 
 void use_set(const std::string &name) { current.store(named(name), std::memory_order_release); }

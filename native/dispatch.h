@@ -1,4 +1,4 @@
-// Which instruction sets this machine has, and the one in use.
+// The instruction sets this machine has, the one in use, and the processor core that decides between schedules.
 #pragma once
 
 #include <string>
@@ -8,25 +8,26 @@
 
 namespace halfbyte {
 
-// Names this build knows for this architecture, best first, and those this machine and its operating system can run.
+// Instruction sets this build has for this architecture, best first, and those this machine and its operating system can run.
 std::vector<std::string> known_sets();
 std::vector<std::string> supported_sets();
 
-// The table in use. The first call picks: HALFBYTE_CPU when set, else the best supported. Throws std::invalid_argument,
-// listing what there is, for an unknown or unsupported name.
+// The table in use. The first call picks HALFBYTE_CPU when set, else the best supported one. Throws std::invalid_argument,
+// listing the supported sets, for an unknown or unsupported name.
 const Kernels &kernels();
 void use_set(const std::string &name);
 
-// What differs between cores that run the same instructions; measured (docs/design/cpu.md).
+// How cores that run the same instructions differ; measured values, benchmarks/cpu.md.
 struct Core {
-  int ahead;        // products of few tokens too ask for codes so many bytes before their use; 0: they do not
-  bool narrow;      // up to four tokens take one panel at a time
-  bool on_the_way;  // codes are decoded on the way to the products for any number of tokens
-  bool other_tile;  // many tokens of the int8 class take tiles of `Kernels::other_i8`
+  const char *name;
+  int prefetch_bytes;         // distance at which tiles prefetch codes where `schedule_for` asks this core; 0: they do not
+  int one_panel_tokens;       // up to this many tokens take one panel at a time
+  int fused_tokens;           // up to this many tokens are decoded in registers; 0: the instruction set's own number
+  int alternative_tile_from;  // int8 class: from this many tokens on tiles have `Tiles::alternative` tokens
 };
-Core core_for(const Kernels &set);
+const Core &core_for(const Kernels &set);
 
-// Names of those known, and one to go by from now on whatever the machine is, so that tests meet all of them; "" is the machine's own again.
+// Names of the cores in the table. `use_core` replaces this machine's by another so that tests meet all of them; "" undoes it.
 std::vector<std::string> known_cores();
 void use_core(const std::string &name);
 

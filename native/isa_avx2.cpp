@@ -8,14 +8,10 @@ namespace {
 
 struct V {
   static constexpr int W = 8, registers = 16;
-  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = true, fuses = true, merges = false;
+  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = true, fuses = true, blends = false;
   static constexpr int permuted_bits = 0;
-  // Sixteen registers: tokens x vectors of sums, with the vectors and one activation beside them.
-  static constexpr bool narrows = false;
-  static constexpr int other_i8 = 0;
-  static constexpr int few_i8 = 4, few_f32 = 8;
-  static constexpr int tokens_i8 = 4, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 2, vectors_i8_one = 4, vectors_i8_many = 4, panels_i8 = 4;
-  static constexpr int tokens_f32 = 6, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 8, panels_f32 = 2;
+  static constexpr bool one_panel_tiles = false;
+  static constexpr Tiles i8 = kAvx2Int8, f32 = kAvx2Float;
   using F = __m256;
   using I = __m256i;
   using B = __m256i;

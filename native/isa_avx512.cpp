@@ -8,13 +8,10 @@ namespace {
 
 struct V {
   static constexpr int W = 16, registers = 32;
-  static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false, fuses = true, merges = true;
+  static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false, fuses = true, blends = true;
   static constexpr int permuted_bits = 5;  // codes whose floats one permutation finds
-  static constexpr int few_i8 = 16, few_f32 = 16;
-  static constexpr bool narrows = true;
-  static constexpr int other_i8 = 6;
-  static constexpr int tokens_i8 = 8, vectors_i8 = 2, vectors_i8_four = 2, vectors_i8_two = 4, vectors_i8_one = 4, vectors_i8_many = 2, panels_i8 = 2;
-  static constexpr int tokens_f32 = 8, vectors_f32 = 2, vectors_f32_four = 2, vectors_f32_two = 4, vectors_f32_one = 4, panels_f32 = 2;
+  static constexpr bool one_panel_tiles = true;
+  static constexpr Tiles i8 = kAvx512Int8, f32 = kAvx512Float;
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
@@ -70,8 +67,8 @@ struct V {
   }
   template <int right> static B shifted(B v) { return right < 0 ? _mm512_slli_epi32(v, -right) : right ? _mm512_srli_epi32(v, right) : v; }
   // Bits of `mask` from `a`, the rest from `b`; and of lanes: bits of `mask` from `v`, the rest from `around`, which has none there.
-  template <int mask> static B merge(B a, B b) { return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), a, b, 0xca); }
-  static I under(I v, int mask, int around) { return _mm512_ternarylogic_epi32(v, iset(mask), iset(around), 0xea); }
+  template <int mask> static B blend(B a, B b) { return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), a, b, 0xca); }
+  static I with_exponent(I v, int mask, int around) { return _mm512_ternarylogic_epi32(v, iset(mask), iset(around), 0xea); }
   static B tload(const int8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
   static B lookup(B table, B codes) { return _mm512_shuffle_epi8(table, codes); }
   using FT = __m512;

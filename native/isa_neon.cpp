@@ -8,13 +8,10 @@ namespace {
 
 struct V {
   static constexpr int W = 4, registers = 32;
-  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = false, fuses = true, merges = false;
+  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = false, fuses = true, blends = false;
   static constexpr int permuted_bits = 0;
-  static constexpr bool narrows = false;
-  static constexpr int other_i8 = 0;
-  static constexpr int few_i8 = 4, few_f32 = 8;
-  static constexpr int tokens_i8 = 4, vectors_i8 = 4, vectors_i8_four = 4, vectors_i8_two = 8, vectors_i8_one = 8, vectors_i8_many = 8, panels_i8 = 4;
-  static constexpr int tokens_f32 = 4, vectors_f32 = 4, vectors_f32_four = 4, vectors_f32_two = 8, vectors_f32_one = 8, panels_f32 = 2;
+  static constexpr bool one_panel_tiles = false;
+  static constexpr Tiles i8 = kNeonInt8, f32 = kNeonFloat;
   using F = float32x4_t;
   using I = int32x4_t;
   using B = uint8x16_t;

@@ -7,13 +7,10 @@ namespace {
 
 struct V {
   static constexpr int W = 16, registers = 16;
-  static constexpr bool unsigned_bytes = false, integer_tables = false, sums_in_16_bits = false, fuses = false, merges = false;
+  static constexpr bool unsigned_bytes = false, integer_tables = false, sums_in_16_bits = false, fuses = false, blends = false;
   static constexpr int permuted_bits = 0;
-  static constexpr bool narrows = false;
-  static constexpr int other_i8 = 0;
-  static constexpr int few_i8 = 4, few_f32 = 8;
-  static constexpr int tokens_i8 = 2, vectors_i8 = 1, vectors_i8_four = 1, vectors_i8_two = 1, vectors_i8_one = 1, vectors_i8_many = 1, panels_i8 = 4;
-  static constexpr int tokens_f32 = 2, vectors_f32 = 1, vectors_f32_four = 1, vectors_f32_two = 1, vectors_f32_one = 1, panels_f32 = 2;
+  static constexpr bool one_panel_tiles = false;
+  static constexpr Tiles i8 = kScalarInt8, f32 = kScalarFloat;
   struct F {
     float v[16];
   };

@@ -1,66 +1,65 @@
-// The table of functions an instruction set provides. One constant of this type a translation unit; `dispatch.cpp`
-// picks.
+// The table of functions an instruction set provides: one constant of this type a translation unit; `dispatch.cpp` picks one.
 #pragma once
 
+#include "tiles.h"
 #include "weight.h"
 
 namespace halfbyte {
 
-// One k-block of the product: `panels` panels from `panel` on against `tokens` rows of activations, added to `total`.
+// One block of inputs of a product: `panels` panels from `panel` on against `tokens` rows of activations, added to `total`.
 //
 // Activations lie in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or [k][token] floats, so that the
 // inner loops walk one address.
 struct Block {
   const Weight *weight;
-  int64_t panel, k0;        // inputs k0 .. k0 + segments * seg of kernel order
-  const void *w;            // decoded: u8 [k/4][16][4] or f32 [k][16] a panel; null: decode from the planes on the way
-  int64_t w_stride;         // bytes from panel to panel
+  int64_t panel, k0;  // inputs k0 .. k0 + segments * seg of kernel order
+  const void *w;      // decoded codes: u8 [k/4][16][4] or f32 [k][16] a panel; null: the tile decodes from the planes
+  int64_t w_stride;   // bytes from panel to panel
   const float *scales, *zeros, *biases;  // [segment][16] a panel; zeros and biases may be null
-  int64_t s_stride;         // floats from panel to panel
-  float unit;               // what scales that are taken where they lie are multiplied by
+  int64_t s_stride;                      // floats from panel to panel
+  float unit;                            // factor of scales that are read from the weight itself
   int segments, seg, panels, tokens;
-  int span;                 // int8 class: segments under one scale of the activations
-  const void *x;            // int8 or f32, tile after tile
-  int largest;              // tokens of the largest tile x was laid out for
-  int64_t x_stride;         // elements a token takes
-  const float *x_scale;     // int8 class: one a segment and token, tile after tile, a tile as [segment of all inputs][token]
-  const float *x_sum;       // so too: sum of the (rounded) activations of a segment, in units of the scale where a span has several
-  const int32_t *x_start;   // int8 class: minus buffer offset times the sum of the integer activations
-  int64_t first_segment, all_segments;  // where the block's entries begin within a tile's; entries a token has
-  float *total;             // [token][panels * 16]
+  int span;              // int8 class: segments under one scale of the activations
+  const void *x;         // int8 or f32, tile after tile
+  int largest;           // tokens of the largest tile x was laid out for
+  int64_t x_stride;      // elements a token takes
+  const float *x_scale;  // int8 class: one a segment and token, tile after tile, a tile as [segment of all inputs][token]
+  const float *x_sum;    // in the same order: sum of a segment's activations; where a span has several segments, of the rounded
+                         // ones in units of their scale
+  const int32_t *x_start;               // int8 class: minus buffer offset times the sum of the integer activations
+  int64_t first_segment, all_segments;  // index of the block's first segment; segments of a token
+  float *total;                         // [token][panels * 16]
   int64_t total_stride;
-  int widest;               // int8 class: largest stored byte, decides how many products fit in 16 bits
-  int ahead;                // codes decoded on the way are asked for so many bytes before their use; 0: they are not
-  bool narrow;              // few tokens take one panel at a time, one stream from memory
-  // What the next block will take from the planes, to be asked for little by little meanwhile; no inputs: nothing.
+  int widest;          // int8 class: largest stored byte; decides how many products fit in 16 bits
+  int prefetch_bytes;  // distance at which fused tiles prefetch codes; 0: they do not
+  bool one_panel;      // few tokens take one panel at a time: one stream from memory
+  // The next block's codes, which tiles from a buffer prefetch a little at a time; no inputs: nothing.
   int64_t next_panel, next_k0, next_inputs;
 
-  // Of x_scale, x_sum and x_start: the block's first entry in the tile of `tile` tokens from t0 on.
+  // Index in x_scale, x_sum and x_start of the block's first segment, for the tile of `tile` tokens from t0 on.
   int64_t entry(int64_t t0, int tile) const { return t0 * all_segments + first_segment * tile; }
 };
 
-// Larger tiles find the scales of all their segments in a buffer; up to so many tokens they are taken where they lie when codes are.
+// Fused tiles of up to this many tokens read scales from the weight itself; larger ones find them in a buffer.
 constexpr int kFewTokens = 4;
 
-// Bytes before their use at which codes are asked for, unless a core wants another distance.
-constexpr int kAhead = 2048;
+// Distance at which codes are prefetched, in bytes, unless a core has its own.
+constexpr int kPrefetchBytes = 2048;
 
-// Tokens of the next tile when `left` are to be done: the largest tile, then 8, 4, 2, 1.
+// Tokens of the next tile when `left` remain: the largest tile, then 8, 4, 2, 1.
 static inline int tile_tokens(int64_t left, int largest) {
   if (left >= largest) return largest;
   return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-enum class Probe : int { read, fma, dot };  // what `halfbyte bench` holds products against
+enum class Probe : int { read, fma, dot };  // the rates `halfbyte bench` compares products with
 
 struct Kernels {
   const char *name;
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
   bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
-  int tokens_i8, tokens_f32;  // largest tiles
-  bool narrows;          // tiles of one panel are compiled, and a largest tile of `other_i8` tokens
-  int other_i8;
-  int panels_i8, panels_f32;  // panels of a block that is decoded into a buffer
+  bool one_panel_tiles;  // tiles of one panel are compiled
+  Tiles i8, f32;
   // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element /
   // unit + buffer offset.
   void (*decode_u8)(const Weight &, int64_t panel, int64_t k0, int64_t count, uint8_t *out);
@@ -70,12 +69,12 @@ struct Kernels {
   void (*decode_scales)(const Weight &, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b);
   void (*block_i8)(const Block &);
   void (*block_f32)(const Block &);
-  // Up to so many tokens it pays to decode on the way, and whether the two above can, from a weight's planes (then `w` may be null).
-  int few_i8, few_f32;
+  // True where the tiles can decode the weight's planes themselves (`Block::w` is then null).
   bool (*fuses_i8)(const Weight &);
   bool (*fuses_f32)(const Weight &);
   // x [count] to int8; returns the scale.
   float (*quantize)(const float *x, int64_t count, int8_t *q);
+  // Sums in an order that does not depend on the instruction set.
   float (*sum)(const float *x, int64_t count);
   int32_t (*sum_i8)(const int8_t *q, int64_t count);
   void (*from_f16)(const uint16_t *x, int64_t count, float *out);
@@ -85,7 +84,7 @@ struct Kernels {
   // q [heads][d], k [rows][d]: out[h * stride + t] = q[h] . k[t]. And out [heads][d] = sum over t of p[h * stride + t] v[t].
   void (*dots)(const float *q, int64_t heads, const float *k, int64_t rows, int64_t d, float *out, int64_t stride);
   void (*mix)(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows, int64_t d, float *out);
-  double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // limits.inl
+  double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // probes.inl
 };
 
 // Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's operand: non-negative

@@ -34,42 +34,18 @@ HB_INLINE void repeat(Body &&body) {
   }
 }
 
-#include "decode.inl"
-#include "floats.inl"
+#include "byte_decode.inl"
+#include "float_decode.inl"
 #include "scales.inl"
 #include "products.inl"
 #include "activations.inl"
 #include "attention.inl"
-#include "limits.inl"
+#include "probes.inl"
 
 template <class V>
 constexpr Kernels table_of(const char *name) {
-  return {name,
-          V::unsigned_bytes,
-          V::integer_tables,
-          V::tokens_i8,
-          V::tokens_f32,
-          V::narrows,
-          V::other_i8,
-          V::panels_i8,
-          V::panels_f32,
-          decode_u8<V>,
-          decode_f32<V>,
-          decode_scales<V>,
-          block_i8<V>,
-          block_f32<V>,
-          V::few_i8,
-          V::few_f32,
-          fuses_i8<V>,
-          fuses_f32<V>,
-          quantize<V>,
-          sum_of<V>,
-          sum_of_i8<V>,
-          from_f16<V>,
-          from_bf16<V>,
-          to_f16<V>,
-          to_bf16<V>,
-          dots<V>,
-          mix<V>,
-          probe<V>};
+  return {name,         V::unsigned_bytes, V::integer_tables, V::one_panel_tiles, V::i8,        V::f32,
+          decode_u8<V>, decode_f32<V>,     decode_scales<V>,  block_i8<V>,        block_f32<V>, fuses_i8<V>,
+          fuses_f32<V>, quantize<V>,       sum_of<V>,         sum_of_i8<V>,       from_f16<V>,  from_bf16<V>,
+          to_f16<V>,    to_bf16<V>,        dots<V>,           mix<V>,             probe<V>};
 }

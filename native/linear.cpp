@@ -4,9 +4,9 @@
 #include <cstring>
 #include <new>
 
-#include "dispatch.h"
 #include "pool.h"
 #include "rows.h"
+#include "schedule.h"
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -15,17 +15,13 @@
 namespace halfbyte {
 namespace {
 
-constexpr int64_t kBlockBytes = 16384;  // decoded at a time: with its activations it stays in the first cache
-constexpr int kPanelsFew = 4;
-constexpr int64_t kTokens = 256;  // activations prepared at a time
-constexpr int64_t kWideInputs = 2048;
+constexpr int64_t kTokens = 256;          // activations prepared at a time
 constexpr int64_t kLongestSegment = 128;  // and span
-// Of several segments under one scale of the activations the sums are in units of it, 127 times as large: what the weight's scales
-// are divided by meanwhile, so that no value passes float32's range.
+// Sums of a span of several segments are in units of the activations' scale, 127 times as large: the weight's scales are
+// divided by this meanwhile, so that no value leaves float32's range.
 constexpr float kLift = 128.0f;
 
-// Subnormal scales and values count: E8M0's smallest is one. Threads of other libraries may flush them; ours do not
-// while they compute.
+// Subnormal scales and values count: E8M0's smallest is one. Another library may have set this thread to flush them.
 class KeepSubnormals {
  public:
 #if defined(__x86_64__) || defined(_M_X64)
@@ -46,13 +42,13 @@ class KeepSubnormals {
 #endif
 };
 
-// A buffer a thread keeps from call to call, aligned to a cache line.
+// A buffer that a thread keeps from call to call, aligned to a cache line; never null, so that no sum of no inputs passes a null pointer on.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }
   template <class T>
   T *take(int64_t count) {
-    const size_t bytes = ((size_t)count * sizeof(T) + 63) / 64 * 64;
+    const size_t bytes = ((size_t)(count > 0 ? count : 1) * sizeof(T) + 63) / 64 * 64;
     if (bytes > size_) {
       std::free(data_);
       data_ = std::aligned_alloc(64, bytes);
@@ -67,19 +63,13 @@ class Scratch {
   size_t size_ = 0;
 };
 
-int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// A multiple of the segment and of 32, near `target`.
-int64_t block_inputs(int64_t seg, int64_t target) {
-  int64_t step = seg;
-  while (step % kChunk) step += seg;
-  return up(target, step);
-}
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 size_t size_of(Dtype d) { return d == Dtype::f32 ? 4 : 2; }
 
 // One row of activations as float32 in input order.
 void load_row(const Kernels &ks, const Matrix &x, int64_t row, int64_t k, float *out) {
+  if (k == 0) return;
   const char *base = (const char *)x.data + row * x.row_stride * (int64_t)size_of(x.dtype);
   if (x.column_stride == 1) {
     if (x.dtype == Dtype::f32) std::memcpy(out, base, (size_t)k * 4);
@@ -94,27 +84,22 @@ void load_row(const Kernels &ks, const Matrix &x, int64_t row, int64_t k, float 
   }
 }
 
-// What the loops over panels share: where the prepared activations lie, one block of inputs after another, token after
-// token within it.
+// What the tasks of one call share. Activations lie one block of inputs after another, token after token within a block.
 struct Plan {
   const Kernels *ks;
   const Weight *w;
   bool int8;
-  int largest;  // tokens of the largest tile
-  int64_t tokens, inputs, seg, segs, span, block, blocks;
+  Schedule schedule;
+  int64_t tokens, inputs, seg, segs, span, blocks;
   float *xf = nullptr;
   int8_t *xq = nullptr;
-  bool fused = false;  // decode on the way, not into a buffer first
-  int ahead = 0;       // ... and ask for codes so many bytes ahead
-  bool narrow = false;  // ... one panel at a time
-  bool whole = false;  // ... codes and group entries of all inputs at once
   float *x_scale = nullptr, *x_sum = nullptr;
   int32_t *x_start = nullptr;
 };
 
 void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float *scratch) {
   const Weight &w = *p.w;
-  float *plain = scratch, *ordered = scratch + up(w.k, 16);
+  float *plain = scratch, *ordered = scratch + round_up(w.k, 16);
   load_row(*p.ks, x, row, w.k, w.gather ? plain : ordered);
   if (w.gather)
     for (int64_t j = 0; j < p.inputs; ++j) ordered[j] = w.gather[j] >= 0 ? plain[w.gather[j]] : 0.0f;
@@ -122,28 +107,28 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
     std::memset(ordered + w.k, 0, (size_t)(p.inputs - w.k) * 4);
   const bool sums = w.zeros || w.biases || w.mins;
   int64_t t0 = 0;
-  int together = tile_tokens(p.tokens, p.largest);
-  while (t >= t0 + together) t0 += together, together = tile_tokens(p.tokens - t0, p.largest);
+  int tile = tile_tokens(p.tokens, p.schedule.tile_tokens);
+  while (t >= t0 + tile) t0 += tile, tile = tile_tokens(p.tokens - t0, p.schedule.tile_tokens);
   const int64_t first = t0 * p.segs + (t - t0);  // of x_scale, x_sum and x_start
   const int off = p.int8 ? buffer_offset(w, p.ks->unsigned_bytes) : 0;
   for (int64_t b = 0; b < p.blocks; ++b) {
-    const int64_t k0 = b * p.block, count = p.inputs - k0 < p.block ? p.inputs - k0 : p.block;
+    const int64_t k0 = b * p.schedule.block, count = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block;
     const int64_t at = k0 * p.tokens + t0 * count;  // of the tile
     if (!p.int8) {
-      float *tile = p.xf + at + (t - t0);
-      for (int64_t j = 0; j < count; ++j) tile[j * together] = ordered[k0 + j];
+      float *values = p.xf + at + (t - t0);
+      for (int64_t j = 0; j < count; ++j) values[j * tile] = ordered[k0 + j];
       if (sums)
-        for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[first + (k0 / p.seg + s) * together] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
+        for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[first + (k0 / p.seg + s) * tile] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
       continue;
     }
     for (int64_t from = 0; from < count; from += p.span) {
       const int64_t inputs = count - from < p.span ? count - from : p.span;
       int8_t bytes[kLongestSegment];
       const float scale = p.ks->quantize(ordered + k0 + from, inputs, bytes);
-      int8_t *tile = p.xq + at + from * together + (t - t0) * 4;
-      for (int64_t j = 0; j < inputs; j += 4) std::memcpy(tile + j * together, bytes + j, 4);
+      int8_t *codes = p.xq + at + from * tile + (t - t0) * 4;
+      for (int64_t j = 0; j < inputs; j += 4) std::memcpy(codes + j * tile, bytes + j, 4);
       for (int64_t s = 0; s < inputs; s += p.seg) {
-        const int64_t entry = first + (k0 + from + s) / p.seg * together;
+        const int64_t entry = first + (k0 + from + s) / p.seg * tile;
         const int32_t total = p.ks->sum_i8(bytes + s, p.seg);
         p.x_start[entry] = -off * total;
         p.x_scale[entry] = p.span == p.seg ? scale : scale * kLift;
@@ -153,7 +138,7 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
   }
 }
 
-// Columns row0 .. row0 + rows of the result for all tokens of the plan.
+// Columns row0 .. row0 + rows of the result, for all tokens of the plan.
 void store_results(const Plan &p, const float *total, int64_t stride, int64_t row0, int64_t rows, const float *bias, Dtype dtype, char *out,
                    float *line) {
   const Weight &w = *p.w;
@@ -185,31 +170,31 @@ thread_local Scratch total_scratch, panel_scratch, scale_scratch, line_scratch;
 void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtype dtype, char *out) {
   const Weight &w = *p.w;
   const Kernels &ks = *p.ks;
-  // Decoding on the way is compiled for a full set of panels only. The last few join panels that are done already, where the codes of
-  // all inputs are taken at once, or go through the buffer, with the same sums.
-  const int done = p.whole ? kPanelsFew - count : 0;
+  // Fused tiles are compiled for kFusedPanels panels only. Fewer panels at the end are computed again with those before them where a
+  // block is the whole row, and go through the buffer otherwise; the sums are the same.
+  const int done = p.schedule.whole_rows ? kFusedPanels - count : 0;
   first -= done, count += done;
   const int64_t width = (int64_t)count * kPanelRows;
   float *total = total_scratch.take<float>(p.tokens * width);
   std::memset(total, 0, (size_t)(p.tokens * width) * 4);
-  const int64_t item = p.int8 ? 1 : 4, buffer = up(p.block, kChunk) * kPanelRows * item;
-  const bool fused = p.fused && count == kPanelsFew;
+  const int64_t item = p.int8 ? 1 : 4, buffer = round_up(p.schedule.block, kChunk) * kPanelRows * item;
+  const bool fused = p.schedule.fused && count == kFusedPanels;
   char *decoded = fused ? nullptr : panel_scratch.take<char>(buffer * count);
-  const int64_t per = p.block / p.seg * kPanelRows;  // floats of one part of one panel
+  const int64_t per = p.schedule.block / p.seg * kPanelRows;  // floats of one part of one panel
   float *parts = scale_scratch.take<float>(3 * per * count);
   float *scales = parts, *zeros = parts + per * count, *added = zeros + per * count;
   float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables) ? (float)w.unit : 1.0f;
   if (p.int8 && p.span != p.seg) unit /= kLift;
-  // Whole bytes that already suit the dot product are read where they lie.
+  // Bytes that suit the dot product as they are need no buffer.
   const bool direct = p.int8 && w.bits == 8 && ks.unsigned_bytes;
   const bool decode = !fused && !direct;
-  const int64_t inputs_of_first_block = p.inputs < p.block ? p.inputs : p.block;
+  const int64_t inputs_of_first_block = p.inputs < p.schedule.block ? p.inputs : p.schedule.block;
   for (int64_t b = 0; b < p.blocks; ++b) {
-    const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block, s0 = k0 / p.seg;
+    const int64_t k0 = b * p.schedule.block, inputs = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block, s0 = k0 / p.seg;
     for (int i = 0; i < count; ++i) {
-      if (decode && p.int8) ks.decode_u8(w, first + i, k0, up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
-      if (decode && !p.int8) ks.decode_f32(w, first + i, k0, up(inputs, kChunk), (float *)(decoded + i * buffer));
-      if (!p.whole || p.tokens > kFewTokens)
+      if (decode && p.int8) ks.decode_u8(w, first + i, k0, round_up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
+      if (decode && !p.int8) ks.decode_f32(w, first + i, k0, round_up(inputs, kChunk), (float *)(decoded + i * buffer));
+      if (!p.schedule.whole_rows || p.tokens > kFewTokens)
         ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
     }
     Block block{};
@@ -221,15 +206,15 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.biases = w.biases || w.mins ? added : nullptr;
     block.s_stride = per, block.unit = unit;
     block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count, block.tokens = (int)p.tokens;
-    block.span = (int)(p.span / p.seg), block.ahead = p.ahead, block.narrow = p.narrow;
+    block.span = (int)(p.span / p.seg), block.prefetch_bytes = p.schedule.prefetch_bytes, block.one_panel = p.schedule.one_panel;
     if (!fused && b + 1 < p.blocks) {
       const int64_t after = p.inputs - k0 - inputs;
-      block.next_panel = first, block.next_k0 = k0 + inputs, block.next_inputs = after < p.block ? after : p.block;
+      block.next_panel = first, block.next_k0 = k0 + inputs, block.next_inputs = after < p.schedule.block ? after : p.schedule.block;
     } else if (!fused && first + 2 * count <= w.panels()) {
       block.next_panel = first + count, block.next_k0 = 0, block.next_inputs = inputs_of_first_block;
     }
     block.x = p.int8 ? (const void *)(p.xq + k0 * p.tokens) : (const void *)(p.xf + k0 * p.tokens);
-    block.x_stride = inputs, block.largest = p.largest;
+    block.x_stride = inputs, block.largest = p.schedule.tile_tokens;
     block.x_scale = p.x_scale, block.x_sum = p.x_sum, block.x_start = p.x_start;
     block.first_segment = s0, block.all_segments = p.segs;
     block.total = total, block.total_stride = width;
@@ -240,8 +225,8 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
   store_results(p, total + done * kPanelRows, width, row0, rows, bias, dtype, out, line_scratch.take<float>(width));
 }
 
-// Weights no panel holds (groups that run over the flattened matrix, float zero points, nested scales): decode sixteen
-// rows exactly, then multiply.
+// Weights in canonical order (groups that run over the flattened matrix, float zero points, nested scales): decodes sixteen
+// rows exactly, then multiplies.
 void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char *out) {
   const Weight &w = *p.w;
   const int64_t row0 = panel * kPanelRows, rows = w.n - row0 < kPanelRows ? w.n - row0 : kPanelRows;
@@ -255,16 +240,16 @@ void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char
     decoder.decode(row0 + r, Dtype::f32, row);
     for (int64_t j = 0; j < w.k; ++j) decoded[j * kPanelRows + r] = row[j];
   }
-  float *scales = scale_scratch.take<float>(p.block / p.seg * kPanelRows);
-  for (int64_t i = 0; i < p.block / p.seg * kPanelRows; ++i) scales[i] = 1.0f;
+  float *scales = scale_scratch.take<float>(p.schedule.block / p.seg * kPanelRows);
+  for (int64_t i = 0; i < p.schedule.block / p.seg * kPanelRows; ++i) scales[i] = 1.0f;
   for (int64_t b = 0; b < p.blocks; ++b) {
-    const int64_t k0 = b * p.block, inputs = p.inputs - k0 < p.block ? p.inputs - k0 : p.block;
+    const int64_t k0 = b * p.schedule.block, inputs = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block;
     Block block{};
     block.weight = &w;
     block.w = decoded + k0 * kPanelRows;
     block.scales = scales;
     block.span = 1, block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = 1, block.tokens = (int)p.tokens;
-    block.x = p.xf + k0 * p.tokens, block.x_stride = inputs, block.largest = p.largest;
+    block.x = p.xf + k0 * p.tokens, block.x_stride = inputs, block.largest = p.schedule.tile_tokens;
     block.total = total, block.total_stride = kPanelRows;
     p.ks->block_f32(block);
   }
@@ -276,31 +261,29 @@ void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char
 void linear(const Weight &w, const Matrix &x, const float *bias, Activations activations, Dtype out_dtype, void *out) {
   if (x.rows == 0 || w.n == 0) return;
   const Kernels &ks = kernels();
+  if (w.k == 0) {  // a sum of no inputs
+    float *line = line_scratch.take<float>(w.n);
+    for (int64_t i = 0; i < w.n; ++i) line[i] = bias ? bias[i] : 0.0f;
+    for (int64_t t = 0; t < x.rows; ++t) {
+      char *to = (char *)out + t * w.n * (int64_t)size_of(out_dtype);
+      if (out_dtype == Dtype::f32) std::memcpy(to, line, (size_t)w.n * 4);
+      else if (out_dtype == Dtype::f16) ks.to_f16(line, w.n, (uint16_t *)to);
+      else ks.to_bf16(line, w.n, (uint16_t *)to);
+    }
+    return;
+  }
   Plan p;
   p.ks = &ks, p.w = &w;
   p.int8 = activations == Activations::int8 && w.panel_order && w.integral;
-  p.inputs = w.panel_order ? w.kernel_k() : up(w.k, kChunk);
+  p.inputs = w.panel_order ? w.kernel_k() : round_up(w.k, kChunk);
   p.seg = w.panel_order ? w.seg : kChunk;
   p.segs = p.inputs / p.seg;
   p.span = p.int8 ? w.spanned() : p.seg;
-  const Core core = core_for(ks);
+  const Core &core = core_for(ks);
   for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
     p.tokens = x.rows - t0 < kTokens ? x.rows - t0 : kTokens;
-    // Six bits are two planes and four operations for a vector of codes: more than there is room for beside its products by 6 tokens.
-    const int few = core.on_the_way && !(p.int8 && w.bits == 6) ? kTokens : p.int8 ? ks.few_i8 : ks.few_f32;
-    if (w.panel_order) p.fused = p.tokens <= few && (p.int8 ? ks.fuses_i8 : ks.fuses_f32)(w);
-    // A product that decodes on the way keeps no codes in a buffer and runs over all inputs at once.
-    p.whole = p.fused && w.panels() >= kPanelsFew;
-    p.block = p.whole ? up(p.inputs, kChunk) : block_inputs(p.span, kBlockBytes / kPanelRows / (p.int8 ? ks.panels_i8 : ks.panels_f32 * 4));
-    const bool ask = p.int8 ? p.tokens > 4 || (p.tokens == 4 && w.bits != 8) || core.ahead : p.tokens <= kFewTokens || core.on_the_way;
-    // Eight bits of many inputs: four panels side by side are a tenth faster where each is long enough to be asked for ahead of its use.
-    const bool wide = !p.int8 && (p.tokens > 1 || (w.bits == 8 && p.inputs > kWideInputs));
-    p.narrow = core.narrow && p.tokens <= kFewTokens && !wide;
-    p.ahead = !ask ? 0 : core.ahead && (p.narrow || (p.int8 && w.bits == 8)) ? core.ahead : kAhead;
-    p.blocks = (p.inputs + p.block - 1) / p.block;
-    // Where few tokens are decoded on the way, their tiles have 4; panels of such a call that go through the buffer follow its layout.
-    const int most = p.int8 ? ks.tokens_i8 : ks.tokens_f32;
-    p.largest = p.fused && few < most ? 4 : p.int8 && core.other_tile && p.tokens > 16 ? ks.other_i8 : most;
+    p.schedule = schedule_for(ks, core, w, p.int8, p.tokens, p.inputs, p.span);
+    p.blocks = (p.inputs + p.schedule.block - 1) / p.schedule.block;
     thread_local Scratch x_scratch, segment_scratch;
     if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
     else p.xf = x_scratch.take<float>(p.tokens * p.inputs);
@@ -310,12 +293,12 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     auto token = [&](int64_t t) {
       KeepSubnormals keep;
       thread_local Scratch row_scratch;
-      prepare_token(p, x, t0 + t, t, row_scratch.take<float>(up(w.k, 16) + up(p.inputs > w.k ? p.inputs : w.k, 16)));
+      prepare_token(p, x, t0 + t, t, row_scratch.take<float>(round_up(w.k, 16) + round_up(p.inputs > w.k ? p.inputs : w.k, 16)));
     };
     if (p.tokens >= 8) parallel_for(p.tokens, token);
     else
       for (int64_t t = 0; t < p.tokens; ++t) token(t);
-    const int panels_together = !w.panel_order ? 1 : p.fused ? kPanelsFew : p.int8 ? ks.panels_i8 : ks.panels_f32;
+    const int panels_together = p.schedule.panels;
     const int64_t panels = w.panels();
     parallel_for((panels + panels_together - 1) / panels_together, [&](int64_t i) {
       KeepSubnormals keep;
@@ -327,20 +310,20 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
 }
 
 void embedding(const Weight &w, const int64_t *ids, int64_t count, Dtype dtype, void *out) {
-  const int64_t bytes = w.k * (int64_t)size_of(dtype), share = 64;
-  parallel_for((count + share - 1) / share, [&](int64_t i) {
+  const int64_t bytes = w.k * (int64_t)size_of(dtype), ids_per_task = 64;
+  parallel_for((count + ids_per_task - 1) / ids_per_task, [&](int64_t i) {
     KeepSubnormals keep;
     RowDecoder decoder(w);
-    for (int64_t j = i * share; j < count && j < (i + 1) * share; ++j) decoder.decode(ids[j], dtype, (char *)out + j * bytes);
+    for (int64_t j = i * ids_per_task; j < count && j < (i + 1) * ids_per_task; ++j) decoder.decode(ids[j], dtype, (char *)out + j * bytes);
   });
 }
 
 void dequantize(const Weight &w, int64_t first, int64_t last, Dtype dtype, void *out) {
-  const int64_t bytes = w.k * (int64_t)size_of(dtype), share = 16;
-  parallel_for((last - first + share - 1) / share, [&](int64_t i) {
+  const int64_t bytes = w.k * (int64_t)size_of(dtype), rows_per_task = 16;
+  parallel_for((last - first + rows_per_task - 1) / rows_per_task, [&](int64_t i) {
     KeepSubnormals keep;
     RowDecoder decoder(w);
-    for (int64_t r = first + i * share; r < last && r < first + (i + 1) * share; ++r)
+    for (int64_t r = first + i * rows_per_task; r < last && r < first + (i + 1) * rows_per_task; ++r)
       decoder.decode(r, dtype, (char *)out + (r - first) * bytes);
   });
 }

@@ -27,7 +27,7 @@ class Words {
   int64_t start(int64_t i) const { return i ? ends_[i - 1] : 0; }
   int64_t end(int64_t i) const { return ends_[i]; }
 
-  // The word of these characters, -1 when there is none.
+  // Index of the word of these characters, -1 when there is none.
   int32_t find(uint64_t hash, int64_t from, int64_t to) const {
     for (uint64_t at = first(hash); slots_[at].word >= 0; at = (at + 1) & mask_) {
       const int32_t i = slots_[at].word;
@@ -57,7 +57,7 @@ class Words {
 int64_t merges(const uint32_t *characters, const int64_t *ends, int64_t count, int32_t *left, int32_t *right) {
   const Words words(characters, ends, count);
   std::vector<uint64_t> prefixes;
-  int64_t found = 0;
+  int64_t pairs = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t start = words.start(i), end = words.end(i);
     prefixes.assign(1, 0);
@@ -67,11 +67,11 @@ int64_t merges(const uint32_t *characters, const int64_t *ends, int64_t count, i
       suffix = suffix * kBase + characters[cut] + 1;
       const int32_t before = words.find(prefixes[(size_t)(cut - start)], start, cut);
       if (before < 0) continue;
-      const int32_t behind = words.find(suffix, cut, end);
-      if (behind >= 0) left[found] = before, right[found] = behind, ++found;
+      const int32_t after = words.find(suffix, cut, end);
+      if (after >= 0) left[pairs] = before, right[pairs] = after, ++pairs;
     }
   }
-  return found;
+  return pairs;
 }
 
 }  // namespace halfbyte

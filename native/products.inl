@@ -2,11 +2,11 @@
 
 // The entries of a tile's segments as `decode_scales` has put them in a buffer.
 template <class V, int NV>
-struct Buffered {
+struct BufferedScales {
   using F = typename V::F;
   const float *scales, *zeros, *biases;
   int64_t at[NV], step = 0;
-  HB_INLINE Buffered(const Block &b, int v0) : scales(b.scales), zeros(b.zeros), biases(b.biases) {
+  HB_INLINE BufferedScales(const Block &b, int v0) : scales(b.scales), zeros(b.zeros), biases(b.biases) {
     constexpr int H = kPanelRows / V::W;
     HB_UNROLL
     for (int j = 0; j < NV; ++j) at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
@@ -24,15 +24,15 @@ template <class V, int MT, int NV, bool SPANS = false>
 struct Tile {
   using F = typename V::F;
   // Sums stay in registers from segment to segment where there is room for them beside those of the segment (and those of a span).
-  static constexpr bool held = (SPANS ? 3 : 2) * MT * NV + NV <= V::registers - 6;
+  static constexpr bool in_registers = (SPANS ? 3 : 2) * MT * NV + NV <= V::registers - 6;
   const float *x_sum;  // [segment][MT], from the block's first segment on
   float *total;
   int64_t stride;
-  F sums[held ? MT : 1][held ? NV : 1];
+  F sums[in_registers ? MT : 1][in_registers ? NV : 1];
 
   HB_INLINE Tile(const Block &b, int t0, int v0)
       : x_sum(b.x_sum ? b.x_sum + b.entry(t0, MT) : nullptr), total(b.total + t0 * b.total_stride + v0 * V::W), stride(b.total_stride) {
-    if constexpr (held)
+    if constexpr (in_registers)
       HB_UNROLL
       for (int t = 0; t < MT; ++t)
         HB_UNROLL
@@ -42,34 +42,34 @@ struct Tile {
   // total += bias * x_sum + (sum - zero * x_sum) * scale, where `sum` is segment s's sum of products. A single non-zero
   // activation of 1 so gives the weight's exact value rounded once: the difference and the first term are exact, and the last
   // step is one fused product and sum.
-  template <class From>
-  HB_INLINE void settle(F (&sum)[MT][NV], int s, const From &from) {
+  template <class Scales>
+  HB_INLINE void apply_scales(F (&sum)[MT][NV], int s, const Scales &scales) {
     const float *of = x_sum + s * MT;
-    if (from.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(from.zero(j), V::fset(of[t]), sum[t][j]); });
-    if (from.biases)
-      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], from.scale(j), V::fma(from.bias(j), V::fset(of[t]), at(t, j)))); });
+    if (scales.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(scales.zero(j), V::fset(of[t]), sum[t][j]); });
+    if (scales.biases)
+      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], scales.scale(j), V::fma(scales.bias(j), V::fset(of[t]), at(t, j)))); });
     else
-      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], from.scale(j), at(t, j))); });
+      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], scales.scale(j), at(t, j))); });
   }
 
   // part += (sum - zero * x_sum) * scale, in units of the activations' scale, and at the end of a span total += part * that scale. Of a
   // single activation everything up to the last product is exact: `span` is several segments only where it can be.
-  template <class From>
-  HB_INLINE void fold(F (&part)[MT][NV], F (&sum)[MT][NV], int s, const From &from) {
+  template <class Scales>
+  HB_INLINE void fold(F (&part)[MT][NV], F (&sum)[MT][NV], int s, const Scales &scales) {
     const float *of = x_sum + s * MT;
-    if (from.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(from.zero(j), V::fset(of[t]), sum[t][j]); });
-    each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fma(sum[t][j], from.scale(j), part[t][j]); });
+    if (scales.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(scales.zero(j), V::fset(of[t]), sum[t][j]); });
+    each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fma(sum[t][j], scales.scale(j), part[t][j]); });
   }
   HB_INLINE void add(F (&part)[MT][NV], const float *x_scale) {
     each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(part[t][j], V::fset(x_scale[t]), at(t, j))), part[t][j] = V::fzero(); });
   }
 
   HB_INLINE F at(int t, int j) const {
-    if constexpr (held) return sums[t][j];
+    if constexpr (in_registers) return sums[t][j];
     else return V::fload(total + t * stride + j * V::W);
   }
   HB_INLINE void put(int t, int j, F now) {
-    if constexpr (held) sums[t][j] = now;
+    if constexpr (in_registers) sums[t][j] = now;
     else V::fstore(total + t * stride + j * V::W, now);
   }
   template <class Body>
@@ -81,7 +81,7 @@ struct Tile {
   }
 
   HB_INLINE void finish() {
-    if constexpr (held)
+    if constexpr (in_registers)
       HB_UNROLL
       for (int t = 0; t < MT; ++t)
         HB_UNROLL
@@ -89,31 +89,31 @@ struct Tile {
   }
 };
 
-// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. TURN inputs
-// are unrolled; segments are whole turns, or a SINGLE one: code without a loop, since between two loops compilers copy the sums from
+// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. UNROLL inputs
+// are unrolled; segments are whole iterations, or a SINGLE one: code without a loop, since between two loops compilers copy the sums from
 // register to register.
-template <int TURN, int BITS, bool TABLE = false, bool SINGLE = false>
+template <int UNROLL, int BITS, bool TABLE = false, bool SINGLE = false>
 struct FromPlanes {
-  static constexpr int turn = TURN, bits = BITS;
+  static constexpr int unroll = UNROLL, bits = BITS;
   static constexpr bool table = TABLE, fused = true, single = SINGLE;
 };
-template <int TURN, bool SINGLE = false>
+template <int UNROLL, bool SINGLE = false>
 struct FromBuffer {
-  static constexpr int turn = TURN, bits = 0;
+  static constexpr int unroll = UNROLL, bits = 0;
   static constexpr bool table = false, fused = false, single = SINGLE;
 };
 
 template <class V, class Source>
 HB_INLINE auto decoder_of(const Weight &w) {
-  if constexpr (Source::fused) return Floats<V, Source::bits, Source::table>(w);
+  if constexpr (Source::fused) return FloatDecoder<V, Source::bits, Source::table>(w);
   else return 0;
 }
 
 // Where a tile finds its scales.
 template <class V, int MT, int NV, class Source>
-HB_INLINE auto groups_of(const Block &b, int v0) {
-  if constexpr (Source::fused && MT <= kFewTokens) return Entries<V, NV>(*b.weight, b.panel, v0, b.unit, b.narrow);
-  else return Buffered<V, NV>(b, v0);
+HB_INLINE auto scales_of(const Block &b, int v0) {
+  if constexpr (Source::fused && MT <= kFewTokens) return PanelScales<V, NV>(*b.weight, b.panel, v0, b.unit, b.one_panel);
+  else return BufferedScales<V, NV>(b, v0);
 }
 
 // MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products
@@ -123,8 +123,8 @@ template <class V, int MT, int NV, int F, class Source, bool SPANS>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
-  constexpr int inputs = Source::turn;
-  static_assert(inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0), "a turn is whole units");
+  constexpr int inputs = Source::unroll;
+  static_assert(inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0), "a iteration is whole units");
   const uint8_t *w[NV];
   Planes planes[NV];
   HB_UNROLL
@@ -140,9 +140,9 @@ void tile_i8(const Block &b, int t0, int v0) {
   const float *x_scale = b.x_scale + b.entry(t0, MT);
   using Sums = Tile<V, MT, NV, SPANS>;
   Sums tile(b, t0, v0);
-  auto groups = groups_of<V, MT, NV, Source>(b, v0);
-  const int segments = b.segments, turns = b.seg / inputs, span = b.span;
-  const int ahead = b.ahead;
+  auto scales = scales_of<V, MT, NV, Source>(b, v0);
+  const int segments = b.segments, iterations = b.seg / inputs, span = b.span;
+  const int prefetch_bytes = b.prefetch_bytes;
   typename V::F part[MT][NV];  // of a span's segments
   if constexpr (SPANS) Sums::each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fzero(); });
   int left = span;
@@ -153,11 +153,11 @@ void tile_i8(const Block &b, int t0, int v0) {
     for (int t = 0; t < MT; ++t)
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
-    int turn = 0;
+    int iteration = 0;
     do {
       if constexpr (Source::fused)
-        if (ahead)
-          for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>(ahead);
+        if (prefetch_bytes)
+          for (int j = 0; j < NV; j += H) planes[j].template prefetch<bits, inputs>(prefetch_bytes);
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         B rows[NV];
@@ -193,9 +193,9 @@ void tile_i8(const Block &b, int t0, int v0) {
         else w[j] += inputs / 4 * kUnitBytes;
       }
       x += MT * inputs;
-    } while (!Source::single && ++turn < turns);
+    } while (!Source::single && ++iteration < iterations);
     typename V::F sum[MT][NV];
-    groups.load();
+    scales.load();
     if constexpr (!SPANS) {
       HB_UNROLL
       for (int t = 0; t < MT; ++t) {
@@ -203,13 +203,13 @@ void tile_i8(const Block &b, int t0, int v0) {
         HB_UNROLL
         for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
       }
-      tile.settle(sum, s, groups);
+      tile.apply_scales(sum, s, scales);
     } else {
       Sums::each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::cvt(acc[t][j]); });
-      tile.fold(part, sum, s, groups);
+      tile.fold(part, sum, s, scales);
       if (--left == 0 || s + 1 == segments) tile.add(part, x_scale + s * MT), left = span;
     }
-    groups.advance();
+    scales.advance();
   }
   tile.finish();
 }
@@ -218,7 +218,7 @@ template <class V, int MT, int NV, class Source>
 void tile_f32(const Block &b, int t0, int v0) {
   using F = typename V::F;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
-  constexpr int inputs = Source::turn;
+  constexpr int inputs = Source::unroll;
   const float *w[NV];
   Planes planes[NV];
   HB_UNROLL
@@ -230,18 +230,18 @@ void tile_f32(const Block &b, int t0, int v0) {
   const auto decode = decoder_of<V, Source>(*b.weight);
   const float *x = (const float *)b.x + t0 * b.x_stride;
   Tile<V, MT, NV> tile(b, t0, v0);
-  auto groups = groups_of<V, MT, NV, Source>(b, v0);
-  const int segments = b.segments, turns = b.seg / inputs, ahead = b.ahead;
+  auto scales = scales_of<V, MT, NV, Source>(b, v0);
+  const int segments = b.segments, iterations = b.seg / inputs, prefetch_bytes = b.prefetch_bytes;
   for (int s = 0; s < segments; ++s) {
     F acc[MT][NV];
     HB_UNROLL
     for (int t = 0; t < MT; ++t)
       HB_UNROLL
       for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
-    for (int turn = 0; turn < turns; ++turn) {
+    for (int iteration = 0; iteration < iterations; ++iteration) {
       if constexpr (Source::fused)
-        if (ahead)
-          for (int j = 0; j < NV; j += H) planes[j].template ask<bits, inputs>(ahead);
+        if (prefetch_bytes)
+          for (int j = 0; j < NV; j += H) planes[j].template prefetch<bits, inputs>(prefetch_bytes);
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[NV];
@@ -271,9 +271,9 @@ void tile_f32(const Block &b, int t0, int v0) {
       }
       x += MT * inputs;
     }
-    groups.load();
-    tile.settle(acc, s, groups);
-    groups.advance();
+    scales.load();
+    tile.apply_scales(acc, s, scales);
+    scales.advance();
   }
   tile.finish();
 }
@@ -281,16 +281,16 @@ void tile_f32(const Block &b, int t0, int v0) {
 // The same for one token and one vector of rows, decoded on the way, MANY segments side by side: as many sums under way as a core needs,
 // though memory is read in one stream. Every sum is made in the same order.
 template <class V, int MANY, class Source>
-void strip_f32(const Block &b, int v) {
+void interleaved_f32(const Block &b, int v) {
   using F = typename V::F;
-  constexpr int H = kPanelRows / V::W, bits = Source::bits, inputs = Source::turn;
+  constexpr int H = kPanelRows / V::W, bits = Source::bits, inputs = Source::unroll;
   const int lane = v % H * V::W * 4;
   Planes planes = Planes::at(*b.weight, b.panel + v / H, b.k0);
   const auto decode = decoder_of<V, Source>(*b.weight);
   const float *x = (const float *)b.x;
   Tile<V, 1, 1> tile(b, 0, v);
-  Entries<V, 1> groups(*b.weight, b.panel, v, b.unit, false);
-  const int segments = b.segments, seg = b.seg, turns = seg / inputs, ahead = b.ahead;
+  PanelScales<V, 1> scales(*b.weight, b.panel, v, b.unit, false);
+  const int segments = b.segments, seg = b.seg, iterations = seg / inputs, prefetch_bytes = b.prefetch_bytes;
   int s = 0;
   const auto next = [&](auto many) HB_INLINE_LAMBDA {
     constexpr int N = decltype(many)::value;
@@ -298,10 +298,10 @@ void strip_f32(const Block &b, int v) {
     Planes at[N];
     HB_UNROLL
     for (int j = 0; j < N; ++j) acc[j] = V::fzero(), at[j] = planes, at[j].advance(j * seg);
-    for (int turn = 0; turn < turns; ++turn) {
-      if (ahead)
+    for (int iteration = 0; iteration < iterations; ++iteration) {
+      if (prefetch_bytes)
         HB_UNROLL
-        for (int j = 0; j < N; ++j) at[j].template ask<bits, inputs>(ahead);
+        for (int j = 0; j < N; ++j) at[j].template prefetch<bits, inputs>(prefetch_bytes);
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[N];
@@ -320,9 +320,9 @@ void strip_f32(const Block &b, int v) {
     HB_UNROLL
     for (int j = 0; j < N; ++j) {
       F sum[1][1] = {{acc[j]}};
-      groups.load();
-      tile.settle(sum, s + j, groups);
-      groups.advance();
+      scales.load();
+      tile.apply_scales(sum, s + j, scales);
+      scales.advance();
     }
     planes.advance(N * seg), x += (N - 1) * seg, s += N;
   };
@@ -349,10 +349,10 @@ inline void tiles_i8(const Block &b, int t0) {
 
 // Asks for the share of the next block's codes that falls to tokens t0 .. t1 of this one: decoding then finds them near, and the memory is
 // busy while products are made.
-inline void ask_next(const Block &b, int t0, int t1) {
+inline void prefetch_next(const Block &b, int t0, int t1) {
   if (!b.next_inputs) return;
   const Weight &w = *b.weight;
-  const auto ask = [&](const uint8_t *plane, int bits) {
+  const auto prefetch = [&](const uint8_t *plane, int bits) {
     if (!plane) return;
     const int64_t bytes = b.next_inputs * bits * 2;  // of a panel
     for (int i = 0; i < b.panels; ++i) {
@@ -360,13 +360,13 @@ inline void ask_next(const Block &b, int t0, int t1) {
       for (int64_t at = bytes * t0 / b.tokens / kUnitBytes * kUnitBytes; at < bytes * t1 / b.tokens; at += kUnitBytes) __builtin_prefetch(from + at);
     }
   };
-  ask(w.plane8, 8), ask(w.plane4, 4), ask(w.plane2, 2), ask(w.plane1, 1);
+  prefetch(w.plane8, 8), prefetch(w.plane4, 4), prefetch(w.plane2, 2), prefetch(w.plane1, 1);
 }
 
 // Tokens from t on, fewer than a largest tile: by fours, twos and ones, in so many vectors of rows.
 template <class V, int FOUR, int TWO, int ONE, int F, class Source>
 void last_i8(const Block &b, int t) {
-  if constexpr (Source::fused || V::tokens_i8 > 4)
+  if constexpr (Source::fused || V::i8.tokens > 4)
     for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, FOUR, F, Source>(b, t);
   for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, TWO, F, Source>(b, t);
   for (; t < b.tokens; ++t) tiles_i8<V, 1, ONE, F, Source>(b, t);
@@ -378,23 +378,23 @@ void blocks_i8(const Block &b) {
   const auto largest = [&](auto tile) HB_INLINE_LAMBDA {
     constexpr int MT = decltype(tile)::value;
     for (; t + MT <= b.tokens; t += MT) {
-      if constexpr (!Source::fused) ask_next(b, t, t + MT);
-      tiles_i8<V, MT, V::vectors_i8, F, Source>(b, t);
+      if constexpr (!Source::fused) prefetch_next(b, t, t + MT);
+      tiles_i8<V, MT, V::i8.vectors, F, Source>(b, t);
     }
   };
-  if constexpr (!Source::fused || V::few_i8 >= V::tokens_i8) {
-    if (V::tokens_i8 <= b.largest) largest(Constant<V::tokens_i8>());
-    if constexpr (V::other_i8 != 0)
-      if (V::other_i8 == b.largest) largest(Constant<V::other_i8>());
+  if constexpr (!Source::fused || V::i8.fused_tokens >= V::i8.tokens) {
+    if (V::i8.tokens <= b.largest) largest(Constant<V::i8.tokens>());
+    if constexpr (V::i8.alternative != 0)
+      if (V::i8.alternative == b.largest) largest(Constant<V::i8.alternative>());
   }
-  if constexpr (V::tokens_i8 > 8)
-    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_i8<V, 8, V::vectors_i8, F, Source>(b, t);
-  if constexpr (Source::fused && V::narrows)
-    if (b.narrow) return last_i8<V, 1, 1, 1, F, Source>(b, t);
+  if constexpr (V::i8.tokens > 8)
+    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_i8<V, 8, V::i8.vectors, F, Source>(b, t);
+  if constexpr (Source::fused && V::one_panel_tiles)
+    if (b.one_panel) return last_i8<V, 1, 1, 1, F, Source>(b, t);
   // Two super-scales and minima beside codes and scales: of more panels at once the memory follows so many streams no longer.
-  if constexpr (Source::fused && V::vectors_i8_many < V::vectors_i8_one)
-    if (b.weight->super_mins) return last_i8<V, V::vectors_i8_four, V::vectors_i8_two, V::vectors_i8_many, F, Source>(b, t);
-  last_i8<V, V::vectors_i8_four, V::vectors_i8_two, V::vectors_i8_one, F, Source>(b, t);
+  if constexpr (Source::fused && V::i8.vectors_minima < V::i8.vectors_one)
+    if (b.weight->super_mins) return last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_minima, F, Source>(b, t);
+  last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_one, F, Source>(b, t);
 }
 
 // The widths that are decoded on the way; the rest go through the buffer.
@@ -419,8 +419,8 @@ void buffered_i8(const Block &b) {
 // Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps. Signed bytes have their
 // own way (0).
 template <class V>
-constexpr int steps(int most) {
-  return V::sums_in_16_bits ? most : 0;
+constexpr int steps(int peak) {
+  return V::sums_in_16_bits ? peak : 0;
 }
 
 template <class V>
@@ -465,23 +465,23 @@ inline void tiles_f32(const Block &b, int t0) {
 template <class V, class Source>
 void blocks_f32(const Block &b) {
   int t = 0;
-  if constexpr (!Source::fused || V::few_f32 >= V::tokens_f32)
-    for (; V::tokens_f32 <= b.largest && t + V::tokens_f32 <= b.tokens; t += V::tokens_f32) {
-      if constexpr (!Source::fused) ask_next(b, t, t + V::tokens_f32);
-      tiles_f32<V, V::tokens_f32, V::vectors_f32, Source>(b, t);
+  if constexpr (!Source::fused || V::f32.fused_tokens >= V::f32.tokens)
+    for (; V::f32.tokens <= b.largest && t + V::f32.tokens <= b.tokens; t += V::f32.tokens) {
+      if constexpr (!Source::fused) prefetch_next(b, t, t + V::f32.tokens);
+      tiles_f32<V, V::f32.tokens, V::f32.vectors, Source>(b, t);
     }
-  if constexpr (V::tokens_f32 > 8)
-    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_f32<V, 8, V::vectors_f32, Source>(b, t);
-  if constexpr (Source::fused && V::narrows)
-    if (b.narrow && b.tokens == 1) {
+  if constexpr (V::f32.tokens > 8)
+    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_f32<V, 8, V::f32.vectors, Source>(b, t);
+  if constexpr (Source::fused && V::one_panel_tiles)
+    if (b.one_panel && b.tokens == 1) {
       // Eight bits a code: memory is busy with one segment, and the streams of four are more than it follows.
-      for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v) strip_f32<V, Source::bits == 8 ? 1 : 4, Source>(b, v);
+      for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v) interleaved_f32<V, Source::bits == 8 ? 1 : 4, Source>(b, v);
       return;
     }
-  if constexpr (Source::fused || V::tokens_f32 > 4)
-    for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::vectors_f32_four, Source>(b, t);
-  for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::vectors_f32_two, Source>(b, t);
-  for (; t < b.tokens; ++t) tiles_f32<V, 1, V::vectors_f32_one, Source>(b, t);
+  if constexpr (Source::fused || V::f32.tokens > 4)
+    for (; t + 4 <= b.tokens; t += 4) tiles_f32<V, 4, V::f32.vectors_four, Source>(b, t);
+  for (; t + 2 <= b.tokens; t += 2) tiles_f32<V, 2, V::f32.vectors_two, Source>(b, t);
+  for (; t < b.tokens; ++t) tiles_f32<V, 1, V::f32.vectors_one, Source>(b, t);
 }
 
 template <class V>
@@ -502,7 +502,7 @@ void planes_f32(const Block &b) {
     case 5: return blocks_f32<V, FromPlanes<32, 5>>(b);
     case 6: return blocks_f32<V, FromPlanes<16, 6>>(b);
     default:
-      if (b.weight->offset == 128 || V::merges) return blocks_f32<V, FromPlanes<16, 8>>(b);
+      if (b.weight->offset == 128 || V::blends) return blocks_f32<V, FromPlanes<16, 8>>(b);
       return blocks_f32<V, FromPlanes<16, 8, true>>(b);  // for 8 bits "through a table" means: not centred on 128, so add the rest back
   }
 }

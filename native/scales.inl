@@ -63,67 +63,67 @@ void decode_scales_of(const Weight &w, int64_t panel, int64_t s0, int64_t count,
 // The entries of a tile's groups where they lie, one group after another, for NV vectors of rows: what a product that decodes
 // on the way reads, so that the scales come along with the codes instead of being waited for first.
 template <class V, int NV>
-struct Entries {
+struct PanelScales {
   using F = typename V::F;
   static constexpr int H = kPanelRows / V::W;
   const Weight &w;
-  const bool zeros, biases, narrow;
+  const bool zeros, biases, one_panel;
   F unit, scales[NV];
   int64_t at, super_at, per_group, left, super_left;
   int lane;
 
-  Entries(const Weight &weight, int64_t panel, int v0, float of, bool alone)
-      : w(weight), zeros(w.zeros), biases(w.biases || w.mins), narrow(alone), unit(V::fset(of)), per_group(w.group / w.seg), left(per_group),
+  PanelScales(const Weight &weight, int64_t panel, int v0, float of, bool alone)
+      : w(weight), zeros(w.zeros), biases(w.biases || w.mins), one_panel(alone), unit(V::fset(of)), per_group(w.group / w.seg), left(per_group),
         super_left(w.groups_per_super) {
     panel += v0 / H;
     at = panel * w.groups * kPanelRows, super_at = panel * w.supers * kPanelRows;
     lane = v0 % H * V::W;
   }
-  HB_INLINE int64_t place(int j) const { return at + ((lane / V::W + j) / H * w.groups) * kPanelRows + (lane / V::W + j) % H * V::W; }
-  HB_INLINE int64_t super_place(int j) const {
+  HB_INLINE int64_t index(int j) const { return at + ((lane / V::W + j) / H * w.groups) * kPanelRows + (lane / V::W + j) % H * V::W; }
+  HB_INLINE int64_t super_index(int j) const {
     return super_at + ((lane / V::W + j) / H * w.supers) * kPanelRows + (lane / V::W + j) % H * V::W;
   }
   template <Scale kind>
-  HB_INLINE void take() {
+  HB_INLINE void load_scales() {
     HB_UNROLL
     for (int j = 0; j < NV; ++j) {
-      scales[j] = scale_lanes<V, kind>(w.scales, place(j));
-      if (w.super_scales) scales[j] = V::fmul(scales[j], V::load_f16(w.super_scales + super_place(j)));
+      scales[j] = scale_lanes<V, kind>(w.scales, index(j));
+      if (w.super_scales) scales[j] = V::fmul(scales[j], V::load_f16(w.super_scales + super_index(j)));
       scales[j] = V::fmul(scales[j], unit);
     }
   }
   // One switch a segment, which a processor soon foresees.
   HB_INLINE void load() {
     if constexpr (NV == 1)
-      if (narrow) ask();
+      if (one_panel) prefetch();
     switch (w.scale) {
-      case Scale::e8m0: return take<Scale::e8m0>();
-      case Scale::e4m3: return take<Scale::e4m3>();
-      case Scale::ue4m3: return take<Scale::ue4m3>();
-      case Scale::f16: return take<Scale::f16>();
-      case Scale::bf16: return take<Scale::bf16>();
-      case Scale::f32: return take<Scale::f32>();
-      case Scale::u8: return take<Scale::u8>();
-      case Scale::i8: return take<Scale::i8>();
-      default: return take<Scale::none>();
+      case Scale::e8m0: return load_scales<Scale::e8m0>();
+      case Scale::e4m3: return load_scales<Scale::e4m3>();
+      case Scale::ue4m3: return load_scales<Scale::ue4m3>();
+      case Scale::f16: return load_scales<Scale::f16>();
+      case Scale::bf16: return load_scales<Scale::bf16>();
+      case Scale::f32: return load_scales<Scale::f32>();
+      case Scale::u8: return load_scales<Scale::u8>();
+      case Scale::i8: return load_scales<Scale::i8>();
+      default: return load_scales<Scale::none>();
     }
   }
   // One panel's entries are streams too slow for the hardware to follow beside the codes'.
-  HB_INLINE void ask() const {
-    constexpr int kAheadOfScales = 1024;
+  HB_INLINE void prefetch() const {
+    constexpr int kScalePrefetchBytes = 1024;
     const int bytes = w.scale == Scale::f16 || w.scale == Scale::bf16 ? 2 : w.scale == Scale::f32 ? 4 : 1;
-    __builtin_prefetch((const char *)w.scales + place(0) * bytes + kAheadOfScales);
-    if (w.mins) __builtin_prefetch(w.mins + place(0) + kAheadOfScales);
-    if (w.zeros) __builtin_prefetch((const char *)(w.zeros + place(0)) + kAheadOfScales);
-    if (w.biases) __builtin_prefetch((const char *)w.biases + place(0) * bytes + kAheadOfScales);
+    __builtin_prefetch((const char *)w.scales + index(0) * bytes + kScalePrefetchBytes);
+    if (w.mins) __builtin_prefetch(w.mins + index(0) + kScalePrefetchBytes);
+    if (w.zeros) __builtin_prefetch((const char *)(w.zeros + index(0)) + kScalePrefetchBytes);
+    if (w.biases) __builtin_prefetch((const char *)w.biases + index(0) * bytes + kScalePrefetchBytes);
   }
   HB_INLINE F scale(int j) const { return scales[j]; }
-  HB_INLINE F zero(int j) const { return V::cvt(V::load_i16(w.zeros + place(j))); }
+  HB_INLINE F zero(int j) const { return V::cvt(V::load_i16(w.zeros + index(j))); }
   HB_INLINE F bias(int j) const {
-    if (w.mins) return V::fsub(V::fzero(), V::fmul(V::cvt(V::load_u8(w.mins + place(j))), V::load_f16(w.super_mins + super_place(j))));
-    if (w.scale == Scale::f16) return scale_lanes<V, Scale::f16>(w.biases, place(j));
-    if (w.scale == Scale::bf16) return scale_lanes<V, Scale::bf16>(w.biases, place(j));
-    return scale_lanes<V, Scale::f32>(w.biases, place(j));
+    if (w.mins) return V::fsub(V::fzero(), V::fmul(V::cvt(V::load_u8(w.mins + index(j))), V::load_f16(w.super_mins + super_index(j))));
+    if (w.scale == Scale::f16) return scale_lanes<V, Scale::f16>(w.biases, index(j));
+    if (w.scale == Scale::bf16) return scale_lanes<V, Scale::bf16>(w.biases, index(j));
+    return scale_lanes<V, Scale::f32>(w.biases, index(j));
   }
   // To the next segment.
   HB_INLINE void advance() {

@@ -9,12 +9,12 @@
 namespace halfbyte {
 namespace {
 
-// Tokens of a layer's attention that one thread takes at a time. Fixed, so that sums do not depend on the number of threads.
-constexpr int64_t kShare = 64;
+// Tokens of a layer's attention that are one task. Fixed, so that sums do not depend on the number of threads.
+constexpr int64_t kSplitTokens = 64;
 
-int64_t shares_of(int64_t count) { return (count + kShare - 1) / kShare; }
+int64_t splits_of(int64_t count) { return (count + kSplitTokens - 1) / kSplitTokens; }
 
-// exp(x) within 2 units in the last place from -87 to 88, in operations that compilers turn into vectors (where comparisons need not trap:
+// exp(x) within 2 units in the last place from -87 to 88, in operations that compilers vectorize (with -fno-trapping-math, see
 // CMakeLists.txt): x = n log 2 + r, 2^n set as an exponent, exp(r) by the polynomial of Cephes' expf. Beyond, the value at the end; NaN stays.
 inline float exponential(float x) {
   constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which its low bits then are
@@ -43,7 +43,7 @@ float square_sum(const float *x, int64_t count) {
   return sum;
 }
 
-// NaN where there is one.
+// NaN where either is.
 float larger_of(float a, float b) { return b > a || b != b ? b : a; }
 
 float largest_of(const float *x, int64_t count) {
@@ -55,7 +55,7 @@ float largest_of(const float *x, int64_t count) {
 }  // namespace
 
 void Step::product(const Weight &w, const float *x, const float *bias, Activations activations, float *y) {
-  operations_.push_back([&w, x, bias, activations, y](const Moment &) {
+  operations_.push_back([&w, x, bias, activations, y](const Inputs &) {
     Matrix row;
     row.data = x, row.rows = 1, row.row_stride = w.k;
     linear(w, row, bias, activations, Dtype::f32, y);
@@ -63,7 +63,7 @@ void Step::product(const Weight &w, const float *x, const float *bias, Activatio
 }
 
 void Step::norm(const float *x, const float *scale, int64_t rows, int64_t d, float eps, float *y) {
-  operations_.push_back([=](const Moment &) {
+  operations_.push_back([=](const Inputs &) {
     for (int64_t r = 0; r < rows; ++r) {
       const float *from = x + r * d;
       const float factor = 1.0f / std::sqrt(square_sum(from, d) / (float)d + eps);
@@ -72,9 +72,9 @@ void Step::norm(const float *x, const float *scale, int64_t rows, int64_t d, flo
   });
 }
 
-void Step::rotate(float *x, int64_t heads, int64_t d, int which) {
-  operations_.push_back([=](const Moment &now) {
-    const float *cosine = now.cosines[which], *sine = now.sines[which];
+void Step::rotate(float *x, int64_t heads, int64_t d, int table) {
+  operations_.push_back([=](const Inputs &now) {
+    const float *cosine = now.tables[table].cosines + now.position * d, *sine = now.tables[table].sines + now.position * d;
     const int64_t half = d / 2;
     for (int64_t h = 0; h < heads; ++h) {
       float *first = x + h * d, *second = first + half;
@@ -88,37 +88,38 @@ void Step::rotate(float *x, int64_t heads, int64_t d, int which) {
 }
 
 void Step::attend(int layer, const float *q, const float *k, const float *v, int64_t heads, int64_t kv_heads, int64_t d, float scale, float *y) {
-  operations_.push_back([=](const Moment &now) {
-    const Place place = now.places[layer];
-    const int64_t last = place.count - 1, group = heads / kv_heads, shares = shares_of(place.count);
+  operations_.push_back([=](const Inputs &now) {
+    const LayerCache cache = now.layers[layer];
+    float *const all_keys = cache.keys + cache.first * d, *const all_values = cache.values + cache.first * d;
+    const int64_t last = cache.count - 1, group = heads / kv_heads, splits = splits_of(cache.count);
     for (int64_t h = 0; h < kv_heads; ++h) {
-      std::memcpy(place.keys + h * place.stride + last * d, k + h * d, (size_t)d * 4);
-      std::memcpy(place.values + h * place.stride + last * d, v + h * d, (size_t)d * 4);
+      std::memcpy(all_keys + h * cache.stride + last * d, k + h * d, (size_t)d * 4);
+      std::memcpy(all_values + h * cache.stride + last * d, v + h * d, (size_t)d * 4);
     }
-    // A share leaves, for each of its heads, the largest score, the sum of exp(score - largest), and the values so weighted.
-    const int64_t part = group * (d + 2), room = group * kShare;
-    parts_.resize((size_t)(kv_heads * shares * part));
-    scores_.resize((size_t)(kv_heads * shares * room));
-    parallel_for(kv_heads * shares, [&](int64_t i) {
-      const int64_t h = i / shares, t0 = i % shares * kShare, count = place.count - t0 < kShare ? place.count - t0 : kShare;
-      float *scores = scores_.data() + i * room, *most = parts_.data() + i * part, *sums = most + group, *mixed = sums + group;
-      const float *keys = place.keys + h * place.stride + t0 * d, *values = place.values + h * place.stride + t0 * d;
-      kernels().dots(q + h * group * d, group, keys, count, d, scores, kShare);
+    // A split leaves, for each of its heads, the largest score, the sum of exp(score - largest), and the values so weighted.
+    const int64_t part = group * (d + 2), lines = group * kSplitTokens;
+    partial_.resize((size_t)(kv_heads * splits * part));
+    scores_.resize((size_t)(kv_heads * splits * lines));
+    parallel_for(kv_heads * splits, [&](int64_t i) {
+      const int64_t h = i / splits, t0 = i % splits * kSplitTokens, count = cache.count - t0 < kSplitTokens ? cache.count - t0 : kSplitTokens;
+      float *scores = scores_.data() + i * lines, *peaks = partial_.data() + i * part, *sums = peaks + group, *mixed = sums + group;
+      const float *keys = all_keys + h * cache.stride + t0 * d, *values = all_values + h * cache.stride + t0 * d;
+      kernels().dots(q + h * group * d, group, keys, count, d, scores, kSplitTokens);
       for (int64_t g = 0; g < group; ++g) {
-        float *line = scores + g * kShare;
-        const float top = most[g] = largest_of(line, count);
-        for (int64_t t = 0; t < count; ++t) line[t] = exponential((line[t] - top) * scale);
+        float *line = scores + g * kSplitTokens;
+        const float peak = peaks[g] = largest_of(line, count);
+        for (int64_t t = 0; t < count; ++t) line[t] = exponential((line[t] - peak) * scale);
         sums[g] = kernels().sum(line, count);
       }
-      kernels().mix(scores, kShare, group, values, count, d, mixed);
+      kernels().mix(scores, kSplitTokens, group, values, count, d, mixed);
     });
     for (int64_t i = 0; i < heads; ++i) {
-      const float *first = parts_.data() + i / group * shares * part + i % group;
-      float most = first[0], sum = 0.0f, *to = y + i * d;
-      for (int64_t s = 1; s < shares; ++s) most = larger_of(most, first[s * part]);
+      const float *first = partial_.data() + i / group * splits * part + i % group;
+      float peak = first[0], sum = 0.0f, *to = y + i * d;
+      for (int64_t s = 1; s < splits; ++s) peak = larger_of(peak, first[s * part]);
       for (int64_t j = 0; j < d; ++j) to[j] = 0.0f;
-      for (int64_t s = 0; s < shares; ++s) {
-        const float *one = first + s * part, weight = exponential((one[0] - most) * scale);
+      for (int64_t s = 0; s < splits; ++s) {
+        const float *one = first + s * part, weight = exponential((one[0] - peak) * scale);
         const float *mixed = first + s * part - i % group + 2 * group + i % group * d;
         sum += weight * one[group];
         for (int64_t j = 0; j < d; ++j) to[j] += weight * mixed[j];
@@ -132,11 +133,11 @@ void Step::attend(int layer, const float *q, const float *k, const float *v, int
 void Step::gate(Gate f, const float *gate, const float *up, int64_t count, float *y) {
   // gelu_tanh(x) = x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
   if (f == Gate::silu)
-    operations_.push_back([=](const Moment &) {
+    operations_.push_back([=](const Inputs &) {
       for (int64_t i = 0; i < count; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
     });
   else
-    operations_.push_back([=](const Moment &) {
+    operations_.push_back([=](const Inputs &) {
       for (int64_t i = 0; i < count; ++i) {
         const float x = gate[i], u = 0.7978845608028654f * (x + 0.044715f * (x * x * x));
         y[i] = x / (1.0f + exponential(-2.0f * u)) * up[i];
@@ -145,13 +146,13 @@ void Step::gate(Gate f, const float *gate, const float *up, int64_t count, float
 }
 
 void Step::add(const float *x, int64_t count, float *y) {
-  operations_.push_back([=](const Moment &) {
+  operations_.push_back([=](const Inputs &) {
     for (int64_t i = 0; i < count; ++i) y[i] += x[i];
   });
 }
 
-void Step::run(const Place *places, const float *const *cosines, const float *const *sines) {
-  const Moment now{places, cosines, sines};
+void Step::run(const LayerCache *layers, const Angles *tables, int64_t position) {
+  const Inputs now{layers, tables, position};
   for (const auto &operation : operations_) operation(now);
 }
 

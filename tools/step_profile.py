@@ -34,7 +34,7 @@ class Some:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         found: Callable[..., None] = getattr(self._step, name)
-        return found if name in self._kinds or name == "run" else lambda *_: None
+        return found if name in self._kinds or name in ("bind", "run") else lambda *_: None
 
 
 def measure(path: str, activations: str, prompt: int, threads: int, rounds: int, clock: str) -> dict[str, float]:

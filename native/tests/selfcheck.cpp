@@ -18,7 +18,7 @@
 #include "../linear.h"
 #include "../pool.h"
 #include "../step.h"
-#include "../turning.h"
+#include "../transpose.h"
 
 using namespace halfbyte;
 
@@ -278,7 +278,7 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
 }
 
 #include "step_check.inl"
-#include "turning_check.inl"
+#include "transpose_check.inl"
 
 }  // namespace
 
@@ -299,7 +299,7 @@ int main(int argc, char **argv) {
     check_step(set);
     std::printf("%s: checked\n", set.c_str());
   }
-  check_turning();
+  check_transpose();
   if (failures) std::printf("%d checks failed\n", failures);
   return failures ? 1 : 0;
 }

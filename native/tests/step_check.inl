@@ -7,13 +7,14 @@ void check_attention(const std::string &set, int64_t group, int64_t kv_heads, in
   for (Guarded *each : {&q, &k, &v, &keys, &values})
     for (size_t i = 0; i < each->bytes() / 4; ++i) each->as<float>()[i] = normal();
   const float scale = 1.0f / std::sqrt((float)d);
-  const Place place{keys.as<float>(), values.as<float>(), count * d, count};
+  LayerCache cache;
+  cache.keys = keys.as<float>(), cache.values = values.as<float>(), cache.stride = count * d, cache.count = count;
   Step step;
   step.attend(0, q.as<float>(), k.as<float>(), v.as<float>(), heads, kv_heads, d, scale, y.as<float>());
-  step.run(&place, nullptr, nullptr);
+  step.run(&cache, nullptr, 0);
   double worst = 0;
   for (int64_t h = 0; h < heads; ++h) {
-    const float *mine = keys.as<float>() + h / group * count * d, *held = values.as<float>() + h / group * count * d;
+    const float *mine = keys.as<float>() + h / group * count * d, *all_values = values.as<float>() + h / group * count * d;
     std::vector<double> weights((size_t)count), wanted((size_t)d, 0.0);
     double sum = 0;
     for (int64_t t = 0; t < count; ++t) {
@@ -22,7 +23,7 @@ void check_attention(const std::string &set, int64_t group, int64_t kv_heads, in
       sum += weights[(size_t)t] = std::exp(score * scale);
     }
     for (int64_t t = 0; t < count; ++t)
-      for (int64_t j = 0; j < d; ++j) wanted[(size_t)j] += weights[(size_t)t] / sum * held[t * d + j];
+      for (int64_t j = 0; j < d; ++j) wanted[(size_t)j] += weights[(size_t)t] / sum * all_values[t * d + j];
     for (int64_t j = 0; j < d; ++j) worst = std::fmax(worst, std::fabs(wanted[(size_t)j] - y.as<float>()[h * d + j]));
   }
   const std::string what = set + " attention " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " d=" + std::to_string(d);
@@ -35,7 +36,7 @@ void check_norm(const std::string &set, int64_t d) {
   for (int64_t i = 0; i < d; ++i) scale.as<float>()[i] = normal();
   Step step;
   step.norm(x.as<float>(), scale.as<float>(), 2, d, 1e-6f, y.as<float>());
-  step.run(nullptr, nullptr, nullptr);
+  step.run(nullptr, nullptr, 0);
   double worst = 0;
   for (int64_t r = 0; r < 2; ++r) {
     double squares = 0;

@@ -18,7 +18,7 @@ from typing import Any
 from .checkpoints import Checkpoint, load, open, save
 from .errors import HalfbyteError
 from .formats import format_named
-from .ops import dequantize, embedding, experts, linear, prepare
+from .ops import Prepared, dequantize, embedding, experts, linear, prepare
 from .spec import Format
 from .tensor.qtensor import QTensor
 from .tensor.quantize import quantize
@@ -29,8 +29,8 @@ _LATE = {"convert": "conversion", "verify": "verification.compare", "load_model"
 """Names whose modules are imported on first use."""
 
 __all__ = [
-    "Checkpoint", "Format", "HalfbyteError", "QTensor", "convert", "dequantize", "embedding", "experts", "format_named", "linear",
-    "load", "load_model", "open", "prepare", "quantize", "save", "verify", "warmup",
+    "Checkpoint", "Format", "HalfbyteError", "Prepared", "QTensor", "convert", "dequantize", "embedding", "experts",
+    "format_named", "linear", "load", "load_model", "open", "prepare", "quantize", "save", "verify", "warmup",
 ]  # fmt: skip
 
 

@@ -1,10 +1,108 @@
-"""The compiled core (native/module.cpp). Arrays cross as addresses, validated by backends/cpu/__init__.py and turning.py."""
+"""The compiled core (native/python/). Arrays are NumPy arrays or torch tensors on the CPU; NumPy's bfloat16 crosses as uint16."""
 
-from collections.abc import Mapping
+import enum
 from typing import Any
 
+Array = Any
+
+class Element(enum.Enum):
+    integer = 0
+    table = 1
+    minifloat = 2
+
+class Scale(enum.Enum):
+    none = 0
+    e8m0 = 1
+    e4m3 = 2
+    ue4m3 = 3
+    f16 = 4
+    bf16 = 5
+    f32 = 6
+    u8 = 7
+    i8 = 8
+    nested = 9
+
+class Grouping(enum.Enum):
+    row = 0
+    flat = 1
+    strided = 2
+    block = 3
+
+class Global(enum.Enum):
+    none = 0
+    multiply = 1
+    divide = 2
+
+class Activations(enum.Enum):
+    exact = 0
+    int8 = 1
+
+class Gate(enum.Enum):
+    silu = 0
+    gelu_tanh = 1
+
+class Probe(enum.Enum):
+    read = 0
+    fma = 1
+    dot = 2
+
+class WeightFields:
+    """The fields of native/weight.h, set one by one; `Weight` checks them as a whole."""
+
+    def __init__(self) -> None: ...
+    n: int
+    k: int
+    panel_order: bool
+    bits: int
+    row_bytes: int
+    flip: int
+    element: Element
+    offset: int
+    integral: bool
+    table_low: int
+    unit: float
+    mantissa_bits: int
+    exponent_bias: int
+    last_finite: int
+    groups: int
+    group: int
+    group_size: int
+    seg: int
+    span: int
+    scale: Scale
+    groups_per_super: int
+    supers: int
+    global_op: Global
+    global_scale: float
+    divisor: float
+    inverse: bool
+    grouping: Grouping
+    group_rows: int
+    first_row: int
+    total_rows: int
+    nested_offset: float
+    plane8: Array
+    plane4: Array
+    plane2: Array
+    plane1: Array
+    codes: Array
+    values: Array
+    gather: Array
+    group_index: Array
+    scales: Array
+    zeros: Array
+    float_zeros: Array
+    biases: Array
+    mins: Array
+    super_scales: Array
+    super_mins: Array
+    nested_map: Array
+    nested_absmax: Array
+
 class Weight:
-    def __init__(self, fields: Mapping[str, Any]) -> None: ...
+    def __init__(self, fields: WeightFields, /) -> None: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
 
 def known() -> list[str]: ...
 def supported() -> list[str]: ...
@@ -14,34 +112,26 @@ def known_cores() -> list[str]: ...
 def use_core(name: str) -> None: ...
 def threads() -> int: ...
 def usable_threads() -> int: ...
+def quota_threads(groups_of_process: str, mount: str) -> int: ...
 def set_threads(threads: int) -> None: ...
-def linear(
-    w: Weight,
-    x: int,
-    dtype: int,
-    rows: int,
-    row_stride: int,
-    column_stride: int,
-    bias: int,
-    activations: int,
-    out_dtype: int,
-    out: int,
-    /,
-) -> None: ...
-def embedding(w: Weight, ids: int, count: int, dtype: int, out: int, /) -> None: ...
-def dequantize(w: Weight, first: int, last: int, dtype: int, out: int, /) -> None: ...
-def pack(w: Weight, codes: int, row_bytes: int, p8: int, p4: int, p2: int, p1: int, /) -> None: ...
-def unpack(w: Weight, out: int, row_bytes: int, /) -> None: ...
-def probe(kind: int, data: int, count: int, /) -> float: ...
-def turn(x: int, rows: int, columns: int, size: int, out: int, /) -> None: ...
-def turn_nibbles(x: int, rows: int, columns: int, order: int, out_order: int, out: int, /) -> None: ...
-def merges(characters: int, ends: int, words: int, left: int, right: int, /) -> int: ...
+def linear(weight: Weight, x: Array, bias: Array | None, activations: Activations, out: Array) -> None: ...
+def embedding(weight: Weight, ids: Array, out: Array) -> None: ...
+def dequantize(weight: Weight, out: Array) -> None: ...
+def pack(fields: WeightFields, codes: Array, /) -> None: ...
+def unpack(weight: Weight, codes: Array, /) -> None: ...
+def probe(kind: Probe, data: Array, rounds: int) -> float: ...
+def transpose(x: Array, out: Array) -> None: ...
+def transpose_nibbles(x: Array, columns: int, order: Array, out_order: Array, out: Array) -> None: ...
+def merges(characters: Array, ends: Array, left: Array, right: Array) -> int: ...
 
 class Step:
-    def product(self, w: Weight, x: int, bias: int, activations: int, y: int, /) -> None: ...
-    def norm(self, x: int, scale: int, rows: int, d: int, eps: float, y: int, /) -> None: ...
-    def rotate(self, x: int, heads: int, d: int, which: int, /) -> None: ...
-    def attend(self, layer: int, q: int, k: int, v: int, heads: int, kv_heads: int, d: int, scale: float, y: int, /) -> None: ...
-    def gate(self, f: int, gate: int, up: int, count: int, y: int, /) -> None: ...
-    def add(self, x: int, count: int, y: int, /) -> None: ...
-    def run(self, places: int, cosines: int, sines: int, /) -> None: ...
+    """A list of operations on float32 buffers, which it keeps alive; see native/step.h."""
+
+    def product(self, weight: Weight, x: Array, bias: Array | None, activations: Activations, y: Array) -> None: ...
+    def norm(self, x: Array, scale: Array, eps: float, y: Array, /) -> None: ...
+    def rotate(self, x: Array, d: int, table: int, /) -> None: ...
+    def attend(self, layer: int, q: Array, k: Array, v: Array, d: int, scale: float, y: Array, /) -> None: ...
+    def gate(self, kind: Gate, gate: Array, up: Array, y: Array, /) -> None: ...
+    def add(self, x: Array, y: Array, /) -> None: ...
+    def bind(self, keys: list[Any], values: list[Any], cosines: list[Any], sines: list[Any], /) -> None: ...
+    def run(self, first: Array, count: Array, position: int, /) -> None: ...

@@ -16,6 +16,7 @@ import numpy as np
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
 from .errors import BackendError, ShapeError
 from .numerics.array_interop import as_matrix, check_memory, device_of, dtype_of, is_torch, like, records_gradient, to_numpy
+from .numerics.exact import DTYPES
 from .spec import Format
 from .tensor.qtensor import QTensor
 
@@ -92,7 +93,7 @@ def _resolve(w: Weight, call: Call, device: str, backend: str | None) -> tuple[B
 def _check_w(op: str, w: Any, axes: int) -> tuple[int, ...]:
     """The weight's shape, of the number of axes the verb takes."""
     if not isinstance(w, (QTensor, Prepared)):
-        raise ShapeError(f"[{op}] the weight is {type(w).__name__}; allowed: QTensor, or what ops.prepare returned")
+        raise ShapeError(f"[{op}] the weight is {type(w).__name__}; allowed: QTensor, or what halfbyte.prepare returned")
     if len(w.shape) != axes:
         allowed = "(n, k); a stack of experts goes through experts()" if axes == 2 else "(e, n, k)"
         raise ShapeError(f"[{op}] the weight has shape {w.shape}; allowed: {allowed}")
@@ -107,18 +108,24 @@ def _check_mode(op: str, activations: str, schedule: str | None) -> None:
 
 
 def _check_x(op: str, x: Any) -> Any:
+    if isinstance(x, (list, tuple, int, float)):
+        raise ShapeError(
+            f"[{op}] x is a {type(x).__name__}; NumPy arrays and torch tensors are allowed: give np.asarray(x, np.float32)"
+        )
     if not is_torch(x):
         x = np.asarray(x)
     if dtype_of(x) not in X_DTYPES:
-        raise ShapeError(f"[{op}] x is {dtype_of(x)}; allowed: {', '.join(X_DTYPES)}")
+        raise ShapeError(f"[{op}] x is {dtype_of(x)}; allowed: {', '.join(X_DTYPES)}; convert it, as x.astype(np.float32) does")
     if records_gradient(x):
         raise BackendError(
             f"[{op}] x requires a gradient, and this verb passes none on; halfbyte.torch's linear and modules do; or give "
             "x.detach()"
         )
     if is_torch(x):
+        if str(x.layout) != "torch.strided":
+            raise ShapeError(f"[{op}] x is laid out as {x.layout}; torch.strided is allowed: give x.to_dense()")
+        x = x.resolve_neg()  # a view whose sign is one bit of the tensor has no memory of its own
         check_memory(op, x)
-        x = x.resolve_neg()
     return x
 
 
@@ -126,6 +133,16 @@ def _check_bias(op: str, bias: Any, n: int) -> None:
     check_memory(op, bias)
     if tuple(bias.shape) != (n,):
         raise ShapeError(f"[{op}] bias has shape {tuple(bias.shape)}; the weight has n = {n} outputs, so ({n},) is allowed")
+
+
+_PLAIN_DTYPES = frozenset(np.dtype(DTYPES[name]) for name in X_DTYPES)
+
+
+def _is_plain(x: Any, w: Any) -> bool:
+    """True for a NumPy matrix that fits a weight prepared by the native core: nothing to convert and no backend to choose."""
+    if type(x) is not np.ndarray or type(w) is not Prepared or w.backend != "cpu":
+        return False
+    return x.ndim == 2 == len(w.shape) and x.shape[1] == w.shape[1] and x.dtype in _PLAIN_DTYPES
 
 
 def linear(
@@ -149,10 +166,9 @@ def linear(
     reason when no backend serves the call. A (k, n) weight is refused where its shape shows it; a square one cannot be told
     apart.
     """
-    if bias is None and backend is None and schedule is None and type(x) is np.ndarray and type(w) is Prepared:
-        y = backend_named(w.backend).quick(x, w, activations)
-        if y is not None:
-            return y
+    plain_bias = bias is None or (type(bias) is np.ndarray and bias.shape == w.shape[:1])
+    if backend is None and schedule is None and plain_bias and activations in ACTIVATIONS and _is_plain(x, w):
+        return backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
     _check_mode("linear", activations, schedule)
     x = _check_x("linear", x)
     n, k = _check_w("linear", w, 2)

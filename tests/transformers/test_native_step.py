@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torch
-from halfbyte.backends.cpu import set_threads
+from halfbyte.backends.cpu import native, set_threads
+from halfbyte.errors import ShapeError
 from halfbyte.transformers import load_model
 from halfbyte.transformers.decode import kv_cache as cache_module
 from halfbyte.transformers.decode.kv_cache import growing_cache
@@ -178,19 +179,11 @@ def test_a_norm_written_in_place_counts(tmp_path):
 
 
 def operations():
-    from halfbyte.backends.cpu import native
-
     return native().Step()
 
 
-def run(step, places=None, angles=()):
-    places = np.zeros((1, 4), np.int64) if places is None else places
-    tables = np.array([[address(a) for a in pair] for pair in angles] or [[0, 0]], np.int64).T.copy()
-    step.run(places.ctypes.data, tables.ctypes.data, tables[1:].ctypes.data)
-
-
-def address(a):
-    return a.ctypes.data
+def run(step, first=(), count=()):
+    step.run(np.array(first, np.int64), np.array(count, np.int64), 0)
 
 
 def normal(seed, *shape):
@@ -209,10 +202,10 @@ def test_attention(instruction_set, group, kv_heads, d, count, before, seed):  #
     q, k, v = normal(seed, heads, d), normal(seed + 1, kv_heads, d), normal(seed + 2, kv_heads, d)
     keys, values = normal(seed + 3, kv_heads, room, d), normal(seed + 4, kv_heads, room, d)
     old, y = keys.copy(), np.full((heads, d), np.nan, np.float32)
-    place = np.array([[address(keys[0, before:]), address(values[0, before:]), room * d, count]], np.int64)
     step = operations()
-    step.attend(0, address(q), address(k), address(v), heads, kv_heads, d, scale, address(y))
-    run(step, place)
+    step.attend(0, q, k, v, d, scale, y)
+    step.bind([keys], [values], [], [])
+    run(step, [before], [count])
     new = before + count - 1
     assert np.array_equal(keys[:, new], k)
     assert np.array_equal(values[:, new], v)
@@ -229,12 +222,12 @@ def test_attention(instruction_set, group, kv_heads, d, count, before, seed):  #
 def test_norm(instruction_set, d):  # noqa: F811
     x, scale, y = normal(d, 3, d) * 7, normal(d + 1, d), np.empty((3, d), np.float32)
     step = operations()
-    step.norm(address(x), address(scale), 3, d, 1e-6, address(y))
+    step.norm(x, scale, 1e-6, y)
     run(step)
     wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6) * scale
     assert np.abs(y - wanted).max() <= 1e-6 * np.abs(wanted).max()
     step = operations()
-    step.norm(address(x), address(scale), 3, d, 1e-6, address(x))
+    step.norm(x, scale, 1e-6, x)
     run(step)
     assert np.array_equal(x, y)
 
@@ -248,19 +241,21 @@ def test_rotation_is_transformers_bit_for_bit(d):
     wanted, _ = apply_rotary_pos_emb(q, q, cosine, sine)
     x = q.numpy().copy()
     step = operations()
-    step.rotate(address(x), 3, d, 1)
-    run(step, angles=[(np.zeros(1), np.zeros(1)), (cosine.numpy(), sine.numpy())])
+    step.rotate(x, d, 1)
+    none = np.zeros((1, 1), np.float32)
+    step.bind([], [], [none, cosine.numpy().reshape(1, d)], [none, sine.numpy().reshape(1, d)])
+    run(step)
     assert np.array_equal(x, wanted.numpy())
 
 
-@pytest.mark.parametrize(("kind", "name"), [(0, "silu"), (1, "gelu_pytorch_tanh")])
+@pytest.mark.parametrize(("kind", "name"), [("silu", "silu"), ("gelu_tanh", "gelu_pytorch_tanh")])
 def test_gates(kind, name):
     from transformers.activations import ACT2FN
 
     gate = np.concatenate([normal(0, 1000) * 5, np.float32([0, -0.0, 1e-30, -1e-30, 20, -20, 90, -90, 1e4, -1e4, np.nan])])
     up, y = normal(1, len(gate)), np.empty(len(gate), np.float32)
     step = operations()
-    step.gate(kind, address(gate), address(up), len(gate), address(y))
+    step.gate(native().Gate[kind], gate, up, y)
     run(step)
     with np.errstate(all="ignore"):
         wanted = ACT2FN[name](torch.from_numpy(gate).double()).numpy() * up
@@ -276,6 +271,25 @@ def test_infinity_and_nan_reach_the_result():
         q[0, 3] = bad
         keys, values, y = np.zeros((1, 4, 16), np.float32), np.zeros((1, 4, 16), np.float32), np.zeros((1, 16), np.float32)
         step = operations()
-        step.attend(0, address(q), address(k), address(v), 1, 1, 16, 0.25, address(y))
-        run(step, np.array([[address(keys), address(values), 64, 2]], np.int64))
+        step.attend(0, q, k, v, 16, 0.25, y)
+        step.bind([keys], [values], [], [])
+        run(step, [0], [2])
         assert np.isnan(y).all()
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    q, k = normal(0, 4, 16), normal(1, 2, 16)
+    cache = np.zeros((2, 8, 16), np.float32)
+    step = operations()
+    with pytest.raises(ShapeError, match=r"\[step\] v is float32 \(3, 16\); allowed: 32 elements of float32"):
+        step.attend(0, q, k, normal(2, 3, 16), 16, 0.25, q)
+    with pytest.raises(ShapeError, match=r"\[step\] y is float64"):
+        step.add(q, q.astype(np.float64))
+    step.attend(0, q, k, k, 16, 0.25, q)
+    with pytest.raises(ShapeError, match="bind the caches"):
+        run(step)
+    with pytest.raises(ShapeError, match="does not have its heads"):
+        step.bind([cache[:1]], [cache[:1]], [], [])
+    step.bind([cache], [cache.copy()], [], [])
+    with pytest.raises(ShapeError, match="tokens 5 to 9 of layer 0; its cache has 8"):
+        run(step, [5], [4])

@@ -82,14 +82,6 @@ class Backend(ABC):
         """`prepare` for one device of several ("cuda:1"); backends with one device ignore the name."""
         return self.prepare(w)
 
-    def quick(self, x: Any, w: Prepared, activations: str) -> Any | None:
-        """`linear` of the plainest call, a NumPy array in row order, at once; None where the call has to be looked at first.
-
-        A caller that does much else between two products finds little of Python's in the caches, and each step towards the
-        kernel costs microseconds then.
-        """
-        return None
-
     @abstractmethod
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         """x (m, k) · wᵀ (k, n) + bias -> (m, n) in x's dtype. w is one (n, k) matrix."""

@@ -33,12 +33,12 @@ _WORDS = 128
 
 @cache
 def native() -> ModuleType | None:
-    """The compiled core; None where it is not built, cannot be loaded, or is an older build without `turn_nibbles`."""
+    """The compiled core; None where it is not built, cannot be loaded, or is an older build without `transpose_nibbles`."""
     try:
         from .. import _native as module
     except ImportError:
         return None
-    return module if hasattr(module, "turn_nibbles") else None
+    return module if hasattr(module, "transpose_nibbles") else None
 
 
 def transpose(x: NDArray[Any]) -> NDArray[Any]:
@@ -48,9 +48,11 @@ def transpose(x: NDArray[Any]) -> NDArray[Any]:
     if core is None or x.itemsize not in (1, 2, 4, 8) or not x.flags.c_contiguous:
         return transpose_tiled(x)
     out = _empty((*lead, columns, rows), x.dtype)
-    size = rows * columns * x.itemsize
-    for i in range(math.prod(lead)):
-        core.turn(x.ctypes.data + i * size, rows, columns, x.itemsize, out.ctypes.data + i * size)
+    if out.size:
+        word = f"u{x.itemsize}"
+        matrices, results = x.view(word).reshape(-1, rows, columns), out.view(word).reshape(-1, columns, rows)
+        for matrix, result in zip(matrices, results, strict=True):
+            core.transpose(matrix, result)
     return out
 
 
@@ -87,7 +89,7 @@ def transpose_nibbles(x: U8, columns: int, order: Sequence[int] = NATURAL_ORDER,
     x = np.ascontiguousarray(x)
     out = _empty((columns, -(-x.shape[0] // 2)), np.dtype(np.uint8))
     orders = np.array([order, out_order], np.uint8)
-    core.turn_nibbles(x.ctypes.data, x.shape[0], columns, orders[0].ctypes.data, orders[1].ctypes.data, out.ctypes.data)
+    core.transpose_nibbles(x, columns, orders[0], orders[1], out)
     return out
 
 

@@ -4,7 +4,7 @@
     embedding(ids, w, dtype)                     rows of w
     gradient(g, w)                               g · w, by slabs of decoded rows
 
-A contiguous tensor on the CPU is passed to the native core by address, which keeps the host time of a decoding step low. A packed
+A contiguous tensor on the CPU is passed to the native core as it is, which keeps the host time of a decoding step low. A packed
 weight has no gradient: train an adapter beside it.
 """
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..backends import Prepared
-from ..backends.cpu import MODES, native, native_of
+from ..backends import ACTIVATIONS, Prepared
+from ..backends.cpu import activations_named, native
 from ..numerics.array_interop import check_memory
 
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLAB_BYTES = 1 << 26
 """Decoded rows that `gradient` holds at a time."""
 
@@ -44,20 +44,17 @@ def compute(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str
 
 
 def _product(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> Tensor:
-    code = DTYPES.get(x.dtype)
-    if w.backend != "cpu" or code is None or not x.is_cpu or not x.is_contiguous() or activations not in MODES or x.dim() == 0:
+    plain = x.is_cpu and x.dtype in DTYPES and x.is_contiguous() and x.dim() > 0
+    if w.backend != "cpu" or not plain or activations not in ACTIVATIONS:
         return _general(x, w, bias, activations)
     *lead, last = x.shape
     n, k = w.shape[-2:]
     if last != k or k == 0 or len(w.shape) != 2:
         return _general(x, w, bias, activations)
-    at = 0
-    if bias is not None:
-        if bias.dtype != torch.float32 or not bias.is_contiguous() or not bias.is_cpu or bias.shape != (n,):
-            return _general(x, w, bias, activations)
-        at = bias.data_ptr()
+    if bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous() or not bias.is_cpu or bias.shape != (n,)):
+        return _general(x, w, bias, activations)
     y = torch.empty((*lead, n), dtype=x.dtype)
-    native_of(w)(x.data_ptr(), code, x.numel() // k, k, 1, at, MODES[activations], code, y.data_ptr())
+    native().linear(w.data.native, x, bias, activations_named(activations), y)
     return y
 
 
@@ -69,7 +66,7 @@ def _general(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> T
 def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
     """Rows of w by index, decoded exactly: (*ids.shape, k) of `dtype` on ids' device. Raises what `ops.embedding` raises.
 
-    A single index on the CPU, a decoding step's, goes to the native core by address.
+    A single index on the CPU, as in a decoding step, goes to the native core directly.
     """
     check_memory("embedding", ids)
     return rows(ids, w, dtype)
@@ -77,12 +74,11 @@ def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
 
 def rows(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
     """`embedding` for a caller that has checked its tensors."""
-    code = DTYPES.get(dtype)
-    if w.backend == "cpu" and code is not None and ids.dtype == torch.int64 and ids.is_cpu and ids.numel() == 1:
+    if w.backend == "cpu" and dtype in DTYPES and ids.dtype == torch.int64 and ids.is_cpu and ids.numel() == 1:
         n, k = w.shape
         if 0 <= int(ids) < n:
             row = torch.empty((*ids.shape, k), dtype=dtype)
-            native().embedding(w.data.native, ids.data_ptr(), 1, code, row.data_ptr())
+            native().embedding(w.data.native, ids, row)
             return row
     y: Tensor = ops.embedding(ids, w, dtype=dtype)
     return y

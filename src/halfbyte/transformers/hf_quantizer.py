@@ -26,7 +26,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 import torch
 from torch import nn
 
-from ..backends.cpu import MODES
+from ..backends import ACTIVATIONS
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
@@ -51,10 +51,10 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
     def __init__(
         self, activations: str = "exact", backend: str | None = None, meta: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if activations not in MODES:
+        if activations not in ACTIVATIONS:
             raise FormatError(
-                f"[HalfbyteConfig] activations={activations!r}; allowed: {', '.join(MODES)}. It says how weights run that a "
-                "checkpoint holds packed; a dense one is packed before: halfbyte quantize MODEL OUT --to halfbyte:int4:g128"
+                f"[HalfbyteConfig] activations={activations!r}; allowed: {', '.join(ACTIVATIONS)}. It says how weights run that "
+                "a checkpoint holds packed; a dense one is packed before: halfbyte quantize MODEL OUT --to halfbyte:int4:g128"
             )
         prefer_callers_config(HalfbyteConfig)
         self.quant_method = METHOD

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfbyte.backends import Prepared
+from halfbyte.backends.cpu.pack import HUGE_PAGE, PackedWeight, address
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
 from halfbyte.tensor.qtensor import QTensor
@@ -19,6 +21,13 @@ from support.random_tensors import random_tensor
 
 pytestmark = needs_native
 FORMATS = formats()
+
+
+def unpacked(prepared: Prepared) -> QTensor:
+    """The canonical weight by the inverse that production uses."""
+    parts = CPU.canonical(prepared)
+    assert parts is not None
+    return QTensor(prepared.format, prepared.shape, parts)
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -36,13 +45,24 @@ def test_every_bit_pattern_decodes_to_the_exact_value(fmt, dtype):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_panel_order_returns_every_byte(fmt):
-    from halfbyte.backends.cpu.pack import canonical
-
+def test_the_packed_order_returns_every_byte(fmt):
     k = 2 * max(unit_of(fmt), fmt.group_size)
     q = random_tensor(fmt, (37, k), 2)
+    assert unpacked(CPU.prepare(q)).identical(q)
+
+
+@pytest.mark.parametrize("word", ["int4:g32", "nf4:g64", "q4_K"])
+def test_the_inverse_reads_the_packed_weight_and_nothing_else(word):
+    """A changed byte of each array changes the parts: an inverse that kept the parts it was given would not show it."""
+    q = ordinary_tensor(format_named(word), (32, 512), 2)
     packed = CPU.prepare(q).data
-    assert QTensor(q.format, q.shape, canonical(packed, q)).identical(q)
+    for name, a in packed.arrays.items():
+        if name == "values":
+            continue
+        changed = a.copy()
+        changed.reshape(-1).view(np.uint8)[5] ^= 1
+        other = PackedWeight(packed.fields, packed.arrays | {name: changed})
+        assert not unpacked(Prepared("cpu", q.format, q.shape, other, 0)).identical(q), name
 
 
 @pytest.mark.parametrize("word", ["int4:g32", "uint3:g64", "nf4:g64", "affine4:g32"])
@@ -56,8 +76,6 @@ def test_act_order_is_kept(word):
 
 @given(data=st.data())
 def test_shapes_of_a_sweep_decode_and_return(data):
-    from halfbyte.backends.cpu.pack import canonical
-
     fmt = data.draw(st.sampled_from(FORMATS))
     n = data.draw(st.integers(1, 70))
     k = data.draw(st.integers(1, 4)) * unit_of(fmt)
@@ -66,7 +84,7 @@ def test_shapes_of_a_sweep_decode_and_return(data):
     q = ordinary_tensor(fmt, (n, k), data.draw(st.integers(0, 1000)))
     prepared = CPU.prepare(q)
     assert same(CPU.dequantize(prepared, "float32"), q.dequantize("float32"))
-    assert QTensor(q.format, q.shape, canonical(prepared.data, q)).identical(q)
+    assert unpacked(prepared).identical(q)
 
 
 @pytest.mark.parametrize("word", ["uint4:g32", "int3:g32", "int8:channel", "mxfp4"])
@@ -125,15 +143,12 @@ def test_case_28_more_than_2_to_31_elements():
 
 
 def test_a_large_weight_starts_on_a_huge_page_and_comes_back():
-    from halfbyte.backends.cpu.pack import HUGE_PAGE, address, canonical
-
     q = ordinary_tensor(format_named("int4:g128"), (1040, 4096), 12)
     prepared = CPU.prepare(q)
     plane = prepared.data.arrays["plane4"]
     assert plane.nbytes >= HUGE_PAGE
     assert address(plane) % (HUGE_PAGE if hasattr(mmap, "MADV_HUGEPAGE") else 64) == 0
-    parts = canonical(pickle.loads(pickle.dumps(prepared.data)), q)
-    assert all(np.array_equal(parts[name], q.parts[name]) for name in q.parts)
+    assert unpacked(pickle.loads(pickle.dumps(prepared))).identical(q)
     one_hot = np.zeros((1, 4096), np.float32)
     one_hot[0, 4095] = 1
     y = CPU.linear(one_hot, prepared, None, activations="int8")

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from halfbyte.backends.cpu import native, use_instruction_set
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
 from halfbyte.tensor.qtensor import QTensor
 from support.cpu_weights import (  # noqa: F401
     CPU,
     LISTED,
+    SETS,
     act_ordered,
     each_set,
     formats,
@@ -153,10 +155,8 @@ def test_a_row_gives_the_same_in_any_batch_and_any_run(instruction_set, word, ac
 
 @pytest.mark.parametrize("activations", MODES)
 @pytest.mark.parametrize("word", LISTED)
-def test_every_maker_s_tiles_give_the_same_bits(word, activations):
-    """Tiles, their order and what is asked for ahead differ between cores of one instruction set; sums do not."""
-    from halfbyte.backends.cpu import native
-
+def test_the_schedules_of_every_core_give_the_same_bits(word, activations):
+    """Tile shapes, their order and prefetching differ between cores of one instruction set; sums do not."""
     fmt = format_named(word)
     q = ordinary_tensor(fmt, (150, rows_of(fmt, 3)), 12)
     x, prepared = np.random.default_rng(6).standard_normal((67, q.shape[1])).astype(np.float32), CPU.prepare(q)
@@ -174,8 +174,6 @@ def test_every_maker_s_tiles_give_the_same_bits(word, activations):
 
 
 def test_an_unknown_core_is_refused_with_those_known():
-    from halfbyte.backends.cpu import native
-
     with pytest.raises(ValueError, match="core 'zen9' is unknown; known: plain, intel, zen5"):
         native().use_core("zen9")
 
@@ -228,9 +226,26 @@ def test_extreme_activations_in_the_int8_class(instruction_set, magnitude):  # n
 
 def test_an_input_that_does_not_fit_is_refused():
     prepared = CPU.prepare(ordinary_tensor(format_named("q4_0"), (8, 64), 9))
-    with pytest.raises(ShapeError, match=r"allowed: \(m, 64\)"):
+    with pytest.raises(ShapeError, match=r"\[linear\] x is float32 \(2, 32\); allowed: \(m, 64\)"):
         CPU.linear(np.zeros((2, 32), np.float32), prepared, None)
     with pytest.raises(ShapeError, match="float64"):
         CPU.linear(np.zeros((2, 64)), prepared, None)
-    with pytest.raises(ShapeError, match=r"bias has shape \(7,\)"):
+    with pytest.raises(ShapeError, match=r"\[linear\] bias is float32 \(7,\); allowed: 8 elements of float32"):
         CPU.linear(np.zeros((2, 64), np.float32), prepared, np.zeros(7, np.float32))
+
+
+@pytest.mark.parametrize("word", ["uint4:g32", "uint3:g32", "q4_K", "affine4:g32", "int4:g32", "mxfp4", "q6_K"])
+def test_every_instruction_set_gives_the_same_bits_in_the_exact_mode(word):
+    """Zero points, biases and minima multiply sums of activations, whose order no vector width may change."""
+    q = ordinary_tensor(format_named(word), (70, 512), 3)
+    x, prepared = np.random.default_rng(6).standard_normal((9, 512)).astype(np.float32), CPU.prepare(q)
+    before, results = native().current(), {}
+    try:
+        for name in SETS:
+            use_instruction_set(name)
+            results[name] = [CPU.linear(x[:m], prepared, None) for m in (1, 2, 5, 9)]
+    finally:
+        use_instruction_set(before)
+    for name, given_by in results.items():
+        for y, scalar in zip(given_by, results["scalar"], strict=True):
+            assert np.array_equal(y, scalar), name

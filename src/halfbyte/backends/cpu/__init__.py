@@ -12,7 +12,6 @@ Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, neon);
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -20,18 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import BackendError, ShapeError
-from ...numerics.exact import DTYPES
+from ...errors import BackendError
+from ...numerics.exact import DTYPES, bfloat16
 from ...numerics.minifloat import MINIFLOATS
 from ...tensor.qtensor import QTensor
-from ..base import Backend, Call, Prepared
-from .pack import PackedWeight, address, pack_weight
+from ..base import X_DTYPES, Backend, Call, Prepared
+from .pack import PackedWeight, pack_weight
 
-_DTYPE = {"float32": 0, "float16": 1, "bfloat16": 2}
-_DTYPES = {np.dtype(DTYPES[name]): number for name, number in _DTYPE.items()}
 _SCHEDULES = (None, "fused")
-MODES = {"exact": 0, "int8": 1}
-"""Modes of activations as the native core numbers them."""
 
 
 @cache
@@ -46,6 +41,8 @@ def _native() -> ModuleType | str:
             f"the native core is not in this installation ({problem}): it was installed without a C++ compiler; "
             "reinstall halfbyte where a C++17 compiler is on the path"
         )
+    if not hasattr(module, "WeightFields"):
+        return f"the native core {module.__file__} is of another version of halfbyte; run `make native` or reinstall"
     threads = os.environ.get("HALFBYTE_THREADS")
     if threads:
         if not threads.isdigit() or int(threads) < 1:
@@ -58,6 +55,7 @@ def _native() -> ModuleType | str:
     return module
 
 
+@cache
 def native() -> ModuleType:
     """The extension module; BackendError with the reason when there is none."""
     module = _native()
@@ -86,13 +84,10 @@ def set_threads(count: int) -> None:
     native().set_threads(count)
 
 
-def native_of(w: Prepared) -> Callable[..., None]:
-    """The core's product for one (n, k) weight this backend prepared, by address.
-
-    Arguments: x, its dtype (0 float32, 1 float16, 2 bfloat16), rows, strides of rows and columns in elements, bias (float32, or
-    0 for none), mode, dtype of the result, result (contiguous). Nothing is checked: that is the caller's part.
-    """
-    return w.data.multiply  # type: ignore[no-any-return]
+@cache
+def activations_named(name: str) -> Any:
+    """The core's member for an activation mode, "exact" or "int8"."""
+    return native().Activations[name]
 
 
 class CPUBackend(Backend):
@@ -102,8 +97,8 @@ class CPUBackend(Backend):
     device = "cpu"
 
     def reason(self) -> str | None:
-        found = _native()
-        return found if isinstance(found, str) else None
+        module = _native()
+        return module if isinstance(module, str) else None
 
     def describe(self) -> str:
         module = native()
@@ -115,13 +110,13 @@ class CPUBackend(Backend):
     def refuses(self, call: Call) -> str | None:
         fmt = call.format
         if fmt.opaque:
-            return f"{fmt.name} is kept as ggml blocks, which the native core does not decode"
+            return f"{fmt.name} is stored as ggml blocks, which the native core does not decode"
         if fmt.bits != 4 and fmt.element not in ("int", "uint", "mxint", *MINIFLOATS):
             return f"{fmt.name} has {fmt.bits}-bit elements {fmt.element!r}; the native core decodes tables of 4 bits only"
         if fmt.scale == "nested" and fmt.inverse:
             return f"{fmt.name} divides by a nested scale, which the native core does not decode"
-        if call.dtype not in _DTYPE:
-            return f"dtype {call.dtype} is not computed here; allowed: {', '.join(_DTYPE)}"
+        if call.dtype not in X_DTYPES:
+            return f"dtype {call.dtype} is not computed here; allowed: {', '.join(X_DTYPES)}"
         if call.schedule not in _SCHEDULES:
             return f"schedule {call.schedule!r} is for GPUs; the CPU kernels have one, 'fused' (decoded a cache block at a time)"
         return None
@@ -154,16 +149,6 @@ class CPUBackend(Backend):
         packed: PackedWeight = w.data[index]
         return Prepared(self.name, w.format, w.shape[1:], packed, packed.nbytes)
 
-    def quick(self, x: NDArray[Any], w: Prepared, activations: str) -> NDArray[Any] | None:
-        dtype, mode, shape, flags = _DTYPES.get(x.dtype), MODES.get(activations), x.shape, x.flags
-        if dtype is None or mode is None or len(shape) != 2 or len(w.shape) != 2 or shape[1] != w.shape[1]:
-            return None
-        if not flags.c_contiguous or not flags.aligned:
-            return None
-        out = np.empty((shape[0], w.shape[0]), x.dtype)
-        native_of(w)(address(x), dtype, shape[0], shape[1], 1, 0, mode, dtype, address(out))
-        return out
-
     def linear(
         self,
         x: NDArray[Any],
@@ -173,38 +158,29 @@ class CPUBackend(Backend):
         activations: str = "exact",
         schedule: str | None = None,
     ) -> NDArray[Any]:
-        n, k = w.shape
-        dtype = _DTYPES.get(x.dtype)
-        if dtype is None or x.ndim != 2 or x.shape[1] != k:
-            raise ShapeError(f"[linear] x is {x.dtype} {x.shape}; allowed: (m, {k}) in {', '.join(_DTYPE)}")
-        size = x.dtype.itemsize
-        rows, columns = x.strides
-        if rows % size or columns % size or not x.flags.aligned:
-            x = np.ascontiguousarray(x)
-            rows, columns = x.strides
-        b = 0
+        """The core checks shapes, dtypes and alignment against the weight itself; here arrays become what it takes."""
+        if not x.flags.aligned:
+            x = x.copy()
+        out = np.empty((x.shape[0] if x.ndim else 1, w.shape[0]), x.dtype)
         if bias is not None:
-            if bias.shape != (n,):
-                raise ShapeError(f"[linear] bias has shape {bias.shape}; the weight has n = {n} outputs, so ({n},) is allowed")
-            bias = np.ascontiguousarray(bias, dtype=np.float32)
-            b = address(bias)
-        out = np.empty((x.shape[0], n), x.dtype)
-        mode = MODES[activations]
-        native_of(w)(address(x), dtype, x.shape[0], rows // size, columns // size, b, mode, dtype, address(out))
+            bias = np.require(bias, np.float32, ["C", "A"])
+        native().linear(w.data.native, _words(x), bias, activations_named(activations), _words(out))
         return out
 
     def embedding(self, ids: NDArray[Any], w: Prepared, dtype: str) -> NDArray[Any]:
-        n, k = w.shape
-        index = np.ascontiguousarray(ids, dtype=np.int64)
-        if index.size and (int(index.min()) < 0 or int(index.max()) >= n):
-            raise ShapeError(f"[embedding] ids run from {index.min()} to {index.max()}; the table has rows 0 to {n - 1}")
-        out = np.empty((index.size, k), DTYPES[dtype])
-        native().embedding(w.data.native, address(index), index.size, _DTYPE[dtype], address(out))
+        index = np.require(ids, np.int64, ["C", "A"])
+        out = np.empty((index.size, w.shape[1]), DTYPES[dtype])
+        native().embedding(w.data.native, index, _words(out))
         return out
 
     def dequantize(self, w: Prepared, dtype: str) -> NDArray[Any]:
         out = np.empty(w.shape, DTYPES[dtype])
         stack = ((w.data, out),) if len(w.shape) == 2 else zip(w.data, out, strict=True)
         for packed, dense in stack:
-            native().dequantize(packed.native, 0, w.shape[-2], _DTYPE[dtype], address(dense))
+            native().dequantize(packed.native, _words(dense))
         return out
+
+
+def _words(a: NDArray[Any]) -> NDArray[Any]:
+    """bfloat16 as its 16-bit words, which is how it crosses to the core; other dtypes as they are."""
+    return a.view(np.uint16) if a.dtype == bfloat16 else a

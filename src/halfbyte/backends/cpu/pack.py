@@ -1,9 +1,9 @@
 """From a canonical QTensor to the order the CPU kernels read, and back.
 
 Panel order takes rows sixteen at a time, codes in bit planes, group entries as [panel, group, 16]; native/weight.h has the
-picture. It holds the same bits in the same number of bytes (rows padded to sixteen, groups to eight inputs), so it is a
-bijection, and `canonical` is its inverse. Weights whose scales no panel can hold (groups over the flattened matrix, float
-zero points, nested scales) stay in canonical order and are decoded row by row.
+picture. It stores the same bits in the same number of bytes (rows padded to sixteen, groups to eight inputs), so it is a
+bijection; `unpack.canonical_parts` is its inverse. Weights whose scales do not fit panels (groups over the flattened matrix,
+float zero points, nested scales) stay in canonical order and are decoded row by row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import mmap
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,18 +25,18 @@ from ...tensor.qtensor import QTensor
 PANEL_ROWS = 16
 HUGE_PAGE = 1 << 21
 SHARED_PAGES = 4  # huge pages of which one allocation of several small weights consists
-SMALL = 1 << 14  # bytes from which an array is worth a place on them
+SMALL = 1 << 14  # bytes from which an array is put on them
 CHUNK = 32  # inputs in which the planes of every width have whole units
 LONGEST_SEGMENT = 128  # inputs summed before a scale is applied; also the most an activation scale covers
 SHORTEST_GROUP = 8  # shorter groups would be mostly padding
 
-_ELEMENT = {"integer": 0, "table": 1, "minifloat": 2}
 _SCALE = {
-    "none": 0, "e8m0": 1, "e4m3": 2, "ue4m3": 3, "float16": 4, "bfloat16": 5, "float32": 6,
-    "u4": 7, "u6": 7, "i6": 8, "i8": 8, "nested": 9,
+    "none": "none", "e8m0": "e8m0", "e4m3": "e4m3", "ue4m3": "ue4m3", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
+    "u4": "u8", "u6": "u8", "i6": "i8", "i8": "i8", "nested": "nested",
 }  # fmt: skip
-_GROUPING = {"row": 0, "flat": 1, "strided": 2, "block": 3}
-_GLOBAL = {"": 0, "multiply": 1, "divide": 2}
+"""Scale words of a Format -> `_native.Scale`."""
+_ENUMERATIONS = {"element": "Element", "scale": "Scale", "grouping": "Grouping", "global_op": "Global"}
+"""Fields that are members of an enumeration of the core, spelled by name here."""
 _INTEGRAL_TABLES = {"e2m1": (0.5, 12), "iq4_nl": (1.0, 127)}
 """Tables of small whole numbers: their unit, and minus the smallest entry in units."""
 _LAST_FINITE = {"e4m3": 0x7E, "e5m2": 0x7B}
@@ -48,29 +47,49 @@ _ENTRIES = ("scales", "zeros", "biases", "mins", "super_scales", "super_mins")
 class PackedWeight:
     """One (n, k) matrix in the kernels' order.
 
-    fields    numbers of native/weight.h
-    arrays    what its addresses point at, kept alive here
-    multiply  the core's product with it, by address
+    fields  numbers of native/weight.h; enumerations by name
+    arrays  its arrays, read-only from here on
+    native  the core's weight, which has checked them against each other
     """
 
-    __slots__ = ("arrays", "fields", "multiply", "native", "nbytes")
+    __slots__ = ("arrays", "fields", "native", "nbytes")
 
-    def __init__(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(
+        self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], codes: NDArray[np.uint8] | None = None
+    ) -> None:
         from ... import _native
 
         self.fields = dict(fields)
         self.arrays = {name: _aligned(a) for name, a in arrays.items()}
-        addresses = {name: address(a) for name, a in self.arrays.items()}
-        self.native = _native.Weight(self.fields | addresses)
-        self.multiply = partial(_native.linear, self.native)
+        native = native_fields(self.fields, self.arrays)
+        if codes is not None:
+            _native.pack(native, codes)
+        for name, a in self.arrays.items():
+            if a.flags.writeable:
+                self.arrays[name] = a = a.view()
+                a.flags.writeable = False
+        self.native = _native.Weight(native)
         self.nbytes = sum(a.nbytes for name, a in self.arrays.items() if name != "values")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedWeight, (self.fields, self.arrays)
 
 
+def native_fields(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The core's struct of a weight's numbers and arrays. AttributeError for a name that it does not have."""
+    from ... import _native
+
+    native = _native.WeightFields()
+    for name, value in fields.items():
+        enumeration = _ENUMERATIONS.get(name)
+        setattr(native, name, getattr(getattr(_native, enumeration), value) if enumeration else value)
+    for name, a in arrays.items():
+        setattr(native, name, a)
+    return native
+
+
 def address(a: NDArray[Any]) -> int:
-    """Address of an array's first element."""
+    """Address of an array's first element, to test its alignment."""
     return int(a.__array_interface__["data"][0])
 
 
@@ -86,8 +105,8 @@ def _aligned(a: NDArray[Any]) -> NDArray[Any]:
 def aligned_empty(nbytes: int) -> NDArray[np.uint8]:
     """Uninitialised bytes that start on a cache line, or on a huge page where they fill one.
 
-    A panel's streams lie pages apart: on pages of 2 MiB a product of one token reads a third faster than on pages of 4 KiB, and
-    with weights of about 1 MB, which share such pages, a sixth.
+    The streams of a panel are pages apart: on pages of 2 MiB a product of one token reads a third faster than on pages of
+    4 KiB, and a sixth faster with weights of about 1 MB, which share such pages (AMD EPYC, Zen 4).
     """
     if hasattr(mmap, "MADV_HUGEPAGE"):
         if nbytes >= HUGE_PAGE:
@@ -108,7 +127,7 @@ def _on_huge_pages(nbytes: int) -> NDArray[np.uint8]:
 
 
 class _SharedPages:
-    """Huge pages that weights smaller than one share, handed out from the front; they go when the last weight on them goes."""
+    """Huge pages that small weights share, allocated from the front and freed with the last weight on them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,8 +146,8 @@ class _SharedPages:
 _shared = _SharedPages()
 
 
-def holds_panels(fmt: Format) -> bool:
-    """True when panel order can hold the format, False when its rows are decoded one by one.
+def fits_panels(fmt: Format) -> bool:
+    """True when panel order can store the format, False when its rows are decoded one by one.
 
     A factor applied after the sums (global scale, divisor) must meet an exact product of element and group scale, or a value
     would be rounded twice.
@@ -144,21 +163,21 @@ def holds_panels(fmt: Format) -> bool:
 
 
 def element_fields(fmt: Format) -> dict[str, Any]:
-    """How codes become numbers, as native/weight.h spells it."""
+    """How codes become numbers: fields of native/weight.h."""
     half = 1 << (fmt.bits - 1)
     if fmt.element == "int":
-        return {"element": 0, "offset": half, "integral": True}
+        return {"element": "integer", "offset": half, "integral": True}
     if fmt.element == "uint":
-        return {"element": 0, "offset": 0, "integral": True}
+        return {"element": "integer", "offset": 0, "integral": True}
     if fmt.element == "mxint":
         unit = 2.0 ** -(fmt.bits - 2) if fmt.bits > 1 else 1.0
-        return {"element": 0, "offset": half, "flip": half, "integral": True, "unit": unit}
+        return {"element": "integer", "offset": half, "flip": half, "integral": True, "unit": unit}
     if fmt.bits == 4:
         unit, low = _INTEGRAL_TABLES.get(fmt.element, (1.0, 0))
-        return {"element": _ELEMENT["table"], "integral": fmt.element in _INTEGRAL_TABLES, "unit": unit, "table_low": low}
+        return {"element": "table", "integral": fmt.element in _INTEGRAL_TABLES, "unit": unit, "table_low": low}
     f = MINIFLOATS[fmt.element]
     return {
-        "element": _ELEMENT["minifloat"],
+        "element": "minifloat",
         "mantissa_bits": f.mantissa_bits,
         "exponent_bias": f.bias,
         "last_finite": _LAST_FINITE.get(fmt.element, 0),
@@ -166,7 +185,9 @@ def element_fields(fmt: Format) -> dict[str, Any]:
 
 
 def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[int, int, int, NDArray[np.int32] | None]:
-    """Groups, padded group size, segment, and the input each place of the kernels' order holds (None: input order)."""
+    """Groups, padded group size, segment, and the input at each index of the kernels' order (None: input order)."""
+    if k == 0:
+        return 0, 8, 8, None
     groups = max(fmt.groups(k), 1)
     size = k if fmt.group_size == -1 else min(fmt.group_size, max(k, 1))
     longest = size
@@ -178,8 +199,8 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
         return groups, padded, segment, None
     gather = np.full((groups, padded), -1, np.int32)
     if index is None:
-        places = np.arange(groups * size, dtype=np.int32).reshape(groups, size)
-        gather[:, :size] = np.where(places < k, places, -1)
+        inputs = np.arange(groups * size, dtype=np.int32).reshape(groups, size)
+        gather[:, :size] = np.where(inputs < k, inputs, -1)
     else:
         order = np.argsort(index, kind="stable").astype(np.int32)
         group = index[order]
@@ -191,8 +212,9 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
 def activation_span(fmt: Format, segment: int) -> int:
     """Inputs that one scale of 8-bit activations covers: whole segments, up to 128 inputs, or one segment.
 
-    Over several segments sums are in units of that scale, 127 times the product of element and scale for a one-hot row: that must
-    be a float32, or the row would not return the weight. Elements of more than 4 bits keep a scale a segment, which errs less.
+    The sums of several segments are in units of that scale, 127 times the product of element and scale for a one-hot row. That
+    must be exact in float32, or the row would not return the weight. Elements of more than 4 bits keep one scale a segment, whose
+    error is smaller.
     """
     if fmt.bits > 4 or fmt.super_size or fmt.bias or fmt.minimum:
         return segment
@@ -226,22 +248,21 @@ def _plain(a: NDArray[Any]) -> NDArray[Any]:
 
 def pack_weight(w: QTensor) -> PackedWeight:
     """One (n, k) QTensor in the kernels' order."""
-    from ... import _native
-
     fmt, (n, k) = w.format, w.shape
     fields: dict[str, Any] = {
         "n": n, "k": k, "bits": fmt.bits, "scale": _SCALE[fmt.scale], "divisor": fmt.divisor, "inverse": fmt.inverse,
-        "global_op": _GLOBAL[fmt.global_op], "group_size": k if fmt.group_size == -1 else fmt.group_size,
+        "global_op": fmt.global_op or "none", "group_size": max(k if fmt.group_size == -1 else fmt.group_size, 1),
     }  # fmt: skip
     fields |= element_fields(fmt)
     if fmt.global_op:
-        fields["global"] = float(w.parts["global_scale"])
-    arrays: dict[str, NDArray[Any]] = {"values": np.ascontiguousarray(element_table(fmt.element, fmt.bits))}
-    if "group_index" in w.parts:
-        arrays["group_index"] = np.ascontiguousarray(w.parts["group_index"])
+        fields["global_scale"] = float(w.parts["global_scale"])
+    if fmt.super_size:
+        fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
+    arrays: dict[str, NDArray[Any]] = {"values": np.ascontiguousarray(element_table(fmt.element, fmt.bits), np.float64)}
     index = w.parts.get("group_index")
-    fields["group_size"] = max(fields["group_size"], 1)
-    if not holds_panels(fmt):
+    if index is not None:
+        arrays["group_index"] = np.ascontiguousarray(index, np.int32)
+    if not fits_panels(fmt):
         return _canonical_weight(w, fields, arrays)
 
     groups, padded, segment, gather = kernel_order(fmt, k, index)
@@ -258,18 +279,11 @@ def pack_weight(w: QTensor) -> PackedWeight:
                 rows = total if fmt.group_rows == -1 else fmt.group_rows
                 part = part[(first + np.arange(n)) // max(rows, 1)]
             arrays[name] = to_lanes(part)
-    if fmt.super_size:
-        fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
     inputs = -(-n // PANEL_ROWS) * PANEL_ROWS * (-(-groups * padded // CHUNK) * CHUNK)
-    widths = [8] if fmt.bits == 8 else [b for b in (4, 2, 1) if fmt.bits & b]
-    for bits in widths:
-        arrays[f"plane{bits}"] = aligned_empty(inputs * bits // 8)
-        arrays[f"plane{bits}"][:] = 0
-    packed = PackedWeight(fields, arrays)
-    codes = np.ascontiguousarray(w.parts["codes"])
-    planes = [address(packed.arrays[f"plane{b}"]) if b in widths else 0 for b in (8, 4, 2, 1)]
-    _native.pack(packed.native, address(codes), codes.shape[1], *planes)
-    return packed
+    for bits in [8] if fmt.bits == 8 else [b for b in (4, 2, 1) if fmt.bits & b]:
+        arrays[f"plane{bits}"] = plane = aligned_empty(inputs * bits // 8)
+        plane[:] = 0
+    return PackedWeight(fields, arrays, np.ascontiguousarray(w.parts["codes"]))
 
 
 def _canonical_weight(w: QTensor, fields: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> PackedWeight:
@@ -278,35 +292,16 @@ def _canonical_weight(w: QTensor, fields: dict[str, Any], arrays: dict[str, NDAr
     first, total = w.window or (0, n)
     codes = np.ascontiguousarray(w.parts["codes"])
     fields |= {
-        "panel_order": False, "row_bytes": codes.shape[1], "grouping": _GROUPING[fmt.grouping], "groups": fmt.groups(k),
+        "panel_order": False, "row_bytes": codes.shape[1], "grouping": fmt.grouping, "groups": fmt.groups(k),
         "integral": False,
         "group_rows": max(total if fmt.group_rows == -1 else fmt.group_rows, 1), "first_row": first, "total_rows": total,
     }  # fmt: skip
-    if fmt.super_size:
-        fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
     if fmt.scale == "nested":
         fields["nested_offset"] = float(w.parts["nested_offset"])
-        arrays |= {name: np.ascontiguousarray(w.parts[name]) for name in ("nested_map", "nested_absmax")}
+        arrays |= {name: np.ascontiguousarray(w.parts[name], np.float32) for name in ("nested_map", "nested_absmax")}
     arrays["codes"] = codes
     for name in _ENTRIES:
         if name in w.parts:
             native = "float_zeros" if name == "zeros" and fmt.zero == "float" else name
             arrays[native] = np.ascontiguousarray(_plain(w.parts[name]))
     return PackedWeight(fields, arrays)
-
-
-def canonical(packed: PackedWeight, like: QTensor) -> dict[str, NDArray[Any]]:
-    """The canonical parts of a packed weight, byte for byte: the inverse of `pack_weight`, `like` giving format and dtypes."""
-    from ... import _native
-
-    parts = dict(like.parts)
-    if not packed.fields["panel_order"]:
-        return parts
-    n, k = like.shape
-    codes = np.empty((n, like.format.row_bytes(k)), np.uint8)
-    _native.unpack(packed.native, address(codes), codes.shape[1])
-    parts["codes"] = codes
-    for name in _ENTRIES:
-        if name in parts and like.format.grouping == "row":
-            parts[name] = from_lanes(packed.arrays[name], n).view(parts[name].dtype)
-    return parts

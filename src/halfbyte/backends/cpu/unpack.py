@@ -1,6 +1,6 @@
-"""The canonical parts of a weight that lies in the CPU kernels' order: the inverse of `cpu_weight.pack_weight`, byte for byte.
+"""The canonical parts of a packed weight: the inverse of `pack.pack_weight`, byte for byte.
 
-Format and shape say which parts there are and of what dtype, so nothing but the packed weight itself is needed.
+Format and shape determine which parts there are and their dtypes, so nothing but the packed weight is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...formats import family_of
 from ...formats.base import PartSpec
 from ...spec import Format
-from .pack import PackedWeight, address, from_lanes
+from .pack import PackedWeight, from_lanes
 
 _TILED = ("scales", "zeros", "biases")
 """Parts that `pack_weight` repeats for every row of a tile."""
@@ -31,17 +31,17 @@ def canonical_parts(packed: PackedWeight, fmt: Format, shape: tuple[int, int]) -
 
 def _part(packed: PackedWeight, fmt: Format, n: int, name: str, spec: PartSpec) -> NDArray[Any]:
     if name == "global_scale":
-        return np.asarray(packed.fields["global"], spec.dtype)
+        return np.asarray(packed.fields["global_scale"], spec.dtype)
     if name == "nested_offset":
         return np.asarray(packed.fields["nested_offset"], spec.dtype).reshape(spec.shape)
     if not packed.fields["panel_order"]:
-        kept = "float_zeros" if name == "zeros" and fmt.zero == "float" else name
-        return packed.arrays[kept].view(spec.dtype).reshape(spec.shape).copy()
+        native = "float_zeros" if name == "zeros" and fmt.zero == "float" else name
+        return packed.arrays[native].view(spec.dtype).reshape(spec.shape).copy()
     if name == "codes":
         from ... import _native
 
         codes = np.empty(spec.shape, spec.dtype)
-        _native.unpack(packed.native, address(codes), codes.shape[1])
+        _native.unpack(packed.native, codes)
         return codes
     rows = from_lanes(packed.arrays[name], n)
     if fmt.grouping == "block" and name in _TILED:

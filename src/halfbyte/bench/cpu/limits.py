@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.cpu.pack import address, aligned_empty
+from ...backends.cpu.pack import aligned_empty
 from ..records import Record
 
 Clock = Callable[[], float]
@@ -23,7 +23,6 @@ READ_BYTES = 1 << 28
 """Read in one go at least, and three times the last cache."""
 SECONDS = 0.05
 """A loop of arithmetic runs about so long; the best of nine counts."""
-_READ, _FMA, _DOT = range(3)
 
 
 def machine_name() -> str:
@@ -76,7 +75,7 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
     memory = aligned_empty(max(READ_BYTES, 3 * last_cache_bytes()))
     memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
     try:
-        probe = native().probe
+        core = native()
     except BackendError:
         return _numpy_limits(memory, threads, clock)
     parts = np.array_split(memory, threads)
@@ -85,18 +84,18 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
     operands[:256] = np.repeat(np.random.default_rng(1).integers(0, 128, 128, np.uint8), 2)
     operands[256:] = np.tile(np.array([1, 255], np.uint8), 128)
 
-    def rate(kind: int) -> float:
+    def rate(kind: Any) -> float:
         rounds = 1000
         start = time.perf_counter()
-        probe(kind, address(operands), rounds)
+        core.probe(kind, operands, rounds)
         rounds = max(1000, int(rounds * SECONDS / (time.perf_counter() - start)))
-        return together([lambda: float(probe(kind, address(operands), rounds))] * threads, clock)
+        return together([lambda: float(core.probe(kind, operands, rounds))] * threads, clock)
 
     def reader(part: NDArray[Any]) -> Callable[[], float]:
-        return lambda: float(probe(_READ, address(part), part.nbytes))
+        return lambda: float(core.probe(core.Probe.read, part, 0))
 
     read = together([reader(p) for p in parts], clock)
-    return {"read_gbps": read / 1e9, "gflops": rate(_FMA) / 1e9, "gops": rate(_DOT) / 1e9}
+    return {"read_gbps": read / 1e9, "gflops": rate(core.Probe.fma) / 1e9, "gops": rate(core.Probe.dot) / 1e9}
 
 
 def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Record:

@@ -20,7 +20,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 import torch
 from torch import Tensor
 
-from ...backends.cpu import MODES, native
+from ...backends.cpu import activations_named, native
 from ...torch.modules import QLinear
 from .kv_cache import SPARE, Growing
 from .rmsnorm import RMSNorm
@@ -35,8 +35,8 @@ LAYERS = {
     ),
 }  # fmt: skip
 """Layer -> its norms before and after attention, before and after the feed-forward part; None where there is none."""
-GATES = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1}
-"""Activation -> its number in the native core."""
+GATES = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu_tanh"}
+"""Activation class -> the member of the native `Gate`."""
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles do not depend on the sequence length."""
 SCALARS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
@@ -113,14 +113,11 @@ class Step:
         self.kinds = list(dict.fromkeys(kinds))  # arguments of the model's rotary embedding, by layer
         self.x, self.out = torch.empty(model.config.hidden_size), torch.empty(1, 1, model.config.hidden_size)
         self._operations = native().Step()
-        self._kept: list[Any] = []  # keeps alive what the operations have addresses of
         self.rows: dict[tuple[str, int], Tensor] = {}  # buffers shared by layers of one width, so that they stay in the L1 cache
         for index, layer in enumerate(body.layers):
             self._add_layer(index, layer, self.kinds.index(kinds[index]))
         self._norm(body.norm, self.x, self.out)
         self.windows = np.array([layer.window or np.iinfo(np.int64).max for layer in cache_layers])
-        self.slots = np.zeros((len(cache_layers), 4), np.int64)  # as native/step.h has them
-        self.angles = np.zeros((2, len(self.kinds)), np.int64)
         self.written = self.room = 0
 
     def __call__(self, embedded: Tensor) -> Tensor:
@@ -131,10 +128,7 @@ class Step:
         self.x[:] = embedded.view(-1)
         end = self._kept_tokens + self.written + 1
         count = np.minimum(end, self.windows)
-        first = (end - count) * self._token_bytes
-        self.slots[:, 0], self.slots[:, 1], self.slots[:, 3] = self._keys + first, self._values + first, count
-        angles = self.angles + self.written * self._angle_bytes
-        self._operations.run(self.slots.ctypes.data, angles.ctypes.data, angles.ctypes.data + angles.itemsize * len(self.kinds))
+        self._operations.run(end - count, count, self.written)
         self.written += 1
         return self.out
 
@@ -147,15 +141,15 @@ class Step:
     def _open(self) -> None:
         self.room = min(SPARE, *(layer.open() for layer in self.layers))
         start = self.layers[0].get_seq_length()
-        self._keys = np.array([layer.keys.data_ptr() for layer in self.layers])
-        self._values = np.array([layer.values.data_ptr() for layer in self.layers])
         self._kept_tokens = np.array([layer.keys.shape[-2] for layer in self.layers])
-        self._token_bytes = 4 * self.layers[0].keys.shape[-1]
-        self.slots[:, 2] = [layer.keys.stride(-3) for layer in self.layers]
         positions = torch.arange(start, start + self.room)[None]
-        self._angles = [self.rotary(self.x, positions, *kind) for kind in self.kinds]
-        self._angle_bytes = 4 * self._angles[0][0].shape[-1]
-        self.angles[:] = [[pair[i].data_ptr() for pair in self._angles] for i in range(2)]
+        tables = [self.rotary(self.x, positions, *kind) for kind in self.kinds]
+        self._operations.bind(
+            [_with_room(layer.keys, self.room) for layer in self.layers],
+            [_with_room(layer.values, self.room) for layer in self.layers],
+            [cosines[0].contiguous() for cosines, _ in tables],
+            [sines[0].contiguous() for _, sines in tables],
+        )
 
     def _add_layer(self, index: int, layer: Any, kind: int) -> None:
         x, attention, mlp = self.x, layer.self_attn, layer.mlp
@@ -165,7 +159,6 @@ class Step:
         q, k, v = (self._row(name, getattr(attention, f"{name}_proj").out_features) for name in "qkv")
         gate, up = self._row("gate", mlp.gate_proj.out_features), self._row("up", mlp.up_proj.out_features)
         h, y = self._row("h", x.shape[0]), self._row("y", x.shape[0])
-        heads, kv_heads = q.shape[0] // d, k.shape[0] // d
 
         self._norm(before, x, h)
         for projection, to in ((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v)):
@@ -173,19 +166,16 @@ class Step:
         for norm, part in ((getattr(attention, "q_norm", None), q), (getattr(attention, "k_norm", None), k)):
             if norm is not None:
                 self._norm(norm, part, part)
-        self._operations.rotate(q.data_ptr(), heads, d, kind)
-        self._operations.rotate(k.data_ptr(), kv_heads, d, kind)
-        self._operations.attend(
-            index, q.data_ptr(), k.data_ptr(), v.data_ptr(), heads, kv_heads, d, attention.scaling, q.data_ptr()
-        )
+        self._operations.rotate(q, d, kind)
+        self._operations.rotate(k, d, kind)
+        self._operations.attend(index, q, k, v, d, attention.scaling, q)
         self._product(attention.o_proj, q, y)
         self._add(after, y)
 
         self._norm(before_mlp, x, h)
         self._product(mlp.gate_proj, h, gate)
         self._product(mlp.up_proj, h, up)
-        f = GATES[type(mlp.act_fn).__name__]
-        self._operations.gate(f, gate.data_ptr(), up.data_ptr(), gate.shape[0], gate.data_ptr())
+        self._operations.gate(native().Gate[GATES[type(mlp.act_fn).__name__]], gate, up, gate)
         self._product(mlp.down_proj, gate, y)
         self._add(after_mlp, y)
 
@@ -194,18 +184,20 @@ class Step:
 
     def _norm(self, norm: Any, x: Tensor, y: Tensor) -> None:
         scale = norm.current_scale()
-        d = scale.shape[0]
-        self._kept.append(scale)
-        self._operations.norm(x.data_ptr(), scale.data_ptr(), x.numel() // d, d, norm.eps, y.data_ptr())
+        self._operations.norm(x, scale, norm.eps, y)
 
     def _product(self, layer: QLinear, x: Tensor, y: Tensor) -> None:
         weight = layer.weight.prepared.data
-        self._kept += [weight, layer.bias]
-        bias = 0 if layer.bias is None else layer.bias.data_ptr()
-        self._operations.product(weight.native, x.data_ptr(), bias, MODES[layer.activations], y.data_ptr())
+        self._operations.product(weight.native, x, layer.bias, activations_named(layer.activations), y)
 
     def _add(self, norm: RMSNorm | None, y: Tensor) -> None:
         """x = x + norm(y)"""
         if norm is not None:
             self._norm(norm, y, y)
-        self._operations.add(y.data_ptr(), y.shape[0], self.x.data_ptr())
+        self._operations.add(y, self.x)
+
+
+def _with_room(cached: Tensor, room: int) -> Tensor:
+    """The tokens [1, kv_heads, tokens, d] of a cache and the `room` free ones behind them, as [kv_heads, tokens + room, d]."""
+    _, kv_heads, tokens, d = cached.shape
+    return cached.as_strided((kv_heads, tokens + room, d), cached.stride()[1:])

@@ -42,8 +42,7 @@ def _joined(words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | N
     characters = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), "<u4")
     ends = np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))
     left, right = np.empty((2, max(len(characters), 1)), np.int32)
-    addresses = (a.ctypes.data for a in (left, right))
-    count = core.merges(characters.ctypes.data, ends.ctypes.data, len(words), *addresses)
+    count = core.merges(characters, ends, left, right)
     return left[:count], right[:count]
 
 

@@ -1,4 +1,4 @@
-// Part of kernels.inl: what the instruction set can do at most, for `halfbyte bench` to hold products against.
+// Part of kernels.inl: what the instruction set can do at peak, for `halfbyte bench` to hold products against.
 
 // Twelve independent sums hide the latency of a product on every core of the last ten years and still fit sixteen registers.
 constexpr int kChains = 12;

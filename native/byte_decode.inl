@@ -13,16 +13,16 @@ struct Planes {
             (uintptr_t)w.plane1 + first * 2};
   }
   void advance(int64_t inputs) { p8 += inputs * 16, p4 += inputs * 8, p2 += inputs * 4, p1 += inputs * 2; }
-  // Asks for what is read `ahead` bytes from here: the panels of a tile are as many streams, more than the hardware follows by itself.
+  // Asks for what is read `prefetch_bytes` bytes from here: the panels of a tile are as many streams, more than the hardware follows by itself.
   template <int BITS, int INPUTS>
-  HB_INLINE void ask(int ahead) const {
-    if constexpr (BITS == 8) ask_units<INPUTS / 4>(p8 + ahead);
-    if constexpr (BITS != 8 && (BITS & 4) != 0) ask_units<INPUTS / 8>(p4 + ahead);
-    if constexpr (BITS != 8 && (BITS & 2) != 0) ask_units<INPUTS / 16>(p2 + ahead);
-    if constexpr (BITS != 8 && (BITS & 1) != 0) ask_units<INPUTS / 32>(p1 + ahead);
+  HB_INLINE void prefetch(int prefetch_bytes) const {
+    if constexpr (BITS == 8) prefetch_units<INPUTS / 4>(p8 + prefetch_bytes);
+    if constexpr (BITS != 8 && (BITS & 4) != 0) prefetch_units<INPUTS / 8>(p4 + prefetch_bytes);
+    if constexpr (BITS != 8 && (BITS & 2) != 0) prefetch_units<INPUTS / 16>(p2 + prefetch_bytes);
+    if constexpr (BITS != 8 && (BITS & 1) != 0) prefetch_units<INPUTS / 32>(p1 + prefetch_bytes);
   }
   template <int UNITS>
-  static HB_INLINE void ask_units(uintptr_t at) {
+  static HB_INLINE void prefetch_units(uintptr_t at) {
     for (int i = 0; i < UNITS; ++i) __builtin_prefetch((const void *)(at + i * kUnitBytes));
   }
   static const uint8_t *unit(uintptr_t plane, int64_t index, int at) { return (const uint8_t *)plane + index * kUnitBytes + at; }
@@ -63,7 +63,7 @@ inline void each_codes(const Weight &w, int64_t panel, int64_t k0, int64_t count
   constexpr int H = kPanelRows / V::W;
   Planes planes = Planes::at(w, panel, k0);
   for (int64_t c = 0; c < count / kChunk; ++c, planes.advance(kChunk)) {
-    planes.template ask<BITS, kChunk>(kAhead);
+    planes.template prefetch<BITS, kChunk>(kPrefetchBytes);
     for (int h = 0; h < H; ++h)
       repeat<0, 8>([&](auto i) { emit(c * 8 + i.value, h, code_at<V, BITS, decltype(i)::value>(planes, h * V::W * 4)); });
   }

@@ -1,16 +1,16 @@
-// Part of selfcheck.cpp: matrices turned, against an element at a time, in memory that ends at an unreadable page.
+// Part of selfcheck.cpp: transposes against one element at a time, in memory that ends at an unreadable page.
 
-void check_turning() {
+void check_transpose() {
   const int64_t sides[] = {1, 2, 15, 16, 33, 64, 65, 129};
   const uint8_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
   for (const int64_t rows : sides)
     for (const int64_t columns : sides) {
-      const std::string where = "turning " + std::to_string(rows) + " x " + std::to_string(columns);
+      const std::string where = "transpose " + std::to_string(rows) + " x " + std::to_string(columns);
       for (const int size : {1, 2, 4, 8}) {
         const size_t bytes = (size_t)(rows * columns * size);
         Guarded in(bytes), out(bytes);
         for (size_t i = 0; i < bytes; ++i) in.as<uint8_t>()[i] = (uint8_t)random_bits();
-        turn(in.as<uint8_t>(), rows, columns, size, out.as<uint8_t>());
+        transpose(in.as<uint8_t>(), rows, columns, size, out.as<uint8_t>());
         bool same = true;
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t c = 0; c < columns; ++c)
@@ -23,7 +23,7 @@ void check_turning() {
       for (int64_t i = 0; i < rows * in_bytes; ++i) in.as<uint8_t>()[i] = (uint8_t)random_bits();
       for (const bool ordered : {false, true}) {
         const bool high = ordered && rows % 8 == 0, wide = ordered && columns % 8 == 0;
-        turn_nibbles(in.as<uint8_t>(), rows, columns, high ? order : nullptr, wide ? order : nullptr, out.as<uint8_t>());
+        transpose_nibbles(in.as<uint8_t>(), rows, columns, high ? order : nullptr, wide ? order : nullptr, out.as<uint8_t>());
         bool same = true;
         for (int64_t c = 0; c < columns; ++c)
           for (int64_t r = 0; r < 2 * out_bytes; ++r) {

@@ -113,18 +113,18 @@ void decode_f32(const Weight &w, int64_t panel, int64_t k0, int64_t count, float
 // written under the exponent of a power of two M whose last place is worth their lowest bit, less M + offset: both exact. Or signed bytes
 // (codes of 8 bits less 128, the rest added back), shifted down and converted.
 template <class V, int BITS, bool TABLE>
-struct Floats {
+struct FloatDecoder {
   using F = typename V::F;
   using I = typename V::I;
   using B = typename V::B;
-  static constexpr bool permuted = BITS <= V::permuted_bits, merged = !permuted && V::merges;
+  static constexpr bool permuted = BITS <= V::permuted_bits, blended = !permuted && V::blends;
   typename V::FT low, high;
   typename V::T table;
   B less;
   F back;
   int offset;
 
-  HB_INLINE explicit Floats(const Weight &w) : offset(w.offset) {
+  HB_INLINE explicit FloatDecoder(const Weight &w) : offset(w.offset) {
     alignas(64) float entries[32] = {};
     if constexpr (permuted)
       for (int c = 0; c < 1 << BITS; ++c) entries[c] = TABLE ? (float)w.values[c] : (float)(c - w.offset);
@@ -137,9 +137,9 @@ struct Floats {
   template <int i>
   HB_INLINE I four(const Planes &p, int at) const {
     if constexpr (permuted && BITS == 4) return V::as_i(V::bload(Planes::unit(p.p4, i / 2, at)));
-    else if constexpr (permuted && BITS == 5) return V::as_i(V::template merge<0x10>(one_bit<i>(p, at), nibble<i>(p, at)));
-    else if constexpr (merged && BITS == 6) return V::as_i(V::template merge<0x30>(two_bits<i>(p, at), nibble<i>(p, at)));
-    else if constexpr (permuted || merged) return V::as_i(code_at<V, BITS, i>(p, at));
+    else if constexpr (permuted && BITS == 5) return V::as_i(V::template blend<0x10>(one_bit<i>(p, at), nibble<i>(p, at)));
+    else if constexpr (blended && BITS == 6) return V::as_i(V::template blend<0x30>(two_bits<i>(p, at), nibble<i>(p, at)));
+    else if constexpr (permuted || blended) return V::as_i(code_at<V, BITS, i>(p, at));
     else if constexpr (TABLE && BITS == 4) return V::as_i(V::lookup(table, code_at<V, BITS, i>(p, at)));
     else return V::as_i(V::bsub(code_at<V, BITS, i>(p, at), less));
   }
@@ -150,11 +150,11 @@ struct Floats {
       constexpr int place = 8 * q + (BITS == 4 ? 4 * (i % 2) : 0);
       if constexpr (BITS <= 4) return V::flookup(low, V::template srl<place>(lanes));
       else return V::flookup(low, high, V::template srl<place>(lanes));
-    } else if constexpr (merged) {
+    } else if constexpr (blended) {
       constexpr int up = 8 * q + BITS <= 23 ? 0 : 16, place = 8 * q - up;
       constexpr int exponent = 23 - place;
-      const I merged_lanes = V::under(V::template srl<up>(lanes), ((1 << BITS) - 1) << place, (127 + exponent) << 23);
-      return V::fsub(V::cast(merged_lanes), V::fset((float)((1 << exponent) + offset)));
+      const I biased = V::with_exponent(V::template srl<up>(lanes), ((1 << BITS) - 1) << place, (127 + exponent) << 23);
+      return V::fsub(V::cast(biased), V::fset((float)((1 << exponent) + offset)));
     } else {
       const F whole = V::cvt(signed_byte<V, q>(lanes));
       if constexpr (BITS == 8 && TABLE) return V::fadd(whole, back);

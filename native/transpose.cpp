@@ -1,4 +1,4 @@
-#include "turning.h"
+#include "transpose.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,8 @@
 namespace halfbyte {
 namespace {
 
-// 16 bytes, and the two halves of two of them interleaved, elements of `size` bytes: what every x86-64 and AArch64 has.
+// Vectors of 16 bytes and the interleaving of two of them, low or high halves, in elements of `size` bytes: on every x86-64 and
+// AArch64.
 #if defined(__SSE2__) || defined(_M_X64)
 using Vector = __m128i;
 inline Vector load(const uint8_t *p) { return _mm_load_si128((const __m128i *)p); }
@@ -86,19 +87,18 @@ inline Vector high_nibbles(Vector a, Vector b) {
 }
 #endif
 
-// Both sides are worked on a cache line at a time: every line is read once and written once, whole. Lines of a tile are a
-// row of the matrix apart, too far for the machine to foresee, so those of the next tile are asked for: without that each
-// line written is waited for, which takes three times as long.
+// Both sides are processed in whole cache lines: each is read once and written once. Lines of a tile are a matrix row apart,
+// too far for the hardware's prefetcher, so those of the next tile are prefetched; without that it takes three times as long.
 constexpr int64_t kLine = 64;
 
-inline void fetch(const void *line) {
+inline void prefetch_read(const void *line) {
 #if defined(_MSC_VER) && defined(_M_X64)
   _mm_prefetch((const char *)line, _MM_HINT_T0);
 #elif !defined(_MSC_VER)
   __builtin_prefetch(line);
 #endif
 }
-inline void fetch_to_write(const void *line) {
+inline void prefetch_write(const void *line) {
 #if defined(_MSC_VER) && defined(_M_X64)
   _mm_prefetch((const char *)line, _MM_HINT_T0);
 #elif !defined(_MSC_VER)
@@ -111,13 +111,13 @@ struct Tile {
   alignas(64) uint8_t at[rows][kLine];
 };
 
-// Row i of the tile is row order[i % 8] of its eight; what the matrix does not have is zero.
+// Row i of the tile is row order[i % 8] of its eight; rows and columns outside the matrix are zero.
 template <int rows>
 void read(Tile<rows> &tile, const uint8_t *in, int64_t stride, int64_t high, int64_t wide, const uint8_t *order) {
   if (high < rows || wide < kLine) std::memset(&tile, 0, sizeof tile);
   for (int64_t i = 0; i < std::min<int64_t>(rows, high); ++i) {
     const uint8_t *line = in + (order ? (i & ~7) + order[i & 7] : i) * stride;
-    if (i + rows < high) fetch(line + rows * stride);
+    if (i + rows < high) prefetch_read(line + rows * stride);
     if (wide >= kLine) std::memcpy(tile.at[i], line, kLine);
     else std::memcpy(tile.at[i], line, wide);
   }
@@ -127,16 +127,17 @@ template <int rows>
 void write(const Tile<rows> &tile, uint8_t *out, int64_t stride, int64_t high, int64_t wide, const uint8_t *order) {
   for (int64_t i = 0; i < std::min<int64_t>(rows, high); ++i) {
     uint8_t *line = out + (order ? (i & ~7) + order[i & 7] : i) * stride;
-    if (wide > kLine) fetch_to_write(line + kLine);
+    if (wide > kLine) prefetch_write(line + kLine);
     if (wide >= kLine) std::memcpy(line, tile.at[i], kLine);
     else std::memcpy(line, tile.at[i], wide);
   }
 }
 
-// Rows of 16 bytes to columns: interleaving the first half of the rows with the second moves the highest bit of an
-// element's row to the lowest of its column and that of its column to its row, so as many rounds as a side has bits.
+// Transposes a tile of vectors: interleaving the first half of the rows with the second moves the top bit of an element's row
+// number to the bottom of its column number and the top bit of its column number to its row number; log2(side) rounds exchange
+// the two numbers.
 template <int size>
-inline void turn_vectors(Vector (&v)[16 / size]) {
+inline void transpose_vectors(Vector (&v)[16 / size]) {
   constexpr int side = 16 / size;
   for (int round = 1; round < side; round *= 2) {
     Vector next[side];
@@ -149,7 +150,7 @@ inline void turn_vectors(Vector (&v)[16 / size]) {
 }
 
 template <int size>
-void turn_elements(const uint8_t *in, int64_t rows, int64_t columns, uint8_t *out) {
+void transpose_elements(const uint8_t *in, int64_t rows, int64_t columns, uint8_t *out) {
   constexpr int side = kLine / size, part = 16 / size;
   Tile<side> from, to;
   for (int64_t c = 0; c < columns; c += side)
@@ -159,7 +160,7 @@ void turn_elements(const uint8_t *in, int64_t rows, int64_t columns, uint8_t *ou
         for (int j = 0; j < side; j += part) {
           Vector v[part];
           for (int p = 0; p < part; ++p) v[p] = load(from.at[i + p] + j * size);
-          turn_vectors<size>(v);
+          transpose_vectors<size>(v);
           for (int p = 0; p < part; ++p) store(to.at[j + p] + i * size, v[p]);
         }
       write(to, out + (c * rows + r) * size, rows * size, columns - c, (rows - r) * size, nullptr);
@@ -168,25 +169,25 @@ void turn_elements(const uint8_t *in, int64_t rows, int64_t columns, uint8_t *ou
 
 }  // namespace
 
-void turn(const void *in, int64_t rows, int64_t columns, int size, void *out) {
+void transpose(const void *in, int64_t rows, int64_t columns, int size, void *out) {
   const uint8_t *from = (const uint8_t *)in;
   uint8_t *to = (uint8_t *)out;
   switch (size) {
-    case 1: return turn_elements<1>(from, rows, columns, to);
-    case 2: return turn_elements<2>(from, rows, columns, to);
-    case 4: return turn_elements<4>(from, rows, columns, to);
-    default: return turn_elements<8>(from, rows, columns, to);
+    case 1: return transpose_elements<1>(from, rows, columns, to);
+    case 2: return transpose_elements<2>(from, rows, columns, to);
+    case 4: return transpose_elements<4>(from, rows, columns, to);
+    default: return transpose_elements<8>(from, rows, columns, to);
   }
 }
 
-void turn_nibbles(const uint8_t *in, int64_t rows, int64_t columns, const uint8_t *in_order, const uint8_t *out_order, uint8_t *out) {
+void transpose_nibbles(const uint8_t *in, int64_t rows, int64_t columns, const uint8_t *in_order, const uint8_t *out_order, uint8_t *out) {
   constexpr int side = 2 * kLine;
   const int64_t in_bytes = (columns + 1) / 2, out_bytes = (rows + 1) / 2;
   Tile<side> from, to;
   for (int64_t c = 0; c < columns; c += side)
     for (int64_t r = 0; r < rows; r += side) {
       read(from, in + r * in_bytes + c / 2, in_bytes, rows - r, in_bytes - c / 2, in_order);
-      // Two rows make one of their low nibbles and one of their high ones; their bytes are turned.
+      // Two rows give one row of their low nibbles and one of their high nibbles, whose bytes are then transposed.
       for (int i = 0; i < side; i += 32)
         for (int j = 0; j < kLine; j += 16) {
           Vector even[16], odd[16];
@@ -194,8 +195,8 @@ void turn_nibbles(const uint8_t *in, int64_t rows, int64_t columns, const uint8_
             const Vector a = load(from.at[i + 2 * p] + j), b = load(from.at[i + 2 * p + 1] + j);
             even[p] = low_nibbles(a, b), odd[p] = high_nibbles(a, b);
           }
-          turn_vectors<1>(even);
-          turn_vectors<1>(odd);
+          transpose_vectors<1>(even);
+          transpose_vectors<1>(odd);
           for (int p = 0; p < 16; ++p) {
             store(to.at[2 * (j + p)] + i / 2, even[p]);
             store(to.at[2 * (j + p) + 1] + i / 2, odd[p]);

@@ -1,0 +1,38 @@
+// The interpreter's lock, released while computing, and how that ends when the interpreter does.
+//
+// A daemon thread that asks for the lock of an interpreter that is going away is ended by pthread_exit, whose unwinding C++
+// frames turn into an abort. So `close` (registered with Python's atexit) waits until every computation has the lock back, and
+// computations that start later keep it.
+#pragma once
+
+#include <Python.h>
+
+#include <atomic>
+
+namespace halfbyte {
+
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (closed_) return;
+    ++running_;
+    state_ = PyEval_SaveThread();
+  }
+  ~WithoutGil() {
+    if (!state_) return;
+    PyEval_RestoreThread(state_);
+    --running_;
+  }
+  WithoutGil(const WithoutGil &) = delete;
+  WithoutGil &operator=(const WithoutGil &) = delete;
+
+  static void close();
+
+ private:
+  // Both change only under the lock.
+  static std::atomic<bool> closed_;
+  static std::atomic<int> running_;
+  PyThreadState *state_ = nullptr;
+};
+
+}  // namespace halfbyte
