@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,34 @@ def test_the_command(folder, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n"))
     assert main(["chat", str(folder), "-n", "2"]) == 0
     assert capsys.readouterr().out.strip() == first["text"].strip()
+
+
+def test_commands_and_messages_of_several_lines(folder, capsys, monkeypatch, tmp_path):
+    saved = tmp_path / "talk.json"
+    lines = ["/help", "/system <tok5>", "<tok7>\\", "<tok8>", '"""', "<tok9>", "<tok3>", '"""', f"/save {saved}", "/exit"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    assert main(["chat", str(folder), "-n", "2"]) == 0
+    assert "/save FILE" in capsys.readouterr().err
+    messages = json.loads(saved.read_text())
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["content"] for m in messages if m["role"] != "assistant"] == ["<tok5>", "<tok7>\n<tok8>", "<tok9>\n<tok3>"]
+
+
+def test_chatml_where_a_file_has_no_template(folder, capsys, monkeypatch, tmp_path):
+    plain = Path(shutil.copytree(folder, tmp_path / "plain"))
+    (plain / "chat_template.jinja").unlink()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n"))
+    assert main(["chat", str(plain), "-n", "2"]) == 0
+    assert "note: the tokenizer has no chat template; ChatML is used" in capsys.readouterr().err
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ messages[-1]['content'] }}")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n"))
+    assert main(["chat", str(plain), "-n", "2", "--json", "--chat-template", str(template)]) == 0
+    out = capsys.readouterr()
+    assert json.loads(out.out)["prompt_tokens"] <= 2
+    assert "ChatML" not in out.err
+    assert main(["chat", str(plain), "--chat-template", "nothing"]) == 2
+    assert "--chat-template nothing; allowed: chatml, or a file" in capsys.readouterr().err
 
 
 @pytest.mark.ecosystem("applications")

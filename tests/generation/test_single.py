@@ -22,7 +22,7 @@ import torch
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.cli import main
 from halfbyte.cli.demo import model_path
-from halfbyte.generation.single import Generation, GenerationError, Sampling, choose, generate
+from halfbyte.generation.single import Generation, GenerationError, Sampling, choose, generate, partial_stop
 from halfbyte.transformers import import_model_code, load_model, model_size
 from support.golden_case import GOLDEN
 
@@ -362,3 +362,29 @@ def test_generate_streams_from_a_path(gemma, monkeypatch):
     assert len(model.script) == 63, "a piece comes before the next is computed"
     assert " there" + "".join(stream) == case["text"]
     assert model.read == [*case["prompt_ids"], *case["tokens"][:-1]]
+
+
+def test_min_p_keeps_tokens_near_the_likeliest():
+    logits = np.log(np.array([0.5, 0.3, 0.19, 0.01]))
+    drawn = {choose(logits, Sampling(1.0, min_p=0.5), np.random.default_rng(i)) for i in range(200)}
+    assert drawn == {0, 1}
+    assert {choose(logits, Sampling(1.0, min_p=1.0), np.random.default_rng(i)) for i in range(50)} == {0}
+
+
+def test_repeat_penalty_lowers_earlier_tokens():
+    logits = np.array([2.0, 1.9, -1.0])
+    assert choose(logits, Sampling(repeat_penalty=1.1), np.random.default_rng(0), [0]) == 1
+    assert choose(logits, Sampling(repeat_penalty=1.1), np.random.default_rng(0), [0] + [2] * 64) == 0
+    assert logits.tolist() == [2.0, 1.9, -1.0]
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"min_p": 2.0}, "min_p=2.0; 0 to 1 is allowed"), ({"repeat_penalty": 0.0}, "repeat_penalty=0.0; above 0 is allowed"),
+])  # fmt: skip
+def test_settings_out_of_range(settings, said):
+    with pytest.raises(GenerationError, match=said):
+        Sampling(**settings)
+
+
+def test_stop_texts():
+    assert [partial_stop(t, ["###", "END"]) for t in ("a#", "a##", "aE", "aEN", "a", "##a")] == [1, 2, 1, 2, 0, 0]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import sys
+from json import dumps as encode
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import UnsupportedError
-from .drawing import Seed, Temperature, TopK, TopP
+from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
+from .failures import complain
 from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import print_json, printable
 
-COMMANDS = "/reset forgets the conversation, /exit (or end of input) ends it"
+COMMANDS = """/help            this text
+/system [TEXT]   set the system message, or show it; the conversation starts anew
+/reset           forget the conversation
+/save FILE       write the conversation as JSON
+/exit            end, as the end of input does
+A line that ends with a backslash goes on in the next; lines between two lines of three quotes are one message."""
 
 
 def chat(
@@ -23,7 +30,13 @@ def chat(
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repeat_penalty: RepeatPenalty = 1.0,
+    stop: Stop = None,
     seed: Seed = 0,
+    chat_template: Annotated[
+        str | None, typer.Option("--chat-template", help="chatml, or a file with a Jinja template; the model's own by default.")
+    ] = None,
     activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
@@ -35,27 +48,75 @@ def chat(
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..generation.chat import Chat
     from ..generation.single import Sampling
+    from ..generation.templates import template_named
     from ..transformers import load_model
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
     model, tokenizer = load_model(
         path, activations=activations, backend=backend, device=device, config=config_of(config), allow_unknown=allow_unknown or ()
     )
     if tokenizer is None:
         raise UnsupportedError(f"[chat] {path} has no tokenizer; put its tokenizer.json beside the weights")
-    talk = Chat(model, tokenizer, system=system, max_tokens=max_tokens, sampling=sampling)
+    if chat_template is None and not getattr(tokenizer, "chat_template", None):
+        complain("note: the tokenizer has no chat template; ChatML is used, which the model may not have been made for")
+        chat_template = "chatml"
+    template, ends = (None, ()) if chat_template is None else template_named(chat_template)
+    stops = (*(stop or ()), *ends)
+    talk = Chat(model, tokenizer, system=system, max_tokens=max_tokens, sampling=sampling, template=template, stop=stops)
     if sys.stdin.isatty():
-        print(COMMANDS, file=sys.stderr)
-    while True:
+        print("/help lists commands", file=sys.stderr)
+    while (message := _message()) is not None:
+        if message.startswith("/"):
+            if _command(talk, message):
+                return 0
+        elif message.strip():
+            _reply(talk, message, json)
+    return 0
+
+
+def _message() -> str | None:
+    """The next message of standard input, None at its end."""
+
+    def line(prompt: str) -> str:
         if sys.stdin.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line or line.strip() == "/exit":
-            return 0
-        if line.strip() == "/reset":
+            print(prompt, end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline()
+
+    first = line("> ")
+    if not first:
+        return None
+    if first.strip() == '"""':
+        lines: list[str] = []
+        while (more := line("")) and more.strip() != '"""':
+            lines.append(more)
+        return "".join(lines).rstrip("\n")
+    text = first.rstrip("\n")
+    while text.endswith("\\"):
+        text = f"{text[:-1]}\n{line('')}".rstrip("\n")
+    return text
+
+
+def _command(talk: Any, text: str) -> bool:
+    """Carries out a line that begins with a slash; true for the one that ends the conversation."""
+    name, _, rest = text.strip().partition(" ")
+    rest = rest.strip()
+    if name == "/exit":
+        return True
+    if name == "/reset":
+        talk.reset()
+    elif name == "/system":
+        if rest:
+            talk.system = rest
             talk.reset()
-        elif line.strip():
-            _reply(talk, line.rstrip("\n"), json)
+        print(printable(talk.system or "(no system message)"), file=sys.stderr)
+    elif name == "/save" and rest:
+        try:
+            Path(rest).expanduser().write_text(encode(talk.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            complain(f"[chat] {rest}: {error.strerror or error}")
+    else:
+        print(COMMANDS, file=sys.stderr)
+    return False
 
 
 def _reply(talk: object, text: str, json: bool) -> None:

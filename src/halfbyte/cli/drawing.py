@@ -10,3 +10,6 @@ Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; a
 TopK = Annotated[int, typer.Option(help="Draw among the so many likeliest tokens; 0 is all.")]
 TopP = Annotated[float, typer.Option(help="Draw among the fewest tokens whose probabilities reach this.")]
 Seed = Annotated[int, typer.Option(help="Seed of the draws.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Least probability, relative to the likeliest token's.")]
+RepeatPenalty = Annotated[float, typer.Option("--repeat-penalty", help="Above 1 makes the last 64 tokens less likely.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be given several times.")]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UnsupportedError
-from .drawing import Seed, Temperature, TopK, TopP
+from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import human_bytes, human_count, print_json, printable
 
@@ -24,6 +24,9 @@ def generate(
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repeat_penalty: RepeatPenalty = 1.0,
+    stop: Stop = None,
     seed: Seed = 0,
     activations: Annotated[str, typer.Option(help="exact, or int8: faster, activations rounded a group at a time.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
@@ -46,7 +49,7 @@ def generate(
     from ..generation.single import Generation, Sampling
     from ..transformers import import_model_code, load_model, model_size
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
     texts = [sys.stdin.read() if p == "-" else p for p in prompt]
     import_model_code(path)
     start = time.perf_counter()
@@ -58,11 +61,13 @@ def generate(
         raise UnsupportedError(f"[generate] {path} has no tokenizer; put its tokenizer.json beside the weights")
     ready_s = time.perf_counter() - start
     facts = {"path": str(path), "activations": activations}
+    if len(texts) > 1 and stop:
+        raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
     if len(texts) > 1:
         batch = BatchGeneration(model, tokenizer, texts, max_tokens=max_tokens, sampling=sampling)
         _several(batch, texts, facts, model_size(model), ready_s, json)
         return 0
-    generation = Generation(model, tokenizer, texts[0], max_tokens=max_tokens, sampling=sampling)
+    generation = Generation(model, tokenizer, texts[0], max_tokens=max_tokens, sampling=sampling, stop=stop or ())
     for piece in generation:
         if json:
             print_json({"record": "piece", "token": piece.token, "text": piece.text})

@@ -81,7 +81,7 @@ class BatchGeneration:
             seconds = time.perf_counter() - start
             tokens = []
             for row, text in enumerate(self.texts):
-                token = 0 if text.stopped else choose(logits[row], text.sampling, random[row])
+                token = 0 if text.stopped else choose(logits[row], text.sampling, random[row], [*text.prompt_ids, *text.tokens])
                 tokens.append(token)
                 if not text.stopped:
                     text.prompt_seconds, text.decode_seconds = (

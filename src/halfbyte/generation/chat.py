@@ -9,7 +9,7 @@ The whole conversation goes through the model at each turn, as the template writ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import UnsupportedError
@@ -21,18 +21,22 @@ class Chat:
 
     system      what the template puts before the conversation, "" for nothing
     max_tokens  of each reply
+    template    a Jinja template in place of the tokenizer's own
+    stop        texts that end a reply
 
     last  the `Generation` of the latest reply, with its statistics
     Raises UnsupportedError for a tokenizer without a chat template.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, system: str = "", max_tokens: int = 512, sampling: Sampling | None = None
-    ) -> None:
-        if not getattr(tokenizer, "chat_template", None):
+        self, model: Any, tokenizer: Any, *, system: str = "", max_tokens: int = 512, sampling: Sampling | None = None,
+        template: str | None = None, stop: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.template, self.stop = template, tuple(stop)
+        if not template and not getattr(tokenizer, "chat_template", None):
             raise UnsupportedError(
                 "[chat] the tokenizer has no chat template: the model was not made for conversation, or the template was left "
-                "out; halfbyte generate continues plain text"
+                "out; give a template (chatml), or continue plain text with halfbyte generate"
             )
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.sampling = max_tokens, sampling
@@ -47,7 +51,9 @@ class Chat:
     def say(self, text: str) -> Iterator[str]:
         """The reply to `text`, a piece at a time; it joins the conversation when it ends, or when the caller stops reading."""
         self.messages.append({"role": "user", "content": text})
-        self.last = Generation(self.model, self.tokenizer, self.prompt(), max_tokens=self.max_tokens, sampling=self.sampling)
+        self.last = Generation(
+            self.model, self.tokenizer, self.prompt(), max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop
+        )
         pieces: list[str] = []
         try:
             for piece in self.last:
@@ -72,5 +78,7 @@ class Chat:
         return self._template([{**first, "content": f"{self.system}\n\n{first['content']}"}, *rest])
 
     def _template(self, messages: list[dict[str, str]]) -> list[int]:
-        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        encoded = self.tokenizer.apply_chat_template(
+            messages, chat_template=self.template, add_generation_prompt=True, return_dict=True
+        )
         return list(encoded["input_ids"])

@@ -12,7 +12,7 @@ attention writes its scores to memory (`prompt_chunk`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,18 @@ class GenerationError(HalfbyteError, ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 cut nothing."""
+    """How a token is chosen. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repeat_penalty 1 change nothing.
+
+    min_p           least probability, relative to the most likely token's
+    repeat_penalty  divides positive logits of the last `REPEATED` tokens, and multiplies negative ones
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0 and np.isfinite(self.temperature)):
@@ -48,12 +54,26 @@ class Sampling:
             raise GenerationError(f"[generate] top_k={self.top_k}; 0 (all tokens) or more is allowed")
         if not 0 < self.top_p <= 1:
             raise GenerationError(f"[generate] top_p={self.top_p}; above 0 and up to 1 is allowed")
+        if not 0 <= self.min_p <= 1:
+            raise GenerationError(f"[generate] min_p={self.min_p}; 0 to 1 is allowed")
+        if not (self.repeat_penalty > 0 and np.isfinite(self.repeat_penalty)):
+            raise GenerationError(f"[generate] repeat_penalty={self.repeat_penalty}; above 0 is allowed, 1 changes nothing")
         if self.seed < 0:
             raise GenerationError(f"[generate] seed={self.seed}; 0 or more is allowed")
 
 
-def choose(logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.random.Generator) -> int:
-    """The next token from logits [vocabulary]. Raises GenerationError when they hold NaN."""
+REPEATED = 64
+"""Tokens, the last of prompt and answer, that `repeat_penalty` applies to, as in llama.cpp."""
+
+
+def choose(
+    logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.random.Generator, earlier: Sequence[int] = ()
+) -> int:
+    """The next token from logits [vocabulary], after the tokens `earlier`. Raises GenerationError when they hold NaN."""
+    if sampling.repeat_penalty != 1 and len(earlier):
+        logits, seen = logits.copy(), np.unique(np.asarray(earlier[-REPEATED:]))
+        own = logits[seen]
+        logits[seen] = np.where(own > 0, own / sampling.repeat_penalty, own * sampling.repeat_penalty)
     best = int(np.argmax(logits))  # the first NaN where there is one
     if np.isnan(logits[best]):
         raise GenerationError(
@@ -64,6 +84,8 @@ def choose(logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.ran
     kept = np.arange(len(logits))
     if 0 < sampling.top_k < len(logits):
         kept = np.argpartition(-logits, sampling.top_k - 1)[: sampling.top_k]
+    if sampling.min_p > 0:
+        kept = kept[logits[kept] >= logits[best] + sampling.temperature * np.log(sampling.min_p)]
     if sampling.top_p < 1:
         kept = kept[np.argsort(-logits[kept], kind="stable")]
     scaled = logits[kept].astype(np.float64) / sampling.temperature
@@ -90,7 +112,9 @@ class Generation:
     max_tokens  at most so many new tokens
     stop_ids    tokens that end the text; None takes the eos tokens of model and tokenizer
 
-    stopped     "" while it runs, then "length", "eos" or "context" (the model's context is full)
+    stop        texts that end it; they and what follows are left out
+
+    stopped     "" while it runs, then "length", "eos", "stop" or "context" (the model's context is full)
     """
 
     def __init__(
@@ -102,6 +126,7 @@ class Generation:
         max_tokens: int = 128,
         sampling: Sampling | None = None,
         stop_ids: set[int] | None = None,
+        stop: Sequence[str] = (),
     ) -> None:
         if max_tokens < 0:
             raise GenerationError(f"[generate] max_tokens={max_tokens}; 0 or more is allowed")
@@ -116,6 +141,9 @@ class Generation:
                 f"[generate] the prompt has {len(self.prompt_ids)} tokens; the model takes up to {self.context}"
             )
         self.stop_ids = end_tokens(model, tokenizer) if stop_ids is None else stop_ids
+        self.stop = tuple(stop)
+        if not all(self.stop):
+            raise GenerationError("[generate] an empty stop text; give one or more characters")
         self.tokens: list[int] = []
         self.text = ""
         self.stopped = ""
@@ -136,6 +164,7 @@ class Generation:
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
+        held = ""  # text that may be the beginning of a stop text
         session = DecodeSession(self.model)
         chunk = prompt_chunk(len(self.prompt_ids), stores_scores(self.model))
         pending = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
@@ -146,7 +175,7 @@ class Generation:
             start = time.perf_counter()
             for tokens in pending:
                 logits = session(tokens)
-            token = choose(logits.float().cpu().numpy(), self.sampling, random)
+            token = choose(logits.float().cpu().numpy(), self.sampling, random, [*self.prompt_ids, *self.tokens][-REPEATED:])
             seconds = time.perf_counter() - start
             if self.tokens:
                 self.decode_seconds += seconds
@@ -156,9 +185,15 @@ class Generation:
             if token in self.stop_ids:
                 self.stopped = "eos"
                 break
-            text = stream.step(backend, token) or ""
-            self.text += text
-            yield Piece(token, text)
+            held += stream.step(backend, token) or ""
+            cut = min((i for s in self.stop if (i := held.find(s)) >= 0), default=None)
+            ready = held[:cut] if cut is not None else held[: len(held) - partial_stop(held, self.stop)]
+            held = held[len(ready) :]
+            self.text += ready
+            yield Piece(token, ready)
+            if cut is not None:
+                self.stopped = "stop"
+                return
             pending = [[token]]
         self.stopped = self.stopped or "length"
         rest = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
@@ -166,6 +201,11 @@ class Generation:
             # Bytes of an incomplete character, or a last token that the decoder held back.
             yield Piece(self.tokens[-1], rest[len(self.text) :])
             self.text = rest
+
+
+def partial_stop(text: str, stop: Sequence[str]) -> int:
+    """Characters at the end of a text with which a stop text may begin."""
+    return max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
 
 
 def prompt_chunk(length: int, stores_scores: bool) -> int:

@@ -122,7 +122,7 @@ class RequestCheck:
         if path in CONVERSATIONS and not self.template:
             raise RequestError(
                 "the tokenizer has no chat template: the model was not made for conversation, or the template was left out; "
-                "/v1/completions continues plain text, --chat-template gives one", "messages", "no_chat_template",
+                "/v1/completions continues plain text", "messages", "no_chat_template",
             )  # fmt: skip
         self.check_fields(body)
         text = {CHAT: self.messages, COMPLETIONS: self.prompt, RESPONSES: self.input}[path](body)
