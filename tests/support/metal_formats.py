@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from halfbyte.backends.metal import MetalBackend
 from halfbyte.backends.metal.source import Kernel, whole_source
-from halfbyte.backends.metal.torch_runtime import TorchRoute
+from halfbyte.backends.metal.torch_runtime import TorchRuntime
 from halfbyte.backends.metal.weight import refusal
 from halfbyte.backends.metal.widen import one_level_format, widens
 from halfbyte.formats import FAMILIES, Format, format_named
@@ -58,8 +58,8 @@ SIX = {
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class Stand(TorchRoute):
-    """The torch route on CPU tensors. `load` compiles kernels a dozen at a time, which is faster than each alone."""
+class Stand(TorchRuntime):
+    """The torch runtime on CPU tensors. `load` compiles kernels a dozen at a time, which is faster than each alone."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(lambda source: compile_shader(source, **options), "cpu")
@@ -73,7 +73,7 @@ class Stand(TorchRoute):
 
 
 def stand(flush: bool = True) -> Stand:
-    """One route a way of running: whether float32 subnormals are zero."""
+    """One runtime a way of running: whether float32 subnormals are zero."""
     return _stand(flush)
 
 

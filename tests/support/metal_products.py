@@ -29,9 +29,9 @@ def product(schedule, x, q, bias=None, flush=True):
     p = b.prepare(q)
     if schedule in FUSED:
         variant = schedule.removeprefix("fused ").replace("plain", "")
-        return launch.fused(launch.Product(b.route, x, p.data, bias), variant)
+        return launch.fused(launch.Product(b.runtime, x, p.data, bias), variant)
     if schedule == "matvec":
-        return launch.matvec(launch.Product(b.route, x, p.data, bias))
+        return launch.matvec(launch.Product(b.runtime, x, p.data, bias))
     return b.linear(x, p, bias, schedule=schedule)
 
 

@@ -3,7 +3,7 @@
 For each format and schedule two checks. One-hot activations must return the decoded weight exactly: y = I · wᵀ is w. Random
 activations must stay within the bound of float32 sums: |error| ≤ ulp · |y| + 2^−24 (k + 8) Σ|x·w|, reported as the largest share
 of it (1 is the bound). Then the time of the wanted shape, median of several, beside `mx.quantized_matmul` where MLX has the
-format and beside the dense product of the device. On a Mac both routes are taken, torch's and MLX's, each with its own arrays.
+format and beside the dense product of the device. On a Mac both runtimes are taken, torch's and MLX's, each with its own arrays.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _metal_variants(backend: Any, w: QTensor) -> Iterator[tuple[str, str | None,
     from ..backends.metal.weight import fused_refusal
 
     def of(x: Any, held: Prepared) -> launch.Product:
-        return launch.Product(backend.route, x, held.data, None)
+        return launch.Product(backend.runtime, x, held.data, None)
 
     def decoded(decoder: str) -> tuple[Product, Product]:
         return (
@@ -252,7 +252,7 @@ def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterato
     def rmsnorm(x: Any, held: Prepared) -> Any:
         eps = 1.0 - (bench.to_numpy(x).astype(np.float64) ** 2).mean(1)
         gain = bench.to_device(np.ones(x.shape[1], np.float32), dtype)
-        return [launch.rmsnorm_matvec(backend.route, row, gain, held.data, float(e)) for row, e in zip(x, eps, strict=True)]
+        return [launch.rmsnorm_matvec(backend.runtime, row, gain, held.data, float(e)) for row, e in zip(x, eps, strict=True)]
 
     def embedding(_: Any, held: Prepared) -> Any:
         return backend.embedding(bench.to_device(np.arange(n, dtype=np.float32), "int32"), held, dtype)

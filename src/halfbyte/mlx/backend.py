@@ -1,5 +1,5 @@
 """The Metal backend on MLX arrays: the kernels `halfbyte.mlx` runs, behind the calls every backend has, so that one selftest
-serves both routes."""
+serves both runtimes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import mlx.core as mx
 from ..backends.base import Prepared
 from ..backends.metal import MetalBackend, launch
 from ..backends.metal.experts import experts, refuse_two_stacks
-from ..backends.metal.mlx_runtime import MLXRoute
+from ..backends.metal.mlx_runtime import MLXRuntime
 
 
 class MLXBackend(MetalBackend):
     """halfbyte's kernels, never `mx.quantized_matmul`. Arrays are MLX's; indices are not looked at, since MLX is lazy.
 
-    route  the tests' own; `mx.fast.metal_kernel` when left out
+    runtime  the tests' own; `mx.fast.metal_kernel` when left out
     """
 
-    def __init__(self, route: MLXRoute | None = None) -> None:
+    def __init__(self, runtime: MLXRuntime | None = None) -> None:
         super().__init__()
-        self._given, self._mlx = route is not None, route or MLXRoute()
+        self._given, self._mlx = runtime is not None, runtime or MLXRuntime()
 
     @property
-    def route(self) -> MLXRoute:  # type: ignore[override] # the other framework's, behind the same protocol
+    def runtime(self) -> MLXRuntime:  # type: ignore[override] # the other framework's, behind the same protocol
         return self._mlx
 
     def reason(self) -> str | None:
@@ -34,7 +34,7 @@ class MLXBackend(MetalBackend):
         return f"MLX finds no Metal device; this machine runs {platform.system()}"
 
     def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
-        return launch.dequantize(self.route, w.data, dtype, ids)
+        return launch.dequantize(self.runtime, w.data, dtype, ids)
 
     def experts(
         self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
@@ -43,7 +43,7 @@ class MLXBackend(MetalBackend):
     ) -> Any:  # fmt: skip
         refuse_two_stacks(up)
         return experts(
-            self.route, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
+            self.runtime, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..backends.metal.mlx_runtime import MLXRoute
+from ..backends.metal.mlx_runtime import MLXRuntime
 from ..backends.metal.weight import MetalWeight
 from ..errors import CheckpointError
 from ..tensor.qtensor import QTensor
@@ -111,7 +111,7 @@ def _prepared(weight: QTensor | MetalWeight) -> MetalWeight:
 
 def _bias(checkpoint: Mapping[str, Any], key: str) -> mx.array | None:
     name = f"{key}.bias"
-    return MLXRoute().array(checkpoint[name]) if name in checkpoint else None
+    return MLXRuntime().array(checkpoint[name]) if name in checkpoint else None
 
 
 def linears(checkpoint: Mapping[str, Any], keys: Iterable[str] | None = None) -> Iterator[tuple[str, QLinear]]:

@@ -13,7 +13,7 @@ from ..backends.base import SCHEDULES
 from ..backends.metal import launch
 from ..backends.metal.experts import experts as metal_experts
 from ..backends.metal.kernels import ACTIVATIONS
-from ..backends.metal.mlx_runtime import DTYPES, MLXRoute
+from ..backends.metal.mlx_runtime import DTYPES, MLXRuntime
 from ..backends.metal.weight import MetalWeight, metal_weight
 from ..errors import BackendError, ShapeError
 from ..spec import Format
@@ -28,8 +28,8 @@ _AFFINE_BITS, _AFFINE_GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 
 
 @cache
-def _route() -> MLXRoute:
-    return MLXRoute()
+def _runtime() -> MLXRuntime:
+    return MLXRuntime()
 
 
 def on_metal() -> bool:
@@ -42,7 +42,7 @@ def prepare(q: QTensor) -> MetalWeight:
 
     Raises BackendError, with the reason, for formats without a Metal kernel.
     """
-    return metal_weight(q, _route().array)
+    return metal_weight(q, _runtime().array)
 
 
 def native_mode(fmt: Format, dtype: str) -> dict[str, Any] | None:
@@ -94,11 +94,11 @@ def linear(x: mx.array, w: MetalWeight, bias: mx.array | None = None, *, schedul
     lead = tuple(int(d) for d in x.shape[:-1])
     flat = x.reshape(math.prod(lead), k)
     if schedule in (None, "mlx") and mode is not None and n and k and flat.shape[0]:
-        words = _route().aligned(w.codes, 4).view(mx.uint32)
+        words = _runtime().aligned(w.codes, 4).view(mx.uint32)
         y = mx.quantized_matmul(flat, words, w.scales, w.addends, transpose=True, **mode)
         return (y if bias is None else y + bias.astype(x.dtype)).reshape(*lead, n)
     if on_metal():
-        return launch.linear(_route(), flat, w, bias, schedule).reshape(*lead, n)
+        return launch.linear(_runtime(), flat, w, bias, schedule).reshape(*lead, n)
     if schedule is not None:
         raise BackendError(f"[linear] schedule={schedule!r} is a Metal kernel, and MLX has no Metal here")
     return _decoded_linear(flat, w, bias).reshape(*lead, n)
@@ -120,7 +120,7 @@ def dequantize(w: MetalWeight, dtype: str = "float32") -> mx.array:
     if len(w.shape) == 3:
         return mx.stack([dequantize(w.expert(e), dtype) for e in range(w.shape[0])])
     if on_metal():
-        dense: mx.array = launch.dequantize(_route(), w, dtype)
+        dense: mx.array = launch.dequantize(_runtime(), w, dtype)
         return dense
     return rows_float32(w, 0, w.shape[0]).astype(DTYPES[dtype])
 
@@ -137,7 +137,7 @@ def embedding(ids: mx.array, w: MetalWeight, *, dtype: str = "float32") -> mx.ar
     _integers("embedding", "ids", ids)
     flat = ids.reshape(-1)
     if on_metal():
-        out = launch.dequantize(_route(), w, dtype, flat)
+        out = launch.dequantize(_runtime(), w, dtype, flat)
     else:
         count = int(flat.size)
         codes, scales, addends = (None if a is None else mx.take(a, flat, axis=0) for a in (w.codes, w.scales, w.addends))
@@ -183,7 +183,7 @@ def experts(
             raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; {stack.shape[:2]} is allowed")
     if on_metal():
         y = metal_experts(
-            _route(), flat, gate_up, down, indices, weights, activation=activation, interleaved=interleaved,
+            _runtime(), flat, gate_up, down, indices, weights, activation=activation, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,
         )  # fmt: skip
         return y.reshape(*lead, down.shape[1])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from halfbyte.backends.metal import MetalBackend, launch
 from halfbyte.backends.metal.source import shared_source
-from halfbyte.backends.metal.torch_runtime import TorchRoute
+from halfbyte.backends.metal.torch_runtime import TorchRuntime
 from support.metal_cpu.machine import MetalFaultError, available
 from support.metal_cpu.torch_stand_in import compile_shader
 from support.metal_formats import SIX
@@ -26,12 +26,12 @@ def function_of(place: re.Match[str]) -> str:
     return re.findall(r"inline \S+ (\w+)\(", shared_source()[: place.start()])[-1]
 
 
-def run_all(route: TorchRoute, function: str) -> None:
+def run_all(runtime: TorchRuntime, function: str) -> None:
     """The kernels that call a function, over more than one step of k and tile of x."""
-    b = MetalBackend(route)
+    b = MetalBackend(runtime)
     w = b.prepare(finite_tensor(SIX["affine4"], (70, 96), 1))
     x = torch.ones(9, 96).half()
-    product = lambda: launch.Product(route, x, w.data, None)  # noqa: E731
+    product = lambda: launch.Product(runtime, x, w.data, None)  # noqa: E731
     if function in ("gemm_single_stage", "store_matrix"):
         b.linear(x, w, None, schedule="single-stage")
     elif function == "gemm_double_buffered":
@@ -44,11 +44,11 @@ def run_all(route: TorchRoute, function: str) -> None:
         launch.fused(product(), "wide")
     elif function == "fill_e2m1_table":
         e2m1 = b.prepare(finite_tensor(SIX["mxfp4"], (9, 96), 1))
-        launch.matvec(launch.Product(route, x[:1], e2m1.data, None), "threadgroup")
+        launch.matvec(launch.Product(runtime, x[:1], e2m1.data, None), "threadgroup")
     elif function == "matvec":
         launch.matvec(product())
     elif function == "rmsnorm_matvec":
-        launch.rmsnorm_matvec(route, x[0], x[0], w.data, 1e-6)
+        launch.rmsnorm_matvec(runtime, x[0], x[0], w.data, 1e-6)
     else:
         down = b.prepare(finite_tensor(SIX["mxfp4"], (2, 5, 64), 1))
         m = 2 if function == "experts_matvec" else 40
@@ -66,4 +66,4 @@ def test_without_this_barrier_a_kernel_races(place, monkeypatch):
 
     function = function_of(place)
     with pytest.raises(MetalFaultError, match=r"race|uninitialised"):
-        run_all(TorchRoute(broken, "cpu"), function)
+        run_all(TorchRuntime(broken, "cpu"), function)

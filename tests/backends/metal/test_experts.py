@@ -183,7 +183,7 @@ def test_rmsnorm_dequantize_and_product_in_one_kernel(word):
     g = torch.Generator().manual_seed(0)
     x, gain = torch.randn(160, generator=g).half(), torch.rand(160, generator=g).half()
     b = backend()
-    y = launch.rmsnorm_matvec(b.route, x, gain, b.prepare(q).data, 1e-6)
+    y = launch.rmsnorm_matvec(b.runtime, x, gain, b.prepare(q).data, 1e-6)
     xd = x.double()
     normal = xd * torch.rsqrt((xd * xd).mean() + 1e-6) * gain.double()
     w = torch.from_numpy(q.dequantize()).double()
@@ -215,7 +215,7 @@ def test_one_hot_activations_return_the_weight_through_rmsnorm(word):
     b = backend()
     held, gain = b.prepare(q).data, torch.full((1024,), 1 / 32).half()
     for k in range(0, 1024, 27):
-        y = launch.rmsnorm_matvec(b.route, 32 * torch.eye(1024)[k].half(), gain, held, 0.0)
+        y = launch.rmsnorm_matvec(b.runtime, 32 * torch.eye(1024)[k].half(), gain, held, 0.0)
         assert_one_hot(as_float(y), q, "float16", k)
 
 
@@ -228,7 +228,7 @@ def test_rmsnorm_sums_squares_and_products_of_both_simdgroups(k):
     for only in (*range(kernels.MATVEC_SIMDGROUPS), None):
         x = np.random.default_rng(0).standard_normal(k).astype(np.float32)
         x = x if only is None else np.where(owner == only, x, 0)
-        y = launch.rmsnorm_matvec(b.route, torch.from_numpy(x), gain, held, 1e-6)
+        y = launch.rmsnorm_matvec(b.runtime, torch.from_numpy(x), gain, held, 1e-6)
         x64 = x.astype(np.float64)
         exact, bound = bounds.product((x64 / np.sqrt((x64**2).mean() + 1e-6))[None], q)
         # The norm's own sum of k squares, its root's reciprocal and the product with it.

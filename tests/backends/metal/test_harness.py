@@ -151,7 +151,7 @@ def test_what_is_loaded_together_is_what_products_use(monkeypatch):
     """Nothing is compiled again, one kernel at a time: that takes four times as long."""
     q = finite_tensor(SIX["int4"], (3, 32), 1)
     stand().load([MAKERS[schedule](SIX["int4"], "float16") for schedule in ("single-stage", "matvec")])
-    assert backend().route is backend(True).route is stand(flush=True)
+    assert backend().runtime is backend(True).runtime is stand(flush=True)
     monkeypatch.setattr(stand(), "compile_shader", lambda source: pytest.fail(f"compiled again: {source[-400:]}"))
     for schedule, m in (("single-stage", 5), ("matvec", 1)):
         assert product(schedule, tokens(m, 32), q).shape == (m, 3)

@@ -168,7 +168,7 @@ def test_every_way_to_decode_e2m1_gives_the_same_bits(decoders, decoder):
     for q in (finite_tensor(SIX["mxfp4"], (9, 96), 5), finite_tensor(SIX["fp4"], (67, 64), 5)):
         x, held = tokens(3, q.shape[1]), b.prepare(q).data
         for run in (lambda p, d: launch.matvec(p, d), lambda p, d: launch.fused(p, "wide", d)):
-            pair = [run(launch.Product(b.route, x, held, None), d) for d in ("", decoder)]
+            pair = [run(launch.Product(b.runtime, x, held, None), d) for d in ("", decoder)]
             assert torch.equal(*pair)
 
 
@@ -238,13 +238,13 @@ def test_weights_that_are_views_at_odd_offsets(word, monkeypatch):
     x, bias = at_odd_offset(tokens(20, 64)), at_odd_offset(torch.randn(9))
     for schedule in (None, "double-buffered", *(["fused"] if q.format.bits == 4 else [])):
         for rows in (x, x[3:4]):
-            y, right = (launch.linear(b.route, rows, w, bias, schedule) for w in (odd, held))
+            y, right = (launch.linear(b.runtime, rows, w, bias, schedule) for w in (odd, held))
             assert torch.equal(y, right)
-    assert torch.equal(launch.dequantize(b.route, odd, "float32"), launch.dequantize(b.route, held, "float32"))
+    assert torch.equal(launch.dequantize(b.runtime, odd, "float32"), launch.dequantize(b.runtime, held, "float32"))
     if held.word_bytes > 1:
-        monkeypatch.setattr(b.route, "aligned", lambda codes, nbytes: codes)
+        monkeypatch.setattr(b.runtime, "aligned", lambda codes, nbytes: codes)
         with pytest.raises(MetalFaultError, match="misaligned"):
-            launch.dequantize(b.route, odd, "float32")
+            launch.dequantize(b.runtime, odd, "float32")
 
 
 def test_case_26_more_rows_than_sixteen_bits():
@@ -304,12 +304,12 @@ def test_metal_marlin_words_are_read_where_they_lie():
         q = finite_tensor(format_named(name, 32), (70, 96), 8)
         t = LAYOUTS["metal-marlin"].pack(q, {})
         b = backend()
-        route, kernel = b.route, kernels.gemm_fused(q.format, "float16", "wide")
+        runtime, kernel = b.runtime, kernels.gemm_fused(q.format, "float16", "wide")
         zeros = t["zeros"].astype(np.int16) if "zeros" in t else t["scales"]
         x, n = torch.eye(96).half(), 70
         inputs = [torch.from_numpy(a) for a in (t["qweight"].view(np.int32), t["scales"], zeros)]
         one = torch.ones(8)
-        (y,) = route.run(kernel, [*inputs, x, one, one], [12, 1, n, 1, n, 96, n, 96, 0], [1.0], [(96, n)], (2 * 128, 2, 1))
+        (y,) = runtime.run(kernel, [*inputs, x, one, one], [12, 1, n, 1, n, 96, n, 96, 0], [1.0], [(96, n)], (2 * 128, 2, 1))
         assert_one_hot(as_float(y), q, "float16")
 
 
@@ -333,7 +333,7 @@ def test_what_a_schedule_cannot_hold_is_refused_with_the_reason():
     b = backend()
     wide = b.prepare(finite_tensor(format_named("int8", 32), (8, 32), 0)).data
     with pytest.raises(BackendError, match="reads words of eight 4-bit codes, not int8"):
-        launch.fused(launch.Product(b.route, tokens(2, 32), wide, None), "")
+        launch.fused(launch.Product(b.runtime, tokens(2, 32), wide, None), "")
     assert "reads words of eight 4-bit codes, not int8" in b.refuses(Call("linear", format_named("int8"), schedule="fused"))
     assert "exact activations only" in b.refuses(Call("linear", format_named("int8"), activations="int8"))
     assert "raw ggml blocks" in refusal(format_named("iq1_s"))

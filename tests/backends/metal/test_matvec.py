@@ -7,7 +7,7 @@ import pytest
 
 import torch
 from halfbyte.backends.metal import MetalBackend, kernels
-from halfbyte.backends.metal.torch_runtime import TorchRoute
+from halfbyte.backends.metal.torch_runtime import TorchRuntime
 from halfbyte.formats import format_named
 from support.metal_cpu.machine import available
 from support.metal_cpu.torch_stand_in import compile_shader
@@ -97,7 +97,7 @@ def test_a_reduction_that_leaves_a_simdgroup_out_is_seen():
         assert "s < MATVEC_SIMDGROUPS; ++s) sum +=" in source
         return compile_shader(source.replace("s < MATVEC_SIMDGROUPS; ++s) sum +=", "s < 1; ++s) sum +="))
 
-    b = MetalBackend(TorchRoute(broken, "cpu"))
+    b = MetalBackend(TorchRuntime(broken, "cpu"))
     q, x = whole_numbers(LONG), torch.ones(1, LONG)
     short = whole_numbers(256)
     assert torch.equal(b.linear(x[:, :256], b.prepare(short), None), product("matvec", x[:, :256], short))

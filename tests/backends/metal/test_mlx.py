@@ -22,7 +22,7 @@ mx = pytest.importorskip("mlx.core")
 nn = pytest.importorskip("mlx.nn")
 
 import halfbyte.mlx as hm  # noqa: E402
-from halfbyte.backends.metal.mlx_runtime import MLXRoute  # noqa: E402
+from halfbyte.backends.metal.mlx_runtime import MLXRuntime  # noqa: E402
 from halfbyte.mlx import verbs  # noqa: E402
 
 WORDS = (
@@ -70,10 +70,10 @@ def on_metal(monkeypatch):
         pytest.skip("clang-19 is not installed")
     from support.metal_cpu.mlx_stand_in import metal_kernel
 
-    route = MLXRoute(metal_kernel)
+    runtime = MLXRuntime(metal_kernel)
     monkeypatch.setattr(verbs, "on_metal", lambda: True)
-    monkeypatch.setattr(verbs, "_route", lambda: route)
-    return route
+    monkeypatch.setattr(verbs, "_runtime", lambda: runtime)
+    return runtime
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------
@@ -527,12 +527,12 @@ def test_the_stand_in_writes_what_mlx_writes(schedule, capfd, tmp_path):
 
     from halfbyte.backends.metal import launch
 
-    route = MLXRoute(both)
+    runtime = MLXRuntime(both)
     w = hm.prepare(finite_tensor(fmt("uint4"), (9, 64), 1))
     capfd.readouterr()
     with pytest.raises(ValueError, match="Unable to serialize"):  # a copy of x; the text is written before that
         mx.export_function(
-            str(tmp_path / "f.mlxfn"), lambda x: launch.linear(route, x, w, None, schedule), mx.zeros((2, 64), mx.float16)
+            str(tmp_path / "f.mlxfn"), lambda x: launch.linear(runtime, x, w, None, schedule), mx.zeros((2, 64), mx.float16)
         )
     written = capfd.readouterr().out.split("Generated source code for")[1:]
     assert len(written) == len(ours) == (2 if schedule == "striped" else 1)

@@ -150,15 +150,15 @@ def test_a_device_that_is_not_there_is_a_sentence(capsys):
 
 @pytest.fixture
 def mlx_route(monkeypatch):
-    """The MLX route on the CPU build, as the one bench a Mac without torch would have."""
+    """The MLX runtime on the CPU build, as the one bench a Mac without torch would have."""
     pytest.importorskip("mlx.core")
     if not available():
         pytest.skip("clang-19 is not installed")
-    from halfbyte.backends.metal.mlx_runtime import MLXRoute
+    from halfbyte.backends.metal.mlx_runtime import MLXRuntime
     from halfbyte.mlx.backend import MLXBackend
     from support.metal_cpu.mlx_stand_in import metal_kernel
 
-    bench = selftest.mlx_bench(MLXBackend(MLXRoute(metal_kernel)))
+    bench = selftest.mlx_bench(MLXBackend(MLXRuntime(metal_kernel)))
     monkeypatch.setattr(selftest, "_without_mlx", lambda: None)
     monkeypatch.setattr(selftest, "mlx_bench", lambda: bench)
     return bench

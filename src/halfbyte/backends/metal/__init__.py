@@ -16,7 +16,7 @@ from ..base import SCHEDULES, Backend, Call, Prepared
 from .weight import MetalWeight, canonical_parts, fused_refusal, metal_weight, refusal
 
 if TYPE_CHECKING:
-    from .torch_runtime import TorchRoute
+    from .torch_runtime import TorchRuntime
 
 
 class MetalBackend(Backend):
@@ -25,11 +25,11 @@ class MetalBackend(Backend):
     name = "metal"
     device = "mps"
 
-    def __init__(self, route: TorchRoute | None = None) -> None:
-        self._route = route
+    def __init__(self, runtime: TorchRuntime | None = None) -> None:
+        self._runtime = runtime
 
     def reason(self) -> str | None:
-        if self._route is not None:
+        if self._runtime is not None:
             return None
         if platform.system() != "Darwin":
             return f"Metal needs an Apple GPU; this machine runs {platform.system()}"
@@ -54,28 +54,28 @@ class MetalBackend(Backend):
         return fused_refusal(call.format) if why is None and call.schedule == "fused" else why
 
     @property
-    def route(self) -> TorchRoute:
-        """The torch route, made on first use."""
-        if self._route is None:
+    def runtime(self) -> TorchRuntime:
+        """The torch runtime, made on first use."""
+        if self._runtime is None:
             import torch
 
-            from .torch_runtime import TorchRoute
+            from .torch_runtime import TorchRuntime
 
-            self._route = TorchRoute(torch.mps.compile_shader)
-        return self._route
+            self._runtime = TorchRuntime(torch.mps.compile_shader)
+        return self._runtime
 
     def prepare(self, w: QTensor) -> Prepared:
-        held = metal_weight(w, self.route.array)
+        held = metal_weight(w, self.runtime.array)
         return Prepared(self.name, w.format, w.shape, held, _nbytes(held))
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
-        return canonical_parts(w.data, w.format, self.route.to_numpy)
+        return canonical_parts(w.data, w.format, self.runtime.to_numpy)
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         from . import launch
 
         self._same_device("linear", x)
-        return launch.linear(self.route, x, w.data, bias, schedule)
+        return launch.linear(self.runtime, x, w.data, bias, schedule)
 
     def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
         from . import launch
@@ -86,7 +86,7 @@ class MetalBackend(Backend):
             raise ShapeError(f"[embedding] ids are {ids.dtype}; integers are allowed")
         if flat.numel() and (int(flat.min()) < 0 or int(flat.max()) >= w.shape[0]):
             raise ShapeError(f"[embedding] ids run from {int(flat.min())} to {int(flat.max())}; rows are 0 to {w.shape[0] - 1}")
-        return launch.dequantize(self.route, w.data, dtype, flat).reshape(*ids.shape, w.shape[1])
+        return launch.dequantize(self.runtime, w.data, dtype, flat).reshape(*ids.shape, w.shape[1])
 
     def dequantize(self, w: Prepared, dtype: str) -> Any:
         import torch
@@ -94,8 +94,8 @@ class MetalBackend(Backend):
         from . import launch
 
         if len(w.shape) == 2:
-            return launch.dequantize(self.route, w.data, dtype)
-        return torch.stack([launch.dequantize(self.route, w.data.expert(e), dtype) for e in range(w.shape[0])])
+            return launch.dequantize(self.runtime, w.data, dtype)
+        return torch.stack([launch.dequantize(self.runtime, w.data.expert(e), dtype) for e in range(w.shape[0])])
 
     def experts(
         self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
@@ -111,7 +111,7 @@ class MetalBackend(Backend):
             low, high = int(indices.min()), int(indices.max())
             raise ShapeError(f"[experts] indices run from {low} to {high}; there are experts 0 to {e - 1}")
         return experts(
-            self.route, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
+            self.runtime, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,
         )  # fmt: skip
 
@@ -125,8 +125,8 @@ class MetalBackend(Backend):
         return f"{platform.processor() or 'Apple GPU'}, torch {torch.__version__}; its kernels are tested on the CPU only"
 
     def _same_device(self, op: str, x: Any) -> None:
-        if x.device.type != self.route.device:
-            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {self.route.device}; move one of them")
+        if x.device.type != self.runtime.device:
+            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {self.runtime.device}; move one of them")
 
 
 def _nbytes(w: MetalWeight) -> int:

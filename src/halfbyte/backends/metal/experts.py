@@ -1,4 +1,4 @@
-"""A mixture of experts on the device: route, two products, combine. No count travels to the host."""
+"""A mixture of experts on the device: sort the routed rows, two products, combine. No count travels to the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...errors import BackendError
 from . import kernels
 from .kernels import MATVEC_ROWS, TILE
 from .launch import _ceil, weight_arrays
-from .runtime import Route
+from .runtime import Runtime
 from .weight import MetalWeight
 
 FEW_ROUTED = 64
@@ -23,7 +23,7 @@ def refuse_two_stacks(up: Any | None) -> None:
 
 
 def experts(
-    route: Route,
+    runtime: Runtime,
     x: Any,
     gate_up: MetalWeight,
     down: MetalWeight,
@@ -43,21 +43,21 @@ def experts(
     (e, 2f) and (e, h) or None. Returns (m, h) in x's dtype.
     """
     m, top_k = (int(d) for d in indices.shape)
-    dtype = route.dtype_of(x)
+    dtype = runtime.dtype_of(x)
     h = down.shape[1]
     if m == 0 or top_k == 0 or h == 0:
-        return route.zeros((m, h), dtype)
-    index = route.cast(indices.reshape(-1), "int32")
-    place = _Place(route, index, gate_up.shape[0], m * top_k, top_k)
+        return runtime.zeros((m, h), dtype)
+    index = runtime.cast(indices.reshape(-1), "int32")
+    place = _Place(runtime, index, gate_up.shape[0], m * top_k, top_k)
     gated = activation != "none"
     half = 0 if interleaved or not gated else gate_up.shape[1] // 2
     hidden = place.product(x, gate_up, gate_up_bias, activation, half, False, limit, alpha)
     routed = place.product(hidden, down, down_bias, "none", 0, True, limit, alpha)
     kernel = kernels.experts_combine(dtype)
     across, rows, _ = kernel.group
-    (y,) = route.run(
+    (y,) = runtime.run(
         kernel,
-        [routed, route.cast(shares, "float32")],
+        [routed, runtime.cast(shares, "float32")],
         [m, h, top_k],
         [],
         [(m, h)],
@@ -69,31 +69,31 @@ def experts(
 class _Place:
     """Where the routed rows lie: as they are for few, sorted by expert for many."""
 
-    def __init__(self, route: Route, index: Any, experts: int, rows: int, top_k: int) -> None:
-        self.route, self.index, self.experts, self.rows, self.top_k = route, index, experts, rows, top_k
+    def __init__(self, runtime: Runtime, index: Any, experts: int, rows: int, top_k: int) -> None:
+        self.runtime, self.index, self.experts, self.rows, self.top_k = runtime, index, experts, rows, top_k
         self.few = rows <= FEW_ROUTED
         if not self.few:
-            self.order, self.offsets = route.by_expert(index, experts)
+            self.order, self.offsets = runtime.by_expert(index, experts)
 
     def product(
         self, x: Any, w: MetalWeight, bias: Any | None, activation: str, half: int, down: bool, limit: float, alpha: float
     ) -> Any:
         """One of the two products over all routed rows -> float32 (rows, outputs)."""
-        route, dtype = self.route, self.route.dtype_of(x)
+        runtime, dtype = self.runtime, self.runtime.dtype_of(x)
         n = w.shape[1]
         outputs = n if activation == "none" else n // 2
-        tokens, stride = route.rows(x, 8 * w.units, w.order)
-        codes = weight_arrays(route, w)
-        last = [w.factors if bias is None else route.cast(bias, "float32"), w.factors]
+        tokens, stride = runtime.rows(x, 8 * w.units, w.order)
+        codes = weight_arrays(runtime, w)
+        last = [w.factors if bias is None else runtime.cast(bias, "float32"), w.factors]
         has_bias, floats = int(bias is not None), [w.format.divisor, limit, alpha]
         shapes = [(self.rows, outputs)]
         if self.few:
             kernel = kernels.experts_matvec(w.format, dtype, activation, down)
             ints = [w.units, w.groups, n, stride, self.top_k, half, has_bias]
             threads = (_ceil(n, MATVEC_ROWS) * kernel.group[0], self.rows, 1)
-            return route.run(kernel, [*codes, tokens, self.index, *last], ints, floats, shapes, threads)[0]
+            return runtime.run(kernel, [*codes, tokens, self.index, *last], ints, floats, shapes, threads)[0]
         kernel = kernels.experts_gemm(w.format, dtype, activation, down)
         ints = [w.units, w.groups, n, stride, self.experts, self.top_k, half, has_bias]
         tiles = _ceil(self.rows, TILE) + self.experts  # one short tile an expert at most
         threads = (_ceil(n, TILE) * kernel.group[0], tiles, 1)
-        return route.run(kernel, [*codes, tokens, self.order, self.offsets, *last], ints, floats, shapes, threads)[0]
+        return runtime.run(kernel, [*codes, tokens, self.order, self.offsets, *last], ints, floats, shapes, threads)[0]

@@ -1,4 +1,4 @@
-"""Host side of the kernels, the same for both routes: which kernel, which buffers, how many threads.
+"""Host side of the kernels, the same for both runtimes: which kernel, which buffers, how many threads.
 
 Grids round up: ceil(n / rows of a threadgroup) groups, never a floor, and kernels drop what lies beyond m and n.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import BackendError
 from . import kernels
 from .kernels import GEMM_GROUP, MATVEC_ROWS, MATVEC_SIMDGROUPS, SIMDGROUP, TILE
-from .runtime import Route
+from .runtime import Runtime
 from .weight import FEWEST_ELEMENTS, MetalWeight, fused_refusal, size_of
 
 MATVEC_M = 8
@@ -24,46 +24,46 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def weight_arrays(route: Route, w: MetalWeight) -> list[Any]:
+def weight_arrays(runtime: Runtime, w: MetalWeight) -> list[Any]:
     """Codes, scales, addends, as every kernel takes them."""
-    return [route.aligned(w.codes, w.word_bytes), w.scales, w.scales if w.addends is None else w.addends]
+    return [runtime.aligned(w.codes, w.word_bytes), w.scales, w.scales if w.addends is None else w.addends]
 
 
-def dequantize(route: Route, w: MetalWeight, dtype: str, ids: Any | None = None) -> Any:
+def dequantize(runtime: Runtime, w: MetalWeight, dtype: str, ids: Any | None = None) -> Any:
     """Dense (n, k), or the rows `ids` (one axis) of it."""
     n, k = w.shape
     rows = n if ids is None else int(ids.shape[0])
     if rows == 0 or k == 0 or n == 0:
-        return route.zeros((rows, k), dtype)
-    index = route.zeros((FEWEST_ELEMENTS,), "int32") if ids is None else route.cast(ids, "int32")
+        return runtime.zeros((rows, k), dtype)
+    index = runtime.zeros((FEWEST_ELEMENTS,), "int32") if ids is None else runtime.cast(ids, "int32")
     kernel = kernels.dequantize(w.format, dtype, gather=ids is not None)
     across, down, _ = kernel.group
     threads = (_ceil(w.units, across) * across, _ceil(rows, down) * down, 1)
-    (y,) = route.run(
-        kernel, [*weight_arrays(route, w), index, w.factors], [w.units, w.groups, k, rows], [w.format.divisor], [(rows, k)],
+    (y,) = runtime.run(
+        kernel, [*weight_arrays(runtime, w), index, w.factors], [w.units, w.groups, k, rows], [w.format.divisor], [(rows, k)],
         threads,
     )  # fmt: skip
-    return y if w.order is None else route.take_columns(y, w.order)
+    return y if w.order is None else runtime.take_columns(y, w.order)
 
 
 class Product:
     """Arguments every product takes."""
 
-    def __init__(self, route: Route, x: Any, w: MetalWeight, bias: Any | None) -> None:
-        self.route, self.w = route, w
-        self.dtype = route.dtype_of(x)
+    def __init__(self, runtime: Runtime, x: Any, w: MetalWeight, bias: Any | None) -> None:
+        self.runtime, self.w = runtime, w
+        self.dtype = runtime.dtype_of(x)
         self.m, self.n = int(x.shape[0]), w.shape[0]
-        self.x, self.stride = route.rows(x, 8 * w.units, w.order)
+        self.x, self.stride = runtime.rows(x, 8 * w.units, w.order)
         self.has_bias = int(bias is not None)
-        self.bias = w.factors if bias is None else route.cast(bias, "float32")
+        self.bias = w.factors if bias is None else runtime.cast(bias, "float32")
 
     def run(self, kernel: Any, extra: list[int], groups: tuple[int, int]) -> Any:
         """A kernel with the usual buffers over `groups` threadgroups; `extra` stands between units and m."""
         ints = [self.w.units, *extra, self.m, self.n, self.stride, self.has_bias]
         threads = (groups[0] * kernel.group[0], groups[1], 1)
-        (y,) = self.route.run(
+        (y,) = self.runtime.run(
             kernel,
-            [*weight_arrays(self.route, self.w), self.x, self.bias, self.w.factors],
+            [*weight_arrays(self.runtime, self.w), self.x, self.bias, self.w.factors],
             ints,
             [self.w.format.divisor],
             [(self.m, self.n)],
@@ -72,17 +72,17 @@ class Product:
         return y
 
 
-def linear(route: Route, x: Any, w: MetalWeight, bias: Any | None = None, schedule: str | None = None) -> Any:
+def linear(runtime: Runtime, x: Any, w: MetalWeight, bias: Any | None = None, schedule: str | None = None) -> Any:
     """x (m, k) · wᵀ + bias -> (m, n) in x's dtype."""
     m, n = int(x.shape[0]), w.shape[0]
-    dtype = route.dtype_of(x)
+    dtype = runtime.dtype_of(x)
     if m == 0 or size_of(w.shape) == 0:
-        y = route.zeros((m, n), dtype)
-        return y if bias is None else y + route.cast(bias, dtype)
+        y = runtime.zeros((m, n), dtype)
+        return y if bias is None else y + runtime.cast(bias, dtype)
     if schedule == "dequantize_then_gemm":
-        y = route.matmul(x, dequantize(route, w, dtype))
-        return y if bias is None else route.cast(route.cast(y, "float32") + route.cast(bias, "float32"), dtype)
-    p = Product(route, x, w, bias)
+        y = runtime.matmul(x, dequantize(runtime, w, dtype))
+        return y if bias is None else runtime.cast(runtime.cast(y, "float32") + runtime.cast(bias, "float32"), dtype)
+    p = Product(runtime, x, w, bias)
     if schedule is None:
         if m <= MATVEC_M:
             return matvec(p)
@@ -109,39 +109,39 @@ def fused(p: Product, variant: str, decoder: str = "") -> Any:
     if why:
         raise BackendError(f"[metal] {why}")
     kernel = kernels.gemm_fused(p.w.format, p.dtype, variant, decoder)
-    p.w = replace(p.w, codes=p.route.words(p.route.aligned(p.w.codes, 4)))
+    p.w = replace(p.w, codes=p.runtime.words(p.runtime.aligned(p.w.codes, 4)))
     return p.run(kernel, [p.w.units, 1, p.w.groups, 1], (_ceil(p.n, TILE), _ceil(p.m, TILE)))
 
 
 def striped(p: Product) -> Any:
     """The striped schedule: equal shares of all tiles' steps, then the pieces of each output in order."""
-    w, route = p.w, p.route
+    w, runtime = p.w, p.runtime
     tiles, steps = _ceil(p.n, TILE) * _ceil(p.m, TILE), _ceil(w.units, 4)
     per_stripe = _ceil(tiles * steps, STRIPES)
     stripes = _ceil(tiles * steps, per_stripe)
     first = kernels.gemm_striped(w.format, p.dtype)
-    (pieces,) = route.run(
-        first, [*weight_arrays(route, w), p.x], [w.units, w.groups, p.m, p.n, p.stride, per_stripe], [],
+    (pieces,) = runtime.run(
+        first, [*weight_arrays(runtime, w), p.x], [w.units, w.groups, p.m, p.n, p.stride, per_stripe], [],
         [(stripes + tiles, TILE, TILE)], (stripes * GEMM_GROUP[0], 1, 1),
     )  # fmt: skip
     second = kernels.gemm_striped_reduce(w.format.global_op, p.dtype)
     across, down, _ = second.group
-    (y,) = route.run(
+    (y,) = runtime.run(
         second, [pieces, p.bias, w.factors], [w.units, p.m, p.n, per_stripe, p.has_bias], [w.format.divisor], [(p.m, p.n)],
         (_ceil(p.n, across) * across, _ceil(p.m, down) * down, 1),
     )  # fmt: skip
     return y
 
 
-def rmsnorm_matvec(route: Route, x: Any, gain: Any, w: MetalWeight, eps: float) -> Any:
+def rmsnorm_matvec(runtime: Runtime, x: Any, gain: Any, w: MetalWeight, eps: float) -> Any:
     """W · rmsnorm(x, gain) for one token x (k,) -> (n,)."""
     n, k = w.shape
-    row, _ = route.rows(x.reshape(1, k), 8 * w.units, w.order)
-    gains, _ = route.rows(gain.reshape(1, k), 8 * w.units, w.order)
-    kernel = kernels.rmsnorm_matvec(w.format, route.dtype_of(x))
+    row, _ = runtime.rows(x.reshape(1, k), 8 * w.units, w.order)
+    gains, _ = runtime.rows(gain.reshape(1, k), 8 * w.units, w.order)
+    kernel = kernels.rmsnorm_matvec(w.format, runtime.dtype_of(x))
     threads = (_ceil(n, MATVEC_ROWS) * SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1)
-    (y,) = route.run(
-        kernel, [*weight_arrays(route, w), row, gains, w.factors], [w.units, w.groups, n, k], [w.format.divisor, eps], [(n,)],
+    (y,) = runtime.run(
+        kernel, [*weight_arrays(runtime, w), row, gains, w.factors], [w.units, w.groups, n, k], [w.format.divisor, eps], [(n,)],
         threads,
     )  # fmt: skip
     return y

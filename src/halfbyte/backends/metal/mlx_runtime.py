@@ -1,4 +1,4 @@
-"""The MLX route: kernel bodies through `mx.fast.metal_kernel`, which writes the signature from the arrays it is given.
+"""The MLX runtime: kernel bodies through `mx.fast.metal_kernel`, which writes the signature from the arrays it is given.
 
 Three of its rules shape this file. An array of fewer than 8 elements becomes a `constant` pointer, which the `device` parameters
 of the shared functions do not take: short arrays are padded. A 0-d array becomes a reference: that is how numbers are passed. A
@@ -25,7 +25,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-class MLXRoute:
+class MLXRuntime:
     """Kernels on MLX arrays.
 
     metal_kernel  `mx.fast.metal_kernel`, or what stands in for it in the tests

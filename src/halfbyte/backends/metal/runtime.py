@@ -12,7 +12,7 @@ from .source import Kernel
 Shape = tuple[int, ...]
 
 
-class Route(Protocol):
+class Runtime(Protocol):
     """One way to run kernels.
 
     `run` binds arrays in the order of the kernel's inputs, then numbers, and returns new arrays of the outputs' dtypes. `threads`

@@ -1,7 +1,7 @@
-"""The text of a kernel: shared device functions from shaders/, and a thin entry for each of the two routes.
+"""The text of a kernel: shared device functions from shaders/, and a thin entry for each of the two runtimes.
 
 An entry names the buffers, declares the threadgroup memory and calls one device function; its body is the same text in both
-routes. `python -m halfbyte.backends.metal matvec mxfp4 float16` prints one.
+runtimes. `python -m halfbyte.backends.metal matvec mxfp4 float16` prints one.
 
 MSL 3.1 (macOS 14) is the oldest version these take: bfloat is in it.
 """
@@ -39,7 +39,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, complete but for the route.
+    """One kernel, complete but for the runtime.
 
     name         unique; carries codec, dtype, group
     inputs       arrays read                  ints, floats  numbers, after the inputs
@@ -74,5 +74,5 @@ def entry(kernel: Kernel) -> str:
 
 
 def whole_source(*kernels: Kernel) -> str:
-    """A library of kernels for the torch route."""
+    """A library of kernels for the torch runtime."""
     return shared_source() + "\n" + "\n".join(entry(k) for k in kernels)

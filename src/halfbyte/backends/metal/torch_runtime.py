@@ -1,4 +1,4 @@
-"""The torch route: whole kernels through `torch.mps.compile_shader`, one library a kernel, compiled on first use."""
+"""The torch runtime: whole kernels through `torch.mps.compile_shader`, one library a kernel, compiled on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .source import Kernel, whole_source
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32}
 
 
-class TorchRoute:
+class TorchRuntime:
     """Kernels on torch tensors of one device.
 
     compile_shader  `torch.mps.compile_shader`, or what stands in for it in the tests
