@@ -263,7 +263,7 @@ def _strided(op: str, *tensors: Tensor | None) -> None:
 def linear(x: Tensor, bias: Tensor | None, module: Handle, n: int) -> Tensor:
     """x · wᵀ + bias of a module, as an operation that torch can trace, transform and differentiate."""
     if torch.compiler.is_dynamo_compiling() and x.device.type == "cpu":
-        return torch.ops.halfbyte.linear_at(x, bias, module.tensor, n)  # type: ignore[no-any-return]
+        return torch.ops.halfbyte.linear_at(x, bias, module.tensor, n)
     handle = module.number
     if isinstance(x, Proxy):
         node: Tensor = _traced(torch.ops.halfbyte.linear.default, x, bias, handle, n)
@@ -292,7 +292,7 @@ def embedding(ids: Tensor, module: Handle, k: int, dtype: torch.dtype) -> Tensor
 def experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, module: Handle) -> Tensor:
     """The mixture of a module's experts. BackendError under forward-mode differentiation, which has no rule for it."""
     if torch.compiler.is_dynamo_compiling() and x.device.type == "cpu":
-        return torch.ops.halfbyte.experts_at(x, topk_ids, topk_weights, module.tensor)  # type: ignore[no-any-return]
+        return torch.ops.halfbyte.experts_at(x, topk_ids, topk_weights, module.tensor)
     handle = module.number
     if isinstance(x, Proxy):
         node: Tensor = _traced(torch.ops.halfbyte.experts.default, x, topk_ids, topk_weights, handle)

@@ -153,7 +153,7 @@ class Accounting:
         self.__setstate__({"model": model, "count": count})
 
     def __call__(self, *args: Any, **options: Any) -> int:
-        return self.count(self.model(), *args, **options)
+        return int(self.count(self.model(), *args, **options))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model(), "count": self.count}
@@ -166,7 +166,7 @@ def memory_footprint(model: Any, return_buffers: bool = True) -> int:
     """Bytes of parameters, packed weights and, unless told otherwise, buffers; shared ones counted once."""
     packed = {id(w): w for m in packed_modules(model).values() for w in m.packed.values()}
     tensors = [*model.parameters(), *(model.buffers() if return_buffers else ())]
-    return sum(w.nbytes for w in packed.values()) + sum(t.nelement() * t.element_size() for t in tensors)
+    return int(sum(w.nbytes for w in packed.values()) + sum(t.nelement() * t.element_size() for t in tensors))
 
 
 def number_of_weights(model: Any, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
