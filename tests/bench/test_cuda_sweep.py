@@ -108,7 +108,7 @@ def on_the_cpu(monkeypatch):
         return 10.0 + len(timed)
 
     monkeypatch.setattr(s, "DEVICE", "cpu")
-    monkeypatch.setattr(cuda_linear, "settle", lambda device: None)
+    monkeypatch.setattr(cuda_linear, "synchronize", lambda device: None)
     monkeypatch.setattr(cuda_linear, "limits", lambda: {"read_gbps": 4000.0, "gflops": 8e5})
     monkeypatch.setattr(cuda_linear, "graph_time_us", graph_time_us)
     monkeypatch.setattr(cuda_linear, "ROTATE_BYTES", 1e6)
@@ -198,13 +198,13 @@ def test_what_linear_takes_is_what_it_does(monkeypatch, word, dtype, wanted):
     for name, way in names.items():
         monkeypatch.setattr(launch, name, lambda x, w, bias, way=way: way)
     monkeypatch.setattr(fused, "fused", lambda x, w, bias: "fused")
-    monkeypatch.setattr(launch, "blocks", lambda x, w, bias, schedule: schedule)
+    monkeypatch.setattr(launch, "tiled", lambda x, w, bias, schedule: schedule)
     w = to_device(random_weight(word, 16, 2048, 0), "cpu")
     monkeypatch.setattr(CUDABackend, "_same_device", staticmethod(lambda *_: None))
     linear, held = CUDABackend().linear, Prepared("cuda", w.format, w.shape, w, 0)
     for m, way in wanted.items():
         x = torch.zeros(m, 128, dtype=getattr(torch, dtype))
-        assert CUDABackend.way_of(x, w) == linear(x, held, None) == way
+        assert CUDABackend.route_of(x, w) == linear(x, held, None) == way
         for schedule in ("single-stage", "double-buffered", "striped", "dequantize_then_gemm"):
             assert linear(x, held, None, schedule=schedule) == schedule
         if fused.refusal(x, w) is None:

@@ -44,7 +44,7 @@ def check(word):
     # Whole units of fragment order, and word by word; double-buffered differs in nothing that an interpreter knows.
     pairs = [("single-stage", 8), ("striped", 4), *((("single-stage", 4), ("striped", 8)) if whole else ())]
     for schedule, words in pairs:
-        y = launch.blocks(x, w, torch.ones(5), schedule, BlockTile(16, 16, words, 4), packed=False).numpy()
+        y = launch.tiled(x, w, torch.ones(5), schedule, BlockTile(16, 16, words, 4), packed=False).numpy()
         np.testing.assert_array_equal(y, want + np.float32(1))
 
 

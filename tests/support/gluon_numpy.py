@@ -1,6 +1,6 @@
 """The fragment kernel's own source, run by NumPy: every lane, every register, no GPU and no compiler.
 
-The functions of fragments.py, accumulate.py, operands.py and outputs.py are executed as they stand; only `gl` is another.
+The functions of mma/{kernel,accumulate,operands,epilogue}.py are executed as they stand; only `gl` is another.
 Tensors are arrays of their logical shape; inline assembly is read and executed instruction by instruction, mma.m16n8k16 over
 axis 2 as the 32 lanes of each warp, with the fragments of the PTX manual. Layouts are not looked at: they place values, they do
 not change them. A load or store outside its tensor raises.
@@ -17,9 +17,7 @@ import numpy as np
 import triton
 
 import torch
-from halfbyte.backends.cuda.mma import accumulate, operands
-from halfbyte.backends.cuda.mma import epilogue as outputs
-from halfbyte.backends.cuda.mma import kernel as fragments
+from halfbyte.backends.cuda.mma import accumulate, epilogue, kernel, operands
 from support import ptx
 
 DTYPES = {
@@ -235,7 +233,7 @@ class Kernel:
         self.gl = Language()
         made: dict[int, Any] = {}
         spaces = []
-        for module in (operands, accumulate, outputs, fragments):
+        for module in (operands, accumulate, epilogue, kernel):
             space: dict[str, Any] = dict(vars(module))
             space.update(gl=self.gl, range=self._range, gdc_wait=lambda: None, gdc_launch_dependents=lambda: None)
             spaces.append((module, space))
@@ -247,27 +245,30 @@ class Kernel:
         for _, space in spaces:
             for name, value in list(space.items()):
                 space[name] = made.get(id(value), _value(value))
-        self.run = made[id(fragments.fragment_kernel)]
+        self.run = made[id(kernel.fragment_kernel)]
 
     @staticmethod
     def _range(*bounds: Any) -> Any:
         return (T(np.int32(v)) for v in builtins.range(*(int(b) for b in bounds)))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, num_warps: int, enable_fp_fusion: bool, **options: Any) -> None:
+        def launch(*args: Any, num_warps: int, enable_fp_fusion: bool, plan: Any, **options: Any) -> None:
             assert not enable_fp_fusion
-            assert options["WK"] * options["WN"] == num_warps
-            held = [self._argument(a) for a in args]
+            assert plan.input_warps * plan.row_warps == num_warps
+            assert not options
+            arguments = [self._argument(a) for a in args]
             self.gl.grid = (grid[0], grid[1] if len(grid) > 1 else 1)
             with np.errstate(all="ignore"):
                 for program in np.ndindex(*self.gl.grid):
                     self.gl.program = program
-                    self.run(*held, **options)
+                    self.run(*arguments, plan)
 
         return launch
 
     @staticmethod
     def _argument(a: Any) -> Any:
+        if isinstance(a, tuple):
+            return type(a)(*(Kernel._argument(v) for v in a))
         if isinstance(a, torch.Tensor):
             assert a.is_contiguous()
             if a.dtype == torch.bfloat16:

@@ -1,4 +1,4 @@
-"""Random weights of every format the CUDA kernels serve, routings of experts, and comparisons of what the kernels return."""
+"""Weights of random parts, routes and comparisons for the tests of the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def cuda():
 
 
 def random_parts(fmt, shape, rng, wide=False):
+    """Random canonical parts whose values are finite. wide: every scale byte that has a value, the sign and zero of E4M3 scales
+    among them; else scales near 1 (E8M0) or below 448."""
     parts = {}
     for name, (s, dtype) in family_of(fmt).geometry(fmt, shape).items():
         if name == "codes":
@@ -37,7 +39,8 @@ def random_parts(fmt, shape, rng, wide=False):
         elif name == "scales" and fmt.scale == "e8m0":
             parts[name] = rng.integers(*((0, 255) if wide else (117, 123)), s, dtype=np.uint8)
         elif name == "scales" and fmt.scale in ("e4m3", "ue4m3"):
-            parts[name] = rng.integers(0, 0x7E, s, dtype=np.uint8)
+            scales = rng.integers(0, 256 if wide else 0x7E, s, dtype=np.uint8)
+            parts[name] = np.where((scales & 0x7F) == 0x7F, np.uint8(0), scales).astype(np.uint8)
         elif name == "zeros":
             parts[name] = rng.integers(0, (1 << fmt.bits) + 1, s).astype(dtype)
         elif np.dtype(dtype).kind == "u":
@@ -50,12 +53,8 @@ def random_parts(fmt, shape, rng, wide=False):
 
 
 def served():
-    out = []
-    for word in codec_names():
-        fmt = format_named(word)
-        if refusal(fmt) is None:
-            out.append(word)
-    return out
+    """Names of the formats that have a packed CUDA kernel."""
+    return [word for word in codec_names() if refusal(format_named(word)) is None]
 
 
 def unit(fmt):
@@ -107,3 +106,28 @@ def close(y, want, dtype):
     limit = {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     error = np.linalg.norm(y.float().cpu().numpy() - want)
     assert error <= limit * np.linalg.norm(want) + 1e-6, error / np.linalg.norm(want)
+
+
+def rounds_once(fmt):
+    """True where every value is exact in float32, so that kernels round it once whatever the output's dtype."""
+    plain = fmt.scale in ("float16", "bfloat16", "e8m0", "e4m3", "ue4m3") and fmt.element in (
+        "uint",
+        "int",
+        "e2m1",
+        "e4m3",
+        "e5m2",
+    )
+    return plain and not (fmt.bias or fmt.minimum or fmt.global_op or fmt.super_size)
+
+
+def equals_weight(got, q, name, pick=lambda v: v):
+    """Decoded values equal the weight's, rounded once to a dtype. Where values need more bits than float32 has, the kernels round
+    to float32 first, as `launch.dequantize` documents: then a value may be what these two roundings give."""
+    got, once = got.float().cpu().numpy(), np.asarray(pick(q.dequantize(name)), np.float32)
+    if rounds_once(q.format) or name == "float32":
+        np.testing.assert_array_equal(got, once)
+        return
+    with np.errstate(over="ignore"):
+        twice = np.asarray(pick(q.dequantize("float32").astype(numpy_dtype(name))), np.float32)
+    np.testing.assert_array_equal(got, np.where(got == twice, twice, once))
+    assert (once != twice).mean() < 0.01

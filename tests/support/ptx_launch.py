@@ -12,8 +12,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import torch
-from halfbyte.backends.cuda import launch
-from halfbyte.backends.cuda.wgmma import schedule as fused
+from halfbyte.backends.cuda import device as gpu
 from support.ptx_machine import Entry, execute
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -27,6 +26,13 @@ class Hopper:
         return TARGET
 
 
+def leaves(kind, value):
+    """The run-time values of an argument, which may be a record."""
+    if isinstance(kind, tuple):
+        return [v for k, one in zip(kind, value, strict=True) for v in leaves(k, one)]
+    return [] if kind == "constexpr" else [value]
+
+
 def run(kernel, *args, grid, warmup=False, **options):
     """JITFunction.run: bound by Triton's own binder, compiled to PTX and no further, executed here."""
     options |= {"debug": False, "instrumentation_mode": ""}
@@ -37,10 +43,9 @@ def run(kernel, *args, grid, warmup=False, **options):
         parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, given)
         source = kernel.ASTSource(kernel, signature, constants, attributes)
         binary = triton.compile(source, target=target, options=parsed.__dict__)
-        names = [n for n, t in signature.items() if t != "constexpr"]
-        _compiled[key] = Entry(binary.asm["ptx"]), 32 * parsed.num_warps, binary.metadata.shared, names
-    entry, threads, room, names = _compiled[key]
-    execute(entry, threads, room, grid, [bound[n] for n in names])
+        _compiled[key] = Entry(binary.asm["ptx"]), 32 * parsed.num_warps, binary.metadata.shared, signature
+    entry, threads, room, signature = _compiled[key]
+    execute(entry, threads, room, grid, [v for n, t in signature.items() for v in leaves(t, bound[n])])
 
 
 class Compiled:
@@ -65,8 +70,6 @@ def bound(multiprocessors=132, card="NVIDIA H200"):
     with (
         hopper(multiprocessors, card=card),
         mock.patch.object(JITFunction, "run", bind),
-        mock.patch.object(fused, "_multiprocessors", return_value=multiprocessors),
-        mock.patch.object(fused, "_card", return_value=card),
     ):
         yield seen
 
@@ -82,8 +85,9 @@ def hopper(multiprocessors=4, cache=None, card="", assemble=False):
     """Launches with CPU tensors go through `run`, on a card of a few multiprocessors, with its
     tiles where it is named; new tensors hold NaN. assemble: the PTX is also assembled, which says whether it can be."""
     with contextlib.ExitStack() as stack:
-        for name, value in {"_multiprocessors": multiprocessors, "_hopper": True, "_converts": True, "_card": card}.items():
-            stack.enter_context(mock.patch.object(launch, name, return_value=value))
+        answers = {"multiprocessors": multiprocessors, "supports_pdl": True, "converts_fp8": True, "card_name": card}
+        for name, value in answers.items():
+            stack.enter_context(mock.patch.object(gpu, name, return_value=value))
         stack.enter_context(mock.patch.object(JITFunction, "run", run))
         if not assemble:
             stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", return_value=b""))

@@ -18,7 +18,6 @@ from halfbyte.backends.cuda.moe import routing
 from halfbyte.backends.cuda.tuning import table as found
 from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
 from halfbyte.backends.cuda.weight import to_device
-from support.gluon_numpy import Kernel
 from support.gpu_weights import random_parts
 
 FAMILIES = {
@@ -30,7 +29,7 @@ FAMILIES = {
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launch, "fragment_kernel", Kernel())
-    monkeypatch.setattr(launch, "_converts", lambda device: True)
+    monkeypatch.setattr(launch.gpu, "converts_fp8", lambda device: True)
 
 
 def relative_error(word, n, k, m, tile, dtype="float16"):
@@ -75,10 +74,10 @@ def test_shared_registers_of_x_and_every_time_of_asking(kernel, word, dtype):
 def test_a_wrong_register_of_x_is_seen(kernel, monkeypatch):
     broken = Kernel()
     space = broken.run.__globals__
-    first = space["of_x"]
-    space["of_x"] = lambda block, pair: first(block, pair) ^ 2
+    first = space["x_register"]
+    space["x_register"] = lambda block, pair: first(block, pair) ^ 2
     monkeypatch.setattr(launch, "fragment_kernel", broken)
-    assert accumulate.of_x(5, 2) == first(5, 2)
+    assert accumulate.x_register(5, 2) == first(5, 2)
     assert relative_error("int4:g128", 16, 4096, 1, (1, 1, 8, 1, 8, 1, 1)) > 1e-3
 
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-from halfbyte.backends.cuda.mma.accumulate import of_x, places_of_x, second_chain, unit_of_x
+from halfbyte.backends.cuda.mma.accumulate import second_chain, x_index, x_register, x_unit
 
 CASES = [(g, step, share) for g in (16, 32, 64, 128, 256) for step in (2, 4, 8) for share in (2, 4, 8) if share * g <= 64 * step]
 
@@ -19,9 +19,9 @@ def held(group: int, step: int, share: int, column: int, t: int) -> list[int | N
     for v in range(step // 2):
         for half in (0, 1):
             for word in range(4):
-                at, far, which = places_of_x.fn(column, t, word, half, group, group // 16)
+                at, far, which = x_index.fn(column, t, word, half, group, group // 16)
                 mine = (which + v * 64 // group) % (share // 2) == column // 2
-                out.append((unit_of_x(v, group, group // 16) + far) * 32 + at if mine else None)
+                out.append((x_unit(v, group, group // 16) + far) * 32 + at if mine else None)
     return out
 
 
@@ -40,7 +40,7 @@ def test_a_product_that_counts_meets_its_own_inputs(group, step, share):
             for block in range(4 * step):
                 if second_chain(block, group // 16) != (column % 2 == 1):
                     continue  # the accumulator whose column this is gets another group's product, and is not read
-                first = of_x(block, group // 16)
+                first = x_register(block, group // 16)
                 mine = block * 16 // group % share == column
                 want = [pair_of(block, t, r, group) for r in (0, 1)] if mine else [None, None]
                 assert x[first : first + 2] == want

@@ -7,9 +7,10 @@ import pytest
 
 from halfbyte import QTensor, ops
 from halfbyte.errors import BackendError
-from support.gpu_weights import close, cuda, routing, stack
 
 torch = pytest.importorskip("torch")
+
+
 pytestmark = pytest.mark.gpu
 
 E, K, F, H = 6, 256, 128, 96
@@ -109,11 +110,10 @@ def test_case_21_many_tokens_at_once_equal_chunks(m, interleaved):
     x = (torch.randn(m, K, device="cuda") * 0.05).bfloat16()
     index, share = routing(m, 2, 9)
     y = ops.experts(x, pu, pd, index, share, interleaved=interleaved)
-    for first in range(0, m, 2048):
+    for first in (*range(0, m - 2047, 2048), m - 2048):
         rows = slice(first, first + 2048)
         part = ops.experts(x[rows], pu, pd, index[rows], share[rows], interleaved=interleaved)
-        # The last ones are few and may be summed in another order: a rounding of bfloat16 apart.
-        assert bool(((y[rows].float() - part.float()).norm(dim=1) <= 2.0**-8 * part.float().norm(dim=1)).all())
+        assert torch.equal(y[rows], part)
     some = torch.tensor([*range(0, m, 1021), m - 2, m - 1], device="cuda")
     x, index, share = (t[some].float().cpu().numpy() for t in (x, index, share))
     want = ops.experts(x, up, down, index.astype(int), share, interleaved=interleaved, backend="reference")

@@ -161,7 +161,7 @@ def test_portable_kernels_return_the_weight(word, card):
     same(launch.matmul(x, w, None, Tile(16, 4, 4, 16, 1, 1)), want)
     same(launch.matmul(x, w, None, Tile(16, 4, 4, 16, 3, 2)), want)
     for schedule in ("single-stage", "double-buffered", "striped"):
-        same(launch.blocks(x, w, None, schedule, BlockTile(16, 16, 8, 4)), want)
+        same(launch.tiled(x, w, None, schedule, BlockTile(16, 16, 8, 4)), want)
 
 
 ENTRY = """

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from halfbyte import QTensor, format_named, ops
-from support.gpu_weights import DTYPES, cuda, make, numpy_dtype, random_parts, same, served, unit, within
 
 torch = pytest.importorskip("torch")
+
+from support.gpu_weights import DTYPES, cuda, equals_weight, make, random_parts, same, served, unit, within  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("word", served())
 def test_dequantize_is_exact(word):
     cuda()
@@ -20,11 +23,39 @@ def test_dequantize_is_exact(word):
         q = make(word, n, groups, rng)
         p = ops.prepare(q, device="cuda")
         for name in DTYPES:
-            got = ops.dequantize(p, name)
-            want = q.dequantize(name)
-            if name != "float32":  # the kernel rounds to float32 first: at most one value in thousands lies on the seam
-                want = q.dequantize("float32").astype(numpy_dtype(name))
-            same(got, want)
+            equals_weight(ops.dequantize(p, name), q, name)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("word", ["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "nvfp4", "nvfp4_ue4m3", "fp4:g32"])
+def test_every_byte_of_an_8_bit_scale_decodes(word):
+    """0, 255, NaN, sign bits and all between, one a group."""
+    cuda()
+    q = make(word, 64, 8, np.random.default_rng(21))
+    if q.format.scale not in ("e8m0", "e4m3", "ue4m3"):
+        pytest.skip(f"{word} has {q.format.scale} scales")
+    scales = np.resize(np.arange(256, dtype=np.uint8), q.parts["scales"].shape)
+    q = QTensor(q.format, q.shape, {**q.parts, "scales": scales})
+    with np.errstate(over="ignore", invalid="ignore"):
+        same(ops.dequantize(ops.prepare(q, device="cuda"), "float32"), q.dequantize("float32"))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("word", ["mxfp4", "mxfp8_e4m3", "nvfp4"])
+@pytest.mark.parametrize("m", [1, 4, 16, 40, 128])
+def test_wide_scales_multiply_exactly_in_bfloat16(word, m):
+    """Scales of every size and sign: one input at a time gives back the weight; m chooses the kernel."""
+    cuda()
+    fmt = format_named(word)
+    parts = random_parts(fmt, (40, 256), np.random.default_rng(22), wide=True)
+    if fmt.scale == "e8m0":  # below 2^-126 and above 2^120 the values themselves leave bfloat16
+        parts["scales"] = np.clip(parts["scales"], 20, 240).astype(np.uint8)
+    q = QTensor(fmt, (40, 256), parts)
+    p = ops.prepare(q, device="cuda")
+    for first in range(0, 256, 128):
+        rows = [(first + i) % 256 for i in range(m)]
+        x = torch.nn.functional.one_hot(torch.tensor(rows), 256).to("cuda", torch.bfloat16)
+        equals_weight(ops.linear(x, p), q, "bfloat16", lambda v, rows=rows: v.T[rows])
 
 
 TILED = ("mxfp4", "nvfp4", "int4", "uint4", "affine4")
@@ -33,6 +64,7 @@ PLANES = ("int3", "uint6", "mxfp8_e4m3", "nf4", "q8_0", "q6_K")
 """One of each way to store codes beside them, for `striped`; the others share the code that decodes them (blocks.py)."""
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("word", served())
 @pytest.mark.parametrize("name", list(DTYPES))
 def test_one_hot_activations_return_the_weight(word, name):
@@ -41,7 +73,6 @@ def test_one_hot_activations_return_the_weight(word, name):
     q = make(word, 37, 3, rng)
     k = q.shape[1]
     p = ops.prepare(q, device="cuda")
-    want = q.dequantize("float32").astype(numpy_dtype(name)).astype(np.float32)
     eye = torch.eye(k, dtype=DTYPES[name], device="cuda")
     from halfbyte.backends.cuda import launch
     from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
@@ -58,16 +89,16 @@ def test_one_hot_activations_return_the_weight(word, name):
         if p.data.units and name == "float16"
         else None,
         "dense": launch.dense_matmul(eye, p.data, None),
-        "single-stage": launch.blocks(eye, p.data, None, "single-stage") if word in TILED else None,
-        "double-buffered": launch.blocks(eye, p.data, None, "double-buffered") if word in TILED else None,
-        "striped": launch.blocks(eye, p.data, None, "striped") if word in (*TILED, *PLANES) else None,
+        "single-stage": launch.tiled(eye, p.data, None, "single-stage") if word in TILED else None,
+        "double-buffered": launch.tiled(eye, p.data, None, "double-buffered") if word in TILED else None,
+        "striped": launch.tiled(eye, p.data, None, "striped") if word in (*TILED, *PLANES) else None,
         "linear": ops.linear(eye, p),
     }.items():
         if y is None:
             continue
         assert torch.isfinite(y).all(), schedule
         index = rows if schedule.startswith("matvec") else slice(0, y.shape[0])
-        same(y, want.T[index])
+        equals_weight(y, q, name, lambda v, index=index: v.T[index])
     del backend
 
 
@@ -233,9 +264,9 @@ def test_a_table_in_every_place_gives_every_code(place):
         table = element_table("e2m1", 4).astype(np.float32)
         w = replace(w, table=torch.from_numpy(byte_planes(table.astype(np.float16))).cuda().view(torch.float32))
     out = torch.full((16, 16), float("nan"), device="cuda")
-    constants = {**launch._constants(w, True), "KIND": PLACES[place]}
+    form = launch.format_of(w)._replace(kind=PLACES[place])
     dequantize_kernel[(2, 1)](
-        out, w.scales, *launch._pointers(w), 16, 16, 1, 1.0, **constants, GATHER=False, BN=8, BW=16, num_warps=4
+        out, w.scales, launch.pointers_of(w), 16, 16, 1, 1.0, format=form, GATHER=False, BN=8, BW=16, num_warps=4
     )
     np.testing.assert_array_equal(out.cpu().numpy(), table[codes])
 

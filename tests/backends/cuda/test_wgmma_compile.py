@@ -34,7 +34,7 @@ def test_every_family_compiles(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[2] / "support" / "fused_compile.py"), *KERNELS],
+        [sys.executable, str(Path(__file__).parents[2] / "support" / "cuda_compile.py"), *KERNELS],
         env=environment, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -7,7 +7,7 @@ import pytest
 
 from halfbyte import QTensor, format_named, ops
 from halfbyte.errors import BackendError
-from support.gpu_weights import DTYPES, close, cuda, random_parts, routing, same, stack, within
+from support.gpu_weights import DTYPES, close, cuda, equals_weight, random_parts, routing, same, stack, within
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -40,6 +40,7 @@ def tiles():
     return sorted({*FUSED_TILES.values(), *others}, key=str)
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_one_hot_activations_return_the_weight_rounded_once(word, name):
@@ -51,8 +52,7 @@ def test_one_hot_activations_return_the_weight_rounded_once(word, name):
         eye = torch.eye(inputs, dtype=DTYPES[name], device="cuda")
         y = ops.linear(eye, p, schedule="fused")
         assert torch.isfinite(y).all()
-        want = q.dequantize(name) if word not in ("nvfp4", "nvfp4_ue4m3") else q.dequantize("float32")
-        same(y, torch.from_numpy(np.asarray(want, np.float32).T.copy()).to(DTYPES[name]))
+        equals_weight(y, q, name, np.transpose)
 
 
 @pytest.mark.parametrize("word", WORDS)

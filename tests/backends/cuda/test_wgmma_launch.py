@@ -24,7 +24,7 @@ NAMES = fused_launch.wgmma_kernel.arg_names
 def recorder(monkeypatch):
     held = Recorder(NAMES)
     monkeypatch.setattr(fused_launch, "wgmma_kernel", held)
-    monkeypatch.setattr(fused, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(fused.gpu, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     return held
 
@@ -45,16 +45,16 @@ def test_a_second_call_hands_over_what_the_first_did(recorder, word, dtype, n, k
     assert programs <= 132
     plain = {name for name, value in first.items() if isinstance(value, int | float)}
     assert {name: first[name] for name in plain} == {name: second[name] for name in plain}
-    assert all(second[name] is first[name] for name in ("w_desc", "s_desc", "a_desc", "BIAS_PTR", "GLOBAL"))
+    assert all(second[name] is first[name] for name in ("w_map", "s_map", "a_map", "bias", "global_scale"))
     assert first["tiles"] == first["rows"] * first["tokens"]
-    assert first["rows"] * 64 * first["R"] * first["WGS"] >= n
-    assert first["tokens"] * first["BT"] >= m
+    assert first["rows"] * 64 * first["config.row_blocks"] * first["config.row_groups"] >= n
+    assert first["tokens"] * first["config.tokens"] >= m
     bits = w.format.bits
-    assert list(first["w_desc"].block_shape) == [4 * first["R"] * first["WGS"], bits, 32]
-    assert tuple(first["w_desc"].shape) == (-(-n // 16), bits * w.tiled, 32)
+    assert list(first["w_map"].block_shape) == [4 * first["config.row_blocks"] * first["config.row_groups"], bits, 32]
+    assert tuple(first["w_map"].shape) == (-(-n // 16), bits * w.tiled, 32)
     cut = first["sharing"] > first["tiles"] % programs > 0
-    size = 2 * first["sharing"] * 64 * first["R"] * first["WGS"] * first["BT"]
-    assert first["PARTIAL"].numel() == (size if cut else 1)
+    size = 2 * first["sharing"] * 64 * first["config.row_blocks"] * first["config.row_groups"] * first["config.tokens"]
+    assert first["partial"].numel() == (size if cut else 1)
 
 
 @pytest.mark.parametrize("element", ["e2m1", "e4m3", "e5m2"])
@@ -87,6 +87,6 @@ def test_another_tile_dtype_or_bias_is_another_kernel(recorder):
     for m, dtype, bias in ((64, torch.float16, None), (64, torch.bfloat16, None), (64, torch.float16, torch.zeros(4096)),
                            (300, torch.float16, None)):  # fmt: skip
         fused.fused(torch.zeros(m, 128, dtype=dtype), w, bias)
-    assert len(w.maps) == 4
+    assert len(w.launches) == 4
     fused.fused(torch.zeros(63, 128, dtype=torch.float16), w, None)
-    assert len(w.maps) == 4
+    assert len(w.launches) == 4

@@ -118,7 +118,7 @@ def test_copies_and_pickles_of_a_weight_leave_its_tensor_maps_behind():
     """Maps hold the weight's own memory: copied along, they would double it and describe what the copy no longer has."""
     parts_of = {"codes": np.zeros((16, 32), np.uint8), "scales": np.full((16, 2), 127, np.uint8)}
     w = to_device(QTensor(format_named("mxfp4"), (16, 64), parts_of), "cpu")
-    w.maps["tile"] = w.planes[4]
+    w.launches["tile"] = w.planes[4]
     for other in (copy.deepcopy(w), pickle.loads(pickle.dumps(w)), dataclasses.replace(w)):
-        assert other.maps == {}
-    assert len(w.maps) == 1
+        assert other.launches == {}
+    assert len(w.launches) == 1

@@ -89,20 +89,22 @@ class CUDABackend(Backend):
                 raise BackendError(f"[linear] {w.format} is decoded as a whole, then multiplied; schedule {schedule!r} cannot")
             return plain_kernel.linear(x, held, bias)
         if schedule in TILED:
-            return launch.blocks(x, held, bias, schedule)
-        way = schedule or self.way_of(x, held)
-        if way == "fused":
+            return launch.tiled(x, held, bias, schedule)
+        route = schedule or self.route_of(x, held)
+        if route == "fused":
             from .wgmma import schedule as fused
 
             if schedule and (why := fused.refusal(x, held)):
                 raise BackendError(f"[linear] {why}")
             return fused.fused(x, held, bias)
-        if way == "dequantize_then_gemm":
+        if route == "dequantize_then_gemm":
             return launch.dense_matmul(x, held, bias)
-        return (launch.fragments if way == "fragments" else launch.matvec if way == "matvec" else launch.matmul)(x, held, bias)
+        return (launch.fragments if route == "fragments" else launch.matvec if route == "matvec" else launch.matmul)(
+            x, held, bias
+        )
 
     @staticmethod
-    def way_of(x: Any, held: Any) -> str:
+    def route_of(x: Any, held: Any) -> str:
         """What `linear` does with x (m, k) and a packed weight where no schedule is asked for: fused, dequantize_then_gemm, or a
         kernel for few tokens: fragments, matvec, matmul."""
         from . import launch
@@ -117,7 +119,7 @@ class CUDABackend(Backend):
             return "dequantize_then_gemm"
         if held.fragments and not wide:
             return "fragments"
-        return "matvec" if m == 1 or wide or launch.too_wide(x, held) else "matmul"
+        return "matvec" if m == 1 or wide or launch.exceeds_float16(x, held) else "matmul"
 
     def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
         from . import launch

@@ -1,9 +1,7 @@
-"""Host side of the CUDA kernels: arguments, grids, and which schedule serves which m."""
+"""Host side of the portable kernels and the fragment kernel: arguments, grids, tiles."""
 
 from __future__ import annotations
 
-import functools
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,13 +9,18 @@ import triton
 
 import torch
 
+from . import device as gpu
 from .decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES, TABLE
 from .lookups import LANES
 from .mma.kernel import fragment_kernel
+from .mma.plan import Factors, Plan, make_plan
+from .mma.plan import Route as RoutePointers
+from .mma.plan import Weight as FragmentPointers
+from .portable.decode_tile import Format, Weight
 from .portable.dequantize import dequantize_kernel
-from .portable.matmul import matmul_kernel
+from .portable.matmul import MatmulTile, matmul_kernel
 from .portable.matvec import matvec_kernel
-from .portable.tiled import striped_kernel, tile_kernel
+from .portable.tiled import TiledTile, striped_kernel, tile_kernel
 from .tuning.mma_tiles import (
     BlockTile,
     FragmentTile,
@@ -33,51 +36,48 @@ from .weight import CudaWeight, group_elements, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PAIRS = {torch.float16: F16_PAIR.value, torch.bfloat16: BF16_PAIR.value}
-_counters: dict[Any, Any] = {}
+GLOBAL_OPS = {"": 0, "multiply": 1, "divide": 2}
 
 
-def _on(device: torch.device) -> Any:
-    """Device guard; none where the device is the current one already, or the interpreter's CPU."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+def addend_kind(w: CudaWeight) -> int:
+    """decode_tile.NONE, ZERO, BIAS or MIN."""
+    return 1 if w.format.zero == "int" else 2 if w.format.bias else 3 if w.format.minimum else 0
 
 
-def _constants(w: CudaWeight, packed: bool) -> dict[str, Any]:
-    """The compile-time description of a weight."""
+def format_of(w: CudaWeight, packed: bool = True) -> Format:
+    """The compile-time description of a weight for the portable kernels; `packed` allows inline assembly."""
     f = w.format
-    add = 1 if f.zero == "int" else 2 if f.bias else 3 if f.minimum else 0
     kind = ELEMENTS[f.element]
     if packed and kind == TABLE.value and f.bits == 4:
-        kind = LANES.value  # a table in a warp's lanes is 2.6 times as fast as one in memory at m = 1 (docs/design/cuda.md)
-    return {
-        "WORDS": w.words, "GROUP": group_elements(w), "KIND": kind, "BITS": f.bits, "SCALE": SCALES[f.scale],
-        "ADD": add, "PER": super_per(w), "GLOBAL_OP": {"": 0, "multiply": 1, "divide": 2}[f.global_op], "PACKED": packed,
-        "UNITS": w.tiled,
-        "DIVIDE": f.divisor != 1.0,
-    }  # fmt: skip
+        kind = LANES.value  # a table in a warp's lanes is 2.6 times as fast as one in memory at m = 1 (H100)
+    return Format(
+        words=w.words, group=group_elements(w), kind=kind, bits=f.bits, scale=SCALES[f.scale], addend=addend_kind(w),
+        per_super=super_per(w), global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, packed=packed, units=w.tiled,
+    )  # fmt: skip
 
 
-def _pointers(w: CudaWeight) -> list[Any]:
-    """Planes, scales, super scales, addend, super minimums, global scale, table; what is absent points at the scales and is
-    never read."""
+def pointers_of(w: CudaWeight) -> Weight:
+    """The tensors of a weight for the portable kernels; what is absent is the scales, never read as such."""
     s = w.scales
-    return [*(w.planes.get(b, s) for b in (8, 4, 2, 1)), s, *(s if t is None else t
-            for t in (w.super_scales, w.addend, w.super_mins, w.global_scale, w.table))]  # fmt: skip
+    planes = (w.planes.get(width, s) for width in (8, 4, 2, 1))
+    rest = (s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale, w.table))
+    return Weight(*planes, s, *rest)
 
 
 def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = None, packed: bool = True) -> torch.Tensor:
-    """Dense (n, k), or the rows `ids` of it, on the weight's device. Two-dimensional weights only."""
+    """Dense (n, k), or the rows `ids` of it, on the weight's device. Two-dimensional weights only. Values are rounded to float32
+    and then to `dtype`, except where the float32 value is exact (integers and floats of up to 8 bits under 16-bit or 8-bit
+    float scales without addend): a value whose float32 lies on the middle between two of `dtype` may be one step away."""
     n, k = w.shape
     rows = n if ids is None else ids.numel()
     out = torch.empty((rows, k), dtype=dtype, device=w.device)
     if rows and k:
         bw = min(64, triton.next_power_of_2(w.words))
         bn = max(1, min(8, 512 // bw))
-        with _on(w.device):
+        with gpu.use(w.device):
             dequantize_kernel[(triton.cdiv(rows, bn), triton.cdiv(w.words, bw))](
-                out, w.scales if ids is None else ids, *_pointers(w), rows, k, scale_groups(w), float(w.format.divisor),
-                **_constants(w, packed), GATHER=ids is not None, BN=bn, BW=bw, num_warps=4, enable_fp_fusion=False,
+                out, w.scales if ids is None else ids, pointers_of(w), rows, k, scale_groups(w), float(w.format.divisor),
+                format=format_of(w, packed), GATHER=ids is not None, BN=bn, BW=bw, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
     if w.order is not None:
         back = torch.empty_like(out)
@@ -103,10 +103,10 @@ def matvec(
     x = _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or matvec_tile(w.words, n, m)
-    with _on(w.device):
+    with gpu.use(w.device):
         matvec_kernel[(triton.cdiv(n, tile.rows), m)](
-            y, x, w.scales if bias is None else bias, *_pointers(w), n, x.stride(0), scale_groups(w), float(w.format.divisor),
-            **_constants(w, packed), HAS_BIAS=bias is not None, BN=tile.rows, BC=tile.words, num_warps=tile.warps,
+            y, x, w.scales if bias is None else bias, pointers_of(w), n, x.stride(0), scale_groups(w), float(w.format.divisor),
+            format=format_of(w, packed), HAS_BIAS=bias is not None, BN=tile.rows, BC=tile.words, num_warps=tile.warps,
             enable_fp_fusion=False,
         )  # fmt: skip
     return y
@@ -121,44 +121,47 @@ def matmul(
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or matmul_tile(w.words, n, m)
     grid = (triton.cdiv(n, tile.rows), triton.cdiv(m, tile.tokens), tile.split)
-    partial, count = y, y
+    scratch = (y, y)
     if tile.split > 1:
         partial = torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
-        count = _counter(x.device, grid[0] * grid[1])
-    with _on(w.device):
+        scratch = (partial, gpu.arrival_counters(x.device, grid[0] * grid[1]))
+    with gpu.use(w.device):
         matmul_kernel[grid](
-            y, x, w.scales if bias is None else bias, *_pointers(w), partial, count, m, n, x.stride(0), scale_groups(w),
-            float(w.format.divisor), **_constants(w, packed), HAS_BIAS=bias is not None, SPLIT=tile.split, BM=tile.tokens,
-            BN=tile.rows, BW=tile.words, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+            y, x, w.scales if bias is None else bias, pointers_of(w), scratch, m, n, x.stride(0), scale_groups(w),
+            float(w.format.divisor), format=format_of(w, packed),
+            tile=MatmulTile(bias is not None, tile.split, tile.tokens, tile.rows, tile.words), num_warps=tile.warps,
+            num_stages=tile.stages, enable_fp_fusion=False,
         )  # fmt: skip
     return y
 
 
-def blocks(
+def tiled(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, schedule: str, tile: BlockTile | None = None, packed: bool = True
 ) -> torch.Tensor:
-    """The schedules of schedules.py by name, any m, any dtype of x (float32 and what float16 cannot hold: IEEE products)."""
+    """The schedules of portable/tiled.py by name, any m, any dtype of x (float32 and what float16 cannot hold: IEEE products)."""
     m, n = x.shape[0], w.shape[0]
     dtype = x.dtype
-    x = _inputs(x.float() if too_wide(x, w) else x, w)
+    x = _inputs(x.float() if exceeds_float16(x, w) else x, w)
     tile = tile or block_tile(n, m, x.element_size(), schedule)
     y = torch.empty((m, n), dtype=dtype, device=x.device)
     tiles = triton.cdiv(n, tile.rows) * triton.cdiv(m, tile.tokens)
-    programs, pieces = tiles, []
+    programs, scratch = tiles, []
     if schedule == "striped":
-        programs = min(tiles * triton.cdiv(w.words, tile.words), tile.programs * _multiprocessors(w.device))
+        programs = min(tiles * triton.cdiv(w.words, tile.words), tile.programs * gpu.multiprocessors(w.device))
         partial = torch.empty((programs, 2, tile.tokens, tile.rows), dtype=torch.float32, device=x.device)
-        pieces = [partial, _counter(x.device, tiles)]
-    with _on(w.device):
-        (striped_kernel if pieces else tile_kernel)[(programs,)](
-            y, x, w.scales if bias is None else bias, *_pointers(w), *pieces, m, n, x.stride(0), scale_groups(w),
-            float(w.format.divisor), **_constants(w, packed), HAS_BIAS=bias is not None, BM=tile.tokens, BN=tile.rows,
-            BW=tile.words, STAGES=1 if schedule == "single-stage" else tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
+        scratch = [(partial, gpu.arrival_counters(x.device, tiles))]
+    stages = 1 if schedule == "single-stage" else tile.stages
+    with gpu.use(w.device):
+        (striped_kernel if scratch else tile_kernel)[(programs,)](
+            y, x, w.scales if bias is None else bias, pointers_of(w), *scratch, m, n, x.stride(0), scale_groups(w),
+            float(w.format.divisor), format=format_of(w, packed),
+            tile=TiledTile(bias is not None, tile.tokens, tile.rows, tile.words, stages), num_warps=tile.warps,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return y
 
 
-def too_wide(x: torch.Tensor, w: CudaWeight) -> bool:
+def exceeds_float16(x: torch.Tensor, w: CudaWeight) -> bool:
     """True when decoded values do not fit x's dtype though the result may: MX exponents beyond float16's range."""
     return x.dtype == torch.float16 and w.format.scale == "e8m0" and not w.exact_half
 
@@ -187,6 +190,16 @@ def family_of(w: CudaWeight) -> str:
     return "int" if w.addend is None else "affine" if w.format.zero == "int" else "biased"
 
 
+class CachedLaunch(NamedTuple):
+    """A launch that differs from an earlier one by x, bias and y alone: its grid, its other arguments, and the compiled kernel.
+    Binding the arguments and looking the kernel up again takes the host longer than the GPU needs for a layer."""
+
+    grid: tuple[int, int, int]
+    weight: FragmentPointers
+    arguments: tuple[Any, ...]
+    compiled: Any
+
+
 def fragments(
     x: torch.Tensor,
     w: CudaWeight,
@@ -210,130 +223,84 @@ def fragments(
         of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
         addresses = w.planes[w.format.bits].data_ptr(), w.scales.data_ptr()
         key = ("fragments", m, pairs.stride(0), x.dtype, y.dtype, of_bias, gate, addresses)
-        held = w.maps.get(key)
-        if held is not None:
-            with _on(w.device):
-                held.compiled[held.grid](y, pairs, held.arguments[1] if bias is None else bias, *held.arguments)
+        cached = w.launches.get(key)
+        if cached is not None:
+            weight = cached.weight if bias is None else cached.weight._replace(bias=bias)
+            with gpu.use(w.device):
+                cached.compiled[cached.grid](y, pairs, weight, *cached.arguments)
             return y
-    c = _constants(w, True)
     if tile is None:
-        family = family_of(w)
         choose = fragment_tile if route is None else expert_tile
-        tile = choose(w.fragments, n, m, family, _card(w.device))
-    step, groups, columns = steps(c["GROUP"], w.fragments, m, tile)
-    s, half = w.scales, x.dtype == torch.float16
-    finish = columns == 8 and w.format.bits == 4 and _finishes(w, half, tile.scaled)
-    scale, unit = c["SCALE"], 1.0
-    if w.plain_scales:
-        s, scale = s.view(torch.int16), E4M3_NORMAL.value
-        unit = 2.0**14 if finish and w.format.element == "e2m1" else 1.0
-    elif w.normal_scales and (w.top >= 0 or not finish):
-        s, scale = s.view(torch.int16), E8M0_NORMAL.value
-        unit = 2.0 ** (w.top - 128) if finish else 1.0
-    addend = w.addend
-    if s.dtype in PAIRS and (addend is None or addend.element_size() == 2):
-        s, scale, addend = s.view(torch.int32), PAIRS[s.dtype], None if addend is None else addend.view(torch.int32)
-    absent = [s if t is None else t for t in (w.super_scales, addend, w.super_mins, w.global_scale)]
-    routing = (s,) * 6 if route is None else (
+        tile = choose(w.fragments, n, m, family_of(w), gpu.card_name(w.device))
+    plan, weight, unit = _fragment_plan(w, bias, x.dtype == torch.float16, m, tile, route is not None, gate)
+    s = weight.scales
+    routing = RoutePointers(s, s, s, s, s, s) if route is None else RoutePointers(
         route.expert, route.first, route.last, route.count, route.x_rows, route.y_rows)  # fmt: skip
     tiles = triton.cdiv(n, 16)
-    blocks = triton.cdiv(m, columns * tile.columns)
-    programs = triton.cdiv(tiles, tile.rows * tile.row_warps)
-    if route is not None:
-        grid = (min(programs * route.expert.numel(), tile.programs * _multiprocessors(w.device)), 1)
-    elif tile.programs:
-        grid = (min(programs, triton.cdiv(tile.programs * _multiprocessors(w.device), blocks)), blocks)
-    else:
-        grid = (programs, blocks)
-    arguments = (
-        w.planes[w.format.bits], s, *absent, *routing, m, n, pairs.stride(0), float(w.format.divisor), unit, max(w.top, 0), tiles,
-    )  # fmt: skip
-    constants = {
-        "UNITS": w.fragments, "GROUPS": scale_groups(w), "GROUP": c["GROUP"], "KIND": c["KIND"], "BITS": w.format.bits,
-        "SCALE": scale, "ADD": c["ADD"], "PER": c["PER"], "GLOBAL_OP": c["GLOBAL_OP"], "DIVIDE": c["DIVIDE"],
-        "HAS_BIAS": bias is not None, "HALF": half, "RT": tile.rows, "NB": tile.columns, "WK": tile.input_warps,
-        "WN": tile.row_warps, "STEP": step, "SET": groups, "TOKENS": columns, "AHEAD": tile.ahead, "SCALED": finish,
-        "ROUTED": route is not None, "GATE": gate, "FP8": _converts(w.device), "PDL": _overlap(w.device)["PDL"],
-    }  # fmt: skip
-    with _on(w.device):
+    grid = _fragment_grid(w, plan, tile, tiles, m, route)
+    factors = Factors(float(w.format.divisor), unit)
+    arguments = (routing, m, n, pairs.stride(0), factors, max(w.top, 0), tiles)
+    with gpu.use(w.device):
         compiled = fragment_kernel[grid](
-            y, pairs, s if bias is None else bias, *arguments, **constants, **_pdl(w.device),
+            y, pairs, weight, *arguments, plan=plan, **gpu.launch_options(w.device),
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     if key is not None and compiled is not None:
-        w.maps[key] = Again((*grid, 1), (*arguments, *constants.values()), compiled)
+        w.launches[key] = CachedLaunch(
+            (*grid, 1), weight._replace(bias=s) if bias is None else weight, (*arguments, plan), compiled
+        )
     return y
 
 
-class Again(NamedTuple):
-    """A launch that differs from one before by x, bias and y alone. To look a kernel up by 47 arguments took the host longer than
-    the GPU needs for a layer."""
+def _fragment_plan(
+    w: CudaWeight, bias: torch.Tensor | None, half: bool, m: int, tile: FragmentTile, routed: bool, gate: int
+) -> tuple[Plan, FragmentPointers, float]:
+    """What the fragment kernel is compiled for, the weight's tensors as it reads them, and the power of two its sums lack."""
+    group = group_elements(w)
+    step, groups, columns = steps(group, w.fragments, m, tile)
+    finished = columns == 8 and w.format.bits == 4 and _finishes(w, half, tile.scaled)
+    s, addend, scale, unit = w.scales, w.addend, SCALES[w.format.scale], 1.0
+    if w.plain_scales:
+        s, scale = s.view(torch.int16), E4M3_NORMAL.value
+        unit = 2.0**14 if finished and w.format.element == "e2m1" else 1.0
+    elif w.normal_scales and (w.top >= 0 or not finished):
+        s, scale = s.view(torch.int16), E8M0_NORMAL.value
+        unit = 2.0 ** (w.top - 128) if finished else 1.0
+    if s.dtype in PAIRS and (addend is None or addend.element_size() == 2):
+        s, scale, addend = s.view(torch.int32), PAIRS[s.dtype], None if addend is None else addend.view(torch.int32)
+    rest = (s if t is None else t for t in (w.super_scales, addend, w.super_mins, w.global_scale))
+    weight = FragmentPointers(s if bias is None else bias, w.planes[w.format.bits], s, *rest)
+    plan = make_plan(
+        units=w.fragments, groups=scale_groups(w), group=group, kind=ELEMENTS[w.format.element], bits=w.format.bits, scale=scale,
+        addend=addend_kind(w), per_super=super_per(w), global_op=GLOBAL_OPS[w.format.global_op],
+        divide=w.format.divisor != 1.0, has_bias=bias is not None, half=half, row_tiles=tile.rows, columns=tile.columns,
+        input_warps=tile.input_warps, row_warps=tile.row_warps, step=step, set=groups, tokens=columns, ahead=tile.ahead,
+        scaled=finished, routed=routed, gate=gate, fp8=gpu.converts_fp8(w.device), pdl=gpu.supports_pdl(w.device),
+    )  # fmt: skip
+    return plan, weight, unit
 
-    grid: tuple[int, int, int]
-    arguments: tuple[Any, ...]
-    compiled: Any
+
+def _fragment_grid(w: CudaWeight, p: Plan, tile: FragmentTile, tiles: int, m: int, route: Route | None) -> tuple[int, int]:
+    """Programs along the rows, and blocks of tokens. `tile.programs` a multiprocessor stay and iterate; 0: one an iteration."""
+    blocks = triton.cdiv(m, p.tokens * p.columns)
+    programs = triton.cdiv(tiles, p.row_tiles * p.row_warps)
+    resident = tile.programs * gpu.multiprocessors(w.device)
+    if route is not None:
+        return min(programs * route.expert.numel(), resident), 1
+    return min(programs, triton.cdiv(resident, blocks)) if tile.programs else programs, blocks
 
 
-def _finishes(w: CudaWeight, half: bool, wished: bool) -> bool:
-    """Whether weights are finished in x's type before the product: in float16 where the tile wishes it and the data allows it, in
-    bfloat16 where scales are powers of two, which costs nothing there."""
+def _finishes(w: CudaWeight, half: bool, requested: bool) -> bool:
+    """Whether weights are finished in x's type before the product: in float16 where the tile requests it and the data allows it,
+    in bfloat16 where scales are powers of two, which costs nothing there."""
     if half:
-        return wished and (w.scales_half or w.plain_scales or w.top >= 0)
+        return requested and (w.scales_half or w.plain_scales or w.top >= 0)
     return w.top >= 0 and w.format.element == "e2m1"
-
-
-def _overlap(device: torch.device) -> dict[str, Any]:
-    """Launch before the previous kernel has ended, from compute capability 9 on. Weights are read early (nothing on the device
-    writes them: `to_device` waits for its copies), x after the wait."""
-    hopper = _hopper(device)
-    return {"PDL": hopper, "launch_pdl": hopper} if device.type == "cuda" else {"PDL": hopper}
-
-
-@functools.cache
-def _pdl(device: torch.device) -> dict[str, Any]:
-    """The launch's part of `launch._overlap`."""
-    return {k: v for k, v in _overlap(device).items() if k != "PDL"}
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    """Streaming multiprocessors; a few for the interpreter's CPU."""
-    return 5 if device.type != "cuda" else int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability; (0, 0) for the interpreter's CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def _hopper(device: torch.device) -> bool:
-    return _capability(device)[0] >= 9
-
-
-@functools.cache
-def _card(device: torch.device) -> str:
-    """The card's name; "" for the interpreter's CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-
-
-def _converts(device: torch.device) -> bool:
-    """True where pairs of E4M3 have an instruction of their own: compute capability 8.9 and up."""
-    return _capability(device) >= (8, 9)
-
-
-def _counter(device: torch.device, tiles: int) -> torch.Tensor:
-    """Arrival counters, zero between launches (the last program of a tile resets its own). One set a device and stream."""
-    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
-    held = _counters.get(key)
-    if held is None or held.numel() < tiles:
-        held = _counters[key] = torch.zeros(max(4096, tiles), dtype=torch.int32, device=device)
-    return held
 
 
 def dense_matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """dequantize_then_gemm: the weight decoded once to x's dtype, then cuBLAS."""
-    dtype = torch.float32 if too_wide(x, w) else x.dtype
+    dtype = torch.float32 if exceeds_float16(x, w) else x.dtype
     dense = dequantize(w, dtype)
     y = torch.nn.functional.linear(x.to(dtype), dense, None if bias is None else bias.to(dtype))
     return y.to(x.dtype)

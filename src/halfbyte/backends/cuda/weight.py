@@ -63,15 +63,15 @@ def in_fragments(fmt: Format, k: int) -> bool:
     return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
 
 
-class Maps(dict[Any, Any]):
+class Launches(dict[Any, Any]):
     """What launches of a weight keep from call to call: tensor maps, arguments, compiled kernels. A copy or a pickle of the
     weight starts without any."""
 
-    def __deepcopy__(self, memo: Any) -> Maps:
-        return Maps()
+    def __deepcopy__(self, memo: Any) -> Launches:
+        return Launches()
 
-    def __reduce__(self) -> tuple[type[Maps], tuple[()]]:
-        return Maps, ()
+    def __reduce__(self) -> tuple[type[Launches], tuple[()]]:
+        return Launches, ()
 
 
 @dataclass
@@ -104,7 +104,7 @@ class CudaWeight:
     scales_half: bool
     plain_scales: bool = False
     top: int = -1
-    maps: Maps = field(default_factory=Maps, init=False, repr=False, compare=False)
+    launches: Launches = field(default_factory=Launches, init=False, repr=False, compare=False)
 
     @property
     def words(self) -> int:
@@ -250,7 +250,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
         None if order is None else tensor_of(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
         _plain_scales(q), _top(q),
     )  # fmt: skip
-    settle(device)
+    synchronize(device)
     return held
 
 
@@ -271,7 +271,7 @@ def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) ->
     return words.reshape(*lead, *words.shape[1:])
 
 
-def settle(device: Any) -> None:
+def synchronize(device: Any) -> None:
     """Wait until the device has written its weights: kernels read them before the kernel launched before them has ended
     (launch.py)."""
     import torch

@@ -27,9 +27,9 @@ import torch
 from ...backends.cuda import launch
 from ...backends.cuda.decode import element, scale_f32
 from ...backends.cuda.lookups import PLACES, byte_planes
-from ...backends.cuda.portable.decode_tile import finish
+from ...backends.cuda.portable.decode_tile import Format, finish
 from ...backends.cuda.portable.dequantize import dequantize_kernel
-from ...backends.cuda.portable.matmul import matmul_kernel
+from ...backends.cuda.portable.matmul import MatmulTile, matmul_kernel
 from ...backends.cuda.portable.matvec import matvec_kernel
 from ...backends.cuda.weight import CudaWeight, scale_groups, to_device
 from ...numerics.minifloat import element_table
@@ -97,24 +97,24 @@ def time_decoders(n: int, k: int) -> None:
     out, y = torch.empty(n, k, device="cuda", dtype=torch.float16), torch.empty(16, n, device="cuda", dtype=torch.float16)
     for name, (kind, packed) in DECODERS.items():
         ws = weights_for(n, k, kind)
-        constants = {**launch._constants(ws[0], packed), "KIND": kind}
+        form = launch.format_of(ws[0], packed)._replace(kind=kind)
 
-        def dense(w: CudaWeight, constants: dict[str, Any] = constants) -> Any:
+        def dense(w: CudaWeight, form: Format = form) -> Any:
             return dequantize_kernel[(n // 8, w.words // 64)](
-                out, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0, **constants, GATHER=False, BN=8, BW=64,
+                out, w.scales, launch.pointers_of(w), n, k, scale_groups(w), 1.0, format=form, GATHER=False, BN=8, BW=64,
                 num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
 
-        def vector(w: CudaWeight, constants: dict[str, Any] = constants) -> Any:
+        def vector(w: CudaWeight, form: Format = form) -> Any:
             return matvec_kernel[(n // 8, 1)](
-                y, x, w.scales, *launch._pointers(w), n, k, scale_groups(w), 1.0, **constants, HAS_BIAS=False, BN=8, BC=512,
+                y, x, w.scales, launch.pointers_of(w), n, k, scale_groups(w), 1.0, format=form, HAS_BIAS=False, BN=8, BC=512,
                 num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
 
-        def small(w: CudaWeight, constants: dict[str, Any] = constants) -> Any:
+        def small(w: CudaWeight, form: Format = form) -> Any:
             return matmul_kernel[(n // 32, 1, 1)](
-                y, x, w.scales, *launch._pointers(w), y, y, 16, n, k, scale_groups(w), 1.0, **constants, HAS_BIAS=False,
-                SPLIT=1, BM=16, BN=32, BW=16, num_warps=4, num_stages=3, enable_fp_fusion=False,
+                y, x, w.scales, launch.pointers_of(w), (y, y), 16, n, k, scale_groups(w), 1.0, format=form,
+                tile=MatmulTile(False, 1, 16, 32, 16), num_warps=4, num_stages=3, enable_fp_fusion=False,
             )  # fmt: skip
 
         row: dict[str, Any] = {"decoder": name, "n": n, "k": k}

@@ -32,7 +32,7 @@ from ...backends.cuda import CUDABackend, launch
 from ...backends.cuda.moe import mixture
 from ...backends.cuda.moe.routing import top_k
 from ...backends.cuda.tuning.mma_tiles import FragmentTile, Tile
-from ...backends.cuda.weight import CudaWeight, nbytes, settle, to_device
+from ...backends.cuda.weight import CudaWeight, nbytes, synchronize, to_device
 from ..records import rates
 from ..weights import random_weight
 from .peers import PEERS, TritonKernels, TritonKernelsExperts
@@ -102,7 +102,7 @@ def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
     for i in range(1, count):
         others: dict[str, Any] = {f: None if getattr(w, f) is None else getattr(w, f).clone() for f in FIELDS}
         out.append(replace(w, planes={b: torch.roll(p, 17 * i) for b, p in w.planes.items()}, **others))
-    settle("cuda")
+    synchronize("cuda")
     return out
 
 
@@ -113,7 +113,7 @@ def stack_of(w: CudaWeight, count: int) -> CudaWeight:
     others: dict[str, Any] = {
         f: None if getattr(w, f) is None else torch.stack([getattr(one, f) for one in some]) for f in FIELDS
     }
-    settle("cuda")
+    synchronize("cuda")
     return replace(w, shape=(count, *w.shape), planes=planes, **others)
 
 

@@ -82,11 +82,12 @@ def _tile(schedule: str, w: Any, n: int, m: int) -> Any:
     """The tile of a schedule for m tokens and n outputs of a weight like w."""
     import torch
 
+    from ...backends.cuda import device as gpu
     from ...backends.cuda import launch
     from ...backends.cuda.tuning.mma_tiles import fragment_tile
     from ...backends.cuda.tuning.wgmma_tiles import fused_tile
 
-    card = launch._card(torch.device(DEVICE))
+    card = gpu.card_name(torch.device(DEVICE))
     if schedule == FRAGMENTS:
         return fragment_tile(w.fragments, n, m, launch.family_of(w), card)
     return fused_tile(n, m, w.shape[-1], card, w.format.element) if schedule == FUSED else None
@@ -152,7 +153,7 @@ def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs
                     times[schedule] = cuda_linear.graph_time_us([served(x, w)[schedule] for w in ws], 5)
                 except cuda_linear.UNFIT as error:
                     print(f"{schedule} is left out at {case.n}x{case.k}, m = {m}: {error}", file=sys.stderr)
-            taken, base = CUDABackend.way_of(x, one), peer[shape][m]
+            taken, base = CUDABackend.route_of(x, one), peer[shape][m]
             about = {**common, "m": m, "n": case.n, "k": case.k, "format": str(one.format), "bits": 8 * size / (case.n * case.k)}
             if taken in times:
                 ours = {"peer": "halfbyte", "kind": "half", "schedule": taken, "ratio": times[taken] / base, "best_peer": CUBLAS}

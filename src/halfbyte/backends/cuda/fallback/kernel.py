@@ -9,8 +9,8 @@ import triton.language as tl
 
 import torch
 
+from .. import device as gpu
 from ..decode import SCALES, scale_f32
-from ..launch import _on
 from .weight import GROUPINGS, PlainWeight
 
 NESTED = tl.constexpr(7)
@@ -86,7 +86,7 @@ def dequantize(w: PlainWeight, dtype: torch.dtype, ids: torch.Tensor | None = No
     size = k if f.group_size == -1 else f.group_size
     block_rows = n if f.group_rows == -1 else f.group_rows
     groups = -(-w.lead * n * k // size) if f.grouping == "strided" else -(-n // block_rows)
-    with _on(w.device):
+    with gpu.use(w.device):
         plain_kernel[(rows, triton.cdiv(k, _BLOCK))](
             out, codes if ids is None else ids, codes, w.table, part("scales"), part("zeros"), part("biases"), part("nested_map"),
             part("nested_absmax"), part("nested_offset"), part("global_scale"), part("group_index"),

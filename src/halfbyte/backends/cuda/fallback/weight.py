@@ -55,7 +55,7 @@ class PlainWeight:
 
 def to_device(q: QTensor, device: Any) -> PlainWeight:
     """The weight on `device`, parts as they are."""
-    from ..weight import settle, tensor_of
+    from ..weight import synchronize, tensor_of
 
     if q.format.element in ("int", "uint"):
         table = np.arange(1 << q.format.bits, dtype=np.float32) - (1 << (q.format.bits - 1)) * (q.format.element == "int")
@@ -65,7 +65,7 @@ def to_device(q: QTensor, device: Any) -> PlainWeight:
         q.format, q.shape, {name: tensor_of(part, device) for name, part in q.parts.items()},
         tensor_of(table.astype(np.float32), device), int(np.prod(q.shape[:-2])),
     )  # fmt: skip
-    settle(device)
+    synchronize(device)
     return held
 
 

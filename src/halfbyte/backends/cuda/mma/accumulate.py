@@ -1,7 +1,7 @@
-"""Products of a block of inputs, stored scales to numbers, and sums scaled into a tile's accumulators: what fragments.py does.
+"""Products of a block of inputs, stored scales to numbers, and sums scaled into a tile's accumulators (mma/kernel.py).
 
-A block is 16 inputs, one operand. Sums count in a power of two, UNIT, that the decoder leaves in the operand (rows g + 8: DOWN
-times UNIT), and so does Σ x, so that nothing but multiply-adds is left for scales and addends.
+A block is 16 inputs, one operand. Sums count in a power of two that the decoder leaves in the operand (`Plan.unit_low` in rows g,
+`unit_high` in rows g + 8), and so does Σ x, so that scales and addends need only multiply-adds.
 """
 
 from __future__ import annotations
@@ -9,92 +9,76 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..decode import BF16_PAIR, E2M1, E4M3_NORMAL, E8M0_NORMAL, F16_PAIR, SMALL
+from ..decode import E2M1, E4M3_NORMAL, E8M0_NORMAL, F16_PAIR, SMALL
 from ..portable.decode_tile import MIN, NONE, ZERO
-from .operands import halves_f32, mma, pair_f16, pieces, scale_of, spread_bytes, twice_f16, twice_high, twice_low, two_f16
+from .operands import halves_f32, mma, pair_f16, pieces, scale_f32, spread_bytes, twice_f16, twice_high, twice_low, two_f16
 
 
 @gluon.jit
-def product(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, LW: gl.constexpr, LX: gl.constexpr, HALF: gl.constexpr):
-    """c += a · b for one block of 16 inputs, all row tiles by all column blocks."""
+def product(a, b0, b1, c, P: gl.constexpr):
+    """c + a · b for one block of 16 inputs, all row tiles by all column blocks; a and c are four registers."""
+    LW: gl.constexpr = gl.SliceLayout(4, P.layout)
+    LX: gl.constexpr = gl.SliceLayout(3, P.layout)
+    like = c[0]
     b0 = gl.expand_dims(gl.convert_layout(b0, LX), 3)
     b1 = gl.expand_dims(gl.convert_layout(b1, LX), 3)
-    a0, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a0, LW), 4), c0)
-    a1, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a1, LW), 4), c0)
-    a2, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a2, LW), 4), c0)
-    a3, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a3, LW), 4), c0)
-    b0, _ = gl.broadcast(b0, c0)
-    b1, _ = gl.broadcast(b1, c0)
-    return mma(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, HALF)
+    a0, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a[0], LW), 4), like)
+    a1, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a[1], LW), 4), like)
+    a2, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a[2], LW), 4), like)
+    a3, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(a[3], LW), 4), like)
+    b0, _ = gl.broadcast(b0, like)
+    b1, _ = gl.broadcast(b1, like)
+    return mma((a0, a1, a2, a3), b0, b1, c, P.half)
 
 
 @gluon.jit
-def sums_of_x(
-    x, none, UNIT: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexpr, PAIR: gl.constexpr, LX: gl.constexpr, HALF: gl.constexpr
-):  # fmt: skip
-    """Σ x · UNIT of each accumulator of a step, for a lane's even and odd column: products with an operand of ones."""
-    BLOCKS: gl.constexpr = 2 * STEP if PAIR else 4 * STEP
-    EACH: gl.constexpr = SPAN // 2 if PAIR else SPAN
+def sums_of_x(x, none, P: gl.constexpr):
+    """Σ x · unit_low of each accumulator of a step, for a lane's even and odd column: products with an operand of ones."""
+    LX: gl.constexpr = gl.SliceLayout(3, P.layout)
+    BLOCKS: gl.constexpr = 2 * P.step if P.pair else 4 * P.step
+    EACH: gl.constexpr = P.span // 2 if P.pair else P.span
     out = ()
-    t0 = none
-    t1 = none
-    t2 = none
-    t3 = none
+    t = (none, none, none, none)
     for i in gl.static_range(BLOCKS):
         b0 = gl.expand_dims(gl.convert_layout(x[2 * i], LX), 3)
         b1 = gl.expand_dims(gl.convert_layout(x[2 * i + 1], LX), 3)
-        o = gl.full_like(b0, 0x3C003C00 if HALF else 0x3F803F80)
-        t0, t1, t2, t3 = mma(o, o, o, o, b0, b1, t0, t1, t2, t3, HALF)
+        o = gl.full_like(b0, 0x3C003C00 if P.half else 0x3F803F80)
+        t = mma((o, o, o, o), b0, b1, t, P.half)
         if ((i + 1) % EACH == 0) or (i + 1 == BLOCKS):
-            out = out + (t0 * UNIT, t1 * UNIT)  # type: ignore[assignment] # Triton unrolls the loop
-            t0 = none
-            t1 = none
-            t2 = none
-            t3 = none
+            out = out + (t[0] * P.unit_low, t[1] * P.unit_low)  # type: ignore[assignment] # Triton unrolls the loop
+            t = (none, none, none, none)
     return out
 
 
-@gluon.constexpr_function
-def paired(scale):
-    """True where rows g and g + 8 are read as one number."""
-    return scale in (E4M3_NORMAL, E8M0_NORMAL, F16_PAIR, BF16_PAIR)
-
-
 @gluon.jit
-def stored(S, SUPER, A, SMIN, tile, end, unit, slot, group, over, lane, down, live, missing, PLACE: gl.constexpr):
+def stored(weight, at, tile, end, unit, top, P: gl.constexpr):
     """What memory holds of a lane's groups: scale, super scale, addend, super minimum. What a format lacks is the scale again,
-    never used. Where `paired`, rows g and g + 8 come in one number; `missing` is the E8M0 byte past the end.
+    never used. Where P.paired, rows g and g + 8 come in one number; `top` is the E8M0 byte past the end.
 
-    The group is (unit · 4 // SPAN) · SET + slot + group, its tile is tile + over; `group` and `down` are constants a register,
-    and added last.
+    The group is (unit · 4 // span) · set + slot + group, its tile is tile + s_tile; `s_group` and `s_down` are constants a
+    register, and added last.
     """
-    SPAN: gl.constexpr = PLACE[0][0]
-    SET: gl.constexpr = PLACE[0][1]
-    RT: gl.constexpr = PLACE[1][0]
-    GROUPS: gl.constexpr = PLACE[1][1]
-    SCALE: gl.constexpr = PLACE[1][2]
-    ADD: gl.constexpr = PLACE[1][3]
-    PER: gl.constexpr = PLACE[1][4]
-    FULL: gl.constexpr = PLACE[1][5]
-    WIDTH: gl.constexpr = 8 if paired(SCALE) else 16  # a group's elements of S
-    far = unit * 4 // SPAN * SET + slot
-    live = live & (over + tile < end)
-    if not FULL:
-        live = live & (far + group < GROUPS)
-    at = tile.to(gl.int64) * (GROUPS * WIDTH) + ((over // RT * RT * GROUPS + far) * WIDTH + lane // 4 * (WIDTH // 8))
-    near = (over % RT * GROUPS + group) * WIDTH + down
-    if SCALE == E8M0_NORMAL:
-        s = gl.load(S + at + near, mask=live, other=(missing * 0x0101).to(gl.int16))
+    WIDTH: gl.constexpr = 8 if P.paired else 16  # a group's elements of the scales
+    far = unit * 4 // P.span * P.set + at.s_slot
+    live = at.s_live & (at.s_tile + tile < end)
+    if not P.full:
+        live = live & (far + at.s_group < P.groups)
+    rows = tile.to(gl.int64) * (P.groups * WIDTH)
+    base = rows + ((at.s_tile // P.row_tiles * P.row_tiles * P.groups + far) * WIDTH + at.s_lane // 4 * (WIDTH // 8))
+    near = (at.s_tile % P.row_tiles * P.groups + at.s_group) * WIDTH + at.s_down
+    if P.scale == E8M0_NORMAL:
+        s = gl.load(weight.scales + base + near, mask=live, other=(top * 0x0101).to(gl.int16))
     else:
-        s = gl.load(S + at + near, mask=live, other=0)
-    if (SCALE == SMALL) or (ADD == MIN):
-        up_at = ((tile + over) * (GROUPS // PER) + (far + group) // PER) * 16 + lane // 4 * 2 + down
-        up = gl.load(SUPER + up_at, mask=live, other=0) if SCALE == SMALL else s
-        low = gl.load(SMIN + up_at, mask=live, other=0) if ADD == MIN else s
+        s = gl.load(weight.scales + base + near, mask=live, other=0)
+    if (P.scale == SMALL) or (P.addend == MIN):
+        up_at = (tile + at.s_tile) * (P.groups // P.per_super) + (far + at.s_group) // P.per_super
+        up_at = up_at * 16 + at.s_lane // 4 * 2 + at.s_down
+        up = gl.load(weight.super_scales + up_at, mask=live, other=0) if P.scale == SMALL else s
+        low = gl.load(weight.super_minimums + up_at, mask=live, other=0) if P.addend == MIN else s
     else:
         up = s
         low = s
-    a = gl.load(A + at + near, mask=live, other=0) if ADD != NONE else s
+    a = gl.load(weight.addends + base + near, mask=live, other=0) if P.addend != NONE else s
     return s, up, a, low
 
 
@@ -122,66 +106,65 @@ def _addends_f32(pair, SCALE: gl.constexpr, ADD: gl.constexpr, FP8: gl.constexpr
 
 
 @gluon.jit
-def terms(s, up, a, low, SCALE: gl.constexpr, ADD: gl.constexpr, FP8: gl.constexpr, N: gl.constexpr):
-    """Stored scales, super scales, addends and super minimums to float32 scales and addends: tuples of N, row g before g + 8."""
-    if paired(SCALE):
-        s0, s1 = _pair_f32(s, SCALE, FP8)
+def terms(step, P: gl.constexpr):
+    """Stored scales, super scales, addends and super minimums of a step to float32 scales and addends, row g before row g + 8."""
+    N: gl.constexpr = P.flushes * P.parities * 2
+    if P.paired:
+        s0, s1 = _pair_f32(step.scales, P.scale, P.fp8)
         both = _zip(pieces(s0, N // 2), pieces(s1, N // 2), N // 2)
-        if ADD == NONE:
+        if P.addend == NONE:
             return both, both
         else:
-            a0, a1 = _addends_f32(a, SCALE, ADD, FP8)
+            a0, a1 = _addends_f32(step.addends, P.scale, P.addend, P.fp8)
             return both, _zip(pieces(a0, N // 2), pieces(a1, N // 2), N // 2)
     else:
-        s = scale_of(s, SCALE)
-        if SCALE == SMALL:
-            s = s * up.to(gl.float32)
-        if ADD == NONE:
+        s = scale_f32(step.scales, P.scale)
+        if P.scale == SMALL:
+            s = s * step.supers.to(gl.float32)
+        if P.addend == NONE:
             a = s
-        elif ADD == MIN:
-            a = -a.to(gl.float32) * low.to(gl.float32)
+        elif P.addend == MIN:
+            a = -step.addends.to(gl.float32) * step.lows.to(gl.float32)
         else:
-            a = a.to(gl.float32)
+            a = step.addends.to(gl.float32)
         shape: gl.constexpr = s.shape[:-2] + [N]
         return pieces(gl.reshape(s, shape), N), pieces(gl.reshape(a, shape), N)
 
 
 @gluon.jit
-def terms_half(
-    s, a, missing, SCALE: gl.constexpr, ADD: gl.constexpr, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr,
-    N: gl.constexpr,
-):  # fmt: skip
+def terms_half(s, a, top, P: gl.constexpr):
     """The same as x's own type in both halves of a register, for weights that are finished before the product.
 
     E8M0 under an E2M1 operand that counts 2^-14, bfloat16 2^-126: 2^(b − top + 15), 2^(b − top + 127), one multiply-add from two
-    bytes to two halves (top, the largest byte, is `missing`). E4M3, float16 only: as it is; under E2M1 the products count 2^-14,
+    bytes to two halves (top is the largest byte). E4M3, float16 only: as it is; under E2M1 the products count 2^-14,
     and all of them are whole multiples of float16's least number.
     """
-    if paired(SCALE):
-        if SCALE == E4M3_NORMAL:
-            pair = pair_f16(s, FP8)
-        elif (SCALE == E8M0_NORMAL) and (KIND == E2M1):
-            if HALF:
-                pair = spread_bytes(s) * 0x0400 + (30 - missing) * 0x04000400
+    N: gl.constexpr = P.flushes * 2
+    if P.paired:
+        if P.scale == E4M3_NORMAL:
+            pair = pair_f16(s, P.fp8)
+        elif (P.scale == E8M0_NORMAL) and (P.kind == E2M1):
+            if P.half:
+                pair = spread_bytes(s) * 0x0400 + (30 - top) * 0x04000400
             else:
-                pair = spread_bytes(s) * 0x0080 + (254 - missing) * 0x00800080
-        elif SCALE == E8M0_NORMAL:
-            s0, s1 = _pair_f32(s, SCALE, FP8)
+                pair = spread_bytes(s) * 0x0080 + (254 - top) * 0x00800080
+        elif P.scale == E8M0_NORMAL:
+            s0, s1 = _pair_f32(s, P.scale, P.fp8)
             pair = two_f16(s0, s1)
         else:
             pair = s
         both = _zip(pieces(twice_low(pair), N // 2), pieces(twice_high(pair), N // 2), N // 2)
-        if ADD == NONE:
+        if P.addend == NONE:
             return both, both
-        elif ADD == ZERO:
-            a0, a1 = _addends_f32(a, SCALE, ADD, FP8)
+        elif P.addend == ZERO:
+            a0, a1 = _addends_f32(a, P.scale, P.addend, P.fp8)
             return both, _zip(pieces(twice_f16(a0), N // 2), pieces(twice_f16(a1), N // 2), N // 2)
         else:
             return both, _zip(pieces(twice_low(a), N // 2), pieces(twice_high(a), N // 2), N // 2)
     else:
         shape: gl.constexpr = s.shape[:-2] + [N]
-        both = pieces(gl.reshape(twice_f16(scale_of(s, SCALE)), shape), N)
-        if ADD == NONE:
+        both = pieces(gl.reshape(twice_f16(scale_f32(s, P.scale)), shape), N)
+        if P.addend == NONE:
             return both, both
         else:
             return both, pieces(gl.reshape(twice_f16(a.to(gl.float32)), shape), N)
@@ -204,7 +187,7 @@ def _spread(v, like, LW: gl.constexpr):
 
 
 @gluon.jit
-def start_of(t, like, ZEROES: gl.constexpr, OFFSET: gl.constexpr):
+def initial_sum(t, like, ZEROES: gl.constexpr, OFFSET: gl.constexpr):
     """What an accumulator begins with: −ZEROES · Σ x where the operand lacks the implicit zero of `int` codes, else 0."""
     if OFFSET:
         c, _ = gl.broadcast(t * -ZEROES, like)
@@ -227,18 +210,17 @@ def _scaled(y, c, t, s, a, ADD: gl.constexpr):
 
 
 @gluon.jit
-def gather(
-    y0, y1, y2, y3, c0, c1, c2, c3, t0, t1, factor, addend, FLUSH: gl.constexpr, PARITIES: gl.constexpr, LW: gl.constexpr,
-    DOWN: gl.constexpr, ADD: gl.constexpr,
-):  # fmt: skip
-    """The sums c of the step's accumulator FLUSH, scaled, into y: rows g (y0, y1) and g + 8 (y2, y3), even and odd columns."""
-    E: gl.constexpr = FLUSH * PARITIES * 2
-    O: gl.constexpr = E + PARITIES * 2 - 2  # the odd column's group
+def add_scaled(y, c, t0, t1, scale, addend, FLUSH: gl.constexpr, P: gl.constexpr):
+    """y plus the sums c of the step's accumulator FLUSH, scaled: rows g (0, 1) and g + 8 (2, 3), even and odd columns."""
+    L: gl.constexpr = gl.SliceLayout(4, P.layout)
+    HIGH: gl.constexpr = P.unit_high / P.unit_low
+    E: gl.constexpr = FLUSH * P.parities * 2
+    O: gl.constexpr = E + P.parities * 2 - 2  # the odd column's group
     return (
-        _scaled(y0, c0, t0, _spread(factor[E], c0, LW), _spread(addend[E], c0, LW), ADD),
-        _scaled(y1, c1, t1, _spread(factor[O], c0, LW), _spread(addend[O], c0, LW), ADD),
-        _scaled(y2, c2, t0, _spread(factor[E + 1], c0, LW), _spread(addend[E + 1] * DOWN, c0, LW), ADD),
-        _scaled(y3, c3, t1, _spread(factor[O + 1], c0, LW), _spread(addend[O + 1] * DOWN, c0, LW), ADD),
+        _scaled(y[0], c[0], t0, _spread(scale[E], c[0], L), _spread(addend[E], c[0], L), P.addend),
+        _scaled(y[1], c[1], t1, _spread(scale[O], c[0], L), _spread(addend[O], c[0], L), P.addend),
+        _scaled(y[2], c[2], t0, _spread(scale[E + 1], c[0], L), _spread(addend[E + 1] * HIGH, c[0], L), P.addend),
+        _scaled(y[3], c[3], t1, _spread(scale[O + 1], c[0], L), _spread(addend[O + 1] * HIGH, c[0], L), P.addend),
     )
 
 
@@ -250,13 +232,13 @@ def second_chain(block, pair):
 
 
 @gluon.constexpr_function
-def of_x(block, pair):
+def x_register(block, pair):
     """The first of the two registers of x that a block of weights meets; groups of `pair` blocks share them two by two."""
     return 2 * (block // (2 * pair) * pair + block % pair if pair else block)
 
 
 @gluon.jit
-def places_of_x(column, t, word, half, GROUP: gl.constexpr, PAIR: gl.constexpr):
+def x_index(column, t, word, half, GROUP: gl.constexpr, PAIR: gl.constexpr):
     """Of a lane's 4 words and 2 halves a unit: where in x (in pairs of inputs), how many units further on, and the group within
     the unit (the pair of groups within two units).
 
@@ -278,7 +260,7 @@ def places_of_x(column, t, word, half, GROUP: gl.constexpr, PAIR: gl.constexpr):
 
 
 @gluon.constexpr_function
-def unit_of_x(v, group, pair):
+def x_unit(v, group, pair):
     """The unit of a step that begins the v-th unit of x in registers."""
     if not pair:
         return v
@@ -289,22 +271,19 @@ def unit_of_x(v, group, pair):
 
 
 @gluon.jit
-def activations(
-    x_ptr, x_unit, x_group, x_slot, x_live, base, STEP: gl.constexpr, SET: gl.constexpr, GROUP: gl.constexpr, PAIR: gl.constexpr,
-    UNITS: gl.constexpr, EXACT: gl.constexpr,
-):  # fmt: skip
+def activations(at, base, P: gl.constexpr):
     """The B operands of a step, two registers a block of 16 inputs: x where the column holds the block's group, else 0."""
     b = ()
-    for v in gl.static_range(STEP // 2 if PAIR else STEP):
-        mine = x_live
-        if PAIR:
-            mine = mine & ((x_group + v * 64 // GROUP) % (SET // 2) == x_slot // 2)
-        elif (SET > 1) or (GROUP < 64 * STEP):
-            mine = mine & (((x_group + 4 * v) * 16 // GROUP) % SET == x_slot)
+    for v in gl.static_range(P.step // 2 if P.pair else P.step):
+        live = at.live
+        if P.pair:
+            live = live & ((at.group + v * 64 // P.group) % (P.set // 2) == at.slot // 2)
+        elif (P.set > 1) or (P.group < 64 * P.step):
+            live = live & (((at.group + 4 * v) * 16 // P.group) % P.set == at.slot)
         else:
-            mine = mine & (x_slot == 0)
-        if not EXACT:
-            mine = mine & (x_unit + (base + unit_of_x(v, GROUP, PAIR)) < UNITS)
-        low, high = gl.split(gl.load(x_ptr + (base + unit_of_x(v, GROUP, PAIR)) * 32, mask=mine, other=0))
+            live = live & (at.slot == 0)
+        if not P.exact:
+            live = live & (at.unit + (base + x_unit(v, P.group, P.pair)) < P.units)
+        low, high = gl.split(gl.load(at.pointer + (base + x_unit(v, P.group, P.pair)) * 32, mask=live, other=0))
         b = b + pieces(low, 4) + pieces(high, 4)
     return b

@@ -127,7 +127,7 @@ def _u8_bf16(zero):
 
 
 @gluon.constexpr_function
-def _octets(kind, half, fp8):
+def _byte_decoder(kind, half, fp8):
     if kind == E4M3:
         return _E4M3_F16 if fp8 else _e4m3_by_moves()
     if kind == E5M2:
@@ -138,9 +138,11 @@ def _octets(kind, half, fp8):
 
 
 @gluon.jit
-def decode_octets(w, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr):
+def decode_bytes(w, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr):
     """One word of four 8-bit codes to two registers of the A operand, rows g and g + 8. Float16 integers are raw and unsigned."""
-    a, b = gl.inline_asm_elementwise(_octets(KIND, HALF, FP8), "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
+    a, b = gl.inline_asm_elementwise(
+        _byte_decoder(KIND, HALF, FP8), "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
     if (KIND >= E4M3) and (not HALF):
         return _to_bf16(a), _to_bf16(b)
     else:
@@ -155,18 +157,6 @@ def _to_bf16(pair):
         cvt.rn.bf16x2.f32 $0, b, a; }""",
         "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1,
     )  # fmt: skip
-
-
-@gluon.constexpr_function
-def unit_of(kind, bits, half, down):
-    """What a decoded 1 stands for in rows g (down = 0) and g + 8 (down = 1): a power of two."""
-    if not half:
-        return 1.0
-    if bits == 8:
-        return 1.0 if kind in (E4M3, E5M2) else 2.0**-24
-    if kind == E2M1:
-        return 2.0**-14
-    return 2.0**-20 if down else 2.0**-24
 
 
 @gluon.jit
@@ -299,17 +289,17 @@ def _fma_f16(a, b, c):
 
 
 @gluon.jit
-def mma(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, HALF: gl.constexpr):
-    """c + a · b for one 16 × 8 × 16 tile a warp; every argument is one register a lane (and token block)."""
+def mma(a, b0, b1, c, HALF: gl.constexpr):
+    """c + a · b for one 16 × 8 × 16 tile a warp; a and c are four registers a lane (and token block)."""
     asm: gl.constexpr = _MMA_F16 if HALF else _MMA_BF16
     return gl.inline_asm_elementwise(
-        asm, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [a0, a1, a2, a3, b0, b1, c0, c1, c2, c3],
+        asm, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]],
         dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=True, pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
-def scale_of(raw, KIND: gl.constexpr):
+def scale_f32(raw, KIND: gl.constexpr):
     """A stored scale to float32; the twin of decode.scale_f32 in Gluon."""
     if KIND == E8M0:
         b = raw.to(gl.int32)

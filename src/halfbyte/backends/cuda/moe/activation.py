@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import torch
 
-from ..launch import _on, _overlap
+from .. import device as gpu
 
 
 @triton.jit
@@ -42,8 +42,8 @@ def gated(wide: Sequence[torch.Tensor], kind: int, dtype: torch.dtype) -> torch.
     gates, ups = wide if len(wide) == 2 else wide[0].chunk(2, 1)
     pairs, f = gates.shape
     hidden = torch.empty((pairs, f), dtype=dtype, device=gates.device)
-    with _on(gates.device):
+    with gpu.use(gates.device):
         gate_kernel[(pairs, triton.cdiv(f, 1024))](
-            gates, ups, hidden, f, gates.stride(0), kind, BLOCK=1024, **_overlap(gates.device)
+            gates, ups, hidden, f, gates.stride(0), kind, BLOCK=1024, **gpu.overlap_options(gates.device)
         )
     return hidden

@@ -18,7 +18,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import torch
 
-from ..launch import Route, _on, _overlap
+from .. import device as gpu
+from ..launch import Route
 
 PLANNED = 4096
 """Pairs up to which one kernel makes the plan: n² comparisons, 17 million here."""
@@ -114,10 +115,10 @@ def top_k(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     share = torch.empty((m, top), dtype=torch.float32, device=logits.device)
     index = torch.empty((m, top), dtype=torch.int32, device=logits.device)
     if m:
-        with _on(logits.device):
+        with gpu.use(logits.device):
             top_kernel[(m,)](
                 logits, share, index, m, experts, logits.stride(0), TOP=top, E=triton.next_power_of_2(experts), num_warps=1,
-                **_overlap(logits.device),
+                **gpu.overlap_options(logits.device),
             )  # fmt: skip
     return share, index
 
@@ -126,10 +127,10 @@ def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, weights: torc
     """Σ_t weights[i, t] · routed[row of the pair] -> (m, h) of `dtype`; `where` gives each pair its row, None its own number."""
     (m, top), h = weights.shape, routed.shape[1]
     y = torch.empty((m, h), dtype=dtype, device=routed.device)
-    with _on(routed.device):
+    with gpu.use(routed.device):
         combine_kernel[(m, triton.cdiv(h, 1024))](
             routed, routed if where is None else where, weights.contiguous(), y, h, top, GATHER=where is not None, BLOCK=1024,
-            num_warps=4, **_overlap(routed.device),
+            num_warps=4, **gpu.overlap_options(routed.device),
         )  # fmt: skip
     return y
 
@@ -159,11 +160,11 @@ def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
     count, (expert, first, last) = parts[0][:1], (part[:blocks] for part in parts[1:4])
     x_rows, y_rows = (part[:pairs] for part in parts[4:])
     some = pairs_a_step(pairs, experts)
-    with _on(flat.device):
+    with gpu.use(flat.device):
         plan_kernel[(1 + triton.cdiv(pairs, 32),)](
             flat, count, expert, first, last, x_rows, y_rows, pairs, blocks, experts, tokens, TOP=top,
             E=triton.next_power_of_2(experts), SOME=some,
-            MINE=32, BLOCKS=some, num_warps=4, **_overlap(flat.device),
+            MINE=32, BLOCKS=some, num_warps=4, **gpu.overlap_options(flat.device),
         )  # fmt: skip
     return Route(count, expert, first, last, x_rows, y_rows, tokens)
 

@@ -19,10 +19,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import torch
 
-from ..launch import Route, _capability, _on, _overlap
+from .. import device as gpu
+from ..launch import Route
 from ..tuning.wgmma_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from ..weight import CudaWeight
-from ..wgmma.launch import Blocks, way
+from ..wgmma.launch import Blocks, arithmetic_of
 from ..wgmma.schedule import fused_blocks
 from .activation import gated
 from .routing import route, weighted_sum
@@ -51,12 +52,12 @@ def gather_kernel(
 def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind: int, interleaved: bool) -> bool:
     """True where the fused schedule takes a block of experts: Hopper, finished weights, whole 16-byte rows."""
     half, stacks = x.dtype == torch.float16, (*ups, down)
-    if not x.is_cuda or _capability(x.device)[0] != 9 or any(w.order is not None for w in stacks):
+    if not x.is_cuda or gpu.capability(x.device)[0] != 9 or any(w.order is not None for w in stacks):
         return False
     rows = ups[0].shape[1]
     hidden = rows // 2 if kind and len(ups) == 1 else rows
     whole = rows % (16 if kind and interleaved else 8) == 0 and down.shape[1] % 8 == 0 and hidden % 8 == 0 and x.shape[1] % 8 == 0
-    return whole and all(way(w, half) is not None for w in stacks)
+    return whole and all(arithmetic_of(w, half) is not None for w in stacks)
 
 
 def enough(pairs: int, experts: int) -> bool:
@@ -76,13 +77,13 @@ def mixture(
     plan: Route = route(indices, down.shape[0], tile.tokens)
     blocks = plan.expert.numel()
     rows = blocks * tile.tokens
-    with _on(x.device):
+    with gpu.use(x.device):
         x_pad = torch.empty((rows, k), dtype=x.dtype, device=x.device)
         where = torch.empty(m * top, dtype=torch.int32, device=x.device)
         x = x if x.stride(1) == 1 else x.contiguous()
         gather_kernel[(rows,)](
             x, x_pad, where, plan.count, plan.first, plan.last, plan.x_rows, plan.y_rows, k, x.stride(0), k, BT=tile.tokens,
-            BLOCK=1024, num_warps=4, **_overlap(x.device),
+            BLOCK=1024, num_warps=4, **gpu.overlap_options(x.device),
         )  # fmt: skip
         expert = plan.expert.to(torch.int32)  # at m = 1 the indices themselves
         table = Blocks(plan.count, expert, plan.first, plan.last)

@@ -8,6 +8,8 @@ the end (docs/design/layering.md, and formats/decode.py), so the result is the e
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -21,127 +23,161 @@ BIAS = tl.constexpr(2)  # float biases
 MIN = tl.constexpr(3)  # small-integer minimum times a super minimum
 
 
-@triton.jit
-def load_planes(
-    P8,
-    P4,
-    P2,
-    P1,
-    r,
-    c,
-    mask,
-    WORDS: tl.constexpr,
-    KIND: tl.constexpr,
-    BITS: tl.constexpr,
-    UNITS: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """The plane words of rows r by words c: (low four bytes, high four bytes) for 8 bits, (nibbles, pairs, bits) below.
+class Weight(NamedTuple):
+    """Pointers to a weight: planes of 8, 4, 2 and 1 bits, scales, and what a format may have beside them. What is absent points
+    at the scales and is never read."""
 
-    UNITS is 0 in plane order; in fragment order it counts units of 64 inputs, and the word is put together from two words of
-    four codes.
+    p8: Any
+    p4: Any
+    p2: Any
+    p1: Any
+    scales: Any
+    super_scales: Any
+    addends: Any
+    super_minimums: Any
+    global_scale: Any
+    table: Any
+
+
+class Planes(NamedTuple):
+    """The words of eight codes: low and high four bytes of 8-bit codes; nibbles, pairs and bits of the others."""
+
+    low: Any
+    high: Any
+    p4: Any
+    p2: Any
+    p1: Any
+
+
+class Format(NamedTuple):
+    """What a kernel is compiled for.
+
+    words, group      words of eight inputs in a row; inputs that share a scale
+    kind, bits, scale, addend    element, width of a code, kinds of scale and addend
+    per_super         groups that share a super scale
+    global_op, divide the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's divisor applies
+    packed            codes are decoded by inline assembly, two at a time where there is such a form
+    units             0 in plane order; in fragment order, units of 64 inputs in a row
     """
-    at = r * WORDS + c
+
+    words: int
+    group: int
+    kind: int
+    bits: int
+    scale: int
+    addend: int
+    per_super: int
+    global_op: int
+    divide: bool
+    packed: bool
+    units: int
+
+    def constants(self) -> Format:
+        """Itself; called in a kernel, the record whose fields are compile-time constants."""
+        return self
+
+
+@triton.jit
+def load_planes(weight, r, c, mask, F: tl.constexpr):
+    """The plane words of rows r by words c. In fragment order a word is put together from two words of four codes."""
+    at = r * F.words + c
     zero = tl.zeros(at.shape, tl.int32)
     lo = zero
     hi = zero
     p4 = zero
     p2 = zero
     p1 = zero
-    if (BITS == 8) and (UNITS > 0):  # half a unit: word 2 b + i, byte 2 h + p
+    if (F.bits == 8) and (F.units > 0):  # half a unit: word 2 b + i, byte 2 h + p
         h = ((r % 16) // 8).to(tl.int32) * 16
-        if GROUP == 16:  # two lanes' words, t = 2 (c % 2) and the next
-            line = (((r // 16) * UNITS + c // 8) * 2 + c // 4 % 2) * 128 + (r % 8 * 4 + c % 2 * 2) * 4 + c % 4 // 2 * 2
+        if F.group == 16:  # two lanes' words, t = 2 (c % 2) and the next
+            line = (((r // 16) * F.units + c // 8) * 2 + c // 4 % 2) * 128 + (r % 8 * 4 + c % 2 * 2) * 4 + c % 4 // 2 * 2
             far = line + 4
         else:
-            line = (((r // 16) * UNITS + c // 8) * 2 + c // 4 % 2) * 128 + (r % 8 * 4 + c % 4) * 4
+            line = (((r // 16) * F.units + c // 8) * 2 + c // 4 % 2) * 128 + (r % 8 * 4 + c % 4) * 4
             far = line + 2
-        lo = (tl.load(P8 + line, mask=mask, other=0) >> h) & 0xFFFF
-        lo |= ((tl.load(P8 + line + 1, mask=mask, other=0) >> h) & 0xFFFF) << 16
-        hi = (tl.load(P8 + far, mask=mask, other=0) >> h) & 0xFFFF
-        hi |= ((tl.load(P8 + far + 1, mask=mask, other=0) >> h) & 0xFFFF) << 16
-    elif BITS == 8:
-        lo = tl.load(P8 + 2 * at, mask=mask, other=0)
-        hi = tl.load(P8 + 2 * at + 1, mask=mask, other=0)
-    elif (BITS == 4) and (UNITS > 0):
-        line = (((r // 16) * UNITS + c // 8) * 32 + (r % 8) * 4) * 4 + 2 * ((c // 4) % 2)
+        lo = (tl.load(weight.p8 + line, mask=mask, other=0) >> h) & 0xFFFF
+        lo |= ((tl.load(weight.p8 + line + 1, mask=mask, other=0) >> h) & 0xFFFF) << 16
+        hi = (tl.load(weight.p8 + far, mask=mask, other=0) >> h) & 0xFFFF
+        hi |= ((tl.load(weight.p8 + far + 1, mask=mask, other=0) >> h) & 0xFFFF) << 16
+    elif F.bits == 8:
+        lo = tl.load(weight.p8 + 2 * at, mask=mask, other=0)
+        hi = tl.load(weight.p8 + 2 * at + 1, mask=mask, other=0)
+    elif (F.bits == 4) and (F.units > 0):
+        line = (((r // 16) * F.units + c // 8) * 32 + (r % 8) * 4) * 4 + 2 * ((c // 4) % 2)
         h = ((r % 16) // 8).to(tl.int32)
         for s in tl.static_range(2):
-            if GROUP == 16:
+            if F.group == 16:
                 word_at = line + (2 * (c % 2) + s) * 4 + (c % 4) // 2
             else:
                 word_at = line + (c % 4) * 4 + s
-            v = tl.load(P4 + word_at, mask=mask, other=0)
-            if KIND == E2M1:  # order.spread_e2m1 undone for the two nibbles of this row
+            v = tl.load(weight.p4 + word_at, mask=mask, other=0)
+            if F.kind == E2M1:  # order.spread_e2m1 undone for the two nibbles of this row
                 low = ((v >> (9 - 3 * h)) & 0x00070007) | ((v >> (12 - 3 * h)) & 0x00080008)
                 high = ((v >> (3 - 3 * h)) & 0x00070007) | ((v >> (11 - h)) & 0x00080008)
                 v = low | (high << 8)
             else:
                 v = (v >> (4 * h)) & 0x0F0F0F0F
             p4 |= ((v | (v >> 12)) & 0xFFFF) << (16 * s)
-    elif (BITS >= 4) and (BITS < 8):
-        p4 = tl.load(P4 + at, mask=mask, other=0)
-    if (BITS == 2) and (UNITS > 0):  # P2 counts words of eight codes: [tile, unit, 16 rows, 8]
-        line = ((r // 16) * UNITS + c // 8) * 128 + r % 16 * 8 + c % 8
-        p2 = tl.load(P2 + line, mask=mask, other=0).to(tl.int32)
-    elif ((BITS == 7) or (BITS == 6)) or ((BITS == 3) or (BITS == 2)):
-        p2 = tl.load(P2 + at, mask=mask, other=0).to(tl.int32)
-    if ((BITS == 7) or (BITS == 5)) or ((BITS == 3) or (BITS == 1)):
-        p1 = tl.load(P1 + at, mask=mask, other=0).to(tl.int32)
-    return lo, hi, p4, p2, p1
+    elif (F.bits >= 4) and (F.bits < 8):
+        p4 = tl.load(weight.p4 + at, mask=mask, other=0)
+    if (F.bits == 2) and (F.units > 0):  # weight.p2 counts words of eight codes: [tile, unit, 16 rows, 8]
+        line = ((r // 16) * F.units + c // 8) * 128 + r % 16 * 8 + c % 8
+        p2 = tl.load(weight.p2 + line, mask=mask, other=0).to(tl.int32)
+    elif ((F.bits == 7) or (F.bits == 6)) or ((F.bits == 3) or (F.bits == 2)):
+        p2 = tl.load(weight.p2 + at, mask=mask, other=0).to(tl.int32)
+    if ((F.bits == 7) or (F.bits == 5)) or ((F.bits == 3) or (F.bits == 1)):
+        p1 = tl.load(weight.p1 + at, mask=mask, other=0).to(tl.int32)
+    return Planes(lo, hi, p4, p2, p1)
 
 
 @triton.jit
-def elements(lo, hi, p4, p2, p1, table, KIND: tl.constexpr, BITS: tl.constexpr, PACKED: tl.constexpr):
-    """Eight float32 element values, and the power of two that still multiplies them (1 unless the raw E2M1 form is used)."""
-    if KIND >= SHARED:
-        v0, v1, v2, v3, v4, v5, v6, v7 = look_up(p4, table, KIND)
-    elif PACKED and ((BITS == 4) and (KIND == UINT)):
-        v0, v1, v2, v3, v4, v5, v6, v7 = u4_f32(p4)
-    elif PACKED and ((BITS == 4) and (KIND == INT)):
-        v0, v1, v2, v3, v4, v5, v6, v7 = u4b8_f32(p4)
-    elif PACKED and ((BITS == 4) and (KIND == E2M1)):
-        v0, v1, v2, v3, v4, v5, v6, v7 = e2m1_raw_f32(p4)
-    elif BITS == 8:
-        v0 = element(lo & 255, table, KIND, BITS)
-        v1 = element((lo >> 8) & 255, table, KIND, BITS)
-        v2 = element((lo >> 16) & 255, table, KIND, BITS)
-        v3 = element((lo >> 24) & 255, table, KIND, BITS)
-        v4 = element(hi & 255, table, KIND, BITS)
-        v5 = element((hi >> 8) & 255, table, KIND, BITS)
-        v6 = element((hi >> 16) & 255, table, KIND, BITS)
-        v7 = element((hi >> 24) & 255, table, KIND, BITS)
+def elements(planes, table, F: tl.constexpr):
+    """Eight float32 element values; packed E2M1 values still lack 2^14 (`lacks_power`)."""
+    if F.kind >= SHARED:
+        return look_up(planes.p4, table, F.kind)
+    elif F.packed and ((F.bits == 4) and (F.kind == UINT)):
+        return u4_f32(planes.p4)
+    elif F.packed and ((F.bits == 4) and (F.kind == INT)):
+        return u4b8_f32(planes.p4)
+    elif F.packed and ((F.bits == 4) and (F.kind == E2M1)):
+        return e2m1_raw_f32(planes.p4)
     else:
-        v0 = element(code(0, lo, p4, p2, p1, BITS), table, KIND, BITS)
-        v1 = element(code(1, lo, p4, p2, p1, BITS), table, KIND, BITS)
-        v2 = element(code(2, lo, p4, p2, p1, BITS), table, KIND, BITS)
-        v3 = element(code(3, lo, p4, p2, p1, BITS), table, KIND, BITS)
-        v4 = element(code(4, lo, p4, p2, p1, BITS), table, KIND, BITS)
-        v5 = element(code(5, lo, p4, p2, p1, BITS), table, KIND, BITS)
-        v6 = element(code(6, lo, p4, p2, p1, BITS), table, KIND, BITS)
-        v7 = element(code(7, lo, p4, p2, p1, BITS), table, KIND, BITS)
-    return v0, v1, v2, v3, v4, v5, v6, v7
+        v = ()
+        for j in tl.static_range(8):
+            if F.bits == 8:
+                word = planes.low if j < 4 else planes.high
+                c = (word >> (8 * (j % 4))) & 255 if j % 4 else word & 255
+            else:
+                c = code(j, planes.low, planes.p4, planes.p2, planes.p1, F.bits)
+            v = v + (element(c, table, F.kind, F.bits),)  # type: ignore[assignment] # Triton unrolls the loop
+        return v
+
+
+@triton.constexpr_function
+def lacks_power(F):
+    """True where `elements` leaves E2M1 values without their factor 2^14."""
+    return bool(F.packed and F.bits == 4 and F.kind == E2M1)
 
 
 @triton.jit
-def group_terms(S, SUPER, A, SMIN, r, g, G, mask, SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr, UNITS: tl.constexpr):
-    """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. PER groups share a super scale."""
-    if UNITS > 0:
+def group_terms(weight, r, g, G, mask, F: tl.constexpr):
+    """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. G groups a row."""
+    if F.units > 0:
         line = r % 8 * 2 + r % 16 // 8
         at = ((r // 16) * G + g) * 16 + line
-        up = ((r // 16) * (G // PER) + g // PER) * 16 + line
+        up = ((r // 16) * (G // F.per_super) + g // F.per_super) * 16 + line
     else:
         at = r * G + g
-        up = r * (G // PER) + g // PER
-    s = scale_f32(tl.load(S + at, mask=mask, other=0), SCALE)
+        up = r * (G // F.per_super) + g // F.per_super
+    s = scale_f32(tl.load(weight.scales + at, mask=mask, other=0), F.scale)
     a = tl.zeros(s.shape, tl.float32)
-    if SCALE == SMALL:
-        s = s * tl.load(SUPER + up, mask=mask, other=0).to(tl.float32)
-    if (ADD == ZERO) or (ADD == BIAS):
-        a = tl.load(A + at, mask=mask, other=0).to(tl.float32)
-    if ADD == MIN:
-        low = tl.load(A + at, mask=mask, other=0).to(tl.float32)
-        a = -low * tl.load(SMIN + up, mask=mask, other=0).to(tl.float32)
+    if F.scale == SMALL:
+        s = s * tl.load(weight.super_scales + up, mask=mask, other=0).to(tl.float32)
+    if (F.addend == ZERO) or (F.addend == BIAS):
+        a = tl.load(weight.addends + at, mask=mask, other=0).to(tl.float32)
+    if F.addend == MIN:
+        low = tl.load(weight.addends + at, mask=mask, other=0).to(tl.float32)
+        a = -low * tl.load(weight.super_minimums + up, mask=mask, other=0).to(tl.float32)
     return s, a
 
 
@@ -159,32 +195,42 @@ def finish(v, s, a, RAW: tl.constexpr, ADD: tl.constexpr):
 
 
 @triton.jit
-def interleave8(v0, v1, v2, v3, v4, v5, v6, v7, ROWS: tl.constexpr, WORDS: tl.constexpr):
+def finish8(v, s, a, D: tl.constexpr, F: tl.constexpr):
+    """Eight elements to their values, rounded to D."""
+    RAW: tl.constexpr = lacks_power(F)
+    out = ()
+    for j in tl.static_range(8):
+        out = out + (finish(v[j], s, a, RAW, F.addend).to(D),)  # type: ignore[assignment] # Triton unrolls the loop
+    return out
+
+
+@triton.jit
+def interleave8(v, ROWS: tl.constexpr, WORDS: tl.constexpr):
     """Eight [ROWS, WORDS] tensors to one [ROWS, 8 · WORDS], element j of word c at 8 c + j."""
-    a = tl.join(tl.join(v0, v4), tl.join(v2, v6))  # last axes: (4s bit, 2s bit)
-    b = tl.join(tl.join(v1, v5), tl.join(v3, v7))
+    a = tl.join(tl.join(v[0], v[4]), tl.join(v[2], v[6]))  # last axes: (4s bit, 2s bit)
+    b = tl.join(tl.join(v[1], v[5]), tl.join(v[3], v[7]))
     # [ROWS, WORDS, 4s, 2s, 1s]: read row-major it is the element index.
     return tl.reshape(tl.join(a, b), (ROWS, 8 * WORDS))
 
 
 @triton.jit
-def globally(v, GLOBAL, divisor, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, EXACT: tl.constexpr):
+def apply_global_scale(v, weight, divisor, EXACT: tl.constexpr, F: tl.constexpr):
     """v times or over the weight's one factor (and over the format's divisor), rounded once to float32.
 
     EXACT says that v is unrounded (element · 8-bit scale: six bits), so float32 itself rounds once. Else float64 holds v ·
     global exactly, and keeps its quotient clear of every float32 midpoint (docs/design/cuda.md).
     """
-    if GLOBAL_OP == 0:
+    if F.global_op == 0:
         return v
-    elif EXACT and not DIVIDE:
-        if GLOBAL_OP == 1:
-            return v * tl.load(GLOBAL)
+    elif EXACT and not F.divide:
+        if F.global_op == 1:
+            return v * tl.load(weight.global_scale)
         else:
-            return tl.math.div_rn(v, tl.broadcast_to(tl.load(GLOBAL), v.shape))
+            return tl.math.div_rn(v, tl.broadcast_to(tl.load(weight.global_scale), v.shape))
     else:
-        g = tl.load(GLOBAL).to(tl.float64)
+        g = tl.load(weight.global_scale).to(tl.float64)
         wide = v.to(tl.float64)
-        wide = wide * g if GLOBAL_OP == 1 else wide / g
-        if DIVIDE:
+        wide = wide * g if F.global_op == 1 else wide / g
+        if F.divide:
             wide = wide / divisor
         return wide.to(tl.float32)

@@ -8,65 +8,70 @@ them in order: the result does not depend on who was last.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from ..decode import E2M1
 from ..lookups import hold_table
-from .decode_tile import elements, finish, globally, group_terms, interleave8, load_planes
+from .decode_tile import apply_global_scale, elements, finish8, group_terms, interleave8, load_planes
+
+
+class MatmulTile(NamedTuple):
+    """A bias is added; programs that share the inputs; tokens and rows of a tile; words of eight inputs a step."""
+
+    has_bias: bool
+    split: int
+    tokens: int
+    rows: int
+    words: int
+
+    def constants(self) -> MatmulTile:
+        """Itself; called in a kernel, the record whose fields are compile-time constants."""
+        return self
 
 
 @triton.jit(do_not_specialize=["m"])  # one kernel for every m of a tile: nothing compiles again at m = 1, 16, 17
-def matmul_kernel(
-    Y, X, BIAS, P8, P4, P2, P1, S, SUPER, A, SMIN, GLOBAL, TABLE_PTR, PARTIAL, COUNT,
-    m, n, ldx, G, divisor,
-    WORDS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr,
-    PER: tl.constexpr, GLOBAL_OP: tl.constexpr, DIVIDE: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
-    UNITS: tl.constexpr, SPLIT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
-    """y (m, n). Grid (n / BN, m / BM, SPLIT). X rows hold 8 · WORDS values, the tail zero."""
-    hold_table(TABLE_PTR, KIND)
-    r = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    t = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM)
+def matmul_kernel(Y, X, BIAS, weight, scratch, m, n, ldx, G, divisor, format: tl.constexpr, tile: tl.constexpr):
+    """y (m, n). Grid (n / rows, m / tokens, split). X rows hold 8 · words values, the tail zero. `scratch`: float32 partial sums
+    [split, m, n] and arrival counters."""
+    F: tl.constexpr = format.constants()
+    T: tl.constexpr = tile.constants()
+    hold_table(weight.table, F.kind)
+    r = tl.program_id(0).to(tl.int64) * T.rows + tl.arange(0, T.rows)
+    t = tl.program_id(1).to(tl.int64) * T.tokens + tl.arange(0, T.tokens)
     part = tl.program_id(2)
     live = r < n
-    RAW: tl.constexpr = PACKED and ((BITS == 4) and (KIND == E2M1))
-    STEPS: tl.constexpr = (WORDS + BW - 1) // BW
-    EACH: tl.constexpr = (STEPS + SPLIT - 1) // SPLIT
-    acc = tl.zeros((BM, BN), tl.float32)
+    STEPS: tl.constexpr = (F.words + T.words - 1) // T.words
+    EACH: tl.constexpr = (STEPS + T.split - 1) // T.split
+    acc = tl.zeros((T.tokens, T.rows), tl.float32)
     for i in range(EACH):
         step = part * EACH + i  # past the last step every load is masked
-        c = step * BW + tl.arange(0, BW)
-        j = step * BW * 8 + tl.arange(0, BW * 8)
-        mask = live[:, None] & (c < WORDS)[None, :]
-        x = tl.load(X + t[:, None] * ldx + j[None, :], mask=(t < m)[:, None] & (j < WORDS * 8)[None, :], other=0)
-        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, KIND, BITS, UNITS, GROUP)
-        s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
-        v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE_PTR, KIND, BITS, PACKED)
-        d: tl.constexpr = X.dtype.element_ty
-        w = interleave8(
-            finish(v0, s, a, RAW, ADD).to(d), finish(v1, s, a, RAW, ADD).to(d), finish(v2, s, a, RAW, ADD).to(d),
-            finish(v3, s, a, RAW, ADD).to(d), finish(v4, s, a, RAW, ADD).to(d), finish(v5, s, a, RAW, ADD).to(d),
-            finish(v6, s, a, RAW, ADD).to(d), finish(v7, s, a, RAW, ADD).to(d), BN, BW,
-        )  # fmt: skip
+        c = step * T.words + tl.arange(0, T.words)
+        j = step * T.words * 8 + tl.arange(0, T.words * 8)
+        mask = live[:, None] & (c < F.words)[None, :]
+        x = tl.load(X + t[:, None] * ldx + j[None, :], mask=(t < m)[:, None] & (j < F.words * 8)[None, :], other=0)
+        planes = load_planes(weight, r[:, None], c[None, :], mask, F)
+        s, a = group_terms(weight, r[:, None], (c * 8 // F.group)[None, :], G, mask, F)
+        v = elements(planes, weight.table, F)
+        w = interleave8(finish8(v, s, a, X.dtype.element_ty, F), T.rows, T.words)
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
     at = t[:, None] * n + r[None, :]
     keep = (t < m)[:, None] & live[None, :]
     last = True
-    if SPLIT > 1:
+    if T.split > 1:
         plane = m.to(tl.int64) * n
-        tl.store(PARTIAL + part * plane + at, acc, mask=keep)
+        tl.store(scratch[0] + part * plane + at, acc, mask=keep)
         tl.debug_barrier()
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        last = tl.atomic_add(COUNT + tile, 1, sem="acq_rel") == SPLIT - 1
+        index = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        last = tl.atomic_add(scratch[1] + index, 1, sem="acq_rel") == T.split - 1
         if last:
-            acc = tl.zeros((BM, BN), tl.float32)
-            for p in range(SPLIT):
-                acc += tl.load(PARTIAL + p * plane + at, mask=keep, other=0, cache_modifier=".cg")
-            tl.store(COUNT + tile, 0)
+            acc = tl.zeros((T.tokens, T.rows), tl.float32)
+            for p in range(T.split):
+                acc += tl.load(scratch[0] + p * plane + at, mask=keep, other=0, cache_modifier=".cg")
+            tl.store(scratch[1] + index, 0)
     if last:
-        acc = globally(acc, GLOBAL, divisor, GLOBAL_OP, DIVIDE, False)
-        if HAS_BIAS:
+        acc = apply_global_scale(acc, weight, divisor, False, F)
+        if T.has_bias:
             acc += tl.load(BIAS + r, mask=live, other=0).to(tl.float32)[None, :]
         tl.store(Y + at, acc.to(Y.dtype.element_ty), mask=keep)

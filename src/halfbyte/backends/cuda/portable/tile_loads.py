@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..decode import E2M1, UINT, element, spread_e2m1_f32, u4_f32, u4b8_f32
-from .decode_tile import elements, finish, group_terms, interleave8, load_planes
+from .decode_tile import elements, finish, finish8, group_terms, interleave8, lacks_power, load_planes
 
 SPREAD = tl.constexpr(((9, 15), (6, 12), (3, 14), (0, 13)))  # order._E2M1_PLACES: lowest magnitude bit and sign bit of nibble i
 
@@ -45,36 +45,32 @@ def fragment_elements(w, TABLE, KIND: tl.constexpr, PACKED: tl.constexpr):
 
 
 @triton.jit
-def fragment_block(
-    P4, S, SUPER, A, SMIN, TABLE, tile, unit, tiles, G, D: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
-    SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr, PACKED: tl.constexpr, UNITS: tl.constexpr, T: tl.constexpr,
-    U: tl.constexpr,
-):  # fmt: skip
+def fragment_block(weight, tile, unit, tiles, G, D: tl.constexpr, F: tl.constexpr, T: tl.constexpr, U: tl.constexpr):
     """Tiles tile … tile + T of 16 rows by units unit … unit + U of 64 inputs, dtype D: [16 T, 64 U]. Past the end: 0."""
     t = (tile + tl.arange(0, T)).to(tl.int64)[:, None, None]
     u = (unit + tl.arange(0, U))[None, :, None]
     lane = tl.arange(0, 128)[None, None, :]  # 4 (4 g + t) + 2 s + b
-    inside = (t < tiles) & (u < UNITS)
-    w = tl.load(P4 + (t * UNITS + u) * 128 + lane, mask=inside, other=0)
-    v0, v1, v2, v3, v4, v5, v6, v7 = fragment_elements(w, TABLE, KIND, PACKED)
-    RAW: tl.constexpr = PACKED and (KIND == E2M1)
+    inside = (t < tiles) & (u < F.units)
+    w = tl.load(weight.p4 + (t * F.units + u) * 128 + lane, mask=inside, other=0)
+    v = fragment_elements(w, weight.table, F.kind, F.packed)
+    RAW: tl.constexpr = lacks_power(F)
     row = t * 16 + lane // 16
-    if GROUP == 16:
+    if F.group == 16:
         j = u * 64 + lane // 2 % 2 * 32 + lane % 2 * 16
     else:
         j = u * 64 + lane // 2 % 2 * 32
-    live = inside & (j // GROUP < G)
-    s0, a0 = group_terms(S, SUPER, A, SMIN, row, j // GROUP, G, live, SCALE, ADD, PER, UNITS)
-    s1, a1 = group_terms(S, SUPER, A, SMIN, row + 8, j // GROUP, G, live, SCALE, ADD, PER, UNITS)
+    live = inside & (j // F.group < G)
+    s0, a0 = group_terms(weight, row, j // F.group, G, live, F)
+    s1, a1 = group_terms(weight, row + 8, j // F.group, G, live, F)
     # Nibble 4 p + 2 i + h: rows g + 8 h.
-    p0 = tl.join(finish(v0, s0, a0, RAW, ADD).to(D), finish(v4, s0, a0, RAW, ADD).to(D))
-    q0 = tl.join(finish(v2, s0, a0, RAW, ADD).to(D), finish(v6, s0, a0, RAW, ADD).to(D))
-    p1 = tl.join(finish(v1, s1, a1, RAW, ADD).to(D), finish(v5, s1, a1, RAW, ADD).to(D))
-    q1 = tl.join(finish(v3, s1, a1, RAW, ADD).to(D), finish(v7, s1, a1, RAW, ADD).to(D))
+    p0 = tl.join(finish(v[0], s0, a0, RAW, F.addend).to(D), finish(v[4], s0, a0, RAW, F.addend).to(D))
+    q0 = tl.join(finish(v[2], s0, a0, RAW, F.addend).to(D), finish(v[6], s0, a0, RAW, F.addend).to(D))
+    p1 = tl.join(finish(v[1], s1, a1, RAW, F.addend).to(D), finish(v[5], s1, a1, RAW, F.addend).to(D))
+    q1 = tl.join(finish(v[3], s1, a1, RAW, F.addend).to(D), finish(v[7], s1, a1, RAW, F.addend).to(D))
     both = tl.join(tl.join(p0, q0), tl.join(p1, q1))  # [T, U, 128, p, i, h]
     # [T, U, g, t, s, b, p, i, h] -> row (T, h, g), input (U, s, t, b, i, p), or (U, s, b, t, i, p) in groups of 16
     both = tl.reshape(both, (T, U, 8, 4, 2, 2, 2, 2, 2))
-    if GROUP == 16:
+    if F.group == 16:
         both = tl.permute(both, (0, 8, 2, 1, 4, 5, 3, 7, 6))
     else:
         both = tl.permute(both, (0, 8, 2, 1, 4, 3, 5, 7, 6))
@@ -82,28 +78,16 @@ def fragment_block(
 
 
 @triton.jit
-def weight_block(
-    P8, P4, P2, P1, S, SUPER, A, SMIN, TABLE, row, word, n, G, D: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr,
-    KIND: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, ADD: tl.constexpr, PER: tl.constexpr, PACKED: tl.constexpr,
-    UNITS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
-    """Rows row … row + BN by words word … word + BW of eight inputs, finished and rounded once to D: [BN, 8 BW]."""
-    if (UNITS > 0 and BITS == 4) and (BN % 16 == 0 and BW % 8 == 0):
-        return fragment_block(
-            P4, S, SUPER, A, SMIN, TABLE, row // 16, word // 8, (n + 15) // 16, G, D, GROUP, KIND, SCALE, ADD, PER, PACKED,
-            UNITS, BN // 16, BW // 8,
-        )  # fmt: skip
+def weight_block(weight, row, word, n, G, D: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """Rows row … row + ROWS by words word … word + WORDS of eight inputs, finished and rounded once to D: [ROWS, 8 WORDS]."""
+    if (F.units > 0 and F.bits == 4) and (ROWS % 16 == 0 and WORDS % 8 == 0):
+        return fragment_block(weight, row // 16, word // 8, (n + 15) // 16, G, D, F, ROWS // 16, WORDS // 8)
     else:
-        r = row.to(tl.int64) + tl.arange(0, BN)
-        c = word + tl.arange(0, BW)
-        mask = (r < n)[:, None] & (c < WORDS)[None, :]
-        lo, hi, p4, p2, p1 = load_planes(P8, P4, P2, P1, r[:, None], c[None, :], mask, WORDS, KIND, BITS, UNITS, GROUP)
-        s, a = group_terms(S, SUPER, A, SMIN, r[:, None], (c * 8 // GROUP)[None, :], G, mask, SCALE, ADD, PER, UNITS)
-        v0, v1, v2, v3, v4, v5, v6, v7 = elements(lo, hi, p4, p2, p1, TABLE, KIND, BITS, PACKED)
-        RAW: tl.constexpr = PACKED and ((BITS == 4) and (KIND == E2M1))
-        w = interleave8(
-            finish(v0, s, a, RAW, ADD), finish(v1, s, a, RAW, ADD), finish(v2, s, a, RAW, ADD), finish(v3, s, a, RAW, ADD),
-            finish(v4, s, a, RAW, ADD), finish(v5, s, a, RAW, ADD), finish(v6, s, a, RAW, ADD), finish(v7, s, a, RAW, ADD),
-            BN, BW,
-        )  # fmt: skip
+        r = row.to(tl.int64) + tl.arange(0, ROWS)
+        c = word + tl.arange(0, WORDS)
+        mask = (r < n)[:, None] & (c < F.words)[None, :]
+        planes = load_planes(weight, r[:, None], c[None, :], mask, F)
+        s, a = group_terms(weight, r[:, None], (c * 8 // F.group)[None, :], G, mask, F)
+        v = elements(planes, weight.table, F)
+        w = interleave8(finish8(v, s, a, tl.float32, F), ROWS, WORDS)
         return w.to(D)  # last: Triton 3.6 finds no shared layout for a reshape that feeds the matrix unit

@@ -1,4 +1,4 @@
-"""The end of a tile of the fused schedule: parts that several programs summed meet, and sums become outputs."""
+"""The end of a tile of the fused schedule: parts that several programs summed are added, and sums become outputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .gluon_compat import block_barrier
 
 
 @gluon.jit
-def _owner(step, sharing, units):
-    """The program whose share of the remainder holds a step."""
+def owner(step, sharing, units):
+    """The program whose part of the remainder holds a step; plain integers will do."""
     return ((step + 1) * sharing + units - 1) // units - 1
 
 
@@ -33,91 +33,92 @@ def _from_lanes(v, like, R: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def give(sums, given, taken, slot: gl.constexpr, turn, acc, R: gl.constexpr):
-    """Sums of a warpgroup that shares its rows with another, left in shared memory once the last ones have been taken."""
-    mbarrier.wait(taken.index(slot), turn ^ 1)
-    sums.index(slot).store(_by_lanes(acc, R, 4))
+def hand_over(shared, slot: gl.constexpr, parity, acc, C: gl.constexpr):
+    """Sums of a warpgroup that shares its rows with another, left in shared memory once the last ones have been read."""
+    mbarrier.wait(shared.read.index(slot), parity ^ 1)
+    shared.sums.index(slot).store(_by_lanes(acc, C.row_blocks, 4))
     block_barrier()
-    mbarrier.arrive(given.index(slot))
+    mbarrier.arrive(shared.written.index(slot))
 
 
 @gluon.jit
-def take(sums, given, taken, WG: gl.constexpr, turn, acc, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr):
+def take_over(shared, WG: gl.constexpr, parity, acc, C: gl.constexpr):
     """The sums of all warpgroups that share the rows of warpgroup WG, in order."""
-    if WGK == 1:
+    if C.input_groups == 1:
         return acc
     else:
-        v = _by_lanes(acc, R, 4)
+        OTHERS: gl.constexpr = C.input_groups - 1
+        v = _by_lanes(acc, C.row_blocks, 4)
         L: gl.constexpr = v.type.layout
-        for i in gl.static_range(WGK - 1):
-            mbarrier.wait(given.index(i * WGS + WG), turn)
-            v += sums.index(i * WGS + WG).load(L)
+        for i in gl.static_range(OTHERS):
+            mbarrier.wait(shared.written.index(i * C.row_groups + WG), parity)
+            v += shared.sums.index(i * C.row_groups + WG).load(L)
             block_barrier()
-            mbarrier.arrive(taken.index(i * WGS + WG))
-        return _from_lanes(v, acc, R, 4)
+            mbarrier.arrive(shared.read.index(i * C.row_groups + WG))
+        return _from_lanes(v, acc, C.row_blocks, 4)
 
 
 @gluon.jit
-def meet(PARTIAL, COUNT, acc, j, sharing, units, p, KS, R: gl.constexpr, WG: gl.constexpr, WGS: gl.constexpr):
-    """A part of a tile's sums: left in PARTIAL, and taken together in order by whoever comes last."""
+def add_parts(scratch, acc, j, split, p, units, WG: gl.constexpr, C: gl.constexpr):
+    """A part of the sums of tile j of the remainder: left in memory, and added in order by the program that comes last."""
     BN: gl.constexpr = acc.shape[0]
     BT: gl.constexpr = acc.shape[1]
     SIZE: gl.constexpr = BN * BT
-    first = _owner(j * KS, sharing, units)
-    last = _owner(j * KS + KS - 1, sharing, units)
+    R: gl.constexpr = C.row_blocks
+    WGS: gl.constexpr = C.row_groups
+    first = owner(j * units, split.sharing, split.units)
+    last = owner(j * units + units - 1, split.sharing, split.units)
     W: gl.constexpr = 4
     v = _by_lanes(acc, R, W)
     L: gl.constexpr = v.type.layout
     at = axis(0, R * (BT // 8), L, 3) * (128 * W) + axis(1, 32 * W, L, 3) * 4 + axis(2, 4, L, 3)
-    count = COUNT + j * WGS + WG
-    slot = (p * 2 + (j - (p * units // sharing) // KS)) * WGS + WG
+    count = scratch.arrivals + j * WGS + WG
+    slot = (p * 2 + (j - (p * split.units // split.sharing) // units)) * WGS + WG
     if last - first == 1:  # two parts: the second waits for what the first is writing; a + b is b + a
         done = gl.atomic_add(count, 1) > 0
         if done:
             while gl.atomic_add(count, 0) < 3:
                 pass
             q = first + last - p
-            theirs = (q * 2 + (j - (q * units // sharing) // KS)) * WGS + WG
-            v += gl.load(PARTIAL + theirs.to(gl.int64) * SIZE + at)
+            theirs = (q * 2 + (j - (q * split.units // split.sharing) // units)) * WGS + WG
+            v += gl.load(scratch.partial + theirs.to(gl.int64) * SIZE + at)
             gl.store(count, 0)
         else:
-            gl.store(PARTIAL + slot.to(gl.int64) * SIZE + at, v)
+            gl.store(scratch.partial + slot.to(gl.int64) * SIZE + at, v)
             block_barrier()
             gl.atomic_add(count, 1)
     else:
-        gl.store(PARTIAL + slot.to(gl.int64) * SIZE + at, v)
+        gl.store(scratch.partial + slot.to(gl.int64) * SIZE + at, v)
         block_barrier()
         done = gl.atomic_add(count, 1) == last - first
         if done:
             v = gl.zeros_like(v)
             for q in range(first, last + 1):
-                theirs = (q * 2 + (j - (q * units // sharing) // KS)) * WGS + WG
-                v += gl.load(PARTIAL + theirs.to(gl.int64) * SIZE + at)
+                theirs = (q * 2 + (j - (q * split.units // split.sharing) // units)) * WGS + WG
+                v += gl.load(scratch.partial + theirs.to(gl.int64) * SIZE + at)
             gl.store(count, 0)
     return _from_lanes(v, acc, R, W), done
 
 
 @gluon.jit
-def finished(
-    acc, BIAS_PTR, GLOBAL, row, n, out_unit, divisor, C: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-):  # fmt: skip
-    """Sums to outputs in float32: the decoder's power of two, the tensor's factor, the bias. `outputs.store` says why float64."""
-    acc = acc * out_unit
-    if (GLOBAL_OP == 1) and (not DIVIDE):
-        acc = acc * gl.load(GLOBAL)
-    elif GLOBAL_OP:
-        g = gl.load(GLOBAL).to(gl.float64)
+def finished(acc, values, expert, row, n, factors, L: gl.constexpr, C: gl.constexpr):
+    """Sums to outputs in float32: the decoder's power of two, the tensor's factor, the bias. mma/epilogue.py says why float64."""
+    bias = values.bias + expert.to(gl.int64) * n
+    factor = values.global_scale + expert
+    acc = acc * factors.unit
+    if (C.global_op == 1) and (not C.divide):
+        acc = acc * gl.load(factor)
+    elif C.global_op:
+        g = gl.load(factor).to(gl.float64)
         wide = acc.to(gl.float64)
-        if GLOBAL_OP == 1:
+        if C.global_op == 1:
             wide = wide * g
         else:
             wide = wide / g
-        acc = (wide / divisor).to(gl.float32)
-    if HAS_BIAS:
-        r = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, C))
-        bias = gl.load(BIAS_PTR + r, mask=r < n, other=0).to(gl.float32)
-        acc = acc + gl.expand_dims(bias, 1)
+        acc = (wide / factors.divisor).to(gl.float32)
+    if C.has_bias:
+        r = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, L))
+        acc = acc + gl.expand_dims(gl.load(bias + r, mask=r < n, other=0).to(gl.float32), 1)
     return acc
 
 

@@ -1,18 +1,31 @@
-"""m from 32 up on Hopper for weights in fragment order: outᵀ = W xᵀ, W the register operand of wgmma (docs/design/cuda-gemm.md).
+"""m from 17 up on Hopper for weights in fragment order: yᵀ = W xᵀ, W the register operand of wgmma (docs/cuda-gemm.md).
 
-A program is one producer warp and one to four consumer warpgroups. Per unit of 64 inputs the producer has the copy engine bring x
-(BT rows of 128 bytes, swizzled), words, scales and addends into a stage of shared memory. A consumer warpgroup owns 64 R rows of
-W and all BT tokens of a tile: it finishes its words in registers (`register_operand`), multiplies them with the x that all
-warpgroups share, and (AHEAD) reads the next words while the products run. The warpgroups do not wait for each other, so one
-decodes while the other's products run. There is no dense tile. WGS warpgroups lie along the rows; WGK share the rows and take
-turns along the inputs, and their sums meet in shared memory at a tile's end.
+    a tile of y                                   a program
+    rows ↓    tokens →                            ┌ producer warp ─────────────────────────────────────┐
+    ┌──────────────┐  ┐                           │ unit by unit: x, words, scales, addends → a stage  │
+    │ warpgroup 0  │  │ 64 · row_blocks rows      └───────────────┬────────────────────────────────────┘
+    ├──────────────┤  ┘                              full ↓       │       ↑ empty        (stages of shared memory)
+    │ warpgroup 1  │                              ┌ consumer warpgroups ────────────┴──────────────────┐
+    └──────────────┘                              │ words → registers, decoded; wgmma with the x of all │
+    row_groups warpgroups along the rows,         └─────────────────────────────────────────────────────┘
+    input_groups warpgroups on the same rows, each every input_groups-th unit of 64 inputs
 
-Programs stay: as many as fit the machine. The tiles that make no whole round come first, their units shared out evenly; a tile
-cut in parts is summed in order by the program that finishes last, so results do not change from run to run. Then each program
-takes every num_programs-th tile. Copies run up to STAGES units ahead, across tiles.
+Per unit of 64 inputs the producer has the copy engine bring x (`tokens` rows of 128 bytes, swizzled), words, scales and addends
+into a stage of shared memory. A consumer warpgroup finishes its words in registers (operand.py), multiplies them with the x that
+all warpgroups share, and (`ahead`) reads the next words while the products run. Warpgroups do not wait for each other, so one
+decodes while the other's products run. There is no dense tile. The sums of warpgroups on the same rows are added in shared memory
+at the end of a tile.
+
+A launch has as many programs as fit the machine. The tiles that make no whole round come first, their units divided evenly among
+`sharing` programs; a tile cut in parts is summed in order by the program that finishes last, so results do not change from run to
+run. Then each program takes every num_programs-th tile. Copies run up to `stages` units ahead, across tiles.
+
+Index names follow mma/plan.py. A *piece* is the units of one tile that one program does.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,116 +33,241 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..portable.decode_tile import NONE
-from .epilogue import finished, gated_rows, give, meet, take
+from .epilogue import add_parts, finished, gated_rows, hand_over, take_over
 from .gluon_compat import block_barrier, copy_in, copy_out
-from .operand import operand, places, terms_layout, unit, words_layout
+from .operand import operand, pair_positions, terms_layout, unit, words_layout
+
+
+class Values(NamedTuple):
+    """Pointers to the bias and the tensor's factor."""
+
+    bias: Any
+    global_scale: Any
+
+
+class Blocks(NamedTuple):
+    """Pointers to a stack's token blocks: how many, and each one's expert and half-open range of pairs."""
+
+    count: Any
+    expert: Any
+    first: Any
+    last: Any
+
+
+class Scratch(NamedTuple):
+    """Pointers to the partial sums of cut tiles and to their arrival counters."""
+
+    partial: Any
+    arrivals: Any
+
+
+class Work(NamedTuple):
+    """Numbers of a launch: tokens m, outputs n, tiles of y, programs that share those beyond whole rounds, blocks of rows and of
+    tokens, and units of 64 inputs in a row."""
+
+    m: Any
+    n: Any
+    tiles: Any
+    sharing: Any
+    rows: Any
+    tokens: Any
+    units: Any
+
+
+class Factors(NamedTuple):
+    """The shift of E8M0 scales, the power of two that the sums lack, and the format's divisor."""
+
+    shift: Any
+    unit: Any
+    divisor: Any
+
+
+class Maps(NamedTuple):
+    """Tensor maps."""
+
+    y: Any
+    x: Any
+    words: Any
+    scales: Any
+    addends: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory: a stage's x, words, scales and addends; outputs; barriers of full and empty stages; sums of warpgroups that
+    share rows, and the barriers that say they were written and read."""
+
+    x: Any
+    words: Any
+    scales: Any
+    addends: Any
+    y: Any
+    full: Any
+    empty: Any
+    sums: Any
+    written: Any
+    read: Any
+
+
+class Split(NamedTuple):
+    """A program's part of a launch: blocks of tokens, whole rounds, programs that share the rest, units of that rest."""
+
+    tokens: Any
+    whole: Any
+    sharing: Any
+    units: Any
+
+
+class Config(NamedTuple):
+    """What a kernel is compiled for.
+
+    tokens, row_blocks         tokens of a tile; blocks of 64 rows of a warpgroup
+    row_groups, input_groups   warpgroups along the rows; warpgroups on the same rows
+    stages                     stages of shared memory
+    group, groups              inputs that share a scale; scale groups in a unit (1 when larger)
+    scale_words                16-bit words of a unit's scales in 16 rows
+    kind, bits, scale, addend  element, width of a code, kinds of scale and addend (decode.py)
+    arithmetic                 operand.HALF, BFLOAT, WIDE or WIDE_BFLOAT
+    global_op, divide          the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's divisor applies
+    has_bias, half             a bias is added; activations are float16 (else bfloat16)
+    adjacent                   token blocks that neighbouring programs take for the same rows
+    store                      2: the copy engine writes y; 1: every lane writes what it has
+    routed, gate               a stack of experts; the activation that joins rows 2 j and 2 j + 1 (moe.ACTIVATIONS), 0 none
+    ahead                      the next words are read while products run
+    pdl                        the launch overlaps with the previous kernel
+    """
+
+    tokens: int
+    row_blocks: int
+    row_groups: int
+    input_groups: int
+    stages: int
+    group: int
+    groups: int
+    scale_words: int
+    kind: int
+    bits: int
+    scale: int
+    addend: int
+    arithmetic: int
+    global_op: int
+    divide: bool
+    has_bias: bool
+    half: bool
+    adjacent: int
+    store: int
+    routed: bool
+    gate: int
+    ahead: bool
+    pdl: bool
+
+    def constants(self) -> Config:
+        """Itself; called in a kernel, the record whose fields are compile-time constants."""
+        return self
 
 
 @gluon.constexpr_function
-def workers(warpgroups):
+def warps_of(warpgroups):
     """Warps of the partitions beside the first: the other consumers, and the producer."""
     return [4] * (warpgroups - 1) + [1]
 
 
 @gluon.constexpr_function
-def registers(warpgroups):
+def registers_of(warpgroups):
     """Registers a thread of the same."""
     return [[240, 240, 152, 112][warpgroups - 1]] * (warpgroups - 1) + [24]
 
 
 @gluon.jit
-def _piece(seg, p, programs, whole, sharing, units, KS):
-    """Piece `seg` of a program: tile and its units k0 to k1. Pieces 0 and 1 are its share of the tiles beyond whole rounds."""
-    tile = (seg - 2) * programs + p
+def piece(index, p, programs, split, units):
+    """Piece `index` of program p: its tile and its units k0 to k1. Pieces 0 and 1 are its part of the tiles beyond whole
+    rounds."""
+    tile = (index - 2) * programs + p
     k0 = 0 * p
-    k1 = KS + 0 * p
-    if seg < 2:
-        lo = gl.minimum(p * units // sharing, units)
-        hi = gl.minimum((p + 1) * units // sharing, units)
-        j = lo // KS + seg
-        k0 = gl.maximum(lo - j * KS, 0)
-        k1 = gl.maximum(gl.minimum(hi - j * KS, KS), k0)
-        tile = whole * programs + j
+    k1 = units + 0 * p
+    if index < 2:
+        lo = gl.minimum(p * split.units // split.sharing, split.units)
+        hi = gl.minimum((p + 1) * split.units // split.sharing, split.units)
+        j = lo // units + index
+        k0 = gl.maximum(lo - j * units, 0)
+        k1 = gl.maximum(gl.minimum(hi - j * units, units), k0)
+        tile = split.whole * programs + j
     return tile, k0, k1
 
 
 @gluon.jit
-def _place(tile, rows, tokens, TOGETHER: gl.constexpr):
-    """Row block and token block of a tile: TOGETHER token blocks side by side, then down the rows."""
-    each = TOGETHER * rows
-    first = tile // each * TOGETHER
-    wide = gl.minimum(tokens - first, TOGETHER)
+def tile_position(tile, rows, tokens, ADJACENT: gl.constexpr):
+    """Row block and token block of a tile: ADJACENT token blocks side by side, then down the rows."""
+    each = ADJACENT * rows
+    first = tile // each * ADJACENT
+    wide = gl.minimum(tokens - first, ADJACENT)
     inside = tile % each
     return inside // wide, first + inside % wide
 
 
 @gluon.jit
-def _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED: gl.constexpr):
-    """Tiles, token blocks, whole rounds, programs that share the rest, units of the rest."""
-    if ROUTED:
-        tokens = gl.load(BLOCKS).to(gl.int32)
-        tiles = rows * tokens
+def split_of(work, blocks, C: gl.constexpr):
+    """How the tiles are divided; a routed launch learns the number of its token blocks from the device."""
+    tiles = work.tiles
+    sharing = work.sharing
+    tokens = work.tokens
+    if C.routed:
+        tokens = gl.load(blocks.count).to(gl.int32)
+        tiles = work.rows * tokens
         sharing = gl.maximum(tiles % gl.num_programs(0), 1)
     whole = tiles // gl.num_programs(0)
-    return tokens, whole, sharing, (tiles - whole * gl.num_programs(0)) * KS
+    return Split(tokens, whole, sharing, (tiles - whole * gl.num_programs(0)) * work.units)
 
 
 @gluon.jit
-def _copy_weight(
-    w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, live, BITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr,
-    SW: gl.constexpr, ADD: gl.constexpr,
-):  # fmt: skip
+def copy_weight(maps, shared, bar, stage, row, k, live, C: gl.constexpr):
     """Words, scales and addends of unit k into a stage; `row` counts tiles of 16 rows."""
-    group = k * 64 // GROUP
-    copy_in(w_desc, [row, k * BITS, 0], bar, ws.index(stage), pred=live)
-    copy_in(s_desc, [row, group * (SW // GROUPS)], bar, ss.index(stage), pred=live)
-    if ADD != NONE:
-        copy_in(a_desc, [row, group * 16], bar, zs.index(stage), pred=live)
+    group = k * 64 // C.group
+    copy_in(maps.words, [row, k * C.bits, 0], bar, shared.words.index(stage), pred=live)
+    copy_in(maps.scales, [row, group * (C.scale_words // C.groups)], bar, shared.scales.index(stage), pred=live)
+    if C.addend != NONE:
+        copy_in(maps.addends, [row, group * 16], bar, shared.addends.index(stage), pred=live)
 
 
 @gluon.jit
-def _produce(
-    x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS, R16,
-    BN: gl.constexpr, BT: gl.constexpr, BITS: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr, SW: gl.constexpr,
-    ADD: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, ROUTED: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
+def produce(maps, blocks, shared, work, C: gl.constexpr):
     """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have left it."""
-    BYTES: gl.constexpr = BT * 128 + BN * 8 * BITS + max(BN // 16, 8) * (SW + (0 if ADD == NONE else 16 * GROUPS)) * 2
+    BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
+    TERMS: gl.constexpr = C.scale_words + (0 if C.addend == NONE else 16 * C.groups)
+    BYTES: gl.constexpr = C.tokens * 128 + BN * 8 * C.bits + max(BN // 16, 8) * TERMS * 2
+    STAGES: gl.constexpr = C.stages
+    tiles16 = (work.n + 15) // 16
     p = gl.program_id(0)
     programs = gl.num_programs(0)
-    tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
+    split = split_of(work, blocks, C)
     early = 0 * p
-    if not ROUTED:  # the first weights do not depend on the kernel before, x does
-        tile, k0, k1 = _piece(0 * p, p, programs, whole, sharing, units, KS)
+    if not C.routed:  # the first weights do not depend on the kernel before, x does
+        tile, k0, k1 = piece(0 * p, p, programs, split, work.units)
         if k1 == k0:
             tile = p + 0
             k0 = 0 * p
-            k1 = gl.where(whole > 0, KS, 0)
+            k1 = gl.where(split.whole > 0, work.units, 0)
         early = gl.minimum(k1 - k0, STAGES)
-        row, token = _place(tile, rows, tokens, TOGETHER)
+        row, token = tile_position(tile, work.rows, split.tokens, C.adjacent)
         for i in gl.static_range(STAGES):
-            mbarrier.expect(full.index(i), BYTES, pred=i < early)
-            _copy_weight(
-                w_desc, s_desc, a_desc, ws, ss, zs, full.index(i), i, row * (BN // 16), k0 + i, i < early, BITS, GROUPS,
-                GROUP, SW, ADD,
-            )  # fmt: skip
-        if PDL:
+            mbarrier.expect(shared.full.index(i), BYTES, pred=i < early)
+            copy_weight(maps, shared, shared.full.index(i), i, row * (BN // 16), k0 + i, i < early, C)
+        if C.pdl:
             gdc_wait()
     stage = 0 * p
     phase = 1 + 0 * p
-    for seg in range(whole + 2):
-        tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
+    for index in range(split.whole + 2):
+        tile, k0, k1 = piece(index, p, programs, split, work.units)
         if k1 > k0:
-            row, token = _place(tile, rows, tokens, TOGETHER)
+            row, token = tile_position(tile, work.rows, split.tokens, C.adjacent)
             row *= BN // 16
-            if ROUTED:
-                row += gl.load(EXPERT + token).to(gl.int32) * R16
+            if C.routed:
+                row += gl.load(blocks.expert + token).to(gl.int32) * tiles16
             for k in range(k0, k1):
-                bar = full.index(stage)
-                mbarrier.wait(empty.index(stage), phase)
+                bar = shared.full.index(stage)
+                mbarrier.wait(shared.empty.index(stage), phase)
                 mbarrier.expect(bar, BYTES, pred=early <= 0)
-                _copy_weight(w_desc, s_desc, a_desc, ws, ss, zs, bar, stage, row, k, early <= 0, BITS, GROUPS, GROUP, SW, ADD)
-                copy_in(x_desc, [token * BT, k * 64], bar, xs.index(stage))
+                copy_weight(maps, shared, bar, stage, row, k, early <= 0, C)
+                copy_in(maps.x, [token * C.tokens, k * 64], bar, shared.x.index(stage))
                 early -= 1
                 stage += 1
                 if stage == STAGES:
@@ -138,7 +276,7 @@ def _produce(
 
 
 @gluon.jit
-def _mine(v, WG: gl.constexpr, ROWS: gl.constexpr):
+def own_rows(v, WG: gl.constexpr, ROWS: gl.constexpr):
     """Terms of the ROWS tiles of warpgroup WG in what a stage holds for all; the loads of the others are dead."""
     if v.shape[0] == ROWS:
         return v
@@ -152,25 +290,23 @@ def _mine(v, WG: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def _words(
-    ws, ss, zs, full, stage, phase, more, shift, LW: gl.constexpr, LS: gl.constexpr, LA: gl.constexpr, WG: gl.constexpr,
-    WGS: gl.constexpr, R: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
-    WAY: gl.constexpr, BITS: gl.constexpr,
-):  # fmt: skip
+def read_stage(shared, stage, phase, more, shift, WG: gl.constexpr, C: gl.constexpr):
     """A warpgroup's words and terms of a stage, its two halves apart. What follows the last unit is never multiplied."""
-    mbarrier.wait(full.index(stage), phase, pred=more)
-    if ADD == NONE:
+    R: gl.constexpr = C.row_blocks
+    LW: gl.constexpr = words_layout(R, 4, C.group == 16, C.bits)
+    LS: gl.constexpr = terms_layout(max(R * C.row_groups, 2), 4, C.groups, C.scale_words // C.groups // 8)
+    LA: gl.constexpr = terms_layout(max(R * C.row_groups, 2), 4, C.groups, 2)
+    mbarrier.wait(shared.full.index(stage), phase, pred=more)
+    if C.addend == NONE:
         z = 0
     else:
-        z = _mine(zs.index(stage).load(LA), WG, 4 * R)
-    return unit(
-        ws.index(stage).slice(WG * 4 * R, 4 * R).load(LW), _mine(ss.index(stage).load(LS), WG, 4 * R), z, shift, R, 4, GROUPS,
-        BY_16, SCALE, ADD, WAY, BITS,
-    )  # fmt: skip
+        z = own_rows(shared.addends.index(stage).load(LA), WG, 4 * R)
+    words = shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(LW)
+    return unit(words, own_rows(shared.scales.index(stage).load(LS), WG, 4 * R), z, shift, C)
 
 
 @gluon.jit
-def _joined(low, high, A: gl.constexpr):
+def join_halves(low, high, A: gl.constexpr):
     """Two operands of 32 inputs as one of 64."""
     ROWS: gl.constexpr = low.shape[0]
     v = gl.reshape(gl.permute(gl.join(low, high), [0, 2, 1]), [ROWS, 64])
@@ -178,201 +314,176 @@ def _joined(low, high, A: gl.constexpr):
 
 
 @gluon.jit
-def _consume(
-    y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums,
-    given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
-    WGS: gl.constexpr, WGK: gl.constexpr, BT: gl.constexpr, R: gl.constexpr, STAGES: gl.constexpr, BY_16: gl.constexpr,
-    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
-    WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
-    NUMBER: gl.constexpr,
-):  # fmt: skip
-    """Warpgroup WG of the WGS along the rows, turn WK of the WGK along the inputs: rows WG · 64 R and on of every tile."""
-    WG: gl.constexpr = NUMBER % WGS
-    WK: gl.constexpr = NUMBER // WGS
-    MINE: gl.constexpr = 64 * R
-    BN: gl.constexpr = MINE * WGS
-    C: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BT, 16])
-    A: gl.constexpr = gl.DotOperandLayout(0, C, 2)
-    LW: gl.constexpr = words_layout(R, 4, BY_16, BITS)
-    LS: gl.constexpr = terms_layout(max(R * WGS, 2), 4, GROUPS, SW // GROUPS // 8)
-    LA: gl.constexpr = terms_layout(max(R * WGS, 2), 4, GROUPS, 2)
-    dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
-    place, times = places(R, 4, GROUPS, KIND, WAY, BITS)
+def consume(maps, y, values, blocks, scratch, shared, work, factors, C: gl.constexpr, NUMBER: gl.constexpr):
+    """Consumer NUMBER: warpgroup WG of those along the rows, number WK of those on the same rows."""
+    WG: gl.constexpr = NUMBER % C.row_groups
+    WK: gl.constexpr = NUMBER // C.row_groups
+    WGK: gl.constexpr = C.input_groups
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.tokens, 16])
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    positions = pair_positions(C)
     p = gl.program_id(0)
     programs = gl.num_programs(0)
-    tokens, whole, sharing, units = _work(tiles, sharing, rows, tokens, BLOCKS, KS, ROUTED)
-    low = gl.minimum(p * units // sharing, units)
-    share = gl.minimum((p + 1) * units // sharing, units) - low
-    left = (whole * KS + share + (WGK - 1 - WK)) // WGK
+    split = split_of(work, blocks, C)
+    low = gl.minimum(p * split.units // split.sharing, split.units)
+    own = gl.minimum((p + 1) * split.units // split.sharing, split.units) - low
+    left = (split.whole * work.units + own + (WGK - 1 - WK)) // WGK
     stage = WK + 0 * p
     phase = 0 * p
-    turn = 0 * p
-    if AHEAD:
-        first, second = _words(
-            ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
-        )
-    for seg in range(whole + 2):
-        tile, k0, k1 = _piece(seg, p, programs, whole, sharing, units, KS)
-        acc = gl.zeros([MINE, BT], gl.float32, layout=C)
+    parity = 0 * p
+    if C.ahead:
+        first, second = read_stage(shared, stage, phase, left > 0, factors.shift, WG, C)
+    for index in range(split.whole + 2):
+        tile, k0, k1 = piece(index, p, programs, split, work.units)
+        acc = gl.zeros([64 * C.row_blocks, C.tokens], gl.float32, layout=ACC)
         # Unit i of all that a program does is this warpgroup's where i mod WGK is WK.
-        before = gl.where(seg < 2, gl.maximum((low // KS + seg) * KS - low, 0), share + (seg - 2) * KS) + (WGK - 1 - WK)
+        before = gl.where(
+            index < 2, gl.maximum((low // work.units + index) * work.units - low, 0), own + (index - 2) * work.units
+        )
+        before = before + (WGK - 1 - WK)
         for k in range(before // WGK, (before + k1 - k0) // WGK):  # noqa: B007
-            if not AHEAD:
-                first, second = _words(
-                    ws, ss, zs, full, stage, phase, True, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
-                )
-            a = _joined(
-                operand(first, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, BITS, A),
-                operand(second, place, times, R, 4, GROUPS, KIND, SCALE, ADD, WAY, HALF, BITS, A),
-                A,
-            )
-            acc = warpgroup_mma(a, xs.index(stage).permute((1, 0)), acc, is_async=True)
-            done = empty.index(stage)
+            if not C.ahead:
+                first, second = read_stage(shared, stage, phase, True, factors.shift, WG, C)
+            a = join_halves(operand(first, positions, A, C), operand(second, positions, A, C), A)
+            acc = warpgroup_mma(a, shared.x.index(stage).permute((1, 0)), acc, is_async=True)
+            done = shared.empty.index(stage)
             stage += WGK
-            if stage >= STAGES:
-                stage -= STAGES
+            if stage >= C.stages:
+                stage -= C.stages
                 phase ^= 1
             left -= 1
-            if AHEAD:
-                first, second = _words(
-                    ws, ss, zs, full, stage, phase, left > 0, shift, LW, LS, LA, WG, WGS, R, GROUPS, BY_16, SCALE, ADD, WAY, BITS
-                )
+            if C.ahead:
+                first, second = read_stage(shared, stage, phase, left > 0, factors.shift, WG, C)
             acc, a = warpgroup_mma_wait(0, deps=[acc, a])
             mbarrier.arrive(done)
         if k1 > k0:
             if WK > 0:
-                give(sums, given, taken, (WK - 1) * WGS + WG, turn, acc, R)
+                hand_over(shared, (WK - 1) * C.row_groups + WG, parity, acc, C)
             else:
-                acc = take(sums, given, taken, WG, turn, acc, R, WGS, WGK)
-                row, token = _place(tile, rows, tokens, TOGETHER)
-                first_row = row * BN + WG * MINE
+                acc = take_over(shared, WG, parity, acc, C)
                 last = p >= 0
-                if k1 - k0 < KS:
-                    acc, last = meet(PARTIAL, COUNT, acc, tile - whole * programs, sharing, units, p, KS, R, WG, WGS)
+                row, token = tile_position(tile, work.rows, split.tokens, C.adjacent)
+                if k1 - k0 < work.units:
+                    acc, last = add_parts(scratch, acc, tile - split.whole * programs, split, p, work.units, WG, C)
                 if last:
-                    last_token = m
-                    expert = 0 * p
-                    if ROUTED:
-                        expert = gl.load(EXPERT + token).to(gl.int32)
-                        last_token = token * BT + gl.load(LAST + token).to(gl.int32) - gl.load(FIRST + token).to(gl.int32)
-                    y = finished(
-                        acc, BIAS_PTR + expert.to(gl.int64) * n, GLOBAL + expert, first_row, n, out_unit, divisor, C, GLOBAL_OP,
-                        DIVIDE, HAS_BIAS,
-                    )  # fmt: skip
-                    if GATE:
-                        y = gated_rows(y, GATE, 4)
-                    HALVES: gl.constexpr = 2 if GATE else 1
-                    if STORE == 2:
-                        tma.store_wait(0)
-                        block_barrier()
-                        ys.index(WG).permute((1, 0)).store(y.to(dtype))
-                        fence_async_shared()
-                        block_barrier()
-                        copy_out(y_desc, [token * BT, first_row // HALVES], ys.index(WG))
-                    else:
-                        L: gl.constexpr = y.type.layout
-                        width = n // HALVES
-                        r = first_row // HALVES + gl.arange(0, MINE // HALVES, layout=gl.SliceLayout(1, L))[:, None]
-                        t = token * BT + gl.arange(0, BT, layout=gl.SliceLayout(0, L))[None, :]
-                        gl.store(Y + t.to(gl.int64) * width + r, y.to(Y.dtype.element_ty), mask=(r < width) & (t < last_token))
-            turn ^= 1
-    if STORE == 2 and WK == 0:
+                    write_tile(maps.y, y, values, blocks, shared, work, factors, acc, row, token, WG, ACC, C)
+            parity ^= 1
+    if C.store == 2 and WK == 0:
         tma.store_wait(0)
 
 
 @gluon.jit
-def _partition(
-    y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys,
-    full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
-    BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
-    WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
-    PDL: gl.constexpr, NUMBER: gl.constexpr,
+def write_tile(
+    y_map, y, values, blocks, shared, work, factors, acc, row, token, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
-    """Consumer NUMBER of WGS · WGK, or after them the producer."""
-    if NUMBER < WGS * WGK:
-        _consume(
-            y_desc, Y, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws, ss, zs, ys, full, empty, sums,
-            given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor, WGS, WGK, BT, R, STAGES,
-            GROUP == 16, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS, HALF, TOGETHER, STORE, ROUTED,
-            GATE, AHEAD, NUMBER,
-        )  # fmt: skip
+    """The sums of a warpgroup's rows of a tile to y."""
+    ROWS: gl.constexpr = 64 * C.row_blocks
+    HALVES: gl.constexpr = 2 if C.gate else 1
+    first_row = row * (ROWS * C.row_groups) + WG * ROWS
+    end_token = work.m
+    expert = 0 * row
+    if C.routed:
+        expert = gl.load(blocks.expert + token).to(gl.int32)
+        end_token = token * C.tokens + gl.load(blocks.last + token).to(gl.int32) - gl.load(blocks.first + token).to(gl.int32)
+    out = finished(acc, values, expert, first_row, work.n, factors, ACC, C)
+    if C.gate:
+        out = gated_rows(out, C.gate, 4)
+    if C.store == 2:
+        tma.store_wait(0)
+        block_barrier()
+        shared.y.index(WG).permute((1, 0)).store(out.to(gl.float16 if C.half else gl.bfloat16))
+        fence_async_shared()
+        block_barrier()
+        copy_out(y_map, [token * C.tokens, first_row // HALVES], shared.y.index(WG))
     else:
-        _produce(
-            x_desc, w_desc, s_desc, a_desc, BLOCKS, EXPERT, xs, ws, ss, zs, full, empty, tiles, sharing, rows, tokens, KS,
-            (n + 15) // 16, 64 * R * WGS, BT, BITS, GROUPS, GROUP, SW, ADD, STAGES, TOGETHER, ROUTED, PDL,
-        )  # fmt: skip
+        L: gl.constexpr = out.type.layout
+        width = work.n // HALVES
+        r = first_row // HALVES + gl.arange(0, ROWS // HALVES, layout=gl.SliceLayout(1, L))[:, None]
+        t = token * C.tokens + gl.arange(0, C.tokens, layout=gl.SliceLayout(0, L))[None, :]
+        gl.store(y + t.to(gl.int64) * width + r, out.to(y.dtype.element_ty), mask=(r < width) & (t < end_token))
 
 
-@gluon.jit(
-    do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "KS", "shift"],
-    do_not_specialize_on_alignment=["BIAS_PTR", "GLOBAL", "BLOCKS", "EXPERT", "FIRST", "LAST", "COUNT"],
-)
-def wgmma_kernel(
-    y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT,
-    m, n, tiles, sharing, rows, tokens, KS, shift, out_unit, divisor,
-    BT: gl.constexpr, R: gl.constexpr, WGS: gl.constexpr, WGK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    GROUPS: gl.constexpr, SW: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, SCALE: gl.constexpr, ADD: gl.constexpr,
-    WAY: gl.constexpr, GLOBAL_OP: gl.constexpr, DIVIDE: gl.constexpr, HAS_BIAS: gl.constexpr, HALF: gl.constexpr,
-    TOGETHER: gl.constexpr, STORE: gl.constexpr, ROUTED: gl.constexpr, GATE: gl.constexpr, AHEAD: gl.constexpr,
-    PDL: gl.constexpr,
-):  # fmt: skip
-    """y (m, n) = x wᵀ + bias, one tile being 64 R WGS rows of w by BT tokens.
+@gluon.jit
+def partition(maps, y, values, blocks, scratch, shared, work, factors, C: gl.constexpr, NUMBER: gl.constexpr):
+    """Consumer NUMBER of row_groups · input_groups, or after them the producer."""
+    if NUMBER < C.row_groups * C.input_groups:
+        consume(maps, y, values, blocks, scratch, shared, work, factors, C, NUMBER)
+    else:
+        produce(maps, blocks, shared, work, C)
 
-    tiles   rows · tokens blocks; `sharing` programs take those beyond whole rounds
-    KS      units of 64 inputs in a row               R       blocks of 64 rows a warpgroup
-    WGS     warpgroups along the rows                 WGK     warpgroups that take turns along the inputs
-    GROUPS  scale groups in a unit (1 when larger)    SW      16-bit words of a unit's scales in 16 rows
-    STORE   2: the copy engine writes y               1: every lane writes what it has
-    AHEAD   the next words are read while products run
-    ROUTED  a stack of weights: BLOCKS[0] token blocks, block b of expert EXPERT[b] with LAST[b] − FIRST[b] tokens; x and y
-            have BT rows a block
-    GATE    rows 2 j and 2 j + 1 are gate and up of output j: 0 as they are, else the activation (experts.ACTIVATIONS)
-    """
-    BN: gl.constexpr = 64 * R * WGS
-    dtype: gl.constexpr = gl.float16 if HALF else gl.bfloat16
-    xs = gl.allocate_shared_memory(dtype, [STAGES, BT, 64], x_desc.layout)
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, BITS, 32], w_desc.layout)
-    ss = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), SW], s_desc.layout)
-    zs = ss
-    if ADD != NONE:
-        zs = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), 16 * GROUPS], a_desc.layout)
-    ys = ss
-    if STORE == 2:
-        ys = gl.allocate_shared_memory(dtype, [WGS, BT, 32 * R if GATE else 64 * R], y_desc.layout)
+
+@gluon.jit
+def allocate(maps, C: gl.constexpr):
+    """The shared memory of a program, barriers initialized; what a kernel does not need stands for something it has."""
+    WGS: gl.constexpr = C.row_groups
+    WGK: gl.constexpr = C.input_groups
+    BN: gl.constexpr = 64 * C.row_blocks * WGS
+    STAGES: gl.constexpr = C.stages
+    dtype: gl.constexpr = gl.float16 if C.half else gl.bfloat16
+    x = gl.allocate_shared_memory(dtype, [STAGES, C.tokens, 64], maps.x.layout)
+    words = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, C.bits, 32], maps.words.layout)
+    scales = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), C.scale_words], maps.scales.layout)
+    addends = scales
+    if C.addend != NONE:
+        addends = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), 16 * C.groups], maps.addends.layout)
+    y = scales
+    if C.store == 2:
+        y = gl.allocate_shared_memory(dtype, [WGS, C.tokens, (32 if C.gate else 64) * C.row_blocks], maps.y.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=WGS)
-    sums = ss
-    given = full
-    taken = empty
+    sums = scales
+    written = full
+    read = empty
     if WGK > 1:
         LANES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-        sums = gl.allocate_shared_memory(gl.float32, [WGS * (WGK - 1), R * (BT // 8), 128, 4], LANES)
-        given = gl.allocate_shared_memory(gl.int64, [WGS * (WGK - 1), 1], mbarrier.MBarrierLayout())
-        taken = gl.allocate_shared_memory(gl.int64, [WGS * (WGK - 1), 1], mbarrier.MBarrierLayout())
+        sums = gl.allocate_shared_memory(gl.float32, [WGS * (WGK - 1), C.row_blocks * (C.tokens // 8), 128, 4], LANES)
+        written = gl.allocate_shared_memory(gl.int64, [WGS * (WGK - 1), 1], mbarrier.MBarrierLayout())
+        read = gl.allocate_shared_memory(gl.int64, [WGS * (WGK - 1), 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(WGS * (WGK - 1)):
-            mbarrier.init(given.index(i), count=1)
-            mbarrier.init(taken.index(i), count=1)
+            mbarrier.init(written.index(i), count=1)
+            mbarrier.init(read.index(i), count=1)
+    return Shared(x, words, scales, addends, y, full, empty, sums, written, read)
+
+
+@gluon.jit(
+    do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "units", "shift"],
+    do_not_specialize_on_alignment=["bias", "global_scale", "count", "expert", "first", "last", "arrivals"],
+)
+def wgmma_kernel(
+    y_map, y, x_map, w_map, s_map, a_map, bias, global_scale, count, expert, first, last, partial, arrivals,
+    m, n, tiles, sharing, rows, tokens, units, shift, unit, divisor, config: gl.constexpr,
+):  # fmt: skip
+    """y (m, n) = x wᵀ + bias, one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens.
+
+    The arguments are those of Maps, Values, Blocks, Scratch, Work and Factors in order. They come one by one because Triton 3.6
+    specializes numbers and pointers inside a record whatever `do_not_specialize` says, which would compile a kernel for every
+    shape; the records are made here.
+
+    In a stack of experts (config.routed) block b of tokens belongs to expert[b] and has last[b] − first[b] tokens; x and y have
+    `config.tokens` rows a block.
+    """
+    C: gl.constexpr = config.constants()
+    maps = Maps(y_map, x_map, w_map, s_map, a_map)
+    values = Values(bias, global_scale)
+    blocks = Blocks(count, expert, first, last)
+    scratch = Scratch(partial, arrivals)
+    work = Work(m, n, tiles, sharing, rows, tokens, units)
+    factors = Factors(shift, unit, divisor)
+    WARPGROUPS: gl.constexpr = C.row_groups * C.input_groups
+    shared = allocate(maps, C)
     fence_async_shared()
     block_barrier()
-    if PDL:
+    if C.pdl:
         gdc_launch_dependents()
-        if ROUTED:
+        if C.routed:
             gdc_wait()  # which expert's words to read is known only now
     gl.warp_specialize(
         [
-            (_partition, (
-                y_desc, Y, x_desc, w_desc, s_desc, a_desc, BIAS_PTR, GLOBAL, BLOCKS, EXPERT, FIRST, LAST, PARTIAL, COUNT, xs, ws,
-                ss, zs, ys, full, empty, sums, given, taken, m, n, tiles, sharing, rows, tokens, KS, shift, out_unit,
-                divisor, BT, R, WGS, WGK, STAGES, GROUP, GROUPS, SW, KIND, BITS, SCALE, ADD, WAY, GLOBAL_OP, DIVIDE, HAS_BIAS,
-                HALF, TOGETHER, STORE, ROUTED, GATE, AHEAD, PDL, number,
-            ))
-            for number in (0, 1, 2, 3, 4)[: WGS * WGK + 1]
+            (partition, (maps, y, values, blocks, scratch, shared, work, factors, C, number))
+            for number in (0, 1, 2, 3, 4)[: WARPGROUPS + 1]
         ],
-        workers(WGS * WGK), registers(WGS * WGK),
+        warps_of(WARPGROUPS), registers_of(WARPGROUPS),
     )  # fmt: skip

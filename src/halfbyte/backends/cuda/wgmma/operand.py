@@ -29,7 +29,7 @@ WIDE_BFLOAT = gl.constexpr(3)  # the same, scales bfloat16
 def assembly(kind, add, scale, way, half, bits=4):
     """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8; of 2 bits a word for each row,
     and $2 and $3 the pairs eight inputs further. Inputs, as many registers each as there are results, the third belonging to row
-    g + 8: the word; of 2 and 4 bits, where in it the pairs are (`places`) and for E2M1 a multiplier; scales; addends."""
+    g + 8: the word; of 2 and 4 bits, where in it the pairs are (`pair_positions`) and for E2M1 a multiplier; scales; addends."""
     names = ["word"] + (["place"] if bits < 8 else []) + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
     results = 4 if bits == 2 else 2
     r = {name: [f"${results + 2 * results * i}", f"${results + 2 * results * i + 2}"] for i, name in enumerate(names)}
@@ -173,7 +173,7 @@ def operand_layout(r, warps, groups):
 
 
 @gluon.constexpr_function
-def place_of(kind, way, odd, down):
+def pair_position(kind, way, odd, down):
     """(mask, multiplier) of an E2M1 pair in its word, or (shift, 0) of an integer pair: of lanes with odd t, of row g + 8."""
     if kind == E2M1:  # order.spread_e2m1: sign and magnitude to bits 15 and 9 to 11
         return [[(-0x71FF7200, 1), (0x11C011C0, 8)], [(0x40384038, 66), (0x20072007, 516)]][odd][down]
@@ -181,18 +181,18 @@ def place_of(kind, way, odd, down):
 
 
 @gluon.jit
-def places(R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, WAY: gl.constexpr, BITS: gl.constexpr):
-    """`place_of` of every lane and row of 4-bit codes: two tensors. Of 2 bits, a lane's shift."""
-    L: gl.constexpr = operand_layout(R, W, max(1, GROUPS // 2))
+def pair_positions(C: gl.constexpr):
+    """`pair_position` of every lane and row of 4-bit codes: two tensors. Of 2 bits, a lane's shift."""
+    L: gl.constexpr = operand_layout(C.row_blocks, 4, max(1, C.groups // 2))
     odd = axis(4, 2, L, 10) == 1
     down = axis(8, 2, L, 10) == 1
-    A: gl.constexpr = place_of(KIND, WAY, 0, 0)
-    B: gl.constexpr = place_of(KIND, WAY, 0, 1)
-    C: gl.constexpr = place_of(KIND, WAY, 1, 0)
-    D: gl.constexpr = place_of(KIND, WAY, 1, 1)
-    place = gl.where(down, gl.where(odd, D[0], B[0]), gl.where(odd, C[0], A[0]))
-    times = gl.where(down, gl.where(odd, D[1], B[1]), gl.where(odd, C[1], A[1]))
-    if BITS == 2:
+    EVEN: gl.constexpr = pair_position(C.kind, C.arithmetic, 0, 0)
+    EVEN_HIGH: gl.constexpr = pair_position(C.kind, C.arithmetic, 0, 1)
+    ODD: gl.constexpr = pair_position(C.kind, C.arithmetic, 1, 0)
+    ODD_HIGH: gl.constexpr = pair_position(C.kind, C.arithmetic, 1, 1)
+    place = gl.where(down, gl.where(odd, ODD_HIGH[0], EVEN_HIGH[0]), gl.where(odd, ODD[0], EVEN[0]))
+    times = gl.where(down, gl.where(odd, ODD_HIGH[1], EVEN_HIGH[1]), gl.where(odd, ODD[1], EVEN[1]))
+    if C.bits == 2:
         place = 8 * axis(3, 2, L, 10) + 4 * axis(4, 2, L, 10)
     return place, times
 
@@ -310,29 +310,28 @@ def _in_halves(v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 
 @gluon.jit
-def unit(
-    w, s, a, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, BY_16: gl.constexpr, SCALE: gl.constexpr,
-    ADD: gl.constexpr, WAY: gl.constexpr, BITS: gl.constexpr,
-):  # fmt: skip
-    """Words [R W, BITS, 32], stored scales and addends of a unit -> (words, scales, addends) of its first half, of its second.
-
-    R tiles of 16 rows a warp, W warps. SCALE 0 is a 16-bit float. An ADD of NONE makes `a` unused."""
-    if BITS == 2:  # row + 8, g, half, block
+def unit(w, s, a, shift, C: gl.constexpr):
+    """Words [4 R tiles, bits, 32], stored scales and addends of a unit -> (words, scales, addends) of its first half, of its
+    second; R blocks of 64 rows. Scale kind 0 is a 16-bit float. Without an addend, `a` is unused."""
+    R: gl.constexpr = C.row_blocks
+    W: gl.constexpr = 4
+    BY_16: gl.constexpr = C.group == 16
+    if C.bits == 2:  # row + 8, g, half, block
         w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2]), [0, 1, 3, 5, 2, 4])
-    elif BITS == 8 and BY_16:  # half, g, i, t / 2, block, t mod 2
+    elif C.bits == 8 and BY_16:  # half, g, i, t / 2, block, t mod 2
         w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2, 2, 2]), [0, 1, 3, 5, 7, 6, 4, 2])
-    elif BITS == 8:  # half, g, block, i, t / 2, t mod 2
+    elif C.bits == 8:  # half, g, block, i, t / 2, t mod 2
         w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2, 2, 2]), [0, 1, 3, 6, 7, 4, 5, 2])
     elif BY_16:  # g, i, t / 2, half, block
         w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 4, 6, 3, 5])
     else:  # g, block, i, half, t / 2
         w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 6, 3, 4, 5])
     w0, w1 = gl.split(w)
-    s0, s1 = _in_halves(scales(s, shift, R, W, GROUPS, SCALE, WAY), R, W, GROUPS)
-    if ADD == NONE:
+    s0, s1 = _in_halves(scales(s, shift, R, W, C.groups, C.scale, C.arithmetic), R, W, C.groups)
+    if C.addend == NONE:
         return (w0, s0, s0), (w1, s1, s1)
     else:
-        a0, a1 = _in_halves(addends(a, R, W, GROUPS, ADD, WAY, BITS), R, W, GROUPS)
+        a0, a1 = _in_halves(addends(a, R, W, C.groups, C.addend, C.arithmetic, C.bits), R, W, C.groups)
         return (w0, s0, a0), (w1, s1, a1)
 
 
@@ -345,33 +344,33 @@ def _spread(v, like, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 
 @gluon.jit
-def operand(
-    half, place, times, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr,
-    ADD: gl.constexpr, WAY: gl.constexpr, HALF_X: gl.constexpr, BITS: gl.constexpr, A: gl.constexpr,
-):  # fmt: skip
-    """Half a unit, as `unit` gives it, to the finished A operand [16 R W, 32] in layout A. GROUPS are a unit's."""
-    EACH: gl.constexpr = max(1, GROUPS // 2)
+def operand(half, positions, A: gl.constexpr, C: gl.constexpr):
+    """Half a unit, as `unit` gives it, to the finished A operand [64 R, 32] in layout A."""
+    R: gl.constexpr = C.row_blocks
+    W: gl.constexpr = 4
+    place, times = positions
+    EACH: gl.constexpr = max(1, C.groups // 2)
     L: gl.constexpr = operand_layout(R, W, EACH)
     like = gl.zeros([R, W, 8, 2, 2, EACH, 2 // EACH, 2, 2, 2], gl.int32, layout=L)
-    if BITS == 2:
+    if C.bits == 2:
         w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 1, 1, EACH, 2 // EACH, 1, 2, 1]), L)
     else:
-        w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 2 if BITS == 8 else 1, EACH, 2 // EACH, 2, 1, 1]), L)
+        w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 2 if C.bits == 8 else 1, EACH, 2 // EACH, 2, 1, 1]), L)
     w, _ = gl.broadcast(w, like)
     arguments = [w]
-    if BITS < 8:
+    if C.bits < 8:
         place, _ = gl.broadcast(place, like)
         arguments = arguments + [place]
-    if KIND == E2M1:
+    if C.kind == E2M1:
         times, _ = gl.broadcast(times, like)
         arguments = arguments + [times]
     arguments = arguments + [_spread(half[1], like, R, W, EACH)]
-    if ADD != NONE:
+    if C.addend != NONE:
         arguments = arguments + [_spread(half[2], like, R, W, EACH)]
-    asm: gl.constexpr = assembly(KIND, ADD, SCALE, WAY, HALF_X, BITS)
-    registers: gl.constexpr = constraints(KIND, ADD, BITS)
-    PACK: gl.constexpr = 8 if BITS == 2 else 4
-    if HALF_X:
+    asm: gl.constexpr = assembly(C.kind, C.addend, C.scale, C.arithmetic, C.half, C.bits)
+    registers: gl.constexpr = constraints(C.kind, C.addend, C.bits)
+    PACK: gl.constexpr = 8 if C.bits == 2 else 4
+    if C.half:
         v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.float16, is_pure=True, pack=PACK)
     else:
         v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.bfloat16, is_pure=True, pack=PACK)

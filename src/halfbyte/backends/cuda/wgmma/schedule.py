@@ -1,4 +1,4 @@
-"""Host side of the fused schedule on Hopper: which weights it serves, and how its tiles are dealt out."""
+"""Host side of the fused schedule on Hopper: which weights it serves, and how its tiles are divided among programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from ..launch import _capability, _card, _multiprocessors
+from .. import device as gpu
 from ..tuning.wgmma_tiles import (
     FEW_INPUTS,
     FEW_INPUTS_LEAST,
@@ -19,17 +19,17 @@ from ..tuning.wgmma_tiles import (
     parts,
 )
 from ..weight import NEAR, CudaWeight
-from .launch import Blocks, Share, launch, way
+from .launch import Blocks, WorkSplit, arithmetic_of, launch
 
 
 def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
     """The sentence why the fused schedule cannot serve, or None."""
     if x.element_size() != 2:
         return f"schedule 'fused' takes float16 and bfloat16 activations, not {x.dtype}; use single-stage"
-    if x.is_cuda and _capability(x.device)[0] != 9:
-        major, minor = _capability(x.device)
+    if x.is_cuda and gpu.capability(x.device)[0] != 9:
+        major, minor = gpu.capability(x.device)
         return f"schedule 'fused' is wgmma of compute capability 9.0 and this GPU has {major}.{minor}; use dequantize_then_gemm"
-    if way(w, x.dtype == torch.float16) is None:
+    if arithmetic_of(w, x.dtype == torch.float16) is None:
         if w.tiled and w.format.scale == "e8m0":
             near = NEAR[w.format.element]
             return f"schedule 'fused' takes float16 where E8M0 scales lie within 2^{near}, and these do not; use bfloat16"
@@ -60,14 +60,14 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
     m, n = x.shape[0], w.shape[-2]
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    tile = tile or fused_tile(n, m, w.shape[-1], _card(x.device), w.format.element)
-    launch(x, w, bias, y, tile, dealt(m, n, w.tiled, tile, _multiprocessors(x.device)))
+    tile = tile or fused_tile(n, m, w.shape[-1], gpu.card_name(x.device), w.format.element)
+    launch(x, w, bias, y, tile, split_tiles(m, n, w.tiled, tile, gpu.multiprocessors(x.device)))
     return y
 
 
 @functools.lru_cache(maxsize=4096)
-def dealt(m: int, n: int, units: int, tile: FusedTile, most: int) -> Share:
-    """How the tiles of y (m, n) are dealt out to at most `most` programs; `units` of 64 inputs a row."""
+def split_tiles(m: int, n: int, units: int, tile: FusedTile, most: int) -> WorkSplit:
+    """How the tiles of y (m, n) are divided among at most `most` programs; `units` of 64 inputs a row."""
     bn = 64 * tile.rows * tile.groups
     rows, tokens = -(-n // bn), -(-m // tile.tokens)
     tiles = rows * tokens
@@ -75,16 +75,16 @@ def dealt(m: int, n: int, units: int, tile: FusedTile, most: int) -> Share:
     programs = min(most, tiles * split)
     rest = tiles % programs
     sharing = max(1, min(programs, rest * split))
-    return Share(programs, rest, sharing, rows, tokens, 2 * sharing * bn * tile.tokens if sharing > rest > 0 else 0)
+    return WorkSplit(programs, rest, sharing, rows, tokens, 2 * sharing * bn * tile.tokens if sharing > rest > 0 else 0)
 
 
 def fused_blocks(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, table: Blocks, tile: FusedTile, gate: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Padded rows of x, tile.tokens a block, through each block's expert -> rows in the same places, of `dtype`."""
+    """Padded rows of x, tile.tokens a block, through each block's expert -> the same rows, of `dtype`."""
     n = w.shape[-2]
     blocks, rows = table.expert.numel(), -(-n // (64 * tile.rows * tile.groups))
     y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)
-    share = Share(min(_multiprocessors(x.device), rows * blocks), 1, 1, rows, blocks)
-    launch(x, w, bias, y, tile, share, table, gate)
+    split = WorkSplit(min(gpu.multiprocessors(x.device), rows * blocks), 1, 1, rows, blocks)
+    launch(x, w, bias, y, tile, split, table, gate)
     return y
