@@ -18,6 +18,7 @@ from halfbyte.backends.cuda.moe import routing
 from halfbyte.backends.cuda.tuning import table as found
 from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
 from halfbyte.backends.cuda.weight import to_device
+from support.gluon_numpy import Kernel
 from support.gpu_weights import random_parts
 
 FAMILIES = {

@@ -7,6 +7,7 @@ import pytest
 
 from halfbyte import QTensor, ops
 from halfbyte.errors import BackendError
+from support.gpu_weights import close, cuda, routing, stack
 
 torch = pytest.importorskip("torch")
 
