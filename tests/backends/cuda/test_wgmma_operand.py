@@ -40,7 +40,7 @@ def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0, bits=4)
         g, t = lane // 4, lane % 4
         inputs = []
         for down in (0, 1):
-            place = np.array([ro.place_of(kind, way, int(o), down) for o in t % 2], np.int64).astype(np.uint32)
+            place = np.array([ro.pair_position(kind, way, int(o), down) for o in t % 2], np.int64).astype(np.uint32)
             places = [place[:, 0], place[:, 1]][: 0 if bits == 8 else 2 if kind == E2M1 else 1]
             block = 32 * (register >> 2) + 16 * ((register >> 1) & 1)
             row = g + 8 * down
