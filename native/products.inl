@@ -124,7 +124,7 @@ void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
   constexpr int inputs = Source::unroll;
-  static_assert(inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0), "a iteration is whole units");
+  static_assert(inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0), "an iteration is whole units");
   const uint8_t *w[NV];
   Planes planes[NV];
   HB_UNROLL

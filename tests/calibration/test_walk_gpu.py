@@ -23,13 +23,13 @@ def test_the_walk_finds_on_a_gpu_what_it_finds_on_the_cpu(tmp_path, monkeypatch,
     write_model(tmp_path / "in", kind, **more)
     text = write_text(tmp_path / "text.txt", 2000)
     seen: list[np.ndarray] = []
-    plain = walking._Walk._round
+    plain = walking._Calibration._round
 
     def noting(self, w, h, fmt):
         seen.append(h.cpu().numpy())
         return plain(self, w, h, fmt)
 
-    monkeypatch.setattr(walking._Walk, "_round", noting)
+    monkeypatch.setattr(walking._Calibration, "_round", noting)
     found, hessians = {}, {}
     for device in ("cpu", "cuda"):
         seen.clear()

@@ -1,4 +1,4 @@
-"""What a model needs, against arithmetic done by hand; against what a run of it used: test_generate.py."""
+"""What a model needs, against arithmetic done by hand; against what a run of it used: test_single.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by test_cuda_interpreter.py in a process of its own with TRITON_INTERPRET=1: formats through the portable kernels."""
+"""Run by test_interpreter.py in a process of its own with TRITON_INTERPRET=1: formats through the portable kernels."""
 
 import sys
 

@@ -104,7 +104,7 @@ def check_tiled(cases):
 
 @pytest.mark.parametrize("part", range(2))
 def test_every_format_and_every_part_of_a_tiled_kernel(part):
-    """Each format through one schedule at least; test_metal_matvec.py and test_metal_dequantize.py decode each, too."""
+    """Each format through one schedule at least; test_matvec.py and test_dequantize.py decode each, too."""
     check_tiled(FEW[part::2])
 
 

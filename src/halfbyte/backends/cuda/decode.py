@@ -2,7 +2,7 @@
 
 A weight lies in bit planes (see `order`): eight elements are one 32-bit word of nibbles, one 16-bit word of bit pairs, one byte
 of single bits, or two 32-bit words of bytes. `code` puts element j of eight together, `element` turns codes into float32 by bit
-moves, and `group_scale` reads a group's scale. Names say what comes out: `..._f32` is the finished value; `..._raw` is a bit
+moves, and `scale_f32` reads a group's scale. Names say what comes out: `..._f32` is the finished value; `..._raw` is a bit
 pattern whose power of two the caller folds in.
 
 `u4_f32` and its neighbours are the packed forms: two values at a time, one `lop3` each, then one conversion. They need inline

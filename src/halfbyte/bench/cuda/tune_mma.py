@@ -1,4 +1,4 @@
-"""The best tiles of the fragment kernel for shapes, formats and tokens on the card at hand, as entries of found.py.
+"""The best tiles of the fragment kernel for shapes, formats and tokens on the card at hand, as entries of tuning/table.py.
 
 Formats of one family (`int`, `affine`, `e2m1`, `wide`) share a tile: the one with the least product of times. Everything is
 compiled by `jobs` processes before anything is timed.

@@ -1,4 +1,4 @@
-"""The best tiles of the fused schedule for shapes and tokens on a Hopper card, as entries of found.py."""
+"""The best tiles of the fused schedule for shapes and tokens on a Hopper card, as entries of backends/cuda/tuning/table.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The values of a GGUF header: a cursor that checks each step, and the key-values as a mapping that decodes on access.
 
-A string is a u64 length and its UTF-8 bytes; an array is an element type u32, a count u64 and the elements (ggml's docs/gguf.md).
+A string is a u64 length and its UTF-8 bytes; an array is an element type u32, a count u64 and the elements (GGUF specification).
 Every length is checked against the file before anything of that size is read or allocated.
 """
 

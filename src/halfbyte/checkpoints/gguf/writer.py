@@ -5,7 +5,7 @@
             out.add(name, "Q4_0", blocks)
 
 The header's length depends on keys, names and numbers of axes only, so its size is known before the types are: data are
-streamed after it, types and offsets are filled in at the end. Version 3, little-endian, after ggml's docs/gguf.md.
+streamed after it, types and offsets are filled in at the end. Version 3, little-endian, after the GGUF specification.
 """
 
 from __future__ import annotations

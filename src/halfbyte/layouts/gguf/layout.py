@@ -5,7 +5,7 @@
 
 `config` is {"type": "Q4_K"}, the ggml type name or its number. The split of a block into canonical parts is a bijection on all
 bytes, those no quantizer would write included, so any file is written back as it was. Rare types keep their blocks
-(`formats/ggml/raw_blocks.py`). Block orders: `gguf_blocks.py`.
+(`formats/ggml/raw_blocks.py`). Block orders: `blocks.py`.
 """
 
 from __future__ import annotations

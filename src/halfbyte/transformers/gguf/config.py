@@ -2,7 +2,7 @@
 
     config = config_of(checkpoint)      a LlamaConfig, Gemma3TextConfig, ... with the shape, norms and rotations the file states
 
-Keys are llama.cpp's (`ARCH.embedding_length`, ...; ggml's docs/gguf.md). What a file does not state and llama.cpp computes is
+Keys are llama.cpp's (`ARCH.embedding_length`, ...; the GGUF specification). What a file does not state and llama.cpp computes is
 computed the same way: Gemma's query scale and pattern of local layers, the rotation of local layers. A file whose shape
 transformers cannot express is refused, never read nearly right.
 """

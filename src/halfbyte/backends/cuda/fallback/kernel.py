@@ -1,4 +1,4 @@
-"""One element a lane from canonical parts, whatever its groups: the kernel of plain.py and its launch."""
+"""One element a lane from canonical parts, whatever its groups: the kernel of weight.py and its launch."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def store(rows, keep, acc, u0, u1, bias, factor, first, n, divisor, P: gl.conste
     y = gl.sum(y, 0)
     if (P.global_op == 1) and (not P.divide):
         y = y * factor
-    elif P.global_op:  # float64 keeps the quotient clear of float32's midpoints (docs/cuda.md)
+    elif P.global_op:  # float64 keeps the quotient clear of float32's midpoints (docs/design/cuda.md)
         wide = y.to(gl.float64)
         if P.global_op == 1:
             wide = wide * factor.to(gl.float64)

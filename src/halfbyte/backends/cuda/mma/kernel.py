@@ -1,4 +1,4 @@
-"""m = 1 to 64 for packed weights: codes decoded in registers straight into the matrix unit's operand (docs/cuda.md).
+"""m = 1 to 64 for packed weights: codes decoded in registers straight into the matrix unit's operand (docs/design/cuda.md).
 
     acc[row, token] += scale[row, g] · Σ_{j in g} element[row, j] · x[token, j]
 

@@ -6,7 +6,7 @@ never written, never read back, and touch nothing but their own column of a prod
 
     gather   x_pad[block, i] = x[token of the block's i-th pair];  where[pair] = that row
     up       hidden = act(gate_up_e · x_pad), rounded once to x's dtype: gates and ups side by side meet where they are summed,
-             those in two halves or two stacks in a kernel of their own (gates.py)
+             those in two halves or two stacks in a kernel of their own (activation.py)
     down     routed = down_e · hidden, float32
     combine  y[i] = Σ_t weight[i, t] · routed[where[i, t]], in order of t
 """

@@ -1,4 +1,4 @@
-"""Tiles by shape. Those of a card that was measured come from its file (found.py); the rules here serve every other one."""
+"""Tiles by shape. Those of a card that was measured come from its file (table.py); the rules here serve every other one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def matmul_tile(words: int, n: int, m: int) -> Tile:
 @dataclass(frozen=True)
 class FragmentTile:
     """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the rows, units a step, programs
-    a multiprocessor (0: as many as there are turns), when words are asked for (`AHEAD` in fragments.py), weights finished in
+    a multiprocessor (0: as many as there are turns), when words are asked for (`AHEAD` in mma/plan.py), weights finished in
     float16 before the product where that is exact or one rounding."""
 
     rows: int

@@ -1,4 +1,4 @@
-"""m from 17 up on Hopper for weights in fragment order: yᵀ = W xᵀ, W the register operand of wgmma (docs/cuda-gemm.md).
+"""m from 17 up on Hopper for weights in fragment order: yᵀ = W xᵀ, W the register operand of wgmma (docs/design/cuda-gemm.md).
 
     a tile of y                                   a program
     rows ↓    tokens →                            ┌ producer warp ─────────────────────────────────────┐
