@@ -154,9 +154,11 @@ def elements(planes, table, F: tl.constexpr):
 
 
 @triton.constexpr_function
-def lacks_power(F):
-    """True where `elements` leaves E2M1 values without their factor 2^14."""
-    return bool(F.packed and F.bits == 4 and F.kind == E2M1)
+def lacks_power(packed, bits, kind):
+    """True where `elements` leaves E2M1 values without their factor 2^14.
+
+    Takes fields of a Format: Triton's interpreter hands a record to a constexpr_function as a plain tuple."""
+    return bool(packed and bits == 4 and kind == E2M1)
 
 
 @triton.jit
@@ -197,7 +199,7 @@ def finish(v, s, a, RAW: tl.constexpr, ADD: tl.constexpr):
 @triton.jit
 def finish8(v, s, a, D: tl.constexpr, F: tl.constexpr):
     """Eight elements to their values, rounded to D."""
-    RAW: tl.constexpr = lacks_power(F)
+    RAW: tl.constexpr = lacks_power(F.packed, F.bits, F.kind)
     out = ()
     for j in tl.static_range(8):
         out = out + (finish(v[j], s, a, RAW, F.addend).to(D),)  # type: ignore[assignment] # Triton unrolls the loop

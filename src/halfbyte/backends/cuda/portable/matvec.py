@@ -50,7 +50,7 @@ def matvec_kernel(
         s, a = group_terms(weight, r[:, None], (c * 8 // F.group)[None, :], G, mask, F)
         v = elements(planes, weight.table, F)
         d, xs = _dot8(X, token * ldx, c, inside, v, F.addend != NONE)
-        if lacks_power(F):
+        if lacks_power(F.packed, F.bits, F.kind):
             d = d * 16384.0
         if F.addend == NONE:
             acc = tl.math.fma(d, s, acc)

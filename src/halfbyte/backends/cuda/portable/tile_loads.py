@@ -53,7 +53,7 @@ def fragment_block(weight, tile, unit, tiles, G, D: tl.constexpr, F: tl.constexp
     inside = (t < tiles) & (u < F.units)
     w = tl.load(weight.p4 + (t * F.units + u) * 128 + lane, mask=inside, other=0)
     v = fragment_elements(w, weight.table, F.kind, F.packed)
-    RAW: tl.constexpr = lacks_power(F)
+    RAW: tl.constexpr = lacks_power(F.packed, F.bits, F.kind)
     row = t * 16 + lane // 16
     if F.group == 16:
         j = u * 64 + lane // 2 % 2 * 32 + lane % 2 * 16
