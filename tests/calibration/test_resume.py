@@ -220,5 +220,5 @@ def test_a_result_that_may_not_be_written_is_refused_before_the_walk(tmp_path, c
     (tmp_path / "out" / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr(walking._Calibration, "layer", None)
     assert main(arguments(tmp_path, "awq")) == 2
-    assert "exists; give another place, or --force to replace it" in capsys.readouterr().err
+    assert "exists; give another path, or --force to replace it" in capsys.readouterr().err
     assert not (tmp_path / ".out.calibration").exists()

@@ -83,15 +83,7 @@ KNOWN_CYCLES: dict[str, str] = {
 }
 KNOWN_PRIVATE: dict[str, str] = {
     "backends.cuda.arrange": "constants of the fragment order",
-    "backends.cuda.fallback.kernel": "device queries in launch.py",
-    "backends.cuda.moe.activation": "device queries in launch.py",
-    "backends.cuda.moe.routing": "device queries in launch.py",
-    "backends.cuda.moe.wgmma": "device queries in launch.py",
-    "backends.cuda.wgmma.launch": "device queries in launch.py",
-    "backends.cuda.wgmma.schedule": "device queries in launch.py",
     "backends.metal.experts": "a ceiling division",
-    "bench.cuda.decoders": "the launch's own constants and pointers",
-    "bench.cuda.sweep": "the card's name",
     "cli.tune": "options that `bench` has too",
     "conversion.producer_equality": "bytes of a part",
 }

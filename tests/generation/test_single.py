@@ -219,7 +219,7 @@ def test_command_line_says_what_is_wrong_in_one_line(tmp_path, capsys):
     damaged = tmp_path / "cut.gguf"
     damaged.write_bytes(b"GGUF\x03")
     [line] = lines(str(damaged), "-p", "x")
-    assert line.startswith(f"halfbyte: [gguf] {damaged}: the version wants 4 bytes at byte 4, the file ends at 5")
+    assert line.startswith(f"halfbyte: [gguf] {damaged}: the version needs 4 bytes at byte 4, the file ends at 5")
     # What is found when torch has been imported, which takes a process of its own seconds.
     assert main(["generate", str(GOLDEN / "gguf" / "tiny_mixed.gguf"), "-p", "x", "--temperature", "-1"]) == 2
     said = capsys.readouterr()

@@ -104,7 +104,8 @@ def test_case_51_moves(kind):
     want = run(module)
     assert torch.equal(run(module.to("cpu")), want)
     module.half()
-    assert module.packed == packed
+    assert all(module.packed[name].prepared is packed[name].prepared for name in packed)
+    assert {w.dtype for w in module.packed.values()} == {torch.float16}
     if isinstance(module, QEmbedding):
         assert run(module).dtype == torch.float16
 

@@ -138,7 +138,7 @@ def required(config: Mapping[str, Any], prefix: str) -> list[Requirement] | str:
 
 
 def _layer(at: str, family: Family, text: Mapping[str, Any], hidden: int | None, head: int | None) -> list[Requirement]:
-    out = [_module(at + name, *([at + _FUSED[name]] if name in _FUSED else [])) for name in (*family.attention, *family.mlp)]
+    out = [_projection(at, name) for name in (*family.attention, *family.mlp)]
     out += [_vector(at + name, hidden) for name in family.norms] + [_vector(at + name, head) for name in family.head_norms]
     biases = family.attention if text.get("attention_bias") and not family.biases else family.biases
     if text.get("attention_bias") is False:
@@ -160,7 +160,8 @@ def _layer(at: str, family: Family, text: Mapping[str, Any], hidden: int | None,
 
 def _experts(at: str, name: str, count: int) -> Requirement:
     """One projection of all experts: a stack, a fused stack, or a matrix for each expert under the names in use."""
-    stacks = [f"{at}{path}.{name}" for path in ("mlp.experts", "mlp.switch_mlp", "block_sparse_moe.experts")]
+    paths = ("mlp.experts", "mlp.switch_mlp", "block_sparse_moe.experts", "block_sparse_moe.switch_mlp")
+    stacks = [f"{at}{path}.{name}" for path in paths]
     if name != "down_proj":
         stacks += [f"{at}mlp.experts.gate_up_proj", f"{at}block_sparse_moe.experts.gate_up_proj"]
     stacks.append(f"{at}mlp.experts.{'w2' if name == 'down_proj' else 'w13'}")
@@ -200,6 +201,14 @@ def required_gguf(architecture: str, blocks: int | None, tied: bool) -> list[Req
         for n in ("ffn_gate", "ffn_up", "ffn_down"):
             out.append(_module(at + n, at + n + "_exps", *(fused if n == "ffn_gate" else [])))
     return out
+
+
+def _projection(at: str, name: str) -> Requirement:
+    """A projection by itself, within a fused one, or within the parts that a fused one is saved in."""
+    if name not in _FUSED:
+        return _module(at + name)
+    fused = at + _FUSED[name]
+    return Requirement(((at + name,), (fused,), (f"{fused}.0", f"{fused}.1")))
 
 
 def _module(*names: str) -> Requirement:

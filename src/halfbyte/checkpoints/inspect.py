@@ -142,6 +142,7 @@ FIXES: dict[str, str] = {
     "alternating-rows": "",
     "bias-shape": "the bias belongs to another layer, or the weight was read with wrong sizes: compare with config.json",
     "big-endian": "",
+    "cannot-run": "",
     "config-without-weights": "remove quantization_config from config.json, or fetch the packed weights that it describes",
     "configs-disagree": "keep one quantization config; delete or correct the other file",
     "dense-but-listed": "name the module in the config's list of modules left dense, or quantize it",

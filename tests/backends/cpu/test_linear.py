@@ -43,13 +43,16 @@ def one_hot_result(q: QTensor, activations: str, m: int) -> np.ndarray:
 
 
 def check_exact(y: np.ndarray, x: np.ndarray, dense: np.ndarray) -> None:
-    """Within 2e-6 of the true product in relative RMS, and 1e-5 of each row's absolute sum per element."""
+    """Within 1e-5 of each row's absolute sum per element, and 2e-6 of the true product in relative RMS.
+
+    The RMS is asked of 16 outputs and more: a single one may cancel, and float32 then has few of its digits right.
+    """
     true = x.astype(np.float64) @ dense.astype(np.float64).T
     bound = np.abs(x).astype(np.float64) @ np.abs(dense).astype(np.float64).T
     error = y.astype(np.float64) - true
     assert (np.abs(error) <= 1e-5 * bound + 1e-30).all(), np.abs(error / bound).max()
     rms = np.sqrt((true**2).mean())
-    assert rms == 0 or np.sqrt((error**2).mean()) <= 2e-6 * rms
+    assert true.size < 16 or rms == 0 or np.sqrt((error**2).mean()) <= 2e-6 * rms
 
 
 @each_set
