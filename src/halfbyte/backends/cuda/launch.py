@@ -61,7 +61,7 @@ def pointers_of(w: CudaWeight) -> Weight:
     s = w.scales
     planes = (w.planes.get(width, s) for width in (8, 4, 2, 1))
     rest = (s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale, w.table))
-    return Weight(*planes, s, *rest)
+    return Weight._make((*planes, s, *rest))
 
 
 def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = None, packed: bool = True) -> torch.Tensor:

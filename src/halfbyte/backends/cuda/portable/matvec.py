@@ -26,7 +26,7 @@ def _dot8(X, base, c, mask, v, SUM: tl.constexpr):
     d = v[0] * x[0][None, :]
     for j in tl.static_range(1, 8):
         d = tl.math.fma(v[j], tl.broadcast_to(x[j][None, :], v[1].shape), d)
-    xs = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])) if SUM else x[0]
+    xs = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])) if SUM else x[0]  # type: ignore[misc] # the loop has made it eight
     return d, xs
 
 
