@@ -1,10 +1,12 @@
-"""Your own Metal kernel from Python: 4-bit weights decoded in registers while they are multiplied, one token.
+"""Your own Metal kernel from Python: 4-bit weights decoded in registers while they are multiplied,
+one token.
 
     y[n] = Σ_k x[k] · (q[n, k] − 8) · scale[n, k / G]
 
-`python examples/metal_fused_dequantize_matvec.py` on a Mac with MLX (pip install 'halfbyte[mlx]'). Copy it and change the body:
-a kernel is a string, and everything it needs from the host is on this page. The result is checked against the referee, which
-decodes on the CPU and knows nothing of Metal.
+`python examples/metal_fused_dequantize_matvec.py` on a Mac with MLX (pip install 'halfbyte[mlx]').
+Copy it and change the body: a kernel is a string, and everything it needs from the host is on this
+page. The result is checked against the referee, which decodes on the CPU and knows nothing of
+Metal.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import halfbyte as hb
 SIMDGROUPS = 4  # of a threadgroup, 32 threads each: they share a row's inputs
 GROUP = 32  # inputs that share a scale
 
-# What goes before the kernel: functions. Pointers carry their address space, there is no other memory to point to.
+# What goes before the kernel: functions. Pointers carry their address space, there is no other
+# memory to point to.
 HEADER = """
 #include <metal_stdlib>
 using namespace metal;
@@ -29,9 +32,10 @@ using namespace metal;
 inline float int4_at(uint word, uint j) { return float(int((word >> (4 * j)) & 15) - 8); }
 """
 
-# The body of the kernel. MLX writes the signature: `codes`, `scales`, `x` are `const device` pointers of the arrays' dtypes
-# (those of fewer than 8 elements would be `constant`), `y` is `device`, and built-in values are there because they are named.
-# T, G and SIMDGROUPS are template arguments.
+# The body of the kernel. MLX writes the signature: `codes`, `scales`, `x` are `const device`
+# pointers of the arrays' dtypes (those of fewer than 8 elements would be `constant`), `y` is
+# `device`, and built-in values are there because they are named. T, G and SIMDGROUPS are template
+# arguments.
 BODY = """
   const uint row = threadgroup_position_in_grid.x;  // a threadgroup makes one output
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
@@ -77,7 +81,9 @@ def matvec(x: mx.array, codes: mx.array, scales: mx.array, metal_kernel: Callabl
 
 
 def main(n: int = 96, k: int = 1056, metal_kernel: Callable[..., Any] = mx.fast.metal_kernel) -> float:
-    """Quantize a random weight, run the kernel, compare. Returns the largest error as a share of its bound."""
+    """Quantize a random weight, run the kernel, compare. Returns the largest error as a share of
+    its bound.
+    """
     rng = np.random.default_rng(0)
     w = hb.quantize(rng.standard_normal((n, k)).astype(np.float32), f"int4:g{GROUP}")
     x = rng.standard_normal(k).astype(np.float16)

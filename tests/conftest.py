@@ -1,8 +1,10 @@
-"""Shared test setup: hypothesis profiles, environments of ecosystem tests, and skips that are failures.
+"""Shared test setup: hypothesis profiles, environments of ecosystem tests, and skips that are
+failures.
 
-HALFBYTE_NO_SKIPS=1 (continuous integration) turns a skipped test, and a module skipped while it is collected, into a failure.
-HALFBYTE_ECOSYSTEM=NAME selects the tests marked `ecosystem("NAME")`, those that need that environment (`make test-ecosystem`).
-HALFBYTE_HYPOTHESIS=explore draws new examples at random (`make test-explore`); without it every run draws the same ones.
+HALFBYTE_NO_SKIPS=1 (continuous integration) turns a skipped test, and a module skipped while it is
+collected, into a failure. HALFBYTE_ECOSYSTEM=NAME selects the tests marked `ecosystem("NAME")`,
+those that need that environment (`make test-ecosystem`). HALFBYTE_HYPOTHESIS=explore draws new
+examples at random (`make test-explore`); without it every run draws the same ones.
 """
 
 from __future__ import annotations
@@ -41,12 +43,16 @@ def golden() -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_terminal_width(monkeypatch):
-    """Tables take COLUMNS for a terminal's width, and parallel test workers set it; a test that wants a width sets its own."""
+    """Tables take COLUMNS for a terminal's width, and parallel test workers set it; a test that
+    wants a width sets its own.
+    """
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 def environments_of(item: pytest.Item) -> set[str]:
-    """Names of the environments that a test's `ecosystem` marks give. Raises UsageError for none and for unknown ones."""
+    """Names of the environments that a test's `ecosystem` marks give. Raises UsageError for none
+    and for unknown ones.
+    """
     names: set[str] = set()
     for mark in item.iter_markers("ecosystem"):
         unknown = [name for name in mark.args if name not in ENVIRONMENTS]

@@ -1,4 +1,6 @@
-"""The verbs on the reference backend: shapes, strides, dtypes, choice of backend, and a checker that fails on wrong arrays."""
+"""The verbs on the reference backend: shapes, strides, dtypes, choice of backend, and a checker
+that fails on wrong arrays.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def weight(rng, n, k, lead=()):
 
 
 def assert_product(y, x, dense, ulp):
-    """|y − x·Wᵀ| per element within one rounding of y's dtype and k roundings of float32 on the row's absolute sum."""
+    """|y − x·Wᵀ| per element within one rounding of y's dtype and k roundings of float32 on the
+    row's absolute sum.
+    """
     x64, w64 = np.asarray(x, np.float64), np.asarray(dense, np.float64)
     exact = x64 @ w64.T
     slack = ulp * np.abs(exact) + 2.0**-24 * x64.shape[-1] * (np.abs(x64) @ np.abs(w64.T))
@@ -243,7 +247,8 @@ def test_case_21_routed_tokens_in_one_call_equal_chunks(rng):
             ops.experts(x[i : i + 8], up, down, indices[i : i + 8], weights[i : i + 8], backend="reference")
             for i in range(0, m, 8)
         ]
-        # BLAS may sum in another order for another number of rows: one float32 rounding a term on the absolute sum.
+        # BLAS may sum in another order for another number of rows: one float32 rounding a term on
+        # the absolute sum.
         np.testing.assert_allclose(whole, np.concatenate(parts), rtol=0, atol=64 * 2.0**-24 * np.abs(whole).max())
 
 

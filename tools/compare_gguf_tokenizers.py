@@ -1,9 +1,11 @@
-"""Compare the tokenizers that halfbyte builds from GGUF headers with llama.cpp's, on random Unicode text.
+"""Compare the tokenizers that halfbyte builds from GGUF headers with llama.cpp's, on random Unicode
+text.
 
     python tools/compare_gguf_tokenizers.py FOLDER [--strings 20000] [--seed 0] [--only NAME]
 
-FOLDER holds vocabularies (`ggml-vocab-*.gguf` of llama.cpp's models folder). Needs llama-cpp-python. For each file it prints how
-many strings have other tokens, the first few, and which characters most of them share.
+FOLDER holds vocabularies (`ggml-vocab-*.gguf` of llama.cpp's models folder). Needs
+llama-cpp-python. For each file it prints how many strings have other tokens, the first few, and
+which characters most of them share.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ RANGES = (
 
 
 def random_text(rng: random.Random) -> str:
-    """Words, breaks, digits, punctuation, emoji, combining marks and characters of every plane, up to a dozen pieces."""
+    """Words, breaks, digits, punctuation, emoji, combining marks and characters of every plane, up
+    to a dozen pieces.
+    """
     pieces = []
     for _ in range(rng.randint(1, 12)):
         kind = rng.randrange(10)

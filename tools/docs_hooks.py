@@ -1,7 +1,8 @@
-"""mkdocs hook: links from the pages to files outside docs/ (benchmarks, tests, sources) become plain text of their path.
+"""mkdocs hook: links from the pages to files outside docs/ (benchmarks, tests, sources) become
+plain text of their path.
 
-The site holds docs/ alone; in the repository the same links lead to the files themselves. A link to a file that exists in neither
-place is an error of the build.
+The site holds docs/ alone; in the repository the same links lead to the files themselves. A link to
+a file that exists in neither place is an error of the build.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """The page with links that leave docs/ replaced by their text and the file's path in the repository."""
+    """The page with links that leave docs/ replaced by their text and the file's path in the
+    repository.
+    """
     docs = Path(config["docs_dir"]).resolve()
     folder = (docs / page.file.src_uri).parent
 

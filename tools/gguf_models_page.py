@@ -1,4 +1,5 @@
-"""Write docs/gguf-models.md: which GGUF architectures and vocabularies are read, from the library's own tables.
+"""Write docs/gguf-models.md: which GGUF architectures and vocabularies are read, from the library's
+own tables.
 
 python tools/gguf_models_page.py
 """

@@ -1,10 +1,13 @@
-"""gpt-oss at its real layer sizes with random packed weights: load time, memory and tokens a second, as JSON lines.
+"""gpt-oss at its real layer sizes with random packed weights: load time, memory and tokens a
+second, as JSON lines.
 
-    python tools/gpt_oss_layer.py FOLDER [--layers 1] [--device cpu] [--threads 1] [--activations exact] [--prompt 512]
+    python tools/gpt_oss_layer.py FOLDER [--layers 1] [--device cpu] [--threads 1] [--activations
+    exact] [--prompt 512]
 
-FOLDER is written when it holds no config.json yet: the layout of the published checkpoints (experts as blocks and scales, biases,
-attention and router in bfloat16), 423 MB of experts and 53 MB of attention a layer. The vocabulary is cut to 2,048 tokens, whose
-table and head would otherwise weigh more than the layer.
+FOLDER is written when it holds no config.json yet: the layout of the published checkpoints (experts
+as blocks and scales, biases, attention and router in bfloat16), 423 MB of experts and 53 MB of
+attention a layer. The vocabulary is cut to 2,048 tokens, whose table and head would otherwise weigh
+more than the layer.
 """
 
 from __future__ import annotations
@@ -71,7 +74,9 @@ def peak_resident() -> int:
 
 
 def seconds(step: Any, count: int, synchronize: Any) -> tuple[float, float]:
-    """Medians of `count` calls, each waited for: by the clock, and of processor time (a machine that others use too)."""
+    """Medians of `count` calls, each waited for: by the clock, and of processor time (a machine
+    that others use too).
+    """
     times, processor = [], []
     for _ in range(count):
         start, busy = time.perf_counter(), time.process_time()
@@ -98,7 +103,9 @@ def graph_of(step: Any) -> Any:
 
 
 def one_token(model: Any) -> Any:
-    """A step of one token without a cache, mask and place given, so that nothing waits for the device."""
+    """A step of one token without a cache, mask and place given, so that nothing waits for the
+    device.
+    """
     import torch
 
     ids, place = torch.full((1, 1), 7, device=model.device), torch.zeros(1, 1, dtype=torch.int64, device=model.device)

@@ -1,9 +1,10 @@
-"""Relative squared error of every scale rule, on Gemma 3 270M and on a Gaussian: a table of docs/formats/policies.md.
+"""Relative squared error of every scale rule, on Gemma 3 270M and on a Gaussian: a table of
+docs/formats/policies.md.
 
     python tools/measure_policies.py gemma-3-270m-q4_k_m.gguf
 
-Error is sum (x − q)² / sum x² over a tensor. The weights are what the file's Q8_0, Q6_K and Q5_0 blocks decode to, so they
-already lie on a fine grid (8 and 6 bits) or a coarse one (5 bits).
+Error is sum (x − q)² / sum x² over a tensor. The weights are what the file's Q8_0, Q6_K and Q5_0
+blocks decode to, so they already lie on a fine grid (8 and 6 bits) or a coarse one (5 bits).
 """
 
 from __future__ import annotations

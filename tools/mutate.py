@@ -1,21 +1,26 @@
-"""Mutation testing: change one operator, comparison, constant or term of a source file and see its tests fail.
+"""Mutation testing: change one operator, comparison, constant or term of a source file and see its
+tests fail.
 
-    python tools/mutate.py formats numerics tensor producers --count 120 --seed 1 --out build/mutation/values.jsonl
-    python tools/mutate.py layouts --count 100            # any package or module below src/halfbyte, spelled with slashes
+    python tools/mutate.py formats numerics tensor producers --count 120 --seed 1 --out
+    build/mutation/values.jsonl
+    python tools/mutate.py layouts --count 100            # any package or module below
+                                                          src/halfbyte, spelled with slashes
     python tools/mutate.py --report build/mutation/*.jsonl
 
-Mutants are drawn from all sites of the files named, with a fixed seed, each file in proportion to its sites. The package is
-copied to a temporary folder once and a mutant overwrites one file there: the working tree is never changed, and several runs
-may go on at the same time. Do not edit the tests meanwhile; run long samples in a clone. Tests run with `-x`, the mapped files
-in order, until one fails (killed), the limit of CPU time passes (killed: a hang is noticed), or all pass (survived). A mutant
-that cannot be imported counts as killed.
+Mutants are drawn from all sites of the files named, with a fixed seed, each file in proportion to
+its sites. The package is copied to a temporary folder once and a mutant overwrites one file there:
+the working tree is never changed, and several runs may go on at the same time. Do not edit the
+tests meanwhile; run long samples in a clone. Tests run with `-x`, the mapped files in order, until
+one fails (killed), the limit of CPU time passes (killed: a hang is noticed), or all pass
+(survived). A mutant that cannot be imported counts as killed.
 
-`--out` gets one JSON line a mutant: file, line, what was changed, killed, the test file, seconds. Started again with the same
-`--out`, a run skips the mutants listed there. `--show` prints the mutants and runs nothing. `TESTS` maps sources to test files,
-first match wins; without an entry the test file of the mirrored path is used (`layouts/gptq.py`: `tests/layouts/test_gptq.py`).
+`--out` gets one JSON line a mutant: file, line, what was changed, killed, the test file, seconds.
+Started again with the same `--out`, a run skips the mutants listed there. `--show` prints the
+mutants and runs nothing. `TESTS` maps sources to test files, first match wins; without an entry the
+test file of the mirrored path is used (`layouts/gptq.py`: `tests/layouts/test_gptq.py`).
 
-Left alone: docstrings and messages, annotations, raised errors, `__repr__`, and the constants of block sizes listed in
-`PERFORMANCE`, which change the speed and not the result.
+Left alone: docstrings and messages, annotations, raised errors, `__repr__`, and the constants of
+block sizes listed in `PERFORMANCE`, which change the speed and not the result.
 """
 
 from __future__ import annotations
@@ -175,7 +180,9 @@ def mutations(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-    """(parent, field, position in the field's list, node) of every node whose change could change a result."""
+    """(parent, field, position in the field's list, node) of every node whose change could change a
+    result.
+    """
 
     def visit(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == "__repr__":
@@ -198,7 +205,9 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
 
 
 def sites(path: Path) -> Iterator[tuple[Mutant, ast.AST, ast.AST, str, int | None, ast.AST, ast.AST]]:
-    """Every mutant of a file: the mutant, the tree, and parent, field, position, node and changed node of `_replace`."""
+    """Every mutant of a file: the mutant, the tree, and parent, field, position, node and changed
+    node of `_replace`.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name, index = path.relative_to(SOURCE).as_posix(), 0
     for parent, field, position, node in list(candidates(tree)):
@@ -250,7 +259,9 @@ class Runner:
         shutil.rmtree(self.folder)
 
     def passes(self, test: str) -> bool:
-        """Whether pytest passes in a child process that is forked after the large packages are imported: half the time."""
+        """Whether pytest passes in a child process that is forked after the large packages are
+        imported: half the time.
+        """
         for package in PRELOADED:
             importlib.import_module(package)
         output = self.folder / "output"
@@ -290,7 +301,9 @@ class Runner:
             os._exit(code)
 
     def killer(self, file: str, source: str) -> str | None:
-        """The first mapped test file that fails with `source` in place of the file, None when all pass."""
+        """The first mapped test file that fails with `source` in place of the file, None when all
+        pass.
+        """
         target = self.folder / "halfbyte" / file
         original = target.read_text(encoding="utf-8")
         target.write_text(source, encoding="utf-8")

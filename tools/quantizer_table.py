@@ -1,11 +1,13 @@
 """Perplexity and bits of every quantizer on Gemma 3 270M: the table of docs/guides/quantize.md.
 
-    python tools/quantizer_table.py gemma-3-270m-q4_k_m.gguf --text eval.txt --calibration other.txt --out table.jsonl \
+    python tools/quantizer_table.py gemma-3-270m-q4_k_m.gguf --text eval.txt --calibration other.txt
+    --out table.jsonl \
         --chunks 40 --device cuda --workers 12
 
-The dense stand-in is what the file's own blocks decode to. The seven projections of each layer are quantized, embedding, head
-and norms kept. `llama.cpp` and `mlx` round as those do. A line of --out is a cell, with the sums of each chunk; what --out has
-already is not measured again. Each worker is a process of one thread; the model runs on --device.
+The dense stand-in is what the file's own blocks decode to. The seven projections of each layer are
+quantized, embedding, head and norms kept. `llama.cpp` and `mlx` round as those do. A line of --out
+is a cell, with the sums of each chunk; what --out has already is not measured again. Each worker is
+a process of one thread; the model runs on --device.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ def cell(codec: str, method: str) -> dict[str, Any]:
 
 
 def dense_in_place(model: nn.Module, everywhere: bool) -> dict[str, nn.Linear]:
-    """Packed linear modules inside layers (the head and the embedding too: `everywhere`) become dense ones of the same values."""
+    """Packed linear modules inside layers (the head and the embedding too: `everywhere`) become
+    dense ones of the same values.
+    """
     out = {}
     for path, module in list(model.named_modules()):
         inside = ".layers." in path
@@ -141,7 +145,9 @@ class Table:
             self.path_of = {key: place.path for key, place in source_of(checkpoint, "cpu").places.items()}
 
     def put(self, name: str, value: Any) -> None:
-        """Another value of a parameter, written in place: a norm that is computed in one call looks at the version."""
+        """Another value of a parameter, written in place: a norm that is computed in one call looks
+        at the version.
+        """
         with torch.no_grad():
             self.model.get_parameter(name).copy_(torch.as_tensor(value))
 

@@ -1,10 +1,13 @@
-"""What other codecs would cost a model: a Markdown table of perplexity, agreement, divergence, cosine and bytes.
+"""What other codecs would cost a model: a Markdown table of perplexity, agreement, divergence,
+cosine and bytes.
 
-    python tools/requantize_table.py MODEL --text FILE [--chunks 8] [--codecs mxfp4,nvfp4] [--activations int8] [--out FILE]
+    python tools/requantize_table.py MODEL --text FILE [--chunks 8] [--codecs mxfp4,nvfp4]
+    [--activations int8] [--out FILE]
 
-The model as it is is the baseline; each codec takes its packed matrices, embedding and head included, rounded to nearest from
-their exact values. `--out` keeps each row as a JSON line, and a run that finds it there does not compute it again. The baseline
-runs beside every codec, for to keep its logits over 40 chunks of 512 would take 11 GB.
+The model as it is is the baseline; each codec takes its packed matrices, embedding and head
+included, rounded to nearest from their exact values. `--out` keeps each row as a JSON line, and a
+run that finds it there does not compute it again. The baseline runs beside every codec, for to keep
+its logits over 40 chunks of 512 would take 11 GB.
 """
 
 from __future__ import annotations

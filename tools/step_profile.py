@@ -1,9 +1,11 @@
-"""Where a decoding step goes: the native operations of each kind alone, what is around them, and the model's own forward beside.
+"""Where a decoding step goes: the native operations of each kind alone, what is around them, and
+the model's own forward beside.
 
     python tools/step_profile.py FILE.gguf [--prompt 512] [--threads 1] [--rounds 40] [--clock wall]
 
-Each kind of operation is run as a step of its own, in turn with the whole step, so that a change of the machine's speed meets all
-of them; medians. A kind alone finds its data in a farther cache than in the whole step. Prints a table for benchmarks/cpu.md.
+Each kind of operation is run as a step of its own, in turn with the whole step, so that a change of
+the machine's speed meets all of them; medians. A kind alone finds its data in a farther cache than
+in the whole step. Prints a table for benchmarks/cpu.md.
 """
 
 from __future__ import annotations

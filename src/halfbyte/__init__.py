@@ -7,7 +7,8 @@
     w.dequantize("float32")                       # the exact value, rounded once
     y = hb.linear(x, w)                           # never a dense copy of w
 
-Importing it loads NumPy and little else; torch and transformers are imported by what needs them, when it is first used.
+Importing it loads NumPy and little else; torch and transformers are imported by what needs them,
+when it is first used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every error halfbyte raises on purpose.
 
-A message reads `[operation] what was given, with values; what is allowed; what to do`. All of them derive from
-`HalfbyteError`, so one `except` catches the library's own refusals and nothing else.
+A message reads `[operation] what was given, with values; what is allowed; what to do`. All of them
+derive from `HalfbyteError`, so one `except` catches the library's own refusals and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class ShapeError(HalfbyteError, ValueError):
 
 
 class LayoutError(HalfbyteError, ValueError):
-    """Foreign tensors that do not follow the layout they claim, or a value the target layout cannot hold."""
+    """Foreign tensors that do not follow the layout they claim, or a value the target layout cannot
+    hold.
+    """
 
 
 class CheckpointError(HalfbyteError, ValueError):

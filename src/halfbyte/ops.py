@@ -1,7 +1,8 @@
-"""The verbs: dequantize, linear, embedding and experts on packed weights, on whatever backend serves the call.
+"""The verbs: dequantize, linear, embedding and experts on packed weights, on whatever backend
+serves the call.
 
-`linear(x, w)` is x · wᵀ with w decoded in place, never as a dense copy. A weight is a `QTensor` or, to keep only one order of
-it in memory, what `prepare(w)` returned.
+`linear(x, w)` is x · wᵀ with w decoded in place, never as a dense copy. A weight is a `QTensor` or,
+to keep only one order of it in memory, what `prepare(w)` returned.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _told: set[str] = set()
 def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backend:
     """The backend that serves `call` on a torch device ("cpu", "cuda:1"), or the one named.
 
-    Raises BackendError with each candidate's own sentence when none does. Passing over a better backend is said once a
-    reason, as a warning.
+    Raises BackendError with each candidate's own sentence when none does. Passing over a better
+    backend is said once a reason, as a warning.
     """
     if backend is not None:
         chosen = backend_named(backend)
@@ -54,7 +55,9 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
 
 
 def _tell_once(call: Call, chosen: Backend, refused: list[str]) -> None:
-    """Warn of reasons not given before: one that holds for every format is said once, not once a format and verb."""
+    """Warn of reasons not given before: one that holds for every format is said once, not once a
+    format and verb.
+    """
     new = [reason for reason in refused if reason not in _told]
     if new:
         _told.update(new)
@@ -63,13 +66,17 @@ def _tell_once(call: Call, chosen: Backend, refused: list[str]) -> None:
 
 
 def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, activations: str = "exact") -> Prepared:
-    """The weight in the chosen backend's own order. Drop `w` afterwards and only that order stays in memory."""
+    """The weight in the chosen backend's own order. Drop `w` afterwards and only that order stays
+    in memory.
+    """
     call = Call("linear" if w.ndim == 2 else "experts", w.format, activations=activations)
     return choose(call, device, backend).prepare_on(w, device)
 
 
 def _resolve(w: Weight, call: Call, device: str, backend: str | None) -> tuple[Backend, Prepared]:
-    """Backend and prepared weight for a call; a QTensor is prepared once a backend and remembered while it lives."""
+    """Backend and prepared weight for a call; a QTensor is prepared once a backend and remembered
+    while it lives.
+    """
     if isinstance(w, Prepared):
         if backend not in (None, w.backend):
             raise BackendError(f"[{call.op}] the weight is prepared for {w.backend!r}, the call asks for {backend!r}")
@@ -139,7 +146,9 @@ _PLAIN_DTYPES = frozenset(np.dtype(DTYPES[name]) for name in X_DTYPES)
 
 
 def _is_plain(x: Any, w: Any) -> bool:
-    """True for a NumPy matrix that fits a weight prepared by the native core: nothing to convert and no backend to choose."""
+    """True for a NumPy matrix that fits a weight prepared by the native core: nothing to convert
+    and no backend to choose.
+    """
     if type(x) is not np.ndarray or type(w) is not Prepared or w.backend != "cpu":
         return False
     return x.ndim == 2 == len(w.shape) and x.shape[1] == w.shape[1] and x.dtype in _PLAIN_DTYPES
@@ -156,15 +165,17 @@ def linear(
 ) -> Any:
     """y = x · wᵀ + bias without a dense copy of w.
 
-    x            (..., k) NumPy array or torch tensor: float32, float16 or bfloat16, any strides, any number of tokens including 0
+    x            (..., k) NumPy array or torch tensor: float32, float16 or bfloat16, any strides,
+                 any number of tokens including 0
     w            packed (n, k)
     bias         (n,) or None
-    activations  "exact": float32 products and sums. "int8": x rounded to 8 bits a group at a time, faster, error near 5e-3
+    activations  "exact": float32 products and sums. "int8": x rounded to 8 bits a group at a time,
+                 faster, error near 5e-3
     backend      None picks by x's device; a name forces one
     schedule     None picks; a name forces one where the backend has it
-    Returns (..., n) in x's dtype, on x's device. Raises ShapeError when shapes or dtypes do not fit, BackendError with the
-    reason when no backend serves the call. A (k, n) weight is refused where its shape shows it; a square one cannot be told
-    apart.
+    Returns (..., n) in x's dtype, on x's device. Raises ShapeError when shapes or dtypes do not
+    fit, BackendError with the reason when no backend serves the call. A (k, n) weight is refused
+    where its shape shows it; a square one cannot be told apart.
     """
     plain_bias = bias is None or (type(bias) is np.ndarray and bias.shape == w.shape[:1])
     if backend is None and schedule is None and plain_bias and activations in ACTIVATIONS and _is_plain(x, w):
@@ -189,7 +200,8 @@ def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | Non
     """Rows of w by index, decoded exactly.
 
     ids  integers of any shape, NumPy or torch, each in 0 … n−1
-    Returns (*ids.shape, k) of `dtype`, in ids' framework and on its device. Raises ShapeError for an index out of range.
+    Returns (*ids.shape, k) of `dtype`, in ids' framework and on its device. Raises ShapeError for
+    an index out of range.
     """
     n, k = _check_w("embedding", w, 2)
     word = str(dtype).removeprefix("torch.")
@@ -210,7 +222,9 @@ def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | Non
 
 
 def dequantize(w: Weight, dtype: Any = "float32", *, arithmetic: str = "exact", backend: str | None = None) -> Any:
-    """The dense weight: exact values rounded once to `dtype`, or the producer's own arithmetic (see `QTensor.dequantize`)."""
+    """The dense weight: exact values rounded once to `dtype`, or the producer's own arithmetic (see
+    `QTensor.dequantize`).
+    """
     word = str(dtype).removeprefix("torch.")
     if isinstance(w, QTensor) and (backend in (None, "reference") or arithmetic != "exact"):
         return w.dequantize(dtype, arithmetic)
@@ -270,14 +284,17 @@ def experts(
     activations: str = "exact",
     backend: str | None = None,
 ) -> Any:
-    """A mixture of experts over packed weights: y[i] = Σ_t weights[i, t] · down_e(act(gate_up_e(x[i]))), e = indices[i, t].
+    """A mixture of experts over packed weights: y[i] = Σ_t weights[i, t] ·
+    down_e(act(gate_up_e(x[i]))), e = indices[i, t].
 
     x        (m, k)            gate_up  packed (e, 2f, k)       down  packed (e, h, f)
     indices  (m, t) integers   weights  (m, t) floats           biases (e, 2f) and (e, h) or None
-    up       packed (e, f, k) where gates and ups cannot be one stack, as NVFP4 with a global scale each: `gate_up` then holds the
-             gates alone, (e, f, k), and its bias is (e, f) as `up_bias` is
-    Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run in float32, in order of t.
-    Returns (m, h) in x's dtype. Raises ShapeError when shapes or indices do not fit.
+    up       packed (e, f, k) where gates and ups cannot be one stack, as NVFP4 with a global scale
+             each: `gate_up` then holds the gates alone, (e, f, k), and its bias is (e, f) as
+             `up_bias` is
+    Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run
+    in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or indices
+    do not fit.
     """
     _check_mode("experts", activations, None)
     x = _check_x("experts", x)

@@ -1,8 +1,8 @@
 """What a weight format is, before any bits are read.
 
-A `Format` is the complete description of how codes become numbers. It describes structure only (element table, bits, groups,
-kinds of scale and zero point), never where the bytes lie in a file: that is a layout. Kernels dispatch on these fields, not on
-the name.
+A `Format` is the complete description of how codes become numbers. It describes structure only
+(element table, bits, groups, kinds of scale and zero point), never where the bytes lie in a file:
+that is a layout. Kernels dispatch on these fields, not on the name.
 
     value = ((element(code) − zero) · scale · super_scale · global) + bias − min · super_min
 
@@ -21,7 +21,9 @@ ELEMENT_BITS: dict[str, int] = {
     "e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8,
     "nf4": 4, "bnb_fp4": 4, "nf4_modelopt": 4, "iq4_nl": 4,
 }  # fmt: skip
-"""Element tables of a fixed width. `int` (code − 2^(bits−1)), `uint` (code) and `mxint` take their width from the format."""
+"""Element tables of a fixed width. `int` (code − 2^(bits−1)), `uint` (code) and `mxint` take their
+width from the format.
+"""
 
 FLOAT_SCALES = ("float16", "bfloat16", "float32")
 SCALE_KINDS = ("e8m0", "e4m3", "ue4m3", *FLOAT_SCALES, "u4", "u6", "i6", "i8", "nested", "none")
@@ -35,7 +37,8 @@ GROUPINGS = ("row", "flat", "strided", "block")
 class Format:
     """How codes of one tensor become numbers.
 
-    family      key of the family in `formats.FAMILIES` that encodes and decodes it (`mx`, `nvfp4`, `integer`, ...)
+    family      key of the family in `formats.FAMILIES` that encodes and decodes it (`mx`, `nvfp4`,
+                `integer`, ...)
     name        codec name as users write it: `mxfp4`, `int4`, `affine4`, `q4_K`
     bits        width of one code, 1 to 8
     element     `int`, `uint`, `mxint` or a table name of `ELEMENT_BITS`
@@ -46,7 +49,8 @@ class Format:
     minimum     kind of the `mins` part, "" without one
     super_size  inputs that share a `super_scales` entry; 0 without a second level
     global_op   "" , "multiply" or "divide": what the float32 `global_scale` does
-    divisor     constant that divides the value (MLX nvfp4 stores amax: 2688; bitsandbytes int8: 127)
+    divisor     constant that divides the value (MLX nvfp4 stores amax: 2688; bitsandbytes int8:
+                127)
     grouping    how elements map to scales: `row`, `flat`, `strided`, `block`
     group_rows  rows that share a scale when `grouping == "block"`; −1 is all
     inverse     the stored scale divides instead of multiplies (ModelOpt INT4QTensor)
@@ -100,7 +104,9 @@ class Format:
 
 
 class EncodedTensor(Protocol):
-    """What a decoder reads of a packed weight; `tensor.QTensor` is one, and documents the attributes."""
+    """What a decoder reads of a packed weight; `tensor.QTensor` is one, and documents the
+    attributes.
+    """
 
     @property
     def format(self) -> Format: ...

@@ -1,4 +1,6 @@
-"""halfbyte bench --device cuda --sweep, without a GPU: which schedules are timed and on what, and how it is shown."""
+"""halfbyte bench --device cuda --sweep, without a GPU: which schedules are timed and on what, and
+how it is shown.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_without_a_gpu_it_says_what_is_missing(capsys):
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """The sweep with CPU tensors, launches bound only: what was timed (calls, each made twice), and what would be compiled."""
+    """The sweep with CPU tensors, launches bound only: what was timed (calls, each made twice), and
+    what would be compiled.
+    """
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton", reason="Triton is not installed")
     from halfbyte.backends.cuda.wgmma import schedule as fused
@@ -142,7 +146,8 @@ def test_each_schedule_that_serves_is_timed_on_weights_past_the_cache(on_the_cpu
         one = next(o for o in rows if all(o[key] == r[key] for key in ("m", "n", "k", "format")))
         assert r["schedule"] == one["taken"]
         assert r["ratio"] == r["time_us"] / one["time_us"][s.CUBLAS]
-    # One dense weight serves the two cases of its shape; each measurement passes a megabyte of weights, or has the most.
+    # One dense weight serves the two cases of its shape; each measurement passes a megabyte of
+    # weights, or has the most.
     assert len(timed) == sum(len(r["time_us"]) - 1 for r in rows) + 3 * len({(c.n, c.k) for c in SMALL})
     assert set(timed) <= {4, *range(5, s.MOST_WEIGHTS + 1)}
     assert 1e6 / (64 * 256 * 4.125 / 8) < max(timed) <= s.MOST_WEIGHTS

@@ -1,4 +1,6 @@
-"""Experts and fused modules in the walk: each matrix is rounded with the Hessian of what it is multiplied by, no other."""
+"""Experts and fused modules in the walk: each matrix is rounded with the Hessian of what it is
+multiplied by, no other.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 def layer_inputs(model, ids: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(what layer 0's experts are given [m, k], which experts take it [m, slots]), a pair a sequence."""
+    """(what layer 0's experts are given [m, k], which experts take it [m, slots]), a pair a
+    sequence.
+    """
     seen = []
     experts = model.model.layers[0].mlp.experts
     handle = experts.register_forward_pre_hook(lambda m, args: seen.append((args[0].reshape(-1, args[0].shape[-1]), args[1])))
@@ -41,7 +45,9 @@ def layer_inputs(model, ids: list[list[int]]) -> list[tuple[torch.Tensor, torch.
 
 
 def test_an_expert_is_rounded_with_the_hessian_of_the_tokens_routed_to_it(tmp_path):
-    """Layer 0, every expert and projection: the codes that GPTQ gives for Hessians gathered by hand."""
+    """Layer 0, every expert and projection: the codes that GPTQ gives for Hessians gathered by
+    hand.
+    """
     model = write_model(tmp_path / "in", "mixtral", **MIXTRAL)
     text = write_text(tmp_path / "text.txt", 2000)
     fmt = format_named("int4:g32", scale_dtype="float16")
@@ -133,7 +139,9 @@ def test_case_56_in_a_stack_the_starved_experts_are_named_one_by_one(tmp_path, m
 
 
 def test_a_fused_module_is_rounded_by_parts_with_one_hessian(tmp_path):
-    """A checkpoint with q, k, v, gate and up apart, in a model that fuses them: each part as GPTQ rounds it, better than rtn."""
+    """A checkpoint with q, k, v, gate and up apart, in a model that fuses them: each part as GPTQ
+    rounds it, better than rtn.
+    """
     write_model(tmp_path / "in", "phi3", tie_word_embeddings=False)
     file = tmp_path / "in" / "model.safetensors"
     tensors, out = load_file(file), {}

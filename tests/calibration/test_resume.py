@@ -1,4 +1,6 @@
-"""A walk that is interrupted: at every moment, what a later run gives is what one run gives, bit for bit, and nothing is left."""
+"""A walk that is interrupted: at every moment, what a later run gives is what one run gives, bit
+for bit, and nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,9 @@ def test_a_run_that_ends_before_its_walk_leaves_what_an_earlier_one_had_done(tmp
 
 
 def test_other_work_is_not_gone_on_with(tmp_path, monkeypatch, capsys):
-    """Other options, another text, another source, a layer cut short: it starts anew, or behind what is whole."""
+    """Other options, another text, another source, a layer cut short: it starts anew, or behind
+    what is whole.
+    """
     sources(tmp_path, "llama awq")
 
     def interrupted(*more: str) -> None:

@@ -1,4 +1,6 @@
-"""AWQ's scales for a norm that experts and their router read: no token goes elsewhere, nothing else changes."""
+"""AWQ's scales for a norm that experts and their router read: no token goes elsewhere, nothing else
+changes.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def test_the_router_gives_the_same_numbers_and_the_layer_what_it_gave(tmp_path, 
 
 
 def test_experts_lose_less(tmp_path):
-    """Gate's and up's squared error on the tokens that each expert sees, rounded after scaling and without."""
+    """Gate's and up's squared error on the tokens that each expert sees, rounded after scaling and
+    without.
+    """
     it = Layer(tmp_path / "in", "mixtral")
     mine = [m for m in it.matrices if m.expert_of(["mlp.experts"])]
 
@@ -117,7 +121,9 @@ def test_experts_lose_less(tmp_path):
 
 
 def test_what_else_reads_the_norm_has_all_put_back(tmp_path, monkeypatch):
-    """A reader that no hook sees changes the layer's output: every weight is as it was, to the last bit."""
+    """A reader that no hook sees changes the layer's output: every weight is as it was, to the last
+    bit.
+    """
     it = Layer(tmp_path / "in", "mixtral")
     weights = {n: p.clone() for n, p in it.layer.named_parameters()}
     norm, plain = it.layer.get_submodule(NORM), it.output

@@ -1,4 +1,6 @@
-"""GPTQ and AWQ over tiny models of transformers: better than rounding to nearest on the model's own outputs, every layer met."""
+"""GPTQ and AWQ over tiny models of transformers: better than rounding to nearest on the model's own
+outputs, every layer met.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_mse_weighted_by_the_inputs_moves_the_logits_less(tmp_path):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 def test_folding_leaves_what_a_layer_computes(tmp_path, kind):
-    """Scaled weights and the norm or rows before them: the layer's outputs stay, whatever the scales."""
+    """Scaled weights and the norm or rows before them: the layer's outputs stay, whatever the
+    scales.
+    """
     model = write_model(tmp_path / "in", kind)
     layer = model.model.layers[0]
     seen = {}
@@ -97,7 +101,9 @@ def test_folding_leaves_what_a_layer_computes(tmp_path, kind):
 
 
 def test_case_56_experts_without_tokens_have_the_same_format_and_are_named(tmp_path, capsys):
-    """Eight experts, one calibration sequence of few tokens: every expert in one format, a warning, and the result loads."""
+    """Eight experts, one calibration sequence of few tokens: every expert in one format, a warning,
+    and the result loads.
+    """
     write_model(tmp_path / "in", "mixtral", num_local_experts=8, num_experts_per_tok=1)
     text = write_text(tmp_path / "text.txt", 40)
     found = ["--method", "gptq", "--calibration", str(text), "--context", "8", "--sequences", "1"]
@@ -180,7 +186,9 @@ def test_sequences_are_spread_evenly_over_the_text(tmp_path):
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
 def test_a_gguf_is_walked_and_written_in_its_own_row_order_and_offsets(tmp_path, monkeypatch, name, method):
-    """Rows of q and k are back in llama.cpp's order, folded norms have their 1: the file runs closer than plain Q4_0."""
+    """Rows of q and k are back in llama.cpp's order, folded norms have their 1: the file runs
+    closer than plain Q4_0.
+    """
     model = dense_model(name)
     with torch.no_grad():
         for key, p in model.named_parameters():

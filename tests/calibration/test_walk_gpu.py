@@ -1,4 +1,6 @@
-"""The walk of calibration on a GPU: the Hessians of the CPU to float32's rounding, nearly all codes equal, outputs as near."""
+"""The walk of calibration on a GPU: the Hessians of the CPU to float32's rounding, nearly all codes
+equal, outputs as near.
+"""
 
 from __future__ import annotations
 

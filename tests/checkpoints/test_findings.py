@@ -1,4 +1,6 @@
-"""What looks wrong in a checkpoint is found, and nothing else is: each finding by a file that has it and one that has not."""
+"""What looks wrong in a checkpoint is found, and nothing else is: each finding by a file that has
+it and one that has not.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def gptq_file(path: Path, config: dict, **weight: int) -> hb.Checkpoint:
     ],
 )
 def test_a_label_that_contradicts_symmetric_zero_points_is_suspect(label: str, stored: int, suspect: bool, tmp_path: Path):
-    """Version 1 stores the zero point minus 1: a symmetric weight has 7 in its nibbles under v1 and 8 under v2."""
+    """Version 1 stores the zero point minus 1: a symmetric weight has 7 in its nibbles under v1 and
+    8 under v2.
+    """
     found = codes(gptq_file(tmp_path, {"checkpoint_format": label, "sym": True}, stored_zero=stored))
     assert found.get("gptq-label") == ("warning" if suspect else None)
     assert found["equal-zeros"] == "note"
@@ -120,7 +124,9 @@ def test_zero_scales_are_notes_and_all_zero_a_warning(tmp_path: Path):
 
 
 def test_a_weight_that_float16_cannot_hold_warns_naming_the_tensor(tmp_path: Path):
-    """15 · 4368 + 0 = 65520 is the first magnitude that rounds to infinity; 15 · 4364 + 44 is below it."""
+    """15 · 4368 + 0 = 65520 is the first magnitude that rounds to infinity; 15 · 4364 + 44 is below
+    it.
+    """
     scales, biases = np.full((8, 2), 4368, np.float32), np.zeros((8, 2), np.float32)
     high = mlx_file(tmp_path / "high", scales, biases)
     with pytest.warns(CheckpointWarning, match=rf"\[open\] {KEY}: its scales allow magnitudes of 65520, and float16 is infinite"):
@@ -132,7 +138,8 @@ def test_a_weight_that_float16_cannot_hold_warns_naming_the_tensor(tmp_path: Pat
         warnings.simplefilter("error")
         assert largest_magnitude(low[KEY]) == 15 * 4364 + 44
     assert "float16-overflow" not in codes(low)
-    # A bias of the other sign keeps the range in bounds: the bound is on values, not on a sum of magnitudes.
+    # A bias of the other sign keeps the range in bounds: the bound is on values, not on a sum of
+    # magnitudes.
     both = mlx_file(tmp_path / "both", scales * 2, biases - 8 * 8736)
     with pytest.warns(CheckpointWarning):
         assert largest_magnitude(both[KEY]) == 8 * 8736

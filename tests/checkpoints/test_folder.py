@@ -1,4 +1,6 @@
-"""Which files make up a checkpoint: indices, shards, links and what escapes, is missing, stray or stale."""
+"""Which files make up a checkpoint: indices, shards, links and what escapes, is missing, stray or
+stale.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def test_case_40_links_that_leave_the_folder_are_refused_and_plain_subfolders_ar
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "up/out.safetensors"}}))
     with pytest.raises(CheckpointError, match="is a link to"):
         hb.open(path)
-    # The file itself, a link inside the folder, and a folder that is itself a link are the user's own choice.
+    # The file itself, a link inside the folder, and a folder that is itself a link are the user's
+    # own choice.
     (path / "inner.safetensors").symlink_to(path / "sub/deep/a.safetensors")
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"v": "inner.safetensors"}}))
     (tmp_path / "alias").symlink_to(path)

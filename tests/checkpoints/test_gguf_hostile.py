@@ -1,4 +1,6 @@
-"""GGUF files that lie: each ends in an error that names the file and the key or tensor, at once and in little memory."""
+"""GGUF files that lie: each ends in an error that names the file and the key or tensor, at once and
+in little memory.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def one(name: str = "w.weight", dims: tuple[int, ...] = (8,), kind: int = F32, n
 
 @pytest.mark.parametrize("name", ["tiny_align64", "tiny_fp4_moe", "tiny_mixed"])
 def test_case_38_cut_anywhere_in_the_header(tmp_path, name):
-    """Every length up to the tensor data (every third of the longest); the header alone already shows what is missing."""
+    """Every length up to the tensor data (every third of the longest); the header alone already
+    shows what is missing.
+    """
     whole = (GOLDEN / "gguf" / f"{name}.gguf").read_bytes()
     with GGUFCheckpoint(GOLDEN / "gguf" / f"{name}.gguf") as ckpt:
         data_start = min(h.offset for h in ckpt.file.headers.values())
@@ -74,7 +78,9 @@ def test_case_38_cut_anywhere_in_the_header(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["tiny_align64", "tiny_fp4_moe", "tiny_mixed"])
 def test_case_38_cut_in_the_data_names_the_tensor(tmp_path, name):
-    """By one byte, within and at the end of every tensor: no crash, and no tensor goes missing in silence."""
+    """By one byte, within and at the end of every tensor: no crash, and no tensor goes missing in
+    silence.
+    """
     source = GOLDEN / "gguf" / f"{name}.gguf"
     whole = source.read_bytes()
     with GGUFCheckpoint(source) as ckpt:
@@ -311,7 +317,9 @@ for path in sys.argv[1:]:
 
 
 def test_lies_cost_no_memory_in_a_process_of_their_own(tmp_path):
-    """Resident memory beyond the interpreter's own, mapped pages included, and time: even of a file of 2 GiB."""
+    """Resident memory beyond the interpreter's own, mapped pages included, and time: even of a file
+    of 2 GiB.
+    """
     large = tmp_path / "large.gguf"
     with large.open("wb") as f:
         f.write(GGUF(pairs=[], raw_pairs=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**27), pair_count=1).head())

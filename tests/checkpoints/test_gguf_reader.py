@@ -344,7 +344,9 @@ print(before, peak(), one, total // 1024)
 
 
 def test_case_43_reading_every_tensor_holds_one_at_a_time(tmp_path):
-    """Peak memory is at most one tensor in the file's order and one in canonical order, whatever the file's size."""
+    """Peak memory is at most one tensor in the file's order and one in canonical order, whatever
+    the file's size.
+    """
     n, k = 12288, 4096
     nbytes = n * k // 256 * 144
     file = GGUF(tensors=[Tensor(f"t{i}.weight", (k, n), Q4_K, b"", offset=i * nbytes) for i in range(6)])

@@ -1,4 +1,6 @@
-"""GPTQModel's gpt-oss: gate and up are halves of alternating rows in the file, rows of gate and of up to whoever reads them."""
+"""GPTQModel's gpt-oss: gate and up are halves of alternating rows in the file, rows of gate and of
+up to whoever reads them.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_others_are_left_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("to", ["compressed-tensors", "awq", "mlx", "halfbyte"])
 def test_converted_rows_are_what_their_names_say(tmp_path, to):
-    """The result names no writer of halves, so all readers take its names at their word; verify sees the same weights."""
+    """The result names no writer of halves, so all readers take its names at their word; verify
+    sees the same weights.
+    """
     folder(tmp_path / "in")
     done = hb.convert(tmp_path / "in", tmp_path / "out", to=to)
     assert done.counts["lossy"] == done.counts["equal"] == 0

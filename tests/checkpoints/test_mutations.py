@@ -1,6 +1,8 @@
-"""The generated matrix: damaged checkpoints give the right values or an error that names the culprit, in every command.
+"""The generated matrix: damaged checkpoints give the right values or an error that names the
+culprit, in every command.
 
-A sample by a fixed seed runs here; all of it under the marker `slow`, with the counts in benchmarks/trust.md.
+A sample by a fixed seed runs here; all of it under the marker `slow`, with the counts in
+benchmarks/trust.md.
 """
 
 from __future__ import annotations

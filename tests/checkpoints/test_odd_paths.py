@@ -1,4 +1,6 @@
-"""Paths that are no checkpoint: pipes, links in circles, names that lead nowhere, files of another kind."""
+"""Paths that are no checkpoint: pipes, links in circles, names that lead nowhere, files of another
+kind.
+"""
 
 from __future__ import annotations
 

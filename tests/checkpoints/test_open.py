@@ -1,4 +1,6 @@
-"""Opening: folders, lone files, indices and shards, configuration beside them, laziness, and what is refused."""
+"""Opening: folders, lone files, indices and shards, configuration beside them, laziness, and what
+is refused.
+"""
 
 from __future__ import annotations
 

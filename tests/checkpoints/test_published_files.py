@@ -1,4 +1,6 @@
-"""Files as people publish them, by the rows of tests/cases.md: read with the right values, or refused with what to do."""
+"""Files as people publish them, by the rows of tests/cases.md: read with the right values, or
+refused with what to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files that lie: each is refused with a CheckpointError that names file and tensor, soon and in little memory."""
+"""Files that lie: each is refused with a CheckpointError that names file and tensor, soon and in
+little memory.
+"""
 
 from __future__ import annotations
 
@@ -142,20 +144,25 @@ def test_random_headers_never_raise_anything_else(text: bytes, size: int):
     except CheckpointError as error:
         names_the_file = "[open] file: " in str(error)
     else:
-        # Random bytes are a header only if they close the object at once, and then there is no data.
+        # Random bytes are a header only if they close the object at once, and then there is no
+        # data.
         names_the_file = text.lstrip(b" \t\r\n").startswith(b"}") and (header.entries, size) == ({}, 0)
     assert names_the_file
 
 
 def test_a_header_with_bytes_changed_parses_as_before_or_is_refused():
-    """One or two bytes changed, 2000 times: a fixed seed accepts some and refuses some, and what is accepted is right."""
+    """One or two bytes changed, 2000 times: a fixed seed accepts some and refuses some, and what is
+    accepted is right.
+    """
     rng = np.random.default_rng(0)
     accepted = sum(_one_changed_header(rng) for _ in range(2000))
     assert 40 < accepted < 1960, accepted
 
 
 def _one_changed_header(rng: np.random.Generator) -> bool:
-    """True when the changed header is accepted; then the standard library must read the same from it."""
+    """True when the changed header is accepted; then the standard library must read the same from
+    it.
+    """
     good = json.dumps({"__metadata__": {"k": 'v"\\'}, "a.b": entry("F32", [2], 0, 8), "c": entry("U8", [0, 3], 8, 8)}).encode()
     bad = bytearray(good)
     for _ in range(rng.integers(1, 3)):
@@ -174,7 +181,9 @@ def _one_changed_header(rng: np.random.Generator) -> bool:
 
 
 def test_headers_of_other_writers_are_read(tmp_path: Path):
-    """Fields in any order, any white space, escapes in names, padding, an empty header, empty tensors, zero axes."""
+    """Fields in any order, any white space, escapes in names, padding, an empty header, empty
+    tensors, zero axes.
+    """
     text = (
         '{ "a\\u00e9\\"\\\\" : {"data_offsets" : [ 0 , 4 ], "shape":[ 1,1 ], "dtype":"F32"},\n\t'
         '"empty":{"dtype":"F16","shape":[0,7],"data_offsets":[4,4]}, "scalar":{"dtype":"U8","shape":[],"data_offsets":[4,5]},'
@@ -191,7 +200,9 @@ def test_headers_of_other_writers_are_read(tmp_path: Path):
 
 
 def test_misaligned_data_is_read_right(tmp_path: Path):
-    """Neither header nor tensors need be aligned: the value is copied out, not read through a wild pointer."""
+    """Neither header nor tensors need be aligned: the value is copied out, not read through a wild
+    pointer.
+    """
     values = np.arange(6, dtype=np.float32)
     text = json.dumps({"b": entry("U8", [3], 0, 3), "w": entry("F32", [2, 3], 3, 27)})
     path = raw_file(tmp_path / "odd.safetensors", text + " " * (1 - len(text) % 2), b"abc" + values.tobytes())

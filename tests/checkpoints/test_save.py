@@ -1,4 +1,6 @@
-"""halfbyte's own files: what `save` writes, `load` and `open` give back identical; a write that fails leaves nothing."""
+"""halfbyte's own files: what `save` writes, `load` and `open` give back identical; a write that
+fails leaves nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""halfbyte bench: its records, its refusals, and a race that counts what it should. Speeds are not tested: such tests lie."""
+"""halfbyte bench: its records, its refusals, and a race that counts what it should. Speeds are not
+tested: such tests lie.
+"""
 
 from __future__ import annotations
 
@@ -115,13 +117,17 @@ PEERS = all_peers()
 
 
 def installed_for_tests(name):
-    """OpenVINO is no part of the test environment: 60 MB for a peer that `make test-ecosystem` looks at."""
+    """OpenVINO is no part of the test environment: 60 MB for a peer that `make test-ecosystem`
+    looks at.
+    """
     return pytest.param(name, marks=pytest.mark.ecosystem("applications")) if name.startswith("openvino") else name
 
 
 @pytest.mark.parametrize("name", [installed_for_tests(name) for name in PEERS])
 def test_peers_multiply_right(name):
-    """On a weight that lies on a symmetric 4-bit grid: others have a grid of their own, and its error."""
+    """On a weight that lies on a symmetric 4-bit grid: others have a grid of their own, and its
+    error.
+    """
     peer = PEERS[name]
     if peer.reason():
         pytest.skip(peer.reason())

@@ -1,4 +1,6 @@
-"""What the command line does when something goes wrong: one line, an exit status, no traceback, nothing left behind."""
+"""What the command line does when something goes wrong: one line, an exit status, no traceback,
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,9 @@ def test_warnings_are_one_line(monkeypatch, capsys):
 
 
 def test_names_cannot_steer_the_terminal(monkeypatch, capsys):
-    """Escape sequences and newlines in a tensor's name are shown, not obeyed; rich's own markup is text."""
+    """Escape sequences and newlines in a tensor's name are shown, not obeyed; rich's own markup is
+    text.
+    """
     evil = "a\x1b[2J\x1b]0;owned\x07\n[bold red]b.weight"
     monkeypatch.setattr("halfbyte.checkpoints.open", lambda path, *options: MemoryCheckpoint({evil: np.ones(1)}))
     assert main(["inspect", "x"]) == 0

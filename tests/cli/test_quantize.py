@@ -112,7 +112,9 @@ def write_gguf(path: Path, k: int = 256) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("codec", ["q4_0", "q4_K", "q8_0", "mxfp4", "nvfp4", "iq4_nl"])
 def test_case_39_a_dense_gguf_to_block_types_with_a_way_out_for_short_rows(tmp_path, codec, capsys):
-    """Rows of 96 are no whole blocks of 256 or 64: they become Q8_0 and that is said; gguf's own reader decodes the file."""
+    """Rows of 96 are no whole blocks of 256 or 64: they become Q8_0 and that is said; gguf's own
+    reader decodes the file.
+    """
     weights = write_gguf(tmp_path / "in.gguf")
     paths = [str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")]
     assert main(["quantize", *paths, "--to", f"gguf:{codec}", "--method", "rtn"]) == 0
@@ -191,7 +193,9 @@ def test_rows_that_do_not_fit_are_kept_and_said(tmp_path, capsys):
 
 
 def test_case_08_zero_weights_and_zero_blocks_have_no_nan_scale(tmp_path):
-    """A row of 16 zeros and 16 values up to 0.01, and a tensor of zeros: no scale byte is 0x7F, zeros stay zeros."""
+    """A row of 16 zeros and 16 values up to 0.01, and a tensor of zeros: no scale byte is 0x7F,
+    zeros stay zeros.
+    """
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

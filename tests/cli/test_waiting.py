@@ -1,4 +1,6 @@
-"""torch's idle threads sleep in our commands, unless the user says otherwise, and peers are left as they are."""
+"""torch's idle threads sleep in our commands, unless the user says otherwise, and peers are left as
+they are.
+"""
 
 from __future__ import annotations
 

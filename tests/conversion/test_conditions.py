@@ -1,5 +1,6 @@
-"""Edges on adversarial tensors: exact ones keep every byte of zeros, scales and codes whatever they are; rarer conditions on
-both sides."""
+"""Edges on adversarial tensors: exact ones keep every byte of zeros, scales and codes whatever they
+are; rarer conditions on both sides.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def drawn(codec: str, n: int, k: int, zeros: str, seed: int) -> QTensor:
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
 def test_every_byte_of_zeros_scales_and_codes_comes_back(bits, to, zeros, group, n, groups, seed):
-    """uint to a layout and back through its own reader: exact, though a scale is 0, subnormal, negative or the largest."""
+    """uint to a layout and back through its own reader: exact, though a scale is 0, subnormal,
+    negative or the largest.
+    """
     q = drawn(f"uint{bits}:{group}", 8 * n, 128 * groups, zeros, seed)
     goal = goal_named(to)
     outcome = convert_weight(q, goal, "w")

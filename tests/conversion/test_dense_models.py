@@ -1,4 +1,6 @@
-"""A dequantized folder is the packed model: transformers loads every tensor of it and gives the same logits."""
+"""A dequantized folder is the packed model: transformers loads every tensor of it and gives the
+same logits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def check_dense(folder, out, model=None) -> None:
     ("arch", "producer"), [m for m in MATRIX if m[0] != "llama"] + [("qwen3_moe", "mlx"), ("mixtral", "halfbyte")]
 )
 def test_folder_and_its_saved_copy(tmp_path, arch, producer):
-    """A producer's folder, and the same model as `save_pretrained` writes it: stacks of experts, fused projections."""
+    """A producer's folder, and the same model as `save_pretrained` writes it: stacks of experts,
+    fused projections.
+    """
     write_tiny(tmp_path / "in", arch, producer)
     model = hb.load_model(tmp_path / "in")[0]
     check_dense(tmp_path / "in", tmp_path / "dense", model)
@@ -49,7 +53,9 @@ def test_experts_that_are_no_stack(tmp_path):
 
 
 def test_parts_of_a_fused_projection(tmp_path):
-    """q, k and v of different global scales in phi3's `qkv_proj` stay three weights, which are one matrix when dense."""
+    """q, k and v of different global scales in phi3's `qkv_proj` stay three weights, which are one
+    matrix when dense.
+    """
     tiny = write_tiny(tmp_path / "in", "phi3", "halfbyte")
     tensors = {k: v.numpy() for k, v in tiny.dense.state_dict().items()}
     for layer in range(2):

@@ -1,7 +1,8 @@
-"""Converted and quantized checkpoints in their own ecosystem's hands: what the producer's code reads is what we meant.
+"""Converted and quantized checkpoints in their own ecosystem's hands: what the producer's code
+reads is what we meant.
 
-`make test-ecosystem` runs each test in the environment of its reader: mlx and mlx-lm, compressed-tensors with transformers,
-nvidia-modelopt. benchmarks/ecosystem.log keeps the last run.
+`make test-ecosystem` runs each test in the environment of its reader: mlx and mlx-lm,
+compressed-tensors with transformers, nvidia-modelopt. benchmarks/ecosystem.log keeps the last run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def test_mlx_reads_every_weight_as_it_is(tmp_path, codec):
 @pytest.mark.ecosystem("mlx")
 @pytest.mark.parametrize("codec", ["affine4:g64", "int4:g64", "mxfp4", "affine8:g32"])
 def test_mlx_lm_runs_the_model(tmp_path, codec):
-    """mlx-lm builds the model from our config and tensors, and its logits are those of the exact values to float32's rounding."""
+    """mlx-lm builds the model from our config and tensors, and its logits are those of the exact
+    values to float32's rounding.
+    """
     import mlx.core as mx
     import mlx_lm.utils as utils
 
@@ -60,7 +63,9 @@ def test_mlx_lm_runs_the_model(tmp_path, codec):
 @pytest.mark.ecosystem("compressed-tensors")
 @pytest.mark.parametrize("codec", ["int4:g64", "uint4:g64", "int8:channel", "mxfp4", "nvfp4", "fp8_e4m3"])
 def test_transformers_reads_compressed_tensors(tmp_path, codec):
-    """from_pretrained decompresses our checkpoint through compressed-tensors itself: bfloat16 weights, bit for bit ours."""
+    """from_pretrained decompresses our checkpoint through compressed-tensors itself: bfloat16
+    weights, bit for bit ours.
+    """
     import torch
     import transformers
 

@@ -1,4 +1,6 @@
-"""Edges between formats: exact ones keep every value and come back bit for bit, conditional ones are tried on both sides."""
+"""Edges between formats: exact ones keep every value and come back bit for bit, conditional ones
+are tried on both sides.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def golden(path) -> QTensor:
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("word", [w for w in codec_names() if not w.startswith(("iq1", "iq2", "iq3", "tq"))])
 def test_kind_tells_the_truth_and_files_read_back(word, to):
-    """`exact` and `exact-if` have the source's values, `lossy` has not, and what is written is read as what was returned."""
+    """`exact` and `exact-if` have the source's values, `lossy` has not, and what is written is read
+    as what was returned.
+    """
     fmt, goal = format_named(word), goal_named(to)
     q = finite_tensor(fmt, (8, 256), seed=3)
     if fmt.super_size:  # scales of few bits, which random bytes are not
@@ -82,7 +86,9 @@ def test_exact_edges_come_back_bit_for_bit(codec, there, back, seed, n, groups):
 
 @pytest.mark.parametrize("path", files("gptqmodel", "autogptq", "autoawq"), ids=label)
 def test_golden_integers_through_every_layout(path):
-    """Files of the producers: to each layout that holds integers and back, the same values, and the same codes where kept."""
+    """Files of the producers: to each layout that holds integers and back, the same values, and the
+    same codes where kept.
+    """
     q = golden(path)
     for to in ("gptq-v2", "awq", "compressed-tensors", "mlx", "halfbyte"):
         outcome = convert_weight(q, goal_named(to), "w", suggest=False)
@@ -95,7 +101,9 @@ def test_golden_integers_through_every_layout(path):
 
 @pytest.mark.parametrize("path", [p for p in files("compressed-tensors", "modelopt", "mlx") if "nvfp4" in p.stem], ids=label)
 def test_golden_nvfp4_through_every_layout(path):
-    """Two-level files keep their codes and block scales; the tensor scale is exact, or equal in the target's arithmetic."""
+    """Two-level files keep their codes and block scales; the tensor scale is exact, or equal in the
+    target's arithmetic.
+    """
     q = golden(path)
     for to in ("modelopt", "compressed-tensors", "mlx", "gguf"):
         outcome = attempt(q, goal_named(f"{to}:nvfp4"))
@@ -144,7 +152,9 @@ def test_nan_block_scales_are_kept_or_refused():
 
 
 def test_case_01_awq_zero_point_zero_stays_zero():
-    """A stored zero of 0 with s = 0.5 is 0 to 7.5 in every layout, and its neighbours are untouched."""
+    """A stored zero of 0 with s = 0.5 is 0 to 7.5 in every layout, and its neighbours are
+    untouched.
+    """
     codes = all_codes(8, 32)
     zeros = np.array([[7, 0, 3, 0, 15, 1, 0, 8]]).T
     q = integers(codes, np.full((8, 1), 0.5, np.float16), zeros)
@@ -180,7 +190,9 @@ def test_case_02_zeros_1_to_15_survive_v2_v1_v2(zeros):
 
 
 def test_case_02_autogptq_zero_point_16_moves_into_range():
-    """AutoGPTQ reads a stored 15 of v1 as 16; v2 and AWQ end at 15, and codes and zero point move where there is room."""
+    """AutoGPTQ reads a stored 15 of v1 as 16; v2 and AWQ end at 15, and codes and zero point move
+    where there is room.
+    """
     q = integers(np.maximum(all_codes(8, 32), 1), np.ones((8, 1), np.float16), np.full((8, 1), 16))
     for to in ("awq", "gptq-v2"):
         moved = convert_weight(q, goal_named(to))
@@ -262,7 +274,9 @@ def test_scales_out_of_range_of_the_target(scale):
 
 
 def test_zero_times_scale_representable():
-    """−z·s needs the bits of both: a scale of few bits leaves room in float16, one of eleven bits times 13 does not."""
+    """−z·s needs the bits of both: a scale of few bits leaves room in float16, one of eleven bits
+    times 13 does not.
+    """
     codes = all_codes(4, 64)
     zeros = np.full((4, 1), 13)
     fine = integers(codes, np.full((4, 1), 1.25, np.float16), zeros, group=64)
@@ -290,7 +304,9 @@ def test_symmetric_bias_overflows_float16():
 
 
 def test_rounded_biases_can_be_equal_in_the_target_s_arithmetic():
-    """Codes of 0 and 1 only: MLX's float16 sums hide the rounding of a bias, and every value was looked at."""
+    """Codes of 0 and 1 only: MLX's float16 sums hide the rounding of a bias, and every value was
+    looked at.
+    """
     scale = np.float16(1 + 2**-10)
     q = integers(np.full((1, 64), 13, np.uint8), np.full((1, 1), scale), np.full((1, 1), 13), group=64)
     outcome = convert_weight(q, goal_named("mlx", "float16"))
@@ -403,7 +419,9 @@ def test_nvfp4_reciprocal_of_a_power_of_two_is_exact_and_of_others_equal():
 
 
 def test_nvfp4_products_that_differ_are_lossy(monkeypatch):
-    """In float32 the products of a rounded reciprocal differ: the check that found them equal in bfloat16 finds it."""
+    """In float32 the products of a rounded reciprocal differ: the check that found them equal in
+    bfloat16 finds it.
+    """
     from halfbyte.conversion import producer_equality as arithmetic
 
     monkeypatch.setitem(arithmetic.NATIVE, "compressed-tensors", "float32")

@@ -1,4 +1,6 @@
-"""Folder to GGUF and back under another checkpoint's names: the same weights, and the same logits from both."""
+"""Folder to GGUF and back under another checkpoint's names: the same weights, and the same logits
+from both.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def converted(source: Path, out: Path, to: str, like: Path, **options: Any):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_packed_gguf_becomes_a_folder_that_runs_the_same(tmp_path, name):
-    """Q8_0 to MLX's affine8 and to GPTQ's 8 bits: rows of q and k in transformers' order, norms without their 1."""
+    """Q8_0 to MLX's affine8 and to GPTQ's 8 bits: rows of q and k in transformers' order, norms
+    without their 1.
+    """
     _, folder, gguf = both(tmp_path, name, q8_0=True)
     want = logits(gguf)
     for to in ("mlx", "compressed-tensors"):
@@ -167,7 +171,9 @@ def test_fused_projections_are_cut_and_joined():
 
 @pytest.mark.parametrize("to", ["gguf:nvfp4", "gguf"])
 def test_two_level_nvfp4_takes_its_tensor_scale_into_the_file(tmp_path, to):
-    """ModelOpt's `weight_scale_2` becomes a `.scale` tensor beside each weight; the header names them before they are written."""
+    """ModelOpt's `weight_scale_2` becomes a `.scale` tensor beside each weight; the header names
+    them before they are written.
+    """
     _, folder, gguf = both(tmp_path, "llama", q8_0=False)
     arguments = ["--to", "modelopt:nvfp4", "--method", "rtn", "--rule", "down_proj=keep"]  # its rows are 96 long
     assert main(["quantize", str(folder), str(tmp_path / "nvfp4"), *arguments]) == 0

@@ -1,4 +1,6 @@
-"""`halfbyte quantize` and `load_model` agree on recipes that keep some experts dense: refused before any work, or loaded."""
+"""`halfbyte quantize` and `load_model` agree on recipes that keep some experts dense: refused
+before any work, or loaded.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def dense(tmp_path_factory):
     ],
 )  # fmt: skip
 def test_some_experts_dense_are_refused_before_any_work(tmp_path, dense, capsys, monkeypatch, to, rules, message):
-    """With and without calibration, for a plan, and from Python: nothing is walked, rounded or written."""
+    """With and without calibration, for a plan, and from Python: nothing is walked, rounded or
+    written.
+    """
     text = write_text(tmp_path / "text.txt")
     walked = ["--method", "gptq", "--calibration", str(text), "--context", "16", "--sequences", "2"]
     monkeypatch.setattr("halfbyte.calibration.walk.layer_source", lambda *a: pytest.fail("the walk has begun"))
@@ -74,7 +78,9 @@ def test_some_experts_dense_are_refused_before_any_work(tmp_path, dense, capsys,
     ],
 )
 def test_what_is_allowed_loads(tmp_path, dense, rules):
-    """A layer dense and one packed, formats that differ between experts and projections: logits of the decoded weights."""
+    """A layer dense and one packed, formats that differ between experts and projections: logits of
+    the decoded weights.
+    """
     folder, model = dense
     out = tmp_path / "out"
     command = ["quantize", str(folder), str(out), "--to", "halfbyte:int4:g32", *(w for r in rules for w in ("--rule", r))]

@@ -1,4 +1,6 @@
-"""A dense gpt-oss, as transformers saves it, to MXFP4: its stacks are turned, and both loaders read the result."""
+"""A dense gpt-oss, as transformers saves it, to MXFP4: its stacks are turned, and both loaders read
+the result.
+"""
 
 from __future__ import annotations
 

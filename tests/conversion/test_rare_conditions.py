@@ -1,4 +1,6 @@
-"""Conditions that real files hardly meet, each on both sides: of edges, and of layouts that refuse to write."""
+"""Conditions that real files hardly meet, each on both sides: of edges, and of layouts that refuse
+to write.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def e8m0(byte: int) -> QTensor:
 
 @pytest.mark.parametrize(("byte", "goes"), [(246, True), (254, False)])
 def test_an_amax_within_float32_and_beyond(byte, goes):
-    """MLX's tensor scale is 2688 times the factor: 2^119 · 2^11.4 is no float32, though the factor is."""
+    """MLX's tensor scale is 2688 times the factor: 2^119 · 2^11.4 is no float32, though the factor
+    is.
+    """
     fmt = format_named("nvfp4", global_scale="amax")
     assert convert_weight(e8m0(byte), goal_named("modelopt:nvfp4"), "w").kind == "exact-if"
     rewrites = list(edges._rewrites(e8m0(byte), fmt, goal_named("mlx:nvfp4")))
@@ -49,7 +53,9 @@ def test_an_amax_within_float32_and_beyond(byte, goes):
 
 @pytest.mark.parametrize(("to", "equal"), [("mlx:affine4:g64", True), ("halfbyte:affine4:g64", False)])
 def test_rounded_biases_want_a_decoder_to_hide_in(to, equal, monkeypatch):
-    """MLX's arithmetic is known, and here made to agree; the canonical layout has none, so the bias may not round."""
+    """MLX's arithmetic is known, and here made to agree; the canonical layout has none, so the bias
+    may not round.
+    """
     monkeypatch.setattr(edges, "check_equal", edges.check_equal if not equal else lambda q, w, checks: checks.add("looked at"))
     q = integer_tensor(4, (4, 64), 64, zeros=(13, 13))
     parts = {**q.parts, "scales": np.full((4, 1), 1 + 2**-10, np.float16)}
@@ -64,7 +70,9 @@ def test_rounded_biases_want_a_decoder_to_hide_in(to, equal, monkeypatch):
     ("bias", "kind"), [(-15.0, "exact-if"), (-3.0, "exact-if"), (0.0, "exact-if"), (-20.0, "lossy"), (4.0, "lossy")]
 )
 def test_codes_beside_a_constant_group_stay_in_range_or_do_not(bias, kind):
-    """A group of scale 0 and offset 5 takes a step of its own; the other's zero point is 15, 3, 0, 20 or −4."""
+    """A group of scale 0 and offset 5 takes a step of its own; the other's zero point is 15, 3, 0,
+    20 or −4.
+    """
     fmt = format_named("affine4", 32)
     scales, biases = np.array([[0, 1]], np.float16), np.array([[5, bias]], np.float16)
     parts = {"codes": pack(all_codes(1, 64), 4), "scales": scales, "biases": biases}
@@ -184,7 +192,9 @@ def test_matrices_are_written_and_stacks_refused(layout, codec, said):
 
 @pytest.mark.parametrize(("zero", "scale", "goes"), [(15, 0.01, True), (15, 2.0**-24, True), (-3000, 1.001, False)])
 def test_gemv_fast_zero_points_that_come_back_from_their_product(zero, scale, goes):
-    """−s·z is kept as float16: 11 bits hold a product of 4 and 11 closely enough, not one of 12 and 11."""
+    """−s·z is kept as float16: 11 bits hold a product of 4 and 11 closely enough, not one of 12 and
+    11.
+    """
     q = integer_tensor(4, (8, 64), 64, zeros=(zero, zero))
     q = QTensor(q.format, q.shape, {**q.parts, "scales": np.full((8, 1), scale, np.float16)})
     own = LAYOUTS["awq-gemv_fast"]

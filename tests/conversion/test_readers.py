@@ -1,7 +1,9 @@
-"""Whole checkpoints of ours in engines that run them: their own code reads the files, builds the model and gives our logits.
+"""Whole checkpoints of ours in engines that run them: their own code reads the files, builds the
+model and gives our logits.
 
-`make test-ecosystem` runs each test in the environment of its engine: GPTQModel, AutoAWQ (with the transformers it was written
-for), llama-cpp-python, onnxruntime, vLLM for the CPU. benchmarks/ecosystem.log keeps the last run.
+`make test-ecosystem` runs each test in the environment of its engine: GPTQModel, AutoAWQ (with the
+transformers it was written for), llama-cpp-python, onnxruntime, vLLM for the CPU.
+benchmarks/ecosystem.log keeps the last run.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def close(logits: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
      ("int4:channel", "gptq"), ("affine4:g64", "gptq-v2:uint4"), ("uint2:g32", "gptq-v2")],
 )  # fmt: skip
 def test_gptqmodel_runs_the_model(tmp_path, codec, to):
-    """GPTQModel's torch kernel on the CPU: each weight it decodes is ours in its dtype, its logits those of the values."""
+    """GPTQModel's torch kernel on the CPU: each weight it decodes is ours in its dtype, its logits
+    those of the values.
+    """
     import gptqmodel
 
     import torch
@@ -91,7 +95,9 @@ def test_gptqmodel_reads_an_order_of_inputs(tmp_path, to):
 @pytest.mark.ecosystem("autoawq")
 @pytest.mark.parametrize("codec", ["uint4:g64", "int4:g64", "uint4:g32", "int4:channel"])
 def test_autoawq_runs_the_model(tmp_path, codec):
-    """AutoAWQ's WQLinear_GEMM on its torch path, in transformers' Llama, its buffers loaded from our file by name."""
+    """AutoAWQ's WQLinear_GEMM on its torch path, in transformers' Llama, its buffers loaded from
+    our file by name.
+    """
     import awq.modules.linear.gemm as gemm
     import awq.utils.packing_utils as packing
     from safetensors.torch import load_file
@@ -177,13 +183,17 @@ LLAMA_CPP = [
     for to in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "iq4_nl", "nvfp4")
     if (name, to) != ("gemma3", "nvfp4")
 ]
-"""llama.cpp applies no tensor scale to Gemma 3's feed-forward weights: its logits of an NVFP4 file are NaN."""
+"""llama.cpp applies no tensor scale to Gemma 3's feed-forward weights: its logits of an NVFP4 file
+are NaN.
+"""
 
 
 @pytest.mark.ecosystem("llama-cpp-python")
 @pytest.mark.parametrize(("name", "to"), LLAMA_CPP)
 def test_llama_cpp_runs_the_model(tmp_path, name, to):
-    """A tiny model quantized to a GGUF: llama.cpp's logits are ours, to what its 8-bit activations lose."""
+    """A tiny model quantized to a GGUF: llama.cpp's logits are ours, to what its 8-bit activations
+    lose.
+    """
     import llama_cpp
 
     import torch
@@ -198,7 +208,8 @@ def test_llama_cpp_runs_the_model(tmp_path, name, to):
     engine.eval(ids)
     logits = np.array(engine.scores[: len(ids)])
     engine.close()
-    # Gemma's norms multiply by up to 2, and so what is lost before them; with float32 weights llama.cpp is within 0.1 % of us.
+    # Gemma's norms multiply by up to 2, and so what is lost before them; with float32 weights
+    # llama.cpp is within 0.1 % of us.
     close(logits, wanted, 0.1 if name == "gemma3" else 0.05)
     source_logits = _own_logits(source, torch.tensor([ids]))
     # Nearer to our packed weights than to the dense ones, which are off by what the rounding costs.
@@ -208,7 +219,9 @@ def test_llama_cpp_runs_the_model(tmp_path, name, to):
 
 @pytest.mark.ecosystem("llama-cpp-python")
 def test_llama_cpp_runs_what_a_folder_was_converted_to(tmp_path):
-    """Folder to GGUF by --like: rows of q and k in llama.cpp's order, its tokenizer and key-values, our bits."""
+    """Folder to GGUF by --like: rows of q and k in llama.cpp's order, its tokenizer and key-values,
+    our bits.
+    """
     import llama_cpp
 
     import torch
@@ -235,7 +248,9 @@ def test_llama_cpp_runs_what_a_folder_was_converted_to(tmp_path):
     [("int4:g128", 256)] + [(c, k) for c in ("int4:g32", "uint4:g32", "uint8:g64", "uint2:g32") for k in (256, 288)],
 )  # the golden files have a short last block of 128
 def test_onnxruntime_multiplies_by_what_is_written(codec, k):
-    """MatMulNBits on our initializers: one-hot inputs give our values, exactly; others our product to float32's rounding."""
+    """MatMulNBits on our initializers: one-hot inputs give our values, exactly; others our product
+    to float32's rounding.
+    """
     import onnx
     import onnxruntime
 

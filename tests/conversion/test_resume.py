@@ -1,4 +1,6 @@
-"""Single files that were interrupted: killed at any moment nothing opens as complete, a later run goes on to the same bytes."""
+"""Single files that were interrupted: killed at any moment nothing opens as complete, a later run
+goes on to the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_an_interrupted_file_goes_on_to_the_same_bytes(tmp_path, kind, after):
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "journal cut", "journal lies", "no file", "other work"])
 def test_what_is_not_there_any_more_is_written_again(tmp_path, kind, damage):
-    """Bytes that a power cut lost or changed, a journal cut in a line: the run goes on behind what is whole."""
+    """Bytes that a power cut lost or changed, a journal cut in a line: the run goes on behind what
+    is whole.
+    """
     source, to, name = sources(tmp_path, kind)
     out, partial, journal = tmp_path / name, tmp_path / f".{name}.partial", tmp_path / f".{name}.partial.journal"
     interrupted(source, out, to, 6)

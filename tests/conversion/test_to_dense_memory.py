@@ -1,4 +1,6 @@
-"""Row 43: a checkpoint becomes dense in the memory of one packed tensor and a block of rows, whatever its size."""
+"""Row 43: a checkpoint becomes dense in the memory of one packed tensor and a block of rows,
+whatever its size.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,7 @@ def test_case_43_dequantize_streams(out, tmp_path):
     dense = n * k * 4 // 1024
     with open_checkpoint(tmp_path / out) as result:
         assert sum(i.nbytes for i in result.infos()) == count * dense * 1024
-    # One tensor of the file, its canonical parts, and some MB of a block's temporaries; a dense matrix is 32 MB.
+    # One tensor of the file, its canonical parts, and some MB of a block's temporaries; a dense
+    # matrix is 32 MB.
     assert after - before < 2 * nbytes // 1024 + 40_000, (before, after)
     assert after - before < count * dense // 3

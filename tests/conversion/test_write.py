@@ -1,4 +1,6 @@
-"""Whole checkpoints: what is written opens as what it says, holds the same values, and is whole or not there."""
+"""Whole checkpoints: what is written opens as what it says, holds the same values, and is whole or
+not there.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_there_and_back_is_byte_identical(tmp_path):
 @pytest.mark.parametrize("folder", ["compressed-tensors/ckpt_w4a16", "compressed-tensors/ckpt_nvfp4a16"])
 @pytest.mark.parametrize("to", ["gptq", "mlx", "modelopt", "halfbyte", "compressed-tensors"])
 def test_golden_checkpoints_go_to_every_layout(tmp_path, folder, to):
-    """Folders of compressed-tensors' own writer: exact or equal, or refused with every weight named."""
+    """Folders of compressed-tensors' own writer: exact or equal, or refused with every weight
+    named.
+    """
     source = GOLDEN / folder
     with halfbyte.open(source) as checkpoint:
         packed = [k for k in checkpoint if checkpoint.info(k).quantized]
@@ -196,7 +200,9 @@ def test_case_40_to_42_broken_sources_are_refused_before_anything_is_written(tmp
 
 
 def test_stacks_of_experts_are_taken_apart_for_layouts_of_matrices(tmp_path):
-    """gpt-oss: three experts in MXFP4 become modules of their own in GPTQ, and gate and up modules in MLX."""
+    """gpt-oss: three experts in MXFP4 become modules of their own in GPTQ, and gate and up modules
+    in MLX.
+    """
     rng = np.random.default_rng(0)
     folder = tmp_path / "in"
     folder.mkdir()
@@ -328,7 +334,8 @@ def test_a_killed_run_leaves_nothing_that_opens_and_is_taken_up(tmp_path, after)
         with pytest.raises(CheckpointError, match=r"shard is part of an unfinished result; run the same command again"):
             halfbyte.open(path)
     done = convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=1)
-    # The kill may fall between a shard's rename and its line in the journal: that one is written again.
+    # The kill may fall between a shard's rename and its line in the journal: that one is written
+    # again.
     assert done.resumed >= after - 1
     assert identical(source, tmp_path / "out")
     fresh = convert(source, tmp_path / "fresh", to="gptq", workers=1, max_shard_size=1)
@@ -409,7 +416,9 @@ def test_progress_counts_bytes_read(tmp_path):
 
 @pytest.mark.parametrize("at", range(1, 5))
 def test_stopped_while_shards_get_their_names(tmp_path, monkeypatch, at):
-    """Between two renames of the end: some shards have their names, the folder opens as nothing, the next run is whole."""
+    """Between two renames of the end: some shards have their names, the folder opens as nothing,
+    the next run is whole.
+    """
     source = write_model(tmp_path / "in", "int4:g128")
     real, count = Path.replace, 0
 

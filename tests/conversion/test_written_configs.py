@@ -1,4 +1,6 @@
-"""The configs of written checkpoints, tied and untied: what their own ecosystem's loader needs to know is in them."""
+"""The configs of written checkpoints, tied and untied: what their own ecosystem's loader needs to
+know is in them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def write(folder, target, tied):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_dense_head_is_named(tmp_path, target, tied):
-    """A tied head has no tensor; readers that replace every Linear by class must still be told to leave it."""
+    """A tied head has no tensor; readers that replace every Linear by class must still be told to
+    leave it.
+    """
     config = json.loads((write(tmp_path, target, tied) / "config.json").read_text())
     quantization = config.get("quantization") or config["quantization_config"]
     kept = {

@@ -1,6 +1,8 @@
-"""What a file may import (docs/design/layering.md): its own floor and lower ones, no cycle, no private name, no backend's inside.
+"""What a file may import (docs/design/layering.md): its own floor and lower ones, no cycle, no
+private name, no backend's inside.
 
-Heavy packages are imported only where the floor may, and late. Each rule is shown to fail on a planted example.
+Heavy packages are imported only where the floor may, and late. Each rule is shown to fail on a
+planted example.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ FLOORS: dict[str, int] = {
     # 8 cli
     "cli": 8, "bench": 8, "__main__": 8,
 }  # fmt: skip
-"""Floor of each module or subpackage directly under `halfbyte`. The package's own `__init__` imports from any floor up to 7; only
-floor 8 imports it."""
+"""Floor of each module or subpackage directly under `halfbyte`. The package's own `__init__`
+imports from any floor up to 7; only floor 8 imports it.
+"""
 
 ALLOWED: dict[int, set[str]] = {
     0: {"numpy", "ml_dtypes"},
@@ -65,8 +68,9 @@ WRITTEN_IN = (
     "bench.",
     "calibration.",
 )
-"""Modules inside these packages are written in torch, triton or mlx and import them at the top. Their `__init__` may not: it
-reports that they are missing."""
+"""Modules inside these packages are written in torch, triton or mlx and import them at the top.
+Their `__init__` may not: it reports that they are missing.
+"""
 
 BACKENDS = ("backends.reference", "backends.cpu", "backends.cuda", "backends.metal")
 """Modules that must not import each other, and whose insides nobody outside `backends` imports."""
@@ -76,7 +80,8 @@ INSIDE_ALLOWED: dict[tuple[str, str], str] = {
 }
 """(importing modules, backend) -> why they may import the backend's inside."""
 
-# Violations that their owners have still to remove. Each entry covers one importing module; an entry without a violation fails.
+# Violations that their owners have still to remove. Each entry covers one importing module; an
+# entry without a violation fails.
 KNOWN_CYCLES: dict[str, str] = {
     "bench.cpu.peers.base": "peers register themselves in the module that they subclass",
     "bench.cuda.linear": "the decoders' benchmark shares the timing loop of the products'",
@@ -196,7 +201,9 @@ def test_every_module_of_the_package_is_read():
 
 
 def planted(folder: Path, **sources: str) -> Package:
-    """A package `halfbyte` of the given modules; `a__b` is the module a.b and `a____init__` the package a."""
+    """A package `halfbyte` of the given modules; `a__b` is the module a.b and `a____init__` the
+    package a.
+    """
     root = folder / "halfbyte"
     for name, source in {"__init__": "", **sources}.items():
         parts = [name] if name == "__init__" else name.split("__", 1)

@@ -19,7 +19,9 @@ CONFTEST = (TESTS / "conftest.py").read_text("utf-8")
 
 @pytest.mark.parametrize("no_skips", [True, False])
 def test_a_module_skipped_at_collection_fails_where_nothing_may_skip(pytester, monkeypatch, no_skips):
-    """An importorskip on module level skips every test of a file: as severe as skipping each of them."""
+    """An importorskip on module level skips every test of a file: as severe as skipping each of
+    them.
+    """
     monkeypatch.setenv("HALFBYTE_NO_SKIPS", "1" if no_skips else "")
     pytester.syspathinsert(TESTS)
     pytester.makeconftest(CONFTEST.replace('pytest_plugins = ["pytester"]', ""))
@@ -82,7 +84,9 @@ def test_an_environment_that_does_not_install_fails_the_run(tmp_path, monkeypatc
 
 
 def modules_imported(tree: ast.AST) -> set[str]:
-    """The last components of all module names that a file imports, and the names it imports from packages."""
+    """The last components of all module names that a file imports, and the names it imports from
+    packages.
+    """
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,6 @@
-"""docs/adding-a-format.md is true: its example, run as it stands, gives a format that everything else finds."""
+"""docs/adding-a-format.md is true: its example, run as it stands, gives a format that everything
+else finds.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,9 @@ def test_tables_that_are_refused(name, values, message):
     ],
 )
 def test_significant_bits_of_a_table(values, bits):
-    """Fine values count as 24 bits: their products with the smallest scales may not be float32 numbers."""
+    """Fine values count as 24 bits: their products with the smallest scales may not be float32
+    numbers.
+    """
     add_table("probe", values)
     try:
         assert element_significant_bits("probe", 1) == bits

@@ -1,4 +1,6 @@
-"""docs/adding-a-layout.md is true: its example, run as it stands, gives a layout that everything else finds."""
+"""docs/adding-a-layout.md is true: its example, run as it stands, gives a layout that everything
+else finds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pages of formats and policies name every word and policy; the policies' table covers each producer."""
+"""The pages of formats and policies name every word and policy; the policies' table covers each
+producer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pages are true: their Python runs as pasted, their commands and options exist, their links lead somewhere."""
+"""The pages are true: their Python runs as pasted, their commands and options exist, their links
+lead somewhere.
+"""
 
 from __future__ import annotations
 
@@ -74,3 +76,15 @@ def test_an_unknown_option_is_seen(tmp_path):
     assert command_lines(page) == ["halfbyte inspect model --no-such-option", "halfbyte fly"]
     with pytest.raises(AssertionError, match="no option --no-such-option"):
         test_every_command_and_option_exists(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_prose_is_wrapped_at_100_columns(page):
+    """Tables, code, headings and lines that are one long word stay."""
+    fenced, wide = False, []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        fenced ^= line.lstrip().startswith("```")
+        structure = fenced or re.match(r"\s*(\||#|<|\[|```)|    ", line)
+        if len(line) > 100 and not structure and max(map(len, line.split())) < 80:
+            wide.append(line)
+    assert wide == []

@@ -1,4 +1,6 @@
-"""Perplexity by its two protocols, and what a comparison says: against plain torch, and on models that were spoilt on purpose."""
+"""Perplexity by its two protocols, and what a comparison says: against plain torch, and on models
+that were spoilt on purpose.
+"""
 
 from __future__ import annotations
 

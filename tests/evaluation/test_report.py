@@ -1,4 +1,5 @@
-"""The report in a browser: headless Chromium lays it out on a phone and at a desk, and finds nothing to complain of.
+"""The report in a browser: headless Chromium lays it out on a phone and at a desk, and finds
+nothing to complain of.
 
 Run by `make test-ecosystem` where chromium, chromium-browser or google-chrome is on the path.
 """

@@ -1,4 +1,6 @@
-"""Expansion of group values, and the significant bits that allow float32, against loops over every element."""
+"""Expansion of group values, and the significant bits that allow float32, against loops over every
+element.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ ROW = Format("integer", "int4", 4, "int", 4, "float16")
 
 
 def slow(fmt: Format, shape: tuple[int, ...], window, a: np.ndarray) -> np.ndarray:
-    """The group value of each element, one at a time, by the definitions of docs/design/layering.md."""
+    """The group value of each element, one at a time, by the definitions of
+    docs/design/layering.md.
+    """
     *_, n, k = shape
     out = np.empty(shape, a.dtype)
     rows = math.prod(shape[:-1])

@@ -131,7 +131,9 @@ def test_group_sizes_and_defaults():
 
 
 def test_a_scale_below_float16_is_stored_as_1():
-    """A producer that computes in float16 divides by a scale of 0 there; it stores 1 and divides by that."""
+    """A producer that computes in float16 divides by a scale of 0 there; it stores 1 and divides by
+    that.
+    """
     x = np.zeros((1, 64), np.float16)
     x[0, 0], x[0, 32] = 2.0**-24, 2.0**-20
     q = quantize(x, "mxfp4", scale="floor", compute="input")

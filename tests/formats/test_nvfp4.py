@@ -1,4 +1,6 @@
-"""NVFP4's scale rule by its definition: exact rationals for the default, each order of operations for one block by hand."""
+"""NVFP4's scale rule by its definition: exact rationals for the default, each order of operations
+for one block by hand.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def nearest(x: Fraction, values: list[Fraction]) -> int:
 
 
 def reference(x: np.ndarray, g: Fraction) -> tuple[int, list[int]]:
-    """Scale byte and codes of one block of 16 under a tensor scale g: nearest E4M3 of amax / 6 / g, at least 2^−9."""
+    """Scale byte and codes of one block of 16 under a tensor scale g: nearest E4M3 of amax / 6 / g,
+    at least 2^−9.
+    """
     amax = max(abs(Fraction(float(v))) for v in x)
     byte = nearest(min(max(amax / 6 / g, E4M3[1]), E4M3[-1]), E4M3) if amax else 0
     step = E4M3[byte] * g
@@ -121,7 +125,9 @@ def test_formats():
 @pytest.mark.parametrize("order", ["joint", "stepwise"])
 @pytest.mark.parametrize(("amax", "byte"), [(101.99, 0x58), (102.01, 0x59), (107.99, 0x59), (114.01, 0x5A)])
 def test_a_stored_amax_counts_over_2688(order, amax, byte):
-    """With amax 2688 the tensor scale is 1: block scales amax / 6 just beside the midpoints of 16, 18 and 20."""
+    """With amax 2688 the tensor scale is 1: block scales amax / 6 just beside the midpoints of 16,
+    18 and 20.
+    """
     x = np.zeros((1, 32), np.float32)
     x[0, 0], x[0, 16] = 2688, amax
     assert quantize(x, "nvfp4", global_scale="amax", order=order).parts["scales"].tolist() == [[0x7E, byte]]

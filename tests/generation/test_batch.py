@@ -84,7 +84,9 @@ def test_the_command(loaded, capsys):
 
 
 def test_a_prompt_in_pieces_gives_the_text_of_one_pass(tmp_path, monkeypatch):
-    """gpt-oss keeps its attention scores: a long prompt goes through in pieces, alone and beside others, past its window of 8."""
+    """gpt-oss keeps its attention scores: a long prompt goes through in pieces, alone and beside
+    others, past its window of 8.
+    """
     from halfbyte.generation import batch as batched
     from halfbyte.generation import single as generation
 

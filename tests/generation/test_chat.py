@@ -188,7 +188,9 @@ def test_bad_requests_get_openais_error_shape(folder):
 
 @pytest.fixture
 def listening(folder, tmp_path):
-    """OpenAI clients of two servers on ports of their own: the model, and the model without its chat template."""
+    """OpenAI clients of two servers on ports of their own: the model, and the model without its
+    chat template.
+    """
     import openai
     import uvicorn
 
@@ -215,7 +217,9 @@ def listening(folder, tmp_path):
 
 @pytest.mark.ecosystem("applications")
 def test_openais_client_talks_to_the_server(listening, loaded):
-    """Streamed and whole; a model without a chat template continues text and says why it does not converse."""
+    """Streamed and whole; a model without a chat template continues text and says why it does not
+    converse.
+    """
     import openai
 
     model, tokenizer = loaded
@@ -241,8 +245,10 @@ def test_openais_client_talks_to_the_server(listening, loaded):
 @pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("template", [True, False])
 def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
-    """Whatever answers: a route, the router (404, 405), validation (422), transformers (400), the middleware for want of
-    a template (400), an exception (500). A preflight is allowed at every path. Without `cors` no reply has them."""
+    """Whatever answers: a route, the router (404, 405), validation (422), transformers (400), the
+    middleware for want of a template (400), an exception (500). A preflight is allowed at every
+    path. Without `cors` no reply has them.
+    """
     from fastapi.testclient import TestClient
 
     from halfbyte.transformers.serve import server

@@ -1,4 +1,6 @@
-"""What a model needs, against arithmetic done by hand; against what a run of it used: test_single.py."""
+"""What a model needs, against arithmetic done by hand; against what a run of it used:
+test_single.py.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,10 @@ def test_weights_are_those_of_the_loaded_model(tmp_path, arch, producer):
 
 
 def test_gpt_oss_20b_in_24_and_in_16_gb(gpt_oss):
-    """10.2 GB of experts, 3.6 GB of bfloat16 beside them; caches of local layers hold their window only. Attention keeps its
-    scores: a prompt goes through in pieces, whose scores are three copies of 64 heads · 2²¹."""
+    """10.2 GB of experts, 3.6 GB of bfloat16 beside them; caches of local layers hold their window
+    only. Attention keeps its scores: a prompt goes through in pieces, whose scores are three copies
+    of 64 heads · 2²¹.
+    """
     planner = Planner(gpt_oss, device="cuda")
     made = planner.plan(8192, device_memory=24 * 10**9)
     expert = 32 * (2 * 2880 * 2880 + 2880 * 2880)
@@ -92,7 +96,9 @@ def test_the_command(gpt_oss, capsys):
 
 @pytest.mark.parametrize(("tokens", "held"), [(128, 577.7), (512, 727.5), (2048, 1036.9), (8192, 628.5)])
 def test_a_layer_on_a_gpu_within_1_percent_of_what_was_measured(tmp_path, tokens, held):
-    """benchmarks/models.md: MB that torch held at most for a prompt on an H200, and 651 for the context."""
+    """benchmarks/models.md: MB that torch held at most for a prompt on an H200, and 651 for the
+    context.
+    """
     layer = {**GPT_OSS_20B, "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "vocab_size": 2048}
     (tmp_path / "config.json").write_text(json.dumps(layer))
     planned = Planner(tmp_path, device="cuda").plan(tokens).total / 1e6

@@ -1,4 +1,6 @@
-"""Text from a real packed model: equal to transformers' own, within memory and time, with nothing ever dense."""
+"""Text from a real packed model: equal to transformers' own, within memory and time, with nothing
+ever dense.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_the_tie_rule():
 
 @pytest.mark.parametrize("case", REFERENCE["generations"], ids=lambda c: c["prompt"][:12])
 def test_greedy_text_equals_transformers_over_64_tokens(gemma, case):
-    """Each token given the reference's tokens before it, all 64 in one pass; the logits agree within the tie's width."""
+    """Each token given the reference's tokens before it, all 64 in one pass; the logits agree
+    within the tie's width.
+    """
     model, tokenizer = gemma
     assert tokenizer(case["prompt"])["input_ids"] == case["prompt_ids"]
     ids = [*case["prompt_ids"], *case["tokens"][:-1]]
@@ -82,7 +86,9 @@ def test_greedy_text_equals_transformers_over_64_tokens(gemma, case):
 
 
 def test_text_longer_than_the_sliding_window(gemma):
-    """Local layers see 512 tokens and rotate with base 10000, global layers see all and rotate with base a million."""
+    """Local layers see 512 tokens and rotate with base 10000, global layers see all and rotate with
+    base a million.
+    """
     model, tokenizer = gemma
     long = REFERENCE["long"]
     ids = tokenizer(long["text"])["input_ids"]
@@ -123,7 +129,9 @@ class NoLargeFloats(TorchDispatchMode):
 
 @contextmanager
 def large_numpy_allocations() -> Iterator[list[tuple[str, int]]]:
-    """(file, bytes) of each step between two calls in which NumPy or Python newly held more than the limit."""
+    """(file, bytes) of each step between two calls in which NumPy or Python newly held more than
+    the limit.
+    """
     seen: list[tuple[str, int]] = []
     held = 0
 
@@ -161,8 +169,9 @@ def test_the_hooks_see_a_large_array():
 def test_no_quantized_matrix_is_ever_a_large_float_array(gemma, monkeypatch):
     """Issue 2: no float array above 16 MiB, from loading to the third token.
 
-    Loading allocates one thing above it, the embedding's packed parts, a byte a weight; as float16 it would be 336 MB. Nothing
-    later comes near. (The tokenizer, a million small strings, is left out: watching each would take minutes.)
+    Loading allocates one thing above it, the embedding's packed parts, a byte a weight; as float16
+    it would be 336 MB. Nothing later comes near. (The tokenizer, a million small strings, is left
+    out: watching each would take minutes.)
     """
     path = model_path()
     monkeypatch.setattr("halfbyte.transformers.load.tokenizer_of", lambda checkpoint: gemma[1])
@@ -182,8 +191,10 @@ def test_no_quantized_matrix_is_ever_a_large_float_array(gemma, monkeypatch):
 
 
 def test_command_line_within_its_memory_and_5_percent_of_its_plan(gemma):
-    """Issue 2: under 1.1 GB of resident memory at the worst, mapped pages included; of logits, the last token's only (those of
-    the prompt are 300 MB). The plan measures the overhead alike, in a process of its own."""
+    """Issue 2: under 1.1 GB of resident memory at the worst, mapped pages included; of logits, the
+    last token's only (those of the prompt are 300 MB). The plan measures the overhead alike, in a
+    process of its own.
+    """
     prompt = "word " * 300
     options = ["-p", prompt, "-n", "2", "--seed", "7", "--json"]
     command = [sys.executable, "-m", "halfbyte", "generate", str(model_path()), *options]
@@ -235,7 +246,9 @@ def test_model_holds_what_the_file_holds(gemma):
 
 
 class Scripted:
-    """A model that says given tokens, whatever it reads; each step sees what came before through its cache."""
+    """A model that says given tokens, whatever it reads; each step sees what came before through
+    its cache.
+    """
 
     def __init__(self, script: list[int], context: int = 1000, rng: np.random.Generator | None = None) -> None:
         self.script, self.rng = list(script), rng

@@ -1,4 +1,6 @@
-"""AWQ's four orders: an independent reading of the bits, both directions on random bytes, zero points, and refusals."""
+"""AWQ's four orders: an independent reading of the bits, both directions on random bytes, zero
+points, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,8 @@ def test_marlin_codes_and_scales_are_a_slow_reading_of_the_fragments(groups: int
             for thread in range(32):
                 for tile in range(4):
                     word = tensors["qweight"][strip, 128 * block + 4 * thread + tile]
-                    # a0 a1 of the lower half of k, a2 a3 of the upper, then the same eight outputs on
+                    # a0 a1 of the lower half of k, a2 a3 of the upper, then the same eight outputs
+                    # on
                     places = [(2 * (thread % 4) + dk, 16 * tile + thread // 4 + dn) for dn in (0, 8) for dk in (0, 1, 8, 9)]
                     for nibble, place in enumerate(ORDER):
                         dk, dn = places[place]

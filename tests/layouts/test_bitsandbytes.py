@@ -1,4 +1,6 @@
-"""bitsandbytes: random bytes, drawn shapes with odd and partial blocks, the JSON state, the table, storage dtypes, int8."""
+"""bitsandbytes: random bytes, drawn shapes with odd and partial blocks, the JSON state, the table,
+storage dtypes, int8.
+"""
 
 from __future__ import annotations
 

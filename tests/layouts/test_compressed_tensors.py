@@ -1,4 +1,6 @@
-"""compressed-tensors: dense and padded words, packed zero points, every scope of scales, both directions, and refusals."""
+"""compressed-tensors: dense and padded words, packed zero points, every scope of scales, both
+directions, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,8 @@ def test_drawn_tensors_come_back(bits, lead, n, k, group, asymmetric, scale, act
 )
 def test_tensor_and_block_scales_come_back(bits, shape, scope, asymmetric, word, seed) -> None:
     rows, group = scope
-    # One block, or one row, is also a tensor or a channel: the config's strategy tells them apart, a missing one cannot.
+    # One block, or one row, is also a tensor or a channel: the config's strategy tells them apart,
+    # a missing one cannot.
     assume(rows != -1 or group == -1 or shape[0] > 1)
     zeros = (0, (1 << bits) - 1) if asymmetric else None
     q = integer_tensor(bits, shape, group, seed, zeros=zeros, rows=rows)

@@ -1,4 +1,6 @@
-"""Fine-grained FP8: tiles of float8 under one float each, read from a folder as DeepSeek and Qwen3 write it."""
+"""Fine-grained FP8: tiles of float8 under one float each, read from a folder as DeepSeek and Qwen3
+write it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""ggml blocks: where every bit lies, by an independent walk; a bijection on random bytes; and what the layout refuses."""
+"""ggml blocks: where every bit lies, by an independent walk; a bijection on random bytes; and what
+the layout refuses.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def bit(block: bytes, at: int) -> int:
 
 
 def code_by_hand(name: str, block: bytes, j: int) -> int:
-    """Code of element j, one element at a time, after the comments of ggml-common.h and the loops that read the blocks."""
+    """Code of element j, one element at a time, after the comments of ggml-common.h and the loops
+    that read the blocks.
+    """
     low = j % 32 < 16
     if name in ("Q4_0", "IQ4_NL", "MXFP4", "Q4_1"):
         byte = block[{"Q4_0": 2, "IQ4_NL": 2, "MXFP4": 1, "Q4_1": 4}[name] + j % 16]
@@ -209,7 +213,9 @@ def test_a_factor_over_a_minimum_is_not_read(kind):
 
 
 def test_case_05_nibbles_are_in_split_order_not_in_pairs():
-    """Row 5: codes 0…15, 0…15. GGUF: byte i holds elements i and i + 16; canonical (and gpt-oss): elements 2i and 2i + 1."""
+    """Row 5: codes 0…15, 0…15. GGUF: byte i holds elements i and i + 16; canonical (and gpt-oss):
+    elements 2i and 2i + 1.
+    """
     codes = np.tile(np.arange(16, dtype=np.uint8), 2)[None]
     canonical = bytes.fromhex("1032547698badcfe" * 2)
     assert pack(codes, 4).tobytes() == canonical
@@ -332,7 +338,9 @@ def test_plain_types_refuse_blocks_and_odd_bytes():
 
 
 def test_a_double_is_rounded_to_bfloat16_once():
-    """1 + 2^−8 + 2^−40 lies above the midpoint of two bfloat16 values; by way of float32 it would lie on it and go to even."""
+    """1 + 2^−8 + 2^−40 lies above the midpoint of two bfloat16 values; by way of float32 it would
+    lie on it and go to even.
+    """
     x = np.array([[1 + 2.0**-8 + 2.0**-40]])
     assert dense(dense_rows(x, "BF16"), "BF16")[0, 0] == np.float32(1 + 2.0**-7)
 

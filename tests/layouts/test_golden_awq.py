@@ -1,7 +1,7 @@
 """Files written by AutoAWQ: its own weights, bit for bit, and the same bytes when written back.
 
-gemv, gemv_fast and marlin have no decoder outside CUDA; their reference is the weight that was packed, and it is met for equality
-too.
+gemv, gemv_fast and marlin have no decoder outside CUDA; their reference is the weight that was
+packed, and it is met for equality too.
 """
 
 from __future__ import annotations

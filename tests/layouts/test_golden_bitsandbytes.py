@@ -1,5 +1,6 @@
-"""Files written by bitsandbytes: dequantize_4bit and int8_vectorwise_dequant bit for bit, the same bytes back, the JSON state
-included."""
+"""Files written by bitsandbytes: dequantize_4bit and int8_vectorwise_dequant bit for bit, the same
+bytes back, the JSON state included.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files written by compressed-tensors 0.9 to 0.20: its own decompressed weights, bit for bit, and the same bytes written back."""
+"""Files written by compressed-tensors 0.9 to 0.20: its own decompressed weights, bit for bit, and
+the same bytes written back.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def test_the_producers_decoder_is_reproduced_bit_for_bit(path: Path) -> None:
     assert references.keys() == {""}
     got = q.dequantize("float32", "producer")
     if label(path) == "compressed-tensors-old/0.12.2_int4_g32_asym":
-        # That version cannot decode packed zero points; the reference is its fake quantizer's, which may give −0.
+        # That version cannot decode packed zero points; the reference is its fake quantizer's,
+        # which may give −0.
         assert np.array_equal(got, references[""])
     else:
         assert same_numbers(got, references[""])
@@ -51,7 +54,8 @@ def test_written_back_the_file_has_the_same_bytes(path: Path) -> None:
         own = QTensor(q.format, q.shape, q.parts)
         written = LAYOUT.pack(own, LAYOUT.config(own))
         if q.details.get("format") == "int-quantized":
-            # A weight of no writer goes to packed words, not to int8 numbers: the same codes in another order.
+            # A weight of no writer goes to packed words, not to int8 numbers: the same codes in
+            # another order.
             assert {"weight_packed", "weight_shape"} == set(written) - set(tensors)
             again = LAYOUT.unpack(written, LAYOUT.config(own))
             assert again.parts.keys() == q.parts.keys()

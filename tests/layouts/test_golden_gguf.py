@@ -1,4 +1,6 @@
-"""Every gguf golden file: its bytes survive the layout, and decode to the producer's answer and to the exact value."""
+"""Every gguf golden file: its bytes survive the layout, and decode to the producer's answer and to
+the exact value.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_producer_arithmetic_in_a_narrow_dtype_is_that_answer_cast(path, dtype):
 @pytest.mark.parametrize("path", BLOCKS, ids=label)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_exact_arithmetic_is_the_rational_value_rounded_once(path, dtype):
-    """The first rows by Python fractions, compared by value: a fraction has no −0. Byte 255 of E8M0 is NaN here."""
+    """The first rows by Python fractions, compared by value: a fraction has no −0. Byte 255 of E8M0
+    is NaN here.
+    """
     q, reference = unpacked(path)
     if q.format.opaque:  # gguf.quants' float32 is exact for these (formats/ggml/raw_blocks.py): round its value as a fraction
         wanted = [[rounded(Fraction(float(v)), dtype) for v in row] for row in reference[:4]]
@@ -95,7 +99,9 @@ def test_every_scale_byte_decodes_exactly():
 
 
 def test_case_06_scale_byte_255_is_nan_exactly_and_two_to_the_128_for_gguf():
-    """Row 6 of the list of known failures: producer arithmetic gives what that producer's decoder gives."""
+    """Row 6 of the list of known failures: producer arithmetic gives what that producer's decoder
+    gives.
+    """
     q, _ = unpacked(GOLDEN / "gguf" / "mxfp4_decode_all_scales.safetensors")
     row = int(np.flatnonzero(q.parts["scales"][:, 0] == 255)[0])
     assert np.isnan(q.dequantize("float32")[row]).all()

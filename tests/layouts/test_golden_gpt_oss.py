@@ -1,4 +1,6 @@
-"""gpt-oss blocks decoded by transformers' own loader: the same numbers (it transposes them), the same bytes back."""
+"""gpt-oss blocks decoded by transformers' own loader: the same numbers (it transposes them), the
+same bytes back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files written by AutoGPTQ and GPTQModel: their own dequantized weights, bit for bit, and the same bytes when written back."""
+"""Files written by AutoGPTQ and GPTQModel: their own dequantized weights, bit for bit, and the same
+bytes when written back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every case of the manifest is claimed by exactly one golden test, and its file is the one the producer wrote."""
+"""Every case of the manifest is claimed by exactly one golden test, and its file is the one the
+producer wrote.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def test_bytes_and_headers(file: str) -> None:
 
 
 def test_the_int4_export_holds_the_weights_it_was_made_from() -> None:
-    # No decoder reads this file but kernels: its codes are round(w / s), clamped, of the original beside it.
+    # No decoder reads this file but kernels: its codes are round(w / s), clamped, of the original
+    # beside it.
     q, _, _, case = unpacked(NO_DECODER)
     scales = np.repeat(q.parts["scales"].astype(np.float32), 128, axis=1)
     weight = case.originals[""].astype(np.float32)

@@ -1,4 +1,6 @@
-"""MatMulNBits initializers written by onnxruntime: its CPU session on the identity matrix bit for bit, the same bytes back."""
+"""MatMulNBits initializers written by onnxruntime: its CPU session on the identity matrix bit for
+bit, the same bytes back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""gpt-oss blocks: random bytes, drawn shapes, nibble orders against GGUF's both ways, E8M0 bytes by dtype and at their edges."""
+"""gpt-oss blocks: random bytes, drawn shapes, nibble orders against GGUF's both ways, E8M0 bytes by
+dtype and at their edges.
+"""
 
 from __future__ import annotations
 

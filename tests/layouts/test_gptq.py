@@ -1,4 +1,6 @@
-"""GPTQ words: an independent reading of the bits, both directions on random bytes, the traps of v1 zero points, and refusals."""
+"""GPTQ words: an independent reading of the bits, both directions on random bytes, the traps of v1
+zero points, and refusals.
+"""
 
 from __future__ import annotations
 

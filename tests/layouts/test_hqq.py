@@ -1,4 +1,6 @@
-"""HQQ slabs: random bytes of every packing and axis, drawn shapes, independent readings, the saved module's own parameters."""
+"""HQQ slabs: random bytes of every packing and axis, drawn shapes, independent readings, the saved
+module's own parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tensors and configs that do not fit together: read to the byte, or refused with the library's own error. Both are counted."""
+"""Tensors and configs that do not fit together: read to the byte, or refused with the library's own
+error. Both are counted.
+"""
 
 from __future__ import annotations
 
@@ -136,14 +138,16 @@ def test_what_does_not_fit_is_refused_and_what_fits_is_read_to_the_byte(label: s
         claimed = {s: tensors[s] for s in layout.claims(tensors)}
         assert same_tensors(layout.pack(q, config), claimed), trial
     assert [m for m in messages if "layer" not in m and f"[{layout.name}]" not in m] == []
-    # A config key that means nothing here, or other bytes in place of codes, are fine: some must be read, and most are not.
+    # A config key that means nothing here, or other bytes in place of codes, are fine: some must be
+    # read, and most are not.
     assert accepted >= TRIALS // 10, (accepted, refused)
     assert refused >= TRIALS // 4, (accepted, refused)
 
 
 def test_the_cases_are_all_the_layouts_of_single_modules() -> None:
-    """GGUF's blocks and stacks of experts have tests of their own (test_gguf.py, test_modelopt_stacked_experts.py,
-    test_published.py)."""
+    """GGUF's blocks and stacks of experts have tests of their own (test_gguf.py,
+    test_modelopt_stacked_experts.py, test_published.py).
+    """
     assert {name for name, _ in CASES.values()} == set(LAYOUTS) - {"gguf", *STACKS}
 
 

@@ -1,4 +1,6 @@
-"""Metal-Marlin buffers: eight inputs of one output a word, zero points as float numbers, both directions, and refusals."""
+"""Metal-Marlin buffers: eight inputs of one output a word, zero points as float numbers, both
+directions, and refusals.
+"""
 
 from __future__ import annotations
 

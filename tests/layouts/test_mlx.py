@@ -1,4 +1,6 @@
-"""MLX words: random bytes of every mode, drawn shapes, an independent reading of the bits, mixed dtypes, refusals."""
+"""MLX words: random bytes of every mode, drawn shapes, an independent reading of the bits, mixed
+dtypes, refusals.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,8 @@ def test_case_30_mixed_scale_and_bias_dtypes_are_widened_and_written_back(scales
     s, b = (np.repeat(tensors[t].astype(np.float64), 32, axis=1) for t in ("scales", "biases"))
     exact = (code * s + b).astype(np.float32)  # four bits times a float32 and one more sum: exact in float64
     assert np.array_equal(got.dequantize("float32"), exact)
-    # mx.dequantize rounds the product in the dtype of the scales and the sum in the wider of the two.
+    # mx.dequantize rounds the product in the dtype of the scales and the sum in the wider of the
+    # two.
     held = FLOATS[scales]
     product = (code * s).astype(np.float32).astype(held).astype(np.float32)
     total = product + b.astype(np.float32)
@@ -152,7 +155,8 @@ def test_bits_or_group_size_may_be_left_out_not_both() -> None:
     tensors = affine(np.random.default_rng(0), 4, 32, 2, 128)
     assert MLX.describe(tensors, {"bits": 4}).format.group_size == 32
     assert MLX.describe(tensors, {"group_size": 32}).format.bits == 4
-    # 4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes: the config decides, nothing is guessed.
+    # 4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes: the config decides,
+    # nothing is guessed.
     assert MLX.describe(tensors, {"bits": 2, "group_size": 64}).shape == (2, 256)
     with pytest.raises(LayoutError, match="the shapes leave both open"):
         MLX.describe(tensors, {}, "m")

@@ -1,4 +1,6 @@
-"""ModelOpt's eight kinds: random bytes, drawn shapes, independent readings of the bits, scale shapes, refusals."""
+"""ModelOpt's eight kinds: random bytes, drawn shapes, independent readings of the bits, scale
+shapes, refusals.
+"""
 
 from __future__ import annotations
 

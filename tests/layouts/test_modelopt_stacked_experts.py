@@ -1,4 +1,6 @@
-"""ModelOpt's stacks of experts: a bijection with the canonical order, refusals, and a checkpoint that has one."""
+"""ModelOpt's stacks of experts: a bijection with the canonical order, refusals, and a checkpoint
+that has one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Names in a quantization config: which module falls under which entry, and what each producer's config says of it."""
+"""Names in a quantization config: which module falls under which entry, and what each producer's
+config says of it.
+"""
 
 from __future__ import annotations
 
@@ -310,7 +312,9 @@ def test_case_48_an_override_that_was_lost_is_inferred_where_k_is_known_and_refu
 
 
 def test_case_48_same_shapes_of_two_formats_are_settled_by_the_config_or_refused(tmp_path):
-    """4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes where k is not known from elsewhere."""
+    """4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes where k is not known
+    from elsewhere.
+    """
     four = mlx_weight(k=128, bits=4, group=32)
     two = mlx_weight(k=256, bits=2, group=64)
     assert {s: a.shape for s, a in four.items()} == {s: a.shape for s, a in two.items()}

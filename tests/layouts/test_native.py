@@ -1,5 +1,6 @@
-"""halfbyte's own layout: every format of the registry comes back identical, its origin and details too; descriptions that lie
-are refused."""
+"""halfbyte's own layout: every format of the registry comes back identical, its origin and details
+too; descriptions that lie are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""MatMulNBits initializers: random bytes, drawn shapes with partial blocks, packed, default and float zero points, group
-index."""
+"""MatMulNBits initializers: random bytes, drawn shapes with partial blocks, packed, default and
+float zero points, group index.
+"""
 
 from __future__ import annotations
 

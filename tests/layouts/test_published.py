@@ -1,6 +1,8 @@
-"""Checkpoints as people publish them: each written here tensor by tensor, by its producer's rules, with the values it means.
+"""Checkpoints as people publish them: each written here tensor by tensor, by its producer's rules,
+with the values it means.
 
-The writers below share no code with the layouts: a code is turned into a number by a table or a formula of this file.
+The writers below share no code with the layouts: a code is turned into a number by a table or a
+formula of this file.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ NAME = "model.layers.0.mlp.down_proj"
 
 
 def write(path: Path, tensors: dict[str, np.ndarray], config: dict[str, Any] | None, **beside: Any) -> Path:
-    """A folder with these tensors, `config` under quantization_config, and further files or keys of config.json."""
+    """A folder with these tensors, `config` under quantization_config, and further files or keys of
+    config.json.
+    """
     path.mkdir(exist_ok=True)
     save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path / "model.safetensors")
     keys = {k: v for k, v in beside.items() if not k.endswith("_json")}

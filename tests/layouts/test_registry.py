@@ -52,7 +52,9 @@ def test_held_codecs_are_codecs_and_the_layout_takes_one_of_each():
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_misfit_is_what_pack_refuses(name: str):
-    """Where `misfit` gives a reason pack gives the same one; where it gives none, pack refuses for values only."""
+    """Where `misfit` gives a reason pack gives the same one; where it gives none, pack refuses for
+    values only.
+    """
     layout = LAYOUTS[name]
     fitting = 0
     for fmt in FORMATS:
@@ -77,7 +79,9 @@ def test_misfit_is_what_pack_refuses(name: str):
 
 
 def test_each_tensor_that_is_packed_is_claimed_as_a_part():
-    """Every suffix has one meaning: a part of the QTensor, parameters, or a harmless neighbour with a reason."""
+    """Every suffix has one meaning: a part of the QTensor, parameters, or a harmless neighbour with
+    a reason.
+    """
     for layout in LAYOUTS.values():
         suffixes = (*layout.required, *layout.optional, *layout.harmless)
         claims = layout.consumes(suffixes)

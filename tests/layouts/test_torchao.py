@@ -1,4 +1,6 @@
-"""torchao's flattened subclasses: random bytes of every kind, both name styles, tiled scales, signed zero points, refusals."""
+"""torchao's flattened subclasses: random bytes of every kind, both name styles, tiled scales,
+signed zero points, refusals.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,8 @@ def test_empty_and_single_rows_come_back(fmt, shape) -> None:
 
 
 def test_case_10_signed_codes_and_zero_points_keep_their_upper_half() -> None:
-    # q 8..15 of an unsigned code and zero point 10 are 0..7 and 2 when both are signed; a clamp would lose half of every group.
+    # q 8..15 of an unsigned code and zero point 10 are 0..7 and 2 when both are signed; a clamp
+    # would lose half of every group.
     signed = {
         "weight_qdata": np.arange(-8, 8, dtype=np.int8)[None], "weight_scale": np.ones((1, 1), np.float32),
         "weight_zero_point": np.array([[2]], np.int8),

@@ -1,5 +1,6 @@
-"""Formats that are recognised and not read are refused by name, whatever tells them: the method, the format word or the
-tensors."""
+"""Formats that are recognised and not read are refused by name, whatever tells them: the method,
+the format word or the tensors.
+"""
 
 from __future__ import annotations
 

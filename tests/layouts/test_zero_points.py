@@ -1,4 +1,6 @@
-"""Zero points read without the codes are those that come with them, and pages may be asked for ahead."""
+"""Zero points read without the codes are those that come with them, and pages may be asked for
+ahead.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def test_worst_is_relative_to_its_row():
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-30, 1e30])
 def test_case_57_shuffled_weights_fail_at_any_magnitude(scale):
-    """Outputs near 1e-6 with shuffled weights: an absolute bound of 1.0 passes them, the relative measures do not."""
+    """Outputs near 1e-6 with shuffled weights: an absolute bound of 1.0 passes them, the relative
+    measures do not.
+    """
     rng = np.random.default_rng(57)
     w = rng.standard_normal((64, 128)) * scale
     x = rng.standard_normal((8, 128))

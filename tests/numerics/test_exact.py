@@ -1,4 +1,6 @@
-"""`arithmetic="exact"` is the real value rounded once: every registered format against rational arithmetic."""
+"""`arithmetic="exact"` is the real value rounded once: every registered format against rational
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +207,9 @@ def test_quotients_round_once(values, divisor, dtype):
 
 @given(awkward, st.integers(-60, 60), st.sampled_from(DTYPES))
 def test_halfway_sums_and_their_neighbours_round_once(value, shift, dtype):
-    """A value, half an ulp of it in each narrower type, and a term far below: what double rounding gets wrong."""
+    """A value, half an ulp of it in each narrower type, and a term far below: what double rounding
+    gets wrong.
+    """
     base = slow.rounded(Fraction(value), dtype)
     if not math.isfinite(base):
         return
@@ -217,7 +221,9 @@ def test_halfway_sums_and_their_neighbours_round_once(value, shift, dtype):
 
 
 def test_double_rounding_is_avoided_where_plain_casts_commit_it():
-    """1 + 2^-8 + 2^-40 lies above the middle of 1 and 1 + 2^-7, its bfloat16 neighbours; by way of float32 it is the middle."""
+    """1 + 2^-8 + 2^-40 lies above the middle of 1 and 1 + 2^-7, its bfloat16 neighbours; by way of
+    float32 it is the middle.
+    """
     x = np.array([1 + 2.0**-8 + 2.0**-40])
     assert float(x.astype(np.float32).astype(ml_dtypes.bfloat16)[0]) == 1.0
     assert float(round_once(x, "bfloat16")[0]) == 1 + 2.0**-7

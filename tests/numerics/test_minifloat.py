@@ -1,4 +1,6 @@
-"""Every code of element tables and scale bytes against ml_dtypes and rational arithmetic, and rounding to codes."""
+"""Every code of element tables and scale bytes against ml_dtypes and rational arithmetic, and
+rounding to codes.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def test_tables_written_by_ml_dtypes():
 @pytest.mark.parametrize("file", ["cast_e4m3_ties", "cast_grid", "cast_pow2"])
 @pytest.mark.parametrize("element", MINIFLOATS)
 def test_casts_written_by_ml_dtypes(file, element):
-    """Half to even within range; beyond it ml_dtypes gives infinity, NaN or the largest value, and we the largest value."""
+    """Half to even within range; beyond it ml_dtypes gives infinity, NaN or the largest value, and
+    we the largest value.
+    """
     _, tensors = read_tensors(GOLDEN / "ml_dtypes" / f"{file}.safetensors")
     x, codes = tensors["orig::x"], tensors[f"codes.{ML_DTYPES[element]}"]
     table = element_table(element, MINIFLOATS[element].bits)
@@ -204,7 +208,9 @@ def walked(word: str, **options) -> tuple[QTensor, np.ndarray, np.ndarray]:
 
 
 def check_products(q: QTensor, elements, scales) -> None:
-    """Row i, column j of q is scales[i] · elements[j] rounded once, in every dtype; equal products are rounded together."""
+    """Row i, column j of q is scales[i] · elements[j] rounded once, in every dtype; equal products
+    are rounded together.
+    """
     seen: dict = {}
     want = {d: np.empty(q.shape) for d in DTYPES}
     for i, s in enumerate(scales):

@@ -74,7 +74,9 @@ def test_nibbles_of_any_shape(way, rows, columns):
 @pytest.mark.parametrize("order", [ORDER[4], BACKWARDS])
 @pytest.mark.parametrize(("eights", "others"), [(1, 1), (2, 8), (3, 37), (16, 128), (17, 130), (130, 1031), (0, 4), (4, 0)])
 def test_eights_in_another_order(way, order, eights, others):
-    """A layout's order of eight on the side that has whole eights, any number on the other; there and back."""
+    """A layout's order of eight on the side that has whole eights, any number on the other; there
+    and back.
+    """
     x = random_bytes(8 * eights, -(-others // 2))
     if others % 2 and x.size:
         x[:, -1] &= 0x0F

@@ -37,7 +37,9 @@ def tensor(a: np.ndarray):
 
 
 def check(layout: str, tensors: dict[str, np.ndarray], config: dict, answers: dict[str, object]) -> None:
-    """dequantize(dtype, "producer") against the producer's answer in each dtype, float32 copies compared bit for bit."""
+    """dequantize(dtype, "producer") against the producer's answer in each dtype, float32 copies
+    compared bit for bit.
+    """
     q = LAYOUTS[layout].unpack(tensors, config, "m")
     for dtype, answer in answers.items():
         theirs = answer if isinstance(answer, np.ndarray) else answer.detach().float().numpy()

@@ -1,4 +1,6 @@
-"""GPTQ and AWQ on one weight and its Hessian, against slow definitions and against everything tried."""
+"""GPTQ and AWQ on one weight and its Hessian, against slow definitions and against everything
+tried.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def relative(w, q, h) -> float:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_gptq_beats_mse_beats_rtn(codec):
-    """On the outputs for calibration-like inputs, for every kind of grid; the margins are those that were measured, halved."""
+    """On the outputs for calibration-like inputs, for every kind of grid; the margins are those
+    that were measured, halved.
+    """
     w, h = problem(48, 128)
     rtn, searched = relative(w, quantize(w, codec), h), relative(w, mse(w, codec, np.diag(h)), h)
     passed_on, ordered = relative(w, gptq(w, h, codec), h), relative(w, gptq(w, h, codec, act_order=True), h)
@@ -37,7 +41,9 @@ def test_gptq_beats_mse_beats_rtn(codec):
 
 
 def slow(w: np.ndarray, h: np.ndarray, grid: Grid, params: Params, order: np.ndarray, damping: float) -> np.ndarray:
-    """The same by definition (optimal brain quantization in a fixed order): invert what is left, round one, pass on, repeat."""
+    """The same by definition (optimal brain quantization in a fixed order): invert what is left,
+    round one, pass on, repeat.
+    """
     n, k = w.shape
     size = k if grid.fmt.group_size == -1 else grid.fmt.group_size
     h = h + damping * np.trace(h) / k * np.eye(k)
@@ -72,7 +78,9 @@ def test_whole_rows_in_input_order_as_by_definition():
 
 
 def test_between_rounding_and_the_best_of_all_codes():
-    """Five inputs, 2 bits: all 1024 roundings tried. GPTQ closes more than half of the gap that rounding to nearest leaves."""
+    """Five inputs, 2 bits: all 1024 roundings tried. GPTQ closes more than half of the gap that
+    rounding to nearest leaves.
+    """
     gaps, left = 0.0, 0.0
     for seed in range(12):
         w, h = problem(1, 5, seed)

@@ -85,7 +85,9 @@ def test_mx_exponents_are_the_best_of_all(seed):
 
 
 def test_two_levels_of_nvfp4_gain_from_the_tensor_scale():
-    """A tensor scale that puts the block scales on E4M3 numbers loses less than one set by the largest block."""
+    """A tensor scale that puts the block scales on E4M3 numbers loses less than one set by the
+    largest block.
+    """
     x = np.random.default_rng(3).standard_normal((64, 256))
     x[0, 0] = 40  # sets amax / 2688 far from what the other blocks want
     two = mse(x, "nvfp4")

@@ -1,4 +1,6 @@
-"""Importances and Hessians that no scale can be chosen under are refused; a run that quantizes nothing fails."""
+"""Importances and Hessians that no scale can be chosen under are refused; a run that quantizes
+nothing fails.
+"""
 
 from __future__ import annotations
 

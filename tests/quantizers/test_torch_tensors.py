@@ -1,4 +1,6 @@
-"""The searches and GPTQ on torch tensors: the same grid, the same codes for the same parameters, the same error."""
+"""The searches and GPTQ on torch tensors: the same grid, the same codes for the same parameters,
+the same error.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_powers_of_two_are_exact():
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_same_codes_and_values_for_the_same_parameters(codec):
-    """Every multiple of an eighth of a step, middles among them, beyond the ends, both zeros, and scales of either sign."""
+    """Every multiple of an eighth of a step, middles among them, beyond the ends, both zeros, and
+    scales of either sign.
+    """
     grid = Grid(format_named(codec))
     x = np.concatenate([np.arange(-300, 300)[None] / 8.0, np.array([[-0.0] * 600]), np.array([[0.0] * 600])])
     for scale in (1.0, 0.25, -1.0, 0.0):
@@ -93,7 +97,9 @@ def test_the_same_codes_and_values_for_the_same_parameters(codec):
 @pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("codec", CODECS)
 def test_searched_scales(codec, device):
-    """Sums in another order may prefer another of two scales that are as good: the error is the same, nearly all codes are."""
+    """Sums in another order may prefer another of two scales that are as good: the error is the
+    same, nearly all codes are.
+    """
     w, h = problem(40, 160)
     for importance in (None, np.diag(h)):
         a = mse(w, codec, importance)

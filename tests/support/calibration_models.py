@@ -1,4 +1,6 @@
-"""Random models with a word tokenizer, calibration texts for them, and the error of a packed model's logits."""
+"""Random models with a word tokenizer, calibration texts for them, and the error of a packed
+model's logits.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ LINEAR = {
 
 
 def write_model(folder: Path, codec: str, layers: int = 2, config: dict | None = None, seed: int = 0) -> Path:
-    """A small model in halfbyte's own layout: packed projections, dense embedding, norms and head, a tokenizer."""
+    """A small model in halfbyte's own layout: packed projections, dense embedding, norms and head,
+    a tokenizer.
+    """
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | (config or {})), encoding="utf-8")
@@ -47,7 +49,9 @@ def write_model(folder: Path, codec: str, layers: int = 2, config: dict | None =
 
 
 def gaps(path: Path) -> list[str]:
-    """Names of what a checkpoint lacks for a whole model: a golden GGUF file holds a few tensors of one."""
+    """Names of what a checkpoint lacks for a whole model: a golden GGUF file holds a few tensors of
+    one.
+    """
     with halfbyte.open(path) as checkpoint:
         return [e.name for e in checkpoint.ledger().problems]
 
@@ -74,7 +78,9 @@ LLAMA_SHAPES = {
 
 
 def write_llama(folder: Path, codec: str) -> tuple[Path, dict[str, QTensor], dict[str, np.ndarray]]:
-    """A whole small Llama: packed projections in halfbyte's own layout, dense bfloat16 for the rest."""
+    """A whole small Llama: packed projections in halfbyte's own layout, dense bfloat16 for the
+    rest.
+    """
     rng = np.random.default_rng(0)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))

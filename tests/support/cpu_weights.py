@@ -47,7 +47,9 @@ def unit_of(fmt: Format) -> int:
 
 
 def ordinary_tensor(fmt: Format, shape: tuple[int, ...], seed: int, scale: float = 0.05) -> QTensor:
-    """Random codes that are numbers, under random finite scales of both signs where the format has signs."""
+    """Random codes that are numbers, under random finite scales of both signs where the format has
+    signs.
+    """
     q = random_tensor(fmt, shape, seed)
     fmt, rng, parts = q.format, np.random.default_rng(seed + 1), dict(q.parts)
     table = element_table(fmt.element, fmt.bits)

@@ -1,7 +1,8 @@
-"""Run by test_compile.py and test_wgmma_compile.py in a process of its own: kernels compiled without a GPU, by the project's own
-launches with CPU tensors.
+"""Run by test_compile.py and test_wgmma_compile.py in a process of its own: kernels compiled
+without a GPU, by the project's own launches with CPU tensors.
 
-    cuda_compile.py [all] TARGET ...     every portable and fragment kernel of SHORT (all: of FORMATS) for compute capabilities
+    cuda_compile.py [all] TARGET ...     every portable and fragment kernel of SHORT (all: of
+                                         FORMATS) for compute capabilities
     cuda_compile.py FORMAT/SHAPE ...     the wgmma kernel, whose weight must be the register operand
 """
 

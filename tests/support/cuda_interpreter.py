@@ -1,4 +1,6 @@
-"""Run by test_interpreter.py in a process of its own with TRITON_INTERPRET=1: formats through the portable kernels."""
+"""Run by test_interpreter.py in a process of its own with TRITON_INTERPRET=1: formats through the
+portable kernels.
+"""
 
 import sys
 
@@ -13,7 +15,9 @@ from support.gpu_weights import make, served
 
 
 def patched(tensor, scope, original=interpreter._patch_lang_tensor):
-    """Loop bounds known only when the kernel runs: the interpreter's own int() of a one-element array fails since NumPy 2.4."""
+    """Loop bounds known only when the kernel runs: the interpreter's own int() of a one-element
+    array fails since NumPy 2.4.
+    """
     original(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
@@ -22,7 +26,9 @@ interpreter._patch_lang_tensor = patched
 
 
 WHOLE = ("mxfp4", "uint3:g64")
-"""Formats that go through every pair of schedule and words and every split: with fragment order and without. Others meet each."""
+"""Formats that go through every pair of schedule and words and every split: with fragment order and
+without. Others meet each.
+"""
 
 
 def check(word):
@@ -41,7 +47,8 @@ def check(word):
     for split in (1, 2) if whole else (2,):
         y = launch.matmul(x, w, torch.ones(5), Tile(16, 4, 4, 16, 1, split), packed=False).numpy()
         np.testing.assert_array_equal(y, want + np.float32(1))
-    # Whole units of fragment order, and word by word; double-buffered differs in nothing that an interpreter knows.
+    # Whole units of fragment order, and word by word; double-buffered differs in nothing that an
+    # interpreter knows.
     pairs = [("single-stage", 8), ("striped", 4), *((("single-stage", 4), ("striped", 8)) if whole else ())]
     for schedule, words in pairs:
         y = launch.tiled(x, w, torch.ones(5), schedule, BlockTile(16, 16, words, 4), packed=False).numpy()

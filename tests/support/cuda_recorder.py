@@ -1,4 +1,6 @@
-"""A stand-in for a CUDA kernel and for what it is compiled to: the arguments of launches by name, without a GPU."""
+"""A stand-in for a CUDA kernel and for what it is compiled to: the arguments of launches by name,
+without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ def flat(name, value):
 
 
 class Recorder:
-    """`calls`: (grid, arguments) of every launch in order; `first` those by way of Triton, `later` those past it."""
+    """`calls`: (grid, arguments) of every launch in order; `first` those by way of Triton, `later`
+    those past it.
+    """
 
     def __init__(self, names):
         self.names = names

@@ -31,7 +31,9 @@ def codes_of(q) -> np.ndarray:
 
 
 def step(word: str) -> float:
-    """Largest relative error of a value at the end of its group's range, with room for a rounded scale."""
+    """Largest relative error of a value at the end of its group's range, with room for a rounded
+    scale.
+    """
     bits = format_named(word).bits
     if word == "mxint2":
         return 0.5

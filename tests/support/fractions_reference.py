@@ -1,7 +1,9 @@
-"""An independent slow definition of every format: exact rational arithmetic, one element at a time, and its own rounding.
+"""An independent slow definition of every format: exact rational arithmetic, one element at a time,
+and its own rounding.
 
-Nothing here comes from the library but the `Format` description: element values come from ml_dtypes, from the tables written by
-the producers, or from the definition, and the formula is docs/design/layering.md's.
+Nothing here comes from the library but the `Format` description: element values come from
+ml_dtypes, from the tables written by the producers, or from the definition, and the formula is
+docs/design/layering.md's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def exponent_of(x: Fraction) -> int:
 
 
 def rounded(x: Fraction, dtype: str) -> float:
-    """`x` rounded once to the nearest value of `dtype`, ties to even, as a Python float (which holds all three exactly)."""
+    """`x` rounded once to the nearest value of `dtype`, ties to even, as a Python float (which
+    holds all three exactly).
+    """
     if x == 0:
         return 0.0
     magnitude = abs(x)

@@ -1,7 +1,8 @@
-"""Small random models of every architecture whose tensors are named by a table, and GGUF files of them.
+"""Small random models of every architecture whose tensors are named by a table, and GGUF files of
+them.
 
-The names are the inverse of the library's own table; that they are llama.cpp's is shown where llama.cpp itself loads these files
-and gives the same logits (test_gguf_families.py).
+The names are the inverse of the library's own table; that they are llama.cpp's is shown where
+llama.cpp itself loads these files and gives the same logits (test_gguf_families.py).
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[tuple[str, str, Any]]]] = {
 
 
 def family_model(arch: str, hidden: int = 64) -> Any:
-    """The transformers model itself, random. `hidden` is the width; feed-forward layers of 96 become as wide for 256."""
+    """The transformers model itself, random. `hidden` is the width; feed-forward layers of 96
+    become as wide for 256.
+    """
     changes, _ = FAMILIES[arch]
     head = hidden // HEADS
     base = {

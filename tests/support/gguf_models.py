@@ -191,7 +191,9 @@ def q8_0(x: np.ndarray) -> tuple[bytes, np.ndarray]:
 
 
 def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> Path:
-    """The model as llama.cpp's converter writes it. With `packed`, matrices become Q8_0 (some F16, BF16), here and in `model`."""
+    """The model as llama.cpp's converter writes it. With `packed`, matrices become Q8_0 (some F16,
+    BF16), here and in `model`.
+    """
     arch, _, _, keys = MODELS[name]
     gemma = arch.startswith("gemma")
     config = model.config
@@ -252,7 +254,9 @@ def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> P
 
 
 def experts(key: str, p: Any, packed: bool, transposed: bool) -> list[Tensor]:
-    """Stacks of experts, gate and up apart; gpt-oss's are (e, k, n) in transformers, with gate and up in turns."""
+    """Stacks of experts, gate and up apart; gpt-oss's are (e, k, n) in transformers, with gate and
+    up in turns.
+    """
     layer, leaf = key.split(".")[2], key.rpartition(".")[2]
     if leaf == "sinks":
         return [Tensor(f"blk.{layer}.attn_sinks.weight", tuple(p.shape), F32, p.detach().numpy().tobytes())]

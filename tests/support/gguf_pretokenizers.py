@@ -1,8 +1,10 @@
-"""Tokens that llama.cpp makes with each pre-tokenizer of one small vocabulary: the cases of test_gguf_pretokenizers.py.
+"""Tokens that llama.cpp makes with each pre-tokenizer of one small vocabulary: the cases of
+test_gguf_pretokenizers.py.
 
     python tests/support/gguf_pretokenizers.py      records them again (needs llama-cpp-python)
 
-The vocabulary is trained on whole texts, so that merges run across every boundary and tokens show where text was split.
+The vocabulary is trained on whole texts, so that merges run across every boundary and tokens show
+where text was split.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def header(pre: str, tokens: list[str], merges: list[str]) -> bytes:
 
 
 def recorded() -> dict[str, Any]:
-    """{"bytes": {tokens, merges}, "characters": {...}, "cases": [{"pre": names, "ids": a list for each text}]}"""
+    """{"bytes": {tokens, merges}, "characters": {...}, "cases": [{"pre": names, "ids": a list for
+    each text}]}
+    """
     data: dict[str, Any] = json.loads(PATH.read_text("utf-8"))
     return data
 

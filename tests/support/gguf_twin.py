@@ -1,4 +1,6 @@
-"""A GGUF file as a dense transformers model, by the gguf package's reader, decoders and map of names: nothing of the library."""
+"""A GGUF file as a dense transformers model, by the gguf package's reader, decoders and map of
+names: nothing of the library.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def gguf_twin(path: Path, config: Any) -> Any:
 
 
 def experts(tensors: dict[str, np.ndarray], name: str, gpt_oss: bool) -> np.ndarray:
-    """One of transformers' stacks: gate's rows, then up's; in turns, and each matrix (k, n), for gpt-oss."""
+    """One of transformers' stacks: gate's rows, then up's; in turns, and each matrix (k, n), for
+    gpt-oss.
+    """
     layer, leaf = name.split(".")[2], "bias" if name.endswith("_bias") else "weight"
     if "down_proj" in name:
         array = tensors[f"blk.{layer}.ffn_down_exps.{leaf}"]

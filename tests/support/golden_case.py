@@ -1,4 +1,6 @@
-"""Reading a producer's golden file without the library: its packed tensors, config and the producer's own answers."""
+"""Reading a producer's golden file without the library: its packed tensors, config and the
+producer's own answers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ DTYPES = {
 
 
 class Case(NamedTuple):
-    """metadata strings, the config dict, packed tensors, references by variant ("" for the plain one), original weights."""
+    """metadata strings, the config dict, packed tensors, references by variant ("" for the plain
+    one), original weights.
+    """
 
     metadata: dict[str, str]
     config: dict

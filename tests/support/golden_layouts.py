@@ -1,5 +1,6 @@
-"""What every golden test of a layout asks: the producer's own numbers, the same bytes back, headers that suffice, exact values
-against fractions."""
+"""What every golden test of a layout asks: the producer's own numbers, the same bytes back, headers
+that suffice, exact values against fractions.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def check_reference(q: QTensor, reference: np.ndarray, dtype: str) -> None:
 
 
 def check_bytes(layout: Layout, tensors: dict[str, np.ndarray], config: dict, q: QTensor) -> None:
-    """Written back the tensors are the file's, read again they are q, and headers alone describe them."""
+    """Written back the tensors are the file's, read again they are q, and headers alone describe
+    them.
+    """
     q.validate()
     assert same_tensors(layout.pack(q, config), tensors)
     assert layout.unpack(layout.pack(q, config), config) == q
@@ -65,7 +68,9 @@ def check_bytes(layout: Layout, tensors: dict[str, np.ndarray], config: dict, q:
 
 
 def check_exact(q: QTensor) -> None:
-    """The exact value rounded once, on two rows, against rational arithmetic; compared by value, so -0 is 0."""
+    """The exact value rounded once, on two rows, against rational arithmetic; compared by value, so
+    -0 is 0.
+    """
     part = q[1] if q.ndim == 3 else q
     values = {d: part.dequantize(d)[2:4].astype(np.float64) for d in NUMPY}
     for i, j in np.ndindex(values["float32"].shape):
@@ -76,7 +81,9 @@ def check_exact(q: QTensor) -> None:
 
 
 def modules(folder: str, layout: Layout) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """(module, its tensors, the file's references) of every quantized module of a folder, then the dense tensors as ("", ...)."""
+    """(module, its tensors, the file's references) of every quantized module of a folder, then the
+    dense tensors as ("", ...).
+    """
     _, tensors = read_tensors(GOLDEN / folder / "model.safetensors")
     _, references = read_tensors(GOLDEN / folder / "reference.safetensors")
     names = sorted({n.partition(".weight")[0] if ".weight" in n else n.rpartition(".")[0] for n in tensors})
@@ -98,7 +105,9 @@ def config_of(folder: str) -> dict:
 
 
 def check_checkpoint(folder: str, layout: Layout, config: dict, dtype: str = "bfloat16") -> int:
-    """Every quantized module and dense tensor of a checkpoint against its reference; how many modules were quantized."""
+    """Every quantized module and dense tensor of a checkpoint against its reference; how many
+    modules were quantized.
+    """
     count = 0
     for name, tensors, references in modules(folder, layout):
         if not name:

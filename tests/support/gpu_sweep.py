@@ -2,7 +2,8 @@
 
     compute-sanitizer --tool racecheck python tests/support/gpu_sweep.py
 
-Every schedule on odd shapes, strided x, act-order and a mixture of experts; each result is compared with the referee.
+Every schedule on odd shapes, strided x, act-order and a mixture of experts; each result is compared
+with the referee.
 """
 
 from __future__ import annotations

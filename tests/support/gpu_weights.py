@@ -25,8 +25,9 @@ def cuda():
 
 
 def random_parts(fmt, shape, rng, wide=False):
-    """Random canonical parts whose values are finite. wide: every scale byte that has a value, the sign and zero of E4M3 scales
-    among them; else scales near 1 (E8M0) or below 448."""
+    """Random canonical parts whose values are finite. wide: every scale byte that has a value, the
+    sign and zero of E4M3 scales among them; else scales near 1 (E8M0) or below 448.
+    """
     parts = {}
     for name, (s, dtype) in family_of(fmt).geometry(fmt, shape).items():
         if name == "codes":
@@ -109,7 +110,9 @@ def close(y, want, dtype):
 
 
 def rounds_once(fmt):
-    """True where every value is exact in float32, so that kernels round it once whatever the output's dtype."""
+    """True where every value is exact in float32, so that kernels round it once whatever the
+    output's dtype.
+    """
     plain = fmt.scale in ("float16", "bfloat16", "e8m0", "e4m3", "ue4m3") and fmt.element in (
         "uint",
         "int",
@@ -121,8 +124,10 @@ def rounds_once(fmt):
 
 
 def equals_weight(got, q, name, pick=lambda v: v):
-    """Decoded values equal the weight's, rounded once to a dtype. Where values need more bits than float32 has, the kernels round
-    to float32 first, as `launch.dequantize` documents: then a value may be what these two roundings give."""
+    """Decoded values equal the weight's, rounded once to a dtype. Where values need more bits than
+    float32 has, the kernels round to float32 first, as `launch.dequantize` documents: then a value
+    may be what these two roundings give.
+    """
     got, once = got.float().cpu().numpy(), np.asarray(pick(q.dequantize(name)), np.float32)
     if rounds_once(q.format) or name == "float32":
         np.testing.assert_array_equal(got, once)

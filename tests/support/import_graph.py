@@ -1,7 +1,8 @@
 """The imports of a package, file by file, and the rules they are held to.
 
-`Package(root)` parses every Python file below `root` (the package's own folder). Imports inside functions and under
-`TYPE_CHECKING` count as imports. Compiled extensions are modules without imports of their own.
+`Package(root)` parses every Python file below `root` (the package's own folder). Imports inside
+functions and under `TYPE_CHECKING` count as imports. Compiled extensions are modules without
+imports of their own.
 
 Every rule returns sentences, one a violation; an empty list means the rule holds.
 """
@@ -24,7 +25,8 @@ class Import:
 
     name        absolute dotted name, `package.module` or `package.module.attribute`
     line        line of the statement
-    at_import   True when the statement runs as the module is imported: outside functions and `TYPE_CHECKING`
+    at_import   True when the statement runs as the module is imported: outside functions and
+                `TYPE_CHECKING`
     """
 
     name: str
@@ -33,7 +35,9 @@ class Import:
 
 
 class Package:
-    """Modules of a package by dotted name without the package's own ("formats.mx"), and what each imports."""
+    """Modules of a package by dotted name without the package's own ("formats.mx"), and what each
+    imports.
+    """
 
     def __init__(self, root: Path, extensions: frozenset[str] = frozenset({"_native"})) -> None:
         self.root = root
@@ -65,7 +69,9 @@ class Package:
                     yield Import(f"{stem}.{alias.name}", node.lineno, node not in late)
 
     def module_of(self, name: str) -> str | None:
-        """The module that a dotted name refers to, `FRONT` for the package itself, None for another package."""
+        """The module that a dotted name refers to, `FRONT` for the package itself, None for another
+        package.
+        """
         parts = name.split(".")
         if parts[0] != self.name:
             return None
@@ -131,7 +137,9 @@ class Package:
         return best
 
     def private_imports(self, module: str) -> list[str]:
-        """Uses of another module's underscore names in a module: `from .a import _b`, or `a._b` of an imported module a."""
+        """Uses of another module's underscore names in a module: `from .a import _b`, or `a._b` of
+        an imported module a.
+        """
         out = []
         package = [self.name, *self.files[module].relative_to(self.root).parent.parts]
         bound: dict[str, str] = {}
@@ -158,7 +166,9 @@ class Package:
         return out
 
     def backend_internals(self, module: str, backends: Iterable[str]) -> list[str]:
-        """Imports of modules below one of `backends` by a module that is not itself below `backends`."""
+        """Imports of modules below one of `backends` by a module that is not itself below
+        `backends`.
+        """
         if module.split(".")[0] == "backends":
             return []
         inside = tuple(f"{backend}." for backend in backends)

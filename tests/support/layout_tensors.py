@@ -22,7 +22,9 @@ def integer_tensor(
     act_order: bool = False,
     rows: int | None = None,
 ) -> QTensor:
-    """A `uintN` with zero points drawn from `zeros` (both ends included), an `intN` without; codes and scale bits are random."""
+    """A `uintN` with zero points drawn from `zeros` (both ends included), an `intN` without; codes
+    and scale bits are random.
+    """
     rng = np.random.default_rng(seed)
     options = {} if rows is None else {"rows": rows}
     fmt = format_named(f"{'' if zeros is None else 'u'}int{bits}", group_size, scale_dtype=scale_dtype, **options)

@@ -1,4 +1,6 @@
-"""How far float32 kernels may be from the exact product, per element, from k, the dtype and the weight's own parts."""
+"""How far float32 kernels may be from the exact product, per element, from k, the dtype and the
+weight's own parts.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ EPS = 2.0**-24
 ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126}
 SLOPE = 1.13
-"""Largest derivative of the gates' curves: silu 1.0999, its scaled form the same, gelu by tanh 1.1290."""
+"""Largest derivative of the gates' curves: silu 1.0999, its scaled form the same, gelu by tanh
+1.1290.
+"""
 
 
 def product(x: np.ndarray, q: QTensor, bias: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Exact x · wᵀ + bias in float64, and the bound of a float32 sum of it: (k + 8) 2^−24 Σ|x w|, |x| (|w| + 2 |b|) for biases.
+    """Exact x · wᵀ + bias in float64, and the bound of a float32 sum of it: (k + 8) 2^−24 Σ|x w|,
+    |x| (|w| + 2 |b|) for biases.
 
     A bias is added to code · scale, and the two may cancel: their sizes count, not their sum's.
     """
@@ -31,7 +36,9 @@ def product(x: np.ndarray, q: QTensor, bias: np.ndarray | None = None) -> tuple[
 
 
 def gate(kind: str, h: np.ndarray, error: np.ndarray, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The gated activation of (m, 2f) exact sums in float64 -> (m, f), and the bound of its error when theirs is `error`."""
+    """The gated activation of (m, 2f) exact sums in float64 -> (m, f), and the bound of its error
+    when theirs is `error`.
+    """
     if kind == "none":
         return h, error
     half = h.shape[-1] // 2
@@ -44,8 +51,8 @@ def gate(kind: str, h: np.ndarray, error: np.ndarray, interleaved: bool) -> tupl
         curve = g / (1 + np.exp(-g))
     else:
         curve = 0.5 * g * (1 + np.tanh(0.7978845608028654 * (g + 0.044715 * g**3)))
-    # Its own arithmetic: a dozen roundings, one of them of 1 + tanh, which may be small beside what it is a difference of; and
-    # exp(-g) of a rounded product of g.
+    # Its own arithmetic: a dozen roundings, one of them of 1 + tanh, which may be small beside what
+    # it is a difference of; and exp(-g) of a rounded product of g.
     own = 16 * EPS * np.abs(g) * (1 + np.abs(g)) * np.minimum(1, np.exp(np.minimum(g, 0) * (kind != "geglu")))
     dcurve = SLOPE * dg + own
     return curve * u, dcurve * np.abs(u) + np.abs(curve) * du + dcurve * du + 4 * EPS * np.abs(curve * u)
@@ -55,7 +62,9 @@ def experts(
     x: np.ndarray, up: QTensor, down: QTensor, index: np.ndarray, share: np.ndarray, *, activation: str = "swiglu",
     interleaved: bool = False, gate_up_bias: np.ndarray | None = None, down_bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Exact Σ_t share · down_e(act(up_e x)) in float64, and the bound of an element's error but for its last rounding."""
+    """Exact Σ_t share · down_e(act(up_e x)) in float64, and the bound of an element's error but for
+    its last rounding.
+    """
     total, bound, size = (np.zeros((x.shape[0], down.shape[1])) for _ in range(3))
     for e in range(up.shape[0]):
         h, dh = gate(activation, *product(x, up[e], None if gate_up_bias is None else gate_up_bias[e]), interleaved)
@@ -68,9 +77,11 @@ def experts(
 
 
 def assert_within(y: np.ndarray, exact: np.ndarray, bound: np.ndarray, dtype: str, terms: int) -> None:
-    """|y − exact| per element within `bound` and one rounding to `dtype`; and their root mean square, which is less.
+    """|y − exact| per element within `bound` and one rounding to `dtype`; and their root mean
+    square, which is less.
 
-    terms  how many roundings the bound adds up as if they all went one way: over random numbers they add up as their root
+    terms  how many roundings the bound adds up as if they all went one way: over random numbers
+           they add up as their root
     """
     last = ULP[dtype] * np.abs(exact) + SMALLEST[dtype]
     error = np.abs(y.astype(np.float64) - exact)

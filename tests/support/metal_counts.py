@@ -1,4 +1,5 @@
-"""What each product kernel does for one tile, counted by running it on the CPU build: the table of docs/design/metal.md.
+"""What each product kernel does for one tile, counted by running it on the CPU build: the table of
+docs/design/metal.md.
 
 `PYTHONPATH=src:tests python -m metal_counts` prints it.
 """
@@ -30,7 +31,9 @@ HEADINGS = (
 
 
 def counted() -> list[list[str]]:
-    """Rows of the table: barriers and products of a simdgroup per 32 inputs, reads by all lanes together."""
+    """Rows of the table: barriers and products of a simdgroup per 32 inputs, reads by all lanes
+    together.
+    """
     library: Library = compile_source(whole_source(*KERNELS.values()))
     rows = []
     for label, kernel in KERNELS.items():

@@ -1,4 +1,6 @@
-"""Every format with a Metal kernel, and routes for the tests: kernels compiled in bundles, on a stand-in for torch's API."""
+"""Every format with a Metal kernel, and routes for the tests: kernels compiled in bundles, on a
+stand-in for torch's API.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 
 
 class Stand(TorchRuntime):
-    """The torch runtime on CPU tensors. `load` compiles kernels a dozen at a time, which is faster than each alone."""
+    """The torch runtime on CPU tensors. `load` compiles kernels a dozen at a time, which is faster
+    than each alone.
+    """
 
     def __init__(self, **options: object) -> None:
         super().__init__(lambda source: compile_shader(source, **options), "cpu")

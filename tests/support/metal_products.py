@@ -1,4 +1,6 @@
-"""Products by one Metal schedule on the CPU build, the weights and activations they are tested with, and what must come out."""
+"""Products by one Metal schedule on the CPU build, the weights and activations they are tested
+with, and what must come out.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def tokens(m, k, dtype="float16", seed=0, scale=1.0):
 
 
 def numbers(fmt, shape, seed):
-    """A weight whose codes are all numbers: 0 · NaN and 0 · ∞ would fill a one-hot product with NaN, as they must."""
+    """A weight whose codes are all numbers: 0 · NaN and 0 · ∞ would fill a one-hot product with
+    NaN, as they must.
+    """
     q = finite_tensor(fmt, shape, seed)
     if fmt.element in ("e4m3", "e5m2"):
         q = QTensor(q.format, q.shape, {**q.parts, "codes": q.parts["codes"] & np.uint8(0xBF)})
@@ -54,8 +58,10 @@ def one_hot(q, dtype):
 
 
 def assert_one_hot(y, q, dtype, rows=slice(None)):
-    """y is one_hot(q, dtype)[rows]. A value that float32 does not hold may be rounded to float32 first: there the other neighbour
-    is right too where the exact value is within float32's rounding, 2^−24, of the middle of both."""
+    """y is one_hot(q, dtype)[rows]. A value that float32 does not hold may be rounded to float32
+    first: there the other neighbour is right too where the exact value is within float32's
+    rounding, 2^−24, of the middle of both.
+    """
     once = one_hot(q, dtype)[rows]
     exact = q.dequantize("float64").T[rows]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -71,6 +77,8 @@ def assert_product(y, x, q, dtype, bias=None):
 
 
 def whole_numbers(k, n=7):
-    """A weight of small integers: every float32 sum of its products with integers is exact, in any order."""
+    """A weight of small integers: every float32 sum of its products with integers is exact, in any
+    order.
+    """
     q = finite_tensor(format_named("int4", -1), (n, k), 2)
     return QTensor(q.format, q.shape, {**q.parts, "scales": np.ones_like(q.parts["scales"])})

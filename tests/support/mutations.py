@@ -1,8 +1,10 @@
-"""Generated damage to whole checkpoints: each tensor and each config key dropped, renamed, duplicated, retyped, reshaped in turn.
+"""Generated damage to whole checkpoints: each tensor and each config key dropped, renamed,
+duplicated, retyped, reshaped in turn.
 
     for mutation in mutations(folder): write(folder, mutation, out); outcome(out, original)
 
-The rule: every command gives the right values, or an error that names the culprit. `outcome` reports what happened.
+The rule: every command gives the right values, or an error that names the culprit. `outcome`
+reports what happened.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ WIDER = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change. subject: "tensor" or "key"; target: name of the tensor, or path of the key in the quantization config."""
+    """One change. subject: "tensor" or "key"; target: name of the tensor, or path of the key in the
+    quantization config.
+    """
 
     subject: str
     kind: str
@@ -71,7 +75,9 @@ def mutations(folder: Path) -> list[Mutation]:
 
 
 def write(folder: Path, mutation: Mutation, out: Path) -> bool:
-    """The changed checkpoint; False when the change leaves the file as it was (a reshape to the same shape)."""
+    """The changed checkpoint; False when the change leaves the file as it was (a reshape to the
+    same shape).
+    """
     config = json.loads((folder / "config.json").read_text())
     file = SafetensorsFile(folder / "model.safetensors")
     tensors = {name: np.array(file.array(name)) for name in file.entries}
@@ -151,12 +157,16 @@ def _wanted(original: Path, _written: int) -> tuple[dict[str, np.ndarray], dict[
 
 
 def holds(found: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> bool:
-    """True when everything that the model needs is there with its values; copies beside it do no harm."""
+    """True when everything that the model needs is there with its values; copies beside it do no
+    harm.
+    """
     return all(n in found and np.array_equal(np.squeeze(found[n]), np.squeeze(w), equal_nan=True) for n, w in want.items())
 
 
 def outcome(folder: Path, original: Path, work: Path, load: bool) -> Outcome:
-    """Runs inspect, dequantize, convert and verify, and with `load` load_model, on a changed checkpoint."""
+    """Runs inspect, dequantize, convert and verify, and with `load` load_model, on a changed
+    checkpoint.
+    """
     result = Outcome()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -211,7 +221,9 @@ def _untransposed(array: np.ndarray, want: np.ndarray | None) -> np.ndarray:
 
 
 def names(message: str, mutation: Mutation) -> bool:
-    """True when an error names the culprit: the tensor or its weight, the key or a weight that it makes unreadable."""
+    """True when an error names the culprit: the tensor or its weight, the key or a weight that it
+    makes unreadable.
+    """
     if mutation.subject == "key":
         return mutation.target[-1] in message or "model.layers.0." in message
     (name,) = mutation.target

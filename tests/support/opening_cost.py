@@ -1,4 +1,5 @@
-"""Run as a script: open each path given, each in a fresh process, and print what it cost as JSON lines.
+"""Run as a script: open each path given, each in a fresh process, and print what it cost as JSON
+lines.
 
 python opening_cost.py PATH...  ->  {"path", "error", "seconds", "peak_mb"} a line
 """

@@ -1,6 +1,8 @@
-"""The few PTX instructions of inline assembly, run on NumPy arrays, so that it is tested without a GPU.
+"""The few PTX instructions of inline assembly, run on NumPy arrays, so that it is tested without a
+GPU.
 
-16-bit pairs are computed in float64, which holds every product and sum of them exactly, and rounded once.
+16-bit pairs are computed in float64, which holds every product and sum of them exactly, and rounded
+once.
 """
 
 from __future__ import annotations
@@ -48,11 +50,12 @@ def selected(table, a, b, c):
 
 
 def products_of_warps(a, b, c):
-    """mma.m16n8k16, c + a · b rounded to float32 once: a [..., 4, 32, 2], b [..., 2, 32, 2] and c [..., 4, 32] are float64
-    numbers by register, lane and half of a register -> [..., 4, 32] float32.
+    """mma.m16n8k16, c + a · b rounded to float32 once: a [..., 4, 32, 2], b [..., 2, 32, 2] and c
+    [..., 4, 32] are float64 numbers by register, lane and half of a register -> [..., 4, 32]
+    float32.
 
-    Lane 4 g + t: a_i row g + 8 (i % 2), inputs 2 t + 8 (i // 2) and the next; b_i inputs 2 t + 8 i and the next, column g;
-    c_i row g + 8 (i // 2), column 2 t + i % 2.
+    Lane 4 g + t: a_i row g + 8 (i % 2), inputs 2 t + 8 (i // 2) and the next; b_i inputs 2 t + 8 i
+    and the next, column g; c_i row g + 8 (i // 2), column 2 t + i % 2.
     """
     lead = a.shape[:-3]
     a, b, c = a.reshape(-1, 2, 2, 8, 4, 2), b.reshape(-1, 2, 8, 4, 2), c.reshape(-1, 2, 2, 8, 4)

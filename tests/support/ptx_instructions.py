@@ -35,7 +35,9 @@ def doubled(dtype):
 
 
 class Instructions:
-    """`do_NAME(modifiers, operands, text)` makes the step that runs an instruction for a mask of threads (None: all)."""
+    """`do_NAME(modifiers, operands, text)` makes the step that runs an instruction for a mask of
+    threads (None: all).
+    """
 
     def elementwise(self, function, dtype, target, sources, out=None, two=False):
         """A step that computes in dtype (`two` numbers a register) and stores what comes out."""
@@ -50,7 +52,9 @@ class Instructions:
         return step
 
     def arithmetic(self, rest, o, text, integers, floats):
-        """add, sub, mul, fma, min, max: wraparound integers; floats exact in float64 and rounded once."""
+        """add, sub, mul, fma, min, max: wraparound integers; floats exact in float64 and rounded
+        once.
+        """
         kind = rest[-1]
         dtype, two = TYPES[kind], kind.endswith("x2")
         if "ftz" in rest or "sat" in rest:

@@ -1,4 +1,6 @@
-"""The project's own launches with CPU tensors: kernels compiled to PTX for Hopper, which ptx_machine executes, or only bound."""
+"""The project's own launches with CPU tensors: kernels compiled to PTX for Hopper, which
+ptx_machine executes, or only bound.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,9 @@ class Compiled:
 
 @contextlib.contextmanager
 def bound(multiprocessors=132, card="NVIDIA H200"):
-    """Launches with CPU tensors are bound by Triton and go no further: the set of what each would compile, by name and
-    specialization."""
+    """Launches with CPU tensors are bound by Triton and go no further: the set of what each would
+    compile, by name and specialization.
+    """
     seen = set()
 
     def bind(kernel, *arguments, grid, warmup=False, **options):
@@ -83,7 +86,9 @@ def nan(*shape, original=torch.empty, **options):
 @contextlib.contextmanager
 def hopper(multiprocessors=4, cache=None, card="", assemble=False):
     """Launches with CPU tensors go through `run`, on a card of a few multiprocessors, with its
-    tiles where it is named; new tensors hold NaN. assemble: the PTX is also assembled, which says whether it can be."""
+    tiles where it is named; new tensors hold NaN. assemble: the PTX is also assembled, which says
+    whether it can be.
+    """
     with contextlib.ExitStack() as stack:
         answers = {"multiprocessors": multiprocessors, "supports_pdl": True, "converts_fp8": True, "card_name": card}
         for name, value in answers.items():

@@ -1,10 +1,13 @@
-"""Compiled PTX of the CUDA kernels, run on the CPU: what the assembler is given, thread by thread, without a GPU.
+"""Compiled PTX of the CUDA kernels, run on the CPU: what the assembler is given, thread by thread,
+without a GPU.
 
-Registers are NumPy arrays over all threads of all blocks of a launch. The threads with the lowest program counter run first, so
-that branches meet again. Global memory is the host memory of the tensors that were passed: an access outside them, or across its
-alignment, is an error. Shared memory begins as NaN, and it is an error when two warps meet at a word, one of them to write,
-without a barrier between them. Sums of `mma` are made in float64 and rounded once, fused multiply-adds as well. What the machine
-does not know raises NotImplementedError with its text. It says nothing about time, and little about the order of blocks.
+Registers are NumPy arrays over all threads of all blocks of a launch. The threads with the lowest
+program counter run first, so that branches meet again. Global memory is the host memory of the
+tensors that were passed: an access outside them, or across its alignment, is an error. Shared
+memory begins as NaN, and it is an error when two warps meet at a word, one of them to write,
+without a barrier between them. Sums of `mma` are made in float64 and rounded once, fused
+multiply-adds as well. What the machine does not know raises NotImplementedError with its text. It
+says nothing about time, and little about the order of blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def split(text):
 
 
 class Entry:
-    """One kernel: parameters, registers by index, and instructions as (guard, its sense, operation, operands)."""
+    """One kernel: parameters, registers by index, and instructions as (guard, its sense, operation,
+    operands).
+    """
 
     def __init__(self, text):
         text = text.split("// -- End function")[0]
@@ -174,7 +179,9 @@ class Machine(Instructions):
         return self.get(operand, np.dtype(np.uint32)).view(dtype)
 
     def put(self, target, value, mask):
-        """Into a register, for the threads of the mask (None: all); narrower values extended by their own sign."""
+        """Into a register, for the threads of the mask (None: all); narrower values extended by
+        their own sign.
+        """
         if target == "_":
             return
         held = self.r[target]
@@ -204,8 +211,9 @@ class Machine(Instructions):
         return at if mask is None else at[mask]
 
     def shared_places(self, at, size, mask, values=None):
-        """Byte positions of the active threads' accesses in the blocks' shared memory; two warps at a word, where one stores
-        another value than is there, raise."""
+        """Byte positions of the active threads' accesses in the blocks' shared memory; two warps at
+        a word, where one stores another value than is there, raise.
+        """
         mine = slice(None) if mask is None else mask
         if (at % np.uint64(size)).any() or (at + np.uint64(size) > self.room).any():
             raise IndexError(f"{size} bytes of shared memory at {int(at.max())} of {self.room}")
@@ -471,7 +479,8 @@ def span(t):
 
 
 def execute(entry, threads, room, grid, arguments, together=64):
-    """An entry over a grid, `together` blocks of `threads` with `room` bytes of shared memory side by side.
+    """An entry over a grid, `together` blocks of `threads` with `room` bytes of shared memory side
+    by side.
 
     Arguments: tensors and numbers, one a parameter; the last ones, where absent, are null.
     """

@@ -1,5 +1,6 @@
-"""Random canonical tensors of any format, and random foreign bytes: every bit pattern a file can hold, NaN and negative scales
-among them."""
+"""Random canonical tensors of any format, and random foreign bytes: every bit pattern a file can
+hold, NaN and negative scales among them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def random_array(rng: np.random.Generator, dtype, *shape: int) -> np.ndarray:
 
 
 def random_tensor(fmt: Format, shape: tuple[int, ...], seed: int, origin: str = "", details: dict | None = None) -> QTensor:
-    """A tensor of `fmt` (fitted to the shape) with random bits in every part; zero points within the codes, padding bits zero."""
+    """A tensor of `fmt` (fitted to the shape) with random bits in every part; zero points within
+    the codes, padding bits zero.
+    """
     rng = np.random.default_rng(seed)
     family = family_of(fmt)
     fmt = family.fit(fmt, shape)
@@ -57,7 +60,9 @@ def finite_tensor(fmt: Format, shape: tuple[int, ...], seed: int, origin: str = 
 
 
 def check_round_trip(layout: Layout, tensors: dict[str, np.ndarray], config: dict) -> QTensor:
-    """pack(unpack(t)) == t, headers describe the same, and padding bits of the canonical codes are zero."""
+    """pack(unpack(t)) == t, headers describe the same, and padding bits of the canonical codes are
+    zero.
+    """
     q = layout.unpack(tensors, config, "m")
     q.validate("m")
     written = layout.pack(q, config)

@@ -69,7 +69,9 @@ def under(module: str, tensors: Mapping[str, np.ndarray], joint: str = ".") -> d
 
 
 def folder(path: Path, shards: Mapping[str, Mapping[str, np.ndarray]], config: Any = None, index: Any = None) -> Path:
-    """A checkpoint folder. `index` True writes the weight_map of `shards`; a dict is written as the weight_map."""
+    """A checkpoint folder. `index` True writes the weight_map of `shards`; a dict is written as the
+    weight_map.
+    """
     path.mkdir(parents=True, exist_ok=True)
     for name, tensors in shards.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Two processes that each hold half of a weight or model (sharding_worker.py), and the comparison with one that holds all."""
+"""Two processes that each hold half of a weight or model (sharding_worker.py), and the comparison
+with one that holds all.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def write_models(tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for arch, producer, changes in MODELS:
         folder = tmp_path_factory.mktemp("model")
-        # Heads of 16 and groups of 32 inputs: two query heads make a group, so each rank's heads end where a group does.
+        # Heads of 16 and groups of 32 inputs: two query heads make a group, so each rank's heads
+        # end where a group does.
         write_tiny(folder, arch, producer, **{"num_key_value_heads": 2, **changes})
         folders[f"{arch} {producer}"] = folder
     return folders

@@ -1,7 +1,9 @@
-"""One of two processes, or `both`, forked behind the imports: python sharding_worker.py RANK STORE DEVICE WORDS FOLDERS
+"""One of two processes, or `both`, forked behind the imports: python sharding_worker.py RANK STORE
+DEVICE WORDS FOLDERS
 
-What it computes goes to files that the test reads: STORE.RANK.pt for the formats, rankR.pt and textR.pt in each model's folder.
-DEVICE is cpu (gloo) or cuda (NCCL, a GPU a rank). WORDS and FOLDERS are lists with commas, "" for none.
+What it computes goes to files that the test reads: STORE.RANK.pt for the formats, rankR.pt and
+textR.pt in each model's folder. DEVICE is cpu (gloo) or cuda (NCCL, a GPU a rank). WORDS and
+FOLDERS are lists with commas, "" for none.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def ordinary_blocks(word: str) -> np.ndarray:
 
 
 def weight(word: str, shape: tuple[int, ...] = (N, K), seed: int = 0) -> hb.QTensor:
-    """Random bits of a format; of a raw ggml one, random blocks that hold ordinary numbers; eight-bit floats without NaN."""
+    """Random bits of a format; of a raw ggml one, random blocks that hold ordinary numbers;
+    eight-bit floats without NaN.
+    """
     fmt = hb.format_named(word)
     if fmt.opaque:
         good = ordinary_blocks(word)
@@ -56,7 +60,9 @@ def tokens(m: int, k: int = K) -> torch.Tensor:
 
 
 def outcome(word: str, rank: int, device: str) -> dict[str, Any]:
-    """Products of a whole weight, of its rows on two ranks and of its inputs on two ranks; the same of experts."""
+    """Products of a whole weight, of its rows on two ranks and of its inputs on two ranks; the same
+    of experts.
+    """
     found: dict[str, Any] = {}
     layer, x = QLinear(weight(word), device=device), tokens(3).to(device)
     found["whole"] = layer(x).cpu()

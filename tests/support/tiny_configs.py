@@ -1,4 +1,6 @@
-"""Tiny architectures and random dense models of them. Nothing of the library: the producers' own environments import this too."""
+"""Tiny architectures and random dense models of them. Nothing of the library: the producers' own
+environments import this too.
+"""
 
 from __future__ import annotations
 

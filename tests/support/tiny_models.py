@@ -1,5 +1,5 @@
-"""Tiny random models of many architectures, their matrices packed by our layouts into a checkpoint folder, beside the dense model
-that has the same values.
+"""Tiny random models of many architectures, their matrices packed by our layouts into a checkpoint
+folder, beside the dense model that has the same values.
 
     tiny = write_tiny(folder, "mixtral", "gptq")        tiny.dense: the transformers model with every packed value dequantized
 """
@@ -27,7 +27,9 @@ __all__ = ["CONFIGS", "EXPERTS", "FEED", "HIDDEN", "LAYERS", "VOCAB", "dense_mod
 
 
 class Producer(NamedTuple):
-    """How one producer's checkpoint is written: layout, codec, what `quantize` is given, its quantization config."""
+    """How one producer's checkpoint is written: layout, codec, what `quantize` is given, its
+    quantization config.
+    """
 
     layout: str
     codec: str
@@ -81,7 +83,9 @@ PRODUCERS: dict[str, Producer] = {
 
 @dataclass
 class Tiny:
-    """What was written: the folder, its dense twin, and every packed weight by the key it was stored under."""
+    """What was written: the folder, its dense twin, and every packed weight by the key it was
+    stored under.
+    """
 
     folder: Path
     dense: Any
@@ -162,7 +166,9 @@ def write_tiny(
 
 
 def _pack_experts(arch: str, name: str, module: Any, how: Producer, pack: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-    """Experts one by one, or gpt-oss's as a stack, packed; the module's parameters get the packed values."""
+    """Experts one by one, or gpt-oss's as a stack, packed; the module's parameters get the packed
+    values.
+    """
     up, down = module.gate_up_proj.data, module.down_proj.data
     if arch == "gpt_oss":
         for leaf, value in (("gate_up_proj", up), ("down_proj", down)):
@@ -189,7 +195,9 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 BOUND = 2e-5
-"""Largest difference of two logits, over the largest of all, between sums of float32 products taken in two orders."""
+"""Largest difference of two logits, over the largest of all, between sums of float32 products taken
+in two orders.
+"""
 
 
 def agree(ours: torch.Tensor, dense: torch.Tensor) -> bool:

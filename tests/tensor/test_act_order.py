@@ -1,4 +1,6 @@
-"""Sorting by group and restoring the order: a bijection of codes and group index, and the error for incomplete groups."""
+"""Sorting by group and restoring the order: a bijection of codes and group index, and the error for
+incomplete groups.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a packed weight shows in a notebook: facts, a histogram whose counts are right, and a cost that does not grow."""
+"""What a packed weight shows in a notebook: facts, a histogram whose counts are right, and a cost
+that does not grow.
+"""
 
 from __future__ import annotations
 

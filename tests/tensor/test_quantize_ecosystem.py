@@ -1,4 +1,5 @@
-"""Encoders against the producers' own packages: random weights of every dtype and magnitude, bit for bit.
+"""Encoders against the producers' own packages: random weights of every dtype and magnitude, bit
+for bit.
 
 `make test-ecosystem` runs each test in its producer's environment.
 """
@@ -18,7 +19,9 @@ SEEDS = range(6)
 
 
 def weights(seed: int, dtype: np.dtype, n: int = 48, k: int = 256, group: int = 16) -> np.ndarray:
-    """Rows of every magnitude, zero groups, signed zeros, constants, one value a group, E2M1 values and their middles."""
+    """Rows of every magnitude, zero groups, signed zeros, constants, one value a group, E2M1 values
+    and their middles.
+    """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n, k)) * 10.0 ** rng.uniform(-5, 2, (n, 1))
     x[0] = 0
@@ -180,7 +183,8 @@ def test_compressed_tensors(word, args, seed, dtype):
     blocks = t.unflatten(-1, (-1, group))
     scale, zero = calculate_qparams(blocks.amin(-1), blocks.amax(-1), arguments, global_scale=ratio)
     q = quantize(x, word, "compressed-tensors")
-    # As its compressors call it: MXFP6 and NVFP4 pass no zero point, the others one of zeros, which turns −0.0 into +0.
+    # As its compressors call it: MXFP6 and NVFP4 pass no zero point, the others one of zeros, which
+    # turns −0.0 into +0.
     whole = ct_quantize(t, scale, None if word in ("nvfp4", "mxfp6_e2m3") else zero, arguments, global_scale=ratio)
     if word.startswith("mx"):
         same_bits(q.parts["scales"], (torch.log2(scale.float()) + 127).to(torch.uint8).numpy())

@@ -119,7 +119,9 @@ def test_no_bit_pattern_makes_a_nan_scale(word, seed):
 
 @pytest.mark.parametrize("word", [w for w in OWN if format_named(w).bits <= 4])
 def test_no_other_code_under_the_stored_scale_is_nearer(word):
-    """Default policies find codes with what is stored: no code of the group decodes to anything closer."""
+    """Default policies find codes with what is stored: no code of the group decodes to anything
+    closer.
+    """
     x = gaussian((4, 256), seed=3)
     q = quantize(x, word)
     error = np.abs(q.dequantize("float64") - x.astype(np.float64))
@@ -148,7 +150,8 @@ def test_case_10_high_codes_of_an_asymmetric_group_stay_distinct():
 @pytest.mark.parametrize(
     ("amax", "rule", "byte", "value"),
     [
-        # 8.4 = 1.05 · 2^3: every rule of the family takes 2^1; a rule that rounds to 2^0 would clip it to 6.
+        # 8.4 = 1.05 · 2^3: every rule of the family takes 2^1; a rule that rounds to 2^0 would clip
+        # it to 6.
         (8.4, "floor", 128, 8.0),
         (8.4, "even", 128, 8.0),
         (8.4, "ceil", 128, 8.0),

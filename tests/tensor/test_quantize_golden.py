@@ -1,6 +1,8 @@
-"""Encoders reproduce the producers' bytes: `quantize(orig, codec, policy)` against the codes and scales in their files.
+"""Encoders reproduce the producers' bytes: `quantize(orig, codec, policy)` against the codes and
+scales in their files.
 
-The files' words are taken apart here, without the library's layouts: codes one by one, scales as they are stored.
+The files' words are taken apart here, without the library's layouts: codes one by one, scales as
+they are stored.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def same_answers(case: Case, q) -> None:
-    """Decoded with the producer's arithmetic, what was encoded here is the producer's own answer, bit for bit."""
+    """Decoded with the producer's arithmetic, what was encoded here is the producer's own answer,
+    bit for bit.
+    """
     for variant, reference in case.references.items():
         word = variant or case.metadata["ref_dtype"]
         if word != "none":

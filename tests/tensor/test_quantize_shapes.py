@@ -16,7 +16,9 @@ from support.encoded_words import BF16, ENCODED, OWN, gaussian
 @pytest.mark.parametrize("word", OWN)
 @pytest.mark.parametrize("k", [1, 3, 17, 100, 130])
 def test_case_09_odd_rows_and_short_last_groups(word, k):
-    """Rows keep to themselves: a row quantized alone has the same values, and the true shape is kept."""
+    """Rows keep to themselves: a row quantized alone has the same values, and the true shape is
+    kept.
+    """
     x = gaussian((5, k), seed=k)
     q = quantize(x, word)
     assert q.shape == (5, k)

@@ -66,7 +66,9 @@ def test_inputs_are_the_wholes(word, ranks):
 
 @given(st.integers(3, 40), st.sampled_from([2, 3, 4, 5, 8]), st.sampled_from([8, 16, 24, 32]), st.booleans(), st.data())
 def test_case_47_act_order_is_sharded_anywhere(units, bits, group, zeros, data):
-    """Groups scattered over the inputs: every piece keeps the scales of the groups it has an input of."""
+    """Groups scattered over the inputs: every piece keeps the scales of the groups it has an input
+    of.
+    """
     k = units * 8
     word = f"{'u' if zeros else ''}int{bits}:g{group}"
     w = packed(word, (5, k), seed=units)
@@ -127,7 +129,9 @@ def two_processes(tmp_path_factory):
 
 @pytest.mark.parametrize("word", WORDS)
 def test_two_processes_multiply_as_one_does(two_processes, word):
-    """Column, row and expert sharding of every format: equal by rows, the sums of two halves within float32's rounding."""
+    """Column, row and expert sharding of every format: equal by rows, the sums of two halves within
+    float32's rounding.
+    """
     ranks = [rank[word] for rank in two_processes[0]]
     check_products(ranks, word)
     assert torch.equal(ranks[0]["rows"], ranks[0]["whole"])
@@ -139,7 +143,9 @@ def test_two_processes_compute_what_one_does(two_processes, name):
 
 
 def test_each_rank_holds_half(tmp_path):
-    """Cut without a process group: two ranks hold as many weights each, other ones, and together the whole."""
+    """Cut without a process group: two ranks hold as many weights each, other ones, and together
+    the whole.
+    """
     from halfbyte.torch import packed_modules
     from halfbyte.torch.tensor_parallel import parallelize
     from halfbyte.transformers import load_model
@@ -156,7 +162,9 @@ def test_each_rank_holds_half(tmp_path):
 
 
 def test_case_46_each_rank_has_its_own_part_of_a_fused_projection(tmp_path):
-    """phi3's q·k·v and gate·up: a rank holds its share of each part, not the first rows; side by side they are the whole."""
+    """phi3's q·k·v and gate·up: a rank holds its share of each part, not the first rows; side by
+    side they are the whole.
+    """
     from halfbyte.torch import packed_modules
     from halfbyte.torch.tensor_parallel import parallelize
     from halfbyte.transformers import load_model

@@ -39,7 +39,9 @@ def test_logits_and_bytes_stay(pair, arch, producer):
 
 
 def test_case_44_different_global_scales_are_not_fused(pair):
-    """NVFP4 with a factor for each matrix: joined under one of them, the others would be off by their ratio."""
+    """NVFP4 with a factor for each matrix: joined under one of them, the others would be off by
+    their ratio.
+    """
     model, fused, count = pair("llama", "ct-nvfp4")
     assert count == 0
     assert torch.equal(logits(fused, ids()), logits(model, ids()))

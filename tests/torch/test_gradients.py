@@ -1,6 +1,8 @@
-"""Gradients through packed weights: with respect to x that of the decoded weight; none for the weight, and a sentence for that.
+"""Gradients through packed weights: with respect to x that of the decoded weight; none for the
+weight, and a sentence for that.
 
-The reference is float64 autograd on the decoded weight; an adapter beside packed weights trains as beside dense ones.
+The reference is float64 autograd on the decoded weight; an adapter beside packed weights trains as
+beside dense ones.
 """
 
 from __future__ import annotations

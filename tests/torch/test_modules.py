@@ -1,4 +1,6 @@
-"""Packed modules behave as modules: state, copies, pickles, devices, compilation; and hold no dense copy."""
+"""Packed modules behave as modules: state, copies, pickles, devices, compilation; and hold no dense
+copy.
+"""
 
 from __future__ import annotations
 
@@ -274,7 +276,9 @@ def test_experts_of_two_backends_run_one_after_another():
 
 
 def test_case_51_experts_that_a_device_refused_are_at_once_again_on_another(monkeypatch):
-    """float32 on a GPU runs one expert after another; back on the CPU the layer sums as one that has never been there."""
+    """float32 on a GPU runs one expert after another; back on the CPU the layer sums as one that
+    has never been there.
+    """
     layer = modules()["experts"]
     want = run(layer)
     x, index, share = X.to("meta"), torch.zeros(3, 2, dtype=torch.int64, device="meta"), torch.zeros(3, 2, device="meta")
@@ -297,7 +301,9 @@ def test_case_51_experts_that_a_device_refused_are_at_once_again_on_another(monk
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "bfloat16"])
 def test_tensors_of_arrays_begin_where_torchs_own_do(dtype):
-    """Wherever the array begins, in whatever order it is: 64 bytes, the same bits, memory of its own."""
+    """Wherever the array begins, in whatever order it is: 64 bytes, the same bits, memory of its
+    own.
+    """
     raw = np.random.default_rng(0).integers(0, 2, 8 * 41).astype(np.uint8)
     of = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     size = np.dtype(of).itemsize

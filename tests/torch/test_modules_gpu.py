@@ -1,4 +1,6 @@
-"""torch modules over packed weights on an NVIDIA GPU: torch.compile as one graph, CUDA graphs, state, several GPUs."""
+"""torch modules over packed weights on an NVIDIA GPU: torch.compile as one graph, CUDA graphs,
+state, several GPUs.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_case_51_state_copies_and_moves(kind):
 
 
 def test_case_53_after_warmup_no_call_compiles_anything():
-    """Shapes that no other test has, so that nothing is compiled yet; every miss of Triton's in-memory caches is counted."""
+    """Shapes that no other test has, so that nothing is compiled yet; every miss of Triton's
+    in-memory caches is counted.
+    """
     cuda()
     from triton import knobs
 
@@ -143,7 +147,9 @@ def test_case_53_after_warmup_no_call_compiles_anything():
 
 
 def test_case_33_threads_share_a_cold_weight():
-    """Eight threads call a weight that nothing was prepared or compiled for: with as many tokens each, then with 1 to 8."""
+    """Eight threads call a weight that nothing was prepared or compiled for: with as many tokens
+    each, then with 1 to 8.
+    """
     cuda()
     q = make("mxfp4", 112, 9, np.random.default_rng(33))
     xs = [torch.randn(m, q.shape[1], device="cuda").half() for m in range(1, 9)]
@@ -174,7 +180,9 @@ def two_devices():
 
 @pytest.mark.parametrize("word", ["mxfp4", "int4:g128", "q6_K", "uint8:g32"])
 def test_weights_on_another_device_than_the_current_one(word):
-    """Weights on both devices, called in turn while cuda:0 is current: each kernel runs where its weight is."""
+    """Weights on both devices, called in turn while cuda:0 is current: each kernel runs where its
+    weight is.
+    """
     two_devices()
     q = make(word, 96, 512 // unit(format_named(word)), np.random.default_rng(6))
     held = [ops.prepare(q, device=f"cuda:{d}") for d in (0, 1)]

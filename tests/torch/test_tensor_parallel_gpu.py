@@ -1,4 +1,6 @@
-"""Two GPUs of one machine, a process each, over NCCL: what two gloo processes do on the CPU (`tests/tensor/test_shard.py`)."""
+"""Two GPUs of one machine, a process each, over NCCL: what two gloo processes do on the CPU
+(`tests/tensor/test_shard.py`).
+"""
 
 from __future__ import annotations
 

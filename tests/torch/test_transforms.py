@@ -1,6 +1,8 @@
-"""Packed modules under everything torch does to a call: tracing, compiling, transforms, modes, and tensors without memory.
+"""Packed modules under everything torch does to a call: tracing, compiling, transforms, modes, and
+tensors without memory.
 
-Each gives the numbers of the plain call, or a sentence; none takes the address of a tensor that has none.
+Each gives the numbers of the plain call, or a sentence; none takes the address of a tensor that has
+none.
 """
 
 from __future__ import annotations
@@ -154,7 +156,9 @@ class Marked(torch.Tensor):
 
 
 def test_tensors_that_look_plain():
-    """Lazy negation, a lazy zero, strides, a subclass: what lies in memory is not what the tensor holds."""
+    """Lazy negation, a lazy zero, strides, a subclass: what lies in memory is not what the tensor
+    holds.
+    """
     module = LINEAR["bias"]()
     assert torch.equal(module(torch._neg_view(X)), module(-X))
     assert torch.equal(module(torch._efficientzerotensor(3, 64)), module(torch.zeros(3, 64)))
@@ -191,7 +195,9 @@ def test_the_functions_refuse_what_only_modules_can():
 
 
 def test_layers_of_one_shape_are_compiled_once():
-    """Layers that are compiled one by one, as transformers does, share a graph but for their handle."""
+    """Layers that are compiled one by one, as transformers does, share a graph but for their
+    handle.
+    """
     torch._dynamo.reset()
     compiles = 0
 

@@ -37,7 +37,9 @@ def test_the_better_token_then_the_longer_left_part_without_a_core():
 
 @needs_native
 def test_a_long_token_takes_time_in_its_length():
-    """Hashes of all prefixes and suffixes, each from the one before: 20 million characters would else take hours."""
+    """Hashes of all prefixes and suffixes, each from the one before: 20 million characters would
+    else take hours.
+    """
     word = "a" * 10_000_000 + "b" * 10_000_000
     assert merges([word], {word: 0}) == []
     half = word[: len(word) // 2]

@@ -1,4 +1,6 @@
-"""A checkpoint's configuration as input that may be hostile: no code, no network, no sizes that its tensors do not have."""
+"""A checkpoint's configuration as input that may be hostile: no code, no network, no sizes that its
+tensors do not have.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Models of every architecture that is built: a random small one of transformers, as llama.cpp writes it, read back packed.
+"""Models of every architecture that is built: a random small one of transformers, as llama.cpp
+writes it, read back packed.
 
-Stored as float32 the logits are equal bit for bit. Packed, they are those of the dense model with the decoded weights, up to
-float32's order of summation.
+Stored as float32 the logits are equal bit for bit. Packed, they are those of the dense model with
+the decoded weights, up to float32's order of summation.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def test_packed_weights_give_the_logits_of_the_decoded_ones(tmp_path, name):
     want, have = logits(model), logits(read)
     assert len(packed_modules(read)) >= 4
     error, size = (have - want).double(), want.double().pow(2).mean().sqrt()
-    # A sum of k float32 products in another order is off by about √k · 2^−24; seven products a layer add up as a random walk.
+    # A sum of k float32 products in another order is off by about √k · 2^−24; seven products a
+    # layer add up as a random walk.
     bound = math.sqrt(HEADS * HEAD) * 2**-24 * math.sqrt(7 * MODELS[name][2]["num_hidden_layers"] + 1)
     assert error.pow(2).mean().sqrt() <= bound * size
     assert error.abs().max() <= 8 * bound * size

@@ -1,7 +1,8 @@
-"""Every architecture named by a table: a random small model as llama.cpp stores it gives transformers' own logits bit for bit.
+"""Every architecture named by a table: a random small model as llama.cpp stores it gives
+transformers' own logits bit for bit.
 
-With llama-cpp-python installed (`make test-ecosystem`), llama.cpp itself reads the same files, as float32 and quantized by its
-own tool, and its logits agree within its own rounding of activations.
+With llama-cpp-python installed (`make test-ecosystem`), llama.cpp itself reads the same files, as
+float32 and quantized by its own tool, and its logits agree within its own rounding of activations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""GGUF files that are not the model they claim: refused by name, before anything large is allocated."""
+"""GGUF files that are not the model they claim: refused by name, before anything large is
+allocated.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def test_files_that_are_not_the_model_they_claim(tmp_path, monkeypatch, change, 
 
 @pytest.mark.parametrize("arch", ["llama-3", "gemma3", "qwen2-yarn"])
 def test_numbers_of_the_header_at_random(tmp_path, monkeypatch, arch):
-    """Whatever the sizes, ids and frequencies claim: a model, or an error of ours, at once and in little memory."""
+    """Whatever the sizes, ids and frequencies claim: a model, or an error of ours, at once and in
+    little memory.
+    """
     rng = np.random.default_rng(len(arch))
     wild = {
         "uint32": [0, 1, 2, 3, 7, 31, 33, 64, 2**16, 2**31, 2**32 - 1],

@@ -1,4 +1,6 @@
-"""Every pre-tokenizer that is read gives llama.cpp's tokens: a small vocabulary each, and llama.cpp's corpus where it is."""
+"""Every pre-tokenizer that is read gives llama.cpp's tokens: a small vocabulary each, and
+llama.cpp's corpus where it is.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ OWN_NAMES = {"gpt2": "gpt-2"}
 """A name that converters wrote and llama.cpp does not know, and whose tokens it has."""
 _MARKS = {pre: {4} for pre in ("tekken", "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "kimi-k2")}
 DIFFERENT: dict[str, set[int]] = _MARKS | {"deepseek-llm": {6}, "deepseek-coder": {4, 6}}
-"""Texts where llama.cpp departs from the model's own expression: its words end at a combining mark, and it does not
-take DeepSeek's spaces of U+2000 to U+3000 as the characters of the CJK class that they are."""
+"""Texts where llama.cpp departs from the model's own expression: its words end at a combining mark,
+and it does not take DeepSeek's spaces of U+2000 to U+3000 as the characters of the CJK class that
+they are.
+"""
 
 
 def encode(tmp_path: Path, pre: str) -> list[list[int]]:
@@ -40,7 +44,9 @@ def test_tokens_are_llama_cpps(tmp_path, pre):
 
 
 def test_the_cases_distinguish_the_pre_tokenizers():
-    """At least 25 groups of names have tokens of their own, so an expression taken from another name is seen."""
+    """At least 25 groups of names have tokens of their own, so an expression taken from another
+    name is seen.
+    """
     assert len(RECORDED["cases"]) >= 25
 
 

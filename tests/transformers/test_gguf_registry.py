@@ -1,4 +1,6 @@
-"""What the library says it reads is what it builds: the tables of checkpoints, of transformers.gguf and of the page agree."""
+"""What the library says it reads is what it builds: the tables of checkpoints, of transformers.gguf
+and of the page agree.
+"""
 
 from __future__ import annotations
 

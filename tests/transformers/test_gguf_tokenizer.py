@@ -108,7 +108,9 @@ def test_no_space_is_put_before_the_text_when_the_file_says_so(tmp_path):
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
 def test_byte_level_equals_the_tokenizer_it_came_from(tmp_path, pre):
-    """A vocabulary trained here, written into a header and read back, with llama.cpp's names for the split expressions."""
+    """A vocabulary trained here, written into a header and read back, with llama.cpp's names for
+    the split expressions.
+    """
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     original = Tokenizer(models.BPE(fuse_unk=False))
@@ -187,7 +189,9 @@ def test_case_84_every_space_before_a_text_counts(tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("named", [True, False])
 def test_case_83_the_begin_token(tmp_path, kind, pre, flag, starts, named):
-    """As the file says, else as llama.cpp assumes; never without an id; once, also through a template that begins with it."""
+    """As the file says, else as llama.cpp assumes; never without an id; once, also through a
+    template that begins with it.
+    """
     words, scores, types = sentencepiece_words()
     pairs = [
         ("model", "string", kind), ("pre", "string", pre), ("tokens", "array[string]", words),

@@ -166,7 +166,9 @@ def test_generate_runs(tmp_path):
 
 
 def test_several_devices_are_refused():
-    """A map of several devices reaches the quantizer only where accelerate is installed, so it is asked directly."""
+    """A map of several devices reaches the quantizer only where accelerate is installed, so it is
+    asked directly.
+    """
     with pytest.raises(UnsupportedError, match="device_map over cpu, meta; packed weights go to one device"):
         _one_device({"model": "cpu", "lm_head": "meta"})
     assert _one_device({"": "cpu"}) == "cpu"

@@ -1,4 +1,6 @@
-"""A cache that grows in place returns what transformers' own returns, token by token, whatever came before."""
+"""A cache that grows in place returns what transformers' own returns, token by token, whatever came
+before.
+"""
 
 from __future__ import annotations
 

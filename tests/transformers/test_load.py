@@ -1,4 +1,6 @@
-"""Models from every kind of checkpoint: logits equal to those of the dense model with the same values."""
+"""Models from every kind of checkpoint: logits equal to those of the dense model with the same
+values.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_producers_checkpoints_load(folder):
 
 @pytest.mark.parametrize("arch", ["llama", "phi3"])
 def test_scales_of_the_inputs_are_multiplied_by(tmp_path, arch):
-    """ModelOpt's AWQ stores `pre_quant_scale` where it cannot fold it; saved, reloaded and cut for two ranks it stays."""
+    """ModelOpt's AWQ stores `pre_quant_scale` where it cannot fold it; saved, reloaded and cut for
+    two ranks it stays.
+    """
     from halfbyte.torch.tensor_parallel import cut_rows
 
     rng = np.random.default_rng(0)
@@ -116,7 +120,9 @@ def test_experts_are_stacked_and_joined(loaded):
 
 
 def test_case_44_gate_and_up_of_different_global_scales(loaded):
-    """NVFP4 gives every matrix its own factor; gate and up of each expert stay apart, and nothing is off by their ratio."""
+    """NVFP4 gives every matrix its own factor; gate and up of each expert stay apart, and nothing
+    is off by their ratio.
+    """
     tiny, model = loaded("qwen3_moe", "ct-nvfp4")
     experts = model.model.layers[0].mlp.experts
     assert set(experts.packed) == {"gate_proj", "up_proj", "down_proj"}
@@ -127,7 +133,9 @@ def test_case_44_gate_and_up_of_different_global_scales(loaded):
 
 @pytest.mark.parametrize("scales", [(4e-5, 4e-5, 4e-5), (4e-5, 5e-5, 6e-5)], ids=["equal", "different"])
 def test_case_44_fused_projections_with_global_scales(tmp_path, scales):
-    """phi3 keeps gate and up, and q, k and v, in one matrix each; a checkpoint that has them apart may give each its factor."""
+    """phi3 keeps gate and up, and q, k and v, in one matrix each; a checkpoint that has them apart
+    may give each its factor.
+    """
     tiny = write_tiny(tmp_path, "phi3", "ct-nvfp4", skip=lambda name: True)
     dense = {k: v.numpy() for k, v in tiny.dense.state_dict().items()}
     fused = {
@@ -194,7 +202,9 @@ def test_case_48_bits_of_one_layer(loaded):
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("producer", ["mlx", "ct-int4"])
 def test_case_50_tied_heads(tmp_path, tied, stored, producer):
-    """A head that is stored is used; one that is not is the embedding, packed or dense; untied and not stored is an error."""
+    """A head that is stored is used; one that is not is the embedding, packed or dense; untied and
+    not stored is an error.
+    """
     own_head: dict[str, np.ndarray] = {}
 
     def edit(tensors):
@@ -230,7 +240,9 @@ def saved_and_loaded_again(model, folder):
 
 
 def test_case_50_packed_embedding_with_a_plain_head(loaded, tmp_path):
-    """Tied by the config, the embedding packed, another head stored dense: each keeps its own values."""
+    """Tied by the config, the embedding packed, another head stored dense: each keeps its own
+    values.
+    """
     other = dense_model("llama", seed=5).lm_head.weight.detach()
 
     def edit(tensors):
@@ -248,7 +260,9 @@ def test_case_50_packed_embedding_with_a_plain_head(loaded, tmp_path):
 
 
 def test_biases_are_there_when_stored(loaded):
-    """qwen2 has biases of q, k and v; GPTQ's zero biases elsewhere are dropped, others that are stored are added."""
+    """qwen2 has biases of q, k and v; GPTQ's zero biases elsewhere are dropped, others that are
+    stored are added.
+    """
     bias = np.random.default_rng(0).standard_normal(64).astype(np.float16)
 
     def edit(tensors):
@@ -297,7 +311,9 @@ def test_experts_of_different_bits(tmp_path):
 
 
 def test_the_pages_of_a_projection_are_released_before_the_next_is_held(tmp_path, monkeypatch):
-    """All of a layer's experts on disk beside all of them in memory would be twice the layer, not the layer and a tensor."""
+    """All of a layer's experts on disk beside all of them in memory would be twice the layer, not
+    the layer and a tensor.
+    """
     from halfbyte.checkpoints.safetensors.checkpoint import SafetensorsCheckpoint
     from halfbyte.torch.packed_weight import PackedWeight
 
@@ -317,7 +333,9 @@ def test_the_pages_of_a_projection_are_released_before_the_next_is_held(tmp_path
 
 
 def test_case_55_a_model_with_any_text_loads_under_any_locale(tmp_path):
-    """Configuration, generation settings, tokenizer and template in UTF-8, where files are read as something else by default."""
+    """Configuration, generation settings, tokenizer and template in UTF-8, where files are read as
+    something else by default.
+    """
     folder = tmp_path / "model"
     write_tiny(folder, "llama", "mlx", change_config=lambda c: c.update(_note="Zoë 模型 “½”"))
     write_tokenizer(folder, "“{{ messages[0].content }}” <tok7>")
@@ -351,7 +369,9 @@ def test_case_55_a_model_with_any_text_loads_under_any_locale(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="VmHWM is Linux's")
 def test_case_43_a_gguf_model_loads_in_its_packed_size_and_one_tensor(tmp_path):
-    """79 MB of Q4_K: far from the 0.5 GB of the same in float32. The file is one hole, so nothing of it need be written."""
+    """79 MB of Q4_K: far from the 0.5 GB of the same in float32. The file is one hole, so nothing
+    of it need be written.
+    """
     size, feed, heads, layers, vocabulary = 2048, 8192, 16, 2, 48
     numbers = {
         "context_length": 256, "embedding_length": size, "block_count": layers, "feed_forward_length": feed,

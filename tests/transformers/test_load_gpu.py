@@ -1,4 +1,6 @@
-"""Whole models on an NVIDIA GPU: logits of the dense model, text, CUDA graphs, and the way from one device to the other."""
+"""Whole models on an NVIDIA GPU: logits of the dense model, text, CUDA graphs, and the way from one
+device to the other.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def gpu_logits(model, tokens):
 
 @pytest.mark.parametrize(("arch", "producer"), MATRIX)
 def test_logits_equal_the_dense_model(tmp_path, arch, producer):
-    """float32: the exact kernels' bound, that of the CPU. A format without CUDA kernels is refused by name."""
+    """float32: the exact kernels' bound, that of the CPU. A format without CUDA kernels is refused
+    by name.
+    """
     tiny = write_tiny(tmp_path, arch, producer)
     if any(backend_named("cuda").refuses(Call("linear", q.format)) for q in tiny.packed.values()):
         with pytest.raises(BackendError, match=r"no backend serves .* on 'cuda:0': cuda: "):
@@ -61,8 +65,9 @@ def test_logits_equal_the_dense_model(tmp_path, arch, producer):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("arch", EACH)
 def test_half_precision_costs_what_it_costs_a_dense_model(tmp_path, arch, dtype):
-    """Error against float32, no more than twice that of the dense model in the same dtype on the same device. The median over
-    tokens, since a rounding may send a token to another expert."""
+    """Error against float32, no more than twice that of the dense model in the same dtype on the
+    same device. The median over tokens, since a rounding may send a token to another expert.
+    """
     tiny = write_tiny(tmp_path, arch, EACH[arch])
     want = logits(tiny.dense, ids(24, 4))
     dense = copy.deepcopy(tiny.dense).to(DEVICE, getattr(torch, dtype))
@@ -101,7 +106,9 @@ def test_streamed_and_batched_text_is_the_cpus(tmp_path):
 
 
 def forward_for_a_graph(model, tokens):
-    """A step without a cache, its mask given: nothing is left for transformers to ask of the device."""
+    """A step without a cache, its mask given: nothing is left for transformers to ask of the
+    device.
+    """
     count = tokens.shape[1]
     mask = torch.full((count, count), float("-inf"), device=DEVICE, dtype=model.dtype).triu(1)[None, None]
     mask = mask.expand(tokens.shape[0], 1, -1, -1)
@@ -161,7 +168,9 @@ def test_case_51_from_one_device_to_the_other(tmp_path):
 
 
 def test_evaluation_is_the_cpus(tmp_path):
-    """Perplexity and cosines of a model on the GPU against the same one on the CPU: nothing but rounding apart."""
+    """Perplexity and cosines of a model on the GPU against the same one on the CPU: nothing but
+    rounding apart.
+    """
     write_tiny(tmp_path, "llama", "gptq")
     tokens = np.random.default_rng(0).integers(3, 90, 200).tolist()
     windows = windows_of(tokens, "llama.cpp", 32, bos=1)

@@ -1,4 +1,6 @@
-"""Checkpoints that no model can be made of, and devices that are not here: the sentence each is refused with."""
+"""Checkpoints that no model can be made of, and devices that are not here: the sentence each is
+refused with.
+"""
 
 from __future__ import annotations
 

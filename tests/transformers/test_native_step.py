@@ -1,4 +1,6 @@
-"""A decoding step as one list of native operations gives what the model's own forward gives, and leaves the same cache."""
+"""A decoding step as one list of native operations gives what the model's own forward gives, and
+leaves the same cache.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_biases_are_added(tmp_path):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3_text"])
 def test_int8_differs_by_less_than_its_own_rounding(tmp_path, arch):
-    """An activation between two neighbours may round to the other one, which costs at most what rounding costs at all."""
+    """An activation between two neighbours may round to the other one, which costs at most what
+    rounding costs at all.
+    """
     folder = tmp_path / "model"
     exact, rounded = loaded(folder, arch), load_model(folder, activations="int8")[0]
     true, own_rounded = (torch.stack(own(m, FEEDS)[0]) for m in (exact, rounded))
@@ -259,7 +263,8 @@ def test_gates(kind, name):
     run(step)
     with np.errstate(all="ignore"):
         wanted = ACT2FN[name](torch.from_numpy(gate).double()).numpy() * up
-        # Far out on the left a value is a difference of numbers near 1 in the formula, and 0 in either.
+        # Far out on the left a value is a difference of numbers near 1 in the formula, and 0 in
+        # either.
         error = np.abs(y - wanted)[:-1]
         assert (error <= 2e-6 * np.abs(wanted[:-1]) + 1e-6 * np.abs(up[:-1])).all()
     assert np.isnan(y[-1])

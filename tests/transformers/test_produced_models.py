@@ -1,7 +1,9 @@
-"""Tiny models that the producers' own tools wrote: each loads, and its logits are those of the dense model with the same values.
+"""Tiny models that the producers' own tools wrote: each loads, and its logits are those of the
+dense model with the same values.
 
-tests/data/models keeps some of them; `make test-ecosystem` writes them all again with each producer in its own environment
-(tests/support/producers/run.py) and names their folder in HALFBYTE_PRODUCED. benchmarks/ecosystem-models.md keeps that run's log.
+tests/data/models keeps some of them; `make test-ecosystem` writes them all again with each producer
+in its own environment (tests/support/producers/run.py) and names their folder in HALFBYTE_PRODUCED.
+benchmarks/ecosystem-models.md keeps that run's log.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ PRODUCED = Path(os.environ.get("HALFBYTE_PRODUCED", "none"))
 WRITTEN = sorted(p for p in PRODUCED.glob("*/*") if p.parent.name != "dense" and (p.is_dir() or p.suffix == ".gguf"))
 WORDS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 UNUSED = ("input_scale", "input_global_scale", "k_scale", "v_scale", ".bias")
-"""Last words of tensors that a dense model has no place for: scales of activations, GPTQ's biases of zeros."""
+"""Last words of tensors that a dense model has no place for: scales of activations, GPTQ's biases
+of zeros.
+"""
 LINEARS = {"llama": 7, "qwen3": 7, "gemma3_text": 7, "mistral": 7, "phi3": 4, "mixtral": 5, "qwen3_moe": 5, "gpt_oss": 5}
 """Modules of a layer that may be packed: linear layers, and the experts as one."""
 
@@ -51,8 +55,9 @@ def architecture(path: Path) -> str:
 
 
 def dense_twin(path: Path, config: Any):
-    """The dense model with the checkpoint's values: a GGUF file by the gguf package, else a strict state dict of what
-    `halfbyte.open` decodes, stacks of experts put together here."""
+    """The dense model with the checkpoint's values: a GGUF file by the gguf package, else a strict
+    state dict of what `halfbyte.open` decodes, stacks of experts put together here.
+    """
     if path.suffix == ".gguf":
         return gguf_twin(path, config)
     state: dict[str, torch.Tensor] = {}
@@ -87,7 +92,8 @@ def dense_twin(path: Path, config: Any):
         state[name] = torch.from_numpy(np.concatenate(parts))
     assert not fused
     for module, matrices in experts.items():
-        # GPTQModel cuts gpt-oss's alternating rows in the middle, and its model puts them together again before it gates.
+        # GPTQModel cuts gpt-oss's alternating rows in the middle, and its model puts them together
+        # again before it gates.
         halves = "gptqmodel" in path.parts[-2]
         state |= stacks(module, matrices, gpt_oss=model.config.model_type == "gpt_oss", halves=halves)
     for name, scale in scales.items():
@@ -99,7 +105,9 @@ def dense_twin(path: Path, config: Any):
 
 
 def stacks(module: str, matrices: dict[tuple[int, str], np.ndarray], gpt_oss: bool, halves: bool) -> dict[str, torch.Tensor]:
-    """transformers' two stacks of an experts module; gpt-oss's rows of gate and up in turns, its matrices (k, n)."""
+    """transformers' two stacks of an experts module; gpt-oss's rows of gate and up in turns, its
+    matrices (k, n).
+    """
     count = 1 + max(e for e, _ in matrices)
     out = {}
 
@@ -142,7 +150,9 @@ def test_kept_checkpoints_load_as_the_dense_model(path):
 
 @pytest.mark.parametrize("path", KEPT, ids=name_of)
 def test_kept_checkpoints_saved_again_answer_the_same(path, tmp_path):
-    """save_pretrained and load_model: the same bits, whoever wrote them, GPTQModel's halves with their own group indices too."""
+    """save_pretrained and load_model: the same bits, whoever wrote them, GPTQModel's halves with
+    their own group indices too.
+    """
     model, _ = load_model(path)
     model.save_pretrained(tmp_path)
     assert torch.equal(logits(load_model(tmp_path)[0], ids()), logits(model, ids()))
@@ -168,8 +178,9 @@ def test_written_checkpoints_load_as_the_dense_model(path):
 @pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("path", [p for p in WRITTEN if p.suffix != ".gguf" and not p.stem.endswith("-awq")], ids=name_of)
 def test_written_weights_are_near_the_originals(path):
-    """Every packed matrix against the dense one it was made from: four bits cost less than a fifth in relative RMS. (AWQ folds
-    its scales into the layers before.)"""
+    """Every packed matrix against the dense one it was made from: four bits cost less than a fifth
+    in relative RMS. (AWQ folds its scales into the layers before.)
+    """
     with hb.open(original(path)) as dense, hb.open(path) as packed:
         compared = 0
         for key in packed:
@@ -183,8 +194,9 @@ def test_written_weights_are_near_the_originals(path):
 @pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("path", [p for p in WRITTEN if name_of(p) not in REFUSED], ids=name_of)
 def test_written_models_answer_as_the_originals(path):
-    """Logits against the dense model's that was quantized: gate for up, or rows in another order, would leave nothing of them.
-    Rounding to nearest alone leaves a cosine of 0.83 and more here."""
+    """Logits against the dense model's that was quantized: gate for up, or rows in another order,
+    would leave nothing of them. Rounding to nearest alone leaves a cosine of 0.83 and more here.
+    """
     dense = AutoModelForCausalLM.from_pretrained(original(path), dtype=torch.float32)
     ours, theirs = logits(load_model(path)[0], ids()), logits(dense, ids())
     cosine = torch.nn.functional.cosine_similarity(ours, theirs, dim=-1)
@@ -220,7 +232,9 @@ def test_everything_that_the_log_lists_was_written():
 
 
 def test_every_architecture_and_producer_is_kept():
-    """What `make test` has of them; what a producer cannot write is in benchmarks/ecosystem-models.md."""
+    """What `make test` has of them; what a producer cannot write is in
+    benchmarks/ecosystem-models.md.
+    """
     assert {architecture(p) for p in KEPT} == set(LINEARS)
     producers = {"autoawq", "gptqmodel", "hqq", "llamacpp", "llmcompressor", "mlx", "modelopt", "transformers"}
     assert {p.parent.name for p in KEPT} == producers

@@ -1,4 +1,6 @@
-"""Norms in one call: put only where they give the same bits, and still the model's own parameters to everybody else."""
+"""Norms in one call: put only where they give the same bits, and still the model's own parameters
+to everybody else.
+"""
 
 from __future__ import annotations
 

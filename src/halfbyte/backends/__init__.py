@@ -1,4 +1,6 @@
-"""Every backend by name, best first for its device, and the reason for each one that cannot run here."""
+"""Every backend by name, best first for its device, and the reason for each one that cannot run
+here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def names() -> tuple[str, ...]:
 
 @cache
 def backend_named(name: str) -> Backend:
-    """The backend object; BackendError lists the names for an unknown one. Its module is imported on first use."""
+    """The backend object; BackendError lists the names for an unknown one. Its module is imported
+    on first use.
+    """
     if name not in _TABLE:
         raise BackendError(f"[backend] {name!r} is not a backend; known: {', '.join(_TABLE)}")
     device, target, sentence = _TABLE[name]

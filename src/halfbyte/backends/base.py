@@ -1,7 +1,7 @@
 """What a backend is: a place that multiplies packed weights, and says why when it cannot.
 
-A backend never sees a file and never sees another backend. `ops` hands it canonical QTensors once, through `prepare`; from
-then on the backend works on its own order of the same bits.
+A backend never sees a file and never sees another backend. `ops` hands it canonical QTensors once,
+through `prepare`; from then on the backend works on its own order of the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ..tensor.qtensor import QTensor
 
 OPERATIONS = ("dequantize", "linear", "embedding", "experts")
 ACTIVATIONS = ("exact", "int8")
-"""Activation modes. `exact`: products and sums in float32. `int8`: activations rounded to 8 bits a group at a time."""
+"""Activation modes. `exact`: products and sums in float32. `int8`: activations rounded to 8 bits a
+group at a time.
+"""
 SCHEDULES = ("single-stage", "double-buffered", "striped", "fused", "dequantize_then_gemm")
 X_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -59,7 +61,8 @@ class Prepared:
 class Backend(ABC):
     """One machine's kernels. Arrays are NumPy on devices of type `cpu`, torch tensors elsewhere.
 
-    Activations come 2-D, (m, k), in float32, float16 or bfloat16, any strides; results are new arrays in x's dtype.
+    Activations come 2-D, (m, k), in float32, float16 or bfloat16, any strides; results are new
+    arrays in x's dtype.
     """
 
     name: ClassVar[str]
@@ -72,7 +75,9 @@ class Backend(ABC):
 
     @abstractmethod
     def refuses(self, call: Call) -> str | None:
-        """None when it serves the call, else the sentence that says why not. Called only when `reason()` is None."""
+        """None when it serves the call, else the sentence that says why not. Called only when
+        `reason()` is None.
+        """
 
     @abstractmethod
     def prepare(self, w: QTensor) -> Prepared:
@@ -99,7 +104,9 @@ class Backend(ABC):
         """One (n, k) matrix of an (e, n, k) stack, without copying."""
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
-        """The canonical parts `prepare` was given, byte for byte; None where the backend cannot turn its order back."""
+        """The canonical parts `prepare` was given, byte for byte; None where the backend cannot
+        turn its order back.
+        """
         return None
 
     def experts(
@@ -117,7 +124,9 @@ class Backend(ABC):
         up: Prepared | None = None,
         up_bias: Any | None = None,
     ) -> Any:
-        """A mixture of experts as a whole, for devices where the host should not wait for the routing; see `ops.experts`."""
+        """A mixture of experts as a whole, for devices where the host should not wait for the
+        routing; see `ops.experts`.
+        """
         raise BackendError(f"[experts] the {self.name} backend has no experts yet")
 
     def describe(self) -> str:
@@ -126,7 +135,9 @@ class Backend(ABC):
 
 
 class AbsentBackend(Backend):
-    """A backend that this version or this machine does not have, kept so that its absence is a sentence."""
+    """A backend that this version or this machine does not have, kept so that its absence is a
+    sentence.
+    """
 
     def __init__(self, name: str, device: str, sentence: str) -> None:
         self.name = name  # type: ignore[misc]

@@ -1,9 +1,11 @@
 """The referee: NumPy, obvious, always there.
 
-linear: y[:, r] = x · W[r]ᵀ for blocks r of rows, each block decoded exactly to float32, multiplied in float32 by NumPy's BLAS
-and dropped. There is never a dense copy of the weight: a block is `BLOCK_ELEMENTS` elements or one row.
+linear: y[:, r] = x · W[r]ᵀ for blocks r of rows, each block decoded exactly to float32, multiplied
+in float32 by NumPy's BLAS and dropped. There is never a dense copy of the weight: a block is
+`BLOCK_ELEMENTS` elements or one row.
 
-Within one call the order of summation is BLAS's, so a row's result may differ in its last bits between batch sizes.
+Within one call the order of summation is BLAS's, so a row's result may differ in its last bits
+between batch sizes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Benchmarks as commands: time, bytes a second, fraction of the measured limit, ratio to peers of the same run."""
+"""Benchmarks as commands: time, bytes a second, fraction of the measured limit, ratio to peers of
+the same run.
+"""

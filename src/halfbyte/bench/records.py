@@ -1,9 +1,13 @@
-"""Records of a benchmark, one a contender, shape and m, and what is judged from them: fractions of the limits, ratios to peers.
+"""Records of a benchmark, one a contender, shape and m, and what is judged from them: fractions of
+the limits, ratios to peers.
 
-    limits   device, threads, read_gbps, gflops, gops, and `name` of the machine; the rates are 0 where nothing was measured
-    time     peer ("halfbyte" or another library), format, kind, bits, m, n, k, time_us, gbps, gflops, fraction, ratio, best_peer
+    limits   device, threads, read_gbps, gflops, gops, and `name` of the machine; the rates are 0
+             where nothing was measured
+    time     peer ("halfbyte" or another library), format, kind, bits, m, n, k, time_us, gbps,
+             gflops, fraction, ratio, best_peer
 
-Only results of one kind are compared (exact, int8, half), and only with weights of nearly the same size.
+Only results of one kind are compared (exact, int8, half), and only with weights of nearly the same
+size.
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ from typing import Any
 Record = dict[str, Any]
 
 SAME_BITS = 0.05
-"""A peer counts for a format when its bits a weight, scales included, are within this share of the format's."""
+"""A peer counts for a format when its bits a weight, scales included, are within this share of the
+format's.
+"""
 FEW_TOKENS = 8
-"""Up to so many tokens a product is held against the read limit, beyond against the arithmetic's."""
+"""Up to so many tokens a product is held against the read limit, beyond against the arithmetic's.
+"""
 
 
 def name_of(record: Record) -> str:
@@ -36,7 +43,9 @@ def rates(record: Record, nbytes: float, seconds: float, limits: Record) -> Reco
 
 
 def rivals_of(record: Record, records: Sequence[Record]) -> list[Record]:
-    """Other libraries' results of the same shape, m and kind whose weights are within 5 % of `record`'s in bits."""
+    """Other libraries' results of the same shape, m and kind whose weights are within 5 % of
+    `record`'s in bits.
+    """
     same = ("m", "n", "k", "kind")
     return [
         r for r in records
@@ -46,7 +55,9 @@ def rivals_of(record: Record, records: Sequence[Record]) -> list[Record]:
 
 
 def judged(records: Sequence[Record]) -> list[Record]:
-    """The records, ours with `ratio` (our time over the best rival's) and `best_peer`; without a rival neither is there."""
+    """The records, ours with `ratio` (our time over the best rival's) and `best_peer`; without a
+    rival neither is there.
+    """
     out = []
     for r in records:
         rivals = rivals_of(r, records) if r["record"] == "time" and r["peer"] == "halfbyte" and "ratio" not in r else []

@@ -1,9 +1,11 @@
-"""A roofline as a picture: operations a second over operations a byte of packed weight, under the limits measured in the run.
+"""A roofline as a picture: operations a second over operations a byte of packed weight, under the
+limits measured in the run.
 
     draw(limits, times, "roofline.png")
 
-The slanted line is the read limit, the flat ones are the arithmetic's. A product of m tokens with b bits a weight does 16 · m / b
-operations a byte. Works for any device whose records have the words of `records`.
+The slanted line is the read limit, the flat ones are the arithmetic's. A product of m tokens with b
+bits a weight does 16 · m / b operations a byte. Works for any device whose records have the words
+of `records`.
 """
 
 from __future__ import annotations
@@ -28,15 +30,19 @@ def intensity(r: Record) -> float:
 
 
 def check_drawable() -> None:
-    """UnsupportedError when matplotlib is not installed: better said before minutes of timing than after."""
+    """UnsupportedError when matplotlib is not installed: better said before minutes of timing than
+    after.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError("[bench] --plot needs matplotlib, which is missing; `pip install 'halfbyte[bench]'` brings it")
 
 
 def draw(limits: Record, times: Sequence[Record], path: str | Path) -> None:
-    """Writes the picture of records `time` with `gbps` and `gflops` as a file matplotlib knows by its suffix (PNG, SVG, PDF).
+    """Writes the picture of records `time` with `gbps` and `gflops` as a file matplotlib knows by
+    its suffix (PNG, SVG, PDF).
 
-    A panel a kind of activations that ours has, a colour a format, a mark an m; other libraries are grey.
+    A panel a kind of activations that ours has, a colour a format, a mark an m; other libraries are
+    grey.
     """
     check_drawable()
     import matplotlib

@@ -1,9 +1,12 @@
-"""Check a device's kernels against the referee, and time them: what the owner of a machine runs and pastes into a report.
+"""Check a device's kernels against the referee, and time them: what the owner of a machine runs and
+pastes into a report.
 
-For each format and schedule two checks. One-hot activations must return the decoded weight exactly: y = I · wᵀ is w. Random
-activations must stay within the bound of float32 sums: |error| ≤ ulp · |y| + 2^−24 (k + 8) Σ|x·w|, reported as the largest share
-of it (1 is the bound). Then the time of the wanted shape, median of several, beside `mx.quantized_matmul` where MLX has the
-format and beside the dense product of the device. On a Mac both runtimes are taken, torch's and MLX's, each with its own arrays.
+For each format and schedule two checks. One-hot activations must return the decoded weight exactly:
+y = I · wᵀ is w. Random activations must stay within the bound of float32 sums: |error| ≤ ulp · |y|
++ 2^−24 (k + 8) Σ|x·w|, reported as the largest share of it (1 is the bound). Then the time of the
+wanted shape, median of several, beside `mx.quantized_matmul` where MLX has the format and beside
+the dense product of the device. On a Mac both runtimes are taken, torch's and MLX's, each with its
+own arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ FORMATS = (
 Product = Callable[[Any, Prepared], Any]
 """Activations on the device and a prepared weight -> a product."""
 GATES = ("swiglu", "swiglu_clamped", "geglu")
-"""Activations of experts, each with kernels of its own: the one place where exp and tanh come in."""
+"""Activations of experts, each with kernels of its own: the one place where exp and tanh come in.
+"""
 CHECKED_SHAPE = (70, 256)
 """n of no whole tile, k of a few groups of every size."""
 ROTATED_BYTES = 256 << 20
@@ -77,7 +81,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """How a device is spoken to: its backend, arrays there and back, and waiting until some are finished."""
+    """How a device is spoken to: its backend, arrays there and back, and waiting until some are
+    finished.
+    """
 
     route: str
     backend: Backend
@@ -88,7 +94,9 @@ class Bench:
 
 
 def benches_for(device: str) -> list[Bench]:
-    """The first backend that runs on `device`, and MLX on Metal. Raises BackendError with the reasons when none does."""
+    """The first backend that runs on `device`, and MLX on Metal. Raises BackendError with the
+    reasons when none does.
+    """
     if device not in DEVICES:
         raise BackendError(f"[selftest] device {device!r}; allowed: {', '.join(DEVICES)}")
     found: list[Bench] = []
@@ -162,7 +170,8 @@ def run(
     shape: tuple[int, int] | None = (4096, 4096),
     tokens: tuple[int, ...] = (1, 64),
 ) -> Iterator[Outcome]:
-    """Every format, schedule and dtype the backend serves, checked; then timed at (n, k) = shape for each m of `tokens`.
+    """Every format, schedule and dtype the backend serves, checked; then timed at (n, k) = shape
+    for each m of `tokens`.
 
     shape None: no timing. A kernel that raises is an outcome too, with the message as its failure.
     """
@@ -186,7 +195,9 @@ def random_weight(codec: str, n: int, k: int) -> QTensor:
 
 
 def _copies(backend: Backend, w: QTensor) -> list[Prepared]:
-    """The weight as often as exceeds the last cache several times, 32 at most: a call that finds it there reads no memory."""
+    """The weight as often as exceeds the last cache several times, 32 at most: a call that finds it
+    there reads no memory.
+    """
     first = backend.prepare(w)
     return [first, *(backend.prepare(w) for _ in range(min(32, ROTATED_BYTES // max(1, first.nbytes) + 1) - 1))]
 
@@ -209,7 +220,9 @@ def _scheduled(backend: Backend, schedule: str | None) -> Product:
 
 
 def _metal_variants(backend: Any, w: QTensor) -> Iterator[tuple[str, str | None, Product]]:
-    """Kernels kept for comparison, which no schedule picks: the plain fused design, and the other ways to decode E2M1."""
+    """Kernels kept for comparison, which no schedule picks: the plain fused design, and the other
+    ways to decode E2M1.
+    """
     from ..backends.metal import launch
     from ..backends.metal.kernels import E2M1_DECODERS
     from ..backends.metal.weight import fused_refusal
@@ -232,7 +245,9 @@ def _metal_variants(backend: Any, w: QTensor) -> Iterator[tuple[str, str | None,
 
 
 def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
-    """The other verbs' kernels, made to give x · wᵀ: experts by way of an identity, the norm with an eps that undoes it."""
+    """The other verbs' kernels, made to give x · wᵀ: experts by way of an identity, the norm with
+    an eps that undoes it.
+    """
     from ..backends.metal import launch
 
     n = w.shape[0]
@@ -300,8 +315,9 @@ def _checked(
 def _is_decoded(y: NDArray[np.float32], w: QTensor, once: NDArray[np.float32]) -> bool:
     """Whether y is the weight's exact values rounded once.
 
-    A value that float32 does not hold may be rounded to float32 first, by the kernel's own sum: there the other neighbour passes
-    too where the exact value is within 2^-24 of the middle of both.
+    A value that float32 does not hold may be rounded to float32 first, by the kernel's own sum:
+    there the other neighbour passes too where the exact value is within 2^-24 of the middle of
+    both.
     """
     exact = w.dequantize("float64")
     with np.errstate(invalid="ignore", over="ignore"):
@@ -318,7 +334,9 @@ def _rounded(a: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
 
 
 def _error(bench: Bench, w: QTensor, m: int, dtype: str, call: Callable[[Any], Any], rounds: bool) -> float:
-    """Largest error as a share of its bound; `rounds`: the schedule rounds the weight to x's dtype first, as its name says."""
+    """Largest error as a share of its bound; `rounds`: the schedule rounds the weight to x's dtype
+    first, as its name says.
+    """
     x = _rounded(np.random.default_rng(m).standard_normal((m, w.shape[1])).astype(np.float32), dtype)
     y = _numbers(bench, call(bench.to_device(x, dtype))).astype(np.float64)
     exact, size, error = _sums(w, x.astype(np.float64))
@@ -341,7 +359,9 @@ def _share(y: NDArray[np.float64], exact: NDArray[np.float64], bound: NDArray[np
 
 
 def _gated_error(bench: Bench, w: QTensor, m: int, dtype: str, call: Callable[[Any], Any], kind: str) -> float:
-    """The same of act(gate) · up, gates the first half of the outputs. Every second token is so large that exp overflows."""
+    """The same of act(gate) · up, gates the first half of the outputs. Every second token is so
+    large that exp overflows.
+    """
     wide = np.random.default_rng(m).standard_normal((m, w.shape[1])) * np.where(np.arange(m) % 2, 64, 1)[:, None]
     x = _rounded(wide.astype(np.float32), dtype)
     y = _numbers(bench, call(bench.to_device(x, dtype))).astype(np.float64)
@@ -372,7 +392,9 @@ def _timed(bench: Bench, checked: Outcome, w: QTensor, large: list[Prepared], m:
 
 
 def median_us(call: Callable[[int], Any], wait: Callable[[list[Any]], object], repeats: int = 7) -> float:
-    """Median time of a call in µs: each sample is as many calls as fill 5 ms, then one wait. `call` is given its number."""
+    """Median time of a call in µs: each sample is as many calls as fill 5 ms, then one wait. `call`
+    is given its number.
+    """
     wait([call(0)])
     start = time.perf_counter()
     wait([call(1)])

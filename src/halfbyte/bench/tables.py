@@ -37,8 +37,8 @@ def row_of(r: Record) -> list[str]:
 def markdown(records: Sequence[Record]) -> Iterator[str]:
     """Lines of Markdown: the limits, then a table a shape and kind with a column an m.
 
-    A cell is the time in ms; for ours also the ratio to the best peer of the kind within 5 % in bits, with that peer's letter,
-    and the share of the limit.
+    A cell is the time in ms; for ours also the ratio to the best peer of the kind within 5 % in
+    bits, with that peer's letter, and the share of the limit.
     """
     for r in records:
         if r["record"] == "limits":

@@ -1,4 +1,6 @@
-"""Random packed weights for benchmarks: every bit of the codes drawn, scales of ordinary size; never zeros, never one twice."""
+"""Random packed weights for benchmarks: every bit of the codes drawn, scales of ordinary size;
+never zeros, never one twice.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ..tensor.qtensor import QTensor
 
 
 def random_weight(codec: str | Format, n: int, k: int, seed: int) -> QTensor:
-    """A packed (n, k) weight of random bits. E8M0 scales lie near 2^−9, E4M3 near 1, float scales near 0.01."""
+    """A packed (n, k) weight of random bits. E8M0 scales lie near 2^−9, E4M3 near 1, float scales
+    near 0.01.
+    """
     rng = np.random.default_rng(seed)
     fmt = format_named(codec)
     parts: dict[str, Any] = {}

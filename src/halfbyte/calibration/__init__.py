@@ -1,6 +1,8 @@
-"""GPTQ and AWQ over a whole model: calibration text passes through it layer by layer; each is quantized before the next is read.
+"""GPTQ and AWQ over a whole model: calibration text passes through it layer by layer; each is
+quantized before the next is read.
 
-Needs torch and transformers. `quantizers` has the algorithms for one weight, `conversion.quantize` writes the result.
+Needs torch and transformers. `quantizers` has the algorithms for one weight, `conversion.quantize`
+writes the result.
 """
 
 try:

@@ -6,7 +6,8 @@
 | down, an expert's too | up, times an activation of gate | dividing rows of up by s |
 | all experts' gate and up | a norm, read by the router too | dividing its weight by s, router columns times s (`routed`) |
 
-The output projection is not scaled: with grouped heads one value row is several of its inputs. Nor is a clamped up (gpt-oss).
+The output projection is not scaled: with grouped heads one value row is several of its inputs. Nor
+is a clamped up (gpt-oss).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Upstream:
 
 
 def fold(group: InputStatistics, readers: Sequence[Tensor], before: Upstream, rounding: Round) -> float:
-    """Multiply the columns of all readers of an input by s, and divide its source by s, in place. Returns α.
+    """Multiply the columns of all readers of an input by s, and divide its source by s, in place.
+    Returns α.
 
     readers   weights [n, k], views
     rounding  how they will be rounded

@@ -1,4 +1,5 @@
-"""The matrices of one layer as a checkpoint stores them: views on the parameters that the layer computes with.
+"""The matrices of one layer as a checkpoint stores them: views on the parameters that the layer
+computes with.
 
 | in the model | in the checkpoint | matrices |
 |---|---|---|
@@ -95,7 +96,9 @@ def expert_matrix(module: nn.Module, piece: str, expert: int) -> Tensor:
 
 
 def half(rows: Tensor, module: nn.Module, piece: str) -> Tensor:
-    """Gate's or up's rows of the joint matrix, concatenated or interleaved; other projections unchanged."""
+    """Gate's or up's rows of the joint matrix, concatenated or interleaved; other projections
+    unchanged.
+    """
     if piece not in ("gate_proj", "up_proj"):
         return rows
     if getattr(module, "is_concatenated", True):

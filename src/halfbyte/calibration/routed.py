@@ -1,9 +1,10 @@
 """AWQ's scales for a norm whose output an MoE layer's experts and router read.
 
-One s for all experts, of least Σ tr(D H Dᵀ), each with the Hessian of its own tokens. Gate's and up's columns, a shared expert's
-too, are multiplied by s, the norm's weight is divided by it, and the router's columns are multiplied by it
-so that routing does not change. s are powers of two: norm and router stay exact in any dtype and the router's logits are equal.
-The layer's output is compared on one sequence; where it changes, another module reads the norm, and the scales are removed.
+One s for all experts, of least Σ tr(D H Dᵀ), each with the Hessian of its own tokens. Gate's and
+up's columns, a shared expert's too, are multiplied by s, the norm's weight is divided by it, and
+the router's columns are multiplied by it so that routing does not change. s are powers of two: norm
+and router stay exact in any dtype and the router's logits are equal. The layer's output is compared
+on one sequence; where it changes, another module reads the norm, and the scales are removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""AWQ in one layer: which inputs are scaled, where scales are folded, and which dense tensors change."""
+"""AWQ in one layer: which inputs are scaled, where scales are folded, and which dense tensors
+change.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ class Scaling:
             self._replace(f"{self.prefix}.{before.path}", self.layer.get_submodule(before.path))
 
     def _rounded_rows(self, before: Upstream) -> bool | None:
-        """True where the source of an input is quantized later, None where it is written dense, else False."""
+        """True where the source of an input is quantized later, None where it is written dense,
+        else False.
+        """
         start, stop = _span(before.weight)
         holders = [m for m in self.matrices if _span(m.view)[0] < stop and start < _span(m.view)[1]]
         if any(m.key in self.wanted for m in holders):
@@ -101,7 +105,9 @@ class Scaling:
         return None if self.source.key_of(f"{self.prefix}.{before.path}", "weight") else False
 
     def _replace(self, path: str, module: nn.Module) -> None:
-        """Record the new weight and bias of a dense module for the writer, in the file's dtype, shape and convention."""
+        """Record the new weight and bias of a dense module for the writer, in the file's dtype,
+        shape and convention.
+        """
         for leaf in ("weight", "bias"):
             value = getattr(module, leaf, None)
             key = self.source.key_of(path, leaf)
@@ -122,5 +128,7 @@ def _span(view: Tensor) -> tuple[int, int]:
 
 
 def _rounding(fmt: Format) -> Callable[[NDArray[Any]], QTensor]:
-    """Round to nearest, for the search of scales: 20 times faster than the scale search, with the same ranking."""
+    """Round to nearest, for the search of scales: 20 times faster than the scale search, with the
+    same ranking.
+    """
     return lambda w: quantize(w, fmt)

@@ -1,7 +1,7 @@
 """A model that reads its layers from the checkpoint one at a time, and the keys of their weights.
 
-The model starts on torch's meta device. `start()` reads what is outside the layers (embedding, norms, head), `layer(i)` reads one
-layer and `drop(i)` frees it.
+The model starts on torch's meta device. `start()` reads what is outside the layers (embedding,
+norms, head), `layer(i)` reads one layer and `drop(i)` frees it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from ..transformers.load import empty_model
 
 
 class Decoded:
-    """A view of a checkpoint that dequantizes packed layers to float32; embedding and head stay packed."""
+    """A view of a checkpoint that dequantizes packed layers to float32; embedding and head stay
+    packed.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -190,5 +192,7 @@ class GGUFSource(Source):
 
 
 def layer_source(checkpoint: Checkpoint, device: str) -> Source:
-    """The source for a checkpoint. UnsupportedError for an architecture that transformers does not build."""
+    """The source for a checkpoint. UnsupportedError for an architecture that transformers does not
+    build.
+    """
     return GGUFSource(checkpoint, device) if isinstance(checkpoint, GGUFCheckpoint) else FolderSource(checkpoint, device)

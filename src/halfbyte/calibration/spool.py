@@ -1,12 +1,15 @@
-"""Finished layers of a calibration on disk, beside its result, so that an interrupted calibration resumes after the last of them.
+"""Finished layers of a calibration on disk, beside its result, so that an interrupted calibration
+resumes after the last of them.
 
     .OUT.calibration/journal.jsonl    the job's key, then one line for each finished layer
-    .OUT.calibration/00003.layer      its packed weights and the changed dense tensors, as `save` writes them
+    .OUT.calibration/00003.layer      its packed weights and the changed dense tensors, as `save`
+                                      writes them
     .OUT.calibration/00003.hidden     its outputs, float32; of the last finished layer only
 
-A layer counts as finished when its line exists and its files have the sizes in the line. Hidden states are restored exactly, so a
-resumed calibration gives the same result bit for bit. A journal of another job (another source, recipe, text, method or option)
-is discarded. The folder is deleted when the result is written.
+A layer counts as finished when its line exists and its files have the sizes in the line. Hidden
+states are restored exactly, so a resumed calibration gives the same result bit for bit. A journal
+of another job (another source, recipe, text, method or option) is discarded. The folder is deleted
+when the result is written.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class LayerResult:
 
 
 class Spool:
-    """The folder for the result `out`. A context manager: an exception keeps the folder for resuming, else it is deleted.
+    """The folder for the result `out`. A context manager: an exception keeps the folder for
+    resuming, else it is deleted.
 
     Raises CheckpointError when another process uses it, WriteError when writing fails.
     """
@@ -65,7 +69,9 @@ class Spool:
         take_lock(self.folder / LOCK, self.out)
 
     def resume(self, work: Mapping[str, Any]) -> list[LayerResult]:
-        """The finished layers of an earlier run of the same job, in order, weights mapped from disk."""
+        """The finished layers of an earlier run of the same job, in order, weights mapped from
+        disk.
+        """
         known = plain(work)
         lines = read_lines(self.folder / JOURNAL)
         self._lines = []
@@ -140,8 +146,9 @@ def _hidden(number: int) -> str:
 
 
 def job_key(checkpoint: Checkpoint, recipe: Any, name: str) -> dict[str, Any]:
-    """The key that identifies a job: the source's files and configuration, the recipe, and the name of method, options, device
-    type and tokens."""
+    """The key that identifies a job: the source's files and configuration, the recipe, and the name
+    of method, options, device type and tokens.
+    """
     path = checkpoint.path.resolve()
     base = path if path.is_dir() else path.parent
     files = sorted({f for info in checkpoint.infos() for f in info.files})

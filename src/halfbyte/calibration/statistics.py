@@ -1,6 +1,8 @@
-"""Statistics of a layer's inputs: one Hessian Σ x xᵀ for all matrices with a common input, accumulated by forward hooks.
+"""Statistics of a layer's inputs: one Hessian Σ x xᵀ for all matrices with a common input,
+accumulated by forward hooks.
 
-An expert has two over the tokens routed to it: of the input of gate and up, and of the input of down.
+An expert has two over the tokens routed to it: of the input of gate and up, and of the input of
+down.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class InputStatistics:
 
 
 class InputCollector:
-    """Collects the inputs of a layer by forward hooks. A context manager that removes them at the end.
+    """Collects the inputs of a layer by forward hooks. A context manager that removes them at the
+    end.
 
     linear   linear modules, by path in the layer
     experts  experts modules of transformers, by path
@@ -59,7 +62,8 @@ class InputCollector:
         self._by_input: dict[int, InputStatistics] = {}
         self._norms: dict[int, str] = {}
         self._norm_at: dict[int, str] = {}
-        # References that keep tensors alive, so that no address is reused while the first sequence shows which inputs are shared.
+        # References that keep tensors alive, so that no address is reused while the first sequence
+        # shows which inputs are shared.
         self._references: list[Tensor] = []
         self._first = True
         self._handles = [m.register_forward_pre_hook(self._hook(name)) for name, m in linear.items()]
@@ -84,7 +88,8 @@ class InputCollector:
         def seen(module: nn.Module, args: tuple[Any, ...]) -> None:
             x = args[0]
             if name not in self._group_of:
-                # Inputs that first appear later (an expert without tokens before) form groups of their own.
+                # Inputs that first appear later (an expert without tokens before) form groups of
+                # their own.
                 group = self._by_input.get(id(x)) if self._first else None
                 if group is None:
                     group = self._new(self._norms.get(id(x), "") if self._first else "")

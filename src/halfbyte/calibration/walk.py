@@ -1,8 +1,9 @@
-"""Layer-wise calibration: embed the calibration text; then, for each layer, collect input statistics, quantize the weights, and
-compute the layer's outputs with the quantized weights as the next layer's inputs.
+"""Layer-wise calibration: embed the calibration text; then, for each layer, collect input
+statistics, quantize the weights, and compute the layer's outputs with the quantized weights as the
+next layer's inputs.
 
-Memory holds one layer and the hidden states of the sequences. With a `Spool`, packed weights are written to disk and an
-interrupted calibration resumes after the last finished layer.
+Memory holds one layer and the hidden states of the sequences. With a `Spool`, packed weights are
+written to disk and an interrupted calibration resumes after the last finished layer.
 """
 
 from __future__ import annotations
@@ -96,13 +97,13 @@ def calibrate(
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
-    spool      folder for finished layers, which are mapped from there; layers of an interrupted run of the same job are reused.
-               None keeps them in memory
+    spool      folder for finished layers, which are mapped from there; layers of an interrupted run
+               of the same job are reused. None keeps them in memory
     progress   called as progress(done, total, layer)
 
-    Modules that no token reached, mostly experts, are quantized with searched scales to the same format and named in the notes.
-    Raises CalibrationError for a text that is too short or a model without tokenizer, FormatError when experts of a layer would
-    be packed and dense.
+    Modules that no token reached, mostly experts, are quantized with searched scales to the same
+    format and named in the notes. Raises CalibrationError for a text that is too short or a model
+    without tokenizer, FormatError when experts of a layer would be packed and dense.
     """
     if method not in ("mse", "gptq", "awq"):
         raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq")
@@ -138,7 +139,9 @@ def calibrate(
 
 
 def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> list[list[int]]:
-    """`count` sequences of `context` tokens, spread evenly over a text, each with the tokenizer's first token in front."""
+    """`count` sequences of `context` tokens, spread evenly over a text, each with the tokenizer's
+    first token in front.
+    """
     if tokenizer is None:
         raise CalibrationError("[quantize] the checkpoint has no tokenizer, and calibration text must become tokens")
     ids = list(tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
@@ -236,7 +239,9 @@ class _Calibration:
             return None  # kept dense; the writer reports it
 
     def _round_all(self, matrices: list[Matrix], inputs: InputCollector, wanted: Mapping[str, Format]) -> None:
-        """The packed weights of a layer, into `LayerResult`; the layer computes with them from now on."""
+        """The packed weights of a layer, into `LayerResult`; the layer computes with them from now
+        on.
+        """
         position = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
         ordered = sorted(matrices, key=lambda m: position.get(m.input, len(position)))
         hessian: Tensor | None = None

@@ -1,4 +1,6 @@
-"""Files: checkpoints of every kind, opened lazily and memory-mapped; see docs/reference/checkpoints.md."""
+"""Files: checkpoints of every kind, opened lazily and memory-mapped; see
+docs/reference/checkpoints.md.
+"""
 
 from .base import Checkpoint, MissingKeyError, TensorInfo
 from .findings import Finding

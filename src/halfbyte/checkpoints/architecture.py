@@ -1,10 +1,13 @@
-"""The tensors that a model's configuration requires: what a checkpoint of a known decoder family must have.
+"""The tensors that a model's configuration requires: what a checkpoint of a known decoder family
+must have.
 
-    required(config)    one `Requirement` for each tensor: its names, best first, and its shape where config.json gives it
+    required(config)    one `Requirement` for each tensor: its names, best first, and its shape
+                        where config.json gives it
     required_gguf(...)  the same for a GGUF header
 
-A family is a row of `FAMILIES` (config.json's `model_type`) or `GGUF_FAMILIES` (`general.architecture`). For other models the
-checkpoint's modules are not checked, and the ledger says so.
+A family is a row of `FAMILIES` (config.json's `model_type`) or `GGUF_FAMILIES`
+(`general.architecture`). For other models the checkpoint's modules are not checked, and the ledger
+says so.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ _TOWERS = ("vision", "visual", "audio", "mtp", "draft", "eagle")
 class Requirement:
     """One tensor that a model needs.
 
-    names  module paths or parameter names; each inner tuple is a set of names that together hold it: `((q,), (qkv,))`
-    shape  of a dense tensor that is not a matrix (a norm), under its usual name; None where it is not checked here
+    names  module paths or parameter names; each inner tuple is a set of names that together hold
+           it: `((q,), (qkv,))`
+    shape  of a dense tensor that is not a matrix (a norm), under its usual name; None where it is
+           not checked here
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -44,7 +49,8 @@ class Family:
     norms       vectors of hidden_size; `head_norms` of head_dim
     mlp         projections of a dense feed-forward block, () for none
     router      path of the router of a model with experts, "" for a dense one
-    biases      projections that have a bias; with `attention_bias` in config.json those of `attention` have one
+    biases      projections that have a bias; with `attention_bias` in config.json those of
+                `attention` have one
     extra       further tensors
     expert_biases  the experts' projections have biases
     tied        transformers' default of tie_word_embeddings
@@ -93,7 +99,9 @@ GGUF_FAMILIES: dict[str, tuple[str, ...]] = {
     "gemma2": ("post_attention_norm", "post_ffw_norm"),
     "gemma3": ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"), "phi3": (),
 }  # fmt: skip
-"""`general.architecture` -> tensors of a block besides attention, feed-forward block and their two norms."""
+"""`general.architecture` -> tensors of a block besides attention, feed-forward block and their two
+norms.
+"""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,7 +110,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def prefix_of(keys: Iterable[str]) -> str | None:
-    """What precedes `layers.N.` in the names of the language model's tensors; None when there are no layers.
+    """What precedes `layers.N.` in the names of the language model's tensors; None when there are
+    no layers.
 
     >>> prefix_of(["model.language_model.layers.0.self_attn.q_proj", "vision_tower.layers.0.self_attn.q_proj"])
     'model.language_model.'
@@ -159,7 +168,9 @@ def _layer(at: str, family: Family, text: Mapping[str, Any], hidden: int | None,
 
 
 def _experts(at: str, name: str, count: int) -> Requirement:
-    """One projection of all experts: a stack, a fused stack, or a matrix for each expert under the names in use."""
+    """One projection of all experts: a stack, a fused stack, or a matrix for each expert under the
+    names in use.
+    """
     paths = ("mlp.experts", "mlp.switch_mlp", "block_sparse_moe.experts", "block_sparse_moe.switch_mlp")
     stacks = [f"{at}{path}.{name}" for path in paths]
     if name != "down_proj":

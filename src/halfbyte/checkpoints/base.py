@@ -1,4 +1,5 @@
-"""An opened checkpoint of any file format: a mapping from keys to weights. Headers are read on opening, data on access.
+"""An opened checkpoint of any file format: a mapping from keys to weights. Headers are read on
+opening, data on access.
 
     ckpt = open(path)
     ckpt.keys()                    module paths of packed weights, full names of dense tensors
@@ -39,9 +40,12 @@ class TensorInfo:
     key     module path (packed) or full tensor name (dense)
     kind    "quantized" or "dense"
     layout  name of the layout it is stored in ("gptq", "mlx", "gguf", ...); "" when dense
-    format  what the codes mean; None when dense, or when the headers do not fit the layout (a finding says why)
-    shape   logical (n, k) or (e, n, k); the stored shape when dense or when `format` is None for a packed weight
-    dtype   stored dtype of a dense tensor or of the codes, NumPy's word ("bfloat16", "int32") or ggml's ("Q4_K")
+    format  what the codes mean; None when dense, or when the headers do not fit the layout (a
+            finding says why)
+    shape   logical (n, k) or (e, n, k); the stored shape when dense or when `format` is None for a
+            packed weight
+    dtype   stored dtype of a dense tensor or of the codes, NumPy's word ("bfloat16", "int32") or
+            ggml's ("Q4_K")
     nbytes  bytes in the file, scales and zeros included
     files   names of the files that hold it, relative to the checkpoint
     """
@@ -71,10 +75,12 @@ class Checkpoint(ABC):
     """An opened checkpoint. A context manager; arrays already taken stay valid after `close`.
 
     path    file or folder it was opened from
-    format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf", "bitsandbytes", "hqq", "torchao", "onnx",
-            "metal-marlin", "fp8", "auto-round", "quark", "halfbyte" or "dense"
+    format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf",
+            "bitsandbytes", "hqq", "torchao", "onnx", "metal-marlin", "fp8", "auto-round", "quark",
+            "halfbyte" or "dense"
     config  the model's configuration ({} when there is none)
-    allowed names, or patterns with *, of unknown and missing tensors and config keys that `check` lets through
+    allowed names, or patterns with *, of unknown and missing tensors and config keys that `check`
+    lets through
     """
 
     path: Path
@@ -97,12 +103,14 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
-        """The weight: a QTensor when packed, an array when dense. MissingKeyError; CheckpointError or LayoutError when it is
-        damaged."""
+        """The weight: a QTensor when packed, an array when dense. MissingKeyError; CheckpointError
+        or LayoutError when it is damaged.
+        """
 
     def zero_points(self, key: str) -> NDArray[Any] | None:
-        """The stored zero points [*lead, n, G] of the packed weight `key`, None where it has none. Codes are not read where
-        the layout allows that."""
+        """The stored zero points [*lead, n, G] of the packed weight `key`, None where it has none.
+        Codes are not read where the layout allows that.
+        """
         weight = self[key]
         return weight.parts.get("zeros") if isinstance(weight, QTensor) else None
 
@@ -117,15 +125,20 @@ class Checkpoint(ABC):
         """Prefetch the pages of `key`, without waiting for them."""
 
     def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
-        """Drop the pages of `key` from resident memory; they are read again when touched. Arrays of it stay valid."""
+        """Drop the pages of `key` from resident memory; they are read again when touched. Arrays of
+        it stay valid.
+        """
 
     def ledger(self) -> Ledger:
-        """Who accounts for every tensor and every key of the quantization config (`ledger.py`); from headers alone."""
+        """Who accounts for every tensor and every key of the quantization config (`ledger.py`);
+        from headers alone.
+        """
         entries = [Entry("tensor", i.key, CLAIMED if i.quantized else DENSE) for i in self.infos()]
         return Ledger(tuple(entries), "this kind of checkpoint has no configuration")
 
     def check(self, op: str) -> None:
-        """CheckpointError naming every tensor and config key that is not accounted for, those of `allowed` excepted.
+        """CheckpointError naming every tensor and config key that is not accounted for, those of
+        `allowed` excepted.
 
         op  the command, for messages. Everything that uses the weights calls this first.
         """
@@ -138,7 +151,8 @@ class Checkpoint(ABC):
     def findings(self, data: bool = False, progress: Progress | None = None) -> list[Finding]:
         """What looks wrong, worst first.
 
-        data      also read every packed weight, one at a time, for NaN scales, overflow and the like
+        data      also read every packed weight, one at a time, for NaN scales, overflow and the
+                  like
         progress  called as progress(done, total, key) before each weight that is read
         """
         found = self.header_findings()

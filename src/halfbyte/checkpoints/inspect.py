@@ -1,4 +1,5 @@
-"""The content of a checkpoint as table rows and JSON records: layout, format and size of each tensor, totals, findings.
+"""The content of a checkpoint as table rows and JSON records: layout, format and size of each
+tensor, totals, findings.
 
 bits/weight = 8 · bytes in the file / weights        scales, zero points and block headers included
 """
@@ -69,7 +70,9 @@ def totals(infos: Iterable[TensorInfo]) -> Totals:
 
 
 def format_word(info: TensorInfo) -> str:
-    """The codec with its group size, the dtype of a dense tensor, or "?" for a packed one whose headers do not fit its layout."""
+    """The codec with its group size, the dtype of a dense tensor, or "?" for a packed one whose
+    headers do not fit its layout.
+    """
     if info.format is not None:
         return str(info.format)
     return f"? ({info.dtype})" if info.quantized else info.dtype

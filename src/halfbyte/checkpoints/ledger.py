@@ -1,4 +1,5 @@
-"""The ledger of a checkpoint: every tensor and every key of its quantization config, and who accounts for it.
+"""The ledger of a checkpoint: every tensor and every key of its quantization config, and who
+accounts for it.
 
 | subject | status | meaning |
 |---|---|---|
@@ -11,9 +12,10 @@
 | tensor | unreadable | part of a packed weight that its layout refuses; reading it raises the reason |
 | key | consumed, harmless, unknown | of the quantization config: read; known to change no weight; neither |
 
-Unknown, missing and shape are problems: `Checkpoint.check(op)` refuses them, and every command that uses the weights calls it.
-`open(..., allow_unknown=patterns)` lets single ones through by name. Layouts and config readers state what they consume as
-`Claim` and `KeyUse` (`layouts/claims.py`, a lower floor).
+Unknown, missing and shape are problems: `Checkpoint.check(op)` refuses them, and every command that
+uses the weights calls it. `open(..., allow_unknown=patterns)` lets single ones through by name.
+Layouts and config readers state what they consume as `Claim` and `KeyUse` (`layouts/claims.py`, a
+lower floor).
 """
 
 from __future__ import annotations
@@ -45,9 +47,13 @@ AUXILIARY_NAMES: dict[str, str] = {
     "inv_freq": "rotary frequencies, which the configuration determines", "weight_format": "a label of the writer",
     "e_score_correction_bias": "bias of the router",
 }  # fmt: skip
-"""Last segment of a tensor's name -> what it is, for float tensors that belong to no weight's values."""
+"""Last segment of a tensor's name -> what it is, for float tensors that belong to no weight's
+values.
+"""
 INTEGER_BUFFERS = ("position_ids", "num_batches_tracked", "token_type_ids", "relative_position_index", "cache_position")
-"""Last segments of integer tensors that are indices of the model's own; only of 32- or 64-bit integers."""
+"""Last segments of integer tensors that are indices of the model's own; only of 32- or 64-bit
+integers.
+"""
 CODE_DTYPES = frozenset({
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
     "float8_e4m3fnuz", "float8_e5m2fnuz",
@@ -57,7 +63,9 @@ SCALE_NAMES = re.compile(
     r"(weight_)?(scale|scales|scale_inv|scale_2|global_scale|absmax|zeros|qzeros|zero_point|g_idx|shape|lut|codebooks?|outliers?)"
     r"|SCB|scale_weight|lora_[AaBb]|svdquant_lora_[ab]"
 )
-"""Last segments that, beside a matrix `weight`, say that its values are not those of the matrix alone."""
+"""Last segments that, beside a matrix `weight`, say that its values are not those of the matrix
+alone.
+"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,9 @@ class Ledger:
         return dict(Counter(e.status for e in self.entries if e.subject == subject))
 
     def split(self, allowed: Sequence[str]) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-        """(problems that remain, problems that one of the patterns names). CheckpointError for a pattern that names none."""
+        """(problems that remain, problems that one of the patterns names). CheckpointError for a
+        pattern that names none.
+        """
         problems = self.problems
         for pattern in allowed:
             if not any(fnmatchcase(e.name, pattern) for e in problems):
@@ -123,7 +133,9 @@ class Ledger:
         return tuple(e for e in problems if e not in let), let
 
     def require(self, op: str, path: object, allowed: Sequence[str] = ()) -> None:
-        """CheckpointError naming what is not accounted for; a warning that names what `allowed` lets through."""
+        """CheckpointError naming what is not accounted for; a warning that names what `allowed`
+        lets through.
+        """
         problems, let = self.split(allowed)
         if problems:
             more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
@@ -205,7 +217,8 @@ def requirement_entries(
     for need in requirements:
         choice = next((names for names in need.names if all(n in shapes for n in names)), None)
         if choice is None:
-            # The name to report: of the alternative that is there in part, else whose path is in use, else the usual one.
+            # The name to report: of the alternative that is there in part, else whose path is in
+            # use, else the usual one.
             def rank(names: tuple[str, ...]) -> tuple[float, int]:
                 return sum(n in shapes for n in names) / len(names), int(names[0].rpartition(".")[0] in paths)
 

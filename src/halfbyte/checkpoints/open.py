@@ -34,18 +34,21 @@ UNFINISHED = (".shard", ".partial")
 
 
 def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, allow_unknown: Sequence[str] = ()) -> Checkpoint:
-    """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when asked for.
+    """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when
+    asked for.
 
-    path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a shard index, or a .gguf file
-            (any part of a split one)
-    config  the dictionary of a config.json's `quantization_config`; it overrides what the files say. A .safetensors file
-            opened without it uses the one in its metadata, else the configuration files beside it
+    path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a
+            shard index, or a .gguf file (any part of a split one)
+    config  the dictionary of a config.json's `quantization_config`; it overrides what the files
+            say. A .safetensors file opened without it uses the one in its metadata, else the
+            configuration files beside it
 
-    allow_unknown  names, or patterns with *, of unknown or missing tensors and config keys that commands may pass over
+    allow_unknown  names, or patterns with *, of unknown or missing tensors and config keys that
+                   commands may pass over
             (`ledger.py`)
 
-    Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown; UnsupportedError for kinds
-    that are recognised and not read.
+    Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown;
+    UnsupportedError for kinds that are recognised and not read.
     """
     checkpoint = _open(path, config)
     checkpoint.allowed = tuple(allow_unknown)

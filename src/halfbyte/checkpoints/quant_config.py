@@ -1,4 +1,5 @@
-"""Quantization configs: which producer wrote one, by the readers and writers that the layouts bring along.
+"""Quantization configs: which producer wrote one, by the readers and writers that the layouts bring
+along.
 
 read_config(raw, "config.json")           -> ConfigReader, which says what each module is given
 write_config("mlx", packed, dense)        -> ConfigFiles, from all modules that were written
@@ -27,8 +28,8 @@ def readers_by_method() -> dict[str, type[ConfigReader]]:
 
 
 def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
-    """The reader of a quantization config. CheckpointError when it is of no known kind, or its values are of the wrong type;
-    UnsupportedError for a producer that is recognised and not read.
+    """The reader of a quantization config. CheckpointError when it is of no known kind, or its
+    values are of the wrong type; UnsupportedError for a producer that is recognised and not read.
 
     raw    the dictionary, or one that holds it under `quantization_config` or `quantization`
     where  names its file in messages
@@ -56,6 +57,8 @@ def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
 
 
 def write_config(layout: str, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-    """The config of a checkpoint of this layout, as its producer's loaders want it. CheckpointError when the modules do not fit
-    under one; LayoutError for a layout whose checkpoints are not written."""
+    """The config of a checkpoint of this layout, as its producer's loaders want it. CheckpointError
+    when the modules do not fit under one; LayoutError for a layout whose checkpoints are not
+    written.
+    """
     return layout_named(layout).write_config(packed, dense)

@@ -1,7 +1,8 @@
 """The command line: one command a file, registered here by name.
 
-Exit statuses: 0 done, nothing wrong. 1 the answer is no (weights differ, errors found). 2 there is no answer: bad usage, a file
-that cannot be read, a refusal. 70 a fault in halfbyte. 130 interrupted. 141 the reader of standard output went away.
+Exit statuses: 0 done, nothing wrong. 1 the answer is no (weights differ, errors found). 2 there is
+no answer: bad usage, a file that cannot be read, a refusal. 70 a fault in halfbyte. 130
+interrupted. 141 the reader of standard output went away.
 """
 
 from __future__ import annotations

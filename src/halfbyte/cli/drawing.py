@@ -1,4 +1,6 @@
-"""The options by which `generate` and `chat` draw a token from its probabilities (`generation.Sampling`)."""
+"""The options by which `generate` and `chat` draw a token from its probabilities
+(`generation.Sampling`).
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def eval(
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: the evaluation, then every layer and limit.")] = False,
 ) -> int:
-    """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by layer.
+    """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by
+    layer.
 
     Exit status: 0 when every limit is kept, 1 when one is not, 2 when there is no answer.
     """

@@ -1,4 +1,5 @@
-"""What a command does when something goes wrong: one line on standard error and an exit status, never a traceback.
+"""What a command does when something goes wrong: one line on standard error and an exit status,
+never a traceback.
 
 `HALFBYTE_DEBUG=1` in the environment shows the traceback instead.
 """
@@ -42,7 +43,9 @@ def warn(
 
 
 def guarded(name: str, command: Callable[..., int | None]) -> Callable[..., None]:
-    """`command` with every failure turned into a line and an exit status; its return value is the status when nothing fails."""
+    """`command` with every failure turned into a line and an exit status; its return value is the
+    status when nothing fails.
+    """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -67,7 +70,8 @@ def explain(name: str, error: BaseException) -> int:
         complain(str(error))
         return 2
     if isinstance(error, BrokenPipeError):
-        # Whoever read standard output has gone (`halfbyte inspect x | head`). Python would complain once more at exit.
+        # Whoever read standard output has gone (`halfbyte inspect x | head`). Python would complain
+        # once more at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED

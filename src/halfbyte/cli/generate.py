@@ -36,7 +36,9 @@ def generate(
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every piece as it comes, then the summary.")] = False,
 ) -> int:
-    """Continue a text, or several at once. The weights stay packed; text goes to standard output, summaries to standard error."""
+    """Continue a text, or several at once. The weights stay packed; text goes to standard output,
+    summaries to standard error.
+    """
     # A damaged or incomplete file is reported at once, before torch and transformers are imported.
     with open_with(path, config, allow_unknown) as checkpoint:
         if checkpoint.format != "gguf" and "model_type" not in checkpoint.config:
@@ -122,7 +124,9 @@ def sentence(record: dict[str, Any]) -> str:
 
 
 def peak_memory() -> int:
-    """Largest resident memory so far in bytes, mapped files included (VmHWM); 0 where the system does not say."""
+    """Largest resident memory so far in bytes, mapped files included (VmHWM); 0 where the system
+    does not say.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -36,9 +36,11 @@ def inspect(
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: checkpoint, tensors, ledger, findings.")] = False,
 ) -> int:
-    """Show layout, format and size of every tensor, the ledger of tensors and config keys, and what looks wrong, worst first.
+    """Show layout, format and size of every tensor, the ledger of tensors and config keys, and what
+    looks wrong, worst first.
 
-    Exit status: 0 when no error was found (warnings and notes allowed), 1 when one was, 2 when the checkpoint cannot be opened.
+    Exit status: 0 when no error was found (warnings and notes allowed), 1 when one was, 2 when the
+    checkpoint cannot be opened.
     """
     from ..checkpoints.inspect import records
 
@@ -89,7 +91,9 @@ def _row(group: object, each: bool) -> list[str]:
 
 
 def _print_ledger(ledger: Ledger, each: bool) -> None:
-    """Counts of the ledger; with `each`, also every entry that is neither a part of a packed weight nor a dense tensor."""
+    """Counts of the ledger; with `each`, also every entry that is neither a part of a packed weight
+    nor a dense tensor.
+    """
     for subject, word in (("tensor", "tensors"), ("key", "quantization config")):
         counts = ", ".join(f"{n:,} {status}" for status, n in ledger.counts(subject).items())
         if counts:

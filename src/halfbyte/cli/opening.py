@@ -1,4 +1,6 @@
-"""The options with which every command opens a checkpoint: another quantization config, and what may be passed over."""
+"""The options with which every command opens a checkpoint: another quantization config, and what
+may be passed over.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ AllowUnknown = Annotated[
 
 
 def config_of(text: str | None) -> dict[str, Any] | None:
-    """The quantization config that `--config` gives. CheckpointError for what is neither a JSON file nor JSON."""
+    """The quantization config that `--config` gives. CheckpointError for what is neither a JSON
+    file nor JSON.
+    """
     from ..checkpoints.io.bounded_json import parse_object, read_json
 
     if text is None:

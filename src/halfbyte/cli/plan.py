@@ -23,7 +23,9 @@ def plan(
     codec: Annotated[str | None, typer.Option(help="As if its matrices were in this codec (int4:g128).")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> int:
-    """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit --device-memory, else 0."""
+    """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit
+    --device-memory, else 0.
+    """
     from ..generation.memory_plan import Planner
 
     where = device or ("cpu" if device_memory is None else "cuda")

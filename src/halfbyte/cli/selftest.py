@@ -29,7 +29,8 @@ def selftest(
     m: Annotated[str, typer.Option("--m", help="Tokens to time, comma separated.")] = "1,64",
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one kernel a line.")] = False,
 ) -> int:
-    """Check every kernel of a device against the referee and time it: paste the table into a report.
+    """Check every kernel of a device against the referee and time it: paste the table into a
+    report.
 
     Exit status: 0 all right, 1 a kernel is wrong, 2 nothing computes on that device here.
     """

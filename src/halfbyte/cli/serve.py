@@ -28,7 +28,9 @@ def serve(
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
 ) -> int:
-    """Serve /v1/chat/completions, /v1/completions and the rest of transformers' server until interrupted."""
+    """Serve /v1/chat/completions, /v1/completions and the rest of transformers' server until
+    interrupted.
+    """
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..transformers.serve import server
 

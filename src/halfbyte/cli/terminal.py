@@ -21,8 +21,9 @@ ProgressCallback = Callable[[int, int, str], None]
 
 
 def survive_any_output() -> None:
-    """Print what the output's encoding does not have as escapes instead of failing (LC_ALL=C, old Windows code pages), and
-    nothing at all where there is no output (`halfbyte ... >&-`)."""
+    """Print what the output's encoding does not have as escapes instead of failing (LC_ALL=C, old
+    Windows code pages), and nothing at all where there is no output (`halfbyte ... >&-`).
+    """
     if sys.stdout is None:
         # It takes the free descriptor too, which a file being written would get otherwise.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  until the program ends
@@ -32,12 +33,16 @@ def survive_any_output() -> None:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, control characters shown as escapes: a name from a file must not move the cursor or hide a line."""
+    """`text` on one line, control characters shown as escapes: a name from a file must not move the
+    cursor or hide a line.
+    """
     return "".join(c if c.isprintable() else " " if c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """One record as a line of JSON. Infinities and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan"."""
+    """One record as a line of JSON. Infinities and NaN, which JSON lacks, become the strings "inf",
+    "-inf" and "nan".
+    """
     utf = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
     print(json.dumps(_plain(record), ensure_ascii=not utf))
 
@@ -56,7 +61,8 @@ class Column(NamedTuple):
     """A column of a table.
 
     right     numbers: aligned to the right and never wrapped
-    optional  0: always shown. Where a terminal is too narrow for all columns, those with the highest number go first
+    optional  0: always shown. Where a terminal is too narrow for all columns, those with the
+              highest number go first
     """
 
     heading: str
@@ -66,15 +72,19 @@ class Column(NamedTuple):
 
 GAP = 2
 TABLE_WIDTH = 72
-"""On terminals of at least this many columns rows are printed as a table; on narrower ones as paragraphs."""
+"""On terminals of at least this many columns rows are printed as a table; on narrower ones as
+paragraphs.
+"""
 NARROWEST = 14
 """Columns a wrapped text column keeps; below it optional columns are left out."""
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Rows as a table: text wraps and then optional columns are left out, and named, where the terminal is narrow.
+    """Rows as a table: text wraps and then optional columns are left out, and named, where the
+    terminal is narrow.
 
-    Below TABLE_WIDTH columns each row is a short paragraph, with nothing left out. A file or pipe gets every row on one line.
+    Below TABLE_WIDTH columns each row is a short paragraph, with nothing left out. A file or pipe
+    gets every row on one line.
     """
     from rich.console import Console
 
@@ -101,8 +111,9 @@ def fitted(columns: Sequence[Column], content: Sequence[int], available: int) ->
     """The columns that fit into `available`, by index, and their widths.
 
     content  the longest cell of each column
-    Headings of numbers wrap first; then the widest text columns, each down to NARROWEST; then columns are left out, the most
-    optional first and, where none is optional, the last, until two are left.
+    Headings of numbers wrap first; then the widest text columns, each down to NARROWEST; then
+    columns are left out, the most optional first and, where none is optional, the last, until two
+    are left.
     """
     shown = list(range(len(columns)))
     whole = [max(n, len(c.heading)) for n, c in zip(content, columns, strict=True)]
@@ -171,7 +182,9 @@ def shape_text(shape: Sequence[int] | None) -> str:
 
 @contextlib.contextmanager
 def progress(what: str, in_bytes: bool = False) -> Iterator[ProgressCallback | None]:
-    """A callback (done, total, key) that draws a bar on standard error; None when that is no terminal."""
+    """A callback (done, total, key) that draws a bar on standard error; None when that is no
+    terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return

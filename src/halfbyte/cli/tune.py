@@ -1,4 +1,6 @@
-"""halfbyte tune: the best tiles for this GPU and these shapes, written where the kernels look for them."""
+"""halfbyte tune: the best tiles for this GPU and these shapes, written where the kernels look for
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def tune(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="A JSON line a measurement.")] = False,
 ) -> int:
-    """Find the fastest tiles on this NVIDIA GPU; calls read them from then on, nothing is searched for while a program runs."""
+    """Find the fastest tiles on this NVIDIA GPU; calls read them from then on, nothing is searched
+    for while a program runs.
+    """
     from ..backends import backend_named
 
     why = backend_named("cuda").reason()

@@ -41,9 +41,10 @@ def verify(
 ) -> int:
     """Compare every weight by exact value; report differences, worst first.
 
-    Packed is compared with packed exactly, and with dense after rounding once to the dense dtype. max rel. is against the largest
-    value of the same row. A tensor or config key that is not accounted for counts as different. Exit status: 0
-    identical (or within --rtol), 1 different, 2 the comparison could not be made.
+    Packed is compared with packed exactly, and with dense after rounding once to the dense dtype.
+    max rel. is against the largest value of the same row. A tensor or config key that is not
+    accounted for counts as different. Exit status: 0 identical (or within --rtol), 1 different, 2
+    the comparison could not be made.
     """
     from ..verification.compare import verify as compare
     from ..verification.names import read_rules

@@ -1,4 +1,5 @@
-"""Convert packed weights between formats and layouts: exactly, or with an error only when asked. See docs/guides/convert.md.
+"""Convert packed weights between formats and layouts: exactly, or with an error only when asked.
+See docs/guides/convert.md.
 
 | question | file |
 |---|---|
@@ -39,16 +40,19 @@ def convert(source: Path | Checkpoint, out: Path | None = None, *, to: str, loss
 def convert(
     source: QTensor | Path | Checkpoint, out: Path | None = None, *, to: str, lossy: bool = False, **options: Any
 ) -> QTensor | Converted:
-    """A weight, or a whole checkpoint, in another layout: exactly, or with an error only when `lossy` allows it.
+    """A weight, or a whole checkpoint, in another layout: exactly, or with an error only when
+    `lossy` allows it.
 
     source   a QTensor, or a checkpoint or the path of one
     out      where to write a checkpoint (`convert_checkpoint`)
     to       `layout[:codec[:gN]]`: "mlx", "gguf:q4_0", "gptq:int4:g128", "compressed-tensors:nvfp4"
     lossy    allow the least-error requantization of weights that no exact edge keeps
-    options  of `convert_tensor` or `convert_checkpoint`: scale_dtype, name; plan, like, workers, max_shard_size, overwrite,
-             progress; with a path also config and allow_unknown of `open`
+    options  of `convert_tensor` or `convert_checkpoint`: scale_dtype, name; plan, like, workers,
+             max_shard_size, overwrite, progress; with a path also config and allow_unknown of
+             `open`
 
-    Raises LossyError, naming weights and the error it would cost, when values would change and `lossy` is not set.
+    Raises LossyError, naming weights and the error it would cost, when values would change and
+    `lossy` is not set.
     """
     if isinstance(source, QTensor):
         if out is not None:
@@ -63,7 +67,9 @@ def convert(
 
 
 def _opened(source: Any, reading: Mapping[str, Any] | None = None) -> contextlib.AbstractContextManager[Any]:
-    """A context with the checkpoint: an open one stays open afterwards, a path is opened and closed."""
+    """A context with the checkpoint: an open one stays open afterwards, a path is opened and
+    closed.
+    """
     opened = source is None or isinstance(source, Checkpoint)
     return contextlib.nullcontext(source) if opened else open_checkpoint(source, **(reading or {}))
 

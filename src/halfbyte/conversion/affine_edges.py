@@ -4,9 +4,10 @@
     integer  (c' − z') · s'     z' stored in `uint`, the middle code in `int`
     affine   c' · s' + o'       MLX; Q4_1 and Q5_1 of GGUF
 
-Codes are unchanged where the target has a zero point or bias for them. Otherwise all codes of a group are shifted, c' = c + d,
-if the codes that occur stay in range; a group that exceeds the range by one step at the top is written with a negative scale.
-A group whose scale is 0 equals its offset everywhere: its codes are one above the zero point, and the offset is its scale.
+Codes are unchanged where the target has a zero point or bias for them. Otherwise all codes of a
+group are shifted, c' = c + d, if the codes that occur stay in range; a group that exceeds the range
+by one step at the top is written with a negative scale. A group whose scale is 0 equals its offset
+everywhere: its codes are one above the zero point, and the offset is its scale.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def to_affine(values: AffineValues, fmt: Format, checks: Checks, round_biases: b
     """The parts of `fmt` with these values. MisfitError when there are none.
 
     least_zero    the smallest zero point the layout can store
-    round_biases  let biases round to their dtype: for a caller that compares the values of the target's decoder afterwards
+    round_biases  let biases round to their dtype: for a caller that compares the values of the
+                  target's decoder afterwards
     """
     q, groups = values.q, Regrouping(values.q, fmt)
     family_of(fmt).geometry(fmt, q.shape)
@@ -120,7 +122,9 @@ def _affine(
 
 
 def _kind(values: AffineValues) -> str:
-    """Kind of scale of which `values.scale` are values, "" when they are products of two float scales."""
+    """Kind of scale of which `values.scale` are values, "" when they are products of two float
+    scales.
+    """
     fmt = values.q.format
     return (
         "" if fmt.global_op else "i8" if fmt.super_size or (values.numbers is not None and fmt.scale != "float32") else fmt.scale
@@ -197,8 +201,9 @@ def _fits(values: AffineValues, groups: Regrouping, shift: NDArray[np.int64], to
 def _flipped(
     values: AffineValues, fmt: Format, groups: Regrouping, zero: NDArray[np.int64], scale: F64, checks: Checks
 ) -> tuple[NDArray[np.uint8], F64]:
-    """Codes around the middle; a group that fits only with the opposite sign gets a negative scale. MisfitError when it fits
-    under neither sign."""
+    """Codes around the middle; a group that fits only with the opposite sign gets a negative scale.
+    MisfitError when it fits under neither sign.
+    """
     middle, top = 1 << (fmt.bits - 1), (1 << fmt.bits) - 1
     steps = values.present().astype(np.int32) - groups.spread(zero).astype(np.int32)
     starts = np.flatnonzero(np.diff(groups.target, prepend=-1))

@@ -1,9 +1,11 @@
-"""Exact edges between formats with the same codebook (E2M1, E4M3, NF4, …) under different kinds of scale.
+"""Exact edges between formats with the same codebook (E2M1, E4M3, NF4, …) under different kinds of
+scale.
 
     source  element · scale · global          target  element · scale' · global'
 
-Codes are unchanged, with two exceptions: where the target's scales have no sign (E8M0, GGUF's UE4M3), a negative scale flips the
-signs of its codes, and where they have no zero (E8M0), a group of scale 0 gets the codes of zero.
+Codes are unchanged, with two exceptions: where the target's scales have no sign (E8M0, GGUF's
+UE4M3), a negative scale flips the signs of its codes, and where they have no zero (E8M0), a group
+of scale 0 gets the codes of zero.
 
 | target scale | holds |
 |---|---|
@@ -12,9 +14,9 @@ signs of its codes, and where they have no zero (E8M0), a group of scale 0 gets 
 | `e4m3`, `ue4m3`, one level | 4 significant bits from 2^−9 to 448 |
 | `e4m3`, `ue4m3`, two levels | the same times a power of two of this tensor: for powers of two a window of 18 exponents |
 
-A two-level target keeps block scales and tensor scale; where the tensor scale divides (compressed-tensors) or is an amax (MLX),
-its reciprocal or multiple must be an exact float32, else a neighbouring float32 may be equal in the target's arithmetic
-(`producer_equality.py`).
+A two-level target keeps block scales and tensor scale; where the tensor scale divides
+(compressed-tensors) or is an amax (MLX), its reciprocal or multiple must be an exact float32, else
+a neighbouring float32 may be equal in the target's arithmetic (`producer_equality.py`).
 """
 
 from __future__ import annotations
@@ -146,7 +148,9 @@ def _two_to_two(q: QTensor, fmt: Format, stored: NDArray[Any], scale: F64, out: 
 
 
 def _bytes(stored: NDArray[np.uint8], source: str, target: str) -> NDArray[np.uint8]:
-    """Block scale bytes read the same by both kinds. MisfitError for NaN and for 480, which only one of them has."""
+    """Block scale bytes read the same by both kinds. MisfitError for NaN and for 480, which only
+    one of them has.
+    """
     if source == target:
         return stored
     odd = stored & 0x7F == 0x7F
@@ -157,7 +161,9 @@ def _bytes(stored: NDArray[np.uint8], source: str, target: str) -> NDArray[np.ui
 
 
 def _tensor_scale(fmt: Format, up: F64, down: F64, checks: Checks) -> NDArray[np.float32]:
-    """The stored tensor scale [*lead] of `fmt` that means up / down. MisfitError when it is no float32."""
+    """The stored tensor scale [*lead] of `fmt` that means up / down. MisfitError when it is no
+    float32.
+    """
     want, over = (down, up) if fmt.global_op == "divide" else (up * fmt.divisor, down)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):
         g = np.asarray(want / over, np.float32)
@@ -179,7 +185,8 @@ def _window(q: QTensor, fmt: Format, scale: F64, out: Parts, checks: Checks) -> 
     size = np.abs(product / each(down))
     power = np.zeros(q.shape[:-2], int)
     if fmt.global_op:
-        # The largest block scale is mapped to the top of E4M3, which leaves the most range for the smallest.
+        # The largest block scale is mapped to the top of E4M3, which leaves the most range for the
+        # smallest.
         peak = size.reshape(*q.shape[:-2], -1).max(axis=-1, initial=0)
         mantissa, exponent = np.frexp(peak / E4M3_TOP)
         power = np.where(peak > 0, exponent - (mantissa == 0.5), 0)

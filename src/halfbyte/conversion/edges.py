@@ -1,12 +1,14 @@
-"""Decide how one weight reaches a target: exactly, equal in the target's arithmetic, or only with loss.
+"""Decide how one weight reaches a target: exactly, equal in the target's arithmetic, or only with
+loss.
 
 outcome = convert_weight(q, goal_named("mlx:affine4:g64"))
 outcome.kind, outcome.why              "exact-if", "biases are float16 numbers"
 outcome.weight                         the QTensor whose pack() the layout writes
 
-`convert_weight` tries the formats that the target may mean (`targets.candidates`), best first. For each it tries the rewrite
-rules that keep every real value (`codebook_edges`, `affine_edges`), then those that are equal in the target's own decoder
-(`producer_equality`). If none applies it requantizes, which the caller must allow.
+`convert_weight` tries the formats that the target may mean (`targets.candidates`), best first. For
+each it tries the rewrite rules that keep every real value (`codebook_edges`, `affine_edges`), then
+those that are equal in the target's own decoder (`producer_equality`). If none applies it
+requantizes, which the caller must allow.
 """
 
 from __future__ import annotations
@@ -40,11 +42,13 @@ def convert_tensor(q: QTensor, to: str | Goal, *, lossy: bool = False, scale_dty
     """`q` in a format that layout `to` (`layout[:codec[:gN]]`) holds, with the same values.
 
     lossy        allow the least-error requantization where no exact edge exists
-    scale_dtype  dtype of float scales; otherwise the source's where it holds them exactly, else the narrowest that does
+    scale_dtype  dtype of float scales; otherwise the source's where it holds them exactly, else the
+                 narrowest that does
     name         the weight's name, for messages
 
-    Raises LossyError, with the reason and the error it would cost, when values would change and `lossy` is not set;
-    LayoutError or FormatError when the target is unknown or cannot hold the weight at all.
+    Raises LossyError, with the reason and the error it would cost, when values would change and
+    `lossy` is not set; LayoutError or FormatError when the target is unknown or cannot hold the
+    weight at all.
 
     >>> q = quantize(np.eye(8, 32, dtype=np.float32), "int4:g32")
     >>> convert_tensor(q, "mlx").format.name
@@ -72,14 +76,16 @@ def refusal(goal: Goal, lost: list[tuple[str, Outcome]], most: int = 8) -> Lossy
 
 
 def convert_weight(q: QTensor, goal: Goal, name: str = "", suggest: bool = True) -> Outcome:
-    """The best outcome for `q`: the first exact candidate, else one equal in the target's arithmetic, else a lossy one.
+    """The best outcome for `q`: the first exact candidate, else one equal in the target's
+    arithmetic, else a lossy one.
 
     suggest  for a lossy outcome, look for other codecs of the layout that are exact
     Raises LayoutError when the layout holds no candidate.
     """
     reasons: dict[Format, str] = {}
     fitting: list[Format] = []
-    # All edges of one codec are tried before a wider codec: an equal edge is preferred to a wider exact one.
+    # All edges of one codec are tried before a wider codec: an equal edge is preferred to a wider
+    # exact one.
     for _, formats in groupby(candidates(q, goal), key=lambda fmt: fmt.name):
         tried: list[Format] = []
         for fmt in formats:
@@ -111,7 +117,9 @@ Rewrite = Callable[[Checks], Mapping[str, NDArray[Any]]]
 
 
 def _rewrites(q: QTensor, fmt: Format, goal: Goal) -> Iterator[Rewrite]:
-    """Functions that give parts of `fmt` with the values of `q`: unchanged where possible, then rewritten."""
+    """Functions that give parts of `fmt` with the values of `q`: unchanged where possible, then
+    rewritten.
+    """
     if fmt == q.format:
         yield lambda checks: q.parts
     if fmt != q.format or (holds_affine(fmt) and ("group_index" in q.parts or fmt.zero == "int")):
@@ -136,7 +144,9 @@ def _least_zero(goal: Goal) -> int:
 
 
 def _packed_outcome(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], goal: Goal, checks: Checks) -> Outcome:
-    """The outcome for these parts, packed by their layout. MisfitError when the layout cannot store them."""
+    """The outcome for these parts, packed by their layout. MisfitError when the layout cannot store
+    them.
+    """
     layout = LAYOUTS[goal.layout]
     if parts is q.parts:
         weight = q
@@ -147,13 +157,16 @@ def _packed_outcome(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], 
         config = layout.config(weight) | dict(goal.params)
         return Outcome(weight, layout.pack(weight, config), config, checks.kind, checks.why)
     except LayoutError as error:
-        # The layout may store other zero points, or groups in order: a requantization is then possible.
+        # The layout may store other zero points, or groups in order: a requantization is then
+        # possible.
         by_value = weight.format.zero == "int" or "group_index" in weight.parts
         raise (MisfitError if by_value else _UnsupportedFormatError)(_clause(error)) from None
 
 
 def packed_as_is(q: QTensor, goal: Goal) -> Outcome:
-    """The outcome of a weight that already has a format of the target. MisfitError when the layout cannot store it."""
+    """The outcome of a weight that already has a format of the target. MisfitError when the layout
+    cannot store it.
+    """
     return _packed_outcome(q, q.format, q.parts, goal, Checks())
 
 
@@ -163,7 +176,9 @@ def _clause(error: Exception) -> str:
 
 
 def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
-    """A tensor that its producer decodes to the source's values rounded once. MisfitError when there is none."""
+    """A tensor that its producer decodes to the source's values rounded once. MisfitError when
+    there is none.
+    """
     origin = next(iter(LAYOUTS[goal.layout].producers), "")
     if fmt.global_op:
         outcome = _packed_outcome(q, fmt, equal_tensor_scale(q, fmt, origin, checks), goal, checks)
@@ -177,7 +192,9 @@ def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
 
 
 def _lossy(q: QTensor, goal: Goal, fitting: Mapping[Format, str], failed: str, name: str, suggest: bool) -> Outcome:
-    """The requantization to the first format that the layout can store; `fitting` says why no format was exact."""
+    """The requantization to the first format that the layout can store; `fitting` says why no
+    format was exact.
+    """
     for fmt, why in fitting.items():
         try:
             requantized = requantize(q, fmt)
@@ -212,7 +229,8 @@ def _exact_elsewhere(q: QTensor, goal: Goal) -> Iterator[str]:
 
 
 def requantize(q: QTensor, fmt: Format) -> QTensor:
-    """The values of `q`, as float32, rounded to `fmt` by the default policy, the one of least error.
+    """The values of `q`, as float32, rounded to `fmt` by the default policy, the one of least
+    error.
 
     Rows are processed in blocks, except where a tensor scale depends on all of them.
     """

@@ -1,8 +1,10 @@
-"""Check, from headers alone, that a recipe leaves the experts of each layer all packed or all dense.
+"""Check, from headers alone, that a recipe leaves the experts of each layer all packed or all
+dense.
 
-Loaders stack the experts of a layer, so they cannot read a checkpoint with one dense expert among packed ones. Packed experts may
-differ in format. GGUF and MLX store one stack for each projection: there a whole projection may stay dense, which the layout's
-own engine reads and `load_model` does not.
+Loaders stack the experts of a layer, so they cannot read a checkpoint with one dense expert among
+packed ones. Packed experts may differ in format. GGUF and MLX store one stack for each projection:
+there a whole projection may stay dense, which the layout's own engine reads and `load_model` does
+not.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _EXPERTS = (
 def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
     """A note about layers whose experts only the layout's own engine will read, if there are any.
 
-    Raises FormatError when the recipe leaves some experts of a layer dense among packed ones and no loader will read them.
+    Raises FormatError when the recipe leaves some experts of a layer dense among packed ones and no
+    loader will read them.
     """
     layers: dict[str, dict[str, list[tuple[TensorInfo, str, str]]]] = defaultdict(lambda: defaultdict(list))
     for info in with_transposed_experts(checkpoint, recipe).infos():

@@ -1,11 +1,14 @@
-"""A checkpoint presented under the names, row orders and stacks of another checkpoint of the same model.
+"""A checkpoint presented under the names, row orders and stacks of another checkpoint of the same
+model.
 
     renamed = RenamedLike(open("folder"), open("model.gguf"))    keys, row orders and stacks of model.gguf, values of folder
-    renamed["blk.0.attn_q"]                                  model.layers.0.self_attn.q_proj, its rows in llama.cpp's order
+    renamed["blk.0.attn_q"]                                  model.layers.0.self_attn.q_proj, its
+                                                             rows in llama.cpp's order
 
-A transformers folder and a GGUF differ in names, in the row order of LLaMA's q and k, in Gemma's norms (plus 1), in whether
-experts are stacked, and in whether gate and up are one matrix (`verification/match.py`). Whole rows are moved, so packed weights
-keep every bit. Tensors that only the other checkpoint has (rotary factors) are taken from it.
+A transformers folder and a GGUF differ in names, in the row order of LLaMA's q and k, in Gemma's
+norms (plus 1), in whether experts are stacked, and in whether gate and up are one matrix
+(`verification/match.py`). Whole rows are moved, so packed weights keep every bit. Tensors that only
+the other checkpoint has (rotary factors) are taken from it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ Weight = QTensor | NDArray[Any]
 
 @dataclass(frozen=True)
 class _Part:
-    """One right-hand piece, and the rows of the joined left-hand pieces that it is made of: the first and their count."""
+    """One right-hand piece, and the rows of the joined left-hand pieces that it is made of: the
+    first and their count.
+    """
 
     piece: Piece
     start: int
@@ -110,7 +115,9 @@ class RenamedLike(Checkpoint):
         return tuple(self._name(k) for k in self.like)
 
     def _name(self, key: str) -> str:
-        """The key of a tensor of `like` in this checkpoint: with `.weight` where the source's tensor is dense."""
+        """The key of a tensor of `like` in this checkpoint: with `.weight` where the source's
+        tensor is dense.
+        """
         packed = self._packed(key)
         if self._infos[1][key].quantized == packed or not self._infos[1][key].shape[1:]:
             return key
@@ -158,7 +165,9 @@ class RenamedLike(Checkpoint):
         return self._dense([np.asarray(p) for p in pieces], parts, shape, own)
 
     def _dense(self, pieces: list[NDArray[Any]], parts: list[_Part], shape: tuple[int, ...], key: str) -> NDArray[Any]:
-        """A dense tensor of `shape`; vectors take the other checkpoint's dtype where that loses nothing."""
+        """A dense tensor of `shape`; vectors take the other checkpoint's dtype where that loses
+        nothing.
+        """
         if len(pieces) == 1 and parts[0].piece.expert is None:
             out = pieces[0].reshape(shape)
         else:

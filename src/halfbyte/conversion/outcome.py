@@ -30,7 +30,9 @@ class MisfitError(Exception):
 
 
 class LossyError(HalfbyteError, ValueError):
-    """An exact conversion was asked for and there is none. `losses`: (key, reason, relative RMS error) of each tensor."""
+    """An exact conversion was asked for and there is none. `losses`: (key, reason, relative RMS
+    error) of each tensor.
+    """
 
     def __init__(self, message: str, losses: list[tuple[str, str, float]]) -> None:
         super().__init__(message)
@@ -60,7 +62,9 @@ class Outcome:
 
 @dataclass
 class Checks:
-    """Conditions that were checked and held, in order; with any, an edge is `exact-if` instead of `exact`."""
+    """Conditions that were checked and held, in order; with any, an edge is `exact-if` instead of
+    `exact`.
+    """
 
     met: list[str] = field(default_factory=list)
 

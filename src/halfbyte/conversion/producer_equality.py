@@ -1,7 +1,9 @@
-"""Edges that are equal in the target's arithmetic: its decoder returns the source's value rounded once.
+"""Edges that are equal in the target's arithmetic: its decoder returns the source's value rounded
+once.
 
-The reciprocal of a float32 tensor scale is rarely a float32, but the decoders that multiply by it work in bfloat16, where the
-products can still be equal. Every code under every scale byte that occurs is compared.
+The reciprocal of a float32 tensor scale is rarely a float32, but the decoders that multiply by it
+work in bfloat16, where the products can still be equal. Every code under every scale byte that
+occurs is compared.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _PROBE = 64
 
 
 def equal_tensor_scale(q: QTensor, fmt: Format, origin: str, checks: Checks) -> dict[str, NDArray[Any]]:
-    """Parts of a two-level `fmt` whose stored tensor scale is a rounded one. MisfitError when decoded products differ."""
+    """Parts of a two-level `fmt` whose stored tensor scale is a rounded one. MisfitError when
+    decoded products differ.
+    """
     if not (q.format.global_op and fmt.global_op) or q.format.element != fmt.element or origin not in NATIVE:
         raise MisfitError("there is no tensor scale to round")
     groups = Regrouping(q, fmt)
@@ -56,7 +60,9 @@ def equal_tensor_scale(q: QTensor, fmt: Format, origin: str, checks: Checks) -> 
 def _neighbour(
     q: QTensor, fmt: Format, origin: str, there: NDArray[np.uint8], source: NDArray[np.float32], wanted: np.float32
 ) -> np.float32:
-    """The float32 nearest to `wanted` under which every code times every scale byte decodes as the source does."""
+    """The float32 nearest to `wanted` under which every code times every scale byte decodes as the
+    source does.
+    """
     want = _probe(q.format, there, source, q.origin).dequantize(NATIVE[origin])
     bits = np.asarray(wanted, np.float32).view(np.int32)
     for step in NEIGHBOURS:
@@ -76,7 +82,9 @@ def _probe(fmt: Format, there: NDArray[np.uint8], factor: NDArray[np.float32], o
 
 
 def check_equal(source: QTensor, target: QTensor, checks: Checks, step: int = 1 << 20) -> None:
-    """MisfitError unless every value of `target`, decoded by its own producer, is the source's value rounded once."""
+    """MisfitError unless every value of `target`, decoded by its own producer, is the source's
+    value rounded once.
+    """
     dtype = NATIVE.get(target.origin)
     if dtype is None:
         raise MisfitError(f"{target.origin or 'the target'} has no decoder here")

@@ -1,7 +1,7 @@
 """Quantize a dense checkpoint: the weights of the recipe are rounded, all other tensors are copied.
 
-Writers, shards and resumption are those of `convert`. The rounding is a parameter: to nearest, with searched scales, or the
-result of calibration (`calibration/`).
+Writers, shards and resumption are those of `convert`. The rounding is a parameter: to nearest, with
+searched scales, or the result of calibration (`calibration/`).
 """
 
 from __future__ import annotations
@@ -151,11 +151,13 @@ def quantize_checkpoint(
     """Write `checkpoint` to `out` with the weights of the recipe quantized.
 
     method       "rtn", "mse", or a function that rounds
-    named        identifies the function `method`: an interrupted run is resumed only under the same name
+    named        identifies the function `method`: an interrupted run is resumed only under the same
+                 name
     replaced     dense tensors that take another value, by key
-    from_packed  also decode packed weights and round them again; without it a checkpoint that has some is refused
-    Others as for `convert_checkpoint`. Raises CheckpointError when nothing is to be quantized, FormatError when experts of a
-    layer would be packed and dense.
+    from_packed  also decode packed weights and round them again; without it a checkpoint that has
+                 some is refused
+    Others as for `convert_checkpoint`. Raises CheckpointError when nothing is to be quantized,
+    FormatError when experts of a layer would be packed and dense.
     """
     if isinstance(method, str) and method not in ROUNDERS:
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")

@@ -1,8 +1,9 @@
 """Which weights of a dense checkpoint are quantized, and to what.
 
-A rule is `regex=codec[:gN]` or `regex=keep`; the first whose regular expression is found in a module's name decides. Weights
-that no rule matches get the target's own codec, except those that are kept as they are: embeddings, the output head, routers,
-norms, and what is no matrix and no stack of experts' matrices. A rule may name these too.
+A rule is `regex=codec[:gN]` or `regex=keep`; the first whose regular expression is found in a
+module's name decides. Weights that no rule matches get the target's own codec, except those that
+are kept as they are: embeddings, the output head, routers, norms, and what is no matrix and no
+stack of experts' matrices. A rule may name these too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .targets import Goal, codecs_of, goal_named
 KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp", "ffn_gate_inp_shexp", "shared_expert_gate")
 """Last segments of modules that are kept: embeddings, heads and routers are small and sensitive."""
 EXPERTS = re.compile(r"(^|[._])(experts|exps|switch_mlp)([.]|$)")
-"""Modules whose stacks of matrices are weights of experts; other stacks, of convolutions, are kept."""
+"""Modules whose stacks of matrices are weights of experts; other stacks, of convolutions, are kept.
+"""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -67,7 +69,8 @@ class Recipe:
 
 
 def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None) -> Recipe:
-    """The recipe for target `layout:codec[:gN]` and rules. FormatError or LayoutError when one is not spelled right.
+    """The recipe for target `layout:codec[:gN]` and rules. FormatError or LayoutError when one is
+    not spelled right.
 
     >>> recipe_of("mlx:affine4:g64", ["down_proj$=affine6", "layers\\\\.0\\\\.=keep"]).rules[0].goal.target.codec
     'affine6'
@@ -87,7 +90,8 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
         own = None if codec == "keep" else goal_named(f"{goal.layout}:{codec}", scale_dtype)
         out.append(Rule(re.compile(pattern), own, text))
     if goal.layout == "gptq" and "checkpoint_format" not in goal.params:
-        # One version for all: v1 has no code for a zero point of 0, which asymmetric rounding finds.
+        # One version for all: v1 has no code for a zero point of 0, which asymmetric rounding
+        # finds.
         stored = any(str(g.target.codec).startswith("uint") for g in (goal, *(r.goal for r in out if r.goal)))
         params = {"checkpoint_format": "gptq_v2" if stored else "gptq"}
         goal = replace(goal, params=params)
@@ -104,7 +108,8 @@ def module_of(info: TensorInfo) -> str | None:
 
 
 def format_for(goal: Goal, dtype: str, shape: tuple[int, ...]) -> tuple[Format, str]:
-    """(format of a weight of this dtype and shape, "") or, where its blocks do not fit the rows, (another, the reason).
+    """(format of a weight of this dtype and shape, "") or, where its blocks do not fit the rows,
+    (another, the reason).
 
     Raises ShapeError when there is no other either.
     """
@@ -130,7 +135,8 @@ def _format(goal: Goal, dtype: str) -> Format:
         return format_named(word, size, scale_dtype=own)
     if usual.family in ("nvfp4", "ggml_fp4"):
         levels = holds.levels if holds else ("multiply",)
-        # Weights are small: one level of E4M3 would lie among its subnormals. MLX's programs read no other.
+        # Weights are small: one level of E4M3 would lie among its subnormals. MLX's programs read
+        # no other.
         return format_named(word, size, global_scale="multiply" if "multiply" in levels else levels[0])
     return format_named(word, size)
 

@@ -1,8 +1,10 @@
-"""Move values per group (scales, zero points) from one grouping to another without changing any element.
+"""Move values per group (scales, zero points) from one grouping to another without changing any
+element.
 
-Input j of a row is in source group s(j) and in target group t(j). A target group can have one value if all source groups that
-intersect it have the same value: always when one source group covers it, otherwise depending on the data. An act-order index is
-another s(j): it can be dropped exactly when each target group has one value.
+Input j of a row is in source group s(j) and in target group t(j). A target group can have one value
+if all source groups that intersect it have the same value: always when one source group covers it,
+otherwise depending on the data. An act-order index is another s(j): it can be dropped exactly when
+each target group has one value.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Regrouping:
         return True
 
     def take(self, values: NDArray[Any], what: str, checks: Checks) -> NDArray[Any]:
-        """Values of target groups [*lead, n, G']. MisfitError when a target group would need several."""
+        """Values of target groups [*lead, n, G']. MisfitError when a target group would need
+        several.
+        """
         values = self.rows(values)
         if values.ndim < 2 or self.same:
             return values

@@ -1,4 +1,6 @@
-"""A run of `convert` or `quantize` over the keys of a checkpoint: convert in order, collect losses, count progress, resume."""
+"""A run of `convert` or `quantize` over the keys of a checkpoint: convert in order, collect losses,
+count progress, resume.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Converted:
     """The result of `convert_checkpoint`, or of its plan.
 
     records  one per key, in file order
-    dropped  tensors that are not written: scales of activations, used by the source's own kernels only
+    dropped  tensors that are not written: scales of activations, used by the source's own kernels
+             only
     notes    remarks for the user of the result
     resumed  keys that an earlier, interrupted run had already written
     """
@@ -64,7 +67,8 @@ class ConversionRun:
     """Converts the keys of a checkpoint in order, several at a time.
 
     rounding  rounds dense weights (`quantize_checkpoint`); None leaves them as they are
-    method    words that name how weights are rounded, part of the identity of a run that can be resumed
+    method    words that name how weights are rounded, part of the identity of a run that can be
+              resumed
     lossy     allow the requantization of weights that no exact edge keeps
     """
 
@@ -92,8 +96,9 @@ class ConversionRun:
         self.lost: list[tuple[str, Outcome]] = []
 
     def units(self, keys: Sequence[str], write: bool = True) -> Iterator[Unit]:
-        """Converted units in order. With `write`, nothing is yielded after the first loss that is not allowed, and the refusal is
-        raised after the last key."""
+        """Converted units in order. With `write`, nothing is yielded after the first loss that is
+        not allowed, and the refusal is raised after the last key.
+        """
         for unit in self._ordered(keys, write):
             if unit.record.kind == "lossy" and not self.lossy and write:
                 self.lost += [(unit.record.key, o) for o in unit.outcomes if o.kind == "lossy"][:1]

@@ -1,4 +1,5 @@
-"""A packed weight as affine values: value = (number − zero) · scale + offset, exactly, with integer numbers.
+"""A packed weight as affine values: value = (number − zero) · scale + offset, exactly, with integer
+numbers.
 
 | format | codes | zero | scale | offset |
 |---|---|---|---|---|
@@ -32,7 +33,8 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AffineValues:
-    """Integers under scales; arrays per group are [*groups of the source], or 0-d where all groups share one value.
+    """Integers under scales; arrays per group are [*groups of the source], or 0-d where all groups
+    share one value.
 
     numbers  the integer of each code, int16 [2^bits]; None where it is the code itself
     zero     int64, None when `offset` is there instead
@@ -63,7 +65,9 @@ class AffineValues:
 
 
 def affine_values_of(q: QTensor) -> AffineValues:
-    """The affine values of `q`. MisfitError when its elements are not integers or a scale is not a product."""
+    """The affine values of `q`. MisfitError when its elements are not integers or a scale is not a
+    product.
+    """
     fmt = q.format
     if fmt.opaque or fmt.scale in ("nested", "none") or fmt.inverse or fmt.divisor != 1.0 or fmt.global_op == "divide":
         raise MisfitError(f"{fmt.name} is no whole number times a stored scale")

@@ -1,8 +1,9 @@
 """What a target `layout[:codec[:gN]]` may mean for one weight: formats to try, best first.
 
-Without a codec, a weight goes to the format of the layout nearest to its own: integers to integers with as many bits or
-more, E2M1 to E2M1, then to integers wide enough for twice its elements. Without a group size, it keeps its own where the
-layout has it, else takes the largest that divides it.
+Without a codec, a weight goes to the format of the layout nearest to its own: integers to integers
+with as many bits or more, E2M1 to E2M1, then to integers wide enough for twice its elements.
+Without a group size, it keeps its own where the layout has it, else takes the largest that divides
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from .codebook_edges import holds_codebook
 
 @dataclass(frozen=True)
 class Goal:
-    """A parsed target, with the parameters that its layout word fixes and the dtype of float scales, if one was asked for."""
+    """A parsed target, with the parameters that its layout word fixes and the dtype of float
+    scales, if one was asked for.
+    """
 
     target: Target
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +41,9 @@ class Goal:
 
 
 def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
-    """The goal spelled `layout[:codec[:gN]]`. LayoutError or FormatError naming what there is when a word is unknown."""
+    """The goal spelled `layout[:codec[:gN]]`. LayoutError or FormatError naming what there is when
+    a word is unknown.
+    """
     word, *rest = text.split(":")
     aliases = layout_aliases()
     name, params = aliases.get(word.lower(), (word.lower(), {}))
@@ -126,7 +131,8 @@ def _nearest(q: QTensor, holds: Holds) -> Iterator[str]:
     offset = fmt.zero != "none" or fmt.bias or bool(fmt.minimum)
     wide = [w for w in whole if usual[w].bits >= bits and usual[w].bits in (fmt.bits, *holds.wider)]
     wide = wide or sorted(whole, key=lambda w: -usual[w].bits)[:1]
-    # As many bits as its own first; among equals one with zero points or biases when the weight has them.
+    # As many bits as its own first; among equals one with zero points or biases when the weight has
+    # them.
     yield from sorted(wide, key=lambda w: (usual[w].bits, (usual[w].zero != "none" or usual[w].bias) != offset))
     if not whole:
         yield from holds.codecs

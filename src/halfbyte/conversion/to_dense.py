@@ -2,10 +2,12 @@
 
     value written = exact value of the weight, rounded once to the dtype
 
-Dense tensors are copied unchanged. Files are written under a temporary name and renamed at the end, so a run that fails leaves
-nothing. Names are those of the source: a packed module `x` becomes `x.weight`. A model's stacked experts become the two
-parameters that transformers has, `experts.gate_up_proj` [e, 2f, k] and `experts.down_proj` [e, h, f], each matrix transposed for
-the model types in `TRANSPOSED_EXPERTS`. The parts `x.0`, `x.1` of a fused projection are joined to `x.weight`.
+Dense tensors are copied unchanged. Files are written under a temporary name and renamed at the end,
+so a run that fails leaves nothing. Names are those of the source: a packed module `x` becomes
+`x.weight`. A model's stacked experts become the two parameters that transformers has,
+`experts.gate_up_proj` [e, 2f, k] and `experts.down_proj` [e, h, f], each matrix transposed for the
+model types in `TRANSPOSED_EXPERTS`. The parts `x.0`, `x.1` of a fused projection are joined to
+`x.weight`.
 """
 
 from __future__ import annotations
@@ -46,10 +48,14 @@ ACTIVATION_SCALES = ("input_scale", "input_global_scale", "input_zero_point")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 TRANSPOSED_EXPERTS = ("aria", "aria_text", "gpt_oss", "llama4", "llama4_text", "openai_privacy_filter")
-"""Model types whose expert parameters are [e, k, n] in transformers; those of all others are [e, n, k]."""
+"""Model types whose expert parameters are [e, k, n] in transformers; those of all others are [e, n,
+k].
+"""
 
 INTERLEAVED_EXPERTS = ("gpt_oss",)
-"""Model types whose gate and up rows alternate in `gate_up_proj`; in all others gate's rows come first."""
+"""Model types whose gate and up rows alternate in `gate_up_proj`; in all others gate's rows come
+first.
+"""
 
 _EXPERTS = re.compile(
     r"(?P<path>.+)\.(?:experts|switch_mlp)\.(?:(?P<expert>\d+)\.)?(?P<projection>gate_up_proj|gate_proj|up_proj|down_proj)"
@@ -73,8 +79,9 @@ class Output:
     shape: tuple[int, ...]
     transposed: bool = False
     sources: tuple[tuple[str, ...], ...] = ()
-    """Keys of the matrices that are joined along rows, where the tensor is not that of `info` alone: a stack, or one for each
-    expert."""
+    """Keys of the matrices that are joined along rows, where the tensor is not that of `info`
+    alone: a stack, or one for each expert.
+    """
     interleaved: bool = False
 
     @property
@@ -109,7 +116,9 @@ class Written:
 
 
 def parse_size(text: str, op: str = "dequantize") -> int:
-    """Bytes of `5GB`, `500MB`, `2GiB`, `1000000`. FormatError for anything else, under the name of the command `op`."""
+    """Bytes of `5GB`, `500MB`, `2GiB`, `1000000`. FormatError for anything else, under the name of
+    the command `op`.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS or float(match[1]) <= 0:
         raise FormatError(f"[{op}] shard size {text!r}; allowed: a number with B, KB, MB, GB, TB, KiB, MiB or GiB")
@@ -128,7 +137,9 @@ def dense_dtype(config: dict[str, Any]) -> str:
 
 
 def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]]:
-    """The tensors to write, and the names of those that are dropped. CheckpointError when headers do not fit their layout."""
+    """The tensors to write, and the names of those that are dropped. CheckpointError when headers
+    do not fit their layout.
+    """
     found, dropped = [], []
     joined, sources = _joined_outputs(checkpoint, dtype)
     for info in checkpoint.infos():
@@ -159,7 +170,9 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
 
 
 def _joined_outputs(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, list[Output]], set[str]]:
-    """Outputs that are made of several tensors, or renamed, by the first of their keys; and all keys that they are made of."""
+    """Outputs that are made of several tensors, or renamed, by the first of their keys; and all
+    keys that they are made of.
+    """
     text = checkpoint.config.get("text_config")
     kinds = [c.get("model_type") for c in (text, checkpoint.config) if isinstance(c, dict)]
     if not isinstance(kinds[-1], str) or checkpoint.format == "gguf":
@@ -194,7 +207,9 @@ def _joined_outputs(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, list[
 def _expert_outputs(
     checkpoint: Checkpoint, path: str, projections: dict[tuple[str, str], dict[int | None, TensorInfo]], dtype: str, kind: str
 ) -> list[Output]:
-    """transformers' parameters of one experts module. CheckpointError where projections or experts are missing."""
+    """transformers' parameters of one experts module. CheckpointError where projections or experts
+    are missing.
+    """
     out = []
     for leaf in ("weight", "bias"):
         for target, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
@@ -228,7 +243,9 @@ def _expert_outputs(
 
 
 def shards(tensors: list[Output], limit: int) -> list[list[Output]]:
-    """Tensors in order, split so that each file holds at most `limit` bytes, or one tensor that is larger."""
+    """Tensors in order, split so that each file holds at most `limit` bytes, or one tensor that is
+    larger.
+    """
     out: list[list[Output]] = [[]]
     size = 0
     for t in tensors:
@@ -250,15 +267,17 @@ def dequantize_checkpoint(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Written:
-    """Write every tensor of `checkpoint` dense to `out`: a folder, or one file when the name ends in .safetensors.
+    """Write every tensor of `checkpoint` dense to `out`: a folder, or one file when the name ends
+    in .safetensors.
 
-    dtype           of the packed weights; None takes the configuration's, else float32. Dense tensors keep their own
+    dtype           of the packed weights; None takes the configuration's, else float32. Dense
+                    tensors keep their own
     arithmetic      "exact", or "producer": bit for bit what each producer's decoder gives
     max_shard_size  bytes of a file of a folder
     overwrite       replace a checkpoint that is at `out`; nothing else is ever replaced
     progress        called as progress(done_bytes, total_bytes, key)
-    Raises CheckpointError when the ledger has problems (`Checkpoint.check`), when `out` exists, when the disk is too small,
-    or when a tensor cannot be read.
+    Raises CheckpointError when the ledger has problems (`Checkpoint.check`), when `out` exists,
+    when the disk is too small, or when a tensor cannot be read.
     """
     given, out = Path(out), Path(os.path.abspath(out))  # "." has no name for a temporary file beside it
     word = dtype_named(dtype).name if dtype else dense_dtype(checkpoint.config)
@@ -307,7 +326,8 @@ class _Walk:
         self.done = 0
 
     def file(self, path: Path, tensors: list[Output]) -> None:
-        # Wider elements first keeps every tensor aligned, so that the writer need not copy the data.
+        # Wider elements first keeps every tensor aligned, so that the writer need not copy the
+        # data.
         with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
             for t in sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize):
                 out.add_blocks(t.name, DTYPES[t.dtype], t.shape, self.counted(t))
@@ -402,7 +422,9 @@ def _carry(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
 
 
 def untied(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
-    """`config` with `tie_word_embeddings` false where the checkpoint stores a head of its own, which a tied model would drop."""
+    """`config` with `tie_word_embeddings` false where the checkpoint stores a head of its own,
+    which a tied model would drop.
+    """
     if not any(key.removesuffix(".weight").rpartition(".")[2] == "lm_head" for key in checkpoint):
         return config
     out = {k: untied(v, checkpoint) if k == "text_config" and isinstance(v, dict) else v for k, v in config.items()}
@@ -410,7 +432,9 @@ def untied(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def dense_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """A model's configuration once its weights are dense: no quantization, and the dtype that was written."""
+    """A model's configuration once its weights are dense: no quantization, and the dtype that was
+    written.
+    """
     out = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
     for key in ("dtype", "torch_dtype"):
         if isinstance(out.get(key), str):

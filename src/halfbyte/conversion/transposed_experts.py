@@ -1,4 +1,5 @@
-"""gpt-oss's dense experts with outputs first: transformers stores (experts, k, rows), packed layouts (experts, rows, k).
+"""gpt-oss's dense experts with outputs first: transformers stores (experts, k, rows), packed
+layouts (experts, rows, k).
 
     mlp.experts.gate_up_proj [e, k, 2·f]   is read as   mlp.experts.gate_up_proj.weight [e, 2·f, k]
 
@@ -69,7 +70,9 @@ def stacks_of(checkpoint: Checkpoint) -> list[str]:
 
 
 def with_transposed_experts(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The checkpoint with the stacks that the recipe rounds transposed, where the target layout stores stacks."""
+    """The checkpoint with the stacks that the recipe rounds transposed, where the target layout
+    stores stacks.
+    """
     if reason_kept_dense(checkpoint, recipe):
         return checkpoint
     keys = [key for key in stacks_of(checkpoint) if recipe.of(key, 3) is not None]

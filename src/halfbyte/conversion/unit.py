@@ -1,7 +1,8 @@
 """Convert one key of a checkpoint: the tensors to write, and the record of what was done.
 
-Stacks of experts are split for layouts that store matrices only (`experts.gate_up_proj` of 8 experts becomes
-`experts.0.gate_up_proj` …), and gpt-oss's interleaved gate and up rows for MLX, whose models keep them in two modules.
+Stacks of experts are split for layouts that store matrices only (`experts.gate_up_proj` of 8
+experts becomes `experts.0.gate_up_proj` …), and gpt-oss's interleaved gate and up rows for MLX,
+whose models keep them in two modules.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Unit:
-    """A converted key: arrays by name, its record, descriptions of the modules it became, and the outcomes behind it."""
+    """A converted key: arrays by name, its record, descriptions of the modules it became, and the
+    outcomes behind it.
+    """
 
     arrays: Mapping[str, NDArray[Any]]
     record: Record
@@ -128,7 +131,9 @@ def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True
 
 
 def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: bool) -> Unit:
-    """The unit of a weight that was rounded to a format of the target, `record` still without the bytes written."""
+    """The unit of a weight that was rounded to a format of the target, `record` still without the
+    bytes written.
+    """
     arrays: dict[str, NDArray[Any]] = {}
     modules, outcomes = [], []
     for own, piece in _matrices(name, weight, goal):
@@ -144,7 +149,9 @@ def packed_unit(name: str, weight: QTensor, goal: Goal, record: Record, write: b
 
 
 def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTensor]]:
-    """The weight, or the matrices of a stack under their own names where the layout stores matrices only."""
+    """The weight, or the matrices of a stack under their own names where the layout stores matrices
+    only.
+    """
     path, _, last = name.rpartition(".")
     if weight.ndim > 2 and goal.layout in MATRICES:
         for e in range(weight.shape[0]):

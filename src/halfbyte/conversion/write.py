@@ -1,7 +1,9 @@
-"""Convert a whole checkpoint: packed weights are converted, dense tensors and model files copied, or nothing is written.
+"""Convert a whole checkpoint: packed weights are converted, dense tensors and model files copied,
+or nothing is written.
 
-Tensors are read, converted and written in order (`workers` at a time), so memory holds a few of them. After the first weight
-without an exact or equal edge nothing more is written, but all are read: the refusal at the end names every such weight.
+Tensors are read, converted and written in order (`workers` at a time), so memory holds a few of
+them. After the first weight without an exact or equal edge nothing more is written, but all are
+read: the refusal at the end names every such weight.
 """
 
 from __future__ import annotations
@@ -48,18 +50,20 @@ def convert_checkpoint(
 ) -> Converted:
     """Write `checkpoint` to `out` in another layout.
 
-    out             a folder; one file where its name ends in .safetensors, or .gguf for the gguf layout
+    out             a folder; one file where its name ends in .safetensors, or .gguf for the gguf
+                    layout
     to              `layout[:codec[:gN]]`
     lossy           requantize weights that no exact edge keeps
     plan            only report what would be done: nothing is written
-    like            a checkpoint of the same model whose names, row orders, configuration and tokenizer the result takes: for a
-                    GGUF from a folder, and for a folder from a GGUF
+    like            a checkpoint of the same model whose names, row orders, configuration and
+                    tokenizer the result takes: for a GGUF from a folder, and for a folder from a
+                    GGUF
     workers         tensors converted at a time; 0 for one a processor, at most 4
     max_shard_size  bytes of a file of a folder
     overwrite       replace what is at `out`
     progress        called as progress(done_bytes, total_bytes, key), bytes as read
-    Raises LossyError naming every weight whose values would change, unless `lossy`; CheckpointError when `out` exists or
-    a tensor cannot be read; LayoutError when the layout cannot store a weight.
+    Raises LossyError naming every weight whose values would change, unless `lossy`; CheckpointError
+    when `out` exists or a tensor cannot be read; LayoutError when the layout cannot store a weight.
     """
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
     checkpoint.check("convert")
@@ -87,7 +91,9 @@ def write_checkpoint(
     rounding: Rounding | None = None,
     method: Sequence[str] = (),
 ) -> Converted:
-    """The common part of `convert_checkpoint` and `quantize_checkpoint`; `rounding` and `method` as for `ConversionRun`."""
+    """The common part of `convert_checkpoint` and `quantize_checkpoint`; `rounding` and `method` as
+    for `ConversionRun`.
+    """
     if not (LAYOUTS[goal.layout].writes_checkpoints or LAYOUTS[goal.layout].container == "gguf"):
         written = [n for n, layout in LAYOUTS.items() if layout.writes_checkpoints or layout.container == "gguf"]
         raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join(written)}")
@@ -158,13 +164,16 @@ def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
     modules = [*(p.name for p in packed), *(d.name.removesuffix(".weight") for d in dense)]
     names = [module.rpartition(".")[2] for module in modules]
     if not {"lm_head", "output"} & set(names) and set(EMBEDDINGS) & set(names):
-        # A tied head has no tensor, yet a reader that packs every Linear of the model must be told to leave it dense.
+        # A tied head has no tensor, yet a reader that packs every Linear of the model must be told
+        # to leave it dense.
         dense.append(DenseTensor("lm_head.weight", (0, 0)))
     return write_config(goal.layout, packed, dense) if packed else ConfigFiles({})
 
 
 def _json_files(checkpoint: Checkpoint, files: ConfigFiles) -> dict[str, Any]:
-    """config.json, the source's with another quantization config, and further JSON files of the target."""
+    """config.json, the source's with another quantization config, and further JSON files of the
+    target.
+    """
     own = checkpoint.config if (folder_of(checkpoint) or Path()).joinpath("config.json").is_file() else {}
     config = {**untied(without_quantization(own), checkpoint), **files.entries}
     return {**({"config.json": config} if config else {}), **files.beside}
@@ -217,9 +226,11 @@ def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:
 
 
 def _with_gptq_version(checkpoint: Checkpoint, goal: Goal) -> Goal:
-    """The goal with one GPTQ version for the checkpoint: v1, which every reader supports, if all zero points are 2^(bits−1).
+    """The goal with one GPTQ version for the checkpoint: v1, which every reader supports, if all
+    zero points are 2^(bits−1).
 
-    Others are written as v2: v1 has no code for 0, and GPTQModel refuses asymmetric v1 files of any writer but itself.
+    Others are written as v2: v1 has no code for 0, and GPTQModel refuses asymmetric v1 files of any
+    writer but itself.
     """
     if goal.layout != "gptq" or "checkpoint_format" in goal.params:
         return goal
@@ -244,7 +255,9 @@ def _notes(checkpoint: Checkpoint, goal: Goal) -> list[str]:
 
 
 def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: bool) -> None:
-    """CheckpointError when `out` is the source, is of the wrong kind, or may not be replaced. A plan writes nothing."""
+    """CheckpointError when `out` is the source, is of the wrong kind, or may not be replaced. A
+    plan writes nothing.
+    """
     if goal.layout == "gguf" and out.suffix != ".gguf":
         raise CheckpointError(f"[convert] {out}: a gguf target is one file, named *.gguf")
     if goal.layout != "gguf" and out.suffix == ".gguf":

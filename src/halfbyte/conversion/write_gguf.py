@@ -1,7 +1,9 @@
-"""Write a GGUF file with other block types and the names, key-values and tokenizer of an existing GGUF.
+"""Write a GGUF file with other block types and the names, key-values and tokenizer of an existing
+GGUF.
 
-A folder of safetensors lacks what a GGUF contains besides weights (architecture keys, tokenizer, row orders of q and k), so a
-conversion from a folder needs a GGUF of the same model as a template (`gguf_names.RenamedLike`).
+A folder of safetensors lacks what a GGUF contains besides weights (architecture keys, tokenizer,
+row orders of q and k), so a conversion from a folder needs a GGUF of the same model as a template
+(`gguf_names.RenamedLike`).
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ _PLAIN = {t.plain: t.name for t in GGML_TYPES.values() if t.plain}
 
 
 def write_gguf(run: ConversionRun, out: Path, result: Converted) -> None:
-    """Write `out` and put what was done into `result`. UnsupportedError unless the source is a GGUF."""
+    """Write `out` and put what was done into `result`. UnsupportedError unless the source is a
+    GGUF.
+    """
     home = gguf_template(run.checkpoint)
     certain = {k for k in run.keys if _surely_has_factor(run, k)}
     scaled = [k for k in run.keys if _may_have_factor(run, k) and k not in certain]
-    # A tensor scale is a separate tensor of the header; for these keys only a conversion shows whether there is one.
+    # A tensor scale is a separate tensor of the header; for these keys only a conversion shows
+    # whether there is one.
     planned = zip(scaled, run.planned(scaled), strict=True)
     factors = dict.fromkeys(certain, True) | {k: bool(u.outcomes and "scale" in u.outcomes[0].tensors) for k, u in planned}
     shapes: dict[str, tuple[int, ...]] = {}

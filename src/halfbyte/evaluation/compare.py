@@ -1,9 +1,12 @@
 """Divergence of a model from a baseline, by token and by layer.
 
     agreement   fraction of scored positions where both models' most likely tokens are equal
-    kl          Σ p ln(p / q) at each scored position, p the baseline's distribution and q the model's
-    cosine      of the hidden states after each layer, mean over all tokens read; `relative_rms` of their difference beside it
-    embedding   the same for the token embeddings; `pooled`: of the last layer's mean over a window, a text's embedding
+    kl          Σ p ln(p / q) at each scored position, p the baseline's distribution and q the
+                model's
+    cosine      of the hidden states after each layer, mean over all tokens read; `relative_rms` of
+                their difference beside it
+    embedding   the same for the token embeddings; `pooled`: of the last layer's mean over a window,
+                a text's embedding
 
 All measures are relative, and a NaN is never within a threshold.
 """
@@ -76,7 +79,9 @@ class Comparison:
 
     @property
     def least_cosine(self) -> float:
-        """The smallest of the layers' mean cosines, the embedding's and the pooled one included; NaN when one of them is."""
+        """The smallest of the layers' mean cosines, the embedding's and the pooled one included;
+        NaN when one of them is.
+        """
         every = [self.embedding.cosine, *(drift.cosine for drift in self.layers), self.pooled]
         return math.nan if any(map(math.isnan, every)) else min(every)
 
@@ -108,7 +113,8 @@ class _Drift:
 
 
 def cosine_of(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine along the last axis, computed from unit vectors, so that tiny vectors count as large ones do.
+    """Cosine along the last axis, computed from unit vectors, so that tiny vectors count as large
+    ones do.
 
     1 for two zero vectors; 0 for a zero and a nonzero vector.
     """
@@ -120,8 +126,9 @@ def cosine_of(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Paired(NamedTuple):
-    """Of each row of two arrays of logits, float64: KL divergence, −ln of the target's probability by either, and the number of
-    rows where both have the same most likely token."""
+    """Of each row of two arrays of logits, float64: KL divergence, −ln of the target's probability
+    by either, and the number of rows where both have the same most likely token.
+    """
 
     kl: Tensor
     baseline: Tensor

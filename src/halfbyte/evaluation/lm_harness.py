@@ -1,9 +1,11 @@
 """A packed model as a model of lm-evaluation-harness.
 
     import halfbyte.evaluation.lm_harness          # registers "halfbyte"
-    lm_eval.simple_evaluate(model="halfbyte", model_args="path=model.gguf,activations=int8", tasks=["arc_easy"])
+    lm_eval.simple_evaluate(model="halfbyte", model_args="path=model.gguf,activations=int8",
+    tasks=["arc_easy"])
 
-The harness's own Hugging Face class does the rest: batching, likelihoods, generation. Needs `pip install 'lm_eval[hf]'`.
+The harness's own Hugging Face class does the rest: batching, likelihoods, generation. Needs `pip
+install 'lm_eval[hf]'`.
 """
 
 from __future__ import annotations

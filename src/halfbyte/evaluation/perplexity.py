@@ -46,7 +46,9 @@ class Perplexity:
 
     @property
     def error(self) -> float:
-        """Standard error of `value`, tokens taken as independent: value · sqrt(variance / (tokens − 1))."""
+        """Standard error of `value`, tokens taken as independent: value · sqrt(variance / (tokens −
+        1)).
+        """
         variance = max(self.squares / self.tokens - self.nll**2, 0.0)
         return self.value * math.sqrt(variance / (self.tokens - 1)) if self.tokens > 1 else math.inf
 
@@ -81,7 +83,8 @@ def perplexity(model: Any, windows: Sequence[Window], progress: Progress | None 
 
 
 def scored_logits(model: Any, window: Window, hidden: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Logits [scored, vocabulary] for the scored tokens of a window, and, with `hidden`, the hidden states (embeddings first).
+    """Logits [scored, vocabulary] for the scored tokens of a window, and, with `hidden`, the hidden
+    states (embeddings first).
 
     EvaluationError when the window is longer than the model's context.
     """

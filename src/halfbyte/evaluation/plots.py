@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 
 class Size(NamedTuple):
-    """Width and height in the picture's own units, bins of a histogram, most names along the axis, CSS class."""
+    """Width and height in the picture's own units, bins of a histogram, most names along the axis,
+    CSS class.
+    """
 
     width: int
     height: int
@@ -33,7 +35,9 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 20, 46
 
 
 def bars(names: Sequence[str], values: Sequence[float], label: str, size: Size = WIDE) -> str:
-    """Values ≥ 0 as bars, each with its number as a tooltip; NaN and infinity are drawn to the top in another colour."""
+    """Values ≥ 0 as bars, each with its number as a tooltip; NaN and infinity are drawn to the top
+    in another colour.
+    """
     finite = [v for v in values if math.isfinite(v)]
     top = _nice(max(finite, default=0.0))
     step = _plot_width(size) / max(len(values), 1)
@@ -52,7 +56,9 @@ def bars(names: Sequence[str], values: Sequence[float], label: str, size: Size =
 
 
 def histogram(values: NDArray[np.float64], label: str, size: Size = WIDE, marked: Mapping[str, float] | None = None) -> str:
-    """Counts of values on a logarithmic axis; what is 0 or less is counted in the first bin. `marked` are upright lines."""
+    """Counts of values on a logarithmic axis; what is 0 or less is counted in the first bin.
+    `marked` are upright lines.
+    """
     kept = values[np.isfinite(values)]
     positive = kept[kept > 0]
     low, high = (math.log10(positive.min()), math.log10(positive.max())) if positive.size else (-1.0, 0.0)

@@ -1,13 +1,15 @@
 """The windows of a text and the tokens that are scored in each.
 
-`llama.cpp`  Chunks of `context` tokens that do not overlap, each with bos in place of its first token where the tokenizer adds
-             one; a last short chunk is dropped. Tokens at positions context/2 + 1 to context − 1 are scored: 255 of 512.
-`sliding`    `context` tokens every `stride`, the last window ending with the text. Tokens in no earlier window are scored,
-             except those without a token before them in their window: the text's first, and every window's when the
-             stride is the context.
+`llama.cpp`  Chunks of `context` tokens that do not overlap, each with bos in place of its first
+             token where the tokenizer adds one; a last short chunk is dropped. Tokens at positions
+             context/2 + 1 to context − 1 are scored: 255 of 512.
+`sliding`    `context` tokens every `stride`, the last window ending with the text. Tokens in no
+             earlier window are scored, except those without a token before them in their window:
+             the text's first, and every window's when the stride is the context.
 
-The first is that of llama.cpp's `perplexity` tool, the second that of transformers' guide to the perplexity of models of fixed
-length, tokens weighted equally. Their results are not comparable: the first scores tokens with less context.
+The first is that of llama.cpp's `perplexity` tool, the second that of transformers' guide to the
+perplexity of models of fixed length, tokens weighted equally. Their results are not comparable: the
+first scores tokens with less context.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class EvaluationError(HalfbyteError, ValueError):
 class Window(NamedTuple):
     """Tokens that a model reads in one pass.
 
-    first  position of the first scored token; it and all that follow are scored, each from the tokens before it
+    first  position of the first scored token; it and all that follow are scored, each from the
+           tokens before it
     """
 
     tokens: tuple[int, ...]
@@ -57,7 +60,9 @@ def llama_cpp(ids: Sequence[int], context: int = 512, bos: int | None = None, ch
 
 
 def sliding(ids: Sequence[int], context: int = 512, stride: int | None = None, chunks: int | None = None) -> list[Window]:
-    """Windows every `stride` tokens (half the context when None). EvaluationError for fewer than two tokens."""
+    """Windows every `stride` tokens (half the context when None). EvaluationError for fewer than
+    two tokens.
+    """
     step = context // 2 if stride is None else stride
     if context < 2 or not 1 <= step <= context:
         raise EvaluationError(

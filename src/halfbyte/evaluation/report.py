@@ -1,4 +1,5 @@
-"""The HTML page of an evaluation: limits and whether they hold, the main figures, error by layer, divergences, and the settings.
+"""The HTML page of an evaluation: limits and whether they hold, the main figures, error by layer,
+divergences, and the settings.
 
 A self-contained file without scripts, for narrow and wide screens, light and dark.
 """

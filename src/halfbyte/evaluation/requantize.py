@@ -1,6 +1,8 @@
-"""A model with its packed matrices requantized in memory, to measure a change of format before anything is written.
+"""A model with its packed matrices requantized in memory, to measure a change of format before
+anything is written.
 
-    other = requantized(model, "mxfp4")        exact values of each packed weight, rounded to nearest into the codec
+    other = requantized(model, "mxfp4")        exact values of each packed weight, rounded to
+                                               nearest into the codec
 
 A weight that two modules share (a tied head) is requantized once.
 """

@@ -13,7 +13,9 @@ JOINT = "\n\n"
 
 
 def read_text(path: str | Path) -> str:
-    """A UTF-8 file as it is, line ends included; of a .jsonl file, the `text` of every line, joined by an empty line."""
+    """A UTF-8 file as it is, line ends included; of a .jsonl file, the `text` of every line, joined
+    by an empty line.
+    """
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8")
@@ -35,7 +37,8 @@ def _line_text(line: str, where: str) -> str:
 
 
 def dataset_text(spec: str) -> str:
-    """The `text` column of a data set, `NAME[/CONFIG][:SPLIT]` ("wikitext/wikitext-2-raw-v1:test"), through the datasets package.
+    """The `text` column of a data set, `NAME[/CONFIG][:SPLIT]` ("wikitext/wikitext-2-raw-v1:test"),
+    through the datasets package.
 
     EvaluationError when the package, or the column, is not there.
     """

@@ -1,4 +1,6 @@
-"""The registry of format families: from a codec name to its `Format`, and from a `Format` to the code that handles it."""
+"""The registry of format families: from a codec name to its `Format`, and from a `Format` to the
+code that handles it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def codec_names() -> list[str]:
 
 
 def format_named(text: str | Format, group_size: int | None = None, **options: Any) -> Format:
-    """The `Format` for `codec[:gN]` ("mxfp4", "int4:g128", "uint4:channel"); a Format passes through.
+    """The `Format` for `codec[:gN]` ("mxfp4", "int4:g128", "uint4:channel"); a Format passes
+    through.
 
     Raises FormatError naming the nearest words when the codec is unknown.
     """

@@ -11,11 +11,12 @@ Scale rules, over a group's least and greatest element and N bits:
 
 `edge` is the default to 3 bits, and MLX's rule from 2 bits on.
 
-Codes are round((x − bias) / scale), half to even, clipped, with the stored scale and bias; MLX rounds before it stores them.
+Codes are round((x − bias) / scale), half to even, clipped, with the stored scale and bias; MLX
+rounds before it stores them.
 
-Codecs: `affine1` … `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself has 32, 64 and 128); 64 unless given.
-Format option: `scale_dtype` (float16), the dtype of scales and biases. Where a file's two dtypes differ,
-`one_dtype` widens both without loss.
+Codecs: `affine1` … `affine6`, `affine8`. Any group size, −1 for the whole row (MLX itself has 32,
+64 and 128); 64 unless given. Format option: `scale_dtype` (float16), the dtype of scales and
+biases. Where a file's two dtypes differ, `one_dtype` widens both without loss.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class AffinePolicy:
     scale        "minmax" or "edge"
     compute      arithmetic, "exact" or "float32"
     scale_floor  smallest magnitude of a scale
-    codes        "stored": from the scale and bias as they are stored; "unrounded": from those before rounding to their dtype
+    codes        "stored": from the scale and bias as they are stored; "unrounded": from those
+                 before rounding to their dtype
     """
 
     scale: str = "minmax"

@@ -1,7 +1,8 @@
 """What a format family is: its codec names, the geometry of its parts, decoding and encoding.
 
-To add a format, subclass `Family`, give `codecs`, `format` and `encode`, and register it in `formats/__init__.py`. Decoding
-follows from the `Format` description unless the family overrides it.
+To add a format, subclass `Family`, give `codecs`, `format` and `encode`, and register it in
+`formats/__init__.py`. Decoding follows from the `Format` description unless the family overrides
+it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Family(ABC):
     codecs: ClassVar[tuple[str, ...]]
     """Codec names, each a `Format.name` of this family."""
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
-    """Producer name -> format options and keyword arguments of `encode` that reproduce that producer's bytes."""
+    """Producer name -> format options and keyword arguments of `encode` that reproduce that
+    producer's bytes.
+    """
     policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Producer name -> the codecs it has, where these are not all of the family's."""
     exceptions: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
@@ -58,14 +61,18 @@ class Family(ABC):
         return tuple(p for p in self.policies if codec in self.policy_codecs.get(p, self.codecs))
 
     def policy(self, codec: str, producer: str) -> dict[str, Any]:
-        """Format and encode options of a producer's policy for a codec; FormatError with the allowed names for an unknown one."""
+        """Format and encode options of a producer's policy for a codec; FormatError with the
+        allowed names for an unknown one.
+        """
         known = self.policies_of(codec)
         if producer not in known:
             raise FormatError(f"[quantize] policy {producer!r} for {codec}; allowed: {', '.join(known) or 'none'}")
         return self.policies[producer] | self.exceptions.get((producer, codec), {})
 
     def fit(self, fmt: Format, shape: Sequence[int]) -> Format:
-        """The canonical spelling of `fmt` for a tensor of this shape: flat blocks that never straddle rows become row groups."""
+        """The canonical spelling of `fmt` for a tensor of this shape: flat blocks that never
+        straddle rows become row groups.
+        """
         return fmt
 
     @abstractmethod
@@ -74,7 +81,9 @@ class Family(ABC):
 
     @abstractmethod
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        """Round finite x [*lead, n, k] to the format's parts. `policy` names the scale and tie rules."""
+        """Round finite x [*lead, n, k] to the format's parts. `policy` names the scale and tie
+        rules.
+        """
 
     def decode(
         self, fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: tuple[int, int] | None = None
@@ -83,7 +92,9 @@ class Family(ABC):
         return decode_exact(fmt, shape, parts, dtype, window)
 
     def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
-        """Required parts of a tensor of logical `shape` (*lead, n, k), with their shapes and dtypes."""
+        """Required parts of a tensor of logical `shape` (*lead, n, k), with their shapes and
+        dtypes.
+        """
         *lead_list, n, k = shape
         lead = tuple(lead_list)
         specs = {"codes": PartSpec((*lead, n, fmt.row_bytes(k)), np.dtype(np.uint8))}
@@ -132,7 +143,9 @@ def check_group(codec: str, group_size: int, allowed: Sequence[int] | None = Non
 
 
 def require_finite(x: NDArray[Any], codec: str) -> NDArray[Any]:
-    """x as an array of two or three axes of finite floats; an error with the first position of another value."""
+    """x as an array of two or three axes of finite floats; an error with the first position of
+    another value.
+    """
     x = np.asarray(x)
     if x.ndim not in (2, 3):
         raise ShapeError(f"[quantize] shape {x.shape}; a weight is (n, k) or (experts, n, k)")

@@ -1,11 +1,13 @@
 """The value of a packed weight, evaluated exactly for any `Format`.
 
-    value = ((element(code) − zero) · scale · super_scale · global) / divisor + bias − min · super_min
+    value = ((element(code) − zero) · scale · super_scale · global) / divisor + bias − min ·
+    super_min
 
-Each factor has few significant bits: an element of E2M1 has 2, a 4-bit code less its zero point 5, an E8M0 scale 1, a float16
-scale 11. A product needs the sum of these. Where float32 can represent every intermediate result, or where only one operation
-rounds, float32 arithmetic *is* the exact value rounded once, and is used because it is faster. Everything else is computed with
-`Exact`: in float64 while 53 bits suffice for the product, with error terms of `two_product` beyond.
+Each factor has few significant bits: an element of E2M1 has 2, a 4-bit code less its zero point 5,
+an E8M0 scale 1, a float16 scale 11. A product needs the sum of these. Where float32 can represent
+every intermediate result, or where only one operation rounds, float32 arithmetic *is* the exact
+value rounded once, and is used because it is faster. Everything else is computed with `Exact`: in
+float64 while 53 bits suffice for the product, with error terms of `two_product` beyond.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from ..spec import Format
 
 Parts = Mapping[str, NDArray[Any]]
 Window = tuple[int, int]
-"""(first row, rows of the whole): rows of the flattened tensor, or of one matrix for `block` groups."""
+"""(first row, rows of the whole): rows of the flattened tensor, or of one matrix for `block`
+groups.
+"""
 
 Expander = Callable[[NDArray[Any]], NDArray[Any]]
 """Function from values a group to values an element."""
@@ -50,7 +54,9 @@ def element_values(fmt: Format, codes: NDArray[np.uint8], dtype: Any = np.float6
 
 
 def scale_values(kind: str, raw: NDArray[Any], dtype: Any = np.float64) -> NDArray[Any]:
-    """Stored scales as numbers: a table for the 8-bit floats, a cast for the rest. Exact in either dtype."""
+    """Stored scales as numbers: a table for the 8-bit floats, a cast for the rest. Exact in either
+    dtype.
+    """
     if kind in ("e8m0", "e4m3", "ue4m3"):
         raw = scale_table(kind)[raw]
     out: NDArray[Any] = raw.astype(dtype)
@@ -58,7 +64,9 @@ def scale_values(kind: str, raw: NDArray[Any], dtype: Any = np.float64) -> NDArr
 
 
 def group_expander(fmt: Format, shape: tuple[int, ...], window: Window | None, index: NDArray[np.integer] | None) -> Expander:
-    """The function from values a group to values an element, [*shape] or an array that broadcasts to it."""
+    """The function from values a group to values an element, [*shape] or an array that broadcasts
+    to it.
+    """
     k = shape[-1]
 
     def along_row(a: NDArray[Any]) -> NDArray[Any]:
@@ -88,7 +96,9 @@ def _super(fmt: Format, a: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 
 def _value_bits(fmt: Format, parts: Parts) -> int:
-    """Significant bits of element − zero, at most: integers up to the largest code or stored zero point."""
+    """Significant bits of element − zero, at most: integers up to the largest code or stored zero
+    point.
+    """
     bits = element_significant_bits(fmt.element, fmt.bits)
     if fmt.zero == "int":
         zeros = parts["zeros"]
@@ -103,20 +113,24 @@ def significant_bits(fmt: Format, parts: Parts) -> int:
 
 
 def _rounds_once_in_float32(fmt: Format, parts: Parts, out: np.dtype[Any]) -> bool:
-    """True when plain float32 arithmetic in the order of `_float32` equals the exact value rounded once to `out`."""
+    """True when plain float32 arithmetic in the order of `_float32` equals the exact value rounded
+    once to `out`.
+    """
     if fmt.zero == "float" or fmt.divisor != 1.0 or fmt.global_op == "divide" or fmt.inverse or fmt.scale == "nested":
         return False
     bits = significant_bits(fmt, parts)
     additive = fmt.bias or bool(fmt.minimum)
     if out != np.float32:
-        # The float32 value itself must be exact. A value beyond its range is beyond the narrower ranges too, and the smallest
-        # scale times the smallest element of every format is a multiple of 2^−149, float32's smallest step.
+        # The float32 value itself must be exact. A value beyond its range is beyond the narrower
+        # ranges too, and the smallest scale times the smallest element of every format is a
+        # multiple of 2^−149, float32's smallest step.
         return bits <= 24 and not additive
     if fmt.global_op:
         # Element · scale is exact, and of E4M3 stays in range; the global factor rounds.
         return fmt.scale in ("e4m3", "ue4m3") and not additive and bits - 24 <= 24
     if additive:
-        # Exact products, one rounded addition. A product beyond float32 might come back into range by the sum.
+        # Exact products, one rounded addition. A product beyond float32 might come back into range
+        # by the sum.
         wide = fmt.scale == "bfloat16" and not np.abs(parts["scales"].astype(np.float32)).max(initial=0) < 2.0**100
         return bits <= 24 and not wide
     # Two exact float32 operands, one multiplication.
@@ -142,7 +156,9 @@ def _float32(fmt: Format, shape: tuple[int, ...], parts: Parts, expand: Expander
 
 
 class _Term(NamedTuple):
-    """One float64 summand: an upper bound on its significant bits, and whether it is the rounding error of another term."""
+    """One float64 summand: an upper bound on its significant bits, and whether it is the rounding
+    error of another term.
+    """
 
     value: F64
     bits: int
@@ -150,10 +166,13 @@ class _Term(NamedTuple):
 
 
 def _times(terms: list[_Term], factor: F64, bits: int) -> list[_Term]:
-    """Every term times a factor of `bits` significant bits, exactly: beyond 53 bits the rounding errors become terms."""
+    """Every term times a factor of `bits` significant bits, exactly: beyond 53 bits the rounding
+    errors become terms.
+    """
     out = []
     for term in terms:
-        # An infinite or NaN factor multiplies the leading term only: an error term times infinity could cancel it.
+        # An infinite or NaN factor multiplies the leading term only: an error term times infinity
+        # could cancel it.
         by = np.where(np.isfinite(factor), factor, 0.0) if term.is_error else factor
         if term.bits + bits <= 53:
             out.append(_Term(term.value * by, term.bits + bits, term.is_error))
@@ -166,14 +185,17 @@ def _times(terms: list[_Term], factor: F64, bits: int) -> list[_Term]:
 
 
 def _shifted(fmt: Format, parts: Parts, codes: NDArray[np.uint8], expand: Expander) -> list[_Term]:
-    """element(code) − zero as one term, or as two where 53 bits do not hold the difference with a float zero point."""
+    """element(code) − zero as one term, or as two where 53 bits do not hold the difference with a
+    float zero point.
+    """
     value = element_values(fmt, codes)
     if fmt.zero == "int":
         value = value - expand(parts["zeros"].astype(np.float64))
     if fmt.zero != "float":
         return [_Term(value, _value_bits(fmt, parts))]
     hi, lo = two_sum(value, -expand(parts["zeros"].astype(np.float64)))
-    # A float16 zero point is a multiple of 2^−24 below 2^16. The error term is part of one operand: 24 bits.
+    # A float16 zero point is a multiple of 2^−24 below 2^16. The error term is part of one operand:
+    # 24 bits.
     terms = [_Term(hi, 41 if fmt.scale == "float16" else 53)]
     if np.nan_to_num(lo).any():
         terms.append(_Term(np.nan_to_num(lo), 24, True))
@@ -202,7 +224,8 @@ def _scaled(
     offset = np.broadcast_to(parts["nested_offset"].astype(np.float64), mapped.shape)
     if not fmt.inverse:
         return _times(terms, expand(mapped * absmax), 48) + _times(terms, expand(offset), 24), None
-    # (map / absmax + offset) · element, brought to the divisor absmax. Where absmax is infinite, map / absmax is 0 by itself.
+    # (map / absmax + offset) · element, brought to the divisor absmax. Where absmax is infinite,
+    # map / absmax is 0 by itself.
     infinite = np.isinf(absmax)
     mapped, absmax = np.where(infinite, mapped / absmax, mapped), np.where(infinite, 1.0, absmax)
     return _times(terms, expand(mapped), 24) + _times(terms, expand(offset * absmax), 48), expand(absmax)
@@ -235,10 +258,11 @@ def exact_values(fmt: Format, shape: tuple[int, ...], parts: Parts, window: Wind
 
 
 def decode_exact(fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: Window | None = None) -> NDArray[Any]:
-    """Exact values rounded once, to nearest even, to `dtype` ("float32", "float16", "bfloat16" or "float64").
+    """Exact values rounded once, to nearest even, to `dtype` ("float32", "float16", "bfloat16" or
+    "float64").
 
-    A float64 result is the exact value where 53 bits hold it, else the value rounded to odd: rounding that again to a narrower
-    dtype gives the correctly rounded result.
+    A float64 result is the exact value where 53 bits hold it, else the value rounded to odd:
+    rounding that again to a narrower dtype gives the correctly rounded result.
     """
     out = dtype_named(dtype)
     if out != np.float64 and _rounds_once_in_float32(fmt, parts, out):

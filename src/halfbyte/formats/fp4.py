@@ -1,8 +1,10 @@
-"""FP4 with float group scales: E2M1 elements under a float16, bfloat16 or float32 number a group (the Marlin-style FP4).
+"""FP4 with float group scales: E2M1 elements under a float16, bfloat16 or float32 number a group
+(the Marlin-style FP4).
 
     value = e2m1(code) · scale
 
-Codecs: `fp4`. Any group size, −1 for the whole row; 32 unless given. Format option: `scale_dtype` (float16).
+Codecs: `fp4`. Any group size, −1 for the whole row; 32 unless given. Format option: `scale_dtype`
+(float16).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""FP8 with float scales: E4M3 or E5M2 elements under a float number a channel, group, tile or tensor.
+"""FP8 with float scales: E4M3 or E5M2 elements under a float number a channel, group, tile or
+tensor.
 
     value = float8(code) · scale
 
@@ -9,7 +10,8 @@
 | tile of r × g | g | r |
 | tensor | −1 | −1 |
 
-Codecs: `fp8_e4m3`, `fp8_e5m2`. Format options: `scale_dtype` (float32), `rows` (rows that share a scale, −1 for all of a matrix).
+Codecs: `fp8_e4m3`, `fp8_e5m2`. Format options: `scale_dtype` (float32), `rows` (rows that share a
+scale, −1 for all of a matrix).
 """
 
 from __future__ import annotations

@@ -2,18 +2,21 @@
 
     value = (code − zero) · scale
 
-HQQ groups the flattened matrix. With axis 1, g consecutive elements share a scale: that is `row` grouping when k is whole
-groups and `flat` otherwise. With axis 0 the matrix is reshaped to (g, n·k/g) and a column shares a scale: element f of the
-flattened matrix is in group f mod (n·k/g), the `strided` grouping (HQQ itself wants whole groups; here the quotient rounds up).
+HQQ groups the flattened matrix. With axis 1, g consecutive elements share a scale: that is `row`
+grouping when k is whole groups and `flat` otherwise. With axis 0 the matrix is reshaped to (g,
+n·k/g) and a column shares a scale: element f of the flattened matrix is in group f mod (n·k/g), the
+`strided` grouping (HQQ itself wants whole groups; here the quotient rounds up).
 
-The `range` rule takes the range of a group over 2^N − 1 steps for its scale, and −min / scale for its zero point; the scale is no
-smaller than keeps the zero point's units digit in its dtype, so that a nearly constant group far from 0 stays right. The `edge`
-rule ties the end farther from zero, and zero, to codes, as MLX does. Codes are found with the stored scale and zero point. HQQ's
-own rule multiplies by the reciprocal in float32, before either is stored; its optimizer of zero points is not round-to-nearest
-and not here.
+The `range` rule takes the range of a group over 2^N − 1 steps for its scale, and −min / scale for
+its zero point; the scale is no smaller than keeps the zero point's units digit in its dtype, so
+that a nearly constant group far from 0 stays right. The `edge` rule ties the end farther from zero,
+and zero, to codes, as MLX does. Codes are found with the stored scale and zero point. HQQ's own
+rule multiplies by the reciprocal in float32, before either is stored; its optimizer of zero points
+is not round-to-nearest and not here.
 
-Codecs: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 unless given. Format options: `axis` (1), `scale_dtype`
-(float16; the zero points have it too), `grouping` (`row` or `flat` for axis 1; `Family.fit` picks from the shape).
+Codecs: `hqq1` … `hqq8`. Any group size, −1 for the whole row (axis 1); 64 unless given. Format
+options: `axis` (1), `scale_dtype` (float16; the zero points have it too), `grouping` (`row` or
+`flat` for axis 1; `Family.fit` picks from the shape).
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ from .rounding.ranges import edge_scale
 
 @dataclass(frozen=True)
 class HQQPolicy:
-    """How a group is rounded: `rule` "range", "edge" (the default to 3 bits), or "hqq" for HQQ's own arithmetic."""
+    """How a group is rounded: `rule` "range", "edge" (the default to 3 bits), or "hqq" for HQQ's
+    own arithmetic.
+    """
 
     rule: str = "range"
 

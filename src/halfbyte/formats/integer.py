@@ -5,10 +5,12 @@
     inverse value = (code − 2^(N−1)) / scale          ModelOpt's INT4QTensor keeps 7/amax
     bnb_int8 value = (code − 128) · scale / 127       bitsandbytes' row-wise int8, scale is the row's largest magnitude
 
-Codecs: `int1` … `int8`, `uint1` … `uint8`, `bnb_int8`. Any group size, −1 for the whole row; 128 unless given (bnb_int8: −1
-only). Format options: `scale_dtype` (float16; bnb_int8: float32), `rows` (rows that share a scale: tiles of rows × group_size,
-−1 for all), `inverse` (`intN` only). A signed producer code q of N bits is held as q + 2^(N−1); its signed zero point z, if
-any, as z + 2^(N−1) in `uintN`."""
+Codecs: `int1` … `int8`, `uint1` … `uint8`, `bnb_int8`. Any group size, −1 for the whole row; 128
+unless given (bnb_int8: −1 only). Format options: `scale_dtype` (float16; bnb_int8: float32), `rows`
+(rows that share a scale: tiles of rows × group_size, −1 for all), `inverse` (`intN` only). A signed
+producer code q of N bits is held as q + 2^(N−1); its signed zero point z, if any, as z + 2^(N−1) in
+`uintN`.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
     value = element(code) · 2^(scale_byte − 127)
 
-mxfp4 (E2M1), mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2 and mxint8 follow the OCP Microscaling Formats (MX) specification
-1.0. Block 32 is the standard; 16 and 64 are non-standard variants, asked for by group size. mxint2 and mxint4 exist in
-microxcaling only.
+mxfp4 (E2M1), mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2 and mxint8 follow the OCP Microscaling
+Formats (MX) specification 1.0. Block 32 is the standard; 16 and 64 are non-standard variants, asked
+for by group size. mxint2 and mxint4 exist in microxcaling only.
 
-Scale rules, with amax the block's largest magnitude, emax the element's largest exponent and M its largest value:
+Scale rules, with amax the block's largest magnitude, emax the element's largest exponent and M its
+largest value:
 
 | `scale` | exponent | used by |
 |---|---|---|
@@ -15,9 +16,11 @@ Scale rules, with amax the block's largest magnitude, emax the element's largest
 | `ceil` | ceil(log2(amax / M)) | MLX, ModelOpt, torchao RCEIL |
 | `ceil_log2` | ceil(log2 amax) − emax | torchao CEIL |
 
-Exponents are clipped to −127 … 127, so that no scale byte is 255 (NaN). Elements beyond M after scaling saturate.
+Exponents are clipped to −127 … 127, so that no scale byte is 255 (NaN). Elements beyond M after
+scaling saturate.
 
-Codecs: `mxfp4`, `mxfp6_e2m3`, `mxfp6_e3m2`, `mxfp8_e4m3`, `mxfp8_e5m2`, `mxint8`, `mxint4`, `mxint2`. No format options.
+Codecs: `mxfp4`, `mxfp6_e2m3`, `mxfp6_e3m2`, `mxfp8_e4m3`, `mxfp8_e5m2`, `mxint8`, `mxint4`,
+`mxint2`. No format options.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ _CODECS = {
 }  # fmt: skip
 SCALE_RULES = ("floor", "even", "ceil", "ceil_log2")
 LEAST_ERROR = {w: "floor" if e == "mxint" else "ceil" if w == "mxfp8_e4m3" else "even" for w, (e, _) in _CODECS.items()}
-"""Default rule of each codec: the rule of least squared error on real weights, docs/formats/policies.md."""
+"""Default rule of each codec: the rule of least squared error on real weights,
+docs/formats/policies.md.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class MXPolicy:
     zero_byte   scale byte of an all-zero block
     symmetric   MXINT saturates at ±(2^(bits−1) − 1), leaving its lowest code unused
     byte0       what elements of a block with scale byte 0 are divided by (the byte means 2^−127)
-    compute     arithmetic of amax / M, its logarithm and the division by the scale, one of `policy.COMPUTE`
+    compute     arithmetic of amax / M, its logarithm and the division by the scale, one of
+                `policy.COMPUTE`
     """
 
     scale: str = "even"
@@ -120,14 +126,17 @@ class MX(Family):
         exponent = block_exponents(np.abs(blocks).max(axis=-1), fmt, rule)
         with np.errstate(under="ignore"):
             scale = np.where(exponent == -127, rule.byte0, np.ldexp(1.0, exponent)).astype(blocks.dtype)
-        # A power of two below float16's range, where a producer computes in float16: its scale is 0, and it stores 1.
+        # A power of two below float16's range, where a producer computes in float16: its scale is
+        # 0, and it stores 1.
         exponent, scale = np.where(scale == 0, 0, exponent), np.where(scale == 0, blocks.dtype.type(1), scale)
         codes = round_elements(blocks / scale[..., None], fmt, rule)
         return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": e8m0_encode(exponent)}
 
 
 def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.int64]:
-    """Unbiased exponents of the block scales, clipped to −127 … 127, by the rules of the table above."""
+    """Unbiased exponents of the block scales, clipped to −127 … 127, by the rules of the table
+    above.
+    """
     table = element_table(fmt.element, fmt.bits)
     largest = float(np.nanmax(np.where(np.isinf(table), np.nan, table)))
     emax = int(np.frexp(largest)[1]) - 1
@@ -138,7 +147,8 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
     elif rule.scale == "ceil_log2":
         exponent = power - 1 + (mantissa > 0.5) - emax
     elif rule.scale == "floor" and rule.compute == "float32":
-        # The float32 logarithm of a number a few ulp below a power of two rounds up to an integer, so its floor is 1 too large.
+        # The float32 logarithm of a number a few ulp below a power of two rounds up to an integer,
+        # so its floor is 1 too large.
         with np.errstate(divide="ignore"):
             exponent = np.floor(np.log2(amax.astype(np.float32))).astype(np.float64) - emax
     else:
@@ -149,7 +159,8 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
             # Rounded to 1 + bits binary digits, ties up, amax reaches the next power of two.
             exponent = exponent + (mantissa >= 1 - 2.0 ** -(bits + 2))
             if rule.compute == "input":
-                # The producer rounds the bits of the number, which takes a subnormal to the smallest normal number or to 0.
+                # The producer rounds the bits of the number, which takes a subnormal to the
+                # smallest normal number or to 0.
                 tiny = float(float_info(amax.dtype).smallest_normal)
                 up = amax >= tiny * (1 - 2.0 ** -(bits + 1))
                 exponent = np.where((amax < tiny) & up, np.log2(tiny) - emax, exponent)
@@ -159,7 +170,9 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
 
 
 def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """ceil(log2(amax / largest)) and where the ratio is 0. Not exact: the ratio in the dtype asked for, its log in float32."""
+    """ceil(log2(amax / largest)) and where the ratio is 0. Not exact: the ratio in the dtype asked
+    for, its log in float32.
+    """
     if compute == "exact":
         # Least e with amax ≤ largest · 2^e, by comparison of mantissas.
         (m, p), (lm, lp) = np.frexp(amax.astype(np.float64)), np.frexp(largest)
@@ -171,7 +184,9 @@ def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[
 
 
 def round_elements(scaled: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.uint8]:
-    """Scaled values to codes: a minifloat by `round_to_element`, MXINT by `round_integers`, both saturating."""
+    """Scaled values to codes: a minifloat by `round_to_element`, MXINT by `round_integers`, both
+    saturating.
+    """
     if fmt.element in MINIFLOATS:
         return sign_zeros(round_to_element(scaled, fmt.element, rule.ties), scaled, fmt.element, rule.zeros)
     steps = scaled.astype(np.float64) * (1 << (fmt.bits - 2))

@@ -1,10 +1,11 @@
 """The second level of scales: bitsandbytes' and ModelOpt's double quantization of absolute maxima.
 
     bitsandbytes: absmax = map[byte] · absmax2 + offset, map the signed dynamic map, offset the mean
-    ModelOpt:     absmax = (byte − 128) / scale2 + offset, scale2 = 127 / (largest |absmax − offset|)
+    ModelOpt:     absmax = (byte − 128) / scale2 + offset, scale2 = 127 / (largest |absmax −
+                  offset|)
 
-The dynamic map (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization") has 2^i evenly spaced fractions in the
-decade 10^(i−7) … 10^(i−6), i = 0 … 6, of either sign, and 0 and 1.
+The dynamic map (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization") has 2^i
+evenly spaced fractions in the decade 10^(i−7) … 10^(i−6), i = 0 … 6, of either sign, and 0 and 1.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from .decode import NESTED_BLOCK
 
 Parts = Mapping[str, NDArray[Any]]
 GRIDS = ("exact", "grid")
-"""Rule of a byte: the nearest entry of the map to x, or to x rounded to one of 65536 even steps of −1 … 1 (bitsandbytes on a
-CPU)."""
+"""Rule of a byte: the nearest entry of the map to x, or to x rounded to one of 65536 even steps of
+−1 … 1 (bitsandbytes on a CPU).
+"""
 _F32 = np.float32
 
 
 @cache
 def dynamic_map() -> NDArray[np.float32]:
-    """The 256 entries in ascending order, float32, read-only; every float32 step as PyTorch takes it."""
+    """The 256 entries in ascending order, float32, read-only; every float32 step as PyTorch takes
+    it.
+    """
     entries: list[float] = [0.0, 1.0]
     for i in range(7):
         n = 1 << i
@@ -54,9 +58,10 @@ def _by_256(values: NDArray[Any]) -> NDArray[Any]:
 def lane_sum(x: NDArray[np.float32]) -> np.float32:
     """Sum of float32 numbers in the order in which PyTorch adds them on x86 with one thread.
 
-    Eight lanes take every eighth number, four rows of lanes every fourth group of eight; each of these 32 sums cascades through
-    four levels whose steps are a power of two of at least 16. Then the levels, the rows, the remaining numbers and the lanes are
-    added. From 32,768 numbers on PyTorch splits the work among its threads, and the last bit may differ from this.
+    Eight lanes take every eighth number, four rows of lanes every fourth group of eight; each of
+    these 32 sums cascades through four levels whose steps are a power of two of at least 16. Then
+    the levels, the rows, the remaining numbers and the lanes are added. From 32,768 numbers on
+    PyTorch splits the work among its threads, and the last bit may differ from this.
     """
     lanes = 8 if x.size >= 8 else 1
     rows = x[: x.size // lanes * lanes].reshape(-1, lanes)
@@ -84,7 +89,9 @@ def lane_sum(x: NDArray[np.float32]) -> np.float32:
 
 
 def nest(absmax: NDArray[Any], codes: str) -> dict[str, NDArray[Any]]:
-    """Parts of bitsandbytes' double quantization of absolute maxima (of any shape, row-major), in float32."""
+    """Parts of bitsandbytes' double quantization of absolute maxima (of any shape, row-major), in
+    float32.
+    """
     table = dynamic_map()
     values = absmax.astype(_F32)
     offset = lane_sum(values.reshape(-1)) / _F32(values.size)
@@ -106,8 +113,9 @@ def nest(absmax: NDArray[Any], codes: str) -> dict[str, NDArray[Any]]:
 
 
 def nest_modelopt(absmax: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Parts of ModelOpt's double quantization, in bfloat16, the dtype of its scales; the mean includes the zeros that pad the
-    last 256."""
+    """Parts of ModelOpt's double quantization, in bfloat16, the dtype of its scales; the mean
+    includes the zeros that pad the last 256.
+    """
     bf16 = ml_dtypes.bfloat16
     blocks = _by_256(absmax.astype(bf16))
     offset = blocks.astype(_F32).mean(dtype=_F32).astype(bf16)

@@ -1,8 +1,11 @@
-"""Table formats scaled by an absolute maximum: NF4 and bitsandbytes' own fp4, with blocks over the flattened tensor.
+"""Table formats scaled by an absolute maximum: NF4 and bitsandbytes' own fp4, with blocks over the
+flattened tensor.
 
     value = table[code] · absmax
-    nested, bitsandbytes:  absmax = nested_map[scale_byte] · nested_absmax[block / 256] + nested_offset
-    nested, nf4_modelopt:  absmax = nested_map[scale_byte] / nested_absmax[block / 256] + nested_offset, the map being byte − 128
+    nested, bitsandbytes:  absmax = nested_map[scale_byte] · nested_absmax[block / 256] +
+                           nested_offset
+    nested, nf4_modelopt:  absmax = nested_map[scale_byte] / nested_absmax[block / 256] +
+                           nested_offset, the map being byte − 128
 
 | part | dtype | shape |
 |---|---|---|
@@ -11,11 +14,12 @@
 | `nested_absmax` | float32 | [ceil(blocks/256)], blocks of the whole flattened tensor |
 | `nested_offset` | float32 | 0-d |
 
-`Family.fit` chooses `row` grouping where k is a multiple of the block (the same blocks, by row), and `flat` otherwise. ModelOpt's
-signed scale byte b is stored as b + 128.
+`Family.fit` chooses `row` grouping where k is a multiple of the block (the same blocks, by row),
+and `flat` otherwise. ModelOpt's signed scale byte b is stored as b + 128.
 
-Codecs: `nf4` (QLoRA, Dettmers et al. 2023), `bnb_fp4`, `nf4_modelopt` (the NF4 table to four digits in bfloat16). Any block size;
-64 unless given. Format options: `nested` (False), `grouping` (`row`, `flat`), `scale_dtype` (float32; nf4_modelopt bfloat16).
+Codecs: `nf4` (QLoRA, Dettmers et al. 2023), `bnb_fp4`, `nf4_modelopt` (the NF4 table to four digits
+in bfloat16). Any block size; 64 unless given. Format options: `nested` (False), `grouping` (`row`,
+`flat`), `scale_dtype` (float32; nf4_modelopt bfloat16).
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@
 | `amax` | e2m1(code) · e4m3(scale_byte) · global / 2688 | MLX, which stores the tensor's largest magnitude |
 | `none` | e2m1(code) · e4m3(scale_byte) | MLX and torchao without a tensor scale |
 
-2688 = 6 · 448, the largest element times the largest scale. Block scales are signed E4M3 (0x7F and 0xFF are NaN); GGUF reads
-the same byte without its sign: that is the codec `nvfp4_ue4m3` (`ggml/fp4.py`).
+2688 = 6 · 448, the largest element times the largest scale. Block scales are signed E4M3 (0x7F and
+0xFF are NaN); GGUF reads the same byte without its sign: that is the codec `nvfp4_ue4m3`
+(`ggml/fp4.py`).
 
-The scale rule: block scale s = amax / 6 / tensor scale, rounded to the nearest E4M3 value between a floor and 448; elements
-divided by the product of both scales are rounded to E2M1. Where each operation rounds, the result depends on the order:
+The scale rule: block scale s = amax / 6 / tensor scale, rounded to the nearest E4M3 value between a
+floor and 448; elements divided by the product of both scales are rounded to E2M1. Where each
+operation rounds, the result depends on the order:
 
 | `order` | block scale | element | used by |
 |---|---|---|---|
@@ -20,7 +22,8 @@ divided by the product of both scales are rounded to E2M1. Where each operation 
 | `inverse` | (amax / 6) · h | x / (s / h) | compressed-tensors, h the stored divisor |
 | `stepwise` | (amax / 6) · h | (x / s) · h | MLX, h = 2688 / amax of the tensor |
 
-No NaN byte is ever written: an all-zero block has the scale `zero_scale`, an all-zero tensor the tensor scale 1.
+No NaN byte is ever written: an all-zero block has the scale `zero_scale`, an all-zero tensor the
+tensor scale 1.
 
 Codecs: `nvfp4`. Group 16. Format option: `global_scale`.
 """
@@ -53,8 +56,8 @@ ORDERS = ("joint", "reciprocal", "inverse", "stepwise")
 class NVFP4Policy:
     """How a tensor is rounded.
 
-    compute      arithmetic: "exact", "float32", or "input", where amax / 6, the tensor scale and the first step of "stepwise" are
-                 in the weight's dtype and the rest is float32
+    compute      arithmetic: "exact", "float32", or "input", where amax / 6, the tensor scale and
+                 the first step of "stepwise" are in the weight's dtype and the rest is float32
     order        order of the operations, one of `ORDERS`
     scale_floor  smallest block scale, as an E4M3 value
     zero_scale   block scale where the rounded amax / 6 is 0
@@ -122,8 +125,8 @@ class NVFP4(Family):
                 part = blocks[..., rows, :, :]
                 scales[..., rows, :], scaled = block_scale(part, amax[..., rows, :], g, fmt, rule)
                 nearest = sign_zeros(round_to_element(scaled, "e2m1", rule.ties), part, "e2m1", rule.zeros)
-                # A zero scale, which only a policy without a floor writes, gives codes of 0 where the division gives NaN or
-                # infinity.
+                # A zero scale, which only a policy without a floor writes, gives codes of 0 where
+                # the division gives NaN or infinity.
                 codes[..., rows, :, :] = np.where(scales[..., rows, :, None] == 0, np.uint8(0), nearest)
         parts = {"codes": pack(ungrouped(codes, fmt, x.shape), 4), "scales": scales}
         return parts | ({"global_scale": stored} if fmt.global_op else {})
@@ -135,7 +138,8 @@ def _arithmetic(rule: NVFP4Policy) -> np.dtype[Any]:
 
 
 def tensor_scale(amax: NDArray[Any], fmt: Format) -> NDArray[np.float32]:
-    """float32 tensor scales for largest magnitudes [*lead], computed in their dtype; never 0 or infinite.
+    """float32 tensor scales for largest magnitudes [*lead], computed in their dtype; never 0 or
+    infinite.
 
     1 for a tensor of zeros and for a format of one level.
     """
@@ -155,7 +159,9 @@ def tensor_scale(amax: NDArray[Any], fmt: Format) -> NDArray[np.float32]:
 def block_scale(
     blocks: NDArray[Any], amax: NDArray[Any], g: NDArray[Any], fmt: Format, rule: NVFP4Policy
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """E4M3 bytes of the block scales and the elements over both scales. g [*lead, 1, 1] is the stored tensor scale."""
+    """E4M3 bytes of the block scales and the elements over both scales. g [*lead, 1, 1] is the
+    stored tensor scale.
+    """
     dtype = g.dtype
     x = blocks.astype(dtype)
     sixth = (amax / amax.dtype.type(6)).astype(dtype)

@@ -44,7 +44,9 @@ def grouping_option(codec: str, options: Mapping[str, Any], allowed: Sequence[st
 
 
 def fit_flat(fmt: Format, shape: Sequence[int]) -> Format:
-    """The canonical spelling of groups over a flattened tensor: `row` when k is whole groups, `flat` otherwise."""
+    """The canonical spelling of groups over a flattened tensor: `row` when k is whole groups,
+    `flat` otherwise.
+    """
     if fmt.grouping not in ("row", "flat") or fmt.group_size == -1 or math.prod(shape) == 0:
         return fmt
     return fmt.with_(grouping="flat" if shape[-1] % fmt.group_size else "row")

@@ -1,10 +1,12 @@
 """Batched generation: each pass of the model yields the next token of every sequence.
 
     for index, piece in BatchGeneration(model, tokenizer, ["Once", "There was a"], max_tokens=64):
-        ...                                        # pieces of all texts in order of time, with their index
+        ...                                        # pieces of all texts in order of time, with
+                                                   their index
 
-Prompts are padded on the left and the padding is masked, so each text equals that of a single run except for the order of
-floating-point sums. Finished texts stay in the batch, ignored, until the last one ends.
+Prompts are padded on the left and the padding is masked, so each text equals that of a single run
+except for the order of floating-point sums. Finished texts stay in the batch, ignored, until the
+last one ends.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from .single import Generation, GenerationError, Piece, Sampling, choose, prompt
 
 
 class BatchGeneration:
-    """Iterates over (index of the prompt, piece). `texts` has a `Generation` for each prompt, with tokens, text and reason
-    for stopping. Arguments as for `Generation`; every text samples as in a single run.
+    """Iterates over (index of the prompt, piece). `texts` has a `Generation` for each prompt, with
+    tokens, text and reason for stopping. Arguments as for `Generation`; every text samples as in a
+    single run.
     """
 
     def __init__(

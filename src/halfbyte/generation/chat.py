@@ -49,7 +49,9 @@ class Chat:
         self.messages: list[dict[str, str]] = [{"role": "system", "content": self.system}] if self.system else []
 
     def say(self, text: str) -> Iterator[str]:
-        """The reply to `text`, a piece at a time; it joins the conversation when it ends, or when the caller stops reading."""
+        """The reply to `text`, a piece at a time; it joins the conversation when it ends, or when
+        the caller stops reading.
+        """
         self.messages.append({"role": "user", "content": text})
         self.last = Generation(
             self.model, self.tokenizer, self.prompt(), max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop

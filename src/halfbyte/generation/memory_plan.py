@@ -1,17 +1,21 @@
-"""What a model needs to run: weights, KV cache, activations, overhead; whether that fits, and what would make it fit.
+"""What a model needs to run: weights, KV cache, activations, overhead; whether that fits, and what
+would make it fit.
 
     total = overhead + max(weights + cache + activations, loading)
 
-weights      packed matrices as a backend holds them, and dense tensors in the run's dtype, a tied head once
-cache        keys and values of `context` tokens: Σ over layers of 2 · kv heads · head length · tokens seen · bytes, tokens seen
-             being the sliding window in local layers
-activations  of one pass over `context` tokens: the larger of a feed-forward block (2h + 4f a token) and of attention, the
-             logits of one place, and masks. Where attention writes its scores to memory (gpt-oss), of a pass over the tokens that
-             `generation.prompt_chunk` allows, and three copies of heads · tokens · context, one of which outlives it. Experts on
-             a GPU copy the tokens of each to whole tiles
-loading      the most that is held while tensors are read, the largest first: those before it and twice the one being read
-overhead     what the program holds besides: on the CPU measured in this process, with the libraries and the tokenizer loaded;
-             on a GPU its context
+weights      packed matrices as a backend holds them, and dense tensors in the run's dtype, a tied
+             head once
+cache        keys and values of `context` tokens: Σ over layers of 2 · kv heads · head length ·
+             tokens seen · bytes, tokens seen being the sliding window in local layers
+activations  of one pass over `context` tokens: the larger of a feed-forward block (2h + 4f a token)
+             and of attention, the logits of one place, and masks. Where attention writes its scores
+             to memory (gpt-oss), of a pass over the tokens that `generation.prompt_chunk` allows,
+             and three copies of heads · tokens · context, one of which outlives it. Experts on a
+             GPU copy the tokens of each to whole tiles
+loading      the most that is held while tensors are read, the largest first: those before it and
+             twice the one being read
+overhead     what the program holds besides: on the CPU measured in this process, with the libraries
+             and the tokenizer loaded; on a GPU its context
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ from ..spec import Format
 from .single import prompt_chunk
 
 CUDA_OVERHEAD = 690_000_000
-"""A CUDA context (651 MB) and cuBLAS's workspace (36 MB), as measured on an H200 (benchmarks/models.md)."""
+"""A CUDA context (651 MB) and cuBLAS's workspace (36 MB), as measured on an H200
+(benchmarks/models.md).
+"""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SCORE_COPIES = 3
 """Of the scores: as they are, with the largest taken off, and as probabilities."""
@@ -42,7 +48,9 @@ CODECS = ("int8:g128", "int6:g128", "int5:g128", "int4:g32", "int4:g128", "mxfp4
 
 
 class Matrix(NamedTuple):
-    """A tensor of the model: logical shape, the format it is packed in (None: dense), whether it could be packed."""
+    """A tensor of the model: logical shape, the format it is packed in (None: dense), whether it
+    could be packed.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -83,8 +91,9 @@ class Plan:
 class Planner:
     """One model, planned for different contexts, dtypes and codecs.
 
-    Raises CheckpointError for another device than "cpu" and "cuda", for a path without a model's configuration, and for packed
-    weights that are described but not there unless `codec` says what they are in.
+    Raises CheckpointError for another device than "cpu" and "cuda", for a path without a model's
+    configuration, and for packed weights that are described but not there unless `codec` says what
+    they are in.
     """
 
     def __init__(self, path: str | Path, *, device: str = "cpu", dtype: str | None = None, codec: str | None = None) -> None:
@@ -99,7 +108,9 @@ class Planner:
         self.overhead = _resident_memory(self.path) if device == "cpu" else CUDA_OVERHEAD
 
     def plan(self, context: int, *, batch: int = 1, device_memory: int | None = None, codec: str | None = None) -> Plan:
-        """The bytes for a context; `codec` for every matrix that can be packed, in place of what it is in."""
+        """The bytes for a context; `codec` for every matrix that can be packed, in place of what it
+        is in.
+        """
         if context < 1 or batch < 1:
             raise CheckpointError(f"[plan] context {context}, batch {batch}; 1 or more are allowed")
         sizes = [self._nbytes(m, codec) for m in self.matrices]
@@ -191,8 +202,10 @@ class Planner:
         return int(widest + masks + 3 * batch * c.vocab_size * 4)
 
     def _routed(self, pairs: int, f: int) -> int:
-        """Bytes of a block of experts on a GPU for `pairs` of a token and an expert: rows of x, of hidden values and of float32
-        results; gates and ups in float32 besides where they do not lie side by side."""
+        """Bytes of a block of experts on a GPU for `pairs` of a token and an expert: rows of x, of
+        hidden values and of float32 results; gates and ups in float32 besides where they do not lie
+        side by side.
+        """
         c, size = self.config, DTYPE_BYTES[self.dtype]
         count = getattr(c, "num_local_experts", None) or c.num_experts
         rows, copies = pairs, 0
@@ -204,7 +217,9 @@ class Planner:
 
 
 def _stores_scores(config: Any) -> bool:
-    """True for an architecture whose attention writes its scores to memory: transformers has no fused one for it."""
+    """True for an architecture whose attention writes its scores to memory: transformers has no
+    fused one for it.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = type(config)
@@ -241,7 +256,9 @@ def _contents(path: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
 
 
 def _has_tensors(path: Path) -> bool:
-    """False for a folder that only describes a model; shards that an index names count, there or not."""
+    """False for a folder that only describes a model; shards that an index names count, there or
+    not.
+    """
     return not path.is_dir() or any(any(path.glob(f"*.{end}")) for end in ("safetensors", "safetensors.index.json", "gguf"))
 
 
@@ -253,7 +270,9 @@ def _stored(checkpoint: Checkpoint) -> Iterable[Matrix]:
 
 
 def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
-    """A folder with a config.json and no tensors: the shapes transformers would build, packed as the config says."""
+    """A folder with a config.json and no tensors: the shapes transformers would build, packed as
+    the config says.
+    """
     import torch
     from torch import nn
     from transformers import AutoConfig
@@ -295,8 +314,9 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
 
 
 def _resident_memory(path: Path) -> int:
-    """Bytes this process holds with everything imported that the model needs, and its tokenizer; 0 where the system does not
-    say."""
+    """Bytes this process holds with everything imported that the model needs, and its tokenizer; 0
+    where the system does not say.
+    """
     from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
     from ..transformers.load import import_model_code
 

@@ -3,10 +3,11 @@
     for piece in Generation(model, tokenizer, "Once upon", max_tokens=64):
         print(piece.text, end="")
 
-Greedy by default: the token of the first largest logit. With a temperature t > 0 a token is drawn from softmax(logits / t),
-restricted to the `top_k` most likely tokens and then to the fewest whose probabilities reach `top_p`; the draw depends on `seed`
-alone. The prompt runs through the model in one pass that computes the logits of its last position only, in several where
-attention writes its scores to memory (`prompt_chunk`).
+Greedy by default: the token of the first largest logit. With a temperature t > 0 a token is drawn
+from softmax(logits / t), restricted to the `top_k` most likely tokens and then to the fewest whose
+probabilities reach `top_p`; the draw depends on `seed` alone. The prompt runs through the model in
+one pass that computes the logits of its last position only, in several where attention writes its
+scores to memory (`prompt_chunk`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from numpy.typing import NDArray
 from ..errors import HalfbyteError
 
 STORED_SCORES = 1 << 21
-"""Largest product of a pass's tokens and its context where attention writes its scores to memory: for gpt-oss, three copies for
-64 heads are 0.8 GB of bfloat16."""
+"""Largest product of a pass's tokens and its context where attention writes its scores to memory:
+for gpt-oss, three copies for 64 heads are 0.8 GB of bfloat16.
+"""
 LEAST_CHUNK = 16
 """Fewest tokens of a pass."""
 
@@ -34,10 +36,12 @@ class GenerationError(HalfbyteError, ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repeat_penalty 1 change nothing.
+    """How a token is chosen. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repeat_penalty
+    1 change nothing.
 
     min_p           least probability, relative to the most likely token's
-    repeat_penalty  divides positive logits of the last `REPEATED` tokens, and multiplies negative ones
+    repeat_penalty  divides positive logits of the last `REPEATED` tokens, and multiplies negative
+                    ones
     """
 
     temperature: float = 0.0
@@ -69,7 +73,9 @@ REPEATED = 64
 def choose(
     logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.random.Generator, earlier: Sequence[int] = ()
 ) -> int:
-    """The next token from logits [vocabulary], after the tokens `earlier`. Raises GenerationError when they hold NaN."""
+    """The next token from logits [vocabulary], after the tokens `earlier`. Raises GenerationError
+    when they hold NaN.
+    """
     if sampling.repeat_penalty != 1 and len(earlier):
         logits, seen = logits.copy(), np.unique(np.asarray(earlier[-REPEATED:]))
         own = logits[seen]
@@ -104,7 +110,8 @@ class Piece:
 
 
 class Generation:
-    """Iterates over the pieces of a continuation and records tokens, times and the reason for stopping.
+    """Iterates over the pieces of a continuation and records tokens, times and the reason for
+    stopping.
 
     model       a transformers causal language model
     tokenizer   its transformers tokenizer
@@ -114,7 +121,8 @@ class Generation:
 
     stop        texts that end it; they and what follows are left out
 
-    stopped     "" while it runs, then "length", "eos", "stop" or "context" (the model's context is full)
+    stopped     "" while it runs, then "length", "eos", "stop" or "context" (the model's context is
+                full)
     """
 
     def __init__(
@@ -209,19 +217,25 @@ def partial_stop(text: str, stop: Sequence[str]) -> int:
 
 
 def prompt_chunk(length: int, stores_scores: bool) -> int:
-    """Tokens of a prompt of `length` that go through the model at once: all, unless attention writes its scores to memory."""
+    """Tokens of a prompt of `length` that go through the model at once: all, unless attention
+    writes its scores to memory.
+    """
     if not stores_scores or length * length <= STORED_SCORES:
         return length
     return max(LEAST_CHUNK, STORED_SCORES // length)
 
 
 def stores_scores(model: Any) -> bool:
-    """True for a model whose attention is transformers' plain one (gpt-oss, whose sinks no fused attention of torch knows)."""
+    """True for a model whose attention is transformers' plain one (gpt-oss, whose sinks no fused
+    attention of torch knows).
+    """
     return getattr(model.config, "_attn_implementation", None) == "eager"
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end a text: eos of configuration and tokenizer, and the end-of-turn token of a vocabulary that has one."""
+    """The tokens that end a text: eos of configuration and tokenizer, and the end-of-turn token of
+    a vocabulary that has one.
+    """
     ids: set[int] = set()
     for source in (getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id):
         if source is not None:
@@ -241,8 +255,9 @@ def generate(
     seed: int = 0,
     **options: Any,
 ) -> Iterator[str]:
-    """Loads a packed model (`options` as for `load_model`) and streams the text that follows `prompt`; see `Generation` for the
-    parts and the statistics."""
+    """Loads a packed model (`options` as for `load_model`) and streams the text that follows
+    `prompt`; see `Generation` for the parts and the statistics.
+    """
     from ..transformers import load_model
 
     sampling = Sampling(temperature, top_k, top_p, seed)

@@ -1,7 +1,8 @@
-"""The registry of layouts: one producer's order of packed weights a class, each a bijection with the canonical order.
+"""The registry of layouts: one producer's order of packed weights a class, each a bijection with
+the canonical order.
 
-Adding a layout is one new file and one line in `_ALL` (docs/adding-a-layout.md): targets of conversions, config readers and
-writers, detection and the ledger derive from the classes.
+Adding a layout is one new file and one line in `_ALL` (docs/adding-a-layout.md): targets of
+conversions, config readers and writers, detection and the ledger derive from the classes.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ BORROWING_READERS: tuple[type[ConfigReader], ...] = (AutoRoundConfig,)
 
 
 def config_readers() -> tuple[type[ConfigReader], ...]:
-    """The readers of quantization configs, in the order in which they are asked to recognise one that names no producer: MLX's
-    last, for its keys (`bits`, `group_size`) are among those of others."""
+    """The readers of quantization configs, in the order in which they are asked to recognise one
+    that names no producer: MLX's last, for its keys (`bits`, `group_size`) are among those of
+    others.
+    """
     own = (layout.config_reader for layout in LAYOUTS.values() if layout.config_reader)
     return tuple(dict.fromkeys((*own, *BORROWING_READERS)))
 

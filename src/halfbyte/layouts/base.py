@@ -1,16 +1,19 @@
-"""What a layout is: a bijection between the tensors of a producer's file and the parts of a `QTensor`.
+"""What a layout is: a bijection between the tensors of a producer's file and the parts of a
+`QTensor`.
 
     unpack(tensors, config) -> QTensor        pack(q, config) -> tensors        pack(unpack(t)) == t, unpack(pack(q)) == q
 
-Tensors of one module are keyed by what follows the module's path (`qweight`, `weight_scale`); `config` holds that module's own
-parameters in the words of the producer's quantization config, per-module rules already applied. What the canonical parts
-cannot express (which writer, which padding, bits that no decoder reads) is kept in `QTensor.details`, so that nothing is lost
-when the tensor is packed again.
+Tensors of one module are keyed by what follows the module's path (`qweight`, `weight_scale`);
+`config` holds that module's own parameters in the words of the producer's quantization config,
+per-module rules already applied. What the canonical parts cannot express (which writer, which
+padding, bits that no decoder reads) is kept in `QTensor.details`, so that nothing is lost when the
+tensor is packed again.
 
-A layout is one class in one file, and everything about it is there: its name, the producers that write it, which formats it
-holds (`holds`, `misfit`), how a quantization config is read and written (`config_reader`, `write_config`), and what each of its
-tensors is (`consumes`). The registry in `__init__.py` lists the classes; tables of layouts derive from it.
-docs/adding-a-layout.md adds one from end to end.
+A layout is one class in one file, and everything about it is there: its name, the producers that
+write it, which formats it holds (`holds`, `misfit`), how a quantization config is read and written
+(`config_reader`, `write_config`), and what each of its tensors is (`consumes`). The registry in
+`__init__.py` lists the classes; tables of layouts derive from it. docs/adding-a-layout.md adds one
+from end to end.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ Config = Mapping[str, Any]
 
 
 class HasHeader(Protocol):
-    """Anything with a shape and a numpy dtype: an array, or a `Header` read from a file without its data."""
+    """Anything with a shape and a numpy dtype: an array, or a `Header` read from a file without its
+    data.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -67,7 +72,8 @@ class Holds:
     groups      group sizes of codecs with float scales, preferred ones first; () for any
     levels      what `global_scale` of its NVFP4 may be, best first
     scales      dtypes of float scales
-    wider       widths that a weight of another width may go to when no codec is asked for: those that engines read
+    wider       widths that a weight of another width may go to when no codec is asked for: those
+                that engines read
     """
 
     codecs: tuple[str, ...]
@@ -84,17 +90,24 @@ class Layout(ABC):
     name           registry key, and the layout word of a conversion target (`--to NAME`)
     aliases        other words for it in a target -> parameters that the word fixes
     codec_aliases  codec words that mean another codec in this layout
-    producers      producers that write it, the usual one first: keys of `producers.DECODERS`, whose arithmetic
-                   `arithmetic="producer"` reproduces; () where nobody's arithmetic is known
-    holds          what conversions write in it, None where it only takes weights that already have a format of its own
-    container      the kind of file that holds its tensors: "safetensors", "gguf", or "halfbyte" for halfbyte's own
+    producers      producers that write it, the usual one first: keys of `producers.DECODERS`, whose
+                   arithmetic `arithmetic="producer"` reproduces; () where nobody's arithmetic is
+                   known
+    holds          what conversions write in it, None where it only takes weights that already have
+                   a format of its own
+    container      the kind of file that holds its tensors: "safetensors", "gguf", or "halfbyte" for
+                   halfbyte's own
     config_reader  the class that reads its producer's quantization config, None without one
     required       suffixes that are always there
-    optional       suffixes that belong to the weight when they are there; all others (`bias`) stay tensors of their own
-    peek           suffixes whose data, a few bytes, `describe` reads: pass arrays for these, headers for the rest
-    parts          suffix -> the part of a QTensor that the tensor becomes, where the two names differ
+    optional       suffixes that belong to the weight when they are there; all others (`bias`) stay
+                   tensors of their own
+    peek           suffixes whose data, a few bytes, `describe` reads: pass arrays for these,
+                   headers for the rest
+    parts          suffix -> the part of a QTensor that the tensor becomes, where the two names
+                   differ
     harmless       suffix -> what it is, of tensors beside the weight that do not enter its values
-    separator      the character between the module's path and a suffix (`.`; gpt-oss writes `gate_up_proj_blocks`, so `_`)
+    separator      the character between the module's path and a suffix (`.`; gpt-oss writes
+                   `gate_up_proj_blocks`, so `_`)
     """
 
     name: ClassVar[str]
@@ -112,7 +125,9 @@ class Layout(ABC):
     separator: ClassVar[str] = "."
 
     def matches(self, suffixes: Collection[str]) -> bool:
-        """True when a module with tensors of these suffixes can be of this layout (the config decides between lookalikes)."""
+        """True when a module with tensors of these suffixes can be of this layout (the config
+        decides between lookalikes).
+        """
         return all(s in suffixes for s in self.required)
 
     def accepts(self, headers: Mapping[str, HasHeader]) -> bool:
@@ -140,16 +155,22 @@ class Layout(ABC):
         """The canonical tensor. Raises LayoutError as `describe` does, and for values out of range."""
 
     def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array | None:
-        """The part `zeros` alone, None where there is none: layouts whose codes are costly to transpose do without them."""
+        """The part `zeros` alone, None where there is none: layouts whose codes are costly to
+        transpose do without them.
+        """
         return self.unpack(tensors, config, name).parts.get("zeros")
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
-        """Why no weight of this format and shape can be stored in this layout, as a clause; "" when it depends on the values."""
+        """Why no weight of this format and shape can be stored in this layout, as a clause; "" when
+        it depends on the values.
+        """
         return ""
 
     @abstractmethod
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
-        """The producer's tensors of `q`. LayoutError when this layout cannot hold `q` exactly; the message says what can."""
+        """The producer's tensors of `q`. LayoutError when this layout cannot hold `q` exactly; the
+        message says what can.
+        """
 
     def check_fits(self, q: QTensor) -> None:
         """LayoutError for what `misfit` names."""
@@ -158,16 +179,21 @@ class Layout(ABC):
             raise cannot_hold(self.name, q, why)
 
     def own_details(self, q: QTensor) -> Mapping[str, Any]:
-        """`q.details` when this layout wrote them (it puts its name under `layout`), else nothing: another layout's mean
-        something else."""
+        """`q.details` when this layout wrote them (it puts its name under `layout`), else nothing:
+        another layout's mean something else.
+        """
         return q.details if q.details.get("layout") == self.name else {}
 
     def config(self, q: QTensor) -> dict[str, Any]:
-        """The parameters with which `pack` writes `q`, to be put into the target's quantization config."""
+        """The parameters with which `pack` writes `q`, to be put into the target's quantization
+        config.
+        """
         return {"bits": q.format.bits, "group_size": q.format.group_size}
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """The quantization config of a checkpoint. LayoutError where conversions do not write checkpoints of this layout."""
+        """The quantization config of a checkpoint. LayoutError where conversions do not write
+        checkpoints of this layout.
+        """
         raise LayoutError(f"[convert] no writer for {self.name} checkpoints; single weights of it can be packed")
 
     @property
@@ -190,7 +216,8 @@ def require(
     shape: tuple[int | None, ...] | None = None,
     because: str = "",
 ) -> tuple[int, ...]:
-    """The shape of tensor `suffix`, after checking that it is there and has one of `dtypes` and `shape` (None: any size).
+    """The shape of tensor `suffix`, after checking that it is there and has one of `dtypes` and
+    `shape` (None: any size).
 
     because  where the wanted sizes come from, for the message
     Raises LayoutError otherwise.
@@ -219,7 +246,9 @@ def reject_extra(layout: str, tensors: Mapping[str, Any], wanted: Collection[str
 
 
 def integer_of(layout: str, config: Config, key: str, name: str) -> int | None:
-    """The whole number `config` gives for `key`, None when it gives none. Raises LayoutError for anything else."""
+    """The whole number `config` gives for `key`, None when it gives none. Raises LayoutError for
+    anything else.
+    """
     value = config.get(key)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise LayoutError(f"[{layout}] {name}: {key} is {value!r} in the quantization config; a whole number is wanted")
@@ -234,7 +263,9 @@ def sizes_of(layout: str, value: Any, key: str, name: str) -> tuple[int, ...]:
 
 
 def check_requested(layout: str, q: QTensor, config: Config, expected: Mapping[str, Any]) -> None:
-    """LayoutError when `config` gives another value of a parameter than q has; it may leave parameters out."""
+    """LayoutError when `config` gives another value of a parameter than q has; it may leave
+    parameters out.
+    """
     for key, value in expected.items():
         if config.get(key) not in (None, value):
             raise cannot_hold(layout, q, f"the config asks for {key} {config[key]!r}; this weight has {value!r}")

@@ -1,21 +1,24 @@
-"""bitsandbytes: 4-bit codes over the flattened tensor with a JSON state beside them, and row-wise int8.
+"""bitsandbytes: 4-bit codes over the flattened tensor with a JSON state beside them, and row-wise
+int8.
 
 4 bit (nf4, fp4), suffixes as transformers saves them:
 
-    weight                                [bytes, 1], high nibble even; uint8, or another storage dtype over the same bytes
+    weight                                [bytes, 1], high nibble even; uint8, or another storage
+                                          dtype over the same bytes
     weight.absmax                         float32 [ceil(n·k/g)], or uint8 when double quantized
     weight.quant_map                      float32 [16], the table
     weight.nested_absmax                  float32 [ceil(blocks/256)], double quantized only
     weight.nested_quant_map               float32 [256], double quantized only
-    weight.quant_state.bitsandbytes__nf4  uint8: JSON of quant_type, blocksize, dtype, shape and nested_offset
+    weight.quant_state.bitsandbytes__nf4  uint8: JSON of quant_type, blocksize, dtype, shape and
+                                          nested_offset
 
 int8:
 
     weight  int8 [n, k]     SCB  float32 [n]     weight_format  uint8 [], 0 ("row") or left out      value = q · SCB / 127
 
-Config: nothing, but for a 4-bit weight without its state, which needs `shape`, `quant_type` and `blocksize` there. The decoder
-has the table built in, so a `quant_map` that is not that table is refused. The state's text is kept in `details` and written
-back while it still describes the tensor.
+Config: nothing, but for a 4-bit weight without its state, which needs `shape`, `quant_type` and
+`blocksize` there. The decoder has the table built in, so a `quant_map` that is not that table is
+refused. The state's text is kept in `details` and written back while it still describes the tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ from .quant_config.reader import SkipListReader
 _STATES = {"nf4": "weight.quant_state.bitsandbytes__nf4", "fp4": "weight.quant_state.bitsandbytes__fp4"}
 _WORDS = {"nf4": "nf4", "fp4": "bnb_fp4"}
 _TABLE_SLACK = 1e-6
-"""Largest difference of a stored table from ours: versions computed 1/192 and its like in different ways."""
+"""Largest difference of a stored table from ours: versions computed 1/192 and its like in different
+ways.
+"""
 
 
 class BitsAndBytesConfig(SkipListReader):

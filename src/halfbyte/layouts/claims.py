@@ -1,7 +1,10 @@
-"""What a layout and a config reader state that they consume: the entries of the ledger that `checkpoints.ledger` keeps.
+"""What a layout and a config reader state that they consume: the entries of the ledger that
+`checkpoints.ledger` keeps.
 
-    layout.consumes(suffixes)   -> one Claim for each tensor of a module that the layout reads, or knows to be harmless
-    reader.key_uses()           -> one KeyUse for each key of the quantization config, nested keys by their dotted path
+    layout.consumes(suffixes)   -> one Claim for each tensor of a module that the layout reads, or
+                                knows to be harmless
+    reader.key_uses()           -> one KeyUse for each key of the quantization config, nested keys
+                                by their dotted path
 
 Whatever has no entry here is unknown: a tensor that nobody claims, a key that nobody consumes.
 """
@@ -14,10 +17,14 @@ from typing import Any
 AUXILIARY = "auxiliary"
 """The `part` of a tensor that does not enter the weight's values and is known to be harmless."""
 PARAMETERS = "parameters"
-"""The `part` of a tensor that describes the weight (its shape, its quantization state) and is read as such."""
+"""The `part` of a tensor that describes the weight (its shape, its quantization state) and is read
+as such.
+"""
 
 CONSUMED, HARMLESS, UNKNOWN = "consumed", "harmless", "unknown"
-"""The `use` of a config key: it decides how weights are read; it does not change their values; nobody knows."""
+"""The `use` of a config key: it decides how weights are read; it does not change their values;
+nobody knows.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,8 @@ class Claim:
     """One tensor of a module.
 
     suffix  what follows the module's path, as the layout calls it (`qweight`, `weight_scale`)
-    part    the part of a QTensor it becomes ("codes", "scales", "zeros", ...), `PARAMETERS` or `AUXILIARY`
+    part    the part of a QTensor it becomes ("codes", "scales", "zeros", ...), `PARAMETERS` or
+            `AUXILIARY`
     why     what an auxiliary tensor is, "" for the others
     """
 

@@ -1,4 +1,5 @@
-"""FP8 checkpoints of `quant_method: fp8`: DeepSeek-V3 and V4, Qwen3-FP8, Ministral, and static FP8 of AutoFP8's time.
+"""FP8 checkpoints of `quant_method: fp8`: DeepSeek-V3 and V4, Qwen3-FP8, Ministral, and static FP8
+of AutoFP8's time.
 
 | | weight | scale | value |
 |---|---|---|---|
@@ -8,12 +9,14 @@
 | a scale a row | the same | `weight_scale` [n] or [n, 1] | e4m3 · s |
 | FP4 experts (V4) | `weight` int8 [n, k/2], low nibble even | `scale` E8M0 [n, k/32] | e2m1 · 2^(b − 127) |
 
-The scale multiplies, in spite of the name `_inv`. `weight_block_size` of the config is [r, c]; null says that a matrix has one
-scale. E8M0 scales of tiles become float32, which holds every power of two they name; `details` keeps the file's dtype and names.
-Scales of activations (`activation_scale`, `input_scale`) and of caches (`kv_scale`) do not enter the weight.
+The scale multiplies, in spite of the name `_inv`. `weight_block_size` of the config is [r, c]; null
+says that a matrix has one scale. E8M0 scales of tiles become float32, which holds every power of
+two they name; `details` keeps the file's dtype and names. Scales of activations
+(`activation_scale`, `input_scale`) and of caches (`kv_scale`) do not enter the weight.
 
-W4AFP8, int4 pairs in the same int8 tensors under float scales of 128, is refused by name: no published file says how its nibbles
-are ordered. Source: the configs and model code of DeepSeek-V3 and V4, Ministral 3, and AutoFP8.
+W4AFP8, int4 pairs in the same int8 tensors under float scales of 128, is refused by name: no
+published file says how its nibbles are ordered. Source: the configs and model code of DeepSeek-V3
+and V4, Ministral 3, and AutoFP8.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ MXFP4 = format_named("mxfp4", 32)
 
 
 class FineGrainedFP8Config(SkipListReader):
-    """`weight_block_size`, and the modules that stay dense under `modules_to_not_convert` or `ignored_layers`."""
+    """`weight_block_size`, and the modules that stay dense under `modules_to_not_convert` or
+    `ignored_layers`.
+    """
 
     method = "fp8"
     skip_keys = ("modules_to_not_convert", "ignored_layers")
@@ -56,7 +61,9 @@ class FineGrainedFP8Config(SkipListReader):
 
 
 class FineGrainedFP8(Layout):
-    """float8 weights under the scales of tiles, of a row or of the whole matrix, and V4's FP4 experts."""
+    """float8 weights under the scales of tiles, of a row or of the whole matrix, and V4's FP4
+    experts.
+    """
 
     name = "fp8"
     config_reader = FineGrainedFP8Config

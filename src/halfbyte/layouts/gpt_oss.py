@@ -1,11 +1,13 @@
-"""gpt-oss: MXFP4 blocks with their scales beside them, as OpenAI's checkpoints and transformers keep expert stacks.
+"""gpt-oss: MXFP4 blocks with their scales beside them, as OpenAI's checkpoints and transformers
+keep expert stacks.
 
     PROJ_blocks  uint8 [*lead, rows, k/32, 16]    low nibble first: byte j of a block holds elements 2j and 2j + 1
     PROJ_scales  uint8 [*lead, rows, k/32]        E8M0 bytes
 
-The weight is (experts, rows, k). Rows of `gate_up_proj` alternate gate, up, gate, up, …; they are kept so. A GGUF MXFP4 block
-holds the same nibbles in another order (elements 0–15 low, 16–31 high), so the two convert exactly. transformers itself keeps
-the decoded stack transposed, (experts, k, rows).
+The weight is (experts, rows, k). Rows of `gate_up_proj` alternate gate, up, gate, up, …; they are
+kept so. A GGUF MXFP4 block holds the same nibbles in another order (elements 0–15 low, 16–31 high),
+so the two convert exactly. transformers itself keeps the decoded stack transposed, (experts, k,
+rows).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_m
 
 
 class GptOssConfig(SkipListReader):
-    """gpt-oss's config as transformers writes it: `modules_to_not_convert`; the layout has no parameters."""
+    """gpt-oss's config as transformers writes it: `modules_to_not_convert`; the layout has no
+    parameters.
+    """
 
     method = "gpt-oss"
     methods = ("mxfp4",)

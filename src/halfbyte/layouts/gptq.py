@@ -1,4 +1,5 @@
-"""GPTQ: codes down k in int32 words, v1 and v2 zero points, act-order, and GPTQModel's planar words.
+"""GPTQ: codes down k in int32 words, v1 and v2 zero points, act-order, and GPTQModel's planar
+words.
 
 | tensor | dtype | shape | what |
 |---|---|---|---|
@@ -17,10 +18,11 @@ The config's `checkpoint_format` says how zero points are stored:
 | `gptq_v2` | z | stored |
 | `gptq_p` | z, planar | stored; per 32 codes, in both tensors, the words of the low plane come first, then the higher ones |
 
-A zero point 0 in a v1 word of GPTQModel borrows from its neighbours; only adding the same ones back restores them all.
-`meta.quantizer` names GPTQModel where it wrote the file. A `qzeros` without elements stands for the middle code everywhere.
-Words may be int8, int16 or int64 (`pack_dtype`): the same stream in other pieces. 5, 6 and 7 bits are planar under every word.
-Source: AutoGPTQ 0.7 and GPTQModel 7.7, by the files they write.
+A zero point 0 in a v1 word of GPTQModel borrows from its neighbours; only adding the same ones back
+restores them all. `meta.quantizer` names GPTQModel where it wrote the file. A `qzeros` without
+elements stands for the middle code everywhere. Words may be int8, int16 or int64 (`pack_dtype`):
+the same stream in other pieces. 5, 6 and 7 bits are planar under every word. Source: AutoGPTQ 0.7
+and GPTQModel 7.7, by the files they write.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Variant(NamedTuple):
     version   1 or 2, of the zero points
     planar    words hold bit planes
     writer    "autogptq" or "gptqmodel": they differ in v1 zero points out of range
-    wordwise  v1 zero points came from subtracting ones from whole words, so that a borrow runs into the next field
+    wordwise  v1 zero points came from subtracting ones from whole words, so that a borrow runs into
+              the next field
     word      unsigned dtype of one word
     """
 
@@ -101,7 +104,9 @@ class Variant(NamedTuple):
 
 
 def variant(config: Config, bits: int) -> Variant:
-    """The `Variant` a config names, for codes of `bits` bits. Raises LayoutError for an unknown checkpoint_format."""
+    """The `Variant` a config names, for codes of `bits` bits. Raises LayoutError for an unknown
+    checkpoint_format.
+    """
     word = str(config.get("checkpoint_format") or "gptq").lower()
     if word not in FORMATS:
         raise LayoutError(
@@ -119,8 +124,9 @@ def variant(config: Config, bits: int) -> Variant:
 
 
 class GPTQConfig(ConfigReader):
-    """AutoGPTQ's and GPTQModel's config. `dynamic` holds rules in order: `-:regex` dense, `+:regex` or `regex` with other
-    parameters."""
+    """AutoGPTQ's and GPTQModel's config. `dynamic` holds rules in order: `-:regex` dense, `+:regex`
+    or `regex` with other parameters.
+    """
 
     method = "gptq"
     methods = ("gptqmodel",)
@@ -164,7 +170,9 @@ class GPTQConfig(ConfigReader):
         return "desc_act" in raw or "checkpoint_format" in raw
 
     def _listed(self) -> tuple[str, ...]:
-        """Names of the modules of a block that are quantized, from a list or a list of lists; () when the config lists none."""
+        """Names of the modules of a block that are quantized, from a list or a list of lists; ()
+        when the config lists none.
+        """
         value = self.raw.get("modules_in_block_to_quantize") or self.raw.get("inside_layer_modules") or []
         lists = value if isinstance(value, list) else [value]
         names = [name for item in lists for name in (item if isinstance(item, list) else [item])]
@@ -363,7 +371,8 @@ class GPTQ(Layout):
         elif how.writer == "autogptq":
             check_zero_range(self.name, q, zeros, 1, top + 1, _NO_ZERO)
         else:
-            # GPTQModel's own v1 files may wrap, which only a reader that knows the writer undoes: nothing else is written so.
+            # GPTQModel's own v1 files may wrap, which only a reader that knows the writer undoes:
+            # nothing else is written so.
             check_zero_range(self.name, q, zeros, 0 if own.get("zeros") == "v1 gptqmodel" else 1, top, _NO_ZERO)
         fields = transpose(zeros)
         if how.version == 1 and not how.wordwise:
@@ -393,8 +402,10 @@ class GPTQ(Layout):
         }
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """`quantization_config`, one width and group for most modules and `dynamic` rules for the others (the first match
-        decides), and the same as quantize_config.json for readers of AutoGPTQ's time."""
+        """`quantization_config`, one width and group for most modules and `dynamic` rules for the
+        others (the first match decides), and the same as quantize_config.json for readers of
+        AutoGPTQ's time.
+        """
         keys = ("bits", "group_size")
         base = most_common(packed, keys)
         dynamic: dict[str, dict[str, Any]] = {}
@@ -417,8 +428,9 @@ class GPTQ(Layout):
 
 
 def codes_of_planes(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
-    """Planar words [r, 32-code blocks · bits] -> codes uint8 [r, k]: each block has its low plane's words, then the higher
-    planes'."""
+    """Planar words [r, 32-code blocks · bits] -> codes uint8 [r, k]: each block has its low plane's
+    words, then the higher planes'.
+    """
     r = words.shape[0]
     blocks = words.shape[1] // bits
     grouped = words.reshape(r, blocks, bits)

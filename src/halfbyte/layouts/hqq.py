@@ -9,9 +9,9 @@
 | 4bit_u8, 2bit_u8, 1bit_u8 | uint8 | 2, 4, 8 |
 | 3bit_32 | int32 | 10, rows padded to tens; the two top bits are unused |
 
-A saved module also carries its parameters as tensors (`nbits`, `group_size`, `shape`, `axis`, `packing`, ...: numbers, or text
-as bytes). They are read from there, else from the config: `nbits`, `group_size`, `axis`, and `shape`, (n, k), which nothing
-else tells.
+A saved module also carries its parameters as tensors (`nbits`, `group_size`, `shape`, `axis`,
+`packing`, ...: numbers, or text as bytes). They are read from there, else from the config: `nbits`,
+`group_size`, `axis`, and `shape`, (n, k), which nothing else tells.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ _STATE = (
 
 
 class _Geometry(NamedTuple):
-    """What the tensors of a module mean: logical shape, width, packing, and the matrix that is packed."""
+    """What the tensors of a module mean: logical shape, width, packing, and the matrix that is
+    packed.
+    """
 
     shape: tuple[int, int]
     bits: int
@@ -71,7 +73,9 @@ class _Geometry(NamedTuple):
 
 
 class HQQConfig(ConfigReader):
-    """HQQ: `quant_config` holds `weight_quant_params`, or a table of them by the end of a module's path; `skip_modules`."""
+    """HQQ: `quant_config` holds `weight_quant_params`, or a table of them by the end of a module's
+    path; `skip_modules`.
+    """
 
     method = "hqq"
     consumed = ("quant_config.**", "skip_modules", "nbits", "group_size", "axis", "shape", "packing")
@@ -166,7 +170,8 @@ class HQQ(Layout):
         scale_shape = tuple(kept.get("scale_shape", ()))
         if "scale_shape" not in kept or math.prod(scale_shape) != q.parts["scales"].size:
             scale_shape = (q.parts["scales"].size, 1) if axis else (1, q.parts["scales"].size)
-        # One scale for everything packs the weight as it is; otherwise the matrix of groups is packed.
+        # One scale for everything packs the weight as it is; otherwise the matrix of groups is
+        # packed.
         columns = (group if scale_shape != () else k) if axis else n * k // group
         rows = n * k // columns if columns else 0
         if n * k % group or (rows % per and packing != "3bit_32"):
@@ -311,7 +316,9 @@ def _words(slabs: Array, width: int, per: int) -> Array:
 
 
 def _state(q: QTensor, kept: Mapping[str, Any], packing: str, axis: int, group: int) -> dict[str, Array]:
-    """The file's own parameter tensors while they fit, else the full set when HQQ did not write the weight."""
+    """The file's own parameter tensors while they fit, else the full set when HQQ did not write the
+    weight.
+    """
     old = kept.get("state")
     if isinstance(old, Mapping):
         out = {s: np.frombuffer(bytes.fromhex(h), np.dtype(d)).reshape(shape) for s, (d, shape, h) in old.items()}

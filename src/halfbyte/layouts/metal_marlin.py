@@ -1,4 +1,5 @@
-"""Metal-Marlin buffers: eight codes of one output a word, words down k, scales and zero points beside them.
+"""Metal-Marlin buffers: eight codes of one output a word, words down k, scales and zero points
+beside them.
 
 | tensor | dtype | shape |
 |---|---|---|
@@ -6,9 +7,9 @@
 | `scales` | float16 | [*lead, G, n] |
 | `zeros` | as scales | [*lead, G, n], integers; absent for codes that need none |
 
-Codes are `uint4` with zero points, else `int4` (code − 8) or `fp4` (E2M1), as `codec` in the config says (`int4` when it does
-not). Neighbouring threads hold neighbouring outputs, so a row of words is one coalesced read. Source: the kernels of the
-Metal-Marlin project.
+Codes are `uint4` with zero points, else `int4` (code − 8) or `fp4` (E2M1), as `codec` in the config
+says (`int4` when it does not). Neighbouring threads hold neighbouring outputs, so a row of words is
+one coalesced read. Source: the kernels of the Metal-Marlin project.
 """
 
 from __future__ import annotations

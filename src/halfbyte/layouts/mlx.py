@@ -1,4 +1,5 @@
-"""MLX: uint32 words, codes least significant bit first along k; a scale and a bias a group, or the block formats by mode.
+"""MLX: uint32 words, codes least significant bit first along k; a scale and a bias a group, or the
+block formats by mode.
 
     weight  uint32 [*lead, n, k·bits/32]     the canonical byte stream, four bytes a word
     scales  [*lead, n, G]                    affine: float16, bfloat16 or float32. mxfp4, mxfp8: E8M0 bytes. nvfp4: E4M3 bytes
@@ -11,11 +12,12 @@
 | mxfp4, mxfp8 | 4, 8 | 32 |
 | nvfp4 | 4 | 16 |
 
-Config: `mode` ("affine"), `bits`, `group_size`, as in the `quantization` entry of an MLX config.json. Where one of the affine
-pair is left out it follows from the shapes; both cannot be: 4 bits in groups of 32 and 2 bits in groups of 64 have the same
-shapes.
+Config: `mode` ("affine"), `bits`, `group_size`, as in the `quantization` entry of an MLX
+config.json. Where one of the affine pair is left out it follows from the shapes; both cannot be: 4
+bits in groups of 32 and 2 bits in groups of 64 have the same shapes.
 
-When scales and biases differ in dtype both are kept as float32, which is exact, and `details` keeps the file's dtypes.
+When scales and biases differ in dtype both are kept as float32, which is exact, and `details` keeps
+the file's dtypes.
 """
 
 from __future__ import annotations
@@ -60,8 +62,9 @@ _U32 = np.dtype(np.uint32)
 
 
 class MLXConfig(ConfigReader):
-    """MLX's config: `group_size`, `bits`, `mode`, and under a module's own path an object of its own or false. What such an
-    object leaves out is MLX's default."""
+    """MLX's config: `group_size`, `bits`, `mode`, and under a module's own path an object of its
+    own or false. What such an object leaves out is MLX's default.
+    """
 
     method = "mlx"
     consumed = ("group_size", "bits", "mode")
@@ -245,8 +248,9 @@ class MLX(Layout):
         return {"group_size": q.format.group_size, "bits": q.format.bits, "mode": self._mode(q.format)}
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """`quantization`, and its copy under `quantization_config`: the most common parameters, an object under the path of a
-        module that has others, and false for dense projections."""
+        """`quantization`, and its copy under `quantization_config`: the most common parameters, an
+        object under the path of a module that has others, and false for dense projections.
+        """
         keys = ("group_size", "bits", "mode")
         base = most_common(packed, keys)
         config: dict[str, Any] = dict(base)

@@ -1,12 +1,14 @@
 """halfbyte's own layout: the canonical parts as they are, the rest of a QTensor as JSON.
 
-Suffixes are the parts' names (`codes`, `scales`, ...); `config(q)` is what a reader needs besides and what a writer keeps in
-the file's metadata:
+Suffixes are the parts' names (`codes`, `scales`, ...); `config(q)` is what a reader needs besides
+and what a writer keeps in the file's metadata:
 
-    {"format": {"family": "mx", "name": "mxfp4", ...}, "shape": [n, k], "origin": "mlx", "details": {..}, "window": [i, rows]}
+    {"format": {"family": "mx", "name": "mxfp4", ...}, "shape": [n, k], "origin": "mlx", "details":
+    {..}, "window": [i, rows]}
 
-Fields of the format that have their default, an empty origin, empty details and no window are left out. Every QTensor can be
-written, and comes back identical, its origin, details and window included.
+Fields of the format that have their default, an empty origin, empty details and no window are left
+out. Every QTensor can be written, and comes back identical, its origin, details and window
+included.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ def format_to_json(fmt: Format) -> dict[str, Any]:
 
 
 def format_from_json(data: Any) -> Format:
-    """Inverse of `format_to_json`. FormatError for fields, types or a family that are not known here."""
+    """Inverse of `format_to_json`. FormatError for fields, types or a family that are not known
+    here.
+    """
     if not isinstance(data, Mapping):
         raise FormatError(f"[format] description {data!r:.80}; wanted an object")
     known = {f.name: f for f in fields(Format)}

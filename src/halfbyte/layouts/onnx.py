@@ -1,8 +1,10 @@
-"""ONNX MatMulNBits (com.microsoft): blocks along k in bytes, low bits first, zero points packed along the blocks of a row.
+"""ONNX MatMulNBits (com.microsoft): blocks along k in bytes, low bits first, zero points packed
+along the blocks of a row.
 
     weight_Q4           uint8 [n, blocks, block·bits/8]    weight_Q2, weight_Q8 likewise; the last block is padded
     weight_scales       float [n, blocks], or flat
-    weight_zero_points  uint8 [n, ceil(blocks·bits/8)], or flat; or floats in the shape of the scales; left out: 2^(bits−1)
+    weight_zero_points  uint8 [n, ceil(blocks·bits/8)], or flat; or floats in the shape of the
+                        scales; left out: 2^(bits−1)
     weight_g_idx        int32 [k], optional
 
 Config, the node's attributes: `K` (blocks · block_size when left out), `N`, `bits`, `block_size`.

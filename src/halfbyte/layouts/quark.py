@@ -6,9 +6,9 @@
 | fp8_e4m3 | E4M3 [n, k] | float, one or one a row | e4m3 · s |
 | int8 | int8 [n, k], symmetric | float, one or one a row | q · s |
 
-MXFP6 and packed int4 (whose order the config calls `reorder`) are refused by name. Config: `global_quant_config.weight`, then
-`layer_quant_config` by shell patterns of module names, `exclude` by names, shell patterns or `re:`. Source: Quark 0.9's export
-and vLLM's reader of it.
+MXFP6 and packed int4 (whose order the config calls `reorder`) are refused by name. Config:
+`global_quant_config.weight`, then `layer_quant_config` by shell patterns of module names, `exclude`
+by names, shell patterns or `re:`. Source: Quark 0.9's export and vLLM's reader of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _WEIGHT_KEYS = (
 
 
 class QuarkConfig(ConfigReader):
-    """`global_quant_config`, `layer_quant_config` by shell patterns, `layer_type_quant_config`, `exclude`."""
+    """`global_quant_config`, `layer_quant_config` by shell patterns, `layer_type_quant_config`,
+    `exclude`.
+    """
 
     method = "quark"
     consumed = (

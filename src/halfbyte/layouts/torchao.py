@@ -1,5 +1,5 @@
-"""torchao tensor subclasses, flattened into a safetensors file: `weight_qdata`, `weight_scale`, ... or, in newer files,
-`_weight_qdata`, ...
+"""torchao tensor subclasses, flattened into a safetensors file: `weight_qdata`, `weight_scale`, ...
+or, in newer files, `_weight_qdata`, ...
 
 | subclass | qdata | scale | zero_point | value |
 |---|---|---|---|---|
@@ -11,9 +11,10 @@
 | Int8Tensor | int8 [n, k] | float [n, G] | left out | q · s |
 | Float8Tensor | E4M3 or E5M2 [n, k] | float [n, 1], [1, 1] or one a tile | – | element · s |
 
-Dtypes and shapes say which; the config (the subclass's attributes, as torchao's safetensors metadata has them under `_data`)
-says the rest: `target_dtype` or `bits` for codes of fewer than 8 bits, `elem_dtype` for fp6, `block_size`. Scales may be in
-tensor-core tiles ("swizzled"), recognised by their shape.
+Dtypes and shapes say which; the config (the subclass's attributes, as torchao's safetensors
+metadata has them under `_data`) says the rest: `target_dtype` or `bits` for codes of fewer than 8
+bits, `elem_dtype` for fp6, `block_size`. Scales may be in tensor-core tiles ("swizzled"),
+recognised by their shape.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _FP8 = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
 class TorchAOConfig(SkipListReader):
-    """torchao: `quant_type` is an object {"default": {"_type", "_data"}}, per-module ones under a name or `re:` pattern."""
+    """torchao: `quant_type` is an object {"default": {"_type", "_data"}}, per-module ones under a
+    name or `re:` pattern.
+    """
 
     method = "torchao"
     skip_keys = ("modules_to_not_convert",)
@@ -343,7 +346,9 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
 
 
 def _codes_and_zeros(fmt: Format, shape: tuple[int, ...], t: Tensors, details: dict[str, Any], where: str) -> dict[str, Array]:
-    """Bytes and zero points, shifted by 2^(bits−1) when they are signed or the format has no zero points."""
+    """Bytes and zero points, shifted by 2^(bits−1) when they are signed or the format has no zero
+    points.
+    """
     qdata = t["qdata"]
     half = 1 << (fmt.bits - 1)
     shift = half if qdata.dtype == I8 else 0

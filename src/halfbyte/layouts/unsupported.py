@@ -1,6 +1,8 @@
-"""Formats that are recognised and not read: how to recognise them, what they are, what to use instead.
+"""Formats that are recognised and not read: how to recognise them, what they are, what to use
+instead.
 
-A checkpoint that matches an entry is refused by name: it is not a damaged file of a kind that is read.
+A checkpoint that matches an entry is refused by name: it is not a damaged file of a kind that is
+read.
 """
 
 from __future__ import annotations
@@ -144,7 +146,8 @@ FORMAT_KEYS = ("format", "checkpoint_format", "quant_algo")
 
 
 def recognise(config: Mapping[str, Any], suffixes: Collection[str] = ()) -> Recognised | None:
-    """The entry that a quantization config, or the tensors of one module, belong to; None when there is none.
+    """The entry that a quantization config, or the tensors of one module, belong to; None when
+    there is none.
 
     config    the quantization config; `quant_method` and `FORMAT_KEYS` are looked at
     suffixes  what follows the module's path in the names of its tensors

@@ -3,8 +3,8 @@
     experts.w13_weight, experts.w2_weight               uint8 [e, n, k/2], low nibble even
     experts.w13_weight_scale, experts.w2_weight_scale   uint8 [e, n, k/32], E8M0 bytes       value = e2m1 · 2^(b − 127)
 
-The rows of `w13` are those of the gate (w1), then those of the up projection (w3). Source: vLLM's MXFP4 experts and the
-checkpoints saved from them under `quant_method: mxfp4`.
+The rows of `w13` are those of the gate (w1), then those of the up projection (w3). Source: vLLM's
+MXFP4 experts and the checkpoints saved from them under `quant_method: mxfp4`.
 """
 
 from __future__ import annotations

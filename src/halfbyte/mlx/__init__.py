@@ -1,14 +1,17 @@
-"""MLX arrays in and out: packed weights of any format multiplied on an Apple GPU, or on the CPU that MLX also has.
+"""MLX arrays in and out: packed weights of any format multiplied on an Apple GPU, or on the CPU
+that MLX also has.
 
     import halfbyte, halfbyte.mlx as hm
     w = hm.prepare(halfbyte.open("model.safetensors")["model.layers.0.mlp.down_proj"])
     y = hm.linear(x, w)
 
-For the formats MLX itself has (affine in groups of 32, 64, 128; mxfp4, mxfp8, nvfp4 without a factor) `linear` calls
-`mx.quantized_matmul`: use that. All the rest, from GPTQ to NVFP4 with a global scale, runs on halfbyte's own Metal kernels
-without being requantized; where there is no Metal, as on Linux, it is decoded by MLX operations a block of rows at a time.
+For the formats MLX itself has (affine in groups of 32, 64, 128; mxfp4, mxfp8, nvfp4 without a
+factor) `linear` calls `mx.quantized_matmul`: use that. All the rest, from GPTQ to NVFP4 with a
+global scale, runs on halfbyte's own Metal kernels without being requantized; where there is no
+Metal, as on Linux, it is decoded by MLX operations a block of rows at a time.
 
-No Metal kernel of halfbyte has run on Apple hardware yet (docs/design/metal.md). Needs the extra: pip install 'halfbyte[mlx]'.
+No Metal kernel of halfbyte has run on Apple hardware yet (docs/design/metal.md). Needs the extra:
+pip install 'halfbyte[mlx]'.
 """
 
 from __future__ import annotations

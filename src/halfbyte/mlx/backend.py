@@ -1,5 +1,6 @@
-"""The Metal backend on MLX arrays: the kernels `halfbyte.mlx` runs, behind the calls every backend has, so that one selftest
-serves both runtimes."""
+"""The Metal backend on MLX arrays: the kernels `halfbyte.mlx` runs, behind the calls every backend
+has, so that one selftest serves both runtimes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ..backends.metal.mlx_runtime import MLXRuntime
 
 
 class MLXBackend(MetalBackend):
-    """halfbyte's kernels, never `mx.quantized_matmul`. Arrays are MLX's; indices are not looked at, since MLX is lazy.
+    """halfbyte's kernels, never `mx.quantized_matmul`. Arrays are MLX's; indices are not looked at,
+    since MLX is lazy.
 
     runtime  the tests' own; `mx.fast.metal_kernel` when left out
     """

@@ -2,7 +2,8 @@
 
     value = ((element(code) − zero) · scale · factor) / divisor + bias      float64 throughout, so that only the last step rounds
 
-Source: docs/design/layering.md, the one formula. MLX has float64 on the CPU only, which is where this runs.
+Source: docs/design/layering.md, the one formula. MLX has float64 on the CPU only, which is where
+this runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ CPU = mx.cpu
 
 
 def codes_of(w: MetalWeight, start: int, stop: int) -> mx.array:
-    """Codes of rows start to stop, uint32 [rows, 8 · units]: code j of eight is bits j·b to j·b + b − 1 of `bits` bytes."""
+    """Codes of rows start to stop, uint32 [rows, 8 · units]: code j of eight is bits j·b to j·b + b
+    − 1 of `bits` bytes.
+    """
     bits = w.format.bits
     octets = w.codes[start:stop].reshape(stop - start, w.units, bits).astype(mx.uint64)
     shifts = mx.array(np.arange(bits, dtype=np.uint64) * 8)
@@ -41,7 +44,9 @@ def _spread(w: MetalWeight, a: mx.array) -> mx.array:
 
 
 def rows_float32(w: MetalWeight, start: int, stop: int) -> mx.array:
-    """Rows start to stop of a matrix as float32 [rows, k], exact values rounded once; inputs in the file's order."""
+    """Rows start to stop of a matrix as float32 [rows, k], exact values rounded once; inputs in the
+    file's order.
+    """
     fmt, k = w.format, w.shape[-1]
     with mx.stream(CPU):
         table = mx.array(element_table(fmt.element, fmt.bits), mx.float64)

@@ -2,8 +2,9 @@
 
     QLinear     y = x · wᵀ + bias      QEmbedding  y = w[ids] · scale      QExperts  gate_up and down of a mixture
 
-The packed arrays are the module's parameters, frozen: `save_weights` and `load_weights` move them as any others. Nothing is
-requantized: a GPTQ, AWQ, compressed-tensors, NVFP4 or gpt-oss weight keeps its codes, scales and zero points bit for bit.
+The packed arrays are the module's parameters, frozen: `save_weights` and `load_weights` move them
+as any others. Nothing is requantized: a GPTQ, AWQ, compressed-tensors, NVFP4 or gpt-oss weight
+keeps its codes, scales and zero points bit for bit.
 """
 
 from __future__ import annotations
@@ -115,9 +116,11 @@ def _bias(checkpoint: Mapping[str, Any], key: str) -> mx.array | None:
 
 
 def linears(checkpoint: Mapping[str, Any], keys: Iterable[str] | None = None) -> Iterator[tuple[str, QLinear]]:
-    """(key, QLinear) of each packed matrix of a checkpoint (`halfbyte.open`), one at a time; stacks of experts are left out.
+    """(key, QLinear) of each packed matrix of a checkpoint (`halfbyte.open`), one at a time; stacks
+    of experts are left out.
 
-    keys  those wanted; None for all. Raises CheckpointError for a wanted key that is not a packed matrix.
+    keys  those wanted; None for all. Raises CheckpointError for a wanted key that is not a packed
+          matrix.
     """
     wanted = None if keys is None else list(keys)
     for key in checkpoint.keys() if wanted is None else wanted:
@@ -134,7 +137,8 @@ def linears(checkpoint: Mapping[str, Any], keys: Iterable[str] | None = None) ->
 
 
 def replace_modules(model: nn.Module, checkpoint: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Put a QLinear or QEmbedding in place of each Linear or Embedding of `model` whose weight the checkpoint holds packed.
+    """Put a QLinear or QEmbedding in place of each Linear or Embedding of `model` whose weight the
+    checkpoint holds packed.
 
     prefix  what the checkpoint's keys have before the model's own module paths ("model.")
     Returns the paths replaced. Raises CheckpointError when a weight's shape is not the module's.

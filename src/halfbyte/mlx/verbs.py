@@ -38,7 +38,8 @@ def on_metal() -> bool:
 
 
 def prepare(q: QTensor) -> MetalWeight:
-    """The weight as MLX arrays in the order the kernels (and `mx.quantized_matmul`) read: the same bits, no copy kept elsewhere.
+    """The weight as MLX arrays in the order the kernels (and `mx.quantized_matmul`) read: the same
+    bits, no copy kept elsewhere.
 
     Raises BackendError, with the reason, for formats without a Metal kernel.
     """
@@ -46,7 +47,9 @@ def prepare(q: QTensor) -> MetalWeight:
 
 
 def native_mode(fmt: Format, dtype: str) -> dict[str, Any] | None:
-    """Arguments of `mx.quantized_matmul` for a format MLX has with this dtype of x, or None for the others."""
+    """Arguments of `mx.quantized_matmul` for a format MLX has with this dtype of x, or None for the
+    others.
+    """
     if fmt.family == "affine":
         # MLX computes in the scales' dtype: another dtype of x would round them.
         plain = fmt.bits in _AFFINE_BITS and fmt.group_size in _AFFINE_GROUPS and fmt.scale == dtype
@@ -74,9 +77,10 @@ def _integers(op: str, name: str, a: mx.array) -> None:
 def linear(x: mx.array, w: MetalWeight, bias: mx.array | None = None, *, schedule: str | None = None) -> mx.array:
     """y = x · wᵀ + bias, (..., k) -> (..., n) in x's dtype.
 
-    schedule  None: `mx.quantized_matmul` for the formats MLX has, else halfbyte's choice. "mlx" insists on the former; one of
-              `backends.base.SCHEDULES` on halfbyte's kernels
-    Raises ShapeError when shapes or dtypes do not fit, BackendError when the schedule cannot serve the format here.
+    schedule  None: `mx.quantized_matmul` for the formats MLX has, else halfbyte's choice. "mlx"
+              insists on the former; one of `backends.base.SCHEDULES` on halfbyte's kernels
+    Raises ShapeError when shapes or dtypes do not fit, BackendError when the schedule cannot serve
+    the format here.
     """
     dtype = _dtype("linear", x)
     if len(w.shape) != 2:
@@ -128,7 +132,8 @@ def dequantize(w: MetalWeight, dtype: str = "float32") -> mx.array:
 def embedding(ids: mx.array, w: MetalWeight, *, dtype: str = "float32") -> mx.array:
     """Rows of w by index, decoded: (*ids.shape, k) of `dtype`.
 
-    Raises ShapeError for what is no matrix, no index or no float dtype. The indices themselves are not looked at: MLX is lazy.
+    Raises ShapeError for what is no matrix, no index or no float dtype. The indices themselves are
+    not looked at: MLX is lazy.
     """
     if dtype not in _FLOATS:
         raise ShapeError(f"[embedding] dtype {dtype!r}; allowed: {', '.join(_FLOATS)}")
@@ -158,7 +163,9 @@ def experts(
     gate_up_bias: mx.array | None = None,
     down_bias: mx.array | None = None,
 ) -> mx.array:
-    """`halfbyte.experts` on MLX arrays: x (..., k), indices and weights (m, top_k) -> (..., h) in x's dtype."""
+    """`halfbyte.experts` on MLX arrays: x (..., k), indices and weights (m, top_k) -> (..., h) in
+    x's dtype.
+    """
     _dtype("experts", x)
     lead, k = x.shape[:-1], x.shape[-1]
     flat = x.reshape(-1, k)

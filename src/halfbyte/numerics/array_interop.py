@@ -1,6 +1,8 @@
-"""Between torch tensors and NumPy arrays without copying, and without importing torch unless the caller already has.
+"""Between torch tensors and NumPy arrays without copying, and without importing torch unless the
+caller already has.
 
-bfloat16 is passed as raw 16-bit words: NumPy's bfloat16 is the type of ml_dtypes, which torch does not know.
+bfloat16 is passed as raw 16-bit words: NumPy's bfloat16 is the type of ml_dtypes, which torch does
+not know.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ def is_torch(x: Any) -> bool:
 
 @functools.cache
 def torch_state() -> tuple[Callable[[], bool], Callable[..., bool]]:
-    """(recording, plain) of the torch that is loaded, which is therefore never asked for before a tensor is there.
+    """(recording, plain) of the torch that is loaded, which is therefore never asked for before a
+    tensor is there.
 
     recording()   True while a mode, a transform or a tracer observes operations
-    plain(x, …)   True for tensors whose memory may be read by address; None is skipped. False for fake, meta, functional,
-                  batched, sparse, nested, quantized and zero tensors, unresolved negation, and subclasses that dispatch in Python
+    plain(x, …)   True for tensors whose memory may be read by address; None is skipped. False for
+                  fake, meta, functional, batched, sparse, nested, quantized and zero tensors,
+                  unresolved negation, and subclasses that dispatch in Python
     """
     torch = sys.modules["torch"]
     core, forward_ad = torch._C, importlib.import_module("torch.autograd.forward_ad")
@@ -65,7 +69,9 @@ def torch_state() -> tuple[Callable[[], bool], Callable[..., bool]]:
 
 
 def check_memory(op: str, *arrays: Any) -> None:
-    """ShapeError for torch tensors that have no memory of their own, and while torch traces or transforms."""
+    """ShapeError for torch tensors that have no memory of their own, and while torch traces or
+    transforms.
+    """
     tensors = [x for x in arrays if is_torch(x)]
     if not tensors:
         return
@@ -96,7 +102,9 @@ def dtype_of(x: Any) -> str:
 
 @functools.cache
 def _dtype_name(dtype: Any) -> str:
-    """Cached: NumPy builds the name of a dtype on each call, which was most of the host time of a small product."""
+    """Cached: NumPy builds the name of a dtype on each call, which was most of the host time of a
+    small product.
+    """
     return str(dtype).removeprefix("torch.")
 
 
@@ -114,7 +122,9 @@ def to_numpy(x: Any) -> NDArray[Any]:
 
 
 def like(result: NDArray[Any], x: Any) -> Any:
-    """`result` in x's framework: unchanged for NumPy, a torch tensor over the same memory otherwise."""
+    """`result` in x's framework: unchanged for NumPy, a torch tensor over the same memory
+    otherwise.
+    """
     if not is_torch(x):
         return result
     torch = sys.modules["torch"]
@@ -124,7 +134,8 @@ def like(result: NDArray[Any], x: Any) -> Any:
 
 
 def as_matrix(op: str, x: Any, k: int) -> tuple[Any, tuple[int, ...]]:
-    """x (..., k) as 2-D (m, k) and its leading shape. ShapeError names both when the last axis is not k.
+    """x (..., k) as 2-D (m, k) and its leading shape. ShapeError names both when the last axis is
+    not k.
 
     NumPy and torch keep a view where the strides allow it.
     """

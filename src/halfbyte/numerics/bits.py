@@ -1,15 +1,17 @@
 """Codes to bytes and back: the canonical little-endian bit stream.
 
-Code j of a row occupies bits j·b to j·b + b − 1 of the row's bytes, counting from bit 0 of byte 0; every row starts on a
-byte. For 4 bits that is low nibble first; for 3 bits eight codes lie in three bytes.
+Code j of a row occupies bits j·b to j·b + b − 1 of the row's bytes, counting from bit 0 of byte 0;
+every row starts on a byte. For 4 bits that is low nibble first; for 3 bits eight codes lie in three
+bytes.
 
 >>> pack(np.array([[1, 2, 3]], np.uint8), 4).tolist()
 [[33, 3]]
 
-Packing works on eight codes at a time, one byte each in a 64-bit word. Three steps of shift, mask and or collect their 8·b bits:
-bytes are merged into fields of 2b bits, those into fields of 4b, those into 8b. Codes of 4 bits need one step on 16-bit words,
-codes of 2 bits two steps on 32-bit words, codes of 1 bit NumPy's own routine. 64 KiB are worked on at a time, so that the words
-stay in cache.
+Packing works on eight codes at a time, one byte each in a 64-bit word. Three steps of shift, mask
+and or collect their 8·b bits: bytes are merged into fields of 2b bits, those into fields of 4b,
+those into 8b. Codes of 4 bits need one step on 16-bit words, codes of 2 bits two steps on 32-bit
+words, codes of 1 bit NumPy's own routine. 64 KiB are worked on at a time, so that the words stay in
+cache.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Relative error statistics of one array against another, accumulated block by block.
 
-    relative RMS = sqrt(Σ (b − a)² / Σ a²)          max relative error = max over rows of max |b − a| / max |a|
+    relative RMS = sqrt(Σ (b − a)² / Σ a²)          max relative error = max over rows of max |b −
+                                                    a| / max |a|
     cosine = Σ a·b / sqrt(Σ a² · Σ b²)               differing = number of unequal values
 
-a is the reference. There is no absolute tolerance: numbers near 1e-6 are compared by the same measures as numbers near 1, so
-that no bound passes for every input. Equality is by value: −0 equals 0, NaN equals NaN at the same position.
+a is the reference. There is no absolute tolerance: numbers near 1e-6 are compared by the same
+measures as numbers near 1, so that no bound passes for every input. Equality is by value: −0 equals
+0, NaN equals NaN at the same position.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class ErrorStats:
 
     count               values compared
     differing           values that are not equal
-    max_abs_error       largest |b − a|; inf where only one side is finite, or both are and the sides are different infinities
+    max_abs_error       largest |b − a|; inf where only one side is finite, or both are and the
+                        sides are different infinities
     max_relative_error  largest |b − a| of a row over that row's largest |a|; inf in a row of zeros
     worst               (row, column) of the largest relative error, None while everything is equal
     """
@@ -48,26 +51,33 @@ class ErrorStats:
 
     @property
     def relative_rms(self) -> float:
-        """sqrt(Σ (b − a)² / Σ a²); inf when a is all zeros and b is not, or when a non-finite value differs."""
+        """sqrt(Σ (b − a)² / Σ a²); inf when a is all zeros and b is not, or when a non-finite value
+        differs.
+        """
         if self.identical:
             return 0.0
         if math.isinf(self.max_abs_error):
             return math.inf
-        # Squares that underflow float64 would give an error of 0; the largest relative error is reported instead.
+        # Squares that underflow float64 would give an error of 0; the largest relative error is
+        # reported instead.
         if self._aa == 0.0 or self._dd == 0.0:
             return math.inf if self._aa == 0.0 else self.max_relative_error
         return math.sqrt(self._dd / self._aa)
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between the finite values of a and b; 1 when identical, 0 when one of them is all zeros."""
+        """Cosine of the angle between the finite values of a and b; 1 when identical, 0 when one of
+        them is all zeros.
+        """
         if self.identical:
             return 1.0
         norm = math.sqrt(self._aa) * math.sqrt(self._bb)
         return self._ab / norm if norm else 0.0
 
     def within(self, rtol: float) -> bool:
-        """True when identical, or when the relative RMS and the largest relative error are both at most `rtol`."""
+        """True when identical, or when the relative RMS and the largest relative error are both at
+        most `rtol`.
+        """
         return self.identical or (self.relative_rms <= rtol and self.max_relative_error <= rtol)
 
     def add(self, a: NDArray[Any], b: NDArray[Any]) -> None:
@@ -133,7 +143,8 @@ def _nan(a: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def error_stats(a: NDArray[Any], b: NDArray[Any]) -> ErrorStats:
-    """`ErrorStats` of two whole arrays of one shape; the last axis is the row. Raises ShapeError when the shapes differ.
+    """`ErrorStats` of two whole arrays of one shape; the last axis is the row. Raises ShapeError
+    when the shapes differ.
 
     >>> error_stats(np.array([[1e-6, 2e-6]]), np.array([[2e-6, 1e-6]])).within(0.1)
     False

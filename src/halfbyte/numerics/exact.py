@@ -1,12 +1,15 @@
-"""Exact arithmetic with one final rounding: sums, products and quotients of floats, rounded once to nearest even.
+"""Exact arithmetic with one final rounding: sums, products and quotients of floats, rounded once to
+nearest even.
 
-A packed weight is a real number: a small integer or table value, times one to three scales, plus or minus another such product,
-perhaps over a stored divisor. Here those reals are represented exactly as sums of float64 terms (error-free transformations:
-Knuth's two-sum, Dekker's product with Veltkamp splitting) and rounded once at the end. The method is rounding to odd (Boldo and
-Melquiond 2008): a value truncated to 53 bits with its last bit set when anything was lost can be rounded again, to 51 bits or
-fewer, as if from the real number.
+A packed weight is a real number: a small integer or table value, times one to three scales, plus or
+minus another such product, perhaps over a stored divisor. Here those reals are represented exactly
+as sums of float64 terms (error-free transformations: Knuth's two-sum, Dekker's product with
+Veltkamp splitting) and rounded once at the end. The method is rounding to odd (Boldo and Melquiond
+2008): a value truncated to 53 bits with its last bit set when anything was lost can be rounded
+again, to 51 bits or fewer, as if from the real number.
 
-Products neither overflow nor underflow float64: scales are at most float32, so magnitudes stay within 2^±500.
+Products neither overflow nor underflow float64: scales are at most float32, so magnitudes stay
+within 2^±500.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def dtype_named(dtype: Any) -> np.dtype[Any]:
-    """The numpy dtype for 'float32', 'float16', 'bfloat16', 'float64', a dtype object, or a torch dtype.
+    """The numpy dtype for 'float32', 'float16', 'bfloat16', 'float64', a dtype object, or a torch
+    dtype.
 
     Raises FormatError for anything else.
     """
@@ -55,7 +59,9 @@ def two_sum(a: F64, b: F64) -> tuple[F64, F64]:
 
 
 def two_product(a: F64, b: F64) -> tuple[F64, F64]:
-    """p + e == a · b exactly, p the rounded product (Dekker, Veltkamp split at 27 bits); e is 0 where p is not finite."""
+    """p + e == a · b exactly, p the rounded product (Dekker, Veltkamp split at 27 bits); e is 0
+    where p is not finite.
+    """
     p = a * b
     ca, cb = a * 134217729.0, b * 134217729.0
     ah, bh = ca - (ca - a), cb - (cb - b)
@@ -71,7 +77,8 @@ def to_odd(hi: F64, lo: F64) -> F64:
     with np.errstate(invalid="ignore"):
         inexact = np.isfinite(hi) & (lo != 0)
         even = (hi.view(np.int64) & 1) == 0
-        # Toward lo by one ulp when the last bit is even: the truncated value then has an odd last bit, or hi already is odd.
+        # Toward lo by one ulp when the last bit is even: the truncated value then has an odd last
+        # bit, or hi already is odd.
         direction = np.where(lo > 0, np.inf, -np.inf)
         return np.where(inexact & even, np.nextafter(hi, direction), hi)
 
@@ -79,8 +86,8 @@ def to_odd(hi: F64, lo: F64) -> F64:
 def round_once(x: F64, dtype: Any) -> NDArray[Any]:
     """float64 `x`, exact or rounded to odd, rounded once to `dtype`.
 
-    NumPy goes from float64 to float32 and float16 in one rounding; to bfloat16 ml_dtypes goes through float32, so that step is
-    made odd first.
+    NumPy goes from float64 to float32 and float16 in one rounding; to bfloat16 ml_dtypes goes
+    through float32, so that step is made odd first.
     """
     dt = dtype_named(dtype)
     x = np.asarray(x, np.float64)
@@ -93,12 +100,14 @@ def round_once(x: F64, dtype: Any) -> NDArray[Any]:
         even = (f.view(np.int32) & 1) == 0
         toward = np.where(x > back, np.float32(np.inf), np.float32(-np.inf)).astype(np.float32)
         odd = np.where(finite & even, np.nextafter(f, toward), f)
-        # A finite double beyond float32's range: keep the sign, let bfloat16 round its largest float32 to infinity.
+        # A finite double beyond float32's range: keep the sign, let bfloat16 round its largest
+        # float32 to infinity.
         return odd.astype(dt)
 
 
 def distil(terms: list[F64]) -> list[F64]:
-    """The same real sum as non-overlapping terms, largest first: two-sum leaves every adjacent pair unchanged.
+    """The same real sum as non-overlapping terms, largest first: two-sum leaves every adjacent pair
+    unchanged.
 
     Zeros are last. Elements with NaN or infinite terms have no meaning; callers replace them.
     """
@@ -116,8 +125,9 @@ def distil(terms: list[F64]) -> list[F64]:
 
 
 def _tail(parts: list[F64]) -> F64:
-    """The first non-zero term after the leading one of a distilled sum; it has the sign of the sum of all terms after the
-    leading one."""
+    """The first non-zero term after the leading one of a distilled sum; it has the sign of the sum
+    of all terms after the leading one.
+    """
     out = np.zeros_like(parts[0])
     for t in parts[:0:-1]:
         out = np.where(t != 0, t, out)
@@ -125,7 +135,9 @@ def _tail(parts: list[F64]) -> F64:
 
 
 def round_sum(terms: list[F64], dtype: Any) -> NDArray[Any]:
-    """The exact sum of float64 terms, rounded once to `dtype`. NaN and infinity follow ordinary addition."""
+    """The exact sum of float64 terms, rounded once to `dtype`. NaN and infinity follow ordinary
+    addition.
+    """
     if len(terms) == 1:
         return round_once(terms[0], dtype)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -138,8 +150,9 @@ def round_sum(terms: list[F64], dtype: Any) -> NDArray[Any]:
 def round_quotient(terms: list[F64], den: F64, dtype: Any) -> NDArray[Any]:
     """The exact sum of float64 terms over `den`, rounded once to `dtype`.
 
-    Two quotients are computed, the second of the exact remainder of the first; the sign of the last remainder decides the odd
-    bit."""
+    Two quotients are computed, the second of the exact remainder of the first; the sign of the last
+    remainder decides the odd bit.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         *terms, den = np.broadcast_arrays(*(np.asarray(t, np.float64) for t in terms), np.asarray(den, np.float64))
         plain = sum(terms[1:], terms[0]) / den

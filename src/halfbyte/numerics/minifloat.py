@@ -1,10 +1,13 @@
-"""Small floating-point types: the value of every code by definition, the E8M0, E4M3 and UE4M3 scale bytes, and rounding to codes.
+"""Small floating-point types: the value of every code by definition, the E8M0, E4M3 and UE4M3 scale
+bytes, and rounding to codes.
 
-A minifloat of e exponent and m mantissa bits with bias b has value (−1)^s · 2^(max(E,1)−b) · (M/2^m + [E>0]).
+A minifloat of e exponent and m mantissa bits with bias b has value (−1)^s · 2^(max(E,1)−b) · (M/2^m
++ [E>0]).
 
-OCP Microscaling Formats 1.0 gives E2M1 (b = 1), E2M3 (1), E3M2 (3), E4M3 (7, S.1111.111 is NaN), E5M2 (15, IEEE infinities and
-NaNs); E8M0 is the bare exponent 2^(b−127). UE4M3 is GGUF's reading of an E4M3 scale byte: the sign is ignored, 0x7F is 0 and 0xFF
-is 480. The `fnuz` types (Noune et al. 2022) have one NaN, with the code of −0, and no infinity.
+OCP Microscaling Formats 1.0 gives E2M1 (b = 1), E2M3 (1), E3M2 (3), E4M3 (7, S.1111.111 is NaN),
+E5M2 (15, IEEE infinities and NaNs); E8M0 is the bare exponent 2^(b−127). UE4M3 is GGUF's reading of
+an E4M3 scale byte: the sign is ignored, 0x7F is 0 and 0xFF is 480. The `fnuz` types (Noune et al.
+2022) have one NaN, with the code of −0, and no infinity.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 TIES = ("even", "away", "zero", "truncate")
-"""Halfway between two codes: the even one, the larger or the smaller magnitude. `truncate` rounds everything toward zero."""
+"""Halfway between two codes: the even one, the larger or the smaller magnitude. `truncate` rounds
+everything toward zero.
+"""
 ZEROS = ("keep", "value", "drop", "negative")
 """Sign of a code whose magnitude is 0, for elements that have a −0: see `sign_zeros`."""
 
@@ -60,7 +65,8 @@ MINIFLOATS: dict[str, Minifloat] = {
     )
 }
 
-# QLoRA (Dettmers et al. 2023), appendix E: quantiles of a normal distribution with an exact zero, as float32.
+# QLoRA (Dettmers et al. 2023), appendix E: quantiles of a normal distribution with an exact zero,
+# as float32.
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -69,7 +75,8 @@ _NF4 = (
 # ModelOpt keeps the same table to four digits, in bfloat16.
 _NF4_MODELOPT = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
                  0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0)  # fmt: skip
-# bitsandbytes' own "fp4": sign, then 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4 (float32); code 8 is +0. Not OCP E2M1.
+# bitsandbytes' own "fp4": sign, then 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4 (float32); code 8 is +0.
+# Not OCP E2M1.
 _BNB_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 # ggml's non-linear 4-bit table, integers.
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -98,8 +105,8 @@ def minifloat_values(f: Minifloat) -> F64:
 def element_table(element: str, bits: int) -> F64:
     """Value of every code of `element`, float64 [2^bits], read-only.
 
-    `int` is code − 2^(bits−1), `uint` the code, `mxint` two's complement over 2^(bits−2); the rest are minifloats and `TABLES`.
-    Raises FormatError for an unknown name.
+    `int` is code − 2^(bits−1), `uint` the code, `mxint` two's complement over 2^(bits−2); the rest
+    are minifloats and `TABLES`. Raises FormatError for an unknown name.
     """
     return TABLES[element] if element in TABLES else _computed_table(element, bits)
 
@@ -136,13 +143,16 @@ TABLES: dict[str, F64] = {
     "bnb_fp4": _table([*_BNB_FP4, *(0.0 - v for v in _BNB_FP4)]),
     "iq4_nl": _table(_IQ4_NL),
 }
-"""Element tables by name: the value of every code. A format with elements of its own adds them by `add_table`."""
+"""Element tables by name: the value of every code. A format with elements of its own adds them by
+`add_table`.
+"""
 
 
 def add_table(name: str, values: Sequence[float]) -> None:
     """Register an element table of 2^bits values, each a float32 number.
 
-    Raises FormatError when the name is taken, or when values are not as many as some width has codes, or not float32 numbers.
+    Raises FormatError when the name is taken, or when values are not as many as some width has
+    codes, or not float32 numbers.
     """
     if name in TABLES or name in MINIFLOATS or name in ("int", "uint", "mxint"):
         raise FormatError(f"[element] {name!r} is taken; give the table a name of its own")
@@ -155,10 +165,11 @@ def add_table(name: str, values: Sequence[float]) -> None:
 
 
 def element_significant_bits(element: str, bits: int) -> int:
-    """Significant bits of every value of an element, at most; at least 24 for a table of values that are no multiples of 2^−16.
+    """Significant bits of every value of an element, at most; at least 24 for a table of values
+    that are no multiples of 2^−16.
 
-    Where element and scale together have 24 bits or fewer, float32 arithmetic is exact: the smallest scale times the smallest
-    element is then a multiple of 2^−149, float32's smallest step.
+    Where element and scale together have 24 bits or fewer, float32 arithmetic is exact: the
+    smallest scale times the smallest element is then a multiple of 2^−149, float32's smallest step.
     """
     if element in ("int", "uint", "mxint"):
         return bits
@@ -172,7 +183,9 @@ def element_significant_bits(element: str, bits: int) -> int:
 
 @cache
 def scale_table(kind: str) -> F64:
-    """Value of every byte of an 8-bit scale kind (`e8m0`, `e4m3`, `ue4m3`), float64 [256], read-only."""
+    """Value of every byte of an 8-bit scale kind (`e8m0`, `e4m3`, `ue4m3`), float64 [256],
+    read-only.
+    """
     b = np.arange(256)
     if kind == "e8m0":
         out = np.ldexp(1.0, b - 127)
@@ -180,7 +193,8 @@ def scale_table(kind: str) -> F64:
     elif kind == "e4m3":
         out = minifloat_values(MINIFLOATS["e4m3"])
     elif kind == "ue4m3":
-        # ggml ignores the sign bit, but compares the whole byte with 0x7F to read NaN as 0: 0xFF stays 480.
+        # ggml ignores the sign bit, but compares the whole byte with 0x7F to read NaN as 0: 0xFF
+        # stays 480.
         magnitude = b & 0x7F
         exponent, mantissa = magnitude >> 3, magnitude & 7
         out = np.ldexp(mantissa / 8 + (exponent > 0), np.maximum(exponent, 1) - 7)
@@ -198,7 +212,9 @@ def e8m0_encode(exponent: NDArray[np.integer]) -> U8:
 
 @cache
 def _grid(element: str) -> tuple[F64, F64]:
-    """Non-negative finite values of a minifloat in code order, and the midpoints between neighbours."""
+    """Non-negative finite values of a minifloat in code order, and the midpoints between
+    neighbours.
+    """
     values = element_table(element, MINIFLOATS[element].bits)
     half = values[: len(values) // 2]
     positive = half[np.isfinite(half)]
@@ -206,12 +222,13 @@ def _grid(element: str) -> tuple[F64, F64]:
 
 
 def round_to_element(x: NDArray[np.floating], element: str, ties: str = "even") -> U8:
-    """Nearest code of a minifloat, saturating: |x| beyond the largest finite value takes that value.
+    """Nearest code of a minifloat, saturating: |x| beyond the largest finite value takes that
+    value.
 
     x        any float array; the comparison is exact in float64
     ties     one of `TIES`
-    Returns uint8 codes; the sign bit follows x's sign bit, −0.0 included. NaN takes the largest magnitude's code and is the
-    caller's to refuse first.
+    Returns uint8 codes; the sign bit follows x's sign bit, −0.0 included. NaN takes the largest
+    magnitude's code and is the caller's to refuse first.
     """
     if ties not in TIES:
         raise FormatError(f"[ties] {ties!r}; allowed: {', '.join(TIES)}")

@@ -3,9 +3,10 @@
     transpose(x)                          xᵀ of whole elements, in C order
     transpose_nibbles(rows, columns)      xᵀ of packed codes of 4 bits
 
-Checkpoints that store codes along n are converted to the canonical order along k with these, and back. The compiled core does
-the work where it is built, one cache line of either side at a time; without it NumPy gives the same bytes, elements in 1.5 times
-the time and nibbles in 3 times. Both release the interpreter's lock, so that callers may use threads.
+Checkpoints that store codes along n are converted to the canonical order along k with these, and
+back. The compiled core does the work where it is built, one cache line of either side at a time;
+without it NumPy gives the same bytes, elements in 1.5 times the time and nibbles in 3 times. Both
+release the interpreter's lock, so that callers may use threads.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ NATURAL_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 _LINE = 64
 """Bytes of a cache line."""
 _TILE = 256
-"""Side of a tile of `transpose_tiled`. Rows a power of two apart fall into few cache sets, so a tile is copied before it is
-transposed: 2 to 4 times as fast on 30 MB."""
+"""Side of a tile of `transpose_tiled`. Rows a power of two apart fall into few cache sets, so a
+tile is copied before it is transposed: 2 to 4 times as fast on 30 MB.
+"""
 _WORDS = 128
 """Side of a tile of `transpose_nibbles_numpy`: eight arrays of 64 KiB stay in cache."""
 
 
 @cache
 def native() -> ModuleType | None:
-    """The compiled core; None where it is not built, cannot be loaded, or is an older build without `transpose_nibbles`."""
+    """The compiled core; None where it is not built, cannot be loaded, or is an older build without
+    `transpose_nibbles`.
+    """
     try:
         from .. import _native as module
     except ImportError:
@@ -57,7 +61,9 @@ def transpose(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`np.empty` aligned to a cache line: the core writes whole lines, and an unaligned one takes twice as long."""
+    """`np.empty` aligned to a cache line: the core writes whole lines, and an unaligned one takes
+    twice as long.
+    """
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
@@ -78,10 +84,13 @@ def transpose_tiled(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def transpose_nibbles(x: U8, columns: int, order: Sequence[int] = NATURAL_ORDER, out_order: Sequence[int] = NATURAL_ORDER) -> U8:
-    """Rows of nibbles [r, ceil(columns/2)] -> [columns, ceil(r/2)], low nibble first, the padding of an odd row zero.
+    """Rows of nibbles [r, ceil(columns/2)] -> [columns, ceil(r/2)], low nibble first, the padding
+    of an odd row zero.
 
-    order      row 8i + j is stored as row 8i + order[j] of `x`; any order but the natural one needs rows in multiples of 8
-    out_order  the same for rows of the result; any order but the natural one needs columns in multiples of 8
+    order      row 8i + j is stored as row 8i + order[j] of `x`; any order but the natural one needs
+               rows in multiples of 8
+    out_order  the same for rows of the result; any order but the natural one needs columns in
+               multiples of 8
     """
     core = native()
     if core is None:
@@ -96,7 +105,9 @@ def transpose_nibbles(x: U8, columns: int, order: Sequence[int] = NATURAL_ORDER,
 def transpose_nibbles_numpy(
     x: U8, columns: int, order: Sequence[int] = NATURAL_ORDER, out_order: Sequence[int] = NATURAL_ORDER
 ) -> U8:
-    """`transpose_nibbles` in NumPy: eight rows of 32-bit words are 8 × 8 matrices of nibbles, transposed many at a time."""
+    """`transpose_nibbles` in NumPy: eight rows of 32-bit words are 8 × 8 matrices of nibbles,
+    transposed many at a time.
+    """
     r = x.shape[0]
     rows, wide = -(-r // 8), -(-columns // 8)
     words = _words(x, rows, wide, columns).reshape(rows, 8, wide)[:, list(order)]

@@ -1,7 +1,9 @@
-"""Each producer's own decoder, reproduced bit for bit: the arithmetic of one producer is in the module of its name.
+"""Each producer's own decoder, reproduced bit for bit: the arithmetic of one producer is in the
+module of its name.
 
-`decode_as(q, dtype)` is what `dequantize(dtype, arithmetic="producer")` returns. A decoder is a function (block of a packed
-weight, dtype) -> array. Steps that several producers share are in `float32.py`, element and scale tables in `formats/decode.py`.
+`decode_as(q, dtype)` is what `dequantize(dtype, arithmetic="producer")` returns. A decoder is a
+function (block of a packed weight, dtype) -> array. Steps that several producers share are in
+`float32.py`, element and scale tables in `formats/decode.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ DECODERS: dict[str, Callable[[EncodedTensor, Any], NDArray[Any]]] = {
 
 
 def decode_as(q: EncodedTensor, dtype: Any) -> NDArray[Any]:
-    """What the decoder of `q.origin` returns for `q`, in `dtype`. FormatError for an origin without a decoder."""
+    """What the decoder of `q.origin` returns for `q`, in `dtype`. FormatError for an origin without
+    a decoder.
+    """
     if q.origin not in DECODERS:
         raise FormatError(f"[dequantize] no producer arithmetic for {q.origin!r}; known: {', '.join(sorted(DECODERS))}")
     return DECODERS[q.origin](q, dtype)

@@ -2,9 +2,10 @@
 
 4 bit    table[code] · absmax in float32, then a cast
 nested   absmax = nested_map[byte] · nested_absmax + nested_offset, two float32 roundings
-fp4      code 8, +0 in the table, is −0: the AVX-512 kernel negates by the sign bit; rows of odd length and blocks of 2048
-         or more take another kernel
-int8     (code · SCB) · float32(0.007874015718698502): the reciprocal of 127 to sixteen digits, not a division
+fp4      code 8, +0 in the table, is −0: the AVX-512 kernel negates by the sign bit; rows of odd
+         length and blocks of 2048 or more take another kernel
+int8     (code · SCB) · float32(0.007874015718698502): the reciprocal of 127 to sixteen digits, not
+         a division
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""compressed-tensors: integers and floats in the dtype of the scales, microscaled and NVFP4 weights in bfloat16; then a cast.
+"""compressed-tensors: integers and floats in the dtype of the scales, microscaled and NVFP4 weights
+in bfloat16; then a cast.
 
 | kind | arithmetic |
 |---|---|

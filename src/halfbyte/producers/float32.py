@@ -1,4 +1,5 @@
-"""Steps that several producers' decoders share, in float32: element lookup, expansion of group values, intermediate roundings.
+"""Steps that several producers' decoders share, in float32: element lookup, expansion of group
+values, intermediate roundings.
 
 Each operation rounds once, as IEEE 754 float32 does, in the order in which the caller writes it.
 """
@@ -34,13 +35,17 @@ def elements(q: EncodedTensor, *, negative_zero: bool = True) -> F32:
 
 
 def scale_expander(q: EncodedTensor) -> Expander:
-    """The function from values a group (an array in the shape of `scales`) to values an element (broadcasts to `q.shape`)."""
+    """The function from values a group (an array in the shape of `scales`) to values an element
+    (broadcasts to `q.shape`).
+    """
     return group_expander(q.format, q.shape, q.window, q.parts.get("group_index"))
 
 
 @cache
 def e8m0_table(top: float) -> F32:
-    """Values of the 256 E8M0 bytes. `top` is the producer's value of byte 255: NaN, or inf (2^128 is inf in float32)."""
+    """Values of the 256 E8M0 bytes. `top` is the producer's value of byte 255: NaN, or inf (2^128
+    is inf in float32).
+    """
     table = scale_table("e8m0").astype(np.float32)
     table[255] = top
     table.setflags(write=False)
@@ -56,12 +61,16 @@ def e4m3_table() -> F32:
 
 
 def round_to(x: NDArray[Any], dtype: Any) -> F32:
-    """float32 values rounded to `dtype`, as float32: an intermediate result that the producer stores in that dtype."""
+    """float32 values rounded to `dtype`, as float32: an intermediate result that the producer
+    stores in that dtype.
+    """
     return x.astype(dtype).astype(np.float32)
 
 
 def nested_scales(q: EncodedTensor) -> tuple[F32, F32]:
-    """nested_map[byte] and the nested_absmax of its block of 256, both float32 in the shape of `scales`."""
+    """nested_map[byte] and the nested_absmax of its block of 256, both float32 in the shape of
+    `scales`.
+    """
     scales = q.parts["scales"]
     first = q.window[0] * scales.shape[-1] if q.window is not None and scales.ndim > 1 else 0
     block = (first + np.arange(scales.size)).reshape(scales.shape) // NESTED_BLOCK
@@ -69,6 +78,8 @@ def nested_scales(q: EncodedTensor) -> tuple[F32, F32]:
 
 
 def promote(a: Any, b: Any) -> np.dtype[Any]:
-    """The result dtype of a torch operation on two float dtypes: their own when equal, else float32."""
+    """The result dtype of a torch operation on two float dtypes: their own when equal, else
+    float32.
+    """
     a, b = np.dtype(a), np.dtype(b)
     return a if a == b else np.dtype(np.float32)

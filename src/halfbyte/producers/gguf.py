@@ -4,11 +4,13 @@
     Q4_1, Q5_1                 (d · q) + m
     Q3_K, Q6_K, IQ4_XS         (d · sc) · q
     Q2_K, Q4_K, Q5_K           (d · sc) · q − dmin · mn
-    MXFP4                      2^(b−128) · (2 · element): byte 255 is 2^127 before the element doubles it, so 0.5 stays finite
+    MXFP4                      2^(b−128) · (2 · element): byte 255 is 2^127 before the element
+                               doubles it, so 0.5 stays finite
     NVFP4                      (ue4m3 / 2) · (2 · element)
 
-Both 4-bit floats look elements up as small integers, where code 8 is +0. The factor of a tensor (`.scale`), which gguf.quants
-does not apply, is multiplied in last. Types stored as raw blocks are decoded by gguf.quants itself.
+Both 4-bit floats look elements up as small integers, where code 8 is +0. The factor of a tensor
+(`.scale`), which gguf.quants does not apply, is multiplied in last. Types stored as raw blocks are
+decoded by gguf.quants itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""HQQ's Quantizer.dequantize (0.2.8): r(r(code − zero) · scale), both roundings in the compute dtype.
+"""HQQ's Quantizer.dequantize (0.2.8): r(r(code − zero) · scale), both roundings in the compute
+dtype.
 
 The compute dtype is `details["compute_dtype"]`, or that of scales and zero points.
 """

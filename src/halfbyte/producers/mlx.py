@@ -1,10 +1,13 @@
 """mx.dequantize (MLX 0.32, CPU and Metal).
 
     affine         r(r(code · scale) + bias), both roundings in the dtype of the scales, then a cast
-    mxfp4, mxfp8   r(element · r(scale)), both in the output dtype; scale byte 255 is inf, so 0 · inf is NaN
-    nvfp4          the same with an E4M3 scale; with a global scale g: element · (scale · (g / 2688)) in float32, then a cast
+    mxfp4, mxfp8   r(element · r(scale)), both in the output dtype; scale byte 255 is inf, so 0 ·
+                   inf is NaN
+    nvfp4          the same with an E4M3 scale; with a global scale g: element · (scale · (g /
+                   2688)) in float32, then a cast
 
-Where scales and biases differ in dtype the product is rounded in the scales' dtype and the sum in float32.
+Where scales and biases differ in dtype the product is rounded in the scales' dtype and the sum in
+float32.
 """
 
 from __future__ import annotations

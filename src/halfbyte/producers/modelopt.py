@@ -3,7 +3,8 @@
 NVFP4         element · (scale · weight_scale_2) in float32, then a cast; the code of −0 reads as +0
 MXFP4, MXFP8  element · 2^(byte − 127) in float32, then a cast; byte 255 is inf
 INT4QTensor   (code − 8) / scale in the dtype of the scale, then a cast
-NF4QTensor    scale = r(byte / double_scale) + zeros, rounded in the output dtype; table · scale in the wider of that and bfloat16
+NF4QTensor    scale = r(byte / double_scale) + zeros, rounded in the output dtype; table · scale in
+              the wider of that and bfloat16
 FP8, INT8     element · r(scale), the product rounded in the output dtype
 int4 export   ModelOpt has no decoder for it; code · scale in float32, then a cast
 """
@@ -45,7 +46,9 @@ def _value(q: EncodedTensor, out: np.dtype[Any]) -> F32:
 
 
 def _nf4(q: EncodedTensor, out: np.dtype[Any]) -> F32:
-    """The table is bfloat16 and double_scale has the model's dtype; zeros is 0-d, so it takes the other operand's dtype."""
+    """The table is bfloat16 and double_scale has the model's dtype; zeros is 0-d, so it takes the
+    other operand's dtype.
+    """
     double_dtype = dtype_named(q.details.get("double_scale_dtype", "bfloat16"))
     mapped, double = nested_scales(q)
     scales = round_to(round_to(mapped / double, double_dtype), out)

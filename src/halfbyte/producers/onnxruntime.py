@@ -1,6 +1,8 @@
-"""onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded to the dtype of the scales.
+"""onnxruntime's MatMulNBits (1.32, CPU) on the identity: (code − zero) · scale in float32, rounded
+to the dtype of the scales.
 
-With float zero points the two products are separate: code · scale + (−zero · scale). The matrix product returns −0 as +0.
+With float zero points the two products are separate: code · scale + (−zero · scale). The matrix
+product returns −0 as +0.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 MXTensor      element · r(scale), the product rounded in the output dtype; scale byte 255 is NaN
 NVFP4Tensor   element · (scale · per_tensor_scale) in float32, then a cast
-Intx, Int8    r(code − zero_point) in the output dtype, times scale in the wider of the two dtypes, then a cast
+Intx, Int8    r(code − zero_point) in the output dtype, times scale in the wider of the two dtypes,
+              then a cast
 Float8Tensor  element · scale in float32, then a cast
 """
 
@@ -37,7 +38,8 @@ def _value(q: EncodedTensor, out: np.dtype[Any]) -> F32:
         return elements(q) * expand(scales.astype(np.float32))
     codes = elements(q)
     if q.format.zero != "none":
-        # A signed code and its zero point are stored plus 2^(bits−1); the producer rounds the signed numbers.
+        # A signed code and its zero point are stored plus 2^(bits−1); the producer rounds the
+        # signed numbers.
         shift = np.float32(1 << (q.format.bits - 1) if q.details.get("signed") else 0)
         zeros = q.parts["zeros"].astype(np.float32) - shift
         codes = round_to(round_to(codes - shift, out) - expand(round_to(zeros, out)), out)

@@ -1,7 +1,8 @@
-"""transformers' gpt-oss loader (5.24): ldexp(e2m1, byte − 127), rounded once to the output dtype, bfloat16 by default.
+"""transformers' gpt-oss loader (5.24): ldexp(e2m1, byte − 127), rounded once to the output dtype,
+bfloat16 by default.
 
-Byte 255 is 2^128: 0.5 · 2^128 is finite, 0 stays 0, 1 and more are inf. The loader returns experts transposed, (experts, k,
-rows); this is (experts, rows, k), as stored.
+Byte 255 is 2^128: 0.5 · 2^128 is finite, 0 stays 0, 1 and more are inf. The loader returns experts
+transposed, (experts, k, rows); this is (experts, rows, k), as stored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ..spec import EncodedTensor
 from .float32 import codes, scale_expander
 
 _HALF_SCALE = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
-"""2^(byte − 128): half the scale, so that byte 255 is finite in float32. Bytes 0 and 1 are subnormal, and exact."""
+"""2^(byte − 128): half the scale, so that byte 255 is finite in float32. Bytes 0 and 1 are
+subnormal, and exact.
+"""
 
 
 def decode(q: EncodedTensor, dtype: Any) -> NDArray[Any]:

@@ -1,4 +1,5 @@
-"""Algorithms that choose codes and scales: round to nearest, least squared error, or least error on calibration inputs.
+"""Algorithms that choose codes and scales: round to nearest, least squared error, or least error on
+calibration inputs.
 
 | method | needs | rounds |
 |---|---|---|
@@ -7,7 +8,8 @@
 | `gptq` | its inputs' Hessian | one input after another, propagating errors (`gptq_rounding.py`) |
 | `awq` | its inputs' Hessian and the preceding operation | to nearest after scaling inputs (`awq_search.py`) |
 
-`mse` and `gptq` take torch tensors too, for formats where `on_tensors` is true, and run on their device.
+`mse` and `gptq` take torch tensors too, for formats where `on_tensors` is true, and run on their
+device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Functions that NumPy and torch name differently, so that an algorithm is written once and runs on its weight's device.
+"""Functions that NumPy and torch name differently, so that an algorithm is written once and runs on
+its weight's device.
 
-`functions(x)` is the array namespace of x: NumPy for an array, torch under NumPy's names for a tensor. torch is not imported
-here: a caller with a tensor has imported it. Results differ at most by the order of summation.
+`functions(x)` is the array namespace of x: NumPy for an array, torch under NumPy's names for a
+tensor. torch is not imported here: a caller with a tensor has imported it. Results differ at most
+by the order of summation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""AWQ: inputs with large activations get finer steps, by a scale folded into the preceding operation (Lin et al. 2023).
+"""AWQ: inputs with large activations get finer steps, by a scale folded into the preceding
+operation (Lin et al. 2023).
 
     y = W x = (W · s) (x / s),        s_j = a_j^α / sqrt(max · min),        a_j = sqrt(H_jj / tokens)
 
-W · s is quantized; the preceding operation is changed to yield x / s. α is searched in [0, 1] for the least tr(D H Dᵀ),
-D = Ŵ/s − W, over all weights that share the inputs: first multiples of 0.1 on a subset of rows, then ±0.05 around the best;
-it is used if it beats α = 0 on all rows. Where the preceding operation must stay exact, s are powers of two.
+W · s is quantized; the preceding operation is changed to yield x / s. α is searched in [0, 1] for
+the least tr(D H Dᵀ), D = Ŵ/s − W, over all weights that share the inputs: first multiples of 0.1 on
+a subset of rows, then ±0.05 around the best; it is used if it beats α = 0 on all rows. Where the
+preceding operation must stay exact, s are powers of two.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ ALPHAS = tuple(i / 10 for i in range(11))
 ROWS = 256
 """Evenly spaced rows of a weight on which α is searched."""
 MANY = 8
-"""Weights with a common input; for more of them (an MoE layer's experts) fewer rows of each are used."""
+"""Weights with a common input; for more of them (an MoE layer's experts) fewer rows of each are
+used.
+"""
 
 
 def awq_scales(
@@ -37,12 +41,13 @@ def awq_scales(
 ) -> tuple[F64, float]:
     """(s [k], α) for weights [n_i, k] that share their inputs.
 
-    hessian   [k, k], Σ x xᵀ over calibration inputs, array or torch tensor, on whose device losses are computed; or one for each
-              weight, where each is given some of the inputs (experts)
+    hessian   [k, k], Σ x xᵀ over calibration inputs, array or torch tensor, on whose device losses
+              are computed; or one for each weight, where each is given some of the inputs (experts)
     quantize  rounds a weight: `lambda w: mse(w, "int4:g128")`
     powers    s are powers of two, so that scaling is exact
 
-    α = 0 is s = 1, plain rounding: the result is never worse on the calibration inputs. Raises ShapeError when shapes do not fit.
+    α = 0 is s = 1, plain rounding: the result is never worse on the calibration inputs. Raises
+    ShapeError when shapes do not fit.
     """
     many = isinstance(hessian, (list, tuple))
     own: dict[int, Any] = {}
@@ -89,7 +94,9 @@ def _loss(weights: Sequence[NDArray[Any]], each: Sequence[Any], s: F64, quantize
 
 
 def fold_into_rows(previous: NDArray[Any], scales: F64) -> NDArray[Any]:
-    """The preceding weight [k, …] (or norm weight, or bias, [k]) divided by s along its rows, in its own dtype."""
+    """The preceding weight [k, …] (or norm weight, or bias, [k]) divided by s along its rows, in
+    its own dtype.
+    """
     shape = (-1,) + (1,) * (previous.ndim - 1)
     out: NDArray[Any] = (previous.astype(np.float64) / scales.reshape(shape)).astype(previous.dtype)
     return out

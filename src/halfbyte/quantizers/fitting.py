@@ -1,4 +1,5 @@
-"""Group parameters of least weighted squared error: candidate scales are tried and the best one is refined.
+"""Group parameters of least weighted squared error: candidate scales are tried and the best one is
+refined.
 
     error of a group = Σ_j h_j · (x_j − value(code_j))²          h the importance of input j (1, or the diagonal of a Hessian)
 
@@ -10,15 +11,17 @@
 | E8M0 | the exponents around log2(amax / M): −2 to 1 |
 | E4M3 | the scale byte of amax / M and 8 on either side, an octave each way; under 8 tensor scales within an octave |
 
-For codes v the best float scale is s = Σ h x v / Σ h v², which reduces the error by s · Σ h x v; with a bias it is the weighted
-regression line through (v, x). The best candidate of a group is refined twice: codes for its stored scale, then the best scale
-for those codes. Minifloats are sparse near their maximum, so the extreme may fit an inner value better (E2M1's 4
-instead of 6): scales up to 1.6 times as large are tried for them. A tensor scale is chosen on a part of the rows.
+For codes v the best float scale is s = Σ h x v / Σ h v², which reduces the error by s · Σ h x v;
+with a bias it is the weighted regression line through (v, x). The best candidate of a group is
+refined twice: codes for its stored scale, then the best scale for those codes. Minifloats are
+sparse near their maximum, so the extreme may fit an inner value better (E2M1's 4 instead of 6):
+scales up to 1.6 times as large are tried for them. A tensor scale is chosen on a part of the rows.
 
 Weights and importance may be torch tensors (`arrays`): the search runs on their device.
 
-Candidates are compared in float32 on groups scaled to 1 (from 6 bits on in float64), the refinement and the choice against the
-round-to-nearest parameters of the format's own encoder in float64 with scales as they are stored: the result is never worse.
+Candidates are compared in float32 on groups scaled to 1 (from 6 bits on in float64), the refinement
+and the choice against the round-to-nearest parameters of the format's own encoder in float64 with
+scales as they are stored: the result is never worse.
 """
 
 from __future__ import annotations
@@ -80,7 +83,9 @@ def fit(grid: Grid, x: F64, h: F64) -> Params:
 
 
 def fit_weight(grid: Grid, x: F64, importance: F64 | None = None) -> tuple[Grid, Params]:
-    """(grid, parameters [n, G]) for a weight [n, k]: the tensor scale too, where the format has one."""
+    """(grid, parameters [n, G]) for a weight [n, k]: the tensor scale too, where the format has
+    one.
+    """
     size = grid.fmt.group_size
     plain = quantize(host(x), grid.fmt)
     own = grid.with_factor(factor_of(plain))
@@ -99,8 +104,9 @@ def fit_weight(grid: Grid, x: F64, importance: F64 | None = None) -> tuple[Grid,
 def fit_factor(grid: Grid, x: F64, importance: F64 | None = None) -> Grid:
     """`grid` under the tensor scale of least error, where the format has one; else as it is.
 
-    The error of a weight [n, k] is estimated: that of the rows with the largest elements, whose block scales may meet the end of
-    E4M3's range, and that of rows taken evenly, times how many they stand for.
+    The error of a weight [n, k] is estimated: that of the rows with the largest elements, whose
+    block scales may meet the end of E4M3's range, and that of rows taken evenly, times how many
+    they stand for.
     """
     if not grid.fmt.global_op or not math.prod(x.shape):
         return grid
@@ -135,7 +141,9 @@ def _each(params: Params) -> Params:
 
 
 def _best_byte(grid: Grid, x: F64, h: F64) -> Params:
-    """Scales that are bytes: the neighbours of the one under which the largest element meets the end of the grid."""
+    """Scales that are bytes: the neighbours of the one under which the largest element meets the
+    end of the grid.
+    """
     xp = functions(x)
     inside = xp.broadcast_to(h > 0, x.shape)
     amax = xp.amax(xp.abs(xp.where(inside, x, 0.0)), axis=-1)
@@ -186,7 +194,9 @@ def _best_extreme(grid: Grid, x: F64, h: F64) -> Params:
 
 
 def _best_range(grid: Grid, x: F64, h: F64) -> Params:
-    """Ranges within the group's own, end to end: the line, or the scale about a zero point, that gains most."""
+    """Ranges within the group's own, end to end: the line, or the scale about a zero point, that
+    gains most.
+    """
     f, steps, xp = grid.fmt, (1 << grid.fmt.bits) - 1, functions(x)
     inside = xp.broadcast_to(h > 0, x.shape)
     low, high = xp.amin(xp.where(inside, x, math.inf), axis=-1), xp.amax(xp.where(inside, x, -math.inf), axis=-1)
@@ -226,8 +236,9 @@ def _best_range(grid: Grid, x: F64, h: F64) -> Params:
 
 
 def _together(x: Any, tries: list[F64]) -> Iterable[F64]:
-    """Tries [...] on a leading axis: one after another on the CPU, where each stays in cache; all at once where each costs
-    launches."""
+    """Tries [...] on a leading axis: one after another on the CPU, where each stays in cache; all
+    at once where each costs launches.
+    """
     return [one[None] for one in tries] if isinstance(x, np.ndarray) else [functions(x).stack(tries)]
 
 
@@ -238,7 +249,9 @@ def _numbers(t: Any, tries: list[float]) -> Iterable[Any]:
 
 
 def _first(gain: Any, *others: Any) -> tuple[Any, ...]:
-    """The try [n, G] of the largest gain, the first of equal ones, of tries on a leading axis; and what belongs to it."""
+    """The try [n, G] of the largest gain, the first of equal ones, of tries on a leading axis; and
+    what belongs to it.
+    """
     if len(gain) == 1:
         return tuple(a[0] for a in (gain, *others))
     xp, at = functions(gain), gain.argmax(axis=0)[None]

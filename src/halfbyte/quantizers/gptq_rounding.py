@@ -1,14 +1,15 @@
-"""GPTQ: round one input after another and compensate the error in the remaining inputs (Frantar et al. 2022).
+"""GPTQ: round one input after another and compensate the error in the remaining inputs (Frantar et
+al. 2022).
 
     minimize  tr((W − Ŵ) H (W − Ŵ)ᵀ)        H = XᵀX over calibration inputs, [k, k]
 
 With U the upper Cholesky factor of the inverse of H + λ·mean(diag H)·I, rounding input j with error
-e_j = (w_j − ŵ_j) / U_jj subtracts e_j · U_j,l from every later input l. Updates are applied immediately within a block of
-inputs, and once a block to the rest.
+e_j = (w_j − ŵ_j) / U_jj subtracts e_j · U_j,l from every later input l. Updates are applied
+immediately within a block of inputs, and once a block to the rest.
 
-Any `grid.Grid` is supported: integers, affine, MX, NVFP4. A group's parameters are fitted at its first input, to the updated
-weights. With `act_order` inputs are processed by falling diag H and parameters are fitted beforehand, so that groups stay in
-order and need no index.
+Any `grid.Grid` is supported: integers, affine, MX, NVFP4. A group's parameters are fitted at its
+first input, to the updated weights. With `act_order` inputs are processed by falling diag H and
+parameters are fitted beforehand, so that groups stay in order and need no index.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Factored:
 
 
 def factored(hessian: Any, *, act_order: bool = False, damping: float = 0.01) -> Factored:
-    """Factor a Hessian [k, k] for `gptq`, which accepts the result in its place. FormatError for numbers that are not finite."""
+    """Factor a Hessian [k, k] for `gptq`, which accepts the result in its place. FormatError for
+    numbers that are not finite.
+    """
     xp = functions(hessian if is_torch(hessian) else np.zeros(0))
     h = xp.cast(xp.array(hessian), xp.float64) + 0.0
     if not xp.isfinite(h).all():
@@ -73,13 +76,16 @@ def gptq(weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = Fa
     """`weight` [n, k] packed with the least change of its products with calibration inputs.
 
     weight     array, or a torch tensor of an integer, affine or E2M1 format: computed on its device
-    hessian    [k, k], Σ x xᵀ over calibration inputs (any positive factor), on the weight's device; or `factored` of it
+    hessian    [k, k], Σ x xᵀ over calibration inputs (any positive factor), on the weight's device;
+               or `factored` of it
     codec      `codec[:gN]` or a Format with one scale a group
     act_order  most important inputs first
-    damping    of the mean of the diagonal, added to it; raised tenfold until the matrix is positive definite
+    damping    of the mean of the diagonal, added to it; raised tenfold until the matrix is positive
+               definite
 
-    An input that calibration never saw (zero on the diagonal) is rounded to nearest. Raises ShapeError when the shapes do not
-    fit, FormatError for a format without a grid or numbers that are not finite.
+    An input that calibration never saw (zero on the diagonal) is rounded to nearest. Raises
+    ShapeError when the shapes do not fit, FormatError for a format without a grid or numbers that
+    are not finite.
     """
     fmt, xp = format_named(codec), functions(weight)
     grid = Grid(fmt)
@@ -118,7 +124,9 @@ def inverse_factor(h: F64, damping: float) -> F64:
 
 
 def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDArray[np.intp], factor: F64) -> QTensor:
-    """Codes of x [n, k], inputs in `order`; parameters are given, or fitted at each group's first input."""
+    """Codes of x [n, k], inputs in `order`; parameters are given, or fitted at each group's first
+    input.
+    """
     n, k = x.shape
     xp = functions(x)
     size = k if grid.fmt.group_size == -1 else grid.fmt.group_size
@@ -164,7 +172,9 @@ def _beside(groups: list[Params], n: int) -> Params:
 
 
 def weighted_error(weight: NDArray[Any], packed: QTensor, hessian: NDArray[Any]) -> float:
-    """tr((W − Ŵ) H (W − Ŵ)ᵀ) / tr(W H Wᵀ): the relative squared error of the layer's outputs on the calibration inputs."""
+    """tr((W − Ŵ) H (W − Ŵ)ᵀ) / tr(W H Wᵀ): the relative squared error of the layer's outputs on the
+    calibration inputs.
+    """
     w, h = np.asarray(weight, np.float64), np.asarray(hessian, np.float64)
     d = w - packed.dequantize("float64")
     whole = float(((w @ h) * w).sum())

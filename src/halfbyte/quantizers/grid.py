@@ -1,9 +1,11 @@
-"""A format as a grid of representable values, given the parameters of a group: the target of GPTQ and of the scale search.
+"""A format as a grid of representable values, given the parameters of a group: the target of GPTQ
+and of the scale search.
 
     value = (element(code) − zero) · scale + bias            scale, zero and bias as the format stores them
 
-Formats whose groups run along rows and whose scales are one level of floats, powers of two, or E4M3 under one tensor scale:
-integers, affine, Q4_0 … Q8_0, MX, NVFP4, FP4, FP8, IQ4_NL, NF4. K-quants and flat blocks have their own encoders only.
+Formats whose groups run along rows and whose scales are one level of floats, powers of two, or E4M3
+under one tensor scale: integers, affine, Q4_0 … Q8_0, MX, NVFP4, FP4, FP8, IQ4_NL, NF4. K-quants
+and flat blocks have their own encoders only.
 
 For integers and E2M1, numbers may be torch tensors instead of arrays (`arrays`).
 """
@@ -40,10 +42,11 @@ _FLOATS = {
 
 
 def round_float(t: Any, kind: str) -> Any:
-    """The nearest numbers of a kind of float for float32 or float64 t, in place; halfway to the even one, saturating.
+    """The nearest numbers of a kind of float for float32 or float64 t, in place; halfway to the
+    even one, saturating.
 
-    Steps are 2^(e − m) at exponent e for m bits of mantissa. Adding and taking off 2^p of them, p the mantissa of t's dtype,
-    rounds to whole steps.
+    Steps are 2^(e − m) at exponent e for m bits of mantissa. Adding and taking off 2^p of them, p
+    the mantissa of t's dtype, rounds to whole steps.
     """
     xp = functions(t)
     mantissa, least, top = _FLOATS[kind]
@@ -202,7 +205,9 @@ class Grid:
         return looked_up
 
     def nearest(self, x: F64, params: Params) -> tuple[F64, F64]:
-        """(input of `codes_of`, values) of the nearest codes; a zero keeps the sign of x for elements with a signed zero."""
+        """(input of `codes_of`, values) of the nearest codes; a zero keeps the sign of x for
+        elements with a signed zero.
+        """
         if not self.on_tensors:
             codes = self.codes(x, params)
             return codes.astype(np.float64), self.values(codes, params)
@@ -234,7 +239,9 @@ class Grid:
         return out if params.bias is None else out + params.bias
 
     def rounded(self, x: F64, params: Params) -> F64:
-        """The value of the nearest code. It dominates a search, so integers and E2M1 are rounded without a table."""
+        """The value of the nearest code. It dominates a search, so integers and E2M1 are rounded
+        without a table.
+        """
         if not self.on_tensors:
             return self.values(self.codes(x, params), params)
         t = self.steps(x, params)

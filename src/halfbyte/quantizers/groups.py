@@ -26,7 +26,8 @@ def split_groups(x: F64, size: int) -> F64:
 
 
 def checked_importance(importance: Any, op: str, what: str = "the importance") -> bool:
-    """True when there are weights of errors, False when all are 0: then every input counts the same.
+    """True when there are weights of errors, False when all are 0: then every input counts the
+    same.
 
     Raises FormatError for NaN, infinite and negative entries: a scale chosen under them is noise.
     """
@@ -42,7 +43,9 @@ def checked_importance(importance: Any, op: str, what: str = "the importance") -
 
 
 def group_weights(x: Any, size: int, importance: F64 | None) -> F64:
-    """[1, G, g] for a weight x [n, k]: the weight of each input's error: `importance` [k] or 1, and 0 in the padding."""
+    """[1, G, g] for a weight x [n, k]: the weight of each input's error: `importance` [k] or 1, and
+    0 in the padding.
+    """
     xp = functions(x)
     row = xp.full((x.shape[1],), 1.0) if importance is None else xp.cast(xp.array(importance), xp.float64)
     return split_groups(row[None], size)

@@ -1,4 +1,6 @@
-"""Round to nearest with the parameters of least squared error, weighted by the importance of each input."""
+"""Round to nearest with the parameters of least squared error, weighted by the importance of each
+input.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,15 @@ ROWS = 1 << 20
 def mse(weight: NDArray[Any], codec: str | Format, importance: NDArray[Any] | None = None) -> QTensor:
     """`weight` [n, k] (or [e, n, k]) packed with the least squared error found by `fitting`.
 
-    weight      array, or a torch tensor of an integer, affine or E2M1 format: the search runs on its device
+    weight      array, or a torch tensor of an integer, affine or E2M1 format: the search runs on
+                its device
     codec       `codec[:gN]` or a Format whose grid is one scale a group
-    importance  [k]: the weight of the squared error at each input, for example the diagonal of XᵀX; 1 by default,
-                and where all are 0
+    importance  [k]: the weight of the squared error at each input, for example the diagonal of XᵀX;
+                1 by default, and where all are 0
 
-    Never worse than `quantize`, whose parameters are among the candidates. Raises FormatError for K-quants and other formats
-    without such a grid, for importances that are NaN, infinite or negative, and what `quantize` raises.
+    Never worse than `quantize`, whose parameters are among the candidates. Raises FormatError for
+    K-quants and other formats without such a grid, for importances that are NaN, infinite or
+    negative, and what `quantize` raises.
     """
     if importance is not None and not checked_importance(importance, "mse"):
         importance = None

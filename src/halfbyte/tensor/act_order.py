@@ -1,8 +1,11 @@
-"""Act-order: sort the inputs of a weight by their group, so that each group's inputs are adjacent, and restore their order.
+"""Act-order: sort the inputs of a weight by their group, so that each group's inputs are adjacent,
+and restore their order.
 
-    order = argsort(group_index), stable        sorted code j is the code of input order[j], in group j // group_size
+    order = argsort(group_index), stable        sorted code j is the code of input order[j], in
+                                                group j // group_size
 
-`group_index` is `g_idx` of GPTQ checkpoints. Backends keep the sorted codes and gather their activations in the same order.
+`group_index` is `g_idx` of GPTQ checkpoints. Backends keep the sorted codes and gather their
+activations in the same order.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ I64 = NDArray[np.int64]
 
 
 def sort_by_group(q: QTensor, backend: str) -> tuple[U8, I64 | None]:
-    """Codes sorted by group, and the order of inputs they were taken in; unchanged codes and None without act-order.
+    """Codes sorted by group, and the order of inputs they were taken in; unchanged codes and None
+    without act-order.
 
-    backend  name of the backend, for the error message. Raises BackendError when a group but the last does not have exactly
-             `group_size` inputs.
+    backend  name of the backend, for the error message. Raises BackendError when a group but the
+             last does not have exactly `group_size` inputs.
     """
     index = q.parts.get("group_index")
     if index is None:

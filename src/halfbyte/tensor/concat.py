@@ -4,9 +4,10 @@
     stack([e₀, e₁, ...])     (e, n, k)             matrices as one stack of experts
     take_rows(q, index)      (len(index), k)       rows in another order
 
-Weights can be concatenated when they have one format, one k, one order of groups and, where rows share it, one global scale.
-`incompatibility(weights)` gives the reason when they cannot. Two global scales are never merged: taking one of them would
-multiply the other weight's rows by a wrong factor.
+Weights can be concatenated when they have one format, one k, one order of groups and, where rows
+share it, one global scale. `incompatibility(weights)` gives the reason when they cannot. Two global
+scales are never merged: taking one of them would multiply the other weight's rows by a wrong
+factor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _SHARED_BY_ROWS = ("group_index", "global_scale")
 
 
 def incompatibility(weights: Sequence[QTensor], stacked: bool = False) -> str | None:
-    """The reason why the weights cannot be concatenated along rows (or stacked), as a clause; None when they can."""
+    """The reason why the weights cannot be concatenated along rows (or stacked), as a clause; None
+    when they can.
+    """
     first = weights[0]
     for w in weights[1:]:
         if w.format != first.format:
@@ -51,7 +54,9 @@ def incompatibility(weights: Sequence[QTensor], stacked: bool = False) -> str | 
 
 
 def concat_rows(weights: Sequence[QTensor]) -> QTensor:
-    """Rows of all weights in order: matrices give a matrix, stacks a stack. ShapeError with the reason when they do not fit."""
+    """Rows of all weights in order: matrices give a matrix, stacks a stack. ShapeError with the
+    reason when they do not fit.
+    """
     _check("concat_rows", weights, stacked=False)
     first = weights[0]
     parts: dict[str, NDArray[Any]] = {}
@@ -71,7 +76,9 @@ def stack(weights: Sequence[QTensor]) -> QTensor:
 
 
 def take_rows(q: QTensor, index: NDArray[np.integer]) -> QTensor:
-    """Rows `index` of a matrix, or of every matrix of a stack. ShapeError where scales are not a row's own."""
+    """Rows `index` of a matrix, or of every matrix of a stack. ShapeError where scales are not a
+    row's own.
+    """
     if q.format.grouping != "row" or q.format.scale == "nested":
         raise ShapeError(f"[take_rows] rows of {q.format} cannot be reordered: rows share its scales")
     parts = {p: a if p in _SHARED_BY_ROWS else np.ascontiguousarray(a[..., index, :]) for p, a in q.parts.items()}

@@ -1,6 +1,8 @@
-"""How a packed weight shows itself in a notebook: its facts and a histogram of its codes, as self-contained HTML.
+"""How a packed weight shows itself in a notebook: its facts and a histogram of its codes, as
+self-contained HTML.
 
-The histogram counts at most `SAMPLED` codes, of rows at even distances, so its cost does not grow with the tensor.
+The histogram counts at most `SAMPLED` codes, of rows at even distances, so its cost does not grow
+with the tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _WIDTH, _HEIGHT, _BARS = 256, 64, 64
 
 
 def sample_codes(q: EncodedTensor, limit: int = SAMPLED) -> NDArray[np.uint8]:
-    """At most `limit` codes of a tensor, uint8 [rows, columns]: the first columns of rows at even distances.
+    """At most `limit` codes of a tensor, uint8 [rows, columns]: the first columns of rows at even
+    distances.
 
     A tensor of raw blocks (`Format.opaque`), or without elements, gives no rows.
     """
@@ -36,7 +39,9 @@ def sample_codes(q: EncodedTensor, limit: int = SAMPLED) -> NDArray[np.uint8]:
 
 
 def html(q: EncodedTensor, facts: dict[str, str]) -> str:
-    """`facts` as a table, then the histogram of the codes as an inline SVG; no script, style sheet or link."""
+    """`facts` as a table, then the histogram of the codes as an inline SVG; no script, style sheet
+    or link.
+    """
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
     codes = sample_codes(q)
     if codes.size == 0:

@@ -1,4 +1,6 @@
-"""QTensor: a packed weight with a format, a logical shape and named parts in canonical order (docs/design/layering.md)."""
+"""QTensor: a packed weight with a format, a logical shape and named parts in canonical order
+(docs/design/layering.md).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _GROUPED = ("scales", "zeros", "biases")
 
 
 def _flattened(fmt: Format) -> bool:
-    """True when groups, or nested blocks of groups, are counted over the flattened tensor, so that a slice needs its position."""
+    """True when groups, or nested blocks of groups, are counted over the flattened tensor, so that
+    a slice needs its position.
+    """
     return fmt.grouping in ("flat", "strided") or fmt.scale == "nested"
 
 
@@ -37,10 +41,12 @@ class QTensor:
     format   what the codes mean
     shape    logical (n, k) or (e, n, k)
     parts    name -> array, canonical order, read-only mapping; arrays may be memory-mapped views
-    origin   producer whose decoder `arithmetic="producer"` reproduces ("mlx", "gguf", ...), "" when there is none
+    origin   producer whose decoder `arithmetic="producer"` reproduces ("mlx", "gguf", ...), "" when
+             there is none
     details  further facts that decoder needs (compute dtype, ...): small strings and numbers
-    window   (first row, rows of the whole) for a slice of a tensor in `flat`, `strided` or `block` groups or with nested scales,
-             else None; rows of the flattened tensor, for `block` rows of the matrix
+    window   (first row, rows of the whole) for a slice of a tensor in `flat`, `strided` or `block`
+             groups or with nested scales, else None; rows of the flattened tensor, for `block` rows
+             of the matrix
 
     Raises ShapeError or FormatError when the parts do not fit the format and shape.
     """
@@ -118,7 +124,9 @@ class QTensor:
         )
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: format, shape, bits a weight, bytes, origin, and a histogram of codes (`tensor/notebook.py`)."""
+        """HTML for notebooks: format, shape, bits a weight, bytes, origin, and a histogram of codes
+        (`tensor/notebook.py`).
+        """
         facts = {
             "format": str(self.format),
             "shape": " × ".join(map(str, self.shape)),
@@ -128,10 +136,14 @@ class QTensor:
         return html(self, facts | ({"origin": self.origin} if self.origin else {}))
 
     __array_ufunc__ = None
-    """Arithmetic with an array raises TypeError: no operator makes a dense copy. `np.asarray` does, since it was asked to."""
+    """Arithmetic with an array raises TypeError: no operator makes a dense copy. `np.asarray` does,
+    since it was asked to.
+    """
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """`dequantize(dtype)`, float32 unless given: what `np.asarray(w)` returns. ValueError for copy=False."""
+        """`dequantize(dtype)`, float32 unless given: what `np.asarray(w)` returns. ValueError for
+        copy=False.
+        """
         if copy is False:
             raise ValueError("[QTensor] an array without a copy; the codes are packed, so its values are always a new array")
         return self.dequantize("float32" if dtype is None else dtype)
@@ -140,7 +152,9 @@ class QTensor:
         return self.shape[0]
 
     def __getitem__(self, index: int | slice) -> QTensor:
-        """Rows of a matrix (`w[a:b]`) or experts of a stack (`w[e]`, `w[a:b]`), as views: no bytes are copied."""
+        """Rows of a matrix (`w[a:b]`) or experts of a stack (`w[e]`, `w[a:b]`), as views: no bytes
+        are copied.
+        """
         if self.ndim == 2:
             if not isinstance(index, slice):
                 raise ShapeError("[QTensor] an (n, k) weight is sliced by rows, w[a:b]; a single row is w[i:i+1]")
@@ -197,8 +211,10 @@ class QTensor:
     def dequantize(self, dtype: Any = "float32", arithmetic: str = "exact") -> NDArray[Any]:
         """Dense [*shape] array of `dtype` ("float32", "float16", "bfloat16").
 
-        arithmetic  "exact": the real value rounded once to nearest even. "producer": bit for bit what the decoder of `origin`
-        returns. Raises FormatError for an unknown dtype or arithmetic, or "producer" on a tensor that has no origin.
+        arithmetic  "exact": the real value rounded once to nearest even. "producer": bit for bit
+                    what the decoder of `origin`
+        returns. Raises FormatError for an unknown dtype or arithmetic, or "producer" on a tensor
+        that has no origin.
         """
         out = np.empty(self.shape, dtype_named(dtype))
         self.dequantize_into(out, arithmetic)
@@ -249,7 +265,9 @@ class QTensor:
         return _rebuild, (self.format, self.shape, dict(self.parts), self.origin, dict(self.details), self.window)
 
     def validate(self, name: str = "") -> None:
-        """Check the contents that shapes do not show: zero padding bits, small-integer scales and group indices within range."""
+        """Check the contents that shapes do not show: zero padding bits, small-integer scales and
+        group indices within range.
+        """
         if "codes" in self.parts and not padding_is_zero(self.parts["codes"], self.format.bits, self.shape[-1]):
             raise FormatError(f"[QTensor] {name}: padding bits after code {self.shape[-1] - 1} are not zero")
         for part, kind in (("scales", self.format.scale), ("mins", self.format.minimum)):

@@ -16,22 +16,27 @@ from ..spec import FLOAT_SCALES, Format
 from .qtensor import QTensor
 
 ORIGINS = ("gguf", "mlx", "compressed-tensors", "modelopt", "bitsandbytes", "hqq", "torchao")
-"""Producers whose decoders `arithmetic="producer"` reproduces; a tensor quantized by a policy of theirs gets that origin."""
+"""Producers whose decoders `arithmetic="producer"` reproduces; a tensor quantized by a policy of
+theirs gets that origin.
+"""
 
 
 def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **options: Any) -> QTensor:
     """`x` rounded to a packed weight: every element to the nearest code under its group's scale.
 
-    x        [*lead, n, k] finite float64, float32, float16 or bfloat16, of any strides; NumPy, or a torch tensor of any device
+    x        [*lead, n, k] finite float64, float32, float16 or bfloat16, of any strides; NumPy, or a
+             torch tensor of any device
     codec    `codec[:gN]` ("mxfp4", "int4:g128", "affine4:g64") or a `Format`
-    policy   a producer's name ("mlx", "compressed-tensors", "torchao-rceil", ...), whose bytes are then reproduced; None for the
-             default of the format, the one with the least error (docs/formats/policies.md)
-    options  single rules by name, over the policy's: `scale="floor"`, `ties="even"`, `zeros="keep"`, ... and the format's own
-             options (`group_size`, `scale_dtype`, `global_scale`, `rows`, ...)
+    policy   a producer's name ("mlx", "compressed-tensors", "torchao-rceil", ...), whose bytes are
+             then reproduced; None for the default of the format, the one with the least error
+             (docs/formats/policies.md)
+    options  single rules by name, over the policy's: `scale="floor"`, `ties="even"`,
+             `zeros="keep"`, ... and the format's own options (`group_size`, `scale_dtype`,
+             `global_scale`, `rows`, ...)
 
-    Raises FormatError for an unknown codec, option or policy, for NaN or infinite values (naming the first), and where
-    a scale does not fit its dtype; ShapeError for an array that is not a weight. An empty tensor has empty parts, and a tensor
-    scale of 1.
+    Raises FormatError for an unknown codec, option or policy, for NaN or infinite values (naming
+    the first), and where a scale does not fit its dtype; ShapeError for an array that is not a
+    weight. An empty tensor has empty parts, and a tensor scale of 1.
 
     >>> quantize(np.ones((1, 32), np.float32), "mxfp4", scale="floor").parts["scales"].tolist()
     [[125]]
@@ -55,7 +60,9 @@ def quantize(x: NDArray[Any], codec: str | Format, policy: str | None = None, **
 
 
 def _array(x: Any) -> NDArray[Any]:
-    """`x` as a NumPy array; a torch tensor through the CPU, and bfloat16 through float32, which is exact."""
+    """`x` as a NumPy array; a torch tensor through the CPU, and bfloat16 through float32, which is
+    exact.
+    """
     if hasattr(x, "detach"):
         x = x.detach().cpu()
         x = x.float().numpy().astype(bfloat16) if str(x.dtype) == "torch.bfloat16" else x.numpy()
@@ -63,7 +70,9 @@ def _array(x: Any) -> NDArray[Any]:
 
 
 def _encode(family: Family, x: NDArray[Any], fmt: Format, options: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Parts of `x`, in blocks of rows (or rows of tiles) where these are independent: temporaries stay near 50 MB."""
+    """Parts of `x`, in blocks of rows (or rows of tiles) where these are independent: temporaries
+    stay near 50 MB.
+    """
     if fmt.grouping in ("flat", "strided") or fmt.scale == "nested":
         return family.encode(x, fmt, **options)
     if x.ndim > 2:

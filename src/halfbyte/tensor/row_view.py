@@ -1,8 +1,10 @@
-"""A matrix assembled from rows of tensors: of a packed or dense tensor, of one expert, every other row, or several in sequence.
+"""A matrix assembled from rows of tensors: of a packed or dense tensor, of one expert, every other
+row, or several in sequence.
 
     view = RowView([Source(w, rows="even")])        view.read(0, 64, "float32") -> array [64, k]
 
-Reading decodes only the requested rows, so that a pass over a view needs memory for one block, not for a dense tensor.
+Reading decodes only the requested rows, so that a pass over a view needs memory for one block, not
+for a dense tensor.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ class Source:
 
     tensor      QTensor, or array of any number of axes
     expert      index along the first axis of a stack, None for the whole tensor
-    rows        "all", "even", "odd", "first" or "second" (halves), or "rotary": undo the row order that GGUF gives to q and k
-                of LLaMA-like models, which interleaves rows i and i + d/2 of each head of d rows
+    rows        "all", "even", "odd", "first" or "second" (halves), or "rotary": undo the row order
+                that GGUF gives to q and k of LLaMA-like models, which interleaves rows i and i +
+                d/2 of each head of d rows
     heads       heads of a "rotary" tensor
     transposed  the dense matrix is [k, n] and its transpose is the weight
     add_one     add 1 to each value, in float32: the file stores Gemma's norms minus 1
@@ -47,7 +50,9 @@ class Source:
 
     @cached_property
     def matrix(self) -> Tensor:
-        """The source as (n, k): a vector is one row, and the leading axes of a dense array join its rows."""
+        """The source as (n, k): a vector is one row, and the leading axes of a dense array join its
+        rows.
+        """
         t: Tensor = self.tensor if self.expert is None else self.tensor[self.expert]
         if isinstance(t, QTensor):
             return t
@@ -104,7 +109,9 @@ def _values(matrix: Tensor, start: int, stop: int, dtype: str | None, arithmetic
 
 
 class RowView:
-    """Sources concatenated along rows, as one (rows, k) matrix. Raises ShapeError when their k differ."""
+    """Sources concatenated along rows, as one (rows, k) matrix. Raises ShapeError when their k
+    differ.
+    """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = [part for source in sources for part in _experts(source)]
@@ -117,7 +124,8 @@ class RowView:
     def read(self, start: int, stop: int, dtype: str | None = "float64", arithmetic: str = "exact") -> NDArray[Any]:
         """Rows start to stop as an array [rows, k].
 
-        dtype  what packed and floating values are rounded to, once; None keeps a dense array's own. Integers stay integers.
+        dtype  what packed and floating values are rounded to, once; None keeps a dense array's own.
+               Integers stay integers.
         """
         parts = [
             source.read(max(start, low) - low, min(stop, low + source.shape[0]) - low, dtype, arithmetic)
@@ -136,7 +144,9 @@ class RowView:
 
 
 def _experts(source: Source) -> list[Source]:
-    """One source for each matrix of a stack (e, n, k), so that `rows` selects from each expert's rows."""
+    """One source for each matrix of a stack (e, n, k), so that `rows` selects from each expert's
+    rows.
+    """
     t = source.tensor
     stacked = t.ndim == 3 and source.expert is None and (isinstance(t, QTensor) or source.rows != "all" or source.transposed)
     if not stacked:

@@ -4,9 +4,10 @@
     shard_inputs(w, a, b)    inputs a to b: partial sums of all outputs  (row parallel)
     split(size, ranks, unit) where to cut, on multiples of `unit`
 
-Inputs are cut at group boundaries, multiples of `input_unit`, so that each scale stays with its codes. An act-order weight, whose
-groups are scattered over the inputs, may be cut at any byte: a shard keeps the scales of every group that it has an input of. No
-code changes, and the values of the shards are those of the whole weight.
+Inputs are cut at group boundaries, multiples of `input_unit`, so that each scale stays with its
+codes. An act-order weight, whose groups are scattered over the inputs, may be cut at any byte: a
+shard keeps the scales of every group that it has an input of. No code changes, and the values of
+the shards are those of the whole weight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _GROUPED = ("scales", "zeros", "biases", "mins")
 
 
 def split(size: int, ranks: int, unit: int = 1) -> list[tuple[int, int]]:
-    """(start, stop) of each rank: multiples of `unit`, as equal as possible; the last one takes the remainder.
+    """(start, stop) of each rank: multiples of `unit`, as equal as possible; the last one takes the
+    remainder.
 
     ShapeError when there is not a unit for each rank.
 
@@ -76,7 +78,8 @@ def input_unit(w: QTensor) -> int:
 
 
 def shard_inputs(w: QTensor, start: int, stop: int) -> QTensor:
-    """Inputs start to stop of a matrix, or of every matrix of a stack: multiples of `input_unit`, or the end.
+    """Inputs start to stop of a matrix, or of every matrix of a stack: multiples of `input_unit`,
+    or the end.
 
     Raises ShapeError for other positions, UnsupportedError as `input_unit` does.
     """
@@ -112,8 +115,9 @@ def _codes(codes: NDArray[np.uint8], bits: int, start: int, stop: int) -> NDArra
 
 
 def _shard_act_order(fmt: Format, parts: dict[str, NDArray[Any]], start: int, stop: int) -> Format:
-    """Keep the groups of inputs start to stop in `parts`; the format's new group size. The last group is repeated to reach its
-    count."""
+    """Keep the groups of inputs start to stop in `parts`; the format's new group size. The last
+    group is repeated to reach its count.
+    """
     index = parts["group_index"][start:stop]
     used, renumbered = np.unique(index, return_inverse=True)
     size = max((stop - start) // max(len(used), 1), 1)

@@ -1,9 +1,10 @@
-"""A linear layer over several packed weights that cannot be joined into one, because their formats or global scales differ.
+"""A linear layer over several packed weights that cannot be joined into one, because their formats
+or global scales differ.
 
     y = [x · w₀ᵀ, x · w₁ᵀ, ...] + bias
 
-The parts of a fused projection (q·k·v, gate·up) keep their own codes and scales. Under one common global scale the rows of the
-other parts would be wrong by the ratio of the two.
+The parts of a fused projection (q·k·v, gate·up) keep their own codes and scales. Under one common
+global scale the rows of the other parts would be wrong by the ratio of the two.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .packed_weight import PackedWeight
 
 
 class ConcatLinear(PackedLinear):
-    """Packed weights (nᵢ, k) concatenated to one layer of n = Σ nᵢ outputs; arguments as for `QLinear`."""
+    """Packed weights (nᵢ, k) concatenated to one layer of n = Σ nᵢ outputs; arguments as for
+    `QLinear`.
+    """
 
     def __init__(
         self,

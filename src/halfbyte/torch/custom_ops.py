@@ -2,8 +2,9 @@
 
     halfbyte::linear(x, bias, handle, n)      halfbyte::embedding(ids, handle, k, dtype)      halfbyte::experts(...)
 
-An operator's arguments are tensors and numbers, so a module is passed as an integer handle from `register`. In eager mode modules
-compute without the dispatcher. linear is differentiable with respect to x and bias, as `functional.linear` is.
+An operator's arguments are tensors and numbers, so a module is passed as an integer handle from
+`register`. In eager mode modules compute without the dispatcher. linear is differentiable with
+respect to x and bias, as `functional.linear` is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Handle:
     """The number of a module for the operators.
 
     number  for eager calls and for GPUs
-    tensor  the same as a 0-dimensional tensor, which torch.compile passes to a graph that layers of one shape share; an integer
-            of a module is a constant of the graph, so that every layer would be compiled separately
+    tensor  the same as a 0-dimensional tensor, which torch.compile passes to a graph that layers of
+            one shape share; an integer of a module is a constant of the graph, so that every layer
+            would be compiled separately
     """
 
     def __init__(self, number: int) -> None:
@@ -41,7 +43,9 @@ _recording, _plain = torch_state()
 
 
 def needs_dispatch(*tensors: Tensor | None) -> bool:
-    """True where a module must call its operator: torch traces or transforms, or a tensor has no memory of its own."""
+    """True where a module must call its operator: torch traces or transforms, or a tensor has no
+    memory of its own.
+    """
     if torch.compiler.is_compiling() or _recording() or forward_ad._current_level >= 0:
         return True
     for x in tensors:
@@ -199,7 +203,9 @@ def _experts_batched(info: Any, dims: Any, x: Tensor, topk_ids: Tensor, topk_wei
 
 
 class _TransformedLinear(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
-    """`halfbyte::linear` under torch.func's transforms and forward-mode differentiation, which an operator's own rules lack."""
+    """`halfbyte::linear` under torch.func's transforms and forward-mode differentiation, which an
+    operator's own rules lack.
+    """
 
     generate_vmap_rule = True
 
@@ -228,7 +234,9 @@ class _TransformedLinear(torch.autograd.Function):  # type: ignore[misc] # torch
 
 
 class _TransformedGradient(torch.autograd.Function):  # type: ignore[misc]
-    """`halfbyte::linear_gradient` under the same transforms; it is linear too, with the product as its gradient."""
+    """`halfbyte::linear_gradient` under the same transforms; it is linear too, with the product as
+    its gradient.
+    """
 
     generate_vmap_rule = True
 
@@ -290,7 +298,9 @@ def embedding(ids: Tensor, module: Handle, k: int, dtype: torch.dtype) -> Tensor
 
 
 def experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, module: Handle) -> Tensor:
-    """The mixture of a module's experts. BackendError under forward-mode differentiation, which has no rule for it."""
+    """The mixture of a module's experts. BackendError under forward-mode differentiation, which has
+    no rule for it.
+    """
     if torch.compiler.is_dynamo_compiling() and x.device.type == "cpu":
         return torch.ops.halfbyte.experts_at(x, topk_ids, topk_weights, module.tensor)
     handle = module.number

@@ -2,10 +2,11 @@
 
     y[i] = Σ_t topk_weights[i, t] · down_e(act(gate_e(x[i]), up_e(x[i]))),   e = topk_ids[i, t]
 
-Weights come as stacks (e, n, k), gate and up in one (`gate_up_proj`) or apart (`gate_proj`, `up_proj`: their formats or global
-scales differ), or one by one (`3.down_proj`: the experts' formats differ, or their groups run over a flattened matrix). Stacks of
-one backend go through `ops.experts`; everything else, and what a backend refuses there, is a loop over the experts that have
-tokens.
+Weights come as stacks (e, n, k), gate and up in one (`gate_up_proj`) or apart (`gate_proj`,
+`up_proj`: their formats or global scales differ), or one by one (`3.down_proj`: the experts'
+formats differ, or their groups run over a flattened matrix). Stacks of one backend go through
+`ops.experts`; everything else, and what a backend refuses there, is a loop over the experts that
+have tokens.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ PROJECTIONS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 class QExperts(Packed):
     """Packed experts.
 
-    weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a stack (e, n, k), or e matrices
+    weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a
+                 stack (e, n, k), or e matrices
     biases       projection name -> (e, n)
     activation   one of `ops.ACTIVATION_FUNCTIONS` but "none"
-    interleaved  rows of gate_up_proj, or of gate_proj and up_proj one after the other, alternate gate, up, gate, up, … (gpt-oss);
-                 else gate's rows come first
+    interleaved  rows of gate_up_proj, or of gate_proj and up_proj one after the other, alternate
+                 gate, up, gate, up, … (gpt-oss); else gate's rows come first
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class QExperts(Packed):
 
     @property
     def at_once(self) -> bool:
-        """True where `ops.experts` takes the weights: stacks of one backend, gates and ups in one or not taking turns."""
+        """True where `ops.experts` takes the weights: stacks of one backend, gates and ups in one
+        or not taking turns.
+        """
         if not all(self.stacked.values()) or (self.interleaved and not self.joined):
             return False
         return len({prepared.prepared.backend for prepared in self.packed.values()}) == 1
@@ -82,7 +86,9 @@ class QExperts(Packed):
         return f"experts={self.num_experts}, {self.activation}{order}; {super().extra_repr()}"
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """x (m, k), topk_ids and topk_weights (m, top_k) -> (m, h) in x's dtype. Index e (a masked slot) contributes nothing."""
+        """x (m, k), topk_ids and topk_weights (m, top_k) -> (m, h) in x's dtype. Index e (a masked
+        slot) contributes nothing.
+        """
         if custom_ops.needs_dispatch(x, topk_ids, topk_weights):
             y: Tensor = custom_ops.experts(x, topk_ids, topk_weights, self.handle)
             return y
@@ -98,7 +104,8 @@ class QExperts(Packed):
             # Masked slots cost nothing in the loop, and `ops.experts` knows none.
             return self._each(x, topk_ids, topk_weights) if bool(masked.any()) else self._together(x, topk_ids, topk_weights)
         try:
-            # A truth test would wait for the device and end the recording of a graph: a masked slot takes expert 0, times zero.
+            # A truth test would wait for the device and end the recording of a graph: a masked slot
+            # takes expert 0, times zero.
             return self._together(x, topk_ids.masked_fill(masked, 0), topk_weights.masked_fill(masked, 0))
         except BackendError as error:
             warnings.warn(f"{error}; one expert after another instead, slower", RuntimeWarning, stacklevel=2)

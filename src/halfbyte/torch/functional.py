@@ -1,11 +1,12 @@
-"""x · wᵀ on a packed weight for torch modules: by address on the CPU, and differentiable with respect to x.
+"""x · wᵀ on a packed weight for torch modules: by address on the CPU, and differentiable with
+respect to x.
 
     linear(x, w, bias, activations="exact")      the product; w is a result of `ops.prepare`
     embedding(ids, w, dtype)                     rows of w
     gradient(g, w)                               g · w, by slabs of decoded rows
 
-A contiguous tensor on the CPU is passed to the native core as it is, which keeps the host time of a decoding step low. A packed
-weight has no gradient: train an adapter beside it.
+A contiguous tensor on the CPU is passed to the native core as it is, which keeps the host time of a
+decoding step low. A packed weight has no gradient: train an adapter beside it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ SLAB_BYTES = 1 << 26
 def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str = "exact") -> Tensor:
     """y = x · wᵀ + bias, x (..., k) of any strides on w's device -> (..., n) in x's dtype.
 
-    Differentiable with respect to x and bias; in the int8 mode the gradient is that of the exact product (the rounding of x
-    passes it on unchanged). Raises what `ops.linear` raises.
+    Differentiable with respect to x and bias; in the int8 mode the gradient is that of the exact
+    product (the rounding of x passes it on unchanged). Raises what `ops.linear` raises.
     """
     check_memory("linear", x, bias)
     return compute(x, w, bias, activations)
@@ -64,7 +65,8 @@ def _general(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> T
 
 
 def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
-    """Rows of w by index, decoded exactly: (*ids.shape, k) of `dtype` on ids' device. Raises what `ops.embedding` raises.
+    """Rows of w by index, decoded exactly: (*ids.shape, k) of `dtype` on ids' device. Raises what
+    `ops.embedding` raises.
 
     A single index on the CPU, as in a decoding step, goes to the native core directly.
     """
@@ -85,10 +87,12 @@ def rows(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
 
 
 def gradient(g: Tensor, w: Prepared, bounds: tuple[int, int] | None = None) -> Tensor:
-    """g · w, (..., n) -> (..., k) in g's dtype, summed in float32: the gradient of x · wᵀ with respect to x.
+    """g · w, (..., n) -> (..., k) in g's dtype, summed in float32: the gradient of x · wᵀ with
+    respect to x.
 
     bounds  the rows of w that made the product, all of them when None
-    Rows are decoded exactly, `SLAB_BYTES` of them at a time, in float32 on the CPU and in g's dtype elsewhere.
+    Rows are decoded exactly, `SLAB_BYTES` of them at a time, in float32 on the CPU and in g's dtype
+    elsewhere.
     """
     first, last = bounds or (0, w.shape[0])
     k = w.shape[1]

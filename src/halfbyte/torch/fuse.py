@@ -1,11 +1,13 @@
 """Compute q·k·v and gate·up as one product where their weights share a format.
 
-    fuse(model)      layers whose formats, group sizes and global scales agree share one joined weight
+    fuse(model)      layers whose formats, group sizes and global scales agree share one joined
+                     weight
     unfuse(model)    gives each layer its own weight again
 
-Model code calls these layers one after another with the same input tensor. The first call computes the joint product and the
-others return their rows of it, so the model's code is unchanged. A call with another input computes a new product; results always
-equal those of separate layers. Layers whose weights cannot be joined are left as they are.
+Model code calls these layers one after another with the same input tensor. The first call computes
+the joint product and the others return their rows of it, so the model's code is unchanged. A call
+with another input computes a new product; results always equal those of separate layers. Layers
+whose weights cannot be joined are left as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class SharedProduct:
             y = functional.compute(x, weight, activations=activations)
             made = (weakref.ref(x), weight, y, (1 << len(self.bounds)) - 1)
         product, left = made[2], made[3] & ~(1 << index)
-        # The product is released when every layer has taken its rows, so that none outlives the step.
+        # The product is released when every layer has taken its rows, so that none outlives the
+        # step.
         self._made = (*made[:3], left) if left else None
         start, stop = self.bounds[index]
         return product[..., start:stop]
@@ -84,7 +87,8 @@ class FusedLinear(PackedLinear):
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's rows of the joint product."""
         y = self.shared.part(self.index, x, self.packed[""].prepared, self.activations)
-        # A copy, because the product is shared: an in-place operation of the caller must not change the other layers' rows.
+        # A copy, because the product is shared: an in-place operation of the caller must not change
+        # the other layers' rows.
         return y.clone() if bias is None else y + bias
 
     def gradient(self, g: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
     QLinear     y = x · wᵀ + bias         by `functional.linear`, differentiable with respect to x
     QEmbedding  y = w[ids] · scale        by `functional.embedding`
 
-A packed weight is not a parameter: it has no gradient and no dense copy. Two modules may share one (a tied head). The state dict
-has its canonical parts, `.to(device)` moves it, deepcopy shares it and pickle writes all of it.
+A packed weight is not a parameter: it has no gradient and no dense copy. Two modules may share one
+(a tied head). The state dict has its canonical parts, `.to(device)` moves it, deepcopy shares it
+and pickle writes all of it.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
 
 
 class PackedLinear(Packed):
-    """Base of layers that compute x · wᵀ + bias: a custom operator in a traced graph, `compute` in eager mode."""
+    """Base of layers that compute x · wᵀ + bias: a custom operator in a traced graph, `compute` in
+    eager mode.
+    """
 
     out_features: int
     in_features: int
@@ -140,7 +143,8 @@ class PackedLinear(Packed):
 class QLinear(PackedLinear):
     """A linear layer over a packed (n, k) weight.
 
-    weight       QTensor, the result of `ops.prepare`, or a `PackedWeight` shared with another module
+    weight       QTensor, the result of `ops.prepare`, or a `PackedWeight` shared with another
+                 module
     bias         (n,) or None
     activations  "exact" or "int8", as in `ops.linear`
     device       where a QTensor is prepared; backend None picks by it
@@ -179,7 +183,9 @@ class QLinear(PackedLinear):
 
 
 class QEmbedding(Packed):
-    """Rows of a packed (n, k) table, decoded exactly to `dtype` and multiplied by `scale` (Gemma's √k), in that dtype."""
+    """Rows of a packed (n, k) table, decoded exactly to `dtype` and multiplied by `scale` (Gemma's
+    √k), in that dtype.
+    """
 
     def __init__(
         self,

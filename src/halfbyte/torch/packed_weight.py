@@ -1,10 +1,12 @@
-"""A weight in a backend's own layout, which modules share: convertible back to a QTensor, movable and picklable.
+"""A weight in a backend's own layout, which modules share: convertible back to a QTensor, movable
+and picklable.
 
     weight = PackedWeight.of(q)         prepared for a device; q itself may be dropped
     weight.canonical()          the QTensor again, byte for byte
     weight.on("cuda:0")         the same weight prepared for another device
 
-Modules with a common weight (a tied head) share one PackedWeight; copies and pickles of a model keep sharing it.
+Modules with a common weight (a tied head) share one PackedWeight; copies and pickles of a model
+keep sharing it.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class PackedWeight:
         self._elsewhere: weakref.WeakValueDictionary[str, PackedWeight] = weakref.WeakValueDictionary()
         if source is not None:
             self._origin = (source.origin, dict(source.details))
-            # The QTensor is kept where the backend cannot restore it, and for a slice, whose group offset is not stored.
+            # The QTensor is kept where the backend cannot restore it, and for a slice, whose group
+            # offset is not stored.
             if source.window is not None or not _is_reversible(prepared):
                 self._source = source
 

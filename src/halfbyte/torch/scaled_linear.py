@@ -1,7 +1,8 @@
-"""Packed layers whose input is multiplied by a vector first: y = (x · s) · wᵀ + bias, s over the k inputs.
+"""Packed layers whose input is multiplied by a vector first: y = (x · s) · wᵀ + bias, s over the k
+inputs.
 
-AWQ as ModelOpt exports it: where a scale cannot be folded into the layer before, it is stored beside the weight as
-`pre_quant_scale`, and a state dict has it under that name.
+AWQ as ModelOpt exports it: where a scale cannot be folded into the layer before, it is stored
+beside the weight as `pre_quant_scale`, and a state dict has it under that name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class ScaledConcatLinear(ConcatLinear):
 
 
 def scaled(layer: QLinear | ConcatLinear, scale: Tensor | None) -> QLinear | ConcatLinear:
-    """The same layer with a scale for its input, which it must not have yet; itself for None. ShapeError for another length."""
+    """The same layer with a scale for its input, which it must not have yet; itself for None.
+    ShapeError for another length.
+    """
     if scale is None:
         return layer
     if scale.shape != (layer.in_features,):

@@ -1,12 +1,15 @@
-"""A packed model over several processes: a rank holds some heads, some of each feed-forward layer, some experts.
+"""A packed model over several processes: a rank holds some heads, some of each feed-forward layer,
+some experts.
 
     torch.distributed.init_process_group("gloo")
     model, tokenizer = load_model(path)
-    parallelize(model)                      every rank calls it; outputs are the whole model's on every rank
+    parallelize(model)                      every rank calls it; outputs are the whole model's on
+                                            every rank
 
-This is tensor parallelism. q, k, v, gate and up are cut by rows (every rank has its own outputs), o and down by inputs, on
-boundaries of their groups; the sums meet in one all-reduce each. Fused projections are cut within each part. Experts go to ranks
-whole. Embedding, head, norms and routers stay on every rank. A bias of a layer cut by inputs is added once, after the sum.
+This is tensor parallelism. q, k, v, gate and up are cut by rows (every rank has its own outputs), o
+and down by inputs, on boundaries of their groups; the sums meet in one all-reduce each. Fused
+projections are cut within each part. Experts go to ranks whole. Embedding, head, norms and routers
+stay on every rank. A bias of a layer cut by inputs is added once, after the sum.
 """
 
 from __future__ import annotations
@@ -75,8 +78,8 @@ def parallelize(model: Any, rank: int | None = None, ranks: int | None = None, g
     rank, ranks  this process and their number; None asks torch.distributed
     group        a process group, None for all
 
-    Raises ShapeError where there are fewer heads, groups or experts than ranks, UnsupportedError for a format that cannot be cut
-    along its inputs; both name the module.
+    Raises ShapeError where there are fewer heads, groups or experts than ranks, UnsupportedError
+    for a format that cannot be cut along its inputs; both name the module.
     """
     rank = dist.get_rank(group) if rank is None else rank
     ranks = dist.get_world_size(group) if ranks is None else ranks
@@ -101,7 +104,9 @@ def _linears(module: nn.Module, *names: str) -> bool:
 
 
 def _cut_attention(attention: Any, config: Any, rank: int, ranks: int, group: Any) -> None:
-    """Heads of keys and values to ranks, each with its heads of queries, on boundaries of the output projection's groups."""
+    """Heads of keys and values to ranks, each with its heads of queries, on boundaries of the
+    output projection's groups.
+    """
     heads, kv = config.num_attention_heads, config.num_key_value_heads
     head = attention.head_dim
     per = heads // kv

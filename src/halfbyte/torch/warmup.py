@@ -1,7 +1,8 @@
 """warmup: every kernel that a model's layers need is compiled before the first request.
 
-Kernels are compiled when they are first called; which one serves a call depends on the layer's format and shape and, in a few
-steps, on the number of tokens. Each kind of layer is called once at each step, on zeros.
+Kernels are compiled when they are first called; which one serves a call depends on the layer's
+format and shape and, in a few steps, on the number of tokens. Each kind of layer is called once at
+each step, on zeros.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ from .experts import QExperts
 from .modules import Packed, QEmbedding, packed_modules
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-"""Numbers of tokens between which no backend changes kernels for a matrix; `_steps` has what a mixture of experts adds."""
+"""Numbers of tokens between which no backend changes kernels for a matrix; `_steps` has what a
+mixture of experts adds.
+"""
 
 
 def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = None, top: int | None = None) -> int:
-    """Call each kind of packed layer of a model once for each number of tokens; experts on CUDA at a few between them too.
+    """Call each kind of packed layer of a model once for each number of tokens; experts on CUDA at
+    a few between them too.
 
-    tokens  numbers of tokens a call; requests between two of the default ones need no kernel that neither needs
+    tokens  numbers of tokens a call; requests between two of the default ones need no kernel that
+            neither needs
     dtype   of the activations; None takes the model's parameters', float16 without any
     top     experts a token; None takes the model's configuration
-    Returns the number of calls. Two layers are of one kind when format, shapes, biases and device agree.
+    Returns the number of calls. Two layers are of one kind when format, shapes, biases and device
+    agree.
     """
     if dtype is None:
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float16)
@@ -49,9 +55,10 @@ def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = Non
 def _steps(module: Packed, tokens: Sequence[int], top: int, dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
     """Numbers of tokens to call a layer with, and the dtype of the experts' shares then.
 
-    Experts on CUDA change kernels where the pairs an expert gets on average pass a limit, which is at another m for every number
-    of experts. Routers give shares in the activations' dtype or in float32, and the kernel that sums reads them as they are: one
-    kernel for few tokens, and one for many.
+    Experts on CUDA change kernels where the pairs an expert gets on average pass a limit, which is
+    at another m for every number of experts. Routers give shares in the activations' dtype or in
+    float32, and the kernel that sums reads them as they are: one kernel for few tokens, and one for
+    many.
     """
     if not isinstance(module, QExperts) or not module.device.startswith("cuda"):
         return [(m, dtype) for m in tokens]

@@ -1,4 +1,6 @@
-"""Models of the transformers library whose weights stay packed. Needs torch, transformers and tokenizers."""
+"""Models of the transformers library whose weights stay packed. Needs torch, transformers and
+tokenizers.
+"""
 
 try:
     from .hf_quantizer import HalfbyteConfig, HalfbyteQuantizer

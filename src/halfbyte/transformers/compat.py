@@ -1,7 +1,7 @@
 """The internals of transformers that this package touches, with the versions they were tested with.
 
-Nothing is patched when this is imported. `prefer_callers_config` replaces one function of transformers, when a program makes its
-first HalfbyteConfig.
+Nothing is patched when this is imported. `prefer_callers_config` replaces one function of
+transformers, when a program makes its first HalfbyteConfig.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ OLDEST, TESTED = (5, 0), (5, 24)
 """The oldest version that has these names, and the newest that the tests ran with."""
 
 DEFAULT_GATE = "transformers.integrations.moe"
-"""Module in which transformers defines the gate act(gate) · up; experts that override it compute something else."""
+"""Module in which transformers defines the gate act(gate) · up; experts that override it compute
+something else.
+"""
 
 
 def _check_version() -> None:
@@ -49,7 +51,8 @@ _check_version()
 def prefer_callers_config(kind: type) -> None:
     """Let a quantization config of type `kind` that the caller gives replace what the files say.
 
-    transformers' `get_hf_quantizer` refuses two configs of different types, and has no hook for this.
+    transformers' `get_hf_quantizer` refuses two configs of different types, and has no hook for
+    this.
     """
     original = transformers.modeling_utils.get_hf_quantizer
     if hasattr(original, "halfbyte"):

@@ -1,7 +1,9 @@
-"""The transformers configuration, tokenizer and generation settings that lie beside a checkpoint's tensors.
+"""The transformers configuration, tokenizer and generation settings that lie beside a checkpoint's
+tensors.
 
-Nothing that a checkpoint names is executed or fetched: custom code (`auto_map`), kernels of the hub (`attn_implementation`) are
-removed and reported, and numbers are compared with the tensors before a model is built from them.
+Nothing that a checkpoint names is executed or fetched: custom code (`auto_map`), kernels of the hub
+(`attn_implementation`) are removed and reported, and numbers are compared with the tensors before a
+model is built from them.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ def folder_of(checkpoint: Checkpoint) -> Path:
 
 
 def config_of_folder(checkpoint: Checkpoint) -> Any:
-    """The configuration, without what it says of quantization: the tensors are read here, not by transformers.
+    """The configuration, without what it says of quantization: the tensors are read here, not by
+    transformers.
 
-    Raises CheckpointError without a config.json, UnsupportedError for a model type that transformers does not have.
+    Raises CheckpointError without a config.json, UnsupportedError for a model type that
+    transformers does not have.
     """
     import transformers
     from transformers import AutoConfig
@@ -69,7 +73,8 @@ IMPLEMENTATIONS = re.compile(r"_?(attn|experts)_implementation(_internal|_autose
 
 
 def plain_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A configuration without what names code or implementations (a warning reports it), its encoded floats decoded.
+    """A configuration without what names code or implementations (a warning reports it), its
+    encoded floats decoded.
 
     transformers writes an infinity as {"__float__": "Infinity"}.
     """
@@ -110,7 +115,8 @@ ALWAYS_ALLOWED = 1 << 16
 
 
 def check_numbers(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """CheckpointError for numbers of layers, experts, heads or dimensions that no tensor of the checkpoint can have.
+    """CheckpointError for numbers of layers, experts, heads or dimensions that no tensor of the
+    checkpoint can have.
 
     A model is built before its tensors are read, so its size must be known to be theirs.
     """
@@ -133,7 +139,9 @@ def check_numbers(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
 
 
 def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
-    """The tokenizer beside the tensors, None when there is none. CheckpointError for one that cannot be read."""
+    """The tokenizer beside the tensors, None when there is none. CheckpointError for one that
+    cannot be read.
+    """
     from transformers import AutoTokenizer
 
     folder = folder_of(checkpoint)

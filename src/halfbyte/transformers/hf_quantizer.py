@@ -1,15 +1,19 @@
-"""The way in through transformers: `from_pretrained` with a `HalfbyteConfig`, and `save_pretrained` of packed models.
+"""The way in through transformers: `from_pretrained` with a `HalfbyteConfig`, and `save_pretrained`
+of packed models.
 
     import halfbyte.transformers
     model = AutoModelForCausalLM.from_pretrained(path, quantization_config=HalfbyteConfig())
-    model.save_pretrained(folder)           halfbyte's own layout, which `halfbyte.open` and from_pretrained read
+    model.save_pretrained(folder)           halfbyte's own layout, which `halfbyte.open` and
+                                            from_pretrained read
 
-transformers reads the dense tensors; modules whose weights are packed are replaced by placeholders meanwhile, and filled from the
-files afterwards, whatever wrote them. Where the caller passes a HalfbyteConfig, the quantization config of the files is hidden
-from transformers (`compat.prefer_callers_config`), because `halfbyte.open` reads it.
+transformers reads the dense tensors; modules whose weights are packed are replaced by placeholders
+meanwhile, and filled from the files afterwards, whatever wrote them. Where the caller passes a
+HalfbyteConfig, the quantization config of the files is hidden from transformers
+(`compat.prefer_callers_config`), because `halfbyte.open` reads it.
 
-transformers has no plug-in mechanism: a folder that `save_pretrained` wrote opens in from_pretrained only where the program has
-imported `halfbyte.transformers`. Without it transformers warns of an unknown quantization type and leaves weights random.
+transformers has no plug-in mechanism: a folder that `save_pretrained` wrote opens in
+from_pretrained only where the program has imported `halfbyte.transformers`. Without it transformers
+warns of an unknown quantization type and leaves weights random.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
 
     activations  "exact" or "int8"
     backend      None picks the best one that serves
-    meta         who wrote the checkpoint that a saved model came from, where that tells how to read it (`has_split_gate_up`)
+    meta         who wrote the checkpoint that a saved model came from, where that tells how to read
+                 it (`has_split_gate_up`)
     """
 
     def __init__(
@@ -105,7 +110,9 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         return name.rpartition(".")[0] in self.modules
 
     def update_device_map(self, device_map: Any) -> Any:
-        """Packed weights go to one device: of the maps that transformers would compute, all are the first GPU, else the CPU."""
+        """Packed weights go to one device: of the maps that transformers would compute, all are the
+        first GPU, else the CPU.
+        """
         if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
             return {"": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")}
         return device_map
@@ -138,8 +145,8 @@ def make_saveable(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: 
     model.config.quantization_config = config
     model.get_memory_footprint, model.num_parameters = Accounting(model, memory_footprint), Accounting(model, number_of_weights)
     model._weight_conversions = []  # names and stacks are written as the model has them
-    # Only what is one parameter by now is tied: another call of tie_weights() must not look for packed weights, nor put an
-    # embedding in the place of a head that was stored.
+    # Only what is one parameter by now is tied: another call of tie_weights() must not look for
+    # packed weights, nor put an embedding in the place of a head that was stored.
     parameters = dict(model.named_parameters(remove_duplicate=False))
     tied = {a: b for a, b in model.all_tied_weights_keys.items() if a in parameters and parameters[a] is parameters.get(b)}
     model.all_tied_weights_keys = model._tied_weights_keys = tied
@@ -147,7 +154,9 @@ def make_saveable(model: Any, quantizer: HalfbyteQuantizer | None = None, meta: 
 
 
 class Accounting:
-    """A method of one model that counts packed weights, which are no parameters. It keeps no model alive."""
+    """A method of one model that counts packed weights, which are no parameters. It keeps no model
+    alive.
+    """
 
     def __init__(self, model: Any, count: Callable[..., int]) -> None:
         self.__setstate__({"model": model, "count": count})
@@ -163,7 +172,9 @@ class Accounting:
 
 
 def memory_footprint(model: Any, return_buffers: bool = True) -> int:
-    """Bytes of parameters, packed weights and, unless told otherwise, buffers; shared ones counted once."""
+    """Bytes of parameters, packed weights and, unless told otherwise, buffers; shared ones counted
+    once.
+    """
     packed = {id(w): w for m in packed_modules(model).values() for w in m.packed.values()}
     tensors = [*model.parameters(), *(model.buffers() if return_buffers else ())]
     return int(sum(w.nbytes for w in packed.values()) + sum(t.nelement() * t.element_size() for t in tensors))
@@ -181,7 +192,9 @@ def number_of_weights(model: Any, only_trainable: bool = False, exclude_embeddin
 
 
 def packed_state_dict(model: Any) -> dict[str, Any]:
-    """Parameters and canonical parts by name; a head that shares the embedding's weight is left out when the config ties them."""
+    """Parameters and canonical parts by name; a head that shares the embedding's weight is left out
+    when the config ties them.
+    """
     state: dict[str, Any] = {}
     seen: set[int] = set()
     head = model.get_output_embeddings()

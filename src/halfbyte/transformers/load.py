@@ -2,9 +2,10 @@
 
     model, tokenizer = load_model("model.gguf")         model, tokenizer = load_model("folder", device="cuda")
 
-The architecture is built on torch's meta device, so no dense weight is ever allocated; then each quantized matrix becomes a
-packed module over `ops.linear`, `ops.embedding` or `ops.experts`, and each dense tensor a parameter, one after another from the
-mapped file. A tied head shares the embedding's bytes.
+The architecture is built on torch's meta device, so no dense weight is ever allocated; then each
+quantized matrix becomes a packed module over `ops.linear`, `ops.embedding` or `ops.experts`, and
+each dense tensor a parameter, one after another from the mapped file. A tied head shares the
+embedding's bytes.
 """
 
 from __future__ import annotations
@@ -60,19 +61,21 @@ def load_model(
 ) -> tuple[Any, Any]:
     """(model, tokenizer) of a checkpoint of any kind that `open` reads, ready to run.
 
-    path         whatever `open` takes: a folder, a .safetensors file with its config.json beside it, a .gguf file
+    path         whatever `open` takes: a folder, a .safetensors file with its config.json beside
+                 it, a .gguf file
     device       where it runs: "cpu", "cuda", "cuda:1"
-    dtype        what activations and dense parameters are in: float32, bfloat16 or float16. None is float32 on the CPU, elsewhere
-                 the checkpoint's own
+    dtype        what activations and dense parameters are in: float32, bfloat16 or float16. None is
+                 float32 on the CPU, elsewhere the checkpoint's own
     activations  "exact" or "int8", for every packed matrix
     backend      None picks the best one that serves
 
     config        the quantization config to read with, instead of the checkpoint's
-    allow_unknown names, or patterns with *, of unknown or missing tensors and config keys to pass over (`checkpoints/ledger.py`)
+    allow_unknown names, or patterns with *, of unknown or missing tensors and config keys to pass
+    over (`checkpoints/ledger.py`)
 
-    The tokenizer is None where the checkpoint has none. Raises UnsupportedError for an architecture or variant that transformers
-    cannot build from the checkpoint, CheckpointError for files that are damaged or lack a tensor, BackendError when no backend
-    serves a format on the device.
+    The tokenizer is None where the checkpoint has none. Raises UnsupportedError for an architecture
+    or variant that transformers cannot build from the checkpoint, CheckpointError for files that
+    are damaged or lack a tensor, BackendError when no backend serves a format on the device.
     """
     where = _device(device)
     word = _dtype_word(dtype)
@@ -100,7 +103,9 @@ def load_model(
 
 
 def _device(device: str | torch.device) -> str:
-    """torch's name of the device, its number included where there are several. BackendError for one that is not here."""
+    """torch's name of the device, its number included where there are several. BackendError for one
+    that is not here.
+    """
     try:
         found = torch.device(device)
     except RuntimeError:
@@ -133,7 +138,9 @@ def _dtype_word(dtype: str | torch.dtype | None) -> str | None:
 
 
 def _dtype(word: str | None, device: str, config: Any) -> torch.dtype:
-    """The dtype asked for; without one, float32 on the CPU and the configuration's (else bfloat16) elsewhere."""
+    """The dtype asked for; without one, float32 on the CPU and the configuration's (else bfloat16)
+    elsewhere.
+    """
     stated = getattr(config, "dtype", None)
     if word is None:
         return torch.float32 if device == "cpu" else stated if isinstance(stated, torch.dtype) else torch.bfloat16
@@ -147,7 +154,9 @@ def model_config(checkpoint: Checkpoint) -> Any:
 
 
 def import_model_code(path: str | Path) -> None:
-    """Imports what `load_model` will need for this file, so that its time can be told from the model's."""
+    """Imports what `load_model` will need for this file, so that its time can be told from the
+    model's.
+    """
     from .compat import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with open_checkpoint(path) as checkpoint:
@@ -165,7 +174,8 @@ def model_size(model: nn.Module) -> Size:
 def empty_model(config: Any, dtype: torch.dtype) -> Any:
     """The architecture without weights: parameters on the meta device, buffers computed.
 
-    Raises UnsupportedError when transformers cannot build it, or the architecture does not say how to compute a buffer.
+    Raises UnsupportedError when transformers cannot build it, or the architecture does not say how
+    to compute a buffer.
     """
     from transformers import AutoModelForCausalLM
 

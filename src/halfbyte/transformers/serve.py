@@ -1,9 +1,12 @@
-"""An OpenAI-compatible server of one packed model: transformers' own server, given a model that `load_model` made.
+"""An OpenAI-compatible server of one packed model: transformers' own server, given a model that
+`load_model` made.
 
-    app = server(path, name="gemma")        a FastAPI application: /v1/chat/completions, /v1/completions, /v1/models, /health, ...
+    app = server(path, name="gemma")        a FastAPI application: /v1/chat/completions,
+                                            /v1/completions, /v1/models, /health, ...
 
-Endpoints, streaming, sampling options and tool calls are transformers' (`transformers serve`); the model comes from here, and
-`serve_requests` checks what is let through. Needs `pip install 'transformers[serving]'`.
+Endpoints, streaming, sampling options and tool calls are transformers' (`transformers serve`); the
+model comes from here, and `serve_requests` checks what is let through. Needs `pip install
+'transformers[serving]'`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from .load import load_model
 from .serve_requests import RequestCheck
 
 PACKAGES = ("fastapi", "openai", "pydantic", "uvicorn")
-"""What transformers' serving modules use without a word when they are imported, and miss when they are called."""
+"""What transformers' serving modules use without a word when they are imported, and miss when they
+are called.
+"""
 
 
 def server(
@@ -38,7 +43,8 @@ def server(
     max_prompt  tokens of a prompt, at most the model's context
     options     those of `load_model`
 
-    Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint has no tokenizer.
+    Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint
+    has no tokenizer.
     """
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise UnsupportedError(
@@ -81,8 +87,10 @@ def server(
 
 
 def allow_any_origin(app: Any) -> Any:
-    """`app`, a Starlette application, with CORS headers on every reply: outside its other middleware and what answers exceptions
-    with status 500, whose replies would lack them, so that a browser would show none of what they say."""
+    """`app`, a Starlette application, with CORS headers on every reply: outside its other
+    middleware and what answers exceptions with status 500, whose replies would lack them, so that a
+    browser would show none of what they say.
+    """
     from transformers.cli.serving.server import CORSMiddleware
 
     inner = app.build_middleware_stack

@@ -1,7 +1,9 @@
-"""What the server lets through: ASGI middleware that checks a request before transformers' handlers see it.
+"""What the server lets through: ASGI middleware that checks a request before transformers' handlers
+see it.
 
-Every refusal, and every error of the handlers, has OpenAI's shape: {"error": {"message", "type", "param", "code"}}. A request
-names no other model, template or generation config, and its prompt and output are bounded by the model's context.
+Every refusal, and every error of the handlers, has OpenAI's shape: {"error": {"message", "type",
+"param", "code"}}. A request names no other model, template or generation config, and its prompt and
+output are bounded by the model's context.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ ENDPOINTS = {CHAT: "POST", COMPLETIONS: "POST", RESPONSES: "POST", "/v1/models":
 BODY_LIMIT = 4 << 20
 """Bytes of a request."""
 TOKEN_LENGTH = 32
-"""Characters a token that a bound on text assumes; no text of more characters than that is tokenized."""
+"""Characters a token that a bound on text assumes; no text of more characters than that is
+tokenized.
+"""
 TEMPLATE_OPTIONS = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking")
 """Template variables that a request may set."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -94,7 +98,9 @@ class RequestCheck:
             raise
 
     def check_host(self, scope: Any) -> None:
-        """A page of another site that has a name resolve to this machine sends its own name as Host."""
+        """A page of another site that has a name resolve to this machine sends its own name as
+        Host.
+        """
         if self.hosts is None:
             return
         host = next((v.decode("latin-1") for k, v in scope["headers"] if k == b"host"), "")
@@ -129,7 +135,9 @@ class RequestCheck:
         self.check_length(body, text)
 
     def check_fields(self, body: dict[str, Any]) -> None:
-        """Numbers within their ranges, and nothing that would replace what the server was started with."""
+        """Numbers within their ranges, and nothing that would replace what the server was started
+        with.
+        """
         if body.get("generation_config") is not None:
             raise RequestError("generation_config is not taken from requests", "generation_config")
         for key, (kind, least, largest) in RANGES.items():

@@ -1,9 +1,11 @@
 """Compare two checkpoints tensor by tensor: equal values, or error statistics.
 
-    for every pair of tensors: value of A == value of B, else the statistics of `numerics/error_stats.py`
+    for every pair of tensors: value of A == value of B, else the statistics of
+    `numerics/error_stats.py`
 
-Both sides are read a block of rows at a time and compared by exact value, so packed and dense, fused and split, GGUF and
-safetensors may be mixed. The dtype of the comparison depends on both sides:
+Both sides are read a block of rows at a time and compared by exact value, so packed and dense,
+fused and split, GGUF and safetensors may be mixed. The dtype of the comparison depends on both
+sides:
 
 | A | B | compared as |
 |---|---|---|
@@ -11,8 +13,8 @@ safetensors may be mixed. The dtype of the comparison depends on both sides:
 | packed | dense float16, bfloat16, float32 | that dtype: the exact value rounded once to it, as `dequantize` writes it |
 | dense | dense | their own values |
 
-Exact values that need more than 53 bits are rounded to odd in float64 (`exact`): two that differ there only, by less than 2^-52
-of themselves, count as equal.
+Exact values that need more than 53 bits are rounded to odd in float64 (`exact`): two that differ
+there only, by less than 2^-52 of themselves, count as equal.
 """
 
 from __future__ import annotations
@@ -36,15 +38,18 @@ from .match import Match, Piece, Side, pair
 from .names import Rules, dialect_of
 
 STATUSES = ("unaccounted", "unpaired", "missing", "extra", "shape", "different", "close", "auxiliary", "identical")
-"""Worst first. unaccounted: a tensor or config key that nobody reads, or a tensor that is missing (`checkpoints/ledger.py`), so
-that the comparison is incomplete. unpaired: related tensors that could not be aligned. missing: in A only. extra: in B only.
-shape: the sizes differ. close: not equal, but within the given tolerance. auxiliary: on one side only, and not a weight
-(`AUXILIARY`)."""
+"""Worst first. unaccounted: a tensor or config key that nobody reads, or a tensor that is missing
+(`checkpoints/ledger.py`), so that the comparison is incomplete. unpaired: related tensors that
+could not be aligned. missing: in A only. extra: in B only. shape: the sizes differ. close: not
+equal, but within the given tolerance. auxiliary: on one side only, and not a weight (`AUXILIARY`).
+"""
 
 AUXILIARY = re.compile(
     r"(.*\.)?(input_scale|input_global_scale|input_zero_point|rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_\w+\.weight)"
 )
-"""Tensors that need no counterpart: scales of activations, and rotary frequencies, which the configuration determines."""
+"""Tensors that need no counterpart: scales of activations, and rotary frequencies, which the
+configuration determines.
+"""
 
 RELEASE_EVERY = 16
 """Blocks of values after which mapped pages are released: 64 MB of a float32 tensor."""
@@ -56,9 +61,11 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result for one match: a pair of tensors, or of groups of tensors that hold the same weights.
+    """The result for one match: a pair of tensors, or of groups of tensors that hold the same
+    weights.
 
-    shape, format        of A's side, `other_…` of B's; formats are a codec with its group size, or a dense dtype
+    shape, format        of A's side, `other_…` of B's; formats are a codec with its group size, or
+                         a dense dtype
     compared_as          dtype both sides were rounded to
     difference           statistics, None where nothing could be compared
     """
@@ -118,7 +125,9 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """identical, close (all within the tolerance) or different. Nothing compared is different: it proves nothing."""
+        """identical, close (all within the tolerance) or different. Nothing compared is different:
+        it proves nothing.
+        """
         found = {c.status for c in self.comparisons} - {"auxiliary"}
         if found == {"identical"}:
             return "identical"
@@ -235,7 +244,9 @@ def _view(checkpoint: Checkpoint, pieces: Sequence[Piece], several: bool) -> Row
 
 
 def _transposed_where_needed(a: Checkpoint, b: Checkpoint, match: Match) -> Match:
-    """Transpose dense stacks [e, k, n] against (e, n, k), recognised by their sizes where no configuration says so."""
+    """Transpose dense stacks [e, k, n] against (e, n, k), recognised by their sizes where no
+    configuration says so.
+    """
     if len(match.left) != 1 or len(match.right) != 1:
         return match
     (p,), (q,) = match.left, match.right

@@ -1,9 +1,10 @@
 """Match tensors of two checkpoints that hold the same weights.
 
-    qkv_proj | q_proj + k_proj + v_proj        experts.gate_up_proj [e, 2f, k] | experts.0.gate_proj + experts.0.up_proj + ...
+    qkv_proj | q_proj + k_proj + v_proj        experts.gate_up_proj [e, 2f, k] | experts.0.gate_proj
+                                               + experts.0.up_proj + ...
 
-Every tensor is split into *atoms*, named matrices that no checkpoint splits further (a row range of one expert). Tensors that
-share atoms form one match, and their rows are put into one common order.
+Every tensor is split into *atoms*, named matrices that no checkpoint splits further (a row range of
+one expert). Tensors that share atoms form one match, and their rows are put into one common order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _STACK = re.compile(r"(.*\.experts\.)(gate_up_proj|gate_proj|up_proj|down_proj)(
 class Piece:
     """Rows of one tensor, as `row_view.Source` reads them.
 
-    vector  a bias: each value is a row of one column, so that it is joined and split like its weight
+    vector  a bias: each value is a row of one column, so that it is joined and split like its
+            weight
     """
 
     key: str
@@ -38,12 +40,15 @@ class Piece:
 
 
 Atom = tuple[tuple[str, ...], Piece]
-"""Names of the atoms that a piece holds, in row order: several where the boundary between them is not known to its side."""
+"""Names of the atoms that a piece holds, in row order: several where the boundary between them is
+not known to its side.
+"""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Pieces of both sides that hold the same weights, in one order of rows; a side is empty when it has no counterpart.
+    """Pieces of both sides that hold the same weights, in one order of rows; a side is empty when
+    it has no counterpart.
 
     aligned  False when the pieces could not be brought into one order; the note says why
     """
@@ -64,7 +69,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Side:
-    """One checkpoint as input of the matching: header facts of each tensor, and its naming convention."""
+    """One checkpoint as input of the matching: header facts of each tensor, and its naming
+    convention.
+    """
 
     infos: Mapping[str, TensorInfo]
     dialect: Dialect
@@ -90,7 +97,9 @@ class Side:
 
 
 def pair(left: Side, right: Side) -> list[Match]:
-    """Every tensor of both sides in exactly one match, in the order of the left, then what only the right has."""
+    """Every tensor of both sides in exactly one match, in the order of the left, then what only the
+    right has.
+    """
     # Row orders differ only between checkpoints of different naming conventions.
     left, right = _fill(left, right), _fill(right, left)
     foreign = left.dialect.gguf != right.dialect.gguf
@@ -114,7 +123,9 @@ def pair(left: Side, right: Side) -> list[Match]:
 
 
 def _fill(side: Side, other: Side) -> Side:
-    """Give a GGUF-named side without a GGUF header (a dequantized one) the architecture and heads of the other."""
+    """Give a GGUF-named side without a GGUF header (a dequantized one) the architecture and heads
+    of the other.
+    """
     d, o = side.dialect, other.dialect
     if d.gguf and not d.architecture:
         filled = replace(d, architecture=o.architecture, heads=o.heads, kv_heads=o.kv_heads)
@@ -199,7 +210,9 @@ def _components(left: Side, left_keys: list[str], right: Side, right_keys: list[
 
 
 def _align(left: list[Atom], right: list[Atom]) -> Match:
-    """Both sides' pieces in one order of rows; unaligned, with a note, when they do not cover the same atoms."""
+    """Both sides' pieces in one order of rows; unaligned, with a note, when they do not cover the
+    same atoms.
+    """
     if not left or not right:
         return Match(tuple(p for _, p in left), tuple(p for _, p in right))
     have = [{name for names, _ in side for name in names} for side in (left, right)]

@@ -1,10 +1,11 @@
 """One canonical name for each weight of a model, whatever a checkpoint calls it.
 
-    blk.3.attn_q · model.layers.3.self_attn.q_proj.weight · language_model.layers.3.self_attn.q_proj -> layers.3.self_attn.q_proj
+    blk.3.attn_q · model.layers.3.self_attn.q_proj.weight · language_model.layers.3.self_attn.q_proj
+    -> layers.3.self_attn.q_proj
 
-Canonical names are those of LLaMA in transformers, without the wrappers in front and without `.weight`. GGUF's names come from
-its tensor name table (gguf-py, `constants.py`); w1, w2, w3 are Mixtral's, `switch_mlp` is MLX's. Other
-names are given as rules, `old=new`.
+Canonical names are those of LLaMA in transformers, without the wrappers in front and without
+`.weight`. GGUF's names come from its tensor name table (gguf-py, `constants.py`); w1, w2, w3 are
+Mixtral's, `switch_mlp` is MLX's. Other names are given as rules, `old=new`.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def dialect_of(keys: Iterable[str], config: dict[str, Any], metadata: Any) -> Di
     nested = config.get("text_config")
     text = {**nested, **{k: v for k, v in config.items() if k not in nested}} if isinstance(nested, dict) else config
     heads = _int(text.get("num_attention_heads"))
-    # transformers' default for this key is true only in some models; when it is left out the tensors decide.
+    # transformers' default for this key is true only in some models; when it is left out the
+    # tensors decide.
     tied = text.get("tie_word_embeddings")
     head = any(canonical(k, Dialect(gguf)) == "lm_head" for k in names)
     kv_heads = _int(text.get("num_key_value_heads")) or heads
@@ -114,7 +116,8 @@ def module_of(key: str) -> str:
 def canonical(key: str, dialect: Dialect = Dialect(), layer_has_post_norm: bool = False) -> str:
     """The canonical name of a key.
 
-    layer_has_post_norm  the same GGUF layer also has `post_attention_norm`: then `ffn_norm` is the norm before the feed-forward
+    layer_has_post_norm  the same GGUF layer also has `post_attention_norm`: then `ffn_norm` is the
+                         norm before the feed-forward
     """
     name = module_of(key)
     module, bias = (name[: -len(".bias")], ".bias") if name.endswith(".bias") else (name, "")
@@ -158,7 +161,9 @@ def canonical_names(keys: Sequence[str], dialect: Dialect) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Rules:
-    """Renaming rules, `old=new`, applied in order to module paths: `old` is a regular expression, `new` its replacement."""
+    """Renaming rules, `old=new`, applied in order to module paths: `old` is a regular expression,
+    `new` its replacement.
+    """
 
     rules: tuple[tuple[re.Pattern[str], str], ...] = ()
 
@@ -178,7 +183,8 @@ MAX_BYTES = 16 << 20
 
 
 def read_rules(texts: Iterable[str]) -> Rules:
-    """Rules from `old=new` texts and from files, either a JSON object or one `old=new` a line (`#` starts a comment line).
+    """Rules from `old=new` texts and from files, either a JSON object or one `old=new` a line (`#`
+    starts a comment line).
 
     Raises CheckpointError naming the rule that is not one.
     """

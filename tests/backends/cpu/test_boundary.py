@@ -1,4 +1,6 @@
-"""The boundary of the native core: what does not fit is refused by name, and nothing outside an array is read or written."""
+"""The boundary of the native core: what does not fit is refused by name, and nothing outside an
+array is read or written.
+"""
 
 from __future__ import annotations
 

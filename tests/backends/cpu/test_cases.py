@@ -1,5 +1,6 @@
-"""Reported failures of other libraries' kernels, by the numbers of the list they were collected in, on every instruction
-set."""
+"""Reported failures of other libraries' kernels, by the numbers of the list they were collected in,
+on every instruction set.
+"""
 
 from __future__ import annotations
 

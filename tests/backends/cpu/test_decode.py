@@ -1,4 +1,6 @@
-"""The native core's order of a weight is a bijection, and its decoder gives the exact values, bit for bit."""
+"""The native core's order of a weight is a bijection, and its decoder gives the exact values, bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_the_packed_order_returns_every_byte(fmt):
 
 @pytest.mark.parametrize("word", ["int4:g32", "nf4:g64", "q4_K"])
 def test_the_inverse_reads_the_packed_weight_and_nothing_else(word):
-    """A changed byte of each array changes the parts: an inverse that kept the parts it was given would not show it."""
+    """A changed byte of each array changes the parts: an inverse that kept the parts it was given
+    would not show it.
+    """
     q = ordinary_tensor(format_named(word), (32, 512), 2)
     packed = CPU.prepare(q).data
     for name, a in packed.arrays.items():

@@ -1,5 +1,6 @@
-"""Products of the native core: one-hot activations give the decoded weight, exact mode errs as float32, int8 mode as its
-quantizer."""
+"""Products of the native core: one-hot activations give the decoded weight, exact mode errs as
+float32, int8 mode as its quantizer.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +44,11 @@ def one_hot_result(q: QTensor, activations: str, m: int) -> np.ndarray:
 
 
 def check_exact(y: np.ndarray, x: np.ndarray, dense: np.ndarray) -> None:
-    """Within 1e-5 of each row's absolute sum per element, and 2e-6 of the true product in relative RMS.
+    """Within 1e-5 of each row's absolute sum per element, and 2e-6 of the true product in relative
+    RMS.
 
-    The RMS is asked of 16 outputs and more: a single one may cancel, and float32 then has few of its digits right.
+    The RMS is asked of 16 outputs and more: a single one may cancel, and float32 then has few of
+    its digits right.
     """
     true = x.astype(np.float64) @ dense.astype(np.float64).T
     bound = np.abs(x).astype(np.float64) @ np.abs(dense).astype(np.float64).T
@@ -60,7 +63,8 @@ def check_exact(y: np.ndarray, x: np.ndarray, dense: np.ndarray) -> None:
 @pytest.mark.parametrize("word", LISTED)
 def test_case_35_one_hot_activations_return_the_decoded_weight(instruction_set, word, activations):  # noqa: F811
     fmt = format_named(word)
-    # 70 rows: four panels decoded on the way, then part of one through the buffer; m = 1 to 3 and 64 take different tiles.
+    # 70 rows: four panels decoded on the way, then part of one through the buffer; m = 1 to 3 and
+    # 64 take different tiles.
     q = ordinary_tensor(fmt, (70, rows_of(fmt, 2)), 11)
     wanted = q.dequantize("float32")
     for m in (1, 7, 64):
@@ -92,7 +96,9 @@ def test_a_sweep_of_shapes(instruction_set, data):  # noqa: F811
 
 
 def quantized(x: np.ndarray, span: int) -> np.ndarray:
-    """x as the int8 class rounds it: 8 bits, scale max |x| / 127 a span of inputs, of which the last may be short."""
+    """x as the int8 class rounds it: 8 bits, scale max |x| / 127 a span of inputs, of which the
+    last may be short.
+    """
     out = np.empty_like(x)
     for start in range(0, x.shape[1], span):
         part = x[:, start : start + span]
@@ -159,7 +165,9 @@ def test_a_row_gives_the_same_in_any_batch_and_any_run(instruction_set, word, ac
 @pytest.mark.parametrize("activations", MODES)
 @pytest.mark.parametrize("word", LISTED)
 def test_the_schedules_of_every_core_give_the_same_bits(word, activations):
-    """Tile shapes, their order and prefetching differ between cores of one instruction set; sums do not."""
+    """Tile shapes, their order and prefetching differ between cores of one instruction set; sums do
+    not.
+    """
     fmt = format_named(word)
     q = ordinary_tensor(fmt, (150, rows_of(fmt, 3)), 12)
     x, prepared = np.random.default_rng(6).standard_normal((67, q.shape[1])).astype(np.float32), CPU.prepare(q)
@@ -239,7 +247,9 @@ def test_an_input_that_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("word", ["uint4:g32", "uint3:g32", "q4_K", "affine4:g32", "int4:g32", "mxfp4", "q6_K"])
 def test_every_instruction_set_gives_the_same_bits_in_the_exact_mode(word):
-    """Zero points, biases and minima multiply sums of activations, whose order no vector width may change."""
+    """Zero points, biases and minima multiply sums of activations, whose order no vector width may
+    change.
+    """
     q = ordinary_tensor(format_named(word), (70, 512), 3)
     x, prepared = np.random.default_rng(6).standard_normal((9, 512)).astype(np.float32), CPU.prepare(q)
     before, results = native().current(), {}

@@ -1,4 +1,6 @@
-"""Offsets past 2^31 in activations and results (cases 27 and 28); the memory of the first is only asked for, not touched."""
+"""Offsets past 2^31 in activations and results (cases 27 and 28); the memory of the first is only
+asked for, not touched.
+"""
 
 from __future__ import annotations
 

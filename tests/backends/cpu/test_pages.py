@@ -1,4 +1,6 @@
-"""Memory of packed weights: on cache lines, apart from each other, shared huge pages given back with the last weight on them."""
+"""Memory of packed weights: on cache lines, apart from each other, shared huge pages given back
+with the last weight on them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A weight in the GPU's order gives back the canonical parts it was made from, bit for bit; no GPU needed."""
+"""A weight in the GPU's order gives back the canonical parts it was made from, bit for bit; no GPU
+needed.
+"""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ HERE = Path(__file__).parents[2] / "support"
     ids=" ".join,
 )
 def test_kernels_compile(targets, tmp_path):
-    """Case 34 among them: NVFP4 for compute 8.0, which has no float of eight bits, decodes its scales by integer operations (that
-    every byte comes out right is `test_gpu_values.test_one_hot_activations_return_the_weight`'s)."""
+    """Case 34 among them: NVFP4 for compute 8.0, which has no float of eight bits, decodes its
+    scales by integer operations (that every byte comes out right is
+    `test_gpu_values.test_one_hot_activations_return_the_weight`'s).
+    """
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""Formats that are decoded as a whole on NVIDIA GPUs: in Triton's interpreter here, on a GPU with `make test-gpu`."""
+"""Formats that are decoded as a whole on NVIDIA GPUs: in Triton's interpreter here, on a GPU with
+`make test-gpu`.
+"""
 
 from __future__ import annotations
 

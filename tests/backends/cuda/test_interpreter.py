@@ -1,4 +1,6 @@
-"""The portable CUDA kernels, run by Triton's interpreter on the CPU: one format of each way to store codes and scales."""
+"""The portable CUDA kernels, run by Triton's interpreter on the CPU: one format of each way to
+store codes and scales.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What the fragment kernel is handed, without a GPU: every argument in its place, on the first call and on later ones, which go
-past Triton."""
+"""What the fragment kernel is handed, without a GPU: every argument in its place, on the first call
+and on later ones, which go past Triton.
+"""
 
 from __future__ import annotations
 

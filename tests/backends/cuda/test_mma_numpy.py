@@ -1,4 +1,6 @@
-"""The fragment kernel's own source executed by NumPy (gluon_numpy.py), every lane and register, with the shipped tiles."""
+"""The fragment kernel's own source executed by NumPy (gluon_numpy.py), every lane and register,
+with the shipped tiles.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def shipped(limit):
 
 @pytest.mark.parametrize(("limit", "m"), [(2, 1), (2, 2), (8, 4), (16, 9)])
 def test_shipped_tiles_multiply_as_float64_does(kernel, limit, m):
-    """k that fills a warp's step and k that does not; ragged rows. Weights finished in float16 are rounded once."""
+    """k that fills a warp's step and k that does not; ragged rows. Weights finished in float16 are
+    rounded once.
+    """
     for family, *tile in shipped(limit):
         for word in FAMILIES[family]:
             error = relative_error(word, 40, 1920 if tile[4] == 4 else 4096, m, tile)
@@ -67,7 +71,9 @@ EARLY_AND_LATE = (
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_shared_registers_of_x_and_every_time_of_asking(kernel, word, dtype):
-    """m = 1, where groups share x: words early (1), late (0) and in two buffers (2), steps and turns of every parity."""
+    """m = 1, where groups share x: words early (1), late (0) and in two buffers (2), steps and
+    turns of every parity.
+    """
     for k, tile in EARLY_AND_LATE:
         assert relative_error(word, 104, k, 1, tile, dtype) <= 1e-6
 

@@ -1,5 +1,6 @@
-"""Where two groups share the registers of x at m = 1: every product that counts meets the inputs of its weights, by the same
-index functions that the kernel runs; no GPU needed."""
+"""Where two groups share the registers of x at m = 1: every product that counts meets the inputs of
+its weights, by the same index functions that the kernel runs; no GPU needed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ CASES = [(g, step, share) for g in (16, 32, 64, 128, 256) for step in (2, 4, 8) 
 
 
 def held(group: int, step: int, share: int, column: int, t: int) -> list[int | None]:
-    """The pair of inputs of a step in each of a lane's registers of x; None where the lane holds zeros."""
+    """The pair of inputs of a step in each of a lane's registers of x; None where the lane holds
+    zeros.
+    """
     out: list[int | None] = []
     for v in range(step // 2):
         for half in (0, 1):
@@ -26,7 +29,9 @@ def held(group: int, step: int, share: int, column: int, t: int) -> list[int | N
 
 
 def pair_of(block: int, t: int, register: int, group: int) -> int:
-    """The pair of inputs that a register of a block's operand holds (fragment order, docs/design/cuda.md)."""
+    """The pair of inputs that a register of a block's operand holds (fragment order,
+    docs/design/cuda.md).
+    """
     unit, s, b = block // 4, block % 4 // 2, block % 2
     within = 8 * b + 2 * t + register if group == 16 else 4 * t + 2 * b + register
     return 32 * unit + 16 * s + within

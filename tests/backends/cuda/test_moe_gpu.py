@@ -1,4 +1,6 @@
-"""The mixture of experts on an NVIDIA GPU against the reference backend: routing, empty experts, activations, CUDA graphs."""
+"""The mixture of experts on an NVIDIA GPU against the reference backend: routing, empty experts,
+activations, CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_activations_and_biases(activation, interleaved):
 
 
 def test_routes_on_the_device_are_torchs():
-    """Top-k shares and the plan of blocks, few pairs (one kernel) and many (torch's sort), ties and idle experts included."""
+    """Top-k shares and the plan of blocks, few pairs (one kernel) and many (torch's sort), ties and
+    idle experts included.
+    """
     cuda()
     from halfbyte.backends.cuda.moe import routing
 
@@ -103,7 +107,9 @@ def test_case_32_experts_without_tokens_and_all_tokens_on_one():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("m", [16383, 16384, 16385])
 def test_case_21_many_tokens_at_once_equal_chunks(m, interleaved):
-    """Row counts about a multiple of every tile: every row as of 2048 tokens at a time, and the reference's numbers."""
+    """Row counts about a multiple of every tile: every row as of 2048 tokens at a time, and the
+    reference's numbers.
+    """
     cuda()
     up, down = block("mxfp4", 9)
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")

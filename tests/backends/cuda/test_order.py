@@ -1,4 +1,6 @@
-"""Without a GPU: its orders of a weight are bijections, decoders' bit moves give every code, tiles keep the kernel's rules."""
+"""Without a GPU: its orders of a weight are bijections, decoders' bit moves give every code, tiles
+keep the kernel's rules.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_torch_lays_the_same_tiles(shape):
 
 
 def test_an_octet_lies_where_its_operand_wants_it():
-    """Row 8 h + g, input 32 s + 8 t + 4 b + 2 i + p: half s, lane 4 g + t, word 2 b + i, byte 2 h + p."""
+    """Row 8 h + g, input 32 s + 8 t + 4 b + 2 i + p: half s, lane 4 g + t, word 2 b + i, byte 2 h +
+    p.
+    """
     q = np.random.default_rng(1).integers(0, 256, (16, 64), dtype=np.uint8)
     words = to_fragments(q, 64, bits=8).view(np.uint32)[0]
     for row in range(16):
@@ -89,7 +93,9 @@ def test_an_octet_lies_where_its_operand_wants_it():
 
 
 def test_a_word_is_one_lanes_operand():
-    """Row 8 h + g, input 32 s + 8 t + 4 b + 2 i + p lies with lane 4 g + t, word 2 s + b, nibble 4 p + 2 i + h."""
+    """Row 8 h + g, input 32 s + 8 t + 4 b + 2 i + p lies with lane 4 g + t, word 2 s + b, nibble 4
+    p + 2 i + h.
+    """
     rng = np.random.default_rng(1)
     q = rng.integers(0, 16, (16, 64), dtype=np.uint8)
     words = to_fragments(pack(q, 4), 64).view(np.uint32)[0, 0]

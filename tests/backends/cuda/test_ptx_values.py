@@ -1,8 +1,9 @@
-"""The CUDA kernels as they are compiled for Hopper, their PTX run on the CPU (ptx_machine): every output against the referee.
+"""The CUDA kernels as they are compiled for Hopper, their PTX run on the CPU (ptx_machine): every
+output against the referee.
 
-The fragment kernel above all: programs walk over several tiles, warps over one step and over several, n and k leave tails. A few
-of its kernels always; every tile that a card's file or tune.py names, with every family that has it, under `slow`. Not the fused
-schedule (wgmma, TMA).
+The fragment kernel above all: programs walk over several tiles, warps over one step and over
+several, n and k leave tails. A few of its kernels always; every tile that a card's file or tune.py
+names, with every family that has it, under `slow`. Not the fused schedule (wgmma, TMA).
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def card(tmp_path):
 
 
 def sparse(count, k, span, rng):
-    """Tokens of sixteen inputs each, ±1: together every place of the `span` inputs that a warp multiplies at once."""
+    """Tokens of sixteen inputs each, ±1: together every place of the `span` inputs that a warp
+    multiplies at once.
+    """
     x = np.zeros((count, k), np.float32)
     for place in range(16 * count):
         x[place // 16, (place % span + span * rng.integers(-(-k // span))) % k] = rng.choice((-1, 1))
@@ -50,8 +53,10 @@ def sparse(count, k, span, rng):
 
 
 def check(word, name, m, n, k, tile, biased=False):
-    """One-hot activations return decoded weights, rounded once; a few inputs, and all of them, with a bias or without, are within
-    rounding, which of a few is less than a wrong bit of a code. A bias goes to the first two of these."""
+    """One-hot activations return decoded weights, rounded once; a few inputs, and all of them, with
+    a bias or without, are within rounding, which of a few is less than a wrong bit of a code. A
+    bias goes to the first two of these.
+    """
     fmt, rng = format_named(word), np.random.default_rng(n + k)
     q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), rng))
     w, dtype = to_device(q, "cpu"), DTYPES[name]
@@ -149,7 +154,9 @@ def test_gates_and_ups_in_two_stacks_equal_one(card):
 @pytest.mark.parametrize("word", ["mxfp4", "q6_K", pytest.param("uint3:g64", marks=pytest.mark.slow),
     pytest.param("nf4:g64", marks=pytest.mark.slow), pytest.param("int4:g128", marks=pytest.mark.slow)])  # fmt: skip
 def test_portable_kernels_return_the_weight(word, card):
-    """cuda_interpreter.py's cases as they are compiled: packed conversions, ldmatrix, asynchronous copies, split inputs."""
+    """cuda_interpreter.py's cases as they are compiled: packed conversions, ldmatrix, asynchronous
+    copies, split inputs.
+    """
     q = make(word, 5, 2, np.random.default_rng(1))
     w, k = to_device(q, "cpu"), q.shape[1]
     same(launch.dequantize(w, torch.float32), q.dequantize())

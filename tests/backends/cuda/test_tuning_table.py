@@ -1,4 +1,6 @@
-"""Tiles by card: the nearest shape, the smallest m that is enough, the user's file before the shipped one; no GPU needed."""
+"""Tiles by card: the nearest shape, the smallest m that is enough, the user's file before the
+shipped one; no GPU needed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""CUDA kernels against the referee, on a GPU: every format, every operation, odd shapes, outputs written whole."""
+"""CUDA kernels against the referee, on a GPU: every format, every operation, odd shapes, outputs
+written whole.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_every_byte_of_an_8_bit_scale_decodes(word):
 @pytest.mark.parametrize("word", ["mxfp4", "mxfp8_e4m3", "nvfp4"])
 @pytest.mark.parametrize("m", [1, 4, 16, 40, 128])
 def test_wide_scales_multiply_exactly_in_bfloat16(word, m):
-    """Scales of every size and sign: one input at a time gives back the weight; m chooses the kernel."""
+    """Scales of every size and sign: one input at a time gives back the weight; m chooses the
+    kernel.
+    """
     cuda()
     fmt = format_named(word)
     parts = random_parts(fmt, (40, 256), np.random.default_rng(22), wide=True)
@@ -61,7 +65,9 @@ def test_wide_scales_multiply_exactly_in_bfloat16(word, m):
 TILED = ("mxfp4", "nvfp4", "int4", "uint4", "affine4")
 """Formats that every schedule runs with every dtype."""
 PLANES = ("int3", "uint6", "mxfp8_e4m3", "nf4", "q8_0", "q6_K")
-"""One of each way to store codes beside them, for `striped`; the others share the code that decodes them (blocks.py)."""
+"""One of each way to store codes beside them, for `striped`; the others share the code that decodes
+them (blocks.py).
+"""
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -162,7 +168,9 @@ def test_products_are_within_rounding(word, name):
 @pytest.mark.parametrize("word", ["int4:g128", "nvfp4"])
 @pytest.mark.parametrize("tile", [(1, 1, 8, 1, 8, 2, 1), (1, 1, 16, 1, 4, 1, 2), (2, 1, 8, 1, 2, 2, 2), (1, 1, 8, 1, 4, 3, 0)])
 def test_words_asked_for_early_late_and_in_two_buffers_are_the_same_products(word, tile):
-    """Turns and steps of every parity; at m = 1 groups share the registers of x, at m = 4 products take turns in two sums."""
+    """Turns and steps of every parity; at m = 1 groups share the registers of x, at m = 4 products
+    take turns in two sums.
+    """
     cuda()
     from halfbyte.backends.cuda import launch
     from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile
@@ -183,7 +191,9 @@ SCHEDULES = ("single-stage", "double-buffered", "striped")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("word", ["fp4:g32", "mxfp4", "nvfp4", "int4:g128", "uint4:g32", "affine4:g64", "uint4:g-1", "q6_K"])
 def test_schedules_are_within_rounding_on_odd_shapes(schedule, word):
-    """k shorter and longer than a step, tails of n, k and m, more and fewer tiles than programs; run to run the same."""
+    """k shorter and longer than a step, tails of n, k and m, more and fewer tiles than programs;
+    run to run the same.
+    """
     cuda()
     rng = np.random.default_rng(11)
     torch.manual_seed(11)

@@ -1,6 +1,8 @@
-"""Which kernels a mixture of experts on CUDA needs for which number of tokens, and that a warm-up has called them all.
+"""Which kernels a mixture of experts on CUDA needs for which number of tokens, and that a warm-up
+has called them all.
 
-The launches are the project's own, on CPU tensors: Triton's binder says what each would compile, and nothing runs.
+The launches are the project's own, on CPU tensors: Triton's binder says what each would compile,
+and nothing runs.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def test_every_number_of_tokens_has_its_kernels_among_the_steps():
 
 
 def test_steps_lie_between_the_tokens_asked_for():
-    """With 5 experts, 2 a token, blocks of 16 tokens begin at 33, the fused schedule at 40, its next tile at 41."""
+    """With 5 experts, 2 a token, blocks of 16 tokens begin at 33, the fused schedule at 40, its
+    next tile at 41.
+    """
     assert set(experts.warming_tokens(TOKENS, 2, 5)) - set(TOKENS) == {33, 40}
     assert set(experts.warming_tokens(TOKENS, 2, 8)) - set(TOKENS) == {33}
     assert experts.warming_tokens((1,), 2, 5) == (1,)
@@ -111,7 +115,9 @@ def test_experts_on_a_gpu_are_called_at_these_steps():
 
 @pytest.mark.parametrize("m", [1, 40])
 def test_indices_of_either_type_make_one_kernel_for_products(launched, m):
-    """The fused kernel is kept with the weight, so its table of experts is int32 whatever type the indices have."""
+    """The fused kernel is kept with the weight, so its table of experts is int32 whatever type the
+    indices have.
+    """
     seen = []
     yes = {"return_value": True}
     with mock.patch.object(fused_experts, "serves", **yes), mock.patch.object(fused_experts, "enough", **yes):

@@ -1,4 +1,6 @@
-"""The fused schedule compiles for Hopper without a GPU, and its weight is the register operand of wgmma."""
+"""The fused schedule compiles for Hopper without a GPU, and its weight is the register operand of
+wgmma.
+"""
 
 from __future__ import annotations
 

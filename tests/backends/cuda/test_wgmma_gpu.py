@@ -1,4 +1,6 @@
-"""The fused schedule on Hopper: what it multiplies with, bit for bit; products within rounding; experts at many tokens."""
+"""The fused schedule on Hopper: what it multiplies with, bit for bit; products within rounding;
+experts at many tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def weight(word, n, k, seed, **parts):
 
 
 def tiles():
-    """Every tile of the table, the one for a shape first: they differ in what a program holds and in how tiles are cut."""
+    """Every tile of the table, the one for a shape first: they differ in what a program holds and
+    in how tiles are cut.
+    """
     from halfbyte.backends.cuda.tuning.wgmma_tiles import FUSED_TILES, FusedTile
 
     others = {
@@ -58,7 +62,9 @@ def test_one_hot_activations_return_the_weight_rounded_once(word, name):
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_products_are_within_rounding_on_odd_shapes(word, name):
-    """Tails of n, m and k, more and fewer tiles than programs, tiles cut in parts; run to run the same."""
+    """Tails of n, m and k, more and fewer tiles than programs, tiles cut in parts; run to run the
+    same.
+    """
     hopper()
     torch.manual_seed(2)
     fmt = format_named(word)
@@ -91,7 +97,9 @@ def test_every_tile_gives_the_same_kind_of_answer(word):
 
 
 def test_mx_exponents_far_from_float16_give_right_results():
-    """E8M0 scales within 2^24 of each other are shifted into float16 and back; wider ones are refused with the reason."""
+    """E8M0 scales within 2^24 of each other are shifted into float16 and back; wider ones are
+    refused with the reason.
+    """
     hopper()
     rng = np.random.default_rng(4)
     for low in (20, 90, 200):

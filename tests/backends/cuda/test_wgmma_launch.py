@@ -1,4 +1,6 @@
-"""What the fused schedule hands to its kernel, without a GPU: every argument once, in order, on the first call and later."""
+"""What the fused schedule hands to its kernel, without a GPU: every argument once, in order, on the
+first call and later.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_a_second_call_hands_over_what_the_first_did(recorder, word, dtype, n, k
 
 @pytest.mark.parametrize("element", ["e2m1", "e4m3", "e5m2"])
 def test_shifted_mx_scales_lose_nothing_in_float16(element):
-    """The largest scale becomes 2^(LARGEST - 113), the smallest 2^NEAR less: every code times either is a float16 number."""
+    """The largest scale becomes 2^(LARGEST - 113), the smallest 2^NEAR less: every code times
+    either is a float16 number.
+    """
     bits = 4 if element == "e2m1" else 8
     values = np.abs(element_table(element, bits).astype(np.float64))
     values = values[np.isfinite(values) & (values > 0)]
@@ -77,7 +81,9 @@ def test_shifted_mx_scales_lose_nothing_in_float16(element):
     (512, 128, [65]),
 ])  # fmt: skip
 def test_linear_takes_the_schedule_on_its_own_where_it_was_the_fastest(word, n, k, wanted):
-    """Few inputs are left to the kernel for few tokens, few rows at many tokens to the dense product."""
+    """Few inputs are left to the kernel for few tokens, few rows at many tokens to the dense
+    product.
+    """
     w = to_device(random_weight(word, n, k, 0), "cpu")
     assert [m for m in (1, 16, 17, 64, 65, 4096) if fused.pays(m, w)] == wanted
 

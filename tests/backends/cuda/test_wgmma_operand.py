@@ -1,4 +1,6 @@
-"""What wgmma is fed, without a GPU: the places of words in lanes, and the assembly that finishes them, interpreted."""
+"""What wgmma is fed, without a GPU: the places of words in lanes, and the assembly that finishes
+them, interpreted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NAMES = {UINT: "uint", INT: "int", E2M1: "e2m1", E4M3: "e4m3", E5M2: "e5m2"}
 
 
 def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0, bits=4):
-    """[16, 64] codes through fragment order, the layout of words and the assembly to the operand, as [16, 64] values."""
+    """[16, 64] codes through fragment order, the layout of words and the assembly to the operand,
+    as [16, 64] values.
+    """
     dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
     codes = q if bits == 8 else pack(q, bits)
     words = order.to_fragments(codes, 64, by_16, NAMES[kind], bits).view(np.uint32).reshape(bits, 32)
@@ -74,7 +78,9 @@ CASES = [
 
 
 def drawn(rng, elements, add, way, stored, zeros):
-    """Scales and addends of groups of 16 inputs, and the values that [16, 64] elements have with them, before their rounding."""
+    """Scales and addends of groups of 16 inputs, and the values that [16, 64] elements have with
+    them, before their rounding.
+    """
     scale = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
     addend = rng.integers(0, zeros, (16, 4)).repeat(16, 1).astype(np.float64)
     if add == BIAS:
@@ -170,7 +176,9 @@ def test_every_8_bit_code_in_every_place_is_finished_and_rounded_once(kind, add,
 
 
 def test_raw_e2m1_meets_scales_that_bring_its_power_of_two():
-    """8-bit scales: 2^14 comes with the scale, so that one product finishes; E8M0 shifted and E4M3 times 2^6 alike."""
+    """8-bit scales: 2^14 comes with the scale, so that one product finishes; E8M0 shifted and E4M3
+    times 2^6 alike.
+    """
     rng = np.random.default_rng(8)
     table = element_table("e2m1", 4).astype(np.float64)
     q = rng.permuted(np.tile(np.arange(16, dtype=np.uint8), (16, 4)), axis=1)

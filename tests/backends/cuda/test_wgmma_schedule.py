@@ -1,4 +1,6 @@
-"""How the fused schedule deals out its tiles: every unit of every tile once, and parts meet as the kernel expects."""
+"""How the fused schedule deals out its tiles: every unit of every tile once, and parts meet as the
+kernel expects.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_every_unit_is_done_once_and_parts_meet(tiles, k, most, wish):
 @pytest.mark.parametrize("deep", [1, 2, 3, 4])
 @pytest.mark.parametrize(("tiles", "k", "wish"), [(112, 64, 2), (224, 64, 1), (3, 5, 0), (31, 45, 5), (448, 64, 3), (133, 1, 1)])
 def test_warpgroups_that_share_rows_take_turns_across_pieces(tiles, k, wish, deep):
-    """wgmma._consume counts the units before a piece in closed form; the producer fills one stage after the other."""
+    """wgmma._consume counts the units before a piece in closed form; the producer fills one stage
+    after the other.
+    """
     most = 132
     split = min(wish, k) or parts(tiles % most if tiles >= most else tiles, most, k)
     programs = min(most, tiles * split)
@@ -115,7 +119,9 @@ def test_every_tile_of_the_tables_fits_with_every_format():
 
 
 def test_copies_and_pickles_of_a_weight_leave_its_tensor_maps_behind():
-    """Maps hold the weight's own memory: copied along, they would double it and describe what the copy no longer has."""
+    """Maps hold the weight's own memory: copied along, they would double it and describe what the
+    copy no longer has.
+    """
     parts_of = {"codes": np.zeros((16, 32), np.uint8), "scales": np.full((16, 2), 127, np.uint8)}
     w = to_device(QTensor(format_named("mxfp4"), (16, 64), parts_of), "cpu")
     w.launches["tile"] = w.planes[4]

@@ -1,4 +1,6 @@
-"""Every barrier of the shaders is needed: with any one taken out, some kernel races, and the machine says so."""
+"""Every barrier of the shaders is needed: with any one taken out, some kernel races, and the
+machine says so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""MSL decode functions on every code, against the element tables; each packed function in every place of a word."""
+"""MSL decode functions on every code, against the element tables; each packed function in every
+place of a word.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def test_case_06_every_element_times_every_e8m0_byte_is_exact_to_the_last_subnor
 
 
 def test_products_and_sums_are_not_joined():
-    """Where Metal made one fma of the product and the sum in exact_fma, the remainder would count twice."""
+    """Where Metal made one fma of the product and the sum in exact_fma, the remainder would count
+    twice.
+    """
     head = shared_source().partition("namespace halfbyte")[0]
     assert "#pragma METAL fp contract(off)\n" in head
 
@@ -141,7 +145,9 @@ def test_tables_in_the_shader_are_the_tables_of_the_library():
 
 @pytest.mark.parametrize("dtype", ["half", "bfloat"])
 def test_values_with_a_remainder_round_once(library, dtype):
-    """Ties of the narrow type broken by what float32 left out, and by nothing when it left out nothing."""
+    """Ties of the narrow type broken by what float32 left out, and by nothing when it left out
+    nothing.
+    """
     import ml_dtypes
 
     out = np.float16 if dtype == "half" else ml_dtypes.bfloat16

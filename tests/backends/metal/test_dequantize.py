@@ -1,4 +1,6 @@
-"""Metal dequantize and embedding through the CPU build: every format, every dtype, equal to the exact values rounded once."""
+"""Metal dequantize and embedding through the CPU build: every format, every dtype, equal to the
+exact values rounded once.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ EVERY_DTYPE = (
     "uint4:g128",
     "mxfp8_e5m2:g32",
 )
-"""Formats tested in all three dtypes: between them every way a value can be inexact in float32. The others in float32."""
+"""Formats tested in all three dtypes: between them every way a value can be inexact in float32. The
+others in float32.
+"""
 CASES = [(name, dtype) for name in FORMATS for dtype in TORCH if dtype == "float32" or name in EVERY_DTYPE]
 
 
 @pytest.fixture(scope="module", params=range(4))
 def quarter(request):
-    """A quarter of the cases, compiled together: a worker that runs some of them need not compile all."""
+    """A quarter of the cases, compiled together: a worker that runs some of them need not compile
+    all.
+    """
     cases = CASES[request.param :: 4]
     stand().load([kernels.dequantize(on_device(FORMATS[name]), dtype) for name, dtype in cases])
     return cases
@@ -49,7 +55,8 @@ def test_every_format_decodes_to_its_exact_values_rounded_once(quarter):
                 right = q.dequantize(dtype).astype(np.float32)
             got = as_float(b.dequantize(b.prepare(q), dtype))
             wrong = ~((got == right) | (np.isnan(got) & np.isnan(right)))
-            # float32 arithmetic takes subnormals for zero on the GPU: a subnormal scale or result may be lost, nothing else.
+            # float32 arithmetic takes subnormals for zero on the GPU: a subnormal scale or result
+            # may be lost, nothing else.
             if q.format.scale in ("bfloat16", "float32") or q.format.global_op:
                 wrong &= ~_passes_subnormals(q, right)
             assert not wrong.any(), (name, dtype, shape, got[wrong][:4], right[wrong][:4])

@@ -62,7 +62,9 @@ def routed(m, experts, top_k, seed=0):
 
 
 def check(y, x, up, down, index, share, dtype, *, gate_up_bias=None, down_bias=None, **how):
-    """Each element within what float32 sums of the two products, carried through the activation, and one rounding allow."""
+    """Each element within what float32 sums of the two products, carried through the activation,
+    and one rounding allow.
+    """
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
     how |= {name: None if b is None else b.double().numpy() for name, b in biases.items()}
     exact, bound = bounds.experts(x.double().numpy(), up, down, index.numpy(), share.double().numpy(), **how)
@@ -150,7 +152,9 @@ def test_one_call_equals_its_pieces():
 
 
 def test_ops_reach_the_metal_experts(monkeypatch):
-    """The verb checks shapes, prepares each stack once and hands over; on a Mac the tensors are on mps."""
+    """The verb checks shapes, prepares each stack once and hands over; on a Mac the tensors are on
+    mps.
+    """
     up, down = stack("mxfp4", (3, 64, 32), 1), stack("mxfp4", (3, 8, 32), 2)
     x = torch.randn(4, 32, generator=torch.Generator().manual_seed(2))
     index, share = routed(4, 3, 2)
@@ -210,7 +214,9 @@ def test_one_hot_activations_return_the_weight_through_experts(repeats):
 
 @pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "affine4", "uint4"])
 def test_one_hot_activations_return_the_weight_through_rmsnorm(word):
-    """k = 1024, two turns of both simdgroups, and an input of 32: the mean of the squares is 1, a gain of 1/32 undoes the 32."""
+    """k = 1024, two turns of both simdgroups, and an input of 32: the mean of the squares is 1, a
+    gain of 1/32 undoes the 32.
+    """
     q = stack(word, (1, 9, 1024), 3, **({"group_size": 32} if word in ("affine4", "uint4") else {}))[0]
     b = backend()
     held, gain = b.prepare(q).data, torch.full((1024,), 1 / 32).half()
@@ -237,7 +243,9 @@ def test_rmsnorm_sums_squares_and_products_of_both_simdgroups(k):
 
 @pytest.mark.parametrize("k", [1003, 1056])
 def test_few_routed_rows_sum_both_simdgroups(k):
-    """One-hot inputs in every unit of a long row through the kernel without sorting; an identity for the other product."""
+    """One-hot inputs in every unit of a long row through the kernel without sorting; an identity
+    for the other product.
+    """
     n = 8
     codes = pack(8 + np.eye(n, dtype=np.uint8), 4)[None]
     identity = QTensor(format_named("int4", -1), (1, n, n), {"codes": codes, "scales": np.ones((1, n, 1), np.float16)})

@@ -1,4 +1,6 @@
-"""The CPU build of MSL proves itself: every planted fault is caught and named, clean kernels pass, what MSL lacks is refused."""
+"""The CPU build of MSL proves itself: every planted fault is caught and named, clean kernels pass,
+what MSL lacks is refused.
+"""
 
 from __future__ import annotations
 

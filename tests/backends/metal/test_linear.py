@@ -1,4 +1,6 @@
-"""Metal products through the CPU build: one-hot activations return the weight, error bounds an element, all schedules."""
+"""Metal products through the CPU build: one-hot activations return the weight, error bounds an
+element, all schedules.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_one_hot_activations_return_the_weight(six, schedule, name):
 
 
 SPECIAL_SCALES = {"nvfp4": (0x00, 0x01, 0x38, 0x7E, 0x80, 0x81, 0xB8, 0xFE, 0x7F, 0xFF), "mxfp4": (0, 1, 96, 127, 140, 255)}
-"""E4M3: zeros, subnormals, one, the largest, of both signs, and both NaN. E8M0: the least, ordinary ones, NaN."""
+"""E4M3: zeros, subnormals, one, the largest, of both signs, and both NaN. E8M0: the least, ordinary
+ones, NaN.
+"""
 
 
 @pytest.mark.parametrize("name", SPECIAL_SCALES)
@@ -73,7 +77,9 @@ TILED_AND_FUSED = [(s, f) for f in FORMATS for s in (*TILED, *FUSED) if s in TIL
 
 
 def features(case):
-    """A format by name, and what a schedule's kernel is made of: decoder of elements and of scales, addend, group, factor."""
+    """A format by name, and what a schedule's kernel is made of: decoder of elements and of scales,
+    addend, group, factor.
+    """
     schedule, name = case
     fmt = on_device(FORMATS[name])
     parts = (kernels.element_type(fmt), fmt.scale, kernels.addend_kind(fmt), fmt.group_size, fmt.global_op)
@@ -81,7 +87,9 @@ def features(case):
 
 
 def few():
-    """Of TILED_AND_FUSED, as many that every schedule meets every part of a kernel, and every format a schedule."""
+    """Of TILED_AND_FUSED, as many that every schedule meets every part of a kernel, and every
+    format a schedule.
+    """
     found, left = [], set().union(*map(features, TILED_AND_FUSED))
     while left:
         found.append(max(TILED_AND_FUSED, key=lambda case: len(left & features(case))))
@@ -93,7 +101,9 @@ FEW = few()
 
 
 def check_tiled(cases):
-    """64 of 256 inputs, each place of eight and of a group's 32 among them; two tiles of outputs would be a second's work."""
+    """64 of 256 inputs, each place of eight and of a group's 32 among them; two tiles of outputs
+    would be a second's work.
+    """
     stand().load([MAKERS[s](on_device(FORMATS[f]), "float32") for s, f in cases])
     x = torch.eye(256)[(5 * torch.arange(64)) % 256]
     for schedule, name in cases:
@@ -104,7 +114,9 @@ def check_tiled(cases):
 
 @pytest.mark.parametrize("part", range(2))
 def test_every_format_and_every_part_of_a_tiled_kernel(part):
-    """Each format through one schedule at least; test_matvec.py and test_dequantize.py decode each, too."""
+    """Each format through one schedule at least; test_matvec.py and test_dequantize.py decode each,
+    too.
+    """
     check_tiled(FEW[part::2])
 
 
@@ -116,7 +128,9 @@ def test_every_format_through_every_tiled_kernel(part):
 
 
 def test_few_kernels_are_every_kind():
-    """No part is missing: not a decoder of elements that only one format has, not a schedule with one kind of scale less."""
+    """No part is missing: not a decoder of elements that only one format has, not a schedule with
+    one kind of scale less.
+    """
     assert set(FEW) < set(TILED_AND_FUSED)
     assert {name for _, name in FEW} == set(FORMATS)
     for schedule in (*TILED, *FUSED):
@@ -227,7 +241,9 @@ def at_odd_offset(t):
 
 @pytest.mark.parametrize("word", ["uint4", "int8", "int6", "int2", "affine3"])
 def test_weights_that_are_views_at_odd_offsets(word, monkeypatch):
-    """Codes that begin between words are copied first; all else is read one number at a time. Without the copy, a fault."""
+    """Codes that begin between words are copied first; all else is read one number at a time.
+    Without the copy, a fault.
+    """
     q = finite_tensor(format_named(word, 32), (9, 64), 3)
     makers = [kernels.matvec, kernels.gemm_double_buffered, *([MAKERS["fused wide"]] if q.format.bits == 4 else [])]
     stand().load([*(make(q.format, "float16") for make in makers), kernels.dequantize(q.format, "float32")])

@@ -1,4 +1,6 @@
-"""The Metal matrix-vector product: every format, every unit of both simdgroups, odd tails, few tokens and few outputs."""
+"""The Metal matrix-vector product: every format, every unit of both simdgroups, odd tails, few
+tokens and few outputs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.skipif(not available(), reason="clang-19 is not install
 
 @pytest.mark.parametrize("part", range(4))
 def test_matvec_of_every_format(part):
-    """One-hot in float32 for equality, random for the bound. k = 768: a turn of both simdgroups and half a turn more."""
+    """One-hot in float32 for equality, random for the bound. k = 768: a turn of both simdgroups and
+    half a turn more.
+    """
     names = list(FORMATS)[part::4]
     stand().load([kernels.matvec(on_device(FORMATS[f]), "float32", 4) for f in names])
     for name in names:
@@ -55,8 +59,9 @@ def test_matvec_tokens(m, dtype):
 
 
 LONG = 8 * (64 + 64 + 4)
-"""Inputs past two turns of both simdgroups of a matrix-vector product: units 0 to 31 and 64 to 95 are the first's, 32 to 63 and
-96 to 127 the second's, and the last four the first's again."""
+"""Inputs past two turns of both simdgroups of a matrix-vector product: units 0 to 31 and 64 to 95
+are the first's, 32 to 63 and 96 to 127 the second's, and the last four the first's again.
+"""
 
 
 @pytest.mark.parametrize("m", [1, 2, 4])

@@ -1,4 +1,6 @@
-"""halfbyte.mlx: kernels through a stand-in for `mx.fast.metal_kernel` that keeps its rules, and module code on MLX's own CPU."""
+"""halfbyte.mlx: kernels through a stand-in for `mx.fast.metal_kernel` that keeps its rules, and
+module code on MLX's own CPU.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,9 @@ def test_x_may_begin_at_any_element(on_metal, schedule, dtype):
 
 @pytest.mark.parametrize("word", ["uint4", "int8", "mxfp6_e3m2", "affine2", "affine3"])
 def test_weights_may_be_views_at_any_offset(on_metal, word):
-    """Codes of every word the kernels read (4, 8 and 2 bytes, single bytes), scales and addends, each from an odd element on."""
+    """Codes of every word the kernels read (4, 8 and 2 bytes, single bytes), scales and addends,
+    each from an odd element on.
+    """
     from dataclasses import replace
 
     w = hm.prepare(numbers(word, (11, 128), 1))
@@ -175,7 +179,9 @@ def test_experts_of_views_at_any_offset(on_metal):
 
 
 def test_the_stand_in_sees_a_misaligned_view(on_metal):
-    """Four halves at once from a view that begins at an odd one: what the shaders did, and MLX does not say."""
+    """Four halves at once from a view that begins at an odd one: what the shaders did, and MLX does
+    not say.
+    """
     from support.metal_cpu.machine import MetalFaultError
     from support.metal_cpu.mlx_stand_in import metal_kernel
 
@@ -413,7 +419,9 @@ FOLDERS = sorted(p.parent for p in (Path(__file__).parents[2] / "golden").glob("
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: f"{p.parent.name}-{p.name}")
 def test_checkpoints_of_the_producers_become_modules(folder):
-    """compressed-tensors, ModelOpt's NVFP4 with its global scale, MLX's own: every packed matrix, bit for bit."""
+    """compressed-tensors, ModelOpt's NVFP4 with its global scale, MLX's own: every packed matrix,
+    bit for bit.
+    """
     with halfbyte.open(folder) as ckpt:
         if any(f.scale == "nested" for f in (ckpt.info(k).format for k in ckpt) if f is not None):
             with pytest.raises(BackendError, match="nested scales, which have no Metal kernel"):
@@ -506,7 +514,9 @@ def test_the_example_runs_and_its_checker_can_fail():
 
 @pytest.mark.parametrize("schedule", [None, "single-stage", "double-buffered", "striped", "fused"])
 def test_the_stand_in_writes_what_mlx_writes(schedule, capfd, tmp_path):
-    """Without Metal, MLX still writes a kernel's source while a function is exported: ours must be the same text."""
+    """Without Metal, MLX still writes a kernel's source while a function is exported: ours must be
+    the same text.
+    """
     from support.metal_cpu.mlx_stand_in import whole_source
 
     ours = []

@@ -123,7 +123,9 @@ def test_the_right_one_passes_and_is_timed():
 @pytest.mark.parametrize("kind", selftest.GATES)
 @pytest.mark.parametrize(("wrong", "passed"), [(0.0, True), (4e-3, False)])
 def test_a_wrong_gate_is_caught(kind, wrong, passed):
-    """Gates of float32 rounded once pass; off by four thousandths, or NaN where exp or tanh overflow, they do not."""
+    """Gates of float32 rounded once pass; off by four thousandths, or NaN where exp or tanh
+    overflow, they do not.
+    """
     w = selftest.random_weight("affine4:g64", 70, 256)
     bench = selftest._numpy_bench(backend_named("reference"))
 

@@ -1,5 +1,6 @@
-"""`python -m halfbyte.backends.metal`: every kernel of every format prints as text the compiler takes; what is none
-is a sentence."""
+"""`python -m halfbyte.backends.metal`: every kernel of every format prints as text the compiler
+takes; what is none is a sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""ggml encoders: the reference's bytes, the least error, and groups that are known to break quantizers."""
+"""ggml encoders: the reference's bytes, the least error, and groups that are known to break
+quantizers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ CASES = [(w, r) for w in WORDS for r in RULES[format_named(w).family]]
 MXFP4 = [("mxfp4", None)]
 
 HEADROOM = {"q2_K": 0.4, "q3_K": 0.27}
-"""Largest error of a group of ±v, or of one v beside zeros, over v: the positive end of a table is a step short. Others 0.13."""
+"""Largest error of a group of ±v, or of one v beside zeros, over v: the positive end of a table is
+a step short. Others 0.13.
+"""
 
 
 def encoded(x, word, rule):
@@ -47,7 +51,9 @@ GOLDEN_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 @pytest.mark.parametrize("name", GOLDEN_TYPES)
 def test_policy_gguf_equals_the_packages_encoder(name, dtype):
-    """On other weights than the golden files': random, around powers of two, and of few bits, where ties are frequent."""
+    """On other weights than the golden files': random, around powers of two, and of few bits, where
+    ties are frequent.
+    """
     gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(7)
     near = np.exp2(rng.integers(-12, 12, (40, 1))) * (1 - 2.0**-24 * rng.integers(0, 4, (40, 256)))
@@ -93,7 +99,9 @@ def test_error_of_normal_weights(word):
 @pytest.mark.parametrize(("word", "rule"), CASES + MXFP4)
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-40, 1e-38, 1e-30, 1e-20, 1e-10, 6e-8, 1e-7, 1e-5, 1.0, 9.0, 6e4])
 def test_case_13_and_14_constant_and_tiny_groups(word, rule, value):
-    """Rows 13 and 14: constant, alternating and single-valued blocks of any magnitude have finite headers and finite values."""
+    """Rows 13 and 14: constant, alternating and single-valued blocks of any magnitude have finite
+    headers and finite values.
+    """
     v = np.float32(value)
     constant = np.full((1, 256), v, np.float32)
     signs = np.where(np.arange(256) % 2, v, -v)[None]
@@ -116,7 +124,8 @@ def test_case_13_and_14_constant_and_tiny_groups(word, rule, value):
     elif rule == "extreme" and word in ("q4_1", "q5_1"):
         assert error <= 2 * abs(float(v)) + 2.0**-24  # ggml's bytes: a scale that is zero in float16 leaves the minimum alone
     else:
-        # A float16 scale has steps of 2^−24 near zero; never worse than zeros, but for the table that has none.
+        # A float16 scale has steps of 2^−24 near zero; never worse than zeros, but for the table
+        # that has none.
         assert error <= abs(float(v)) * 1.0001 + (2.0**-24 if word == "iq4_nl" else 0)
 
 
@@ -201,7 +210,9 @@ def test_options_that_do_not_exist():
 
 
 def test_encoding_what_was_decoded_keeps_the_real_files_values():
-    """Quantizing the values of llama.cpp's own blocks again loses less than the first quantization did by far."""
+    """Quantizing the values of llama.cpp's own blocks again loses less than the first quantization
+    did by far.
+    """
     for name in ("q4_k_blk_0_attn_output", "q5_0_blk_0_attn_k", "q6_k_blk_0_ffn_down", "q8_0_token_embd"):
         metadata, tensors = read_tensors(GOLDEN / "gguf" / f"gemma_{name}_weight.safetensors")
         (x,) = (a for n, a in tensors.items() if n.startswith("ref::"))

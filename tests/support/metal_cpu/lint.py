@@ -1,8 +1,9 @@
 """What clang's C++ for OpenCL takes and MSL does not: `check_source` refuses it with the line.
 
-The rest of what MSL lacks (`new`, exceptions, virtual functions, function pointers, pointers that cross address spaces,
-threadgroup variables outside kernel scope, functions the specification does not have, matrix products of mixed types) is an error
-of compilation already. Apple's own headers hold more than the specification; that is refused too: it may change unannounced.
+The rest of what MSL lacks (`new`, exceptions, virtual functions, function pointers, pointers that
+cross address spaces, threadgroup variables outside kernel scope, functions the specification does
+not have, matrix products of mixed types) is an error of compilation already. Apple's own headers
+hold more than the specification; that is refused too: it may change unannounced.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     library = compile_source(text)
     library.run("name", [array, 7, out], grid=(64, 1, 1), group=(32, 1, 1))
 
-clang's front end makes LLVM IR; threadgroup variables there get a guard zone and are listed; the optimiser then adds a call
-before every load and store. Objects are kept in `.cache/metal_cpu/`, named by the hash of everything that made them.
+clang's front end makes LLVM IR; threadgroup variables there get a guard zone and are listed; the
+optimiser then adds a call before every load and store. Objects are kept in `.cache/metal_cpu/`,
+named by the hash of everything that made them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ FRONT = [
     "-Wno-unused-const-variable", "-Wno-unknown-pragmas", "-ffp-contract=off",
     "-fsanitize=array-bounds,integer-divide-by-zero", "-fsanitize-minimal-runtime", "-g0", "-S", "-emit-llvm",
 ]  # fmt: skip
-# No vectorisation: an access stays the one the source makes. Loops are kept: code small, compilation short.
+# No vectorisation: an access stays the one the source makes. Loops are kept: code small,
+# compilation short.
 BACK = [
     "-x", "ir", "-O1", "-fPIC", "-fno-vectorize", "-fno-slp-vectorize", "-Wno-override-module",
     "-Xclang", "-fsanitize-coverage-type=1",
@@ -49,7 +51,9 @@ GUARD_BYTES = 4096
 MAX_THREADS = 1024
 MAX_THREADGROUP_BYTES = 32768
 SPARSE = ("pieces",)
-"""Outputs with places no thread owns: the striped schedule's slots. The next kernel must not read those: they hold NaN."""
+"""Outputs with places no thread owns: the striped schedule's slots. The next kernel must not read
+those: they hold NaN.
+"""
 _VARIABLE = re.compile(r"^@(?P<name>\S+) = internal (?:unnamed_addr )?global (?P<type>.+) undef, align \d+$", re.M)
 
 
@@ -74,7 +78,9 @@ def _invoke(arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _building(name: str) -> Iterator[Path | None]:
-    """A scratch folder while `name` is missing from the cache, None once it is there; other processes wait."""
+    """A scratch folder while `name` is missing from the cache, None once it is there; other
+    processes wait.
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -154,7 +160,9 @@ _TRACED = (1, 2, 4, 8, 16)
 
 
 def _all_checked(ir: str) -> None:
-    """MetalCompileError when the optimiser left an access that no check sees: a block copy, or a width that is not traced."""
+    """MetalCompileError when the optimiser left an access that no check sees: a block copy, or a
+    width that is not traced.
+    """
     for m in re.finditer(r"= load (?:volatile )?(<(\d+) x (\w+)>|\w+), ptr|store (?:volatile )?(<(\d+) x (\w+)>|\w+) ", ir):
         kind, count, element = (m[1], m[2], m[3]) if m[1] else (m[4], m[5], m[6])
         if _BYTES.get(element or kind, 0) * int(count or 1) not in _TRACED:
@@ -205,9 +213,11 @@ class Library:
     ) -> None:
         """Run a grid of threads.
 
-        arguments    arrays for pointers (written in place where the kernel writes), ints or lists of ints for `constant` values
+        arguments    arrays for pointers (written in place where the kernel writes), ints or lists
+                     of ints for `constant` values
         flush        float32 subnormals count as zero, as on the GPU
-        may_leave    outputs of which some bytes may stay unwritten; every byte of the others must have been written
+        may_leave    outputs of which some bytes may stay unwritten; every byte of the others must
+                     have been written
         Raises MetalFaultError with the first fault.
         """
         signature = self.kernels[name]
@@ -237,7 +247,8 @@ class Library:
         for i, (p, value) in enumerate(zip(signature.buffers, arguments, strict=True)):
             label = p.name.encode()
             raw = np.ascontiguousarray(value if isinstance(value, np.ndarray) else np.asarray(value, np.int64))
-            # A copy between guard zones, the bytes around it nobody's, beginning as far from a multiple of 16 as the array does.
+            # A copy between guard zones, the bytes around it nobody's, beginning as far from a
+            # multiple of 16 as the array does.
             area = np.full(raw.nbytes + 2 * GUARD_BYTES, 0xA5, np.uint8)
             start = -area.ctypes.data % 16 + GUARD_BYTES // 2 + raw.ctypes.data % 16
             held = area[start : start + raw.nbytes]
@@ -273,7 +284,9 @@ class Library:
             value.reshape(-1).view(np.uint8)[:] = held
 
     def _counted(self, regions: Sequence[tuple[str, int]]) -> dict[str, int]:
-        """What the threads of the last run did together: barriers and matrix products they took part in, accesses by name."""
+        """What the threads of the last run did together: barriers and matrix products they took
+        part in, accesses by name.
+        """
         runtime = self._runtime
         out = {name: runtime.hb_count(i) for i, name in enumerate(("threadgroup_barrier", "simdgroup_barrier", "matrix product"))}
         for name, address in regions:
@@ -291,7 +304,8 @@ class Library:
 def compile_source(source: str) -> Library:
     """Compile MSL text as Apple's compiler would take it.
 
-    Raises MetalCompileError with clang's message, or the lint's for what clang takes and MSL does not.
+    Raises MetalCompileError with clang's message, or the lint's for what clang takes and MSL does
+    not.
     """
     check_source(source)
     name = f"{hashlib.sha256((_tools() + source).encode()).hexdigest()[:24]}.so"

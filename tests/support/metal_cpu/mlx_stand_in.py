@@ -1,8 +1,9 @@
 """`mx.fast.metal_kernel` on the CPU, with that function's rules, on real MLX arrays.
 
-It writes the signature from what it is given: an input of fewer than 8 elements is a `constant` pointer, a 0-d input a `constant`
-reference, all others `device` pointers of the array's dtype; built-in values appear when their name stands in the source, and
-`NAME_shape`, `NAME_strides`, `NAME_ndim` likewise. Inputs are made row contiguous, which leaves a view of neighbouring elements
+It writes the signature from what it is given: an input of fewer than 8 elements is a `constant`
+pointer, a 0-d input a `constant` reference, all others `device` pointers of the array's dtype;
+built-in values appear when their name stands in the source, and `NAME_shape`, `NAME_strides`,
+`NAME_ndim` likewise. Inputs are made row contiguous, which leaves a view of neighbouring elements
 where it is, at whatever offset. The grid counts threads.
 """
 
@@ -74,7 +75,9 @@ def whole_source(
     name: str, header: str, source: str, input_names: Sequence[str], arrays: Sequence[mx.array], output_names: Sequence[str],
     output_dtypes: Sequence[mx.Dtype], template: Sequence[tuple[str, Any]] = (),
 ) -> tuple[str, str]:  # fmt: skip
-    """The source MLX would compile, and the kernel's name. Template arguments become types and constants of the body."""
+    """The source MLX would compile, and the kernel's name. Template arguments become types and
+    constants of the body.
+    """
     kernel = "custom_kernel_" + name
     parameters = []
     for n, a in zip(input_names, arrays, strict=True):
@@ -103,11 +106,15 @@ def _address(a: mx.array) -> int:
 
 
 BASE = _address(mx.zeros(64)) % 16
-"""Where MLX's CPU allocator puts the first byte of an array; on Metal that is a multiple of 16 and more."""
+"""Where MLX's CPU allocator puts the first byte of an array; on Metal that is a multiple of 16 and
+more.
+"""
 
 
 def _to_numpy(a: mx.array) -> np.ndarray:
-    """The array's numbers, as far from a multiple of 16 bytes as the array is from its own allocation's beginning."""
+    """The array's numbers, as far from a multiple of 16 bytes as the array is from its own
+    allocation's beginning.
+    """
     held = mx.contiguous(a)
     held = held.view(mx.uint16) if a.dtype == mx.bfloat16 else held
     mx.eval(held)

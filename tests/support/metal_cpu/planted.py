@@ -1,4 +1,6 @@
-"""Kernels with one fault each, and what the machine must say of it. Every one is clean but for the line marked PLANTED."""
+"""Kernels with one fault each, and what the machine must say of it. Every one is clean but for the
+line marked PLANTED.
+"""
 
 # ruff: noqa: E501  a kernel body and its fault read best side by side
 
@@ -10,7 +12,9 @@ HEADER = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing name
 
 
 class Planted(NamedTuple):
-    """A kernel `k(const device float* x, device float* y, constant long& n)` on 64 threads a group, and the fault's text."""
+    """A kernel `k(const device float* x, device float* y, constant long& n)` on 64 threads a group,
+    and the fault's text.
+    """
 
     body: str
     fault: str

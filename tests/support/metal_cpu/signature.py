@@ -1,4 +1,6 @@
-"""Kernels of an MSL source by name: their parameters, and the C entry through which the harness calls each."""
+"""Kernels of an MSL source by name: their parameters, and the C entry through which the harness
+calls each.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def _parameter(text: str) -> Parameter:
 
 
 def signatures(source: str) -> dict[str, Signature]:
-    """Every kernel of a source. Raises ValueError for buffer indices that are not 0, 1, 2 ... in order."""
+    """Every kernel of a source. Raises ValueError for buffer indices that are not 0, 1, 2 ... in
+    order.
+    """
     found = {}
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
     for match in _KERNEL.finditer(text):

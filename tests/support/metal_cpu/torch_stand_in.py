@@ -2,9 +2,10 @@
 
     kernel(*args, threads=..., group_size=...)
 
-Tensors bind from their storage offset on, strides ignored; Python ints are 64-bit and floats 32-bit `constant` values; lists are
-arrays of those. `threads` counts threads, and `group_size` has as many axes. Where torch would let a wrong call through to read
-nonsense (a dtype that is not the parameter's, a bool, a strided output) this raises.
+Tensors bind from their storage offset on, strides ignored; Python ints are 64-bit and floats 32-bit
+`constant` values; lists are arrays of those. `threads` counts threads, and `group_size` has as many
+axes. Where torch would let a wrong call through to read nonsense (a dtype that is not the
+parameter's, a bool, a strided output) this raises.
 """
 
 from __future__ import annotations

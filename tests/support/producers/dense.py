@@ -1,4 +1,6 @@
-"""The dense models every producer starts from: python dense.py FOLDER writes FOLDER/ARCH, bfloat16, each with a tokenizer."""
+"""The dense models every producer starts from: python dense.py FOLDER writes FOLDER/ARCH, bfloat16,
+each with a tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,10 @@ def each(
     sources: dict[str, str] | None = None,
     architectures: Sequence[str] = ARCHITECTURES,
 ) -> None:
-    """Every variant of every architecture into OUT/ARCH-VARIANT; a line a checkpoint says what happened. Arguments of the
-    command: DENSE OUT [WORD ...], words that names of checkpoints must hold one of. `sources` names another dense folder."""
+    """Every variant of every architecture into OUT/ARCH-VARIANT; a line a checkpoint says what
+    happened. Arguments of the command: DENSE OUT [WORD ...], words that names of checkpoints must
+    hold one of. `sources` names another dense folder.
+    """
     dense, out = Path(sys.argv[1]), Path(sys.argv[2])
     wanted = sys.argv[3:]
     for variant, write in variants.items():

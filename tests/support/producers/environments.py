@@ -1,7 +1,9 @@
-"""The environments of `make test-ecosystem`: what pip installs into each, and which tests run in it.
+"""The environments of `make test-ecosystem`: what pip installs into each, and which tests run in
+it.
 
-Producers and engines exclude each other's versions of torch, transformers and NumPy: each has a virtual environment.
-A test names those it runs in: `@pytest.mark.ecosystem("mlx")`. In its environment a test may not skip.
+Producers and engines exclude each other's versions of torch, transformers and NumPy: each has a
+virtual environment. A test names those it runs in: `@pytest.mark.ecosystem("mlx")`. In its
+environment a test may not skip.
 
     python tests/support/producers/environments.py [--venvs FOLDER] [--log FILE] [--only NAME ...]
 
@@ -42,7 +44,9 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
         ["lm-eval[hf]", "fastapi", "httpx", "openai", "uvicorn", "openvino"],
     ],
 }
-"""Name -> the arguments of each pip call. versions/NAME.txt (`pip freeze` of a working one, Python 3.11) pins the rest."""
+"""Name -> the arguments of each pip call. versions/NAME.txt (`pip freeze` of a working one, Python
+3.11) pins the rest.
+"""
 WRITERS = ("gptqmodel", "autoawq", "llmcompressor", "modelopt", "transformers", "hqq", "mlx", "llamacpp")
 """Environments whose NAME_write.py writes checkpoints (run.py)."""
 TEST_PACKAGES = (
@@ -61,7 +65,9 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VIS
 
 
 def python_of(venvs: Path, name: str) -> Path:
-    """The interpreter of an environment, which is made if it is missing. Raises CalledProcessError when pip fails."""
+    """The interpreter of an environment, which is made if it is missing. Raises CalledProcessError
+    when pip fails.
+    """
     python, ready = venvs / name / "bin" / "python", venvs / name / "ready"
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)

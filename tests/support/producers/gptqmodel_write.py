@@ -1,4 +1,6 @@
-"""GPTQModel: python gptqmodel_write.py DENSE OUT [WORD ...]. GPTQ in both versions, with act-order too; AWQ after AutoAWQ."""
+"""GPTQModel: python gptqmodel_write.py DENSE OUT [WORD ...]. GPTQ in both versions, with act-order
+too; AWQ after AutoAWQ.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""llama.cpp: python llamacpp_write.py DENSE OUT [WORD ...]. Its convert_hf_to_gguf.py, then its llama-quantize.
+"""llama.cpp: python llamacpp_write.py DENSE OUT [WORD ...]. Its convert_hf_to_gguf.py, then its
+llama-quantize.
 
-LLAMA_CPP names a checkout with the converter, LLAMA_QUANTIZE the program. The converter knows a tokenizer by a hash of what
-it makes of a text; the tiny ones are none it knows, so that one question is answered for it.
+LLAMA_CPP names a checkout with the converter, LLAMA_QUANTIZE the program. The converter knows a
+tokenizer by a hash of what it makes of a text; the tiny ones are none it knows, so that one
+question is answered for it.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def quantized(kind: str) -> Callable[[Path, Path, str], None]:
 
 
 def with_another_tokenizer(source: Path, arch: str) -> Path:
-    """A copy of the folder whose tokenizer llama.cpp has a kind for: bytes with a merge, or SentencePiece for Phi 3."""
+    """A copy of the folder whose tokenizer llama.cpp has a kind for: bytes with a merge, or
+    SentencePiece for Phi 3.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,6 @@
-"""llm-compressor: python llmcompressor_write.py DENSE OUT [WORD ...]. Integers, NVFP4, MXFP4 to nearest; AWQ and GPTQ."""
+"""llm-compressor: python llmcompressor_write.py DENSE OUT [WORD ...]. Integers, NVFP4, MXFP4 to
+nearest; AWQ and GPTQ.
+"""
 
 from __future__ import annotations
 

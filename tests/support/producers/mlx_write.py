@@ -1,4 +1,6 @@
-"""mlx-lm: python mlx_write.py DENSE OUT [WORD ...]. Its own `convert`, quantizing as each of its modes does."""
+"""mlx-lm: python mlx_write.py DENSE OUT [WORD ...]. Its own `convert`, quantizing as each of its
+modes does.
+"""
 
 from __future__ import annotations
 

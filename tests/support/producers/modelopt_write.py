@@ -1,4 +1,6 @@
-"""ModelOpt: python modelopt_write.py DENSE OUT [WORD ...]. NVFP4, MXFP4 and AWQ integers as Hugging Face checkpoints."""
+"""ModelOpt: python modelopt_write.py DENSE OUT [WORD ...]. NVFP4, MXFP4 and AWQ integers as Hugging
+Face checkpoints.
+"""
 
 from __future__ import annotations
 

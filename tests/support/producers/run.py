@@ -1,8 +1,10 @@
-"""Every producer in an environment of its own: python tests/support/producers/run.py OUT [--venvs FOLDER] [--only NAME ...].
+"""Every producer in an environment of its own: python tests/support/producers/run.py OUT [--venvs
+FOLDER] [--only NAME ...].
 
-Makes the environments that are missing (environments.py; 1 to 2 GB each, half an hour in all, and a compiler for llama.cpp), lets
-each write its tiny models into OUT/NAME, and prints a table of what was written and what was refused, with the producer's reason.
-`make test-ecosystem` does this, then runs the tests of every environment, those that load OUT among them.
+Makes the environments that are missing (environments.py; 1 to 2 GB each, half an hour in all, and a
+compiler for llama.cpp), lets each write its tiny models into OUT/NAME, and prints a table of what
+was written and what was refused, with the producer's reason. `make test-ecosystem` does this, then
+runs the tests of every environment, those that load OUT among them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"
 
 
 def llama_cpp(venvs: Path, python: Path) -> dict[str, str]:
-    """llama.cpp's converter and llama-quantize, built from the sources that a Python package carries."""
+    """llama.cpp's converter and llama-quantize, built from the sources that a Python package
+    carries.
+    """
     folder = venvs / "llama.cpp"
     if not (folder / "build" / "bin" / "llama-quantize").exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""bitsandbytes, HQQ and torchao through transformers: python transformers_write.py DENSE OUT [WORD ...]."""
+"""bitsandbytes, HQQ and torchao through transformers: python transformers_write.py DENSE OUT [WORD
+...].
+"""
 
 from __future__ import annotations
 

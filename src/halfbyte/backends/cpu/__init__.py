@@ -1,12 +1,15 @@
-"""The native CPU backend: C++ kernels for the instruction set of this machine (native/), on a pool of threads.
+"""The native CPU backend: C++ kernels for the instruction set of this machine (native/), on a pool
+of threads.
 
-Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a segment (one group, at most
-128 inputs) in float32 and applies the group's scale to the sum. `int8` rounds activations to 8 bits under a scale max|x| / 127
-a segment, or a span of short segments of at most 128 inputs, sums a segment's integers exactly and applies both scales; its error
-is that rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. Elements that are no small whole numbers (NF4, FP8, FP6,
-and weights no panel holds) are multiplied exactly in either mode.
+Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a
+segment (one group, at most 128 inputs) in float32 and applies the group's scale to the sum. `int8`
+rounds activations to 8 bits under a scale max|x| / 127 a segment, or a span of short segments of at
+most 128 inputs, sums a segment's integers exactly and applies both scales; its error is that
+rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. Elements that are no small whole
+numbers (NF4, FP8, FP6, and weights no panel holds) are multiplied exactly in either mode.
 
-Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, neon); HALFBYTE_THREADS bounds the threads of a call.
+Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, neon); HALFBYTE_THREADS
+bounds the threads of a call.
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def use_instruction_set(name: str) -> None:
-    """Compute with the named set from now on. BackendError lists the sets for an unknown or unsupported name."""
+    """Compute with the named set from now on. BackendError lists the sets for an unknown or
+    unsupported name.
+    """
     try:
         native().use(name)
     except ValueError as problem:
@@ -158,7 +163,9 @@ class CPUBackend(Backend):
         activations: str = "exact",
         schedule: str | None = None,
     ) -> NDArray[Any]:
-        """The core checks shapes, dtypes and alignment against the weight itself; here arrays become what it takes."""
+        """The core checks shapes, dtypes and alignment against the weight itself; here arrays
+        become what it takes.
+        """
         if not x.flags.aligned:
             x = x.copy()
         out = np.empty((x.shape[0] if x.ndim else 1, w.shape[0]), x.dtype)

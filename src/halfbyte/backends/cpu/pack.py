@@ -1,9 +1,10 @@
 """From a canonical QTensor to the order the CPU kernels read, and back.
 
-Panel order takes rows sixteen at a time, codes in bit planes, group entries as [panel, group, 16]; native/weight.h has the
-picture. It stores the same bits in the same number of bytes (rows padded to sixteen, groups to eight inputs), so it is a
-bijection; `unpack.canonical_parts` is its inverse. Weights whose scales do not fit panels (groups over the flattened matrix,
-float zero points, nested scales) stay in canonical order and are decoded row by row.
+Panel order takes rows sixteen at a time, codes in bit planes, group entries as [panel, group, 16];
+native/weight.h has the picture. It stores the same bits in the same number of bytes (rows padded to
+sixteen, groups to eight inputs), so it is a bijection; `unpack.canonical_parts` is its inverse.
+Weights whose scales do not fit panels (groups over the flattened matrix, float zero points, nested
+scales) stay in canonical order and are decoded row by row.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class PackedWeight:
 
 
 def native_fields(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """The core's struct of a weight's numbers and arrays. AttributeError for a name that it does not have."""
+    """The core's struct of a weight's numbers and arrays. AttributeError for a name that it does
+    not have.
+    """
     from ... import _native
 
     native = _native.WeightFields()
@@ -94,7 +97,9 @@ def address(a: NDArray[Any]) -> int:
 
 
 def _aligned(a: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous copy on a cache line boundary, or `a` itself when it already is: a 64-byte load must not span two lines."""
+    """A contiguous copy on a cache line boundary, or `a` itself when it already is: a 64-byte load
+    must not span two lines.
+    """
     if a.flags.c_contiguous and (address(a) % 64 == 0 or a.nbytes < 64):
         return a
     out = aligned_empty(a.nbytes).view(a.dtype).reshape(a.shape)
@@ -105,8 +110,9 @@ def _aligned(a: NDArray[Any]) -> NDArray[Any]:
 def aligned_empty(nbytes: int) -> NDArray[np.uint8]:
     """Uninitialised bytes that start on a cache line, or on a huge page where they fill one.
 
-    The streams of a panel are pages apart: on pages of 2 MiB a product of one token reads a third faster than on pages of
-    4 KiB, and a sixth faster with weights of about 1 MB, which share such pages (AMD EPYC, Zen 4).
+    The streams of a panel are pages apart: on pages of 2 MiB a product of one token reads a third
+    faster than on pages of 4 KiB, and a sixth faster with weights of about 1 MB, which share such
+    pages (AMD EPYC, Zen 4).
     """
     if hasattr(mmap, "MADV_HUGEPAGE"):
         if nbytes >= HUGE_PAGE:
@@ -127,7 +133,9 @@ def _on_huge_pages(nbytes: int) -> NDArray[np.uint8]:
 
 
 class _SharedPages:
-    """Huge pages that small weights share, allocated from the front and freed with the last weight on them."""
+    """Huge pages that small weights share, allocated from the front and freed with the last weight
+    on them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -149,8 +157,8 @@ _shared = _SharedPages()
 def fits_panels(fmt: Format) -> bool:
     """True when panel order can store the format, False when its rows are decoded one by one.
 
-    A factor applied after the sums (global scale, divisor) must meet an exact product of element and group scale, or a value
-    would be rounded twice.
+    A factor applied after the sums (global scale, divisor) must meet an exact product of element
+    and group scale, or a value would be rounded twice.
     """
     if fmt.grouping not in ("row", "block") or fmt.zero == "float" or fmt.inverse or fmt.scale == "nested":
         return False
@@ -185,7 +193,9 @@ def element_fields(fmt: Format) -> dict[str, Any]:
 
 
 def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[int, int, int, NDArray[np.int32] | None]:
-    """Groups, padded group size, segment, and the input at each index of the kernels' order (None: input order)."""
+    """Groups, padded group size, segment, and the input at each index of the kernels' order (None:
+    input order).
+    """
     if k == 0:
         return 0, 8, 8, None
     groups = max(fmt.groups(k), 1)
@@ -210,11 +220,12 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
 
 
 def activation_span(fmt: Format, segment: int) -> int:
-    """Inputs that one scale of 8-bit activations covers: whole segments, up to 128 inputs, or one segment.
+    """Inputs that one scale of 8-bit activations covers: whole segments, up to 128 inputs, or one
+    segment.
 
-    The sums of several segments are in units of that scale, 127 times the product of element and scale for a one-hot row. That
-    must be exact in float32, or the row would not return the weight. Elements of more than 4 bits keep one scale a segment, whose
-    error is smaller.
+    The sums of several segments are in units of that scale, 127 times the product of element and
+    scale for a one-hot row. That must be exact in float32, or the row would not return the weight.
+    Elements of more than 4 bits keep one scale a segment, whose error is smaller.
     """
     if fmt.bits > 4 or fmt.super_size or fmt.bias or fmt.minimum:
         return segment

@@ -1,6 +1,7 @@
 """The canonical parts of a packed weight: the inverse of `pack.pack_weight`, byte for byte.
 
-Format and shape determine which parts there are and their dtypes, so nothing but the packed weight is needed.
+Format and shape determine which parts there are and their dtypes, so nothing but the packed weight
+is needed.
 """
 
 from __future__ import annotations

@@ -105,8 +105,9 @@ class CUDABackend(Backend):
 
     @staticmethod
     def route_of(x: Any, held: Any) -> str:
-        """What `linear` does with x (m, k) and a packed weight where no schedule is asked for: fused, dequantize_then_gemm, or a
-        kernel for few tokens: fragments, matvec, matmul."""
+        """What `linear` does with x (m, k) and a packed weight where no schedule is asked for:
+        fused, dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul.
+        """
         from . import launch
 
         m, wide = x.shape[0], x.element_size() == 4

@@ -1,7 +1,8 @@
-"""order.py's fragment order made by torch, where the weight will lie: codes cross as the file has them, one matrix at a time.
+"""order.py's fragment order made by torch, where the weight will lie: codes cross as the file has
+them, one matrix at a time.
 
-NumPy needs a second for 45 million codes on one core; a GPU moves them while the next matrix is read. order.py is the referee:
-both give the same words.
+NumPy needs a second for 45 million codes on one core; a GPU moves them while the next matrix is
+read. order.py is the referee: both give the same words.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ CODES_AT_ONCE = 1 << 24
 
 
 def to_fragments(codes: Tensor, k: int, by_16: bool = False, element: str = "uint", bits: int = 4) -> Tensor:
-    """Canonical codes of 4 or 8 bits, uint8 [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4] on their device; of 2
-    bits [ceil(n/16), ceil(k/64), 16, 4]."""
+    """Canonical codes of 4 or 8 bits, uint8 [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4,
+    32, 4] on their device; of 2 bits [ceil(n/16), ceil(k/64), 16, 4].
+    """
     n = codes.shape[0]
     tiles, units = -(-n // TILE_ROWS), -(-k // 64)
     if bits == 2:
@@ -55,7 +57,9 @@ def spread_e2m1(words: Tensor) -> Tensor:
 
 
 def by_tiles(scales: Tensor) -> Tensor:
-    """`order.by_tiles` of values a group, of a matrix or of a stack: [*lead, n, G] -> [*lead, ceil(n/16), G, 16]."""
+    """`order.by_tiles` of values a group, of a matrix or of a stack: [*lead, n, G] -> [*lead,
+    ceil(n/16), G, 16].
+    """
     *lead, n, groups = scales.shape
     tiles = -(-n // TILE_ROWS)
     padded: Any = scales.new_zeros((*lead, tiles * TILE_ROWS, groups))

@@ -1,4 +1,6 @@
-"""The canonical parts of a weight that lies in the GPU's order: the inverse of `weight.to_device`, byte for byte."""
+"""The canonical parts of a weight that lies in the GPU's order: the inverse of `weight.to_device`,
+byte for byte.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """Codes to floats in registers: the device functions of every kernel.
 
-A weight lies in bit planes (see `order`): eight elements are one 32-bit word of nibbles, one 16-bit word of bit pairs, one byte
-of single bits, or two 32-bit words of bytes. `code` puts element j of eight together, `element` turns codes into float32 by bit
-moves, and `scale_f32` reads a group's scale. Names say what comes out: `..._f32` is the finished value; `..._raw` is a bit
-pattern whose power of two the caller folds in.
+A weight lies in bit planes (see `order`): eight elements are one 32-bit word of nibbles, one 16-bit
+word of bit pairs, one byte of single bits, or two 32-bit words of bytes. `code` puts element j of
+eight together, `element` turns codes into float32 by bit moves, and `scale_f32` reads a group's
+scale. Names say what comes out: `..._f32` is the finished value; `..._raw` is a bit pattern whose
+power of two the caller folds in.
 
-`u4_f32` and its neighbours are the packed forms: two values at a time, one `lop3` each, then one conversion. They need inline
-assembly; `element(code(...))` is their twin without, and the tests walk both over every code.
+`u4_f32` and its neighbours are the packed forms: two values at a time, one `lop3` each, then one
+conversion. They need inline assembly; `element(code(...))` is their twin without, and the tests
+walk both over every code.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def int_f32(q):
 
 @triton.jit
 def e2m1_f32(c):
-    """E2M1 code -> float32, by way of the float16 whose exponent and mantissa fields hold the code's (times 2^14)."""
+    """E2M1 code -> float32, by way of the float16 whose exponent and mantissa fields hold the
+    code's (times 2^14).
+    """
     h = ((c & 8) << 12) | ((c & 7) << 9)
     return h.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
 
@@ -90,14 +94,18 @@ def e5m2_f32(c):
 
 @triton.jit
 def e8m0_f32(b):
-    """E8M0 byte -> float32: 2^(b − 127), the byte as exponent field; 0 is the subnormal 2^−127, 255 is NaN."""
+    """E8M0 byte -> float32: 2^(b − 127), the byte as exponent field; 0 is the subnormal 2^−127, 255
+    is NaN.
+    """
     bits = tl.where(b == 0, 0x00400000, b << 23)
     return tl.where(b == 255, float("nan"), bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def element(c, table, KIND: tl.constexpr, BITS: tl.constexpr):
-    """Code -> float32 value of the element, exactly. `table` points at 16 float32 values when KIND is TABLE."""
+    """Code -> float32 value of the element, exactly. `table` points at 16 float32 values when KIND
+    is TABLE.
+    """
     if KIND == UINT:
         return int_f32(c)
     elif KIND == INT:
@@ -141,14 +149,18 @@ def code(j, p8, p4, p2, p1, BITS: tl.constexpr):
 
 @triton.constexpr_function
 def _eight(moves):
-    """Assembly for a word in $8 to eight float32: `moves` make the pairs of float16 a, b, c, d, values i and i + 4 each."""
+    """Assembly for a word in $8 to eight float32: `moves` make the pairs of float16 a, b, c, d,
+    values i and i + 4 each.
+    """
     ends = " ".join(f"mov.b32 {{l, h}}, {pair}; cvt.f32.f16 ${i}, l; cvt.f32.f16 ${i + 4}, h;" for i, pair in enumerate("abcd"))
     return "{ .reg .b32 t, u, a, b, c, d, one, k; .reg .b16 l, h; " + moves + " " + ends + " }"
 
 
 @triton.constexpr_function
 def _u4(ones, sixteens):
-    """One lop3 makes two halves 1024 + q, or 1024 + 16 q; `ones` is taken from the first, `sixteens` added to q after / 16."""
+    """One lop3 makes two halves 1024 + q, or 1024 + 16 q; `ones` is taken from the first,
+    `sixteens` added to q after / 16.
+    """
     return (
         "mov.b32 one, 0x64006400; shr.u32 t, $8, 8;"
         " lop3.b32 a, $8, 0x000f000f, one, 0xea; lop3.b32 b, $8, 0x00f000f0, one, 0xea;"
@@ -192,19 +204,25 @@ def u4_f32(w):
 
 @triton.jit
 def u4b8_f32(w):
-    """A word of eight nibbles -> eight float32 values q − 8, in order: 1032 and 72 taken off instead of 1024 and 64."""
+    """A word of eight nibbles -> eight float32 values q − 8, in order: 1032 and 72 taken off
+    instead of 1024 and 64.
+    """
     return _word_f32(w, _u4("0x64086408", "0xd480d480"))
 
 
 @triton.jit
 def e2m1_raw_f32(w):
-    """A word of eight E2M1 codes -> eight float32 values times 2^−14, in order: sign and fields moved into float16 places."""
+    """A word of eight E2M1 codes -> eight float32 values times 2^−14, in order: sign and fields
+    moved into float16 places.
+    """
     return _word_f32(w, _E2M1)
 
 
 @triton.jit
 def spread_e2m1_f32(w):
-    """A word of `order.spread_e2m1` -> eight float32 values times 2^−14, by nibble (operands._E2M1_RAW_F16 is its twin)."""
+    """A word of `order.spread_e2m1` -> eight float32 values times 2^−14, by nibble
+    (operands._E2M1_RAW_F16 is its twin).
+    """
     return _word_f32(w, _SPREAD_E2M1)
 
 

@@ -1,6 +1,8 @@
-"""What the launches need to know of a GPU: size, abilities, how launches overlap, counters kept between launches.
+"""What the launches need to know of a GPU: size, abilities, how launches overlap, counters kept
+between launches.
 
-Tensors on the CPU stand for a GPU in Triton's interpreter and in tests: there every answer is the least one.
+Tensors on the CPU stand for a GPU in Triton's interpreter and in tests: there every answer is the
+least one.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def card_name(device: torch.device) -> str:
 
 
 def supports_pdl(device: torch.device) -> bool:
-    """True where a kernel may start before the previous one has ended (programmatic dependent launch): capability 9.0 and up."""
+    """True where a kernel may start before the previous one has ended (programmatic dependent
+    launch): capability 9.0 and up.
+    """
     return capability(device)[0] >= 9
 
 
@@ -51,8 +55,10 @@ def converts_fp8(device: torch.device) -> bool:
 
 @functools.cache
 def launch_options(device: torch.device) -> dict[str, Any]:
-    """Launch options for overlap with the previous kernel. A kernel launched so reads weights early (nothing on the device writes
-    them: `weight.to_device` waits for its copies) and everything else after `gdc_wait`."""
+    """Launch options for overlap with the previous kernel. A kernel launched so reads weights early
+    (nothing on the device writes them: `weight.to_device` waits for its copies) and everything else
+    after `gdc_wait`.
+    """
     return {"launch_pdl": supports_pdl(device)} if device.type == "cuda" else {}
 
 
@@ -62,8 +68,9 @@ def overlap_options(device: torch.device) -> dict[str, Any]:
 
 
 def arrival_counters(device: torch.device, tiles: int) -> torch.Tensor:
-    """Counters of arrived programs, zero between launches (the last program of a tile resets its own); one set a device and
-    stream."""
+    """Counters of arrived programs, zero between launches (the last program of a tile resets its
+    own); one set a device and stream.
+    """
     key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
     counters = _counters.get(key)
     if counters is None or counters.numel() < tiles:

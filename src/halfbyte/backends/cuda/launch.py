@@ -45,7 +45,9 @@ def addend_kind(w: CudaWeight) -> int:
 
 
 def format_of(w: CudaWeight, packed: bool = True) -> Format:
-    """The compile-time description of a weight for the portable kernels; `packed` allows inline assembly."""
+    """The compile-time description of a weight for the portable kernels; `packed` allows inline
+    assembly.
+    """
     f = w.format
     kind = ELEMENTS[f.element]
     if packed and kind == TABLE.value and f.bits == 4:
@@ -57,7 +59,9 @@ def format_of(w: CudaWeight, packed: bool = True) -> Format:
 
 
 def pointers_of(w: CudaWeight) -> Weight:
-    """The tensors of a weight for the portable kernels; what is absent is the scales, never read as such."""
+    """The tensors of a weight for the portable kernels; what is absent is the scales, never read as
+    such.
+    """
     s = w.scales
     planes = (w.planes.get(width, s) for width in (8, 4, 2, 1))
     rest = (s if t is None else t for t in (w.super_scales, w.addend, w.super_mins, w.global_scale, w.table))
@@ -65,9 +69,11 @@ def pointers_of(w: CudaWeight) -> Weight:
 
 
 def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = None, packed: bool = True) -> torch.Tensor:
-    """Dense (n, k), or the rows `ids` of it, on the weight's device. Two-dimensional weights only. Values are rounded to float32
-    and then to `dtype`, except where the float32 value is exact (integers and floats of up to 8 bits under 16-bit or 8-bit
-    float scales without addend): a value whose float32 lies on the middle between two of `dtype` may be one step away."""
+    """Dense (n, k), or the rows `ids` of it, on the weight's device. Two-dimensional weights only.
+    Values are rounded to float32 and then to `dtype`, except where the float32 value is exact
+    (integers and floats of up to 8 bits under 16-bit or 8-bit float scales without addend): a value
+    whose float32 lies on the middle between two of `dtype` may be one step away.
+    """
     n, k = w.shape
     rows = n if ids is None else ids.numel()
     out = torch.empty((rows, k), dtype=dtype, device=w.device)
@@ -87,7 +93,9 @@ def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = Non
 
 
 def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
-    """x in the weight's input order, inner stride 1, padded with zeros to a multiple of `whole` inputs."""
+    """x in the weight's input order, inner stride 1, padded with zeros to a multiple of `whole`
+    inputs.
+    """
     if w.order is not None:
         x = x.index_select(1, w.order)
     if x.shape[1] % whole:
@@ -98,7 +106,9 @@ def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
 def matvec(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True
 ) -> torch.Tensor:
-    """The m = 1 … 8 schedule: the weight is read once a token, float32 products and sums for any dtype of x."""
+    """The m = 1 … 8 schedule: the weight is read once a token, float32 products and sums for any
+    dtype of x.
+    """
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
@@ -115,7 +125,9 @@ def matvec(
 def matmul(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True
 ) -> torch.Tensor:
-    """The small-m schedule on the matrix unit; x float16 or bfloat16 (float32 runs through IEEE products, slowly)."""
+    """The small-m schedule on the matrix unit; x float16 or bfloat16 (float32 runs through IEEE
+    products, slowly).
+    """
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
@@ -138,7 +150,9 @@ def matmul(
 def tiled(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, schedule: str, tile: BlockTile | None = None, packed: bool = True
 ) -> torch.Tensor:
-    """The schedules of portable/tiled.py by name, any m, any dtype of x (float32 and what float16 cannot hold: IEEE products)."""
+    """The schedules of portable/tiled.py by name, any m, any dtype of x (float32 and what float16
+    cannot hold: IEEE products).
+    """
     m, n = x.shape[0], w.shape[0]
     dtype = x.dtype
     x = _inputs(x.float() if exceeds_float16(x, w) else x, w)
@@ -162,14 +176,17 @@ def tiled(
 
 
 def exceeds_float16(x: torch.Tensor, w: CudaWeight) -> bool:
-    """True when decoded values do not fit x's dtype though the result may: MX exponents beyond float16's range."""
+    """True when decoded values do not fit x's dtype though the result may: MX exponents beyond
+    float16's range.
+    """
     return x.dtype == torch.float16 and w.format.scale == "e8m0" and not w.exact_half
 
 
 @dataclass(frozen=True)
 class Route:
-    """Tokens of a stack of experts: how many blocks; each block's expert, first pair and end of pairs; each pair's rows of x and
-    y; most tokens a block."""
+    """Tokens of a stack of experts: how many blocks; each block's expert, first pair and end of
+    pairs; each pair's rows of x and y; most tokens a block.
+    """
 
     count: torch.Tensor
     expert: torch.Tensor
@@ -181,8 +198,9 @@ class Route:
 
 
 def family_of(w: CudaWeight) -> str:
-    """Weights that share tiles: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int` without zero points, `affine` with them,
-    `biased`."""
+    """Weights that share tiles: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int` without
+    zero points, `affine` with them, `biased`.
+    """
     if w.format.bits == 8:
         return "wide"
     if w.format.element == "e2m1":
@@ -191,8 +209,10 @@ def family_of(w: CudaWeight) -> str:
 
 
 class CachedLaunch(NamedTuple):
-    """A launch that differs from an earlier one by x, bias and y alone: its grid, its other arguments, and the compiled kernel.
-    Binding the arguments and looking the kernel up again takes the host longer than the GPU needs for a layer."""
+    """A launch that differs from an earlier one by x, bias and y alone: its grid, its other
+    arguments, and the compiled kernel. Binding the arguments and looking the kernel up again takes
+    the host longer than the GPU needs for a layer.
+    """
 
     grid: tuple[int, int, int]
     weight: FragmentPointers
@@ -209,8 +229,10 @@ def fragments(
     dtype: torch.dtype | None = None,
     gate: int = 0,
 ) -> torch.Tensor:
-    """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m. `route` for a stack of them, y
-    of `dtype`; `gate` names the activation that makes one output of rows 2 j and 2 j + 1, 0 none."""
+    """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m.
+    `route` for a stack of them, y of `dtype`; `gate` names the activation that makes one output of
+    rows 2 j and 2 j + 1, 0 none.
+    """
     n = w.shape[-2]
     m, count = (x.shape[0], x.shape[0]) if route is None else (route.tokens, route.y_rows.numel())
     x = _inputs(x, w, 64)
@@ -255,7 +277,9 @@ def fragments(
 def _fragment_plan(
     w: CudaWeight, bias: torch.Tensor | None, half: bool, m: int, tile: FragmentTile, routed: bool, gate: int
 ) -> tuple[Plan, FragmentPointers, float]:
-    """What the fragment kernel is compiled for, the weight's tensors as it reads them, and the power of two its sums lack."""
+    """What the fragment kernel is compiled for, the weight's tensors as it reads them, and the
+    power of two its sums lack.
+    """
     group = group_elements(w)
     step, groups, columns = steps(group, w.fragments, m, tile)
     finished = columns == 8 and w.format.bits == 4 and _finishes(w, half, tile.scaled)
@@ -281,7 +305,9 @@ def _fragment_plan(
 
 
 def _fragment_grid(w: CudaWeight, p: Plan, tile: FragmentTile, tiles: int, m: int, route: Route | None) -> tuple[int, int]:
-    """Programs along the rows, and blocks of tokens. `tile.programs` a multiprocessor stay and iterate; 0: one an iteration."""
+    """Programs along the rows, and blocks of tokens. `tile.programs` a multiprocessor stay and
+    iterate; 0: one an iteration.
+    """
     blocks = triton.cdiv(m, p.tokens * p.columns)
     programs = triton.cdiv(tiles, p.row_tiles * p.row_warps)
     resident = tile.programs * gpu.multiprocessors(w.device)
@@ -291,8 +317,10 @@ def _fragment_grid(w: CudaWeight, p: Plan, tile: FragmentTile, tiles: int, m: in
 
 
 def _finishes(w: CudaWeight, half: bool, requested: bool) -> bool:
-    """Whether weights are finished in x's type before the product: in float16 where the tile requests it and the data allows it,
-    in bfloat16 where scales are powers of two, which costs nothing there."""
+    """Whether weights are finished in x's type before the product: in float16 where the tile
+    requests it and the data allows it, in bfloat16 where scales are powers of two, which costs
+    nothing there.
+    """
     if half:
         return requested and (w.scales_half or w.plain_scales or w.top >= 0)
     return w.top >= 0 and w.format.element == "e2m1"

@@ -1,4 +1,5 @@
-"""The GPU's order of a weight: the canonical code stream split into bit planes, eight elements a word.
+"""The GPU's order of a weight: the canonical code stream split into bit planes, eight elements a
+word.
 
 | bits | planes |
 |---|---|
@@ -7,21 +8,27 @@
 | 2, 1 | pairs, bits: the canonical stream |
 | 7 = 4 + 2 + 1, 6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1 | low bits in the widest plane |
 
-Rows are padded with zero codes to whole words of eight. `split` and `join` are inverses on every code.
+Rows are padded with zero codes to whole words of eight. `split` and `join` are inverses on every
+code.
 
-4-bit integers and E2M1 lie in *fragment order* instead: int32 [tiles of 16 rows, units of 64 inputs, 32 lanes, 4 words], one
-word being what a lane holds of the A operand of one mma.m16n8k16. Within a tile, row = 8 h + g. Within a unit, half s and
+4-bit integers and E2M1 lie in *fragment order* instead: int32 [tiles of 16 rows, units of 64
+inputs, 32 lanes, 4 words], one word being what a lane holds of the A operand of one mma.m16n8k16.
+Within a tile, row = 8 h + g. Within a unit, half s and
 
-    input = 32 s + 8 t + 4 b + 2 i + p        (groups of 32 and more: a lane's inputs are 16 contiguous bytes of x)
+    input = 32 s + 8 t + 4 b + 2 i + p        (groups of 32 and more: a lane's inputs are 16
+                                              contiguous bytes of x)
     input = 32 s + 16 b + 4 t + 2 i + p       (groups of 16: no word mixes two groups)
 
-Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are spread as their decoder likes
-them. Rows are padded to 16, inputs to 64, with code 0. Scales follow: [tiles, groups, 8, 2], rows g and g + 8 side by side.
+Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are
+spread as their decoder likes them. Rows are padded to 16, inputs to 64, with code 0. Scales follow:
+[tiles, groups, 8, 2], rows g and g + 8 side by side.
 
-8-bit codes lie the same way, half a unit after the other: int32 [tiles, 2 units, 32 lanes, 4 words], where half s of a unit has
-its code in word 2 b + i, byte 2 h + p: one word is two of the four registers of the operand.
+8-bit codes lie the same way, half a unit after the other: int32 [tiles, 2 units, 32 lanes, 4
+words], where half s of a unit has its code in word 2 b + i, byte 2 h + p: one word is two of the
+four registers of the operand.
 
-2-bit codes keep the order of the stream within a word of 16 inputs; words lie as int32 [tiles, units, 16 rows, 4 words].
+2-bit codes keep the order of the stream within a word of 16 inputs; words lie as int32 [tiles,
+units, 16 rows, 4 words].
 """
 
 from __future__ import annotations
@@ -77,7 +84,8 @@ def join(planes: dict[int, U8], bits: int, k: int) -> U8:
 TILE_ROWS = 16
 
 
-# Axes of one tile's codes as (h, g, unit, s, inner four axes of 32 inputs) and where they go: (unit, g, t, s, b, p, i, h).
+# Axes of one tile's codes as (h, g, unit, s, inner four axes of 32 inputs) and where they go:
+# (unit, g, t, s, b, p, i, h).
 _INNER = {False: (4, 2, 2, 2), True: (2, 4, 2, 2)}  # t b i p, or b t i p for groups of 16
 _FORWARD = {False: (0, 3, 2, 5, 4, 6, 8, 7, 1), True: (0, 3, 2, 6, 4, 5, 8, 7, 1)}
 
@@ -91,11 +99,12 @@ _E2M1_PLACES = ((9, 15), (6, 12), (3, 14), (0, 13))
 
 
 def spread_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Words of eight E2M1 nibbles -> the same bits, sign and magnitude apart: `s b c d` `aaa` `bbb` `ccc` `ddd` in each half.
+    """Words of eight E2M1 nibbles -> the same bits, sign and magnitude apart: `s b c d` `aaa` `bbb`
+    `ccc` `ddd` in each half.
 
-    float16 wants the sign in bit 15 and the magnitude in bits 9 to 11. Nibble 0 is there; 1 is three places to the right as a
-    whole; 2 and 3 get there by one multiplication, 2^6 + 2 and 2^9 + 4, that shifts sign and magnitude by their own distances
-    (operands.py).
+    float16 wants the sign in bit 15 and the magnitude in bits 9 to 11. Nibble 0 is there; 1 is
+    three places to the right as a whole; 2 and 3 get there by one multiplication, 2^6 + 2 and 2^9 +
+    4, that shifts sign and magnitude by their own distances (operands.py).
     """
     w = words.view(np.uint32)
     out = np.zeros_like(w)
@@ -118,8 +127,9 @@ def gather_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint", bits: int = 4) -> NDArray[np.int32]:
-    """Canonical codes of 4 or 8 bits [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4], some tiles at a time so that
-    memory stays flat; of 2 bits [ceil(n/16), ceil(k/64), 16, 4]."""
+    """Canonical codes of 4 or 8 bits [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4],
+    some tiles at a time so that memory stays flat; of 2 bits [ceil(n/16), ceil(k/64), 16, 4].
+    """
     n = codes.shape[0]
     tiles, units = -(-n // 16), -(-k // 64)
     if bits == 2:
@@ -167,8 +177,9 @@ def from_fragments(
 
 
 def by_tiles(scales: NDArray[Any]) -> NDArray[Any]:
-    """Per-group values [n, G] -> [ceil(n/16), G, 8, 2]: rows g and g + 8 of a tile side by side, padding rows zero; a lane
-    needs both."""
+    """Per-group values [n, G] -> [ceil(n/16), G, 8, 2]: rows g and g + 8 of a tile side by side,
+    padding rows zero; a lane needs both.
+    """
     n, groups = scales.shape
     tiles = -(-n // TILE_ROWS)
     padded = np.zeros((tiles * TILE_ROWS, groups), scales.dtype)

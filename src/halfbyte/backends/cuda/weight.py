@@ -1,4 +1,6 @@
-"""A packed weight on a GPU: bit planes, scales and addends as torch tensors, and the constants its kernels are compiled for."""
+"""A packed weight on a GPU: bit planes, scales and addends as torch tensors, and the constants its
+kernels are compiled for.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ FRAGMENT_ELEMENTS = {2: ("uint", "int"), 4: ("uint", "int", "e2m1"), 8: ("uint",
 
 
 def even_groups(q: QTensor) -> bool:
-    """True when act-order groups, if there are any, hold as many inputs each, so that sorting undoes them."""
+    """True when act-order groups, if there are any, hold as many inputs each, so that sorting
+    undoes them.
+    """
     index = q.parts.get("group_index")
     if index is None or q.format.group_size == -1:
         return True
@@ -56,16 +60,18 @@ def even_groups(q: QTensor) -> bool:
 
 
 def in_fragments(fmt: Format, k: int) -> bool:
-    """True for weights kept in fragment order: integers and floats of 4 and 8 bits, integers of 2 bits with one level of scales,
-    in groups of 16, 32, whole units of 64, or one a row."""
+    """True for weights kept in fragment order: integers and floats of 4 and 8 bits, integers of 2
+    bits with one level of scales, in groups of 16, 32, whole units of 64, or one a row.
+    """
     if fmt.element not in FRAGMENT_ELEMENTS.get(fmt.bits, ()) or (fmt.bits == 2 and fmt.super_size):
         return False
     return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
 
 
 class Launches(dict[Any, Any]):
-    """What launches of a weight keep from call to call: tensor maps, arguments, compiled kernels. A copy or a pickle of the
-    weight starts without any."""
+    """What launches of a weight keep from call to call: tensor maps, arguments, compiled kernels. A
+    copy or a pickle of the weight starts without any.
+    """
 
     def __deepcopy__(self, memo: Any) -> Launches:
         return Launches()
@@ -76,17 +82,22 @@ class Launches(dict[Any, Any]):
 
 @dataclass
 class CudaWeight:
-    """Tensors and compile-time constants of one weight (or a stack: a leading expert axis on every tensor).
+    """Tensors and compile-time constants of one weight (or a stack: a leading expert axis on every
+    tensor).
 
-    planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in fragment order
-                {4: int32 [*lead, tiles, units (·2 for 8), 32, 4], 2: int16 [*lead, tiles, units, 16, 8]} with scales and addends
-                [*lead, tiles, groups, 16]
+    planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in
+                fragment order {4: int32 [*lead, tiles, units (·2 for 8), 32, 4], 2: int16 [*lead,
+                tiles, units, 16, 8]} with scales and addends [*lead, tiles, groups, 16]
     order         permutation of the inputs that makes act-order groups contiguous, or None
     exact_half    every decoded value is exact in float16 (checked on the data for MX scales)
-    normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares kernels the selects
-    plain_scales  no E4M3 scale is NaN, no UE4M3 scale has a sign or is 0x7F: checked on the data, two decode together
-    scales_half   element · scale in float16 is exact or rounds once, in the normal range: checked on the data
-    top           largest E8M0 byte where all lie within NEAR of it (E2M1: element · 2^(b - top + 1) is exact in float16), else -1
+    normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares
+    kernels the selects
+    plain_scales  no E4M3 scale is NaN, no UE4M3 scale has a sign or is 0x7F: checked on the data,
+                  two decode together
+    scales_half   element · scale in float16 is exact or rounds once, in the normal range: checked
+                  on the data
+    top           largest E8M0 byte where all lie within NEAR of it (E2M1: element · 2^(b - top + 1)
+                  is exact in float16), else -1
     """
 
     format: Format
@@ -118,7 +129,9 @@ class CudaWeight:
 
     @property
     def fragments(self) -> int:
-        """Units of 64 inputs in a row in fragment order, of 4 or 8 bits: what the kernel for few tokens reads; else 0."""
+        """Units of 64 inputs in a row in fragment order, of 4 or 8 bits: what the kernel for few
+        tokens reads; else 0.
+        """
         return self.tiled if self.format.bits > 2 else 0
 
     @property
@@ -161,7 +174,9 @@ def tensor_of(array: NDArray[Any], device: Any) -> Any:
 
 
 def _exact_half(q: QTensor) -> bool:
-    """True when every element · scale is a float16 number, judged from the range of the scale bytes (8-bit scales only)."""
+    """True when every element · scale is a float16 number, judged from the range of the scale bytes
+    (8-bit scales only).
+    """
     if q.format.scale not in ("e8m0", "e4m3", "ue4m3") or not q.parts["scales"].size:
         return q.format.scale not in ("e8m0",)
     used = scale_table(q.format.scale)[np.unique(q.parts["scales"])]
@@ -191,7 +206,9 @@ def _plain_scales(q: QTensor) -> bool:
 
 
 NEAR = {"e2m1": 24, "e4m3": 21, "e5m2": 8}
-"""How far E8M0 scales may lie apart so that element · scale, shifted as a whole, is exact in float16."""
+"""How far E8M0 scales may lie apart so that element · scale, shifted as a whole, is exact in
+float16.
+"""
 
 
 def _top(q: QTensor) -> int:
@@ -204,8 +221,9 @@ def _top(q: QTensor) -> int:
 
 
 def _scales_half(q: QTensor) -> bool:
-    """True when a 4-bit weight may be finished in float16 arithmetic: scales that are float16 and far from both ends, or
-    products that are exact."""
+    """True when a 4-bit weight may be finished in float16 arithmetic: scales that are float16 and
+    far from both ends, or products that are exact.
+    """
     f = q.format
     if f.bits != 4 or f.minimum:
         return False
@@ -218,7 +236,9 @@ def _scales_half(q: QTensor) -> bool:
 
 
 def to_device(q: QTensor, device: Any) -> CudaWeight:
-    """The weight in GPU order on `device`. One part at a time: host memory never holds a second copy of the whole weight."""
+    """The weight in GPU order on `device`. One part at a time: host memory never holds a second
+    copy of the whole weight.
+    """
     from .arrange import by_tiles
 
     fmt, k = q.format, q.shape[-1]
@@ -255,8 +275,9 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
 
 
 def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) -> Any:
-    """Every matrix in fragment order on the device: int32 [*lead, tiles, units (·2 for 8), 32, 4], of 2 bits int16 [*lead, tiles,
-    units, 16, 8]."""
+    """Every matrix in fragment order on the device: int32 [*lead, tiles, units (·2 for 8), 32, 4],
+    of 2 bits int16 [*lead, tiles, units, 16, 8].
+    """
     import torch
 
     from .arrange import to_fragments
@@ -272,8 +293,9 @@ def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) ->
 
 
 def synchronize(device: Any) -> None:
-    """Wait until the device has written its weights: kernels read them before the kernel launched before them has ended
-    (launch.py)."""
+    """Wait until the device has written its weights: kernels read them before the kernel launched
+    before them has ended (launch.py).
+    """
     import torch
 
     if torch.device(device).type == "cuda":

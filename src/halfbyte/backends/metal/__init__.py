@@ -1,7 +1,8 @@
-"""Apple GPUs through Metal: shaders/ run by torch (this backend) or by MLX (`halfbyte.mlx`). See docs/design/metal.md.
+"""Apple GPUs through Metal: shaders/ run by torch (this backend) or by MLX (`halfbyte.mlx`). See
+docs/design/metal.md.
 
-No kernel has run on Apple hardware yet; the tests run the same sources on the CPU. The module imports without torch; `reason()`
-says what is missing.
+No kernel has run on Apple hardware yet; the tests run the same sources on the CPU. The module
+imports without torch; `reason()` says what is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Print a kernel: `python -m halfbyte.backends.metal FUNCTION CODEC DTYPE [--whole]`, for reading and for Xcode."""
+"""Print a kernel: `python -m halfbyte.backends.metal FUNCTION CODEC DTYPE [--whole]`, for reading
+and for Xcode.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 
 def text(arguments: Sequence[str]) -> str:
-    """The kernel's entry, or with --whole all it needs. Raises HalfbyteError when there is no such kernel."""
+    """The kernel's entry, or with --whole all it needs. Raises HalfbyteError when there is no such
+    kernel.
+    """
     words = [a for a in arguments if a != "--whole"]
     if len(words) != 3 or words[0] not in NAMED or words[2] not in DTYPES:
         raise BackendError(

@@ -1,4 +1,6 @@
-"""A mixture of experts on the device: sort the routed rows, two products, combine. No count travels to the host."""
+"""A mixture of experts on the device: sort the routed rows, two products, combine. No count travels
+to the host.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from .runtime import Runtime
 from .weight import MetalWeight
 
 FEW_ROUTED = 64
-"""Routed rows up to which each has threadgroups of its own; above, rows are sorted by expert and share tiles. Computed, not
-measured: with fewer rows than a tile holds, a tile would be mostly padding."""
+"""Routed rows up to which each has threadgroups of its own; above, rows are sorted by expert and
+share tiles. Computed, not measured: with fewer rows than a tile holds, a tile would be mostly
+padding.
+"""
 
 
 def refuse_two_stacks(up: Any | None) -> None:
@@ -37,10 +41,11 @@ def experts(
     limit: float = 7.0,
     alpha: float = 1.702,
 ) -> Any:
-    """y[i] = Σ_t shares[i, t] · down_e(act(gate_up_e(x[i]))), e = indices[i, t]; sums over t in order, float32 throughout.
+    """y[i] = Σ_t shares[i, t] · down_e(act(gate_up_e(x[i]))), e = indices[i, t]; sums over t in
+    order, float32 throughout.
 
-    x (m, k); gate_up (e, 2f, k), or (e, f, k) with activation "none"; down (e, h, f); indices and shares (m, top_k); biases
-    (e, 2f) and (e, h) or None. Returns (m, h) in x's dtype.
+    x (m, k); gate_up (e, 2f, k), or (e, f, k) with activation "none"; down (e, h, f); indices and
+    shares (m, top_k); biases (e, 2f) and (e, h) or None. Returns (m, h) in x's dtype.
     """
     m, top_k = (int(d) for d in indices.shape)
     dtype = runtime.dtype_of(x)

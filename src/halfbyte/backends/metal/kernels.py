@@ -1,7 +1,7 @@
 """Every kernel as data: which buffers, which device function, for a format and a dtype of x.
 
-Names carry function, codec, dtype of x and group: `matvec_mxfp4_half_g32`. Where a codec's scale has a dtype of its own, that
-follows the codec: `int4_bfloat`.
+Names carry function, codec, dtype of x and group: `matvec_mxfp4_half_g32`. Where a codec's scale
+has a dtype of its own, that follows the codec: `int4_bfloat`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ E2M1_DECODERS = {
     "": "e2m1_code", "single": "e2m1_single_code", "subnormal": "e2m1_subnormal_code", "constant": "e2m1_constant_code",
     "threadgroup": "e2m1_threadgroup_code",
 }  # fmt: skip
-"""Ways to decode E2M1: "" in pairs, what every kernel does; the others are variants of two kernels, to be compared on a Mac."""
+"""Ways to decode E2M1: "" in pairs, what every kernel does; the others are variants of two kernels,
+to be compared on a Mac.
+"""
 
 ELEMENTS = {
     "e2m1": "e2m1_code", "e2m3": "e2m3_code", "e3m2": "e3m2_code", "e4m3": "e4m3_code", "e5m2": "e5m2_code", "nf4": "nf4_code",
@@ -62,7 +64,9 @@ def codec_type(fmt: Format, order: str = "packed_rows", decoder: str = "") -> st
 
 
 def codec_name(fmt: Format) -> str:
-    """The codec as kernel names spell it: format, dtype of a float scale but half, and what the tensor's factor does."""
+    """The codec as kernel names spell it: format, dtype of a float scale but half, and what the
+    tensor's factor does.
+    """
     scale = f"_{MSL_TYPES[fmt.scale]}" if fmt.scale in ("bfloat16", "float32") else ""
     return f"{fmt.name.lower()}{scale}" + (f"_{fmt.global_op}" if fmt.global_op else "")
 
@@ -90,7 +94,9 @@ def _body(fmt: Format, dtype: str, lines: str, order: str = "packed_rows", decod
 
 
 def _table(decoder: str) -> str:
-    """Lines behind `w` that fill the look-up table in threadgroup memory, for the decoder that reads one."""
+    """Lines behind `w` that fill the look-up table in threadgroup memory, for the decoder that
+    reads one.
+    """
     if decoder != "threadgroup":
         return ""
     fill = "fill_e2m1_table(table, simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup);\n"
@@ -191,7 +197,8 @@ def gemm_striped_reduce(global_op: str, dtype: str) -> Kernel:
 
 
 def gemm_fused(fmt: Format, dtype: str, variant: str = "", decoder: str = "") -> Kernel:
-    """gemm_fused_fp4, gemm_fused_u4 and their kin; variant "" (plain) or "wide", decoder one of E2M1_DECODERS.
+    """gemm_fused_fp4, gemm_fused_u4 and their kin; variant "" (plain) or "wide", decoder one of
+    E2M1_DECODERS.
 
     Word and scale strides are arguments, so one kernel reads [k/8, n] words and words in rows.
     """

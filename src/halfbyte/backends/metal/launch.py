@@ -1,6 +1,8 @@
-"""Host side of the kernels, the same for both runtimes: which kernel, which buffers, how many threads.
+"""Host side of the kernels, the same for both runtimes: which kernel, which buffers, how many
+threads.
 
-Grids round up: ceil(n / rows of a threadgroup) groups, never a floor, and kernels drop what lies beyond m and n.
+Grids round up: ceil(n / rows of a threadgroup) groups, never a floor, and kernels drop what lies
+beyond m and n.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from .runtime import Runtime
 from .weight import FEWEST_ELEMENTS, MetalWeight, fused_refusal, size_of
 
 MATVEC_M = 8
-"""Tokens up to which the matrix-vector kernel serves; computed, not measured: past 8 a 64-token tile does less work a weight."""
+"""Tokens up to which the matrix-vector kernel serves; computed, not measured: past 8 a 64-token
+tile does less work a weight.
+"""
 STRIPES = 64
 """Stripes of the striped schedule: a few for each of 8 to 40 GPU cores."""
 
@@ -58,7 +62,9 @@ class Product:
         self.bias = w.factors if bias is None else runtime.cast(bias, "float32")
 
     def run(self, kernel: Any, extra: list[int], groups: tuple[int, int]) -> Any:
-        """A kernel with the usual buffers over `groups` threadgroups; `extra` stands between units and m."""
+        """A kernel with the usual buffers over `groups` threadgroups; `extra` stands between units
+        and m.
+        """
         ints = [self.w.units, *extra, self.m, self.n, self.stride, self.has_bias]
         threads = (groups[0] * kernel.group[0], groups[1], 1)
         (y,) = self.runtime.run(
@@ -114,7 +120,9 @@ def fused(p: Product, variant: str, decoder: str = "") -> Any:
 
 
 def striped(p: Product) -> Any:
-    """The striped schedule: equal shares of all tiles' steps, then the pieces of each output in order."""
+    """The striped schedule: equal shares of all tiles' steps, then the pieces of each output in
+    order.
+    """
     w, runtime = p.w, p.runtime
     tiles, steps = _ceil(p.n, TILE) * _ceil(p.m, TILE), _ceil(w.units, 4)
     per_stripe = _ceil(tiles * steps, STRIPES)

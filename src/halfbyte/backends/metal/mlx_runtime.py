@@ -1,8 +1,10 @@
-"""The MLX runtime: kernel bodies through `mx.fast.metal_kernel`, which writes the signature from the arrays it is given.
+"""The MLX runtime: kernel bodies through `mx.fast.metal_kernel`, which writes the signature from
+the arrays it is given.
 
-Three of its rules shape this file. An array of fewer than 8 elements becomes a `constant` pointer, which the `device` parameters
-of the shared functions do not take: short arrays are padded. A 0-d array becomes a reference: that is how numbers are passed. A
-view is bound where it begins, and MLX does not say where that is: kernels read x one number at a time, and codes are looked at.
+Three of its rules shape this file. An array of fewer than 8 elements becomes a `constant` pointer,
+which the `device` parameters of the shared functions do not take: short arrays are padded. A 0-d
+array becomes a reference: that is how numbers are passed. A view is bound where it begins, and MLX
+does not say where that is: kernels read x one number at a time, and codes are looked at.
 """
 
 from __future__ import annotations

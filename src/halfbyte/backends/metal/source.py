@@ -1,7 +1,9 @@
-"""The text of a kernel: shared device functions from shaders/, and a thin entry for each of the two runtimes.
+"""The text of a kernel: shared device functions from shaders/, and a thin entry for each of the two
+runtimes.
 
-An entry names the buffers, declares the threadgroup memory and calls one device function; its body is the same text in both
-runtimes. `python -m halfbyte.backends.metal matvec mxfp4 float16` prints one.
+An entry names the buffers, declares the threadgroup memory and calls one device function; its body
+is the same text in both runtimes. `python -m halfbyte.backends.metal matvec mxfp4 float16` prints
+one.
 
 MSL 3.1 (macOS 14) is the oldest version these take: bfloat is in it.
 """
@@ -18,7 +20,9 @@ PREAMBLE = (
     "#include <metal_stdlib>\n#include <metal_simdgroup>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
     "#pragma METAL fp contract(off)\n"
 )
-"""The pragma: Metal joins a product and a sum into one fma even in safe mode, and rounding.metal's remainders would be wrong."""
+"""The pragma: Metal joins a product and a sum into one fma even in safe mode, and rounding.metal's
+remainders would be wrong.
+"""
 MSL_TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bfloat", "uint8": "uchar", "uint32": "uint", "int16": "short",
     "int32": "int",
@@ -64,7 +68,9 @@ def shared_source() -> str:
 
 
 def entry(kernel: Kernel) -> str:
-    """The whole kernel for `torch.mps.compile_shader`: Python ints arrive there as 64-bit, floats as 32-bit constants."""
+    """The whole kernel for `torch.mps.compile_shader`: Python ints arrive there as 64-bit, floats
+    as 32-bit constants.
+    """
     parameters = [f"const device {MSL_TYPES[b.dtype]}* {b.name}" for b in kernel.inputs]
     parameters += [f"constant long& {i}" for i in kernel.ints] + [f"constant float& {f}" for f in kernel.floats]
     parameters += [f"device {MSL_TYPES[b.dtype]}* {b.name}" for b in kernel.outputs]

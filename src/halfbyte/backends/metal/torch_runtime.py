@@ -1,4 +1,6 @@
-"""The torch runtime: whole kernels through `torch.mps.compile_shader`, one library a kernel, compiled on first use."""
+"""The torch runtime: whole kernels through `torch.mps.compile_shader`, one library a kernel,
+compiled on first use.
+"""
 
 from __future__ import annotations
 

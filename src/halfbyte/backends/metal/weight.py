@@ -1,7 +1,8 @@
 """A packed weight in the order the Metal kernels read, as NumPy arrays and then as a framework's.
 
-Rows as in the canonical order, padded to whole eights of codes so that eight are `bits` whole bytes; one factor a matrix. The
-bits are the canonical ones: nothing is computed here but the permutation that undoes act-order.
+Rows as in the canonical order, padded to whole eights of codes so that eight are `bits` whole
+bytes; one factor a matrix. The bits are the canonical ones: nothing is computed here but the
+permutation that undoes act-order.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class MetalWeight:
 
     @property
     def word_bytes(self) -> int:
-        """Bytes of the word kernels read codes in; the codes must begin at a multiple of it, and their rows then do."""
+        """Bytes of the word kernels read codes in; the codes must begin at a multiple of it, and
+        their rows then do.
+        """
         return {8: 8, 4: 4, 2: 2, 6: 2}.get(self.format.bits, 1)
 
     @property
@@ -100,7 +103,9 @@ def _padded(a: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) -> MetalWeight:
-    """`q` in kernel order, each array through `array` (NumPy to a framework). Raises BackendError with the reason it cannot."""
+    """`q` in kernel order, each array through `array` (NumPy to a framework). Raises BackendError
+    with the reason it cannot.
+    """
     why = refusal(q.format)
     if why:
         raise BackendError(f"[metal] {why}")

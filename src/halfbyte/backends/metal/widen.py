@@ -1,10 +1,12 @@
-"""Formats of two levels of scale, or of float zero points, as the one level the kernels read; no bit is lost.
+"""Formats of two levels of scale, or of float zero points, as the one level the kernels read; no
+bit is lost.
 
     q · s · S − m · M  =  q · (s S) + (−m M)          ggml's K-quants: small integers times half precision
     (q − z) · s        =  q · s + (−z s)              HQQ, scale and zero point of half precision or bfloat16
 
-Each product in brackets has at most 22 significant bits and stands exactly in float32; the kernels' fma adds the two terms with
-one rounding. It costs bytes: 4 a group and term, so that Q4_K takes 6.0 bits a weight on the device instead of 4.5.
+Each product in brackets has at most 22 significant bits and stands exactly in float32; the kernels'
+fma adds the two terms with one rounding. It costs bytes: 4 a group and term, so that Q4_K takes 6.0
+bits a weight on the device instead of 4.5.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def one_level_format(fmt: Format) -> Format:
 def one_level(q: QTensor) -> tuple[F32, F32 | None]:
     """Scales and biases [*lead, n, G] in float32.
 
-    Raises BackendError for a float zero point beside a scale that is no number: (0 − z) ∞ is not 0 ∞ − z ∞.
+    Raises BackendError for a float zero point beside a scale that is no number: (0 − z) ∞ is not 0
+    ∞ − z ∞.
     """
     fmt, parts = q.format, q.parts
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,6 +1,8 @@
-"""What this CPU can do, measured now on the threads of the run: bytes read, float32 fused products, 8-bit products, a second.
+"""What this CPU can do, measured now on the threads of the run: bytes read, float32 fused products,
+8-bit products, a second.
 
-Loops of the native core in the instruction set in use; without it, NumPy's reductions and its BLAS' float32 product.
+Loops of the native core in the instruction set in use; without it, NumPy's reductions and its BLAS'
+float32 product.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def last_cache_bytes() -> int:
 
 
 def together(loops: Sequence[Callable[[], float]], clock: Clock = time.perf_counter) -> float:
-    """Work a second of loops that return the work they did, one a thread, all at once; the best of nine."""
+    """Work a second of loops that return the work they did, one a thread, all at once; the best of
+    nine.
+    """
 
     def once() -> float:
         done = [0.0] * len(loops)
@@ -99,7 +103,9 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
 
 
 def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Record:
-    """The same from NumPy. Its BLAS takes its thread count from the environment at import, so the product is of all."""
+    """The same from NumPy. Its BLAS takes its thread count from the environment at import, so the
+    product is of all.
+    """
 
     def reader(part: NDArray[Any]) -> Callable[[], float]:
         def run() -> float:

@@ -1,9 +1,11 @@
-"""linear on the CPU beside its peers: one run, interleaved, medians, ratios, fractions of limits measured in the same run.
+"""linear on the CPU beside its peers: one run, interleaved, medians, ratios, fractions of limits
+measured in the same run.
 
-Protocol. Contenders take turns, one weight each a turn, so that a change of the machine's speed meets all of them. Every
-contender has distinct random weights, at least `LEAST_WEIGHTS` and as many that between two uses of one weight `ROTATE_BYTES` of
-others, and three times the last cache, pass through the caches. All calls are made once before any is timed (a peer may compile
-or pack then). The median counts.
+Protocol. Contenders take turns, one weight each a turn, so that a change of the machine's speed
+meets all of them. Every contender has distinct random weights, at least `LEAST_WEIGHTS` and as many
+that between two uses of one weight `ROTATE_BYTES` of others, and three times the last cache, pass
+through the caches. All calls are made once before any is timed (a peer may compile or pack then).
+The median counts.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ LEAST_WEIGHTS = 3
 PATIENCE = 3.0
 """A contender whose timed calls have taken so many seconds is called once a round from then on."""
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
-"""`wall` on a quiet machine; `processor`, this process's processor time, where others run and one thread is timed."""
+"""`wall` on a quiet machine; `processor`, this process's processor time, where others run and one
+thread is timed.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,9 @@ class Contender:
 
 
 def ours(codec: str, n: int, k: int, modes: Sequence[str], backend: str, count: int) -> list[Contender]:
-    """halfbyte's own product in each mode of activations, on the same weights, but never on one just after another mode had it in
-    the cache: each mode begins as far from the others as it can."""
+    """halfbyte's own product in each mode of activations, on the same weights, but never on one
+    just after another mode had it in the cache: each mode begins as far from the others as it can.
+    """
     held = [ops.prepare(random_weight(codec, n, k, i), backend=backend) for i in range(count)]
 
     def ready(mode: str) -> Ready:
@@ -85,7 +90,9 @@ def field_of(
 
 
 def race(calls: Sequence[Calls], rounds: int, seconds: float = 0.0, clock: Clock = time.perf_counter) -> list[float]:
-    """Median seconds a call for each contender, all of them called in turn; at least `rounds` rounds and `seconds` seconds."""
+    """Median seconds a call for each contender, all of them called in turn; at least `rounds`
+    rounds and `seconds` seconds.
+    """
     times: list[list[float]] = [[] for _ in calls]
     for held in calls:
         for call in held:
@@ -118,7 +125,9 @@ def bench(
     seconds: float = 0.0,
     clock: str = "wall",
 ) -> Iterator[Record]:
-    """One record a contender, shape and m, in the words of `records`; the first record holds the limits."""
+    """One record a contender, shape and m, in the words of `records`; the first record holds the
+    limits.
+    """
     chosen = backend_named(backend)
     why = chosen.reason()
     if why:

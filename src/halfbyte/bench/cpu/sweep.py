@@ -1,10 +1,14 @@
-"""Where each schedule of the CPU product wins and loses: small k, few and many outputs, short groups, one token to many.
+"""Where each schedule of the CPU product wins and loses: small k, few and many outputs, short
+groups, one token to many.
 
-    fused                  codes decoded on the way to the product, in registers or a cache block at a time: what `linear` does
+    fused                  codes decoded on the way to the product, in registers or a cache block at
+                           a time: what `linear` does
     fused, int8            the same with activations rounded to 8 bits
-    dequantize_then_gemm   the dense float32 weight made anew, then torch's product (NumPy's where torch is missing)
+    dequantize_then_gemm   the dense float32 weight made anew, then torch's product (NumPy's where
+                           torch is missing)
 
-The dense product is the exact class, so its ratio is to `fused`; int8 stands beside. Same protocol as `cpu_linear`.
+The dense product is the exact class, so its ratio is to `fused`; int8 stands beside. Same protocol
+as `cpu_linear`.
 """
 
 from __future__ import annotations
@@ -68,7 +72,9 @@ def dense_product(threads: int) -> Callable[[F32, Prepared], Any]:
 def sweep(
     cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, threads: int = 1, rounds: int = 3, clock: str = "wall"
 ) -> Iterator[Record]:
-    """The limits, then a record "sweep" a case and m with `time_us` of each schedule and the record "time" of the fused ones."""
+    """The limits, then a record "sweep" a case and m with `time_us` of each schedule and the record
+    "time" of the fused ones.
+    """
     from ...backends.cpu import native, set_threads
 
     native()  # its own sentence when it is not there
@@ -118,7 +124,9 @@ def row_of(r: Record) -> list[str]:
 
 
 def markdown(records: Sequence[Record]) -> Iterator[str]:
-    """A row a case and a column an m: dense / fused, and int8 / fused after it; above 1 the fused schedule is faster."""
+    """A row a case and a column an m: dense / fused, and int8 / fused after it; above 1 the fused
+    schedule is faster.
+    """
 
     def line(mine: ByTokens) -> Iterator[Line]:
         rows = {m: row_of(r) for m, r in mine.items()}

@@ -1,9 +1,11 @@
-"""Four-bit codes decoded by bit operations and by tables in every place a table can live, on an NVIDIA GPU.
+"""Four-bit codes decoded by bit operations and by tables in every place a table can live, on an
+NVIDIA GPU.
 
     python -m halfbyte.bench.cuda.decoders --shape 14336,4096
 
-The same codes with float32 scales in groups of 32, in plane order: dense to float16, a vector product (m = 1) and a small product
-(m = 16) by the same kernels; then `dequantize` with 2, 4 and 8 values a thread. Instructions come from the compiled kernels.
+The same codes with float32 scales in groups of 32, in plane order: dense to float16, a vector
+product (m = 1) and a small product (m = 16) by the same kernels; then `dequantize` with 2, 4 and 8
+values a thread. Instructions come from the compiled kernels.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ DECODERS: dict[str, tuple[int, bool]] = {
 
 @triton.jit
 def narrow_kernel(OUT, CODES, S, k, KIND: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr):
-    """Row program_id(0): VALUES neighbours a thread, from one load of 4 · VALUES bits to one store; scales in groups of 32."""
+    """Row program_id(0): VALUES neighbours a thread, from one load of 4 · VALUES bits to one store;
+    scales in groups of 32.
+    """
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     w = tl.load(CODES + row * (k // VALUES) + i).to(tl.int32)
@@ -70,7 +74,9 @@ def narrow_kernel(OUT, CODES, S, k, KIND: tl.constexpr, VALUES: tl.constexpr, BL
 
 
 def instructions(kernel: Any) -> int | None:
-    """Instructions of a compiled kernel, no-operations not counted; None where no disassembler is at hand."""
+    """Instructions of a compiled kernel, no-operations not counted; None where no disassembler is
+    at hand.
+    """
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "kernel.cubin"

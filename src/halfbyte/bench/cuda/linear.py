@@ -1,10 +1,12 @@
-"""linear, dequantize and experts on an NVIDIA GPU beside cuBLAS and what is installed of other libraries, in one run.
+"""linear, dequantize and experts on an NVIDIA GPU beside cuBLAS and what is installed of other
+libraries, in one run.
 
-    python -m halfbyte.bench.cuda.linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4 --experts 1,16
+    python -m halfbyte.bench.cuda.linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4
+    --experts 1,16
 
-Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that the last-level cache never
-holds the next one; all calls are captured in one CUDA graph; the median of nine replays counts. The limit is the best of
-several read kernels in the same run.
+Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that
+the last-level cache never holds the next one; all calls are captured in one CUDA graph; the median
+of nine replays counts. The limit is the best of several read kernels in the same run.
 """
 
 from __future__ import annotations
@@ -120,7 +122,8 @@ def stack_of(w: CudaWeight, count: int) -> CudaWeight:
 def candidates(kind: str, words: int, m: int) -> list[Any]:
     """Tiles worth trying for `--tune`."""
     if kind == "fragments":
-        # At k = 4096 sixteen warps by four units, or eight by eight, give a warp its inputs in one step.
+        # At k = 4096 sixteen warps by four units, or eight by eight, give a warp its inputs in one
+        # step.
         if m <= 8:
             return [FragmentTile(*t) for t in ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2), (1, 1, 8, 1, 8, 3))]
         if m <= 16:
@@ -145,7 +148,9 @@ def candidates(kind: str, words: int, m: int) -> list[Any]:
 
 
 def compile_tile(job: tuple[str, int, int, str, Any, str]) -> None:
-    """Compile one kernel into Triton's cache; run by many processes at once before anything is timed."""
+    """Compile one kernel into Triton's cache; run by many processes at once before anything is
+    timed.
+    """
     codec, k, m, kind, tile, dtype = job
     with contextlib.suppress(*UNFIT):  # reported when it is timed
         x = torch.zeros(m, k, device="cuda", dtype=getattr(torch, dtype))
@@ -171,7 +176,9 @@ Block = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def block_of(codec: str, hidden: int, experts: int, top: int, dtype: torch.dtype) -> tuple[Block, torch.Tensor, torch.Tensor]:
-    """gpt-oss' block, (x, router logits) -> y: top-k, hidden -> 2 hidden, clamped swiglu, -> hidden; and its two biases."""
+    """gpt-oss' block, (x, router logits) -> y: top-k, hidden -> 2 hidden, clamped swiglu, ->
+    hidden; and its two biases.
+    """
     up = stack_of(to_device(random_weight(codec, 2 * hidden, hidden, 0), "cuda"), experts)
     down = stack_of(to_device(random_weight(codec, hidden, hidden, 1), "cuda"), experts)
     bu, bd = (torch.randn(experts, n, device="cuda", dtype=dtype) for n in (2 * hidden, hidden))
@@ -184,8 +191,9 @@ def block_of(codec: str, hidden: int, experts: int, top: int, dtype: torch.dtype
 
 
 def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
-    """gpt-oss-20b's block: 32 experts, top 4, 2880; other logits a call. Beside it triton_kernels', where it is installed, on
-    weights of the same bits, with scales laid out for 4 warps and for 8."""
+    """gpt-oss-20b's block: 32 experts, top 4, 2880; other logits a call. Beside it triton_kernels',
+    where it is installed, on weights of the same bits, with scales laid out for 4 warps and for 8.
+    """
     block, bu, bd = block_of(codec, hidden, experts, top, dtype)
     peers = []
     if codec == "mxfp4" and TritonKernels().reason() is None:
@@ -211,7 +219,9 @@ def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int
 def time_peers(
     names: list[str], n: int, k: int, ms: list[int], limit: dict[str, float], common: dict[str, Any]
 ) -> dict[int, float]:  # fmt: skip
-    """A record a peer and m; the least time of each m. What is not installed is said once, on the standard error output."""
+    """A record a peer and m; the least time of each m. What is not installed is said once, on the
+    standard error output.
+    """
     best: dict[int, float] = {}
     for name in names:
         peer = PEERS[name]
@@ -243,7 +253,9 @@ def report(**row: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]], None] = print_line) -> None:
-    """Command line; each record goes to `sink`. Records "limits" and "time" have the words of `records`."""
+    """Command line; each record goes to `sink`. Records "limits" and "time" have the words of
+    `records`.
+    """
     _sink.set(sink)
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--shape", default="14336,4096;4096,4096")

@@ -1,7 +1,8 @@
-"""Other libraries' products on an NVIDIA GPU, set up as their own users set them up, for timing beside ours in the same run.
+"""Other libraries' products on an NVIDIA GPU, set up as their own users set them up, for timing
+beside ours in the same run.
 
-A peer makes weights of random bits and returns one argument-less call a weight. What is not installed is a sentence; nothing is
-imported before it is asked for.
+A peer makes weights of random bits and returns one argument-less call a weight. What is not
+installed is a sentence; nothing is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ class TinyGemm(CudaPeer):
 
 
 class GemLite(CudaPeer):
-    """gemlite's A16Wn: uint4 in groups of 128 with scale and zero, float16; its own choice of kernel and its shipped tuning."""
+    """gemlite's A16Wn: uint4 in groups of 128 with scale and zero, float16; its own choice of
+    kernel and its shipped tuning.
+    """
 
     name, bits, dtype, modules = "gemlite-u4", 4.25, torch.float16, ("gemlite",)
 
@@ -126,7 +129,9 @@ class GemLite(CudaPeer):
 
 
 class TritonKernels(CudaPeer):
-    """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts, scales for 4 or 8 warps."""
+    """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts,
+    scales for 4 or 8 warps.
+    """
 
     name, format, bits, dtype = "triton_kernels-mxfp4", "mxfp4", 4.25, torch.bfloat16
     modules = ("triton_kernels",)
@@ -152,7 +157,9 @@ class TritonKernels(CudaPeer):
 
 
 def mxfp4_operands(codes: torch.Tensor, scales: torch.Tensor, warps: int = 8) -> tuple[Any, Any]:
-    """triton_kernels' weight and precision for uint8 codes [..., n, k/2] and E8M0 scales [..., n, k/32], in its layouts."""
+    """triton_kernels' weight and precision for uint8 codes [..., n, k/2] and E8M0 scales [..., n,
+    k/32], in its layouts.
+    """
     from triton_kernels.matmul_ogs import PrecisionConfig
     from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
     from triton_kernels.tensor_details import layout
@@ -174,9 +181,11 @@ def mxfp4_values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 class TritonKernelsExperts:
-    """triton_kernels' mixture of experts: top-k and softmax of logits, two grouped products, clamped swiglu; bfloat16.
+    """triton_kernels' mixture of experts: top-k and softmax of logits, two grouped products,
+    clamped swiglu; bfloat16.
 
-    up (e, 2f, k/2) and down (e, h, f/2): codes and scales as in `mxfp4_operands`, gate and up rows interleaved; float32 biases.
+    up (e, 2f, k/2) and down (e, h, f/2): codes and scales as in `mxfp4_operands`, gate and up rows
+    interleaved; float32 biases.
     """
 
     name = "triton_kernels-mxfp4"

@@ -1,12 +1,15 @@
-"""Where each schedule of the CUDA product wins and loses, and which one `linear` takes: small k, wide n, many groups, m.
+"""Where each schedule of the CUDA product wins and loses, and which one `linear` takes: small k,
+wide n, many groups, m.
 
     fragments              codes decoded in registers, for few tokens
-    fused                  the same for many: decoded pieces are wgmma's register operand (compute capability 9.0)
+    fused                  the same for many: decoded pieces are wgmma's register operand (compute
+                           capability 9.0)
     dequantize_then_gemm   the dense weight made anew, then cuBLAS
     cuBLAS float16         a dense weight that is there already: the peer
 
-Protocol: `cuda_linear`'s. Each measurement is one CUDA graph of as many calls as there are weights, together past the last-level
-cache; float16 activations. Kernels are compiled by several processes before anything is timed.
+Protocol: `cuda_linear`'s. Each measurement is one CUDA graph of as many calls as there are weights,
+together past the last-level cache; float16 activations. Kernels are compiled by several processes
+before anything is timed.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ HEADS = (
     "why", "format", "weight", "m", "fragments, us", "fused, us", "dequantize, us", "cuBLAS, us", "linear takes", "of cuBLAS",
     "of fastest",
 )  # fmt: skip
-"""Headings of `row_of`; `of cuBLAS` and `of fastest`: the time of what `linear` takes over cuBLAS', and over our fastest."""
+"""Headings of `row_of`; `of cuBLAS` and `of fastest`: the time of what `linear` takes over cuBLAS',
+and over our fastest.
+"""
 
 Job = tuple[str, int, int, int, str]
 """Codec, n, k, m and schedule."""
@@ -63,7 +68,9 @@ def served(x: Any, w: Any) -> dict[str, Callable[[], Any]]:
 
 
 def jobs_for(cases: Sequence[Case], tokens: Sequence[int]) -> list[Job]:
-    """A job for every kernel of a sweep, none twice: no m and no n is part of one but by its tile, no k of the fused."""
+    """A job for every kernel of a sweep, none twice: no m and no n is part of one but by its tile,
+    no k of the fused.
+    """
     import torch
 
     from ...backends.cuda.weight import to_device
@@ -118,8 +125,10 @@ def compile_one(job: Job) -> None:
 
 
 def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs: int = 8) -> Iterator[Record]:
-    """The limits, then a case and m: a record "time" of what `linear` takes, and a record "sweep" with `time_us` of each schedule
-    that serves, `taken` the one that `linear` takes and `fastest` of ours."""
+    """The limits, then a case and m: a record "time" of what `linear` takes, and a record "sweep"
+    with `time_us` of each schedule that serves, `taken` the one that `linear` takes and `fastest`
+    of ours.
+    """
     import triton
 
     import torch
@@ -191,8 +200,9 @@ def row_of(r: Record) -> list[str]:
 
 
 def markdown(records: Sequence[Record]) -> Iterator[str]:
-    """Lines a case: the microseconds of each schedule and their ratio to cuBLAS, what `linear` takes in bold; then its time over
-    that of our fastest."""
+    """Lines a case: the microseconds of each schedule and their ratio to cuBLAS, what `linear`
+    takes in bold; then its time over that of our fastest.
+    """
     from ..tables import limits_line
 
     for r in records:

@@ -1,7 +1,8 @@
-"""The best tiles of the fragment kernel for shapes, formats and tokens on the card at hand, as entries of tuning/table.py.
+"""The best tiles of the fragment kernel for shapes, formats and tokens on the card at hand, as
+entries of tuning/table.py.
 
-Formats of one family (`int`, `affine`, `e2m1`, `wide`) share a tile: the one with the least product of times. Everything is
-compiled by `jobs` processes before anything is timed.
+Formats of one family (`int`, `affine`, `e2m1`, `wide`) share a tile: the one with the least product
+of times. Everything is compiled by `jobs` processes before anything is timed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def tiles_for(m: int) -> list[FragmentTile]:
 def tune(
     shapes: list[tuple[int, int]], formats: list[str], ms: list[int], jobs: int, tell: Callable[[dict[str, Any]], None]
 ) -> list[Entry]:
-    """Entries for every family, shape and m; `tell` gets one record a measurement. The fragment kernel's m end at 64."""
+    """Entries for every family, shape and m; `tell` gets one record a measurement. The fragment
+    kernel's m end at 64.
+    """
     later = tune_fused(shapes, formats, ms, jobs, tell)
     ms = [m for m in ms if m <= max(CANDIDATES)]
     weights = {codec: to_device(random_weight(codec, 16, 4096, 0), "cpu") for codec in formats}

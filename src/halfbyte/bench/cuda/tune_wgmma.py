@@ -1,4 +1,6 @@
-"""The best tiles of the fused schedule for shapes and tokens on a Hopper card, as entries of backends/cuda/tuning/table.py."""
+"""The best tiles of the fused schedule for shapes and tokens on a Hopper card, as entries of
+backends/cuda/tuning/table.py.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def compile_one(job: tuple[str, FusedTile]) -> None:
 def tune(
     shapes: list[tuple[int, int]], formats: list[str], ms: list[int], jobs: int, tell: Callable[[dict[str, Any]], None]
 ) -> list[Entry]:
-    """Entries for every shape and m from LEAST_TOKENS on; all formats share a tile, the one with the least product of times."""
+    """Entries for every shape and m from LEAST_TOKENS on; all formats share a tile, the one with
+    the least product of times.
+    """
     ms = [m for m in ms if m >= LEAST_TOKENS]
     if not ms or torch.cuda.get_device_capability()[0] != 9:
         return []

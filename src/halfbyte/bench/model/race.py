@@ -1,7 +1,9 @@
-"""A whole model on the CPU beside llama.cpp: time until it is ready, peak memory, tokens a second of a prompt and of decoding.
+"""A whole model on the CPU beside llama.cpp: time until it is ready, peak memory, tokens a second
+of a prompt and of decoding.
 
-Each contender runs in a process of its own (`model_run`), one after another, the order turned by one every round, so that a
-change of the machine's speed meets all of them; the median of the rounds counts. All see the same file, token ids and threads.
+Each contender runs in a process of its own (`model_run`), one after another, the order turned by
+one every round, so that a change of the machine's speed meets all of them; the median of the rounds
+counts. All see the same file, token ids and threads.
 """
 
 from __future__ import annotations
@@ -38,9 +40,12 @@ def contenders_of(activations: Sequence[str], with_llama: bool) -> list[str]:
 
 
 def run_one(what: str, path: Path, threads: int, prompt: int, decode: int, clock: str) -> Record:
-    """One contender in a process of its own. BackendError with the last line it wrote when it fails."""
+    """One contender in a process of its own. BackendError with the last line it wrote when it
+    fails.
+    """
     count = str(threads)
-    # OpenMP's threads of torch and llama.cpp, and BLAS' of NumPy, are set from outside: some libraries read them at import.
+    # OpenMP's threads of torch and llama.cpp, and BLAS' of NumPy, are set from outside: some
+    # libraries read them at import.
     environment = os.environ | {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count, "HALFBYTE_THREADS": count}
     if what != LLAMA:
         environment.setdefault("OMP_WAIT_POLICY", "passive")  # as every other command does (cli/waiting.py)
@@ -64,7 +69,9 @@ def bench_model(
     decode: int = 128,
     clock: str = "wall",
 ) -> Iterator[Record]:
-    """A record "model" for each contender, ours with `prompt_ratio` and `decode_ratio` to llama.cpp's of the same rounds."""
+    """A record "model" for each contender, ours with `prompt_ratio` and `decode_ratio` to
+    llama.cpp's of the same rounds.
+    """
     if not path.is_file():
         raise UnsupportedError(f"[bench] --model {path}: no such file; a .gguf file, which llama.cpp reads too, is allowed")
     contenders = contenders_of(activations, with_llama)

@@ -1,9 +1,12 @@
-"""One model, one contender, in a process of its own; the parent is `model`. Prints one line of JSON.
+"""One model, one contender, in a process of its own; the parent is `model`. Prints one line of
+JSON.
 
-    python -m halfbyte.bench.model.run_one exact|int8|llama.cpp FILE THREADS PROMPT DECODE wall|processor
+    python -m halfbyte.bench.model.run_one exact|int8|llama.cpp FILE THREADS PROMPT DECODE
+    wall|processor
 
-`ready_s` starts when the libraries are imported. The prompt is measured at its second run, since the first one allocates.
-Decoding is greedy: the next token is the largest of the logits in either library.
+`ready_s` starts when the libraries are imported. The prompt is measured at its second run, since
+the first one allocates. Decoding is greedy: the next token is the largest of the logits in either
+library.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ def prompt_ids(count: int, vocabulary: int) -> list[int]:
 
 
 Made = tuple[Iterator[Step], int, float]
-"""Fresh states of a model, each a function from new tokens to the next one; its vocabulary; seconds until it was ready."""
+"""Fresh states of a model, each a function from new tokens to the next one; its vocabulary; seconds
+until it was ready.
+"""
 
 
 def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:

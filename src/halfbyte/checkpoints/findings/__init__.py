@@ -1,4 +1,6 @@
-"""What looks wrong in a checkpoint: `Finding`, and the checks that make them (headers, weight values, overflow)."""
+"""What looks wrong in a checkpoint: `Finding`, and the checks that make them (headers, weight
+values, overflow).
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,9 @@ def _tied(c: Headers) -> Iterator[Finding]:
 
 
 def _shapes(c: Headers) -> Iterator[Finding]:
-    """Weights whose sizes contradict the model's configuration, and biases of another length than their weight."""
+    """Weights whose sizes contradict the model's configuration, and biases of another length than
+    their weight.
+    """
     wrong = {e.name for e in c.ledger().problems}
     for key in c.packed_keys():
         reading = c.reading_or_error(key)

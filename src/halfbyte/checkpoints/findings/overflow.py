@@ -1,10 +1,10 @@
 """The largest magnitude that a packed weight can have, from its scales alone.
 
-    max over e in {smallest element, largest element} of |(e − zero) · scale · super_scale · global / divisor + bias − min ·
-    super_min|
+    max over e in {smallest element, largest element} of |(e − zero) · scale · super_scale · global
+    / divisor + bias − min · super_min|
 
-The value is linear in the element, so the two ends bound every code, and are reached if the code is there. A float16 result is
-infinite where the exact magnitude is 65520 or more.
+The value is linear in the element, so the two ends bound every code, and are reached if the code is
+there. A float16 result is infinite where the exact magnitude is 65520 or more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from ...numerics.minifloat import element_table, scale_table
 from ...tensor.qtensor import QTensor
 
 FLOAT16_LIMIT = 65520.0
-"""Halfway between the largest float16 and the next power of two: from here on rounding to nearest gives infinity."""
+"""Halfway between the largest float16 and the next power of two: from here on rounding to nearest
+gives infinity.
+"""
 CHUNK = 1 << 16
 """Groups processed at a time: temporaries stay near 0.5 MB each."""
 
@@ -31,7 +33,9 @@ class CheckpointWarning(UserWarning):
 
 
 def largest_magnitude(q: QTensor) -> float:
-    """The largest |value| over all codes; 0 for an empty tensor, NaN for raw ggml blocks, whose scales lie among their codes."""
+    """The largest |value| over all codes; 0 for an empty tensor, NaN for raw ggml blocks, whose
+    scales lie among their codes.
+    """
     if q.format.opaque:
         return math.nan
     if not q.size or q.format.scale == "nested":
@@ -90,7 +94,9 @@ def _coarse(q: QTensor) -> float:
 
 
 def peak(array: NDArray[Any]) -> float:
-    """max |x|, by the integer order of the bits for floats (infinity and NaN are largest); 0 for an empty array."""
+    """max |x|, by the integer order of the bits for floats (infinity and NaN are largest); 0 for an
+    empty array.
+    """
     if not array.size:
         return 0.0
     flat = array.reshape(-1)

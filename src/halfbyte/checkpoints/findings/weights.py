@@ -22,7 +22,8 @@ NAN_BYTES = {"e8m0": (255,), "e4m3": (0x7F, 0xFF), "ue4m3": (0x7F, 0xFF)}
 
 
 def weight_findings(read: Callable[[str], QTensor | NDArray[Any]], key: str) -> list[Finding]:
-    """What looks wrong in the packed weight `key`; one finding of severity error when it cannot be read.
+    """What looks wrong in the packed weight `key`; one finding of severity error when it cannot be
+    read.
 
     read  returns the weight of a key: a checkpoint's `__getitem__`
     """
@@ -42,7 +43,8 @@ def _nan_scales(q: QTensor) -> Iterator[tuple[str, str, str]]:
     count = sum(int(np.count_nonzero(q.parts["scales"] == b)) for b in bad)
     if count:
         shown = " or ".join(f"0x{b:02X}" for b in bad)
-        # ggml decodes these bytes of its unsigned E4M3 as 0 and 480; other producers as NaN, infinity or 2^128.
+        # ggml decodes these bytes of its unsigned E4M3 as 0 and 480; other producers as NaN,
+        # infinity or 2^128.
         severity = "warning" if q.format.scale == "ue4m3" else "error"
         text = f"{count:,} of {q.parts['scales'].size:,} scale bytes are {shown}, not a number; producers decode it differently"
         yield severity, "nan-scale", text

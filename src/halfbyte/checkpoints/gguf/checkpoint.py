@@ -1,8 +1,10 @@
-"""A GGUF file as a checkpoint: keys of packed weights are names without `.weight`, other keys are full names.
+"""A GGUF file as a checkpoint: keys of packed weights are names without `.weight`, other keys are
+full names.
 
 blk.0.attn_q.weight (Q4_K)      -> key "blk.0.attn_q", a QTensor
 blk.0.attn_norm.weight (F32)    -> key "blk.0.attn_norm.weight", an array
-blk.0.ffn_up.scale              -> the float32 factor of an NVFP4 weight blk.0.ffn_up.weight, part of its key
+blk.0.ffn_up.scale              -> the float32 factor of an NVFP4 weight blk.0.ffn_up.weight, part
+                                of its key
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ class GGUFCheckpoint(Checkpoint):
         return TensorInfo(key, "quantized", "gguf", None, header.shape, header.type.name, nbytes, files)
 
     def _describe(self, key: str) -> Described:
-        """Format and shape of a packed weight from the headers; LayoutError or UnsupportedError when it is not read."""
+        """Format and shape of a packed weight from the headers; LayoutError or UnsupportedError
+        when it is not read.
+        """
         name = self._names[key]
         header = self.file.headers[name]
         shape = header.shape if len(header.shape) > 1 else (1, *header.shape)
@@ -198,7 +202,9 @@ class GGUFCheckpoint(Checkpoint):
         return found
 
     def _head_is_embedding(self) -> bool:
-        """True when the head is the embedding stored a second time; reading stops at the first difference."""
+        """True when the head is the embedding stored a second time; reading stops at the first
+        difference.
+        """
         headers = self.file.headers
         a, b = headers.get("token_embd.weight"), headers.get("output.weight")
         if a is None or b is None or a.type != b.type or a.shape != b.shape:

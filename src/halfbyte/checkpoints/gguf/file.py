@@ -1,12 +1,13 @@
-"""A GGUF model on disk: one file or all shards of a split one, memory-mapped, read a tensor at a time.
+"""A GGUF model on disk: one file or all shards of a split one, memory-mapped, read a tensor at a
+time.
 
     f = GGUFFile("model.gguf")
     f.metadata["general.architecture"]        decoded on access
     f.headers["blk.0.attn_q.weight"]          type, shape, offset, nbytes
     f.rows("blk.0.attn_q.weight")             uint8 [*lead, n, bytes a row], a view of the file
 
-Shards are named NAME-00001-of-000NN.gguf and carry split.no, split.count and split.tensors.count (llama.cpp's gguf-split).
-Opening any of them opens all; the first holds the metadata.
+Shards are named NAME-00001-of-000NN.gguf and carry split.no, split.count and split.tensors.count
+(llama.cpp's gguf-split). Opening any of them opens all; the first holds the metadata.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 BIG_ENDIAN_HALVES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "MXFP4": (), "NVFP4": (),
 }  # fmt: skip
-"""Byte offsets, within a block, of the float16 fields that a big-endian file stores high byte first. These are the types that
-ggml's own endianness converter defines; the byte order of the other types' fields is undefined."""
+"""Byte offsets, within a block, of the float16 fields that a big-endian file stores high byte
+first. These are the types that ggml's own endianness converter defines; the byte order of the other
+types' fields is undefined.
+"""
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
@@ -58,7 +61,8 @@ class GGUFFile:
     metadata  key-values of the first file
     headers   tensor name -> TensorHeader, in file order
 
-    Raises CheckpointError naming file and tensor when something does not fit; UnsupportedError for what is known and not read.
+    Raises CheckpointError naming file and tensor when something does not fit; UnsupportedError for
+    what is known and not read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -113,7 +117,8 @@ class GGUFFile:
         return np.frombuffer(shard.map, np.uint8, h.nbytes, h.offset)
 
     def rows(self, name: str) -> NDArray[np.uint8]:
-        """Blocks of a quantized tensor, uint8 [*lead, n, bytes a row]; a vector is one row. A view, or a copy when big-endian.
+        """Blocks of a quantized tensor, uint8 [*lead, n, bytes a row]; a vector is one row. A view,
+        or a copy when big-endian.
 
         Raises UnsupportedError for a big-endian file with a type whose byte order is not defined.
         """
@@ -133,7 +138,9 @@ class GGUFFile:
         return blocks.reshape(*shape[:-1], h.type.row_bytes(shape[-1]))
 
     def dense(self, name: str) -> NDArray[Any]:
-        """A tensor of plain numbers in its stored dtype: a read-only view, or a native-order copy from a big-endian file."""
+        """A tensor of plain numbers in its stored dtype: a read-only view, or a native-order copy
+        from a big-endian file.
+        """
         shard, h = self._header(name)
         if h.quantized:
             raise CheckpointError(f"[gguf] {shard.path}: {h} is quantized; read it with rows()")
@@ -161,7 +168,9 @@ class GGUFFile:
                 shard.map.madvise(mmap.MADV_DONTNEED, 0, length)
 
     def close(self) -> None:
-        """Close the files; arrays already taken stay valid. Reading afterwards raises CheckpointError."""
+        """Close the files; arrays already taken stay valid. Reading afterwards raises
+        CheckpointError.
+        """
         self._shards = []
 
     def __enter__(self) -> GGUFFile:
@@ -172,7 +181,9 @@ class GGUFFile:
 
 
 def _all_shards(path: Path, first: _Shard) -> list[_Shard]:
-    """Every shard in order, the opened one among them; CheckpointError when one is missing or belongs elsewhere."""
+    """Every shard in order, the opened one among them; CheckpointError when one is missing or
+    belongs elsewhere.
+    """
     meta = first.header.metadata
     count = meta.typed("split.count", "integer", 1)
     if count <= 1:

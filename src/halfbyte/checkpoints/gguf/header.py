@@ -2,11 +2,12 @@
 
     "GGUF"  version u32  tensors u64  pairs u64
     pairs:   key, type u32, value
-    tensors: name, n_dims u32, dims u64[n_dims], type u32, offset u64
-    zeros to a multiple of general.alignment, then the data, each tensor on a multiple of general.alignment
+    tensors: name, n_dims u32, dims u64[n_dims], type u32, offset u64 zeros to a multiple of
+    general.alignment, then the data, each tensor on a multiple of general.alignment
 
-Versions 2 and 3, of either byte order, after the GGUF specification. One pass checks every length against
-the file, so a header with wrong lengths costs no more than its own bytes; strings are skipped, not decoded.
+Versions 2 and 3, of either byte order, after the GGUF specification. One pass checks every length
+against the file, so a header with wrong lengths costs no more than its own bytes; strings are
+skipped, not decoded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ MAX_NAME = 65535
 REMOVED = {
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
-"""Type ids that ggml has removed: old experiments, and CPU-specific orders that programs now make at load."""
+"""Type ids that ggml has removed: old experiments, and CPU-specific orders that programs now make
+at load.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ class Header:
 def read_header(data: Any, path: str) -> Header:
     """The header of a file's bytes (any buffer). Touches header bytes only.
 
-    Raises CheckpointError, naming the file and the key or tensor, for whatever does not fit together; UnsupportedError for a
-    version or tensor type that is known and not read.
+    Raises CheckpointError, naming the file and the key or tensor, for whatever does not fit
+    together; UnsupportedError for a version or tensor type that is known and not read.
     """
     cursor = Cursor(data, path)
     if bytes(data[:4]) == MAGIC[::-1]:
@@ -172,7 +175,9 @@ def _tensor(cursor: Cursor, name: str) -> tuple[GGMLType, tuple[int, ...], int]:
 
 
 def _extents(tensors: dict[str, TensorHeader], data_start: int, alignment: int, cursor: Cursor) -> tuple[int, int]:
-    """Checks that tensors are aligned, do not overlap and are inside the file. Returns (gaps, slack)."""
+    """Checks that tensors are aligned, do not overlap and are inside the file. Returns (gaps,
+    slack).
+    """
     gaps, position, previous = 0, data_start, None
     for t in sorted(tensors.values(), key=lambda t: t.offset):
         within = t.offset - data_start
@@ -189,7 +194,8 @@ def _extents(tensors: dict[str, TensorHeader], data_start: int, alignment: int, 
         position = -(-t.end // alignment) * alignment
         previous = t
     if previous is not None and previous.end < cursor.end < position:
-        # Some writers pad the last tensor, others do not; a file that ends within the padding is truncated.
+        # Some writers pad the last tensor, others do not; a file that ends within the padding is
+        # truncated.
         raise cursor.error(
             f"the file ends at {cursor.end}, within the padding of {previous} that runs to {position}; it is cut short"
         )

@@ -1,7 +1,9 @@
-"""The values of a GGUF header: a cursor that checks each step, and the key-values as a mapping that decodes on access.
+"""The values of a GGUF header: a cursor that checks each step, and the key-values as a mapping that
+decodes on access.
 
-A string is a u64 length and its UTF-8 bytes; an array is an element type u32, a count u64 and the elements (GGUF specification).
-Every length is checked against the file before anything of that size is read or allocated.
+A string is a u64 length and its UTF-8 bytes; an array is an element type u32, a count u64 and the
+elements (GGUF specification). Every length is checked against the file before anything of that size
+is read or allocated.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from ...errors import CheckpointError
 Order = Literal["<", ">"]
 
 MAX_NESTING = 8
-"""Nested arrays are allowed by the specification and unused in practice; deeper nesting would exhaust the stack."""
+"""Nested arrays are allowed by the specification and unused in practice; deeper nesting would
+exhaust the stack.
+"""
 MAX_STRINGS = 1 << 23
 """Most strings or arrays in one array: thirty times the largest vocabulary."""
 
@@ -27,7 +31,9 @@ _SCALARS: dict[int, tuple[str, str]] = {
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _SMALLEST = {_STRING: 8, _ARRAY: 12} | {t: struct.calcsize("<" + code) for t, (_, code) in _SCALARS.items()}
-"""Fewest bytes a value of each type takes: what a count is checked against before the elements are walked."""
+"""Fewest bytes a value of each type takes: what a count is checked against before the elements are
+walked.
+"""
 _DAMAGED = "it is cut short or its header is damaged"
 
 
@@ -59,7 +65,9 @@ class Cursor:
         return struct.unpack_from(form, self.data, self.step(struct.calcsize(form), what))[0]
 
     def count(self, smallest: int, what: str) -> int:
-        """A u64 count of things of at least `smallest` bytes each, which must fit in what is left of the file."""
+        """A u64 count of things of at least `smallest` bytes each, which must fit in what is left
+        of the file.
+        """
         n: int = self.number("Q", what)
         left = self.end - self.position
         if n * smallest > left:
@@ -140,7 +148,9 @@ class Cursor:
         return inner, count
 
     def value(self, kind: int, what: str) -> Any:
-        """A value whose structure `step_value` has checked: int, float, bool, str, NumPy array, or list of strings or arrays."""
+        """A value whose structure `step_value` has checked: int, float, bool, str, NumPy array, or
+        list of strings or arrays.
+        """
         if kind == _STRING:
             return self.string(what)
         if kind == _ARRAY:
@@ -170,8 +180,8 @@ class Cursor:
 class Metadata(Mapping[str, Any]):
     """The key-values of a header. Values are decoded on each access; nothing is cached.
 
-    Numbers and bools are Python's, arrays of them NumPy's, arrays of strings lists. Raises CheckpointError, naming the key, for
-    bytes that are not UTF-8 and bools that are not 0 or 1.
+    Numbers and bools are Python's, arrays of them NumPy's, arrays of strings lists. Raises
+    CheckpointError, naming the key, for bytes that are not UTF-8 and bools that are not 0 or 1.
     """
 
     def __init__(self, cursor: Cursor, positions: dict[str, tuple[int, int]]) -> None:

@@ -1,9 +1,11 @@
-"""Which GGUF files can be run as models here, and why others cannot: tables over llama.cpp's architectures and vocabularies.
+"""Which GGUF files can be run as models here, and why others cannot: tables over llama.cpp's
+architectures and vocabularies.
 
     refusal(metadata)      None, or "architecture 'mamba2' has no table of its tensors here"
 
-The weights of every file can be opened, inspected, verified, converted and multiplied one by one; only running it as a model
-needs more. `transformers.gguf` builds the models; a test holds these tables to its registries and to docs/gguf-models.md.
+The weights of every file can be opened, inspected, verified, converted and multiplied one by one;
+only running it as a model needs more. `transformers.gguf` builds the models; a test holds these
+tables to its registries and to docs/gguf-models.md.
 """
 
 from __future__ import annotations

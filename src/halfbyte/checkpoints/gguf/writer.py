@@ -4,8 +4,9 @@
         for name in ...:
             out.add(name, "Q4_0", blocks)
 
-The header's length depends on keys, names and numbers of axes only, so its size is known before the types are: data are
-streamed after it, types and offsets are filled in at the end. Version 3, little-endian, after the GGUF specification.
+The header's length depends on keys, names and numbers of axes only, so its size is known before the
+types are: data are streamed after it, types and offsets are filled in at the end. Version 3,
+little-endian, after the GGUF specification.
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ def uint32_pair(key: str, value: int) -> Pair:
 
 
 class GGUFWriter(ResumableFile):
-    """Writes `path`. Leaving it normally finishes the file, leaving it by an exception removes what was written.
+    """Writes `path`. Leaving it normally finishes the file, leaving it by an exception removes what
+    was written.
 
     pairs    key-values; `general.file_type` is added when the tensors say one
     tensors  name -> shape in NumPy's order, of every tensor of the file
     work     identifies a run that can be resumed (`io/resumable_file.py`)
-    Raises CheckpointError when a tensor is missing, unknown, or of another size, and when the file cannot be written.
+    Raises CheckpointError when a tensor is missing, unknown, or of another size, and when the file
+    cannot be written.
     """
 
     def __init__(
@@ -104,7 +107,9 @@ class GGUFWriter(ResumableFile):
         return b"".join(out)
 
     def finish(self) -> None:
-        """Write the header and rename the file to `path`. CheckpointError when an announced tensor was not added."""
+        """Write the header and rename the file to `path`. CheckpointError when an announced tensor
+        was not added.
+        """
         missing = [name for name in self._shapes if name not in self._entries]
         if missing:
             self.abandon()

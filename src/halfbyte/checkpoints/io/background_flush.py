@@ -1,7 +1,7 @@
 """Flush a growing file to disk in the background while more of it is computed.
 
-The operating system caches gigabytes of written data, and the final fsync then waits for the disk while nothing is computed.
-A thread that flushes every 256 MiB keeps the disk busy from the start.
+The operating system caches gigabytes of written data, and the final fsync then waits for the disk
+while nothing is computed. A thread that flushes every 256 MiB keeps the disk busy from the start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class Flusher:
 
     flusher = Flusher(descriptor)
     flusher.wrote(nbytes)                  after each write
-    flusher.wait()                         before the descriptor is closed; OSError when the disk refused
+    flusher.wait()                         before the descriptor is closed; OSError when the disk
+                                           refused
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -40,7 +41,9 @@ class Flusher:
         self._running = self._pool.submit(getattr(os, "fdatasync", os.fsync), self._descriptor)
 
     def wait(self) -> None:
-        """Wait for a running flush and stop the thread. The system reports a failed flush once: it is raised here."""
+        """Wait for a running flush and stop the thread. The system reports a failed flush once: it
+        is raised here.
+        """
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()

@@ -1,7 +1,8 @@
-"""JSON files of a checkpoint, read under limits: size, number of values, depth, UTF-8 in every locale, no duplicate keys.
+"""JSON files of a checkpoint, read under limits: size, number of values, depth, UTF-8 in every
+locale, no duplicate keys.
 
-A limit on bytes alone does not bound memory: `[],[],[]` costs 24 times its length as Python lists. Commas and brackets count
-values before anything is built.
+A limit on bytes alone does not bound memory: `[],[],[]` costs 24 times its length as Python lists.
+Commas and brackets count values before anything is built.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in `data`; `where` names it in messages. CheckpointError when it is anything else."""
+    """The JSON object in `data`; `where` names it in messages. CheckpointError when it is anything
+    else.
+    """
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > MAX_VALUES:
         raise CheckpointError(f"[open] {where}: about {values:,} JSON values; read up to {MAX_VALUES:,}")

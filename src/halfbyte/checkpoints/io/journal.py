@@ -1,4 +1,5 @@
-"""The journal of a run that can be resumed: JSON lines beside the result, and a lock file against a second process.
+"""The journal of a run that can be resumed: JSON lines beside the result, and a lock file against a
+second process.
 
 The first line identifies the run; one more line is added for each part that is on disk.
 """
@@ -55,7 +56,9 @@ def plain(value: Any) -> Any:
 
 
 def take_lock(lock: Path, out: Path) -> None:
-    """Lock `out` for this process. CheckpointError when a running process has the lock; a dead one's is taken over."""
+    """Lock `out` for this process. CheckpointError when a running process has the lock; a dead
+    one's is taken over.
+    """
     try:
         handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:

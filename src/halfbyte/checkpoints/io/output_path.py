@@ -1,7 +1,9 @@
-"""The output path of a command: what may exist there already, and how the finished result replaces it.
+"""The output path of a command: what may exist there already, and how the finished result replaces
+it.
 
-A result is written under a temporary name beside the output path and renamed when it is complete. `--force` replaces a
-checkpoint and nothing else: a folder with other files in it, a device or a pipe is left alone.
+A result is written under a temporary name beside the output path and renamed when it is complete.
+`--force` replaces a checkpoint and nothing else: a folder with other files in it, a device or a
+pipe is left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from pathlib import Path
 from ...errors import CheckpointError
 
 CARRIED = frozenset({".json", ".model", ".txt", ".jinja", ".tiktoken", ".py"})
-"""Suffixes of files that are copied with a model: configuration, tokenizer, chat template, its own code."""
+"""Suffixes of files that are copied with a model: configuration, tokenizer, chat template, its own
+code.
+"""
 WEIGHTS = (".safetensors", ".gguf")
 BESIDE = frozenset({".md", ".gitattributes", "LICENSE", "LICENSE.txt", "NOTICE"})
 """Suffixes and names of other files that model hubs add to a folder."""
@@ -24,10 +28,12 @@ BESIDE = frozenset({".md", ".gitattributes", "LICENSE", "LICENSE.txt", "NOTICE"}
 def check_output_path(
     op: str, source: Path, out: Path, overwrite: bool, file_suffixes: Sequence[str] = (".safetensors",)
 ) -> None:
-    """CheckpointError when `out` is or holds the source, is of the wrong kind, or exists and may not be replaced.
+    """CheckpointError when `out` is or holds the source, is of the wrong kind, or exists and may
+    not be replaced.
 
     op             the command, for messages
-    overwrite      a file of the kind written, or a folder that holds a checkpoint and nothing else, may be replaced
+    overwrite      a file of the kind written, or a folder that holds a checkpoint and nothing else,
+                   may be replaced
     file_suffixes  suffixes of `out` that mean one file; everything else is a folder
     """
     here, there = source.resolve(), out.resolve()
@@ -54,7 +60,9 @@ def check_output_path(
 
 
 def _foreign_entry(folder: Path) -> str:
-    """The first entry of a folder that belongs to no checkpoint; "" when the folder is a checkpoint."""
+    """The first entry of a folder that belongs to no checkpoint; "" when the folder is a
+    checkpoint.
+    """
     entries = sorted(folder.iterdir())
     for entry in entries:
         kinds = {entry.suffix, entry.name}
@@ -72,7 +80,9 @@ def remove(path: Path) -> None:
 
 
 def replace_output(partial: Path, out: Path) -> None:
-    """Rename the finished result to `out`. What was there is deleted last, so that a failure loses neither."""
+    """Rename the finished result to `out`. What was there is deleted last, so that a failure loses
+    neither.
+    """
     if not (partial.is_dir() and os.path.lexists(out)):
         partial.replace(out)  # a file goes over a file
         return

@@ -1,4 +1,6 @@
-"""Open regular files only: a pipe or a device in the place of a checkpoint file would block the reader, or never end."""
+"""Open regular files only: a pipe or a device in the place of a checkpoint file would block the
+reader, or never end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _PIECE = re.compile(r"(?P<whole>.+\.(?:gguf|safetensors))[.-](?:part[-.]?(?P<num
 
 
 def pieces_advice(name: str, beside: list[str]) -> str:
-    """What to do with a byte piece `X.gguf.part1of2` of a larger file, as a clause; "" for other names.
+    """What to do with a byte piece `X.gguf.part1of2` of a larger file, as a clause; "" for other
+    names.
 
     beside  names of the files in the same folder
     """
@@ -33,7 +36,9 @@ def pieces_advice(name: str, beside: list[str]) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """`path` opened for reading bytes. OSError, with a sentence, when it is a folder, a pipe, a device or a socket."""
+    """`path` opened for reading bytes. OSError, with a sentence, when it is a folder, a pipe, a
+    device or a socket.
+    """
     descriptor = os.open(path, _FLAGS)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

@@ -1,11 +1,15 @@
-"""A file written a tensor at a time under a temporary name and renamed when complete; an interrupted run can be resumed.
+"""A file written a tensor at a time under a temporary name and renamed when complete; an
+interrupted run can be resumed.
 
-    .NAME.PID.partial       the data; with `work` it is .NAME.partial, and a later run of the same work continues it
-    .NAME.partial.journal   the work, then one line for each unit of tensors: its end, its checksum, its header entries
+    .NAME.PID.partial       the data; with `work` it is .NAME.partial, and a later run of the same
+                            work continues it
+    .NAME.partial.journal   the work, then one line for each unit of tensors: its end, its checksum,
+                            its header entries
     .NAME.partial.lock      the id of the process that writes it
 
-A unit counts as written when the journal has its line and the bytes on disk have its checksum: after a kill, or a power cut that
-lost data, a run resumes after the last unit for which that holds. Subclasses write the header (`_complete`).
+A unit counts as written when the journal has its line and the bytes on disk have its checksum:
+after a kill, or a power cut that lost data, a run resumes after the last unit for which that holds.
+Subclasses write the header (`_complete`).
 """
 
 from __future__ import annotations
@@ -31,14 +35,15 @@ Own = TypeVar("Own", bound="ResumableFile")
 
 
 class ResumableFile(ABC):
-    """Writes `path`. A context manager: leaving it normally finishes the file; leaving it by an exception removes what was
-    written, unless it is to be resumed and has a unit.
+    """Writes `path`. A context manager: leaving it normally finishes the file; leaving it by an
+    exception removes what was written, unless it is to be resumed and has a unit.
 
     start  offset of the first tensor, after the space reserved for the header
     work   JSON values that identify the run; None writes a file that is not resumed
     op     the command, for messages
     notes  the values given to `unit_done`, by this run and those it resumes
-    Raises WriteError when the file system refuses, CheckpointError when another process writes the same file.
+    Raises WriteError when the file system refuses, CheckpointError when another process writes the
+    same file.
     """
 
     def __init__(self, path: Path, start: int, op: str, work: Mapping[str, Any] | None = None) -> None:
@@ -67,7 +72,9 @@ class ResumableFile(ABC):
             raise self._refused(error) from error
 
     def _kept(self, work: Any) -> list[Any]:
-        """Journal lines of an earlier run of the same work whose bytes are on disk; the journal is truncated after them."""
+        """Journal lines of an earlier run of the same work whose bytes are on disk; the journal is
+        truncated after them.
+        """
         assert self._journal is not None
         lines = read_lines(self._journal)
         kept: list[Any] = []
@@ -115,7 +122,9 @@ class ResumableFile(ABC):
         return left == 0
 
     def _sum(self, raw: memoryview) -> Callable[[], int]:
-        """A function that returns the unit's checksum including `raw`, computed while a large block is written."""
+        """A function that returns the unit's checksum including `raw`, computed while a large block
+        is written.
+        """
         if self._journal is None:
             return lambda: 0
         if len(raw) < BUFFER:
@@ -200,7 +209,9 @@ class ResumableFile(ABC):
             self._leave(error)
 
     def _leave(self, error: BaseException) -> None:
-        """Keep the partial file for a later run; remove it when it is empty, or when the error would repeat."""
+        """Keep the partial file for a later run; remove it when it is empty, or when the error
+        would repeat.
+        """
         if self._resumable and (isinstance(error, WriteError | OSError) or not isinstance(error, Exception)):
             self._close()
             self._unlock()

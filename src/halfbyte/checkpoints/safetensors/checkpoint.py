@@ -1,5 +1,6 @@
-"""A checkpoint of one or several safetensors files, of any producer: tensors are grouped into modules, and each module is read
-by its layout."""
+"""A checkpoint of one or several safetensors files, of any producer: tensors are grouped into
+modules, and each module is read by its layout.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +51,17 @@ from .shards import Shards
 
 Made = TypeVar("Made")
 METADATA_KEYS = ("shape", "axis", "packing", "quant_state")
-"""Parameters that a single file may have in its metadata beside `quantization_config`, each a JSON value or a word."""
+"""Parameters that a single file may have in its metadata beside `quantization_config`, each a JSON
+value or a word.
+"""
 
 LABELS_READ = 3
 """Weights whose zero points are read to check a GPTQ version label."""
 
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Parts of a multimodal model's config.json that may hold the quantization config of its language model."""
+"""Parts of a multimodal model's config.json that may hold the quantization config of its language
+model.
+"""
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -90,7 +95,9 @@ class SafetensorsCheckpoint(Checkpoint):
         self.format = self._format()
 
     def _find_scheme(self, quantization: Mapping[str, Any] | None) -> ConfigReader | None:
-        """The quantization config: the caller's, config.json's, the one a file beside it, or a single file's metadata."""
+        """The quantization config: the caller's, config.json's, the one a file beside it, or a
+        single file's metadata.
+        """
         found: list[tuple[str, Mapping[str, Any]]] = []
         where = str(self._sources.folder / "config.json")
         if quantization is not None:
@@ -221,7 +228,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._made(key, self.reading(key).layout.zero_points) if key in self._modules else None
 
     def _made(self, key: str, make: Callable[[Mapping[str, NDArray[Any]], Mapping[str, Any], str], Made]) -> Made:
-        """`make` applied to the tensors of a packed weight. CheckpointError naming file and tensor when they are damaged."""
+        """`make` applied to the tensors of a packed weight. CheckpointError naming file and tensor
+        when they are damaged.
+        """
         try:
             return make(self.raw(key), self.reading(key).params, key)
         except HalfbyteError as error:
@@ -247,14 +256,18 @@ class SafetensorsCheckpoint(Checkpoint):
         return expected_shape(self.config, key)[1]
 
     def same_bytes(self, a: str, b: str) -> bool:
-        """True when two keys hold the same tensors, byte for byte. Reads them only when dtypes and shapes agree."""
+        """True when two keys hold the same tensors, byte for byte. Reads them only when dtypes and
+        shapes agree.
+        """
         ours, theirs = (self._modules.get(key, {".weight": self._keys[key]}) for key in (a, b))
         if set(ours) != set(theirs) or any(self.shards.header(ours[s]) != self.shards.header(theirs[s]) for s in ours):
             return False
         return all(_equal_bytes(self.shards.array(ours[s]), self.shards.array(theirs[s])) for s in ours)
 
     def reading(self, key: str) -> Reading:
-        """How the packed weight `key` is read; CheckpointError naming file and tensor when it cannot be."""
+        """How the packed weight `key` is read; CheckpointError naming file and tensor when it
+        cannot be.
+        """
         reading = self.reading_or_error(key)
         if not isinstance(reading, Reading):
             raise reading
@@ -345,7 +358,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return ""
 
     def _harmless_beside(self, owner: str, tensor: str) -> str:
-        """Why a tensor beside a packed weight changes none of its values, as its layout says; "" when it says nothing."""
+        """Why a tensor beside a packed weight changes none of its values, as its layout says; ""
+        when it says nothing.
+        """
         reading = self.reading_or_error(owner)
         if not isinstance(reading, Reading):
             return ""
@@ -355,7 +370,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return next((c.why for c in claims if c.suffix == suffix and c.part == AUXILIARY), "")
 
     def _missing_parts(self) -> Iterator[Entry]:
-        """The parts that incomplete packed weights lack: of the layout that the config means, else of the nearest one."""
+        """The parts that incomplete packed weights lack: of the layout that the config means, else
+        of the nearest one.
+        """
         layouts = {layout.name: layout for layout in self._detector.layouts}
         meant = [layouts[n] for n in self.scheme.order(layouts)] if self.scheme is not None else []
         codes = {
@@ -382,9 +399,11 @@ class SafetensorsCheckpoint(Checkpoint):
                     yield Entry("tensor", f"{module}{layout.separator}{part}" if part else module, MISSING, module, why=why)
 
     def _lost_parts(self) -> Iterator[Entry]:
-        """Optional parts that a weight lacks beside others of its layout and format that have them: its own was lost.
+        """Optional parts that a weight lacks beside others of its layout and format that have them:
+        its own was lost.
 
-        Of tensor scales of two-level formats, and of ONNX's zero points; elsewhere weights with and without a part may be mixed.
+        Of tensor scales of two-level formats, and of ONNX's zero points; elsewhere weights with and
+        without a part may be mixed.
         """
         suffixes: dict[tuple[str, ...], str] = {}
         without: list[tuple[tuple[str, ...], str]] = []
@@ -406,7 +425,9 @@ class SafetensorsCheckpoint(Checkpoint):
                 yield Entry("tensor", key + suffixes[kind], MISSING, key, why=f"the other weights of {kind[0]} have it")
 
     def _modules_of_the_model(self) -> tuple[str, list[Entry]]:
-        """(why the modules are not compared with config.json, "" when they are; missing tensors and wrong shapes)."""
+        """(why the modules are not compared with config.json, "" when they are; missing tensors and
+        wrong shapes).
+        """
         if not self.config:
             return "there is no config.json", []
         prefix = prefix_of(self._keys)
@@ -432,7 +453,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return "", requirement_entries(needs, shapes, expected)
 
     def label_findings(self) -> list[Finding]:
-        """Whether the version label of a GPTQ checkpoint fits the zero points of its first weights, which are read for this."""
+        """Whether the version label of a GPTQ checkpoint fits the zero points of its first weights,
+        which are read for this.
+        """
         if self.format != "gptq":
             return []
         found = [f for key in list(self._modules)[:LABELS_READ] for f in weight_findings(self.__getitem__, key)]
@@ -451,7 +474,9 @@ class SafetensorsCheckpoint(Checkpoint):
 
 
 def _says_own(config: Mapping[str, Any]) -> bool:
-    """True for a model with halfbyte modules that transformers saved: the files' metadata is then that of transformers."""
+    """True for a model with halfbyte modules that transformers saved: the files' metadata is then
+    that of transformers.
+    """
     quantization = config.get("quantization_config")
     return isinstance(quantization, dict) and quantization.get("quant_method") == "halfbyte"
 
@@ -462,7 +487,9 @@ def _against_config(reading: Reading) -> bool:
 
 
 def _vocabulary(size: tuple[int | None, int | None], name: str, shape: tuple[int, ...]) -> tuple[int | None, int | None]:
-    """The expected (n, k); an embedding or a head may have more rows than the vocabulary, which writers pad."""
+    """The expected (n, k); an embedding or a head may have more rows than the vocabulary, which
+    writers pad.
+    """
     n, k = size
     if n and len(shape) == 2 and shape[0] > n and name.endswith(("embed_tokens", "lm_head")):
         n = shape[0]

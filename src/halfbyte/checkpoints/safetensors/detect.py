@@ -1,9 +1,11 @@
-"""Which layout a module's tensors follow and with which numbers, from the quantization config and from the tensors themselves.
+"""Which layout a module's tensors follow and with which numbers, from the quantization config and
+from the tensors themselves.
 
-The config names a producer and each module's parameters; the tensors, by suffix, dtype and shape, say which layouts are
-possible. Where they agree that is the reading. Where they do not, the tensors are right if they leave one reading only, and a
-finding reports it; if they leave several (4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes) the module is
-refused with a sentence that lists them.
+The config names a producer and each module's parameters; the tensors, by suffix, dtype and shape,
+say which layouts are possible. Where they agree that is the reading. Where they do not, the tensors
+are right if they leave one reading only, and a finding reports it; if they leave several (4 bits in
+groups of 32 and 2 bits in groups of 64 have the same shapes) the module is refused with a sentence
+that lists them.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, Arithmeti
 
 @dataclass(frozen=True)
 class Reading:
-    """How one module is read: its layout, the parameters it is given, what the headers then say, and a finding about
-    it, if any."""
+    """How one module is read: its layout, the parameters it is given, what the headers then say,
+    and a finding about it, if any.
+    """
 
     layout: Layout
     params: Mapping[str, Any]
@@ -68,7 +71,8 @@ class Detector:
 
     def kind(self, tensors: Mapping[str, str]) -> Kind:
         """What a module with these tensors, by suffix, can be."""
-        # A tensor without a known suffix belongs to no layout, and its header may be one that is not read.
+        # A tensor without a known suffix belongs to no layout, and its header may be one that is
+        # not read.
         lone = tuple(tensors) == ("",)
         headers = {} if lone else {suffix: self.shards.header(tensor) for suffix, tensor in tensors.items()}
         signature = tuple((suffix, header.dtype) for suffix, header in headers.items())
@@ -77,8 +81,9 @@ class Detector:
         return self._kinds[signature]
 
     def parameters(self, module: str) -> dict[str, Any]:
-        """What `module`'s layout is given. A module that the config leaves dense but is packed gets the parameters of all
-        others."""
+        """What `module`'s layout is given. A module that the config leaves dense but is packed gets
+        the parameters of all others.
+        """
         params = dict(self.extra)
         if self.scheme is not None:
             own = self.scheme.parameters(module)
@@ -89,7 +94,9 @@ class Detector:
         return params
 
     def read(self, module: str, tensors: Mapping[str, str]) -> Reading:
-        """The reading of `module`. CheckpointError naming its file and tensors when there is none, or more than one."""
+        """The reading of `module`. CheckpointError naming its file and tensors when there is none,
+        or more than one.
+        """
         meant, others, *_ = self.kind(tensors)
         params = self.parameters(module)
         if self._meant and not meant:
@@ -97,7 +104,8 @@ class Detector:
             meant = tuple(layout for layout in self.layouts if layout.name == self._meant[0])
         readings, problem = self._try(meant or others, params, module, tensors)
         if self.scheme is not None and not readings:
-            # Another producer's numbers may share a name with this one's and not its meaning: without them, then.
+            # Another producer's numbers may share a name with this one's and not its meaning:
+            # without them, then.
             readings = self._try(others, params, module, tensors)[0] or self._try(others, self.extra, module, tensors)[0]
             if readings:
                 text = f"the config says {self.scheme.method}, its tensors are {readings[0].layout.name}; read as that"
@@ -113,7 +121,9 @@ class Detector:
     def _try(
         self, layouts: Sequence[Layout], params: Mapping[str, Any], module: str, tensors: Mapping[str, str]
     ) -> tuple[list[Reading], HalfbyteError | None]:
-        """Readings that fit, and the problem of the layout that has a place for most of the tensors."""
+        """Readings that fit, and the problem of the layout that has a place for most of the
+        tensors.
+        """
         readings, problem, most = [], None, 0
         for layout in layouts:
             try:
@@ -144,8 +154,9 @@ class Detector:
         tensors: Mapping[str, str],
         problem: HalfbyteError | None,
     ) -> Reading:
-        """The one reading with other numbers that fits the shapes and the model's sizes; else `problem` is raised, naming the
-        file."""
+        """The one reading with other numbers that fits the shapes and the model's sizes; else
+        `problem` is raised, naming the file.
+        """
         assert problem is not None  # nothing fitted
         k = expected_shape(self.config, module)[1]
         found = [(layout, p, d) for layout in layouts for p, d in self._numbers(layout, params, module, tensors)]
@@ -167,7 +178,9 @@ class Detector:
     def _numbers(
         self, layout: Layout, params: Mapping[str, Any], module: str, tensors: Mapping[str, str]
     ) -> list[tuple[Mapping[str, Any], Described]]:
-        """Every setting of bits, group size and mode with which the layout accepts the tensors, one for each distinct outcome."""
+        """Every setting of bits, group size and mode with which the layout accepts the tensors, one
+        for each distinct outcome.
+        """
         own = own_suffixes(layout, tensors)
         signature = (
             layout.name,

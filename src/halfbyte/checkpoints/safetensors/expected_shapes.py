@@ -1,10 +1,12 @@
-"""Sizes of a module's weight as the model's configuration implies them, for shapes that a file leaves open.
+"""Sizes of a module's weight as the model's configuration implies them, for shapes that a file
+leaves open.
 
     q_proj, gate_proj, lm_head, ...   k = hidden_size
     o_proj                            k = num_attention_heads · head_dim
     down_proj                         k = intermediate_size, or the experts' own
 
-A guess from names: it decides what a file leaves open, and never overrides the file or its quantization config.
+A guess from names: it decides what a file leaves open, and never overrides the file or its
+quantization config.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One safetensors file: the header is checked on opening, the data are mapped on first use, arrays are views of the map."""
+"""One safetensors file: the header is checked on opening, the data are mapped on first use, arrays
+are views of the map.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class SafetensorsFile:
         return (*entry.shape[:-1], entry.shape[-1] * bits // 8), dtype
 
     def array(self, name: str) -> NDArray[Any]:
-        """The tensor, a read-only view of the mapped file; a copy only when its bytes are not aligned for their dtype."""
+        """The tensor, a read-only view of the mapped file; a copy only when its bytes are not
+        aligned for their dtype.
+        """
         shape, dtype = self.header(name)
         entry = self.entries[name]
         if entry.start == entry.stop:
@@ -101,7 +105,9 @@ class SafetensorsFile:
             self._advise(name, "MADV_WILLNEED")
 
     def release(self, name: str) -> None:
-        """The pages of the tensor stop counting as resident memory; they come back from the file when touched."""
+        """The pages of the tensor stop counting as resident memory; they come back from the file
+        when touched.
+        """
         self._advise(name, "MADV_DONTNEED")
 
     def _advise(self, name: str, word: str) -> None:

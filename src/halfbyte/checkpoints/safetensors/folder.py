@@ -1,12 +1,14 @@
 """Which files of a folder make up a checkpoint: configuration, shard index, shards.
 
-    weight_map in *.safetensors.index.json     names the shards; other .safetensors files are ignored and reported
+    weight_map in *.safetensors.index.json     names the shards; other .safetensors files are
+                                               ignored and reported
     model.safetensors                          else, alone
     name-00001-of-000NN.safetensors            else, all NN of them
     the .safetensors files there are           else
 
-A shard's name comes from a file that may lie, so it must stay below the folder: no absolute path, no "..", no backslash, no
-symlink that leads out. The one exception is the store of the Hugging Face hub, whose snapshots are links to ../../blobs/<hash>.
+A shard's name comes from a file that may lie, so it must stay below the folder: no absolute path,
+no "..", no backslash, no symlink that leads out. The one exception is the store of the Hugging Face
+hub, whose snapshots are links to ../../blobs/<hash>.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Sources:
     index       name of the index file, "" without one
     config      config.json ({} without one), and `side`: the other configuration files by name
     findings    files that are ignored
-    lone        one file was opened, not a folder: configuration beside it is read when it carries none itself
+    lone        one file was opened, not a folder: configuration beside it is read when it carries
+                none itself
     """
 
     folder: Path
@@ -51,7 +54,9 @@ class Sources:
 
 
 def sources_of(folder: Path, index: Path | None = None) -> Sources:
-    """The files of the checkpoint in `folder`. CheckpointError when there is none, or one is missing or outside the folder."""
+    """The files of the checkpoint in `folder`. CheckpointError when there is none, or one is
+    missing or outside the folder.
+    """
     s = Sources(folder)
     read_configs(folder, s)
     present = sorted(p.name for p in folder.glob("*.safetensors"))
@@ -90,7 +95,9 @@ def read_configs(folder: Path, s: Sources) -> None:
 
 
 def inside(folder: Path, name: str, source: str) -> Path:
-    """The path of file `name` of `folder`; CheckpointError unless it is inside the folder. `source`: the file that names it."""
+    """The path of file `name` of `folder`; CheckpointError unless it is inside the folder.
+    `source`: the file that names it.
+    """
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     if not name or "\0" in name or "\\" in name or posix.is_absolute() or windows.drive or windows.root or ".." in posix.parts:
         raise CheckpointError(

@@ -1,12 +1,14 @@
 """Parse and check the header of a safetensors file, under limits.
 
-    8 bytes n (little-endian) | n bytes of JSON {name: {dtype, shape, data_offsets}, "__metadata__": {str: str}} | data
+    8 bytes n (little-endian) | n bytes of JSON {name: {dtype, shape, data_offsets}, "__metadata__":
+    {str: str}} | data
 
-The tensors, sorted by offset, must cover the data without gap or overlap. Entries are scanned one at a time instead of
-building the JSON tree, so a header of the largest size costs memory for its tensors only; no pattern here can backtrack over
-more than one entry.
+The tensors, sorted by offset, must cover the data without gap or overlap. Entries are scanned one
+at a time instead of building the JSON tree, so a header of the largest size costs memory for its
+tensors only; no pattern here can backtrack over more than one entry.
 
-Source: the format description of the safetensors project, https://github.com/huggingface/safetensors.
+Source: the format description of the safetensors project,
+https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from ...errors import CheckpointError
 MAX_HEADER = 100_000_000
 """The format's own limit on header bytes."""
 MAX_TENSORS = 100_000
-"""Most tensors in one file: 18,432 expert matrices of five tensors each are 92,160. It bounds memory and time."""
+"""Most tensors in one file: 18,432 expert matrices of five tensors each are 92,160. It bounds
+memory and time.
+"""
 MAX_NAME = 1 << 8
 MAX_ENTRY = 1 << 12
 """Most bytes of a tensor's name, and of the rest of its entry (which is near 80)."""
@@ -57,7 +61,9 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 
 
 class Entry(NamedTuple):
-    """One tensor: dtype word, shape, and its bytes data[start:stop], counted from the end of the header."""
+    """One tensor: dtype word, shape, and its bytes data[start:stop], counted from the end of the
+    header.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -74,7 +80,9 @@ class FileHeader(NamedTuple):
 
 
 def header_length(first: bytes, file_size: int, where: str) -> int:
-    """n, from the first 8 bytes of a file of `file_size` bytes; CheckpointError when it cannot be a header's length."""
+    """n, from the first 8 bytes of a file of `file_size` bytes; CheckpointError when it cannot be a
+    header's length.
+    """
     if len(first) < 8:
         raise CheckpointError(f"[open] {where}: {file_size} bytes; a safetensors file begins with 8 bytes of header length")
     length = int.from_bytes(first, "little")
@@ -92,8 +100,8 @@ def header_length(first: bytes, file_size: int, where: str) -> int:
 
 
 def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
-    """Entries of the JSON header `data`, checked against `data_size` bytes of tensor data; `where` is the file's name for
-    messages.
+    """Entries of the JSON header `data`, checked against `data_size` bytes of tensor data; `where`
+    is the file's name for messages.
 
     Raises CheckpointError naming file and tensor when anything does not fit.
     """
@@ -152,7 +160,8 @@ def _opening(data: bytes, where: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _kind(dtype: bytes, shape: bytes) -> tuple[str, tuple[int, ...], int] | None:
-    """(dtype word, axes, bytes, −1 where `_check_size` must look) of these texts; None for texts that `_slow_entry` must explain.
+    """(dtype word, axes, bytes, −1 where `_check_size` must look) of these texts; None for texts
+    that `_slow_entry` must explain.
 
     Cached: a model has few shapes and many tensors of each.
     """

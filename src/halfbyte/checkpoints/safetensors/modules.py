@@ -16,14 +16,18 @@ from ...layouts.base import HasHeader
 from ...layouts.unsupported import Recognised, recognise
 
 ANCHORS = (".qweight", ".weight_packed", ".W_q", ".weight_qdata", ".weight.absmax")
-"""Suffixes that packed weights alone have: a module with one of them and no layout is incomplete, not dense."""
+"""Suffixes that packed weights alone have: a module with one of them and no layout is incomplete,
+not dense.
+"""
 
 SUSPECT = (
     *ANCHORS, ".qzeros", ".scales", ".biases", ".g_idx", ".weight_scale", ".weight_scale_2", ".weight_scale_inv",
     ".weight_zero_point", ".weight_global_scale", ".weight_shape", ".weight_g_idx", ".weight.quant_map",
     ".weight.nested_absmax", ".SCB", ".weight_scales",
 )  # fmt: skip
-"""Suffixes that only parts of packed weights have; others (`.scale`, `.shape`) are ordinary names too."""
+"""Suffixes that only parts of packed weights have; others (`.scale`, `.shape`) are ordinary names
+too.
+"""
 
 
 def suffixes_of(layouts: Iterable[Layout]) -> frozenset[str]:
@@ -32,8 +36,9 @@ def suffixes_of(layouts: Iterable[Layout]) -> frozenset[str]:
 
 
 def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[str, str]]:
-    """module -> {suffix: tensor}, in the order of `tensors`; a tensor without a known suffix is a module of
-    its own, with the suffix ""."""
+    """module -> {suffix: tensor}, in the order of `tensors`; a tensor without a known suffix is a
+    module of its own, with the suffix "".
+    """
     longest = max(map(len, suffixes), default=0)
     modules: dict[str, dict[str, str]] = {}
     for tensor in tensors:
@@ -47,8 +52,9 @@ def group(tensors: Iterable[str], suffixes: frozenset[str]) -> dict[str, dict[st
 
 
 def without_separator(layout: Layout, suffixes: Iterable[str]) -> dict[str, str]:
-    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the layout's separator, and "" for a
-    tensor under the module's own name where the layout has one."""
+    """{suffix as the layout calls it: suffix as the name ends} of those that begin with the
+    layout's separator, and "" for a tensor under the module's own name where the layout has one.
+    """
     bare = "" in layout.required
     return {s[len(layout.separator) :]: s for s in suffixes if s.startswith(layout.separator) or (bare and s == "")}
 
@@ -78,8 +84,9 @@ class Kind(NamedTuple):
 
 
 def kind_of(layouts: Sequence[Layout], headers: Mapping[str, HasHeader], prefers: Sequence[str]) -> Kind:
-    """The `Kind` of modules with tensors like these, keyed by suffix. `prefers` names the layouts that the config can mean, most
-    likely first."""
+    """The `Kind` of modules with tensors like these, keyed by suffix. `prefers` names the layouts
+    that the config can mean, most likely first.
+    """
     possible: dict[str, Layout] = {}
     for layout in layouts:
         own = without_separator(layout, headers)

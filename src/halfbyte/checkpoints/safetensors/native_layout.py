@@ -1,12 +1,13 @@
-"""halfbyte's own files: the canonical parts under their names, and one small tensor beside each weight that says what they are.
+"""halfbyte's own files: the canonical parts under their names, and one small tensor beside each
+weight that says what they are.
 
     NAME.codes, NAME.scales, ...   the parts of docs/design/layering.md (layouts/native.py)
     NAME.halfbyte                  uint8: JSON of format, shape, origin, details, window
     NAME                           a dense tensor
 
-The file's metadata has format = "halfbyte". Nothing is packed or permuted, so a weight is read without a copy. The description
-is a tensor beside its weight and not in the metadata, so that a header of many weights stays small and the description of one
-weight can be read without the others.
+The file's metadata has format = "halfbyte". Nothing is packed or permuted, so a weight is read
+without a copy. The description is a tensor beside its weight and not in the metadata, so that a
+header of many weights stays small and the description of one weight can be read without the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Save and load packed weights in halfbyte's own layout: `save(path, {name: weight})`, `load(path)`."""
+"""Save and load packed weights in halfbyte's own layout: `save(path, {name: weight})`,
+`load(path)`.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def _tensors(name: str, weight: QTensor | NDArray[Any], layout: OwnLayout) -> It
 def load(path: str | os.PathLike[str]) -> dict[str, QTensor | NDArray[Any]]:
     """Everything in a file that `save` wrote, memory-mapped: data are read when they are used.
 
-    Raises CheckpointError for a damaged file, and for one that `save` did not write (`open` reads those).
+    Raises CheckpointError for a damaged file, and for one that `save` did not write (`open` reads
+    those).
     """
     checkpoint = open_checkpoint(Path(path))
     if checkpoint.metadata.get("format") != "halfbyte":

@@ -1,11 +1,14 @@
-"""A folder of safetensors shards, written under a temporary name, resumable after a kill, renamed when complete.
+"""A folder of safetensors shards, written under a temporary name, resumable after a kill, renamed
+when complete.
 
     .OUT.partial/journal.jsonl      the work, then one line for each finished shard
-    .OUT.partial/00001.shard        finished shards; their names keep them from being opened as a checkpoint
+    .OUT.partial/00001.shard        finished shards; their names keep them from being opened as a
+                                    checkpoint
     OUT/model-00001-of-00003.safetensors …
 
-A run that finds a journal of the same work resumes after its last finished shard; a journal of other work is deleted. At the
-end JSON files are written first and shards renamed last, so that a folder that opens is always complete.
+A run that finds a journal of the same work resumes after its last finished shard; a journal of
+other work is deleted. At the end JSON files are written first and shards renamed last, so that a
+folder that opens is always complete.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ LOCK = "lock"
 
 
 class ResumableFolder:
-    """Writes the folder `out`. A context manager: leaving it by an exception keeps what can be resumed.
+    """Writes the folder `out`. A context manager: leaving it by an exception keeps what can be
+    resumed.
 
     work      identifies the run: another value starts anew
     limit     bytes of a shard; a unit that is larger has a shard of its own
     metadata  of every shard
-    notes     the values given to `add`, for units of finished shards of this run and the one it resumes
+    notes     the values given to `add`, for units of finished shards of this run and the one it
+              resumes
     Raises CheckpointError when another process writes it.
     """
 

@@ -20,7 +20,8 @@ class Shards:
     weight_map  tensor -> shard name as an index has it, {} without one; `index` names that file
     unlisted    tensors that the shards hold and the index does not name
 
-    Raises CheckpointError for a damaged shard, a tensor in two shards, or one that its shard does not hold.
+    Raises CheckpointError for a damaged shard, a tensor in two shards, or one that its shard does
+    not hold.
     """
 
     def __init__(self, paths: Mapping[str, Path], weight_map: Mapping[str, str], index: str) -> None:

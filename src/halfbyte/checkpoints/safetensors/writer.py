@@ -1,9 +1,10 @@
 """Write a safetensors file one tensor at a time, under a temporary name that is renamed at the end.
 
-Tensors are written as they come, so a file of any size needs the memory of one tensor. The header comes first in the file and
-its length depends on all tensors, so space is reserved for it. When that is too small, or the order of tensors leaves one
-unaligned for its dtype, the data are copied once, largest elements first. A writer that is not finished leaves no file, except
-a partial one to resume from where `work` is given (`io/resumable_file.py`).
+Tensors are written as they come, so a file of any size needs the memory of one tensor. The header
+comes first in the file and its length depends on all tensors, so space is reserved for it. When
+that is too small, or the order of tensors leaves one unaligned for its dtype, the data are copied
+once, largest elements first. A writer that is not finished leaves no file, except a partial one to
+resume from where `work` is given (`io/resumable_file.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ WORDS = {dtype: word for word, dtype in NUMPY_DTYPES.items() if word not in ("F4
 ALIGNMENT = 64
 """Bytes to which the data section is aligned."""
 ENTRY_ROOM = 224
-"""Bytes of header reserved for each expected tensor: a name of 100 and an entry of 90, with some to spare."""
+"""Bytes of header reserved for each expected tensor: a name of 100 and an entry of 90, with some to
+spare.
+"""
 BUFFER = 1 << 20
 
 
@@ -43,8 +46,8 @@ class Written(NamedTuple):
 
 
 class SafetensorsWriter(ResumableFile):
-    """Writes `path`. A context manager: leaving it normally finishes the file, leaving it by an exception removes what was
-    written.
+    """Writes `path`. A context manager: leaving it normally finishes the file, leaving it by an
+    exception removes what was written.
 
         with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
             for name, array in tensors:
@@ -53,7 +56,8 @@ class SafetensorsWriter(ResumableFile):
     metadata  strings for the header
     expected  number of tensors; a good estimate avoids copying the data at the end
     work      identifies a run that can be resumed (`io/resumable_file.py`)
-    Raises CheckpointError when a name is given twice, a dtype has no word, or the file cannot be written.
+    Raises CheckpointError when a name is given twice, a dtype has no word, or the file cannot be
+    written.
     """
 
     def __init__(
@@ -78,7 +82,9 @@ class SafetensorsWriter(ResumableFile):
         self.add_blocks(name, array.dtype, array.shape, [array])
 
     def add_blocks(self, name: str, dtype: np.dtype[Any], shape: Sequence[int], blocks: Iterable[NDArray[Any]]) -> None:
-        """Append a tensor given as blocks of `dtype` in C order: a dense matrix is never held in memory as a whole."""
+        """Append a tensor given as blocks of `dtype` in C order: a dense matrix is never held in
+        memory as a whole.
+        """
         word = WORDS.get(dtype.newbyteorder("="))
         if word is None:
             raise CheckpointError(f"[save] {self.path}: tensor {name!r} is {dtype}; a file holds {', '.join(map(str, WORDS))}")
@@ -105,7 +111,9 @@ class SafetensorsWriter(ResumableFile):
             self._copy_sorted()
 
     def _copy_sorted(self) -> None:
-        """Copy the data into a new file behind a header of its own length, largest elements first so that all are aligned."""
+        """Copy the data into a new file behind a header of its own length, largest elements first
+        so that all are aligned.
+        """
         order = sorted(self._entries, key=lambda name: -self._entries[name].itemsize)
         moved, end = {}, 0
         for name in order:
@@ -114,7 +122,8 @@ class SafetensorsWriter(ResumableFile):
         header = self._header(moved)
         self._file.flush()
         with self._temporary.open("rb") as source:
-            # The old file stays readable through its handle after its name is unlinked for the new one.
+            # The old file stays readable through its handle after its name is unlinked for the new
+            # one.
             self._temporary.unlink()
             self._file.close()
             self._file = self._temporary.open("wb")

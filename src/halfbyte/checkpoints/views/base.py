@@ -14,7 +14,9 @@ from ..ledger import Ledger
 
 
 class View(Checkpoint):
-    """`source` unchanged. Subclasses rename keys, reorder rows or transpose axes; closing a view closes its source."""
+    """`source` unchanged. Subclasses rename keys, reorder rows or transpose axes; closing a view
+    closes its source.
+    """
 
     def __init__(self, source: Checkpoint) -> None:
         self.source = source

@@ -1,7 +1,8 @@
 """GPTQModel's gpt-oss, whose `gate_proj` and `up_proj` are not the rows that their names say.
 
-The rows of gpt-oss's `gate_up_proj` alternate between gate and up: g₀ u₀ g₁ u₁ …. GPTQModel splits that matrix in the middle and
-calls the halves `gate_proj` and `up_proj`; in other checkpoints gate_proj is g₀ g₁ …. Whole rows move, so codes keep every bit:
+The rows of gpt-oss's `gate_up_proj` alternate between gate and up: g₀ u₀ g₁ u₁ …. GPTQModel splits
+that matrix in the middle and calls the halves `gate_proj` and `up_proj`; in other checkpoints
+gate_proj is g₀ g₁ …. Whole rows move, so codes keep every bit:
 
     stored   gate_proj = rows 0 … f − 1        up_proj = rows f … 2f − 1        of g₀ u₀ g₁ u₁ …
     read     gate_proj = rows 0, 2, 4, …       up_proj = rows 1, 3, 5, …
@@ -27,8 +28,9 @@ _OTHER = {"gate": "up", "up": "gate"}
 
 
 def has_split_gate_up(config: Mapping[str, Any]) -> bool:
-    """True for a gpt-oss that GPTQModel wrote: its `gate_proj` is the first half of the alternating rows of `gate_up_proj`, and
-    its forward joins the halves before it takes every second row."""
+    """True for a gpt-oss that GPTQModel wrote: its `gate_proj` is the first half of the alternating
+    rows of `gate_up_proj`, and its forward joins the halves before it takes every second row.
+    """
     if str(config.get("model_type", "")).replace("-", "_") != "gpt_oss":
         return False
     stated = config.get("quantization_config")
@@ -38,12 +40,15 @@ def has_split_gate_up(config: Mapping[str, Any]) -> bool:
 
 
 def rows_by_name(checkpoint: Checkpoint) -> Checkpoint:
-    """`checkpoint`, or a view of it in which `gate_proj` holds the rows of gate and `up_proj` those of up."""
+    """`checkpoint`, or a view of it in which `gate_proj` holds the rows of gate and `up_proj` those
+    of up.
+    """
     return AlternatingRows(checkpoint) if has_split_gate_up(checkpoint.config) else checkpoint
 
 
 class AlternatingRows(View):
-    """`source`, whose experts' `gate_proj` and `up_proj` are halves of alternating rows, with the rows sorted into gate and up.
+    """`source`, whose experts' `gate_proj` and `up_proj` are halves of alternating rows, with the
+    rows sorted into gate and up.
 
     `meta`, which names the writer and so the order of rows, is removed from the configuration.
     Raises CheckpointError when a half has no counterpart, or one that it cannot be joined with.

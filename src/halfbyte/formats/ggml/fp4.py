@@ -1,11 +1,14 @@
-"""ggml's NVFP4: E2M1 codes, an unsigned E4M3 scale for 16 of them, one float32 factor for the tensor or none.
+"""ggml's NVFP4: E2M1 codes, an unsigned E4M3 scale for 16 of them, one float32 factor for the
+tensor or none.
 
     value = e2m1(code) · ue4m3(scale_byte) · global
 
-A codec separate from `nvfp4` because the scale byte means something else: the sign bit is ignored, 0x7F is 0 and 0xFF is 480.
-Blocks hold 64 values. Format option: `global_scale`, "multiply" (default; a separate `.scale` tensor in a file) or "none".
+A codec separate from `nvfp4` because the scale byte means something else: the sign bit is ignored,
+0x7F is 0 and 0xFF is 480. Blocks hold 64 values. Format option: `global_scale`, "multiply"
+(default; a separate `.scale` tensor in a file) or "none".
 
-Encoding: global = largest magnitude of the matrix / 2688 (6 · 448), scale = largest of 16 / 6 / global, codes to nearest.
+Encoding: global = largest magnitude of the matrix / 2688 (6 · 448), scale = largest of 16 / 6 /
+global, codes to nearest.
 
 | rule | scale byte | ties of codes |
 |---|---|---|
@@ -96,7 +99,8 @@ def _encode(x: F32, factor: np.float32, rule: str) -> dict[str, NDArray[Any]]:
     if rule == "ggml":
         byte = _ggml_cast(amax / np.float32(6) / factor)
     else:
-        # Signless, so 0x00 to 0x7E of E4M3: round_to_element saturates at 448. A byte of 0 would lose the whole group.
+        # Signless, so 0x00 to 0x7E of E4M3: round_to_element saturates at 448. A byte of 0 would
+        # lose the whole group.
         byte = np.maximum(round_to_element(amax.astype(np.float64) / 6 / np.float64(factor), "e4m3"), (amax > 0).astype(np.uint8))
     step = scale_table("ue4m3")[byte][..., None] * np.float64(factor)
     codes = round_to_element(safe_divide(groups.astype(np.float64), step), "e2m1", "zero" if rule == "ggml" else "even")
@@ -105,7 +109,9 @@ def _encode(x: F32, factor: np.float32, rule: str) -> dict[str, NDArray[Any]]:
 
 
 def _ggml_cast(x: F32) -> NDArray[np.uint8]:
-    """float32 ≥ 0 -> UE4M3 as ggml_fp32_to_ue4m3 has it: three mantissa bits rounded by the fourth, 248 and more are 448."""
+    """float32 ≥ 0 -> UE4M3 as ggml_fp32_to_ue4m3 has it: three mantissa bits rounded by the fourth,
+    248 and more are 448.
+    """
     x = np.clip(x, 0, 448).astype(np.float32)
     mantissa, exponent = np.frexp(x)  # x = mantissa · 2^exponent, mantissa in [0.5, 1)
     biased = exponent + 6

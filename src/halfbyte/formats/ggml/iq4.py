@@ -3,9 +3,9 @@
     iq4_nl   value = table[code] · d                 32 values a block
     iq4_xs   value = table[code] · sc · d            super-blocks of 256
 
-The table runs from −127 to 113 and has no zero: its smallest entry is 1. Encoding: a scale for each group by the rule `search`
-(default) or `extreme` of `scale_search.py`; iq4_xs then proceeds as the K-quants do (`k_quants.py`). llama.cpp's bytes are not
-reproduced.
+The table runs from −127 to 113 and has no zero: its smallest entry is 1. Encoding: a scale for each
+group by the rule `search` (default) or `extreme` of `scale_search.py`; iq4_xs then proceeds as the
+K-quants do (`k_quants.py`). llama.cpp's bytes are not reproduced.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""ggml's K-quants: super-blocks of 256 values, small-integer scales (and minima) of their groups under float16 ones.
+"""ggml's K-quants: super-blocks of 256 values, small-integer scales (and minima) of their groups
+under float16 ones.
 
     q3_K, q6_K         value = (code − 2^(bits−1)) · sc · d
     q2_K, q4_K, q5_K   value = code · sc · d − mn · dmin
 
-Encoding has two levels. First each group gets a real scale (and a minimum that is not negative), by the rule `search`
-(default) or `extreme` of `scale_search.py`. Then d = largest group scale / largest small integer, in float16; sc, mn and the
-codes are rounded to nearest in that order, each with the rounded values before it. llama.cpp searches with weights of its own:
-its bytes are not reproduced.
+Encoding has two levels. First each group gets a real scale (and a minimum that is not negative), by
+the rule `search` (default) or `extreme` of `scale_search.py`. Then d = largest group scale /
+largest small integer, in float16; sc, mn and the codes are rounded to nearest in that order, each
+with the rounded values before it. llama.cpp searches with weights of its own: its bytes are not
+reproduced.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def _with_minimum(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
 
 
 def _second_level(s: F32, fmt: Format, kind: str) -> tuple[NDArray[Any], NDArray[np.float16], NDArray[np.float64]]:
-    """Group scales s [rows, G, 1] -> small integers [rows, G], float16 [rows, k/256], and their product, float64 [rows, G, 1]."""
+    """Group scales s [rows, G, 1] -> small integers [rows, G], float16 [rows, k/256], and their
+    product, float64 [rows, G, 1].
+    """
     low, high = SMALL_SCALES[kind]
     per_super = s.reshape(len(s), -1, fmt.super_size // fmt.group_size)
     largest = extreme(per_super)

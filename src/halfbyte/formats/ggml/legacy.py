@@ -10,9 +10,10 @@ Scale rules, with t the largest code:
 | `extreme` (ggml) | largest magnitude is −2^(bits−1) · d | largest magnitude / 127 | m smallest, d = (largest − m) / t |
 | `search` (default) | least squared error of 19 scales (`scale_search.py`) | the same | the same, with m |
 
-`extreme` gives ggml's reference bytes: codes from the unrounded float32 scale, ties upward (q8_0: away from zero). Two cases
-differ: a scale beyond float16, which ggml writes as infinity, is refused; a group so small that the reciprocal of its scale
-overflows float32, where ggml's codes are undefined, gets the codes of zero.
+`extreme` gives ggml's reference bytes: codes from the unrounded float32 scale, ties upward (q8_0:
+away from zero). Two cases differ: a scale beyond float16, which ggml writes as infinity, is
+refused; a group so small that the reciprocal of its scale overflows float32, where ggml's codes are
+undefined, gets the codes of zero.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""ggml types that are stored as the file's raw blocks and decoded by the gguf package: IQ1, IQ2, IQ3 (codebooks) and TQ1, TQ2
-(ternary).
+"""ggml types that are stored as the file's raw blocks and decoded by the gguf package: IQ1, IQ2,
+IQ3 (codebooks) and TQ1, TQ2 (ternary).
 
-One part, `blocks`, the bytes of the file. `gguf.quants` is imported at the first decoding. Its float32
-arithmetic is exact for these types: float16 scale times small integers times codebook entries of at most 6 bits stays
-within 24 bits, and nothing is added.
+One part, `blocks`, the bytes of the file. `gguf.quants` is imported at the first decoding. Its
+float32 arithmetic is exact for these types: float16 scale times small integers times codebook
+entries of at most 6 bits stays within 24 bits, and nothing is added.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class GGMLRaw(Family):
             return Exact([wide]).round(dtype)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
-        """Ternary types: x / amax to −1, 0, 1, halves away from zero, by gguf.quants. The codebook types have no encoder."""
+        """Ternary types: x / amax to −1, 0, 1, halves away from zero, by gguf.quants. The codebook
+        types have no encoder.
+        """
         if fmt.name not in _TERNARY:
             raise UnsupportedError(
                 f"[quantize] {fmt.name} is decoded only: its codebooks need an importance matrix and a search; "
@@ -78,7 +80,9 @@ class GGMLRaw(Family):
 
 
 def dequantize_blocks(codec: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Block bytes [..., bytes] -> float32 [..., k], by gguf.quants.dequantize. Raises UnsupportedError without the package."""
+    """Block bytes [..., bytes] -> float32 [..., k], by gguf.quants.dequantize. Raises
+    UnsupportedError without the package.
+    """
     kind = GGML_BY_CODEC[codec]
     k = kind.elements(blocks.shape[-1])
     if not blocks.size:
@@ -90,7 +94,9 @@ def dequantize_blocks(codec: str, blocks: NDArray[np.uint8]) -> NDArray[np.float
 
 
 def _quants(codec: str) -> tuple[Any, Any]:
-    """The gguf.quants module and its number for `codec`. Raises UnsupportedError when it is missing, or too old for the type."""
+    """The gguf.quants module and its number for `codec`. Raises UnsupportedError when it is
+    missing, or too old for the type.
+    """
     kind = GGML_BY_CODEC[codec]
     try:
         from gguf import GGMLQuantizationType, quants

@@ -1,9 +1,11 @@
 """The scale of a group with the least squared error, by trying a few.
 
-For fixed codes with values v the best scale has a closed form: s = Σxv / Σv², with error Σx² − (Σxv)² / Σv². With an offset, x
-≈ s·q + o, s and o are the least-squares line through (q, x). The search is over codes: the group's largest value is mapped to
-the end of the table and to 18 positions up to 0.9 steps inside and outside of it; each position gives codes, each codes their
-best scale, and the least error wins. Bytes may differ from llama.cpp's, whose K-quants weight errors by magnitude.
+For fixed codes with values v the best scale has a closed form: s = Σxv / Σv², with error Σx² −
+(Σxv)² / Σv². With an offset, x ≈ s·q + o, s and o are the least-squares line through (q, x). The
+search is over codes: the group's largest value is mapped to the end of the table and to 18
+positions up to 0.9 steps inside and outside of it; each position gives codes, each codes their best
+scale, and the least error wins. Bytes may differ from llama.cpp's, whose K-quants weight errors by
+magnitude.
 """
 
 from __future__ import annotations
@@ -28,15 +30,21 @@ _CHUNK = 1 << 18
 _OFFSETS = np.linspace(-0.9, 0.9, 19, dtype=np.float32)
 """Positions of the extreme value that are tried, in steps of the table relative to its end."""
 SMALLEST = np.float32(2.0**-126)
-"""The smallest normal float32. The reciprocal of a smaller number overflows, so that such a divisor counts as zero."""
+"""The smallest normal float32. The reciprocal of a smaller number overflows, so that such a divisor
+counts as zero.
+"""
 
 
 SCALE_RULES = ("extreme", "search")
-"""extreme: the largest value is mapped to the end of the range. search: the least squared error of 19 positions near it."""
+"""extreme: the largest value is mapped to the end of the range. search: the least squared error of
+19 positions near it.
+"""
 
 
 def wants_search(fmt: Format, options: Mapping[str, Any]) -> bool:
-    """True when the options of `encode` select the search (the default). FormatError for options other than `scale`."""
+    """True when the options of `encode` select the search (the default). FormatError for options
+    other than `scale`.
+    """
     unknown = sorted(set(options) - {"scale"})
     if unknown:
         raise FormatError(f"[quantize] {fmt.name} with option {', '.join(unknown)}; allowed: scale")
@@ -52,7 +60,9 @@ def safe_divide(x: Any, by: Any) -> Any:
 
 
 def to_float16(x: Any, fmt: Format) -> NDArray[np.float16]:
-    """x in float16. FormatError for a value beyond 65504: an infinite scale would decode zeros as NaN."""
+    """x in float16. FormatError for a value beyond 65504: an infinite scale would decode zeros as
+    NaN.
+    """
     with np.errstate(over="ignore"):
         half: NDArray[np.float16] = x.astype(np.float16)
     if not np.isfinite(half).all():
@@ -65,10 +75,11 @@ def to_float16(x: Any, fmt: Format) -> NDArray[np.float16]:
 
 
 def float16_reaching(s: Any, peak: Any, steps: float, fmt: Format) -> NDArray[np.float16]:
-    """The float16 nearest to scale s, or the next larger one where `steps` of the nearest miss |peak| by over half a step.
+    """The float16 nearest to scale s, or the next larger one where `steps` of the nearest miss
+    |peak| by over half a step.
 
-    That happens with subnormal float16 scales, which are coarse: weights near 1e-7 would be clipped, or all become zero. A peak
-    below one step of the larger scale stays zero.
+    That happens with subnormal float16 scales, which are coarse: weights near 1e-7 would be
+    clipped, or all become zero. A peak below one step of the larger scale stays zero.
     """
     half = to_float16(s, fmt)
     wider = np.nextafter(half, np.copysign(np.float16(np.inf), s.astype(np.float16)))
@@ -77,13 +88,17 @@ def float16_reaching(s: Any, peak: Any, steps: float, fmt: Format) -> NDArray[np
 
 
 def extreme(x: F32) -> F32:
-    """Signed value of largest magnitude of each group, the first among equals: [..., g] -> [..., 1]."""
+    """Signed value of largest magnitude of each group, the first among equals: [..., g] -> [...,
+    1].
+    """
     out: F32 = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
     return out
 
 
 def nearest(y: Any, element: str, bits: int) -> U8:
-    """Code of the table value nearest to y, saturating. Integer ties go to the even integer, ties of `iq4_nl` up."""
+    """Code of the table value nearest to y, saturating. Integer ties go to the even integer, ties
+    of `iq4_nl` up.
+    """
     if element == "iq4_nl":
         # Midpoints of the table are multiples of one half, so twice y, floored, decides.
         codes: U8 = _iq4_codes()[np.clip(np.floor(y * 2) + 256, 0, 511).astype(np.int16)]
@@ -101,14 +116,17 @@ def _iq4_codes() -> U8:
 
 
 def scale_extreme(x: F32, element: str, bits: int) -> F32:
-    """Scale that maps the value of largest magnitude to the table's first entry, the negative end: [..., g] -> [..., 1]."""
+    """Scale that maps the value of largest magnitude to the table's first entry, the negative end:
+    [..., g] -> [..., 1].
+    """
     out: F32 = extreme(x) / np.float32(element_table(element, bits)[0])
     return out
 
 
 def scale_search(x: F32, element: str, bits: int) -> F32:
-    """Scale s for x ≈ s · element(code): [..., g] -> [..., 1]. Negative where a positive peak takes the longer,
-    negative end of the table."""
+    """Scale s for x ≈ s · element(code): [..., g] -> [..., 1]. Negative where a positive peak takes
+    the longer, negative end of the table.
+    """
     values = element_table(element, bits).astype(np.float32)
     peak = extreme(x)
     best, gain = peak / values[0], np.full(peak.shape, -1, np.float32)
@@ -126,7 +144,9 @@ def scale_search(x: F32, element: str, bits: int) -> F32:
 
 
 def line_search(x: F32, levels: int, *, below_zero: bool) -> tuple[F32, F32]:
-    """Slope s ≥ 0 and offset o for x ≈ s·q + o with q = 0 … levels: [..., g] -> two of [..., 1]. `below_zero` keeps o ≤ 0."""
+    """Slope s ≥ 0 and offset o for x ≈ s·q + o with q = 0 … levels: [..., g] -> two of [..., 1].
+    `below_zero` keeps o ≤ 0.
+    """
     low, span = ends(x, below_zero)
     unit = safe_divide(x - low, span).astype(np.float32)  # 0 … 1, so that squares neither overflow nor underflow
     highest = safe_divide(-low, span)
@@ -148,7 +168,9 @@ def line_search(x: F32, levels: int, *, below_zero: bool) -> tuple[F32, F32]:
 
 
 def ends(x: F32, below_zero: bool) -> tuple[F32, F32]:
-    """Smallest value of each group (at most 0 with `below_zero`), and the distance to its largest: two of [..., 1]."""
+    """Smallest value of each group (at most 0 with `below_zero`), and the distance to its largest:
+    two of [..., 1].
+    """
     low = x.min(axis=-1, keepdims=True)
     if below_zero:
         low = np.minimum(low, np.float32(0))
@@ -158,7 +180,8 @@ def ends(x: F32, below_zero: bool) -> tuple[F32, F32]:
 def in_chunks(
     x: NDArray[np.floating], fmt: Format, block: int, encode: Callable[[F32], dict[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
-    """`encode` over float32 rows [rows, k] of x [*lead, n, k], `_CHUNK` values at a time; parts [*lead, n, ...].
+    """`encode` over float32 rows [rows, k] of x [*lead, n, k], `_CHUNK` values at a time; parts
+    [*lead, n, ...].
 
     Raises ShapeError when k is not whole blocks.
     """

@@ -1,9 +1,11 @@
-"""ggml's tensor types: name, number in a file, elements and bytes of a block, and the codec that a block holds.
+"""ggml's tensor types: name, number in a file, elements and bytes of a block, and the codec that a
+block holds.
 
     bytes of a row = k / block · nbytes
 
-Numbers and sizes are ggml's own (`ggml.h`, enum ggml_type; the GGUF specification repeats them). They are *tensor* types: the
-file type in a GGUF's metadata is another enumeration (tensor type 12 is Q4_K, file type 12 is not).
+Numbers and sizes are ggml's own (`ggml.h`, enum ggml_type; the GGUF specification repeats them).
+They are *tensor* types: the file type in a GGUF's metadata is another enumeration (tensor type 12
+is Q4_K, file type 12 is not).
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ GGML_BY_CODEC: dict[str, GGMLType] = {t.codec: t for t in _ALL if t.codec}
 
 
 def ggml_type(which: str | int) -> GGMLType:
-    """The type of a name ("Q4_K", any case) or of a number in a file. Raises FormatError for one that is not listed."""
+    """The type of a name ("Q4_K", any case) or of a number in a file. Raises FormatError for one
+    that is not listed.
+    """
     found = GGML_BY_ID.get(which) if isinstance(which, int) else GGML_TYPES.get(which.upper())
     if found is None:
         raise FormatError(f"[gguf] tensor type {which!r} is not known; known: {', '.join(f'{t.name} ({t.id})' for t in _ALL)}")

@@ -1,6 +1,7 @@
 """Encoding of minifloats with float group scales: FP4 and FP8.
 
-scale = amax / M, rounded to its dtype; code = nearest(x / scale), saturating at M, the element's largest value
+scale = amax / M, rounded to its dtype; code = nearest(x / scale), saturating at M, the element's
+largest value
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class FloatPolicy:
     """How a group of minifloats is rounded.
 
     compute     arithmetic of amax / M and of x / scale, one of `policy.COMPUTE`
-    zero_scale  replacement of a scale of 0: a number, or "eps" for the machine epsilon of the scale dtype
+    zero_scale  replacement of a scale of 0: a number, or "eps" for the machine epsilon of the scale
+                dtype
     ties, zeros rounding of the elements, see `minifloat`
     """
 

@@ -7,7 +7,8 @@
 | `flat` | [ceil(size/g)] | g neighbours of the flattened tensor |
 | `strided` | [ceil(size/g)] | every (size/g)-th element of the flattened tensor |
 
-A short last group (row, tile or flat end) is padded with copies of its last element, which keeps its minimum and maximum.
+A short last group (row, tile or flat end) is padded with copies of its last element, which keeps
+its minimum and maximum.
 """
 
 from __future__ import annotations

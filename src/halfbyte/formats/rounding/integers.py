@@ -16,7 +16,8 @@ Asymmetric (`uintN`), over the group's range extended to hold 0 and n = 2^N − 
 | `range` | (max − min) / n | nearest code of 0 |
 | `edge` | such that the end farther from 0 and 0 are codes; negative for a positive end | exact code of 0 |
 
-Codes are round(x / scale) + zero, half to even, clipped. `order` says how a producer's rounded arithmetic does it.
+Codes are round(x / scale) + zero, half to even, clipped. `order` says how a producer's rounded
+arithmetic does it.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ class IntegerPolicy:
     """How a group of integers is rounded.
 
     scale       rule of the symmetric scale, one of `SCALE_RULES`
-    zero        rule of scale and zero point of `uintN`, one of `ZERO_RULES`; "edge" to 3 bits and "range" beyond unless given
+    zero        rule of scale and zero point of `uintN`, one of `ZERO_RULES`; "edge" to 3 bits and
+                "range" beyond unless given
     compute     arithmetic, one of `policy.COMPUTE`
-    order       "divide": round(x / s + zero), zero = round(low − min / s). "reciprocal": round(x · (1 / s)) + zero,
-                zero = low − round(min / s). low is the lowest signed code, −2^(N−1)
-    zero_scale  replacement of a scale of 0: a number, "eps" for the machine epsilon of the dtype, or "tiny" for its smallest
-                normal number, which is then the least scale
+    order       "divide": round(x / s + zero), zero = round(low − min / s). "reciprocal": round(x ·
+                (1 / s)) + zero, zero = low − round(min / s). low is the lowest signed code,
+                −2^(N−1)
+    zero_scale  replacement of a scale of 0: a number, "eps" for the machine epsilon of the dtype,
+                or "tiny" for its smallest normal number, which is then the least scale
     """
 
     scale: str = "edge"
@@ -85,11 +88,13 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
     # Signed codes, −half … half − 1, as the producers have them: rounding a half depends on it.
     zero = np.zeros(stored.shape, values.dtype)
     if fmt.zero == "int":
-        # Steps from the lowest code to 0: from the low end of the range, or with a negative scale from the high one.
+        # Steps from the lowest code to 0: from the low end of the range, or with a negative scale
+        # from the high one.
         start = np.where(used[..., 0] < 0, np.maximum(values.max(axis=-1), of(0)), np.minimum(values.min(axis=-1), of(0)))
         steps = ratio(start, used[..., 0])
         steps = steps if rule.order == "divide" else np.rint(steps)
-        # A group of zeros has zero point 0 of the signed codes, the middle one, unless a least scale makes the steps defined.
+        # A group of zeros has zero point 0 of the signed codes, the middle one, unless a least
+        # scale makes the steps defined.
         zero = np.where(empty, of(0), np.rint(clip_in_dtype(of(low) - steps, low, high)))
     if rule.order == "divide":
         whole = np.rint(clip_in_dtype(ratio(values, used / divisor) + zero[..., None], low, high))
@@ -102,7 +107,9 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
 
 
 def symmetric_scale(values: NDArray[Any], fmt: Format, rule: str) -> NDArray[Any]:
-    """Scales of groups [*groups, g] by a rule of `SCALE_RULES`, times the format's divisor, in the dtype of the values."""
+    """Scales of groups [*groups, g] by a rule of `SCALE_RULES`, times the format's divisor, in the
+    dtype of the values.
+    """
     half = 1 << (fmt.bits - 1)
     of = values.dtype.type
     largest, lowest = values.max(axis=-1), values.min(axis=-1)
@@ -123,14 +130,18 @@ def symmetric_scale(values: NDArray[Any], fmt: Format, rule: str) -> NDArray[Any
 
 
 def asymmetric_scale(values: NDArray[Any], steps: int, rule: str) -> NDArray[Any]:
-    """Scales of groups [*groups, g] by a rule of `ZERO_RULES`, the range extended to hold 0, in the dtype of the values."""
+    """Scales of groups [*groups, g] by a rule of `ZERO_RULES`, the range extended to hold 0, in the
+    dtype of the values.
+    """
     zero = values.dtype.type(0)
     high, low = np.maximum(values.max(axis=-1), zero), np.minimum(values.min(axis=-1), zero)
     return edge_scale(low, high, steps)[0] if rule == "edge" else (high - low) / values.dtype.type(steps)
 
 
 def _inverse(values: NDArray[Any], fmt: Format, shape: tuple[int, ...], half: int) -> dict[str, NDArray[Any]]:
-    """Encoding with a stored scale that divides: (1 / amax) · (half − 1); codes round(x · scale). 1 for a group of zeros."""
+    """Encoding with a stored scale that divides: (1 / amax) · (half − 1); codes round(x · scale). 1
+    for a group of zeros.
+    """
     amax = np.abs(values).max(axis=-1)
     one = values.dtype.type(1)
     with np.errstate(over="ignore"):

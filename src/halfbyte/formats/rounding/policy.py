@@ -1,7 +1,9 @@
-"""Rounding policies: the options of a family's `encode` as a frozen dataclass, with the field names that users write.
+"""Rounding policies: the options of a family's `encode` as a frozen dataclass, with the field names
+that users write.
 
-The policies themselves stand beside their encoders: `IntegerPolicy`, `FloatPolicy`, `TablePolicy` in this package, `MXPolicy`,
-`NVFP4Policy`, `AffinePolicy` in the modules of their families. What each producer uses is `Family.policies`.
+The policies themselves stand beside their encoders: `IntegerPolicy`, `FloatPolicy`, `TablePolicy`
+in this package, `MXPolicy`, `NVFP4Policy`, `AffinePolicy` in the modules of their families. What
+each producer uses is `Family.policies`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from ..base import SCALE_DTYPES
 P = TypeVar("P")
 
 COMPUTE = ("exact", "float32", "input")
-"""Arithmetic of an encoder: exact (float64), float32, or the dtype of the weight, rounding after every operation."""
+"""Arithmetic of an encoder: exact (float64), float32, or the dtype of the weight, rounding after
+every operation.
+"""
 
 
 def float_info(dtype: Any) -> Any:
@@ -72,7 +76,9 @@ def ratio(x: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
 
 
 def replace_zero(scales: NDArray[Any], by: float | str) -> NDArray[Any]:
-    """Scales with their zeros replaced by a number, or by the machine epsilon of their dtype for "eps"."""
+    """Scales with their zeros replaced by a number, or by the machine epsilon of their dtype for
+    "eps".
+    """
     value = float_info(scales.dtype).eps if by == "eps" else by
     return np.where(scales == 0, np.asarray(value).astype(scales.dtype), scales)
 

@@ -26,10 +26,12 @@ class TablePolicy:
     """How a block is rounded.
 
     compute       arithmetic, one of `policy.COMPUTE`
-    order         "divide": x / absmax. "reciprocal": x · (1 / max(absmax, 1e-38)), but the short last block of a tensor divides
-    nearest       "midpoint": by comparison with the midpoints of neighbours. "sorted": the same, but of two equal entries (fp4's
-                  zeros) the second takes the values above. "difference": the first entry of least |x − entry|, each difference
-                  rounded to the dtype of the arithmetic
+    order         "divide": x / absmax. "reciprocal": x · (1 / max(absmax, 1e-38)), but the short
+                  last block of a tensor divides
+    nearest       "midpoint": by comparison with the midpoints of neighbours. "sorted": the same,
+                  but of two equal entries (fp4's zeros) the second takes the values above.
+                  "difference": the first entry of least |x − entry|, each difference rounded to the
+                  dtype of the arithmetic
     absmax        what x is divided by: "stored", as it decodes, or "unrounded"
     nested_codes  how the second level finds its codes, one of `nested.GRIDS`
     """
@@ -85,7 +87,9 @@ def _nearest(scaled: NDArray[Any], table: NDArray[np.float64], rule: str) -> NDA
 
 
 def nearest_midpoint(scaled: NDArray[Any], table: NDArray[np.float64], split_equal: bool = False) -> NDArray[np.uint8]:
-    """Codes of the nearest entries, midpoints to the smaller value; equal entries use their first code unless `split_equal`."""
+    """Codes of the nearest entries, midpoints to the smaller value; equal entries use their first
+    code unless `split_equal`.
+    """
     if split_equal:
         order = np.argsort(table, kind="stable")
         values = table[order]

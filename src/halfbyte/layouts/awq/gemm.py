@@ -6,9 +6,9 @@
 | `qzeros` | int32 | [G, n·bits/32], zero points as they are |
 | `scales` | float16 | [G, n] |
 
-Nibble i of a word, counted from the lowest, holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of its eight, so codes 0 … 7 of eight
-columns make 0x75316420. Eight-bit files (vLLM reads them) order four columns [0, 2, 1, 3]. Source: AutoAWQ 0.2, by the files it
-writes.
+Nibble i of a word, counted from the lowest, holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of its eight,
+so codes 0 … 7 of eight columns make 0x75316420. Eight-bit files (vLLM reads them) order four
+columns [0, 2, 1, 3]. Source: AutoAWQ 0.2, by the files it writes.
 """
 
 from __future__ import annotations
@@ -51,13 +51,16 @@ ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 
 
 def key_in(config: Config, transformers: str, autoawq: str) -> str:
-    """The key under which a config has a parameter: transformers', unless only AutoAWQ's own is there."""
+    """The key under which a config has a parameter: transformers', unless only AutoAWQ's own is
+    there.
+    """
     return autoawq if config.get(transformers) is None and autoawq in config else transformers
 
 
 def awq_bits(layout: str, config: Config, name: str, allowed: tuple[int, ...] = (4,)) -> int:
-    """`bits` (or AutoAWQ's own `w_bit`) of a config, 4 when it says nothing. Raises LayoutError for another width than
-    allowed."""
+    """`bits` (or AutoAWQ's own `w_bit`) of a config, 4 when it says nothing. Raises LayoutError for
+    another width than allowed.
+    """
     bits = integer_of(layout, config, key_in(config, "bits", "w_bit"), name)
     bits = 4 if bits is None else bits
     if bits not in allowed:
@@ -66,7 +69,9 @@ def awq_bits(layout: str, config: Config, name: str, allowed: tuple[int, ...] = 
 
 
 def awq_group(layout: str, config: Config, name: str, k: int, groups: int | None) -> int:
-    """`group_size` (or AutoAWQ's own `q_group_size`) of a config, checked against the groups of the scales when known."""
+    """`group_size` (or AutoAWQ's own `q_group_size`) of a config, checked against the groups of the
+    scales when known.
+    """
     size = integer_of(layout, config, key_in(config, "group_size", "q_group_size"), name)
     if size is None:
         if not groups or k % groups:
@@ -84,7 +89,9 @@ def awq_group(layout: str, config: Config, name: str, k: int, groups: int | None
 
 
 class AWQConfig(SkipListReader):
-    """AutoAWQ's config: one set of parameters, a kernel order under `version`, and `modules_to_not_convert`."""
+    """AutoAWQ's config: one set of parameters, a kernel order under `version`, and
+    `modules_to_not_convert`.
+    """
 
     method = "awq"
     skip_keys = ("modules_to_not_convert",)
@@ -184,8 +191,9 @@ class AWQGemm(Layout):
         return awq_config(q, self.name)
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """`quantization_config`: one width and group, and the modules that stay dense. CheckpointError where modules differ: AWQ
-        has no per-module rules."""
+        """`quantization_config`: one width and group, and the modules that stay dense.
+        CheckpointError where modules differ: AWQ has no per-module rules.
+        """
         keys = ("bits", "group_size")
         base = most_common(packed, keys)
         others = differing(packed, base, keys)
@@ -227,12 +235,16 @@ def words_of_rows(rows: NDArray[np.uint8], k: int) -> NDArray[np.int32]:
 
 
 def rows_of_words(words: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Words [k, n/8] in AWQ order -> canonical rows of nibbles [n, ceil(k/2)]. Inverse of `words_of_rows`."""
+    """Words [k, n/8] in AWQ order -> canonical rows of nibbles [n, ceil(k/2)]. Inverse of
+    `words_of_rows`.
+    """
     return transpose_nibbles(as_bytes(words), 8 * words.shape[1], out_order=ORDER[4])
 
 
 def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
-    """Words [r, n·bits/32] in AWQ order -> codes uint8 [r, n], a transposed view of contiguous [n, r]."""
+    """Words [r, n·bits/32] in AWQ order -> codes uint8 [r, n], a transposed view of contiguous [n,
+    r].
+    """
     order, per_byte, mask = ORDER[bits], 8 // bits, np.uint8((1 << bits) - 1)
     r, w = words.shape
     # Byte by byte along r, which is contiguous: ten times as fast as a gather of fields.
@@ -245,7 +257,9 @@ def deinterleave(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
 
 
 def interleave(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    """Codes [r, n] -> int32 words [r, n·bits/32] in AWQ order. Inverse of `deinterleave`; fastest for a transposed [n, r]."""
+    """Codes [r, n] -> int32 words [r, n·bits/32] in AWQ order. Inverse of `deinterleave`; fastest
+    for a transposed [n, r].
+    """
     order, per_byte = ORDER[bits], 8 // bits
     r, n = codes.shape
     down = np.ascontiguousarray(codes.T).reshape(n // len(order), len(order), r)

@@ -1,4 +1,5 @@
-"""AWQ gemv: rows of words along k in natural order, scales and zero points a row too, padded in width.
+"""AWQ gemv: rows of words along k in natural order, scales and zero points a row too, padded in
+width.
 
 | tensor | dtype | shape |
 |---|---|---|
@@ -6,8 +7,8 @@
 | `qzeros` | int32 | [n, W], zero points of consecutive groups, low nibble first |
 | `scales` | float16 | [n, 8·W] |
 
-W = m·ceil(ceil(k/group / 8) / m) words, m = 1, 2, 4 for groups of 128 or more, 64, 32; what follows the last group is zero
-and kept if it is not. Source: AutoAWQ 0.2, by the files it writes.
+W = m·ceil(ceil(k/group / 8) / m) words, m = 1, 2, 4 for groups of 128 or more, 64, 32; what follows
+the last group is zero and kept if it is not. Source: AutoAWQ 0.2, by the files it writes.
 """
 
 from __future__ import annotations

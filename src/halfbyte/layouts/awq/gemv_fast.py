@@ -6,9 +6,10 @@
 | `scales` | float16 | [8·W, n], W as for gemv |
 | `qzeros` | float16 | [8·W, n], −scale·zero rounded |
 
-Word (i, c), nibble t: with p = 4(c mod 64) + t and j = p mod 64, row 4i + p/64, column 64(c/64) + 32(j/32) + 8(j mod 4) +
-2((j mod 32)/8) + (j mod 8)/4, divisions rounding down. The integer zero point is round(−qzeros/scale); a stored number that is
-not −scale·zero, rounded, of any integer is kept beside it. Source: AutoAWQ 0.2, by the files it writes.
+Word (i, c), nibble t: with p = 4(c mod 64) + t and j = p mod 64, row 4i + p/64, column 64(c/64) +
+32(j/32) + 8(j mod 4) + 2((j mod 32)/8) + (j mod 8)/4, divisions rounding down. The integer zero
+point is round(−qzeros/scale); a stored number that is not −scale·zero, rounded, of any integer is
+kept beside it. Source: AutoAWQ 0.2, by the files it writes.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ def _offsets(scales: NDArray[np.float16], zeros: NDArray[np.int16]) -> NDArray[n
 
 
 def integer_zeros(scales: NDArray[np.float16], offsets: NDArray[np.float16], where: str) -> NDArray[np.int16]:
-    """round(−offset / scale), 0 under a scale of 0. Raises LayoutError where that is no 16-bit integer."""
+    """round(−offset / scale), 0 under a scale of 0. Raises LayoutError where that is no 16-bit
+    integer.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         z = np.rint(-offsets.astype(np.float32) / scales.astype(np.float32))
     z = np.where((scales == 0) & (offsets == 0), np.float32(0), z)

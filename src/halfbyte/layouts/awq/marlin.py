@@ -1,16 +1,19 @@
-"""Marlin 4-bit weights as AutoAWQ writes them: symmetric codes and scales in the order of the kernel's matrix fragments.
+"""Marlin 4-bit weights as AutoAWQ writes them: symmetric codes and scales in the order of the
+kernel's matrix fragments.
 
 | tensor | dtype | shape |
 |---|---|---|
 | `qweight` | int32 | [k/16, 2·n], code q + 8 |
 | `scales` | float16 | [G, n], permuted |
 
-A strip of 16 inputs by 64 outputs is 128 words, four for each of the 32 threads of a warp. Thread t holds, of each 16×16 tile,
-the fragment of an m16n8k16 product: inputs 2(t mod 4) + {0, 1, 8, 9} of output t/4 and of output t/4 + 8. Its four words are
-the four tiles; the eight codes of a word, in fragment order 0 … 7, sit in nibbles so that nibble i holds code [0, 2, 4, 6, 1,
-3, 5, 7][i] and pairs come out by one mask. Scales are permuted within 64 outputs (8×8 transposed), or with one group for the
-whole row within 32 (pairs of outputs 2i, 2i+1 of each 8). Source: Frantar et al. 2024, "MARLIN: Mixed-Precision Auto-Regressive
-Parallel Inference on Large Language Models", and the files AutoAWQ 0.2 writes.
+A strip of 16 inputs by 64 outputs is 128 words, four for each of the 32 threads of a warp. Thread t
+holds, of each 16×16 tile, the fragment of an m16n8k16 product: inputs 2(t mod 4) + {0, 1, 8, 9} of
+output t/4 and of output t/4 + 8. Its four words are the four tiles; the eight codes of a word, in
+fragment order 0 … 7, sit in nibbles so that nibble i holds code [0, 2, 4, 6, 1, 3, 5, 7][i] and
+pairs come out by one mask. Scales are permuted within 64 outputs (8×8 transposed), or with one
+group for the whole row within 32 (pairs of outputs 2i, 2i+1 of each 8). Source: Frantar et al.
+2024, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models", and the
+files AutoAWQ 0.2 writes.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from .gemm import FLOATS, I32, ORDER, AWQConfig, awq_bits, awq_config, awq_group
 
 
 def _codes_of_strip() -> NDArray[np.int64]:
-    """Position of each of a strip's 1024 nibbles in its 16 inputs × 64 outputs, as 64·input + output."""
+    """Position of each of a strip's 1024 nibbles in its 16 inputs × 64 outputs, as 64·input +
+    output.
+    """
     thread, tile, code = np.meshgrid(np.arange(32), np.arange(4), np.array(ORDER[4]), indexing="ij")
     within, half = code % 4, code // 4
     k = 2 * (thread % 4) + within % 2 + 8 * (within // 2)

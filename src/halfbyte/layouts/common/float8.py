@@ -1,6 +1,8 @@
-"""Bytes under other names: a scale byte is stored as U8, F8_E8M0 or F8_E4M3 by different writers, the canonical parts hold uint8.
+"""Bytes under other names: a scale byte is stored as U8, F8_E8M0 or F8_E4M3 by different writers,
+the canonical parts hold uint8.
 
-bytes_of(a) and view_as(bytes, dtype) are inverse views; no value is converted, so no NaN or sign is lost.
+bytes_of(a) and view_as(bytes, dtype) are inverse views; no value is converted, so no NaN or sign is
+lost.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ def cast(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 
 def exact_cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """`values` in `dtype`, or None when that changes one of them. NaN is NaN whatever its bits: a cast may set others."""
+    """`values` in `dtype`, or None when that changes one of them. NaN is NaN whatever its bits: a
+    cast may set others.
+    """
     out = cast(values, dtype)
     return out if np.array_equal(cast(out, np.float64), cast(values, np.float64), equal_nan=True) else None

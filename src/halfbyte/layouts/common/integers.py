@@ -1,9 +1,10 @@
-"""Integer weights as layouts want them: which ones a layout holds, with stored or with implicit zero points.
+"""Integer weights as layouts want them: which ones a layout holds, with stored or with implicit
+zero points.
 
     intN   (code − 2^(N−1)) · scale        uintN  (code − zero) · scale
 
-The two are the same numbers when every zero point is the middle code, so a layout that stores zero points holds both, and one
-that stores none holds a `uintN` whose zero points all are 2^(N−1).
+The two are the same numbers when every zero point is the middle code, so a layout that stores zero
+points holds both, and one that stores none holds a `uintN` whose zero points all are 2^(N−1).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def integer_misfit(
     groupings: Sequence[str] = ("row",),
     ndims: Sequence[int] = (2,),
 ) -> str:
-    """Why this is no plain integer weight of these widths, scale dtypes, groupings and numbers of axes, "" when it is one."""
+    """Why this is no plain integer weight of these widths, scale dtypes, groupings and numbers of
+    axes, "" when it is one.
+    """
     if fmt.family != "integer" or fmt.inverse or fmt.divisor != 1.0:
         return "the layout holds integers times a scale only; requantize to int or uint with --lossy"
     if fmt.bits not in bits:

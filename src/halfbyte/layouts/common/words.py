@@ -1,9 +1,10 @@
 """32-bit words and the canonical stream.
 
-A row of 32-bit words, read as little-endian bytes, is a little-endian bit stream: for codes laid down LSB first, dense, it *is*
-the canonical row, followed by the bits that fill the last word. `stream_of_words` and `words_of_stream` go between them
-(without a copy when k·bits fills whole words). The filling, zero in every producer's file, is returned separately, so
-that no bit of a file is lost.
+A row of 32-bit words, read as little-endian bytes, is a little-endian bit stream: for codes laid
+down LSB first, dense, it *is* the canonical row, followed by the bits that fill the last word.
+`stream_of_words` and `words_of_stream` go between them (without a copy when k·bits fills whole
+words). The filling, zero in every producer's file, is returned separately, so that no bit of a file
+is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def word_count(k: int, bits: int) -> int:
 
 
 def as_bytes(words: NDArray[Any]) -> U8:
-    """[..., w] integers of b bytes -> uint8 [..., b·w], little-endian, a view when `words` is contiguous."""
+    """[..., w] integers of b bytes -> uint8 [..., b·w], little-endian, a view when `words` is
+    contiguous.
+    """
     size = words.dtype.itemsize
     little = np.ascontiguousarray(words.astype(words.dtype.newbyteorder("<"), copy=False))
     return little.reshape(-1).view(np.uint8).reshape(*words.shape[:-1], words.shape[-1] * size)
@@ -39,10 +42,11 @@ def as_words(raw: U8, dtype: Any = np.int32) -> NDArray[Any]:
 
 
 def split_stream(raw: U8, bits: int, k: int) -> tuple[U8, U8 | None]:
-    """Bytes [..., b] that begin with k codes -> (canonical codes [..., ceil(k·bits/8)], the filling after them or None when
-    zero).
+    """Bytes [..., b] that begin with k codes -> (canonical codes [..., ceil(k·bits/8)], the filling
+    after them or None when zero).
 
-    The filling is the tail of each row, from the byte the last code ends in, with the code's own bits cleared.
+    The filling is the tail of each row, from the byte the last code ends in, with the code's own
+    bits cleared.
     """
     used = k * bits
     if raw.shape[-1] * 8 == used or raw.size == 0:
@@ -61,7 +65,9 @@ def split_stream(raw: U8, bits: int, k: int) -> tuple[U8, U8 | None]:
 
 
 def join_stream(codes: U8, nbytes: int, bits: int, k: int, filling: U8 | None = None) -> U8:
-    """Canonical codes -> rows of `nbytes` bytes, filled with zeros or with `filling`. Inverse of `split_stream`."""
+    """Canonical codes -> rows of `nbytes` bytes, filled with zeros or with `filling`. Inverse of
+    `split_stream`.
+    """
     if codes.shape[-1] == nbytes and filling is None:
         return codes
     raw = np.zeros((*codes.shape[:-1], nbytes), np.uint8)
@@ -99,7 +105,9 @@ def remember(details: dict[str, Any], key: str, filling: NDArray[Any] | None) ->
 
 
 def remember_lost(details: dict[str, Any], key: str, stored: NDArray[Any], back: NDArray[Any]) -> None:
-    """Keep `stored` when casting it and back gave other bits (`back`): NaN has many encodings, and a cast makes one of them."""
+    """Keep `stored` when casting it and back gave other bits (`back`): NaN has many encodings, and
+    a cast makes one of them.
+    """
     if stored.tobytes() != back.tobytes():
         remember(details, key, stored)
 
@@ -115,7 +123,9 @@ def restored(details: Mapping[str, Any], key: str, back: NDArray[Any]) -> NDArra
 
 
 def recall(details: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any] | None:
-    """The bits kept under `key`, or None when there are none or when they are of another shape (the tensor was sliced since)."""
+    """The bits kept under `key`, or None when there are none or when they are of another shape (the
+    tensor was sliced since).
+    """
     kept = details.get(key)
     if not isinstance(kept, str):
         return None

@@ -1,4 +1,5 @@
-"""compressed-tensors: packed integers, plain integers and floats, NVFP4 and the microscaled formats.
+"""compressed-tensors: packed integers, plain integers and floats, NVFP4 and the microscaled
+formats.
 
 | config `format` | codes | scales | value |
 |---|---|---|---|
@@ -9,10 +10,11 @@
 | mxfp4-, mxfp6-pack-quantized | `weight_packed` uint8 [n, k·b/8], little-endian stream | E8M0 byte [n, k/32] | q · 2^(s − 127) |
 | mxfp8-quantized | `weight` float8 [n, k] | E8M0 byte | the same |
 
-`weight_scale` is [1] for a tensor, [n, 1] a channel, [n, G] groups, [⌈n/r⌉, ⌈k/c⌉] blocks. `weight_zero_point` of
-pack-quantized groups and channels is packed along n like the weight, [words of n, G], else int8 in the scales' shape, both
-signed; canonical zero points are z + 2^(b−1). `weight_shape` is the true (n, k), `weight_g_idx` (up to 0.17) the group of each
-input, −1 for "in order". See `compressed_tensors_pack` for the words. Source: the files of versions 0.9 to 0.20.
+`weight_scale` is [1] for a tensor, [n, 1] a channel, [n, G] groups, [⌈n/r⌉, ⌈k/c⌉] blocks.
+`weight_zero_point` of pack-quantized groups and channels is packed along n like the weight, [words
+of n, G], else int8 in the scales' shape, both signed; canonical zero points are z + 2^(b−1).
+`weight_shape` is the true (n, k), `weight_g_idx` (up to 0.17) the group of each input, −1 for "in
+order". See `compressed_tensors_pack` for the words. Source: the files of versions 0.9 to 0.20.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ READ = (None, "mixed-precision", *INTEGER, *dict.fromkeys(WORDS.values()))
 
 
 def weight_args(config: Config) -> dict[str, Any]:
-    """The `weights` arguments of a config group and its `format`, flat. `config` is a group, its `weights`, or a whole
-    quantization config with a single group."""
+    """The `weights` arguments of a config group and its `format`, flat. `config` is a group, its
+    `weights`, or a whole quantization config with a single group.
+    """
     groups = config.get("config_groups")
     if isinstance(groups, Mapping) and len(groups) == 1:
         return {"format": config.get("format"), **weight_args(next(iter(groups.values())))}
@@ -67,8 +70,9 @@ def weight_args(config: Config) -> dict[str, Any]:
 
 
 class CompressedTensorsConfig(ConfigReader):
-    """compressed-tensors' config: `config_groups`, each with `targets` (a module's name, `re:` and a pattern, or a class) and
-    `weights`; `ignore`."""
+    """compressed-tensors' config: `config_groups`, each with `targets` (a module's name, `re:` and
+    a pattern, or a class) and `weights`; `ignore`.
+    """
 
     method = "compressed-tensors"
     methods = ("sparseml",)
@@ -138,7 +142,8 @@ class CompressedTensorsConfig(ConfigReader):
         if params is None:
             params = first_entry(self._named, module, rule_matches)
         if params is None:
-            # A file does not say what class a module had: embeddings by their name, everything else is a Linear.
+            # A file does not say what class a module had: embeddings by their name, everything else
+            # is a Linear.
             embedding = module.rpartition(".")[2] in ("embed_tokens", "wte", "word_embeddings")
             order = ("Embedding", "Linear") if embedding else ("Linear", *self._classes)
             params = next((self._classes[c] for c in order if c in self._classes), None)
@@ -301,7 +306,9 @@ class CompressedTensors(Layout):
         return shape
 
     def _scoped(self, word: str, tensors: Mapping[str, HasHeader], args: Config, shape: tuple[int, ...], name: str) -> Format:
-        """The format of float scales: a tensor, channels, groups or blocks, from the shape of the scales and the config."""
+        """The format of float scales: a tensor, channels, groups or blocks, from the shape of the
+        scales and the config.
+        """
         *lead, n, k = shape
         got, strategy = require(self.name, tensors, "weight_scale", name, FLOATS), args.get("strategy")
         dtype = tensors["weight_scale"].dtype.name
@@ -435,8 +442,9 @@ class CompressedTensors(Layout):
         return group_config(self.name, q, self.own_details(q))
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """`quantization_config`: one group that takes every Linear, or a group for each set of arguments that names its
-        modules."""
+        """`quantization_config`: one group that takes every Linear, or a group for each set of
+        arguments that names its modules.
+        """
         groups: dict[str, list[PackedModule]] = {}
         for p in packed:
             groups.setdefault(json.dumps(p.params, sort_keys=True), []).append(p)
@@ -463,7 +471,9 @@ class CompressedTensors(Layout):
 
 
 class CompressedTensorsStack(CompressedTensors):
-    """A stack of experts that keeps its parameter's name: `gate_up_proj_packed`, `gate_up_proj_scale`, for all experts."""
+    """A stack of experts that keeps its parameter's name: `gate_up_proj_packed`,
+    `gate_up_proj_scale`, for all experts.
+    """
 
     name = "compressed-tensors-stack"
     aliases: ClassVar[dict[str, dict[str, Any]]] = {}

@@ -1,12 +1,14 @@
-"""Words of compressed-tensors' pack-quantized weights: dense since 0.19, a whole number of codes a word before.
+"""Words of compressed-tensors' pack-quantized weights: dense since 0.19, a whole number of codes a
+word before.
 
 | packing | 32-bit words of k codes of b bits | position of code j |
 |---|---|---|
 | dense | ceil(k·b / 32) | bit j·b of the row's little-endian stream |
 | padded | ceil(k / p), p = floor(32 / b) | word j // p, bit b·(j mod p); the top 32 − p·b bits are unused |
 
-At 1, 2, 4 and 8 bits the two are the same. Elsewhere no file says which it is: they differ in width wherever k is whole 32s;
-where both fit, the one whose unused bits are all zero is taken. Zero points are packed the same way along n.
+At 1, 2, 4 and 8 bits the two are the same. Elsewhere no file says which it is: they differ in width
+wherever k is whole 32s; where both fit, the one whose unused bits are all zero is taken. Zero
+points are packed the same way along n.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def words_in(k: int, bits: int, packing: str) -> int:
 
 
 def packings(width: int, k: int, bits: int) -> tuple[str, ...]:
-    """The packings in which k codes take `width` words, dense first; one where both are the same bits."""
+    """The packings in which k codes take `width` words, dense first; one where both are the same
+    bits.
+    """
     same = 32 % bits == 0 or k <= 32 // bits
     return tuple(p for p in ((DENSE,) if same else (DENSE, PADDED)) if words_in(k, bits, p) == width)
 
@@ -70,8 +74,9 @@ def unused_shape(lead: tuple[int, ...], k: int, bits: int, packing: str) -> tupl
 
 
 def decide(words: NDArray[np.int32], bits: int, k: int, possible: tuple[str, ...]) -> str:
-    """The packing of `words` among those their width allows: the one whose unused bits are all clear, dense when that is both
-    or neither."""
+    """The packing of `words` among those their width allows: the one whose unused bits are all
+    clear, dense when that is both or neither.
+    """
     for packing in possible[:-1]:
         if codes_of_words(words, bits, k, packing)[1] is None:
             return packing

@@ -1,4 +1,6 @@
-"""From a canonical tensor to compressed-tensors' tensors and config: the inverse of `compressed_tensors`."""
+"""From a canonical tensor to compressed-tensors' tensors and config: the inverse of
+`compressed_tensors`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def write_misfit(fmt: Format, shape: tuple[int, ...]) -> str:
 
 
 def word_of(layout: str, q: QTensor, args: Config, own: Mapping[str, Any]) -> str:
-    """The `format` to write: the config's where it names one that fits, else the one q came in, else the usual one."""
+    """The `format` to write: the config's where it names one that fits, else the one q came in,
+    else the usual one.
+    """
     fmt, asked = q.format, args.get("format")
     if fmt.family != "integer":
         if fmt.name not in WORDS or fmt.family not in ("nvfp4", "mx", "fp8"):

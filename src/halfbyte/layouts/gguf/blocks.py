@@ -1,10 +1,11 @@
-"""The bits of each ggml block, as tables: fields of a block, planes its codes are spread over, small scales.
+"""The bits of each ggml block, as tables: fields of a block, planes its codes are spread over,
+small scales.
 
     code[a, p, c] = Σ over planes of ((field[a, c] >> p·bits) & (2^bits − 1)) << at
 
-A field of codes is `arrays` runs of bytes; each byte holds 8/bits codes that are a whole run distant from each other, so that
-one shift and one mask of a run give consecutive elements. docs/formats/ggml.md draws every block. Source: ggml's block structs
-(ggml-common.h).
+A field of codes is `arrays` runs of bytes; each byte holds 8/bits codes that are a whole run
+distant from each other, so that one shift and one mask of a run give consecutive elements.
+docs/formats/ggml.md draws every block. Source: ggml's block structs (ggml-common.h).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Fields = Mapping[str, U8]
 
 
 class Plane(NamedTuple):
-    """Some bits of every code. `field` is `arrays` runs of bytes, 8/bits codes a byte; they are bits `at` and up of the code."""
+    """Some bits of every code. `field` is `arrays` runs of bytes, 8/bits codes a byte; they are
+    bits `at` and up of the code.
+    """
 
     field: str
     arrays: int
@@ -46,7 +49,8 @@ class BlockOrder(NamedTuple):
     planes  where the codes are
     whole   part -> field, for parts whose bytes are a field unchanged
     small   small-integer scales, None without
-    flip    exclusive-or that turns the field's codes into canonical ones (Q8_0 stores two's complement)
+    flip    exclusive-or that turns the field's codes into canonical ones (Q8_0 stores two's
+            complement)
     """
 
     fields: tuple[tuple[str, int], ...]
@@ -110,12 +114,16 @@ def join_codes(order: BlockOrder, codes: U8) -> dict[str, U8]:
 
 
 def _runs(codes: U8, plane: Plane, run: int) -> NDArray[Any]:
-    """Contiguous codes as [arrays, 8/bits] items of one run of bytes each: a run moves as one item, faster than as bytes."""
+    """Contiguous codes as [arrays, 8/bits] items of one run of bytes each: a run moves as one item,
+    faster than as bytes.
+    """
     return codes.reshape(-1).view(f"V{run}").reshape(-1, 8 // plane.bits)
 
 
 def _words(data: U8) -> NDArray[np.uint32]:
-    """Bytes [blocks, 4·w] as little-endian words [blocks, w], four small integers worked on at once."""
+    """Bytes [blocks, 4·w] as little-endian words [blocks, w], four small integers worked on at
+    once.
+    """
     return data.view("<u4")
 
 
@@ -123,7 +131,9 @@ _LOW6, _LOW4, _LOW2, _HIGH2 = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.u
 
 
 def _split_k4(f: Fields) -> tuple[U8, ...]:
-    """Twelve bytes -> eight 6-bit scales and minima: 0–3 in the low six bits, 4–7 in nibbles and the two bits left over."""
+    """Twelve bytes -> eight 6-bit scales and minima: 0–3 in the low six bits, 4–7 in nibbles and
+    the two bits left over.
+    """
     w = _words(f["scales"])
     out = np.empty((2, w.shape[0], 2), "<u4")
     for i in range(2):  # 0 scales, 1 minima
@@ -142,7 +152,9 @@ def _join_k4(sc: U8, mn: U8) -> dict[str, U8]:
 
 
 def _split_k3(f: Fields) -> tuple[U8, ...]:
-    """Twelve bytes -> sixteen 6-bit scales less 32: low nibbles 0–7, high nibbles 8–15, top bits in four planes of four."""
+    """Twelve bytes -> sixteen 6-bit scales less 32: low nibbles 0–7, high nibbles 8–15, top bits in
+    four planes of four.
+    """
     w = _words(f["scales"])
     out = np.empty((w.shape[0], 4), "<u4")
     for i in range(4):
@@ -171,7 +183,9 @@ def _join_k2(sc: U8, mn: U8) -> dict[str, U8]:
 
 
 def _split_iq4(f: Fields) -> tuple[U8, ...]:
-    """Eight 6-bit scales less 32: low four bits a nibble stream, high two bits a stream of their own."""
+    """Eight 6-bit scales less 32: low four bits a nibble stream, high two bits a stream of their
+    own.
+    """
     low, high = unpack(f["scales_l"], 4, 8), unpack(f["scales_h"], 2, 8)
     return ((low | (high << np.uint8(4))) - np.uint8(32),)
 

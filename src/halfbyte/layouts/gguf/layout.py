@@ -3,9 +3,10 @@
     weight   uint8 [*lead, n, k / block · bytes]      blocks as the file has them
     scale    float32 [1] or [e], optional             one factor a matrix (NVFP4 has it; types without a minimum may)
 
-`config` is {"type": "Q4_K"}, the ggml type name or its number. The split of a block into canonical parts is a bijection on all
-bytes, those no quantizer would write included, so any file is written back as it was. Rare types keep their blocks
-(`formats/ggml/raw_blocks.py`). Block orders: `blocks.py`.
+`config` is {"type": "Q4_K"}, the ggml type name or its number. The split of a block into canonical
+parts is a bijection on all bytes, those no quantizer would write included, so any file is written
+back as it was. Rare types keep their blocks (`formats/ggml/raw_blocks.py`). Block orders:
+`blocks.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, 
 from .blocks import ORDERS, join_codes, split_codes
 
 _CHUNK = 1 << 18
-"""Elements split at a time: enough to hide the calls, few enough for their codes, a byte each, to stay in the last cache."""
+"""Elements split at a time: enough to hide the calls, few enough for their codes, a byte each, to
+stay in the last cache.
+"""
 _ACTIVATIONS = {"Q8_1", "Q8_K"}
 """Types ggml makes from activations while it multiplies; no file holds weights in them."""
 
@@ -102,7 +105,9 @@ class GGUF(Layout):
 
 
 def type_of(config: Config, name: str = "") -> GGMLType:
-    """The block type a config names. Raises LayoutError, or UnsupportedError for one that holds no weights or is not read."""
+    """The block type a config names. Raises LayoutError, or UnsupportedError for one that holds no
+    weights or is not read.
+    """
     if "type" not in config:
         raise LayoutError(
             f'[gguf] {name or "weight"}: config {dict(config)} has no ggml type; give {{"type": "Q4_K"}} or its number'
@@ -121,7 +126,8 @@ def type_of(config: Config, name: str = "") -> GGMLType:
 
 
 def type_for(q: QTensor) -> GGMLType:
-    """The ggml type that holds `q` exactly: by structure, so `int4:g32` with float16 scales is Q4_0 and `affine4:g32` is Q4_1.
+    """The ggml type that holds `q` exactly: by structure, so `int4:g32` with float16 scales is Q4_0
+    and `affine4:g32` is Q4_1.
 
     Raises LayoutError when there is none.
     """
@@ -147,12 +153,16 @@ def type_for(q: QTensor) -> GGMLType:
 
 
 def _structure(fmt: Format) -> Format:
-    """`fmt` without its names and its factor a tensor, which is a tensor of its own in a file. Opaque types keep their bits."""
+    """`fmt` without its names and its factor a tensor, which is a tensor of its own in a file.
+    Opaque types keep their bits.
+    """
     return fmt.with_(family="", name="", global_op="")
 
 
 def split(raw: NDArray[np.uint8], kind: GGMLType, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-    """Block bytes [*lead, n, bytes] -> canonical parts of a weight of `shape`, a chunk of blocks at a time."""
+    """Block bytes [*lead, n, bytes] -> canonical parts of a weight of `shape`, a chunk of blocks at
+    a time.
+    """
     order, fmt = ORDERS[kind.name], format_named(kind.codec).with_(global_op="")
     parts = {p: np.empty(s.shape, s.dtype) for p, s in family_of(fmt).geometry(fmt, shape).items()}
     blocks = np.ascontiguousarray(raw).reshape(-1).view(order.dtype)
@@ -206,7 +216,8 @@ def _by_block(a: NDArray[Any], blocks: int) -> NDArray[np.uint8]:
 
 
 def dense(raw: NDArray[Any], which: str | int, name: str = "") -> NDArray[Any]:
-    """Bytes [..., k · itemsize] of a plain type (F32, F16, BF16, F64, I8 to I64) as numbers [..., k], a view.
+    """Bytes [..., k · itemsize] of a plain type (F32, F16, BF16, F64, I8 to I64) as numbers [...,
+    k], a view.
 
     Raises LayoutError for a block type or a length that is not whole numbers.
     """
@@ -224,7 +235,9 @@ def dense(raw: NDArray[Any], which: str | int, name: str = "") -> NDArray[Any]:
 
 
 def dense_rows(x: NDArray[Any], which: str | int) -> NDArray[np.uint8]:
-    """Numbers [..., k] -> bytes [..., k · itemsize] of a plain type, rounded once to nearest even. Inverse of `dense`."""
+    """Numbers [..., k] -> bytes [..., k · itemsize] of a plain type, rounded once to nearest even.
+    Inverse of `dense`.
+    """
     kind = ggml_type(which)
     if not kind.plain:
         raise LayoutError(f"[gguf] {kind.name} holds blocks; quantize first, then `pack`")

@@ -1,4 +1,5 @@
-"""ModelOpt: what NVIDIA's unified export writes, and its in-memory tensors saved as they are. Which one it is, the dtypes say.
+"""ModelOpt: what NVIDIA's unified export writes, and its in-memory tensors saved as they are. Which
+one it is, the dtypes say.
 
 | kind | weight | scales | value |
 |---|---|---|---|
@@ -13,10 +14,12 @@
 
 The int4 export's codes are two's complement, NF4QTensor's blocks run over the flattened weight.
 
-Config: `group_size` where the shapes leave it open; NF4QTensor needs `shape`, (n, k), which its flat tensor leaves open. A
-`quant_algo` ("NVFP4", "MXFP4", "MXFP8", "W4A16_AWQ", "FP8", ...) must agree with what the tensors are.
+Config: `group_size` where the shapes leave it open; NF4QTensor needs `shape`, (n, k), which its
+flat tensor leaves open. A `quant_algo` ("NVFP4", "MXFP4", "MXFP8", "W4A16_AWQ", "FP8", ...) must
+agree with what the tensors are.
 
-An exported `pre_quant_scale` belongs to the activations (x · pre_quant_scale meets this weight) and stays a tensor of its own.
+An exported `pre_quant_scale` belongs to the activations (x · pre_quant_scale meets this weight) and
+stays a tensor of its own.
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ KINDS: tuple[Kind, ...] = (NVFP4(), MXFP4(), MXFP8(), INT4Export(), FP8(), INT8(
 
 
 class ModelOptConfig(ConfigReader):
-    """ModelOpt's config, in config.json's words or those of hf_quant_config.json: `exclude_modules` as shell patterns,
-    `quantized_layers` when mixed."""
+    """ModelOpt's config, in config.json's words or those of hf_quant_config.json: `exclude_modules`
+    as shell patterns, `quantized_layers` when mixed.
+    """
 
     method = "modelopt"
     methods = ("modelopt_fp4", "modelopt_mixed")
@@ -164,8 +168,9 @@ class ModelOpt(Layout):
         return next(kind for kind in KINDS if kind.holds(q.format))
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """`quantization_config` flat, and the nested form that ModelOpt's export writes beside it: `quant_algo` for all modules,
-        `quantized_layers` when they differ."""
+        """`quantization_config` flat, and the nested form that ModelOpt's export writes beside it:
+        `quant_algo` for all modules, `quantized_layers` when they differ.
+        """
         keys = ("quant_algo", "group_size")
         base = most_common(packed, keys)
         excluded = dense_modules(dense)

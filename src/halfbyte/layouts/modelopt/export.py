@@ -1,5 +1,6 @@
-"""The kinds of weight that ModelOpt's unified export writes: NVFP4, MXFP4, MXFP8, INT4 (AWQ), FP8 and INT8. See `modelopt.py`
-for the table."""
+"""The kinds of weight that ModelOpt's unified export writes: NVFP4, MXFP4, MXFP8, INT4 (AWQ), FP8
+and INT8. See `modelopt.py` for the table.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def shape_of(t: Headers, suffix: str, name: str) -> tuple[int, ...]:
 
 
 class BlockScaled(Kind):
-    """E2M1 or E4M3 elements, low nibble even, under one scale byte a block; NVFP4 has a float32 a matrix besides."""
+    """E2M1 or E4M3 elements, low nibble even, under one scale byte a block; NVFP4 has a float32 a
+    matrix besides.
+    """
 
     word: ClassVar[str]
     group: ClassVar[int]
@@ -156,7 +159,9 @@ class MXFP8(BlockScaled):
 
 
 class INT4Export(Kind):
-    """Pairs of output rows share a byte: low nibble row 2i, high nibble row 2i + 1, two's complement."""
+    """Pairs of output rows share a byte: low nibble row 2i, high nibble row 2i + 1, two's
+    complement.
+    """
 
     algos = ("W4A16_AWQ", "INT4_AWQ", "W4A8_AWQ")
     suffixes = ("weight", "weight_scale", "weight_scale_2")
@@ -190,7 +195,8 @@ class INT4Export(Kind):
         np.right_shift(t["weight"], 4, out=nibbles[..., 1, :])
         nibbles ^= 8
         parts = {"codes": pack(nibbles.reshape(shape), 4), "scales": t["weight_scale"]}
-        # W4A8_AWQ keeps the scale of a later float8 step beside; it does not enter the weight's value.
+        # W4A8_AWQ keeps the scale of a later float8 step beside; it does not enter the weight's
+        # value.
         details = {"weight_scale_2": float(t["weight_scale_2"])} if "weight_scale_2" in t else {}
         return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
 
@@ -242,8 +248,9 @@ class ByteCodes(Kind):
         return Described(format_named(self.word, group, scale_dtype=t["weight_scale"].dtype.name, **options), shape)
 
     def _scale_shapes(self, shape: tuple[int, ...], block: int) -> dict[str, list[tuple[int, ...]]]:
-        """Shapes in which ModelOpt writes the scales, its first choice first. That of a one-row weight may be
-        a row or a tensor."""
+        """Shapes in which ModelOpt writes the scales, its first choice first. That of a one-row
+        weight may be a row or a tensor.
+        """
         *lead, n, k = shape
         row = [(*lead, n), (*lead, n, 1)]
         if not self.tiles:
@@ -269,7 +276,9 @@ class ByteCodes(Kind):
         return QTensor(fmt, shape, parts, origin="modelopt", details=details, name=name)
 
     def _plain(self, fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape ModelOpt gives the scale: [*lead] a tensor, [*lead, n] a row, [*lead, tiles of n, tiles of k]."""
+        """The shape ModelOpt gives the scale: [*lead] a tensor, [*lead, n] a row, [*lead, tiles of
+        n, tiles of k].
+        """
         scope = "row" if fmt.grouping == "row" else "tensor" if fmt.group_rows == -1 else "tile"
         return self._scale_shapes(shape, fmt.group_rows if scope == "tile" else 128)[scope][0]
 

@@ -1,8 +1,10 @@
-"""ModelOpt's in-memory 4-bit tensors, saved as they are: INT4QTensor and NF4QTensor. See `modelopt.py` for the table.
+"""ModelOpt's in-memory 4-bit tensors, saved as they are: INT4QTensor and NF4QTensor. See
+`modelopt.py` for the table.
 
-Both flatten the weight and put the even element into the high nibble. INT4QTensor keeps the reciprocal scale 7/amax and divides
-by it. NF4QTensor quantizes its scales again: block scale = byte / double_scale + zeros, the double scale covering 256 blocks;
-codes and scale bytes are padded to whole blocks, and the padding is kept in `details`.
+Both flatten the weight and put the even element into the high nibble. INT4QTensor keeps the
+reciprocal scale 7/amax and divides by it. NF4QTensor quantizes its scales again: block scale = byte
+/ double_scale + zeros, the double scale covering 256 blocks; codes and scale bytes are padded to
+whole blocks, and the padding is kept in `details`.
 """
 
 from __future__ import annotations

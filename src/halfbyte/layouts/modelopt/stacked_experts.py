@@ -1,12 +1,14 @@
-"""ModelOpt's stacks of experts: one tensor for all of them, each matrix (k, n) as the model keeps it, NVFP4 along k.
+"""ModelOpt's stacks of experts: one tensor for all of them, each matrix (k, n) as the model keeps
+it, NVFP4 along k.
 
     PROJ                  uint8 [e, k/2, n]      byte j of output i holds inputs 2j (low nibble) and 2j + 1
     PROJ_weight_scale     E4M3  [e, k/16, n]
     PROJ_weight_scale_2   float32, one factor for the whole stack     value = e2m1 · scale · factor
 
-The parameter keeps its name (`experts.gate_up_proj`, no `.weight`), the rest is joined to it by an underscore. Written for models
-whose experts are one parameter, gpt-oss and Llama 4. (Its MXFP4 export of them has groups along the outputs, which no matrix
-product reads: such stacks stay plain arrays.)
+The parameter keeps its name (`experts.gate_up_proj`, no `.weight`), the rest is joined to it by an
+underscore. Written for models whose experts are one parameter, gpt-oss and Llama 4. (Its MXFP4
+export of them has groups along the outputs, which no matrix product reads: such stacks stay plain
+arrays.)
 """
 
 from __future__ import annotations

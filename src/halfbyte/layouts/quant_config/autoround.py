@@ -1,6 +1,8 @@
-"""AutoRound's config: GPTQ's or AWQ's tensors under its own name, with a table of layers that differ.
+"""AutoRound's config: GPTQ's or AWQ's tensors under its own name, with a table of layers that
+differ.
 
-    {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128, "sym": true,
+    {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4,
+    "group_size": 128, "sym": true,
      "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}}}
 
 | packing_format | tensors |
@@ -9,8 +11,8 @@
 | `auto_round`, `auto_round:exllamav2`, `:tritonv2`, `:gptqmodel` and other kernels | GPTQ, zero points as they are (`gptq_v2`) |
 | `auto_awq`, `auto_round:auto_awq`, `auto_round:awq` | AWQ gemm |
 
-A layer of 16 or more bits is dense. A key of `extra_config` is a module's name, else a regular expression searched for in it.
-Source: AutoRound 0.9's exporter and loader.
+A layer of 16 or more bits is dense. A key of `extra_config` is a module's name, else a regular
+expression searched for in it. Source: AutoRound 0.9's exporter and loader.
 """
 
 from __future__ import annotations

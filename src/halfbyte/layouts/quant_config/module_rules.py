@@ -1,7 +1,7 @@
 """Which entry of a quantization config a module's name falls under.
 
-Names are compared a path segment at a time, never letter by letter: `mlp.gate` is not `mlp.gate_proj`, `layers.1` is not
-`layers.10`.
+Names are compared a path segment at a time, never letter by letter: `mlp.gate` is not
+`mlp.gate_proj`, `layers.1` is not `layers.10`.
 
 | rule | spelled | used by |
 |---|---|---|
@@ -10,7 +10,8 @@ Names are compared a path segment at a time, never letter by letter: `mlp.gate` 
 | `re:` | `re:.*mlp.gate$` | compressed-tensors, torchao: a regular expression matched from the name's start |
 | `+:` `-:` | `+:.*\\.18\\..*gate.*` | GPTQModel `dynamic`: the first that matches decides; `-:` leaves the module dense |
 
-A name is looked up unchanged, then under the prefixes that exporters add or drop, then as the parts it was fused from.
+A name is looked up unchanged, then under the prefixes that exporters add or drop, then as the parts
+it was fused from.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ MAX_WILDCARDS = 8
 
 
 def aliases(name: str) -> Iterator[str]:
-    """`name`, then the names the same module may have in a config: prefixes dropped, added or exchanged.
+    """`name`, then the names the same module may have in a config: prefixes dropped, added or
+    exchanged.
 
     >>> list(aliases("model.layers.0.mlp"))[:2]
     ['model.layers.0.mlp', 'layers.0.mlp']
@@ -70,8 +72,8 @@ def aliases(name: str) -> Iterator[str]:
 def fused_from(name: str) -> tuple[str, ...]:
     """Names of the modules that `name` was fused from; () when it is not a fused module.
 
-    A stack of experts (`mlp.switch_mlp.gate_proj`, `mlp.experts.gate_proj`) was made of `mlp.experts.0.gate_proj` and its
-    siblings.
+    A stack of experts (`mlp.switch_mlp.gate_proj`, `mlp.experts.gate_proj`) was made of
+    `mlp.experts.0.gate_proj` and its siblings.
     """
     path, _, last = name.rpartition(".")
     parts = tuple(f"{path}.{p}" if path else p for p in FUSED.get(last, ()))
@@ -84,15 +86,17 @@ def fused_from(name: str) -> tuple[str, ...]:
 
 
 def lookup(table: Mapping[str, T], name: str) -> T | None:
-    """The entry of `table` under the name of module `name`; None without one. Aliases and fused modules as for `first_entry`."""
+    """The entry of `table` under the name of module `name`; None without one. Aliases and fused
+    modules as for `first_entry`.
+    """
     return _agreed(name, lambda module: next((table[a] for a in aliases(module) if a in table), None))
 
 
 def first_entry(table: Mapping[str, T], name: str, matches: Matcher) -> T | None:
     """The entry of the first rule of `table` that matches `name`; None without one.
 
-    A rule is tried on the name and its aliases. Where none matches a fused module, the entry is the one that all modules it was
-    fused from have. Raises CheckpointError when those differ.
+    A rule is tried on the name and its aliases. Where none matches a fused module, the entry is the
+    one that all modules it was fused from have. Raises CheckpointError when those differ.
     """
 
     def own(module: str) -> T | None:
@@ -103,8 +107,9 @@ def first_entry(table: Mapping[str, T], name: str, matches: Matcher) -> T | None
 
 
 def covered(rules: Iterable[str], name: str, plain: Matcher | None = None) -> bool:
-    """True when one of `rules`, `re:` patterns or `plain` entries (`path_matches`), covers `name`, or covers each module it was
-    fused from."""
+    """True when one of `rules`, `re:` patterns or `plain` entries (`path_matches`), covers `name`,
+    or covers each module it was fused from.
+    """
     found, match = _sorted_rules(tuple(rules)), plain or path_matches
 
     def own(module: str) -> bool | None:
@@ -114,8 +119,9 @@ def covered(rules: Iterable[str], name: str, plain: Matcher | None = None) -> bo
 
 
 class _Rules(NamedTuple):
-    """Rules sorted by how they are looked up: entries without wildcards by their segments, a hash away, since exporters list
-    hundreds of modules; the others one after another."""
+    """Rules sorted by how they are looked up: entries without wildcards by their segments, a hash
+    away, since exporters list hundreds of modules; the others one after another.
+    """
 
     paths: frozenset[tuple[str, ...]]
     lengths: tuple[int, ...]
@@ -151,7 +157,8 @@ def _agreed(name: str, own: Callable[[str], T | None]) -> T | None:
 
 
 def path_matches(entry: str, name: str) -> bool:
-    """True when `entry` is a run of whole segments of `name`, `*` standing for anything within one segment.
+    """True when `entry` is a run of whole segments of `name`, `*` standing for anything within one
+    segment.
 
     >>> path_matches("mlp.gate", "model.layers.0.mlp.gate"), path_matches("mlp.gate", "model.layers.0.mlp.gate_proj")
     (True, False)
@@ -162,7 +169,9 @@ def path_matches(entry: str, name: str) -> bool:
 
 
 def glob_matches(pattern: str, name: str) -> bool:
-    """True when the shell pattern covers `name` or a module above it. Without a wildcard it is compared by whole segments."""
+    """True when the shell pattern covers `name` or a module above it. Without a wildcard it is
+    compared by whole segments.
+    """
     if not any(c in pattern for c in "*?["):
         return path_matches(pattern, name)
     regex = _glob(pattern)
@@ -177,13 +186,16 @@ def glob_matches(pattern: str, name: str) -> bool:
 def regex_matches(pattern: str, name: str) -> bool:
     """True when the regular expression matches from the start of `name`.
 
-    Raises CheckpointError for a pattern that does not compile, or that could take time without bound.
+    Raises CheckpointError for a pattern that does not compile, or that could take time without
+    bound.
     """
     return compiled(pattern).match(name)
 
 
 def check_rule(rule: str, where: str) -> str:
-    """`rule`, after its pattern has been compiled; CheckpointError naming `where` when it cannot be."""
+    """`rule`, after its pattern has been compiled; CheckpointError naming `where` when it cannot
+    be.
+    """
     pattern = re.sub(r"^(?:re:|[+-]:)", "", rule)
     try:
         if pattern != rule:

@@ -2,10 +2,11 @@
 
     reader = read_config(raw, "config.json")      (checkpoints/quant_config.py picks the class)
     reader.parameters("model.layers.0.mlp.up_proj")   what the layout is given for that module; None where it is left dense
-    reader.key_uses()                                 which keys were consumed, which are harmless, which are unknown
+    reader.key_uses()                                 which keys were consumed, which are harmless,
+                                                      which are unknown
 
-A reader is in the file of the layout that its producer writes. AutoRound writes the layouts of others: its reader is in this
-package.
+A reader is in the file of the layout that its producer writes. AutoRound writes the layouts of
+others: its reader is in this package.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ class ConfigReader(ABC):
 
     method    what `Checkpoint.format` reports, and a value of `quant_method`
     methods   further values of `quant_method`
-    consumed  paths of the keys that decide how weights are read: `bits`, `config_groups.*.weights.num_bits`; `*` is any one
-              key, `**` at the end everything below
-    harmless  what they are -> paths of keys that do not change any weight's values, everything below them included
-    layouts   names of layouts it can mean, or their beginnings ("awq" is every "awq-..."), most likely first
+    consumed  paths of the keys that decide how weights are read: `bits`,
+              `config_groups.*.weights.num_bits`; `*` is any one key, `**` at the end everything
+              below
+    harmless  what they are -> paths of keys that do not change any weight's values, everything
+              below them included
+    layouts   names of layouts it can mean, or their beginnings ("awq" is every "awq-..."), most
+              likely first
     raw       the dictionary
     where     names its file in messages
     """
@@ -59,7 +63,9 @@ class ConfigReader(ABC):
 
     @abstractmethod
     def parameters(self, module: str) -> dict[str, Any] | None:
-        """What the config says of `module`, in the producer's words; None when it leaves the module dense."""
+        """What the config says of `module`, in the producer's words; None when it leaves the module
+        dense.
+        """
 
     def common(self) -> dict[str, Any]:
         """What a module is given that the config leaves dense and that is packed all the same."""
@@ -86,8 +92,9 @@ class ConfigReader(ABC):
         return tuple(dict.fromkeys(ranked))
 
     def complete(self, other: ConfigReader) -> list[str]:
-        """Take from another file's config of the same method what this one leaves out; a sentence for each key in which the two
-        contradict each other."""
+        """Take from another file's config of the same method what this one leaves out; a sentence
+        for each key in which the two contradict each other.
+        """
         mine, theirs = self.raw, other.raw
         keys = (*WIDTHS, *GROUPS, "checkpoint_format", "quant_algo", "version", "mode")
         both = [k for k in keys if mine.get(k) is not None and theirs.get(k) is not None]
@@ -150,7 +157,8 @@ class PlainReader(ConfigReader):
 
 
 def path_covers(pattern: str, path: tuple[str, ...]) -> bool:
-    """True when a dotted pattern of keys covers a path: segment by segment, shell wildcards within one, `**` for all below.
+    """True when a dotted pattern of keys covers a path: segment by segment, shell wildcards within
+    one, `**` for all below.
 
     >>> path_covers("config_groups.*.weights.**", ("config_groups", "group_0", "weights", "num_bits"))
     True
@@ -162,7 +170,9 @@ def path_covers(pattern: str, path: tuple[str, ...]) -> bool:
 
 
 def leaves(value: Any, path: tuple[str, ...] = (), depth: int = 0) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path of keys, value) of everything in nested objects that is no object with keys of its own; lists are values."""
+    """(path of keys, value) of everything in nested objects that is no object with keys of its own;
+    lists are values.
+    """
     if isinstance(value, Mapping) and value and depth <= MAX_DEPTH:
         for key, inner in value.items():
             yield from leaves(inner, (*path, str(key)), depth + 1)
@@ -171,7 +181,9 @@ def leaves(value: Any, path: tuple[str, ...] = (), depth: int = 0) -> Iterator[t
 
 
 def check_numbers(raw: Mapping[str, Any], where: str) -> None:
-    """Widths are whole numbers from 1 to 32, group sizes −1 or at least 1, or null; CheckpointError naming the key otherwise."""
+    """Widths are whole numbers from 1 to 32, group sizes −1 or at least 1, or null; CheckpointError
+    naming the key otherwise.
+    """
     for path, value in leaves(raw):
         key = path[-1]
         if value is None or key not in (*WIDTHS, *GROUPS):

@@ -1,8 +1,9 @@
 """Regular expressions that came with a file, matched in bounded time.
 
-A backtracking matcher can be made to run without end: `(a|a)*b` doubles its work with every letter of the name. Here all
-alternatives are followed at once (Thompson 1968): the positions a match can have reached are the bits of one integer, each
-piece of the pattern maps them to the next ones, and a position reached twice is still one bit.
+A backtracking matcher can be made to run without end: `(a|a)*b` doubles its work with every letter
+of the name. Here all alternatives are followed at once (Thompson 1968): the positions a match can
+have reached are the bits of one integer, each piece of the pattern maps them to the next ones, and
+a position reached twice is still one bit.
 
     "mlp.*e"  on  "mlp.gate"      {0} -m-> {1} -l-> {2} -p-> {3} -.*-> {3, 4, ..., 8} -e-> {8}
 
@@ -16,7 +17,8 @@ The subset that is read, with the meaning Python's `re` gives it:
 | repeats | `* + ? {2} {2,} {,3} {2,3}`, each also lazy (`*?`): laziness does not change whether a name matches |
 | assertions | `(?=a) (?!a)`, and `(?<=a) (?<!a)` of a fixed width |
 
-Back-references, conditionals, atomic groups, possessive repeats and other flags are refused by name.
+Back-references, conditionals, atomic groups, possessive repeats and other flags are refused by
+name.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ MAX_DEPTH = 64
 MAX_REPEAT = 1000
 """Largest count of a repeat."""
 MAX_STEPS = 1 << 14
-"""Most pieces of a pattern that are gone through for one name, near 20 ms; only long groups repeated within repeats need more."""
+"""Most pieces of a pattern that are gone through for one name, near 20 ms; only long groups
+repeated within repeats need more.
+"""
 
 Test = Callable[[str], bool]
 
@@ -67,7 +71,9 @@ class Anchor(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A sequence that must (`wanted`), or must not, match after the position, or before it (`behind`: its width)."""
+    """A sequence that must (`wanted`), or must not, match after the position, or before it
+    (`behind`: its width).
+    """
 
     sequence: Sequence
     wanted: bool
@@ -96,7 +102,9 @@ class Pattern:
         self._prefix = "".join(node.literal for node in _leading_literals(anchored))
 
     def match(self, name: str) -> bool:
-        """True when the pattern matches from the start of `name`; CheckpointError when that takes too many steps."""
+        """True when the pattern matches from the start of `name`; CheckpointError when that takes
+        too many steps.
+        """
         return name.startswith(self._prefix) and _Walk(self.pattern, name).ends(self.sequence, 1) != 0
 
 
@@ -237,7 +245,9 @@ class _Parser:
         return Look((inner,), wanted, least if behind else None)
 
     def _group_flags(self, fold: bool) -> bool:
-        """What a group's `?...` makes of the letters' case; refuses the kinds of groups that are not read."""
+        """What a group's `?...` makes of the letters' case; refuses the kinds of groups that are
+        not read.
+        """
         if not self._take("?") or self._take(":"):
             return fold
         if self._take("P<"):
@@ -360,7 +370,9 @@ def _width(sequence: Sequence) -> tuple[int, int | None]:
 
 
 class _Walk:
-    """One match of one name. Sets of positions are integers: bit p is the position before character p."""
+    """One match of one name. Sets of positions are integers: bit p is the position before character
+    p.
+    """
 
     def __init__(self, pattern: str, name: str) -> None:
         self.pattern = pattern
@@ -411,7 +423,8 @@ class _Walk:
                 break
             starts = after
         if node.most is None and len(node.sequence) == 1 and isinstance(node.sequence[0], Characters):
-            # Adding a start to a run of ones carries to the end of the run: all of it is reached at once.
+            # Adding a start to a run of ones carries to the end of the run: all of it is reached at
+            # once.
             run = self._where(node.sequence[0])
             return starts | (((starts & run) + run) ^ run)
         reached = new = starts

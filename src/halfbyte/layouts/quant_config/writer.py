@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from ...spec import Format
 
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embeddings", "tok_embeddings", "token_embd")
-"""Last segments of embedding modules: producers' loaders look for linear layers, and these are none."""
+"""Last segments of embedding modules: producers' loaders look for linear layers, and these are
+none.
+"""
 
 
 class PackedModule(NamedTuple):
@@ -44,7 +46,9 @@ class ConfigFiles(NamedTuple):
 
 
 def dense_modules(dense: Sequence[DenseTensor]) -> list[str]:
-    """Modules that look like linear layers and are dense: a config must name them, for a loader takes them for packed ones."""
+    """Modules that look like linear layers and are dense: a config must name them, for a loader
+    takes them for packed ones.
+    """
     out = []
     for name, shape in dense:
         module = name.removesuffix(".weight")

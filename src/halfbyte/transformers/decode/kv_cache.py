@@ -1,8 +1,11 @@
-"""A KV cache that grows in place: a decoding step appends one token, where transformers' cache copies all earlier tokens.
+"""A KV cache that grows in place: a decoding step appends one token, where transformers' cache
+copies all earlier tokens.
 
-    cache = growing_cache(model)      transformers' DynamicCache with its full and sliding layers replaced; None for other models
+    cache = growing_cache(model)      transformers' DynamicCache with its full and sliding layers
+                                      replaced; None for other models
 
-Values equal those of transformers' own layers. For inference only: writes in place record no gradient.
+Values equal those of transformers' own layers. For inference only: writes in place record no
+gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class GrowingBuffer:
         self._end = 0
 
     def append(self, old: Tensor, new: Tensor) -> Tensor:
-        """`old` and then `new` along the tokens; copies `old` only if `keep` did not return it or the buffer is full."""
+        """`old` and then `new` along the tokens; copies `old` only if `keep` did not return it or
+        the buffer is full.
+        """
         count = old.shape[-2] if old.dim() > 1 else 0  # an empty cache is one-dimensional
         more = new.shape[-2]
         buffer = self._with_room(old, count, new, more)
@@ -71,7 +76,9 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Growing:
-    """Base of both kinds of layer: the native step writes tokens by address between `open` and `close`."""
+    """Base of both kinds of layer: the native step writes tokens by address between `open` and
+    `close`.
+    """
 
     keys: Tensor
     values: Tensor
@@ -138,8 +145,9 @@ class GrowingSlidingLayer(Growing, DynamicSlidingWindowLayer):  # type: ignore[m
 
 
 def growing_cache(model: Any) -> DynamicCache | None:
-    """An empty cache for one text; None for a model that is not transformers' or makes a cache of its own kind, and off the CPU,
-    where the copy does not limit a step."""
+    """An empty cache for one text; None for a model that is not transformers' or makes a cache of
+    its own kind, and off the CPU, where the copy does not limit a step.
+    """
     if not isinstance(model, PreTrainedModel) or getattr(model, "_is_stateful", False) or model.device.type != "cpu":
         return None
     cache = DynamicCache(config=model.config)

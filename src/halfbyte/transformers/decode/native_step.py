@@ -1,11 +1,14 @@
-"""A decoding step of one sequence as one list of native operations, without transformers' Python code between the products.
+"""A decoding step of one sequence as one list of native operations, without transformers' Python
+code between the products.
 
-    step = native_step(model, cache)      None for a model it does not support, and where a hook or option would be ignored
+    step = native_step(model, cache)      None for a model it does not support, and where a hook or
+                                          option would be ignored
     hidden = step(embedded)           after the last norm, before the head
 
-For models whose layers are those of `LAYERS`, packed on the CPU, in float32. The operations are the model's own: products by the
-same kernels, norms, rotation, attention and gates in float32. Sums run in another order than torch's, so logits differ by
-float32 rounding (1e-6 of the largest), and with 8-bit activations where an activation rounds to the neighbouring code.
+For models whose layers are those of `LAYERS`, packed on the CPU, in float32. The operations are the
+model's own: products by the same kernels, norms, rotation, attention and gates in float32. Sums run
+in another order than torch's, so logits differ by float32 rounding (1e-6 of the largest), and with
+8-bit activations where an activation rounds to the neighbouring code.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ LAYERS = {
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
     ),
 }  # fmt: skip
-"""Layer -> its norms before and after attention, before and after the feed-forward part; None where there is none."""
+"""Layer -> its norms before and after attention, before and after the feed-forward part; None where
+there is none.
+"""
 GATES = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu_tanh"}
 """Activation class -> the member of the native `Gate`."""
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -46,7 +51,9 @@ ATTENTIONS = ("eager", "sdpa")
 
 
 def native_step(model: Any, cache: Any) -> Step | None:
-    """The step for one sequence whose prompt is in `cache`; None when the model's own forward must be called."""
+    """The step for one sequence whose prompt is in `cache`; None when the model's own forward must
+    be called.
+    """
     layers = getattr(cache, "layers", ())  # another kind of model has another kind of state
     grows = len(layers) > 0 and all(isinstance(layer, Growing) and layer.is_initialized for layer in layers)
     return Step(model, layers) if grows and supports(model) and len(layers) == len(model.model.layers) else None
@@ -100,7 +107,8 @@ def _supports_product(m: Any) -> bool:
 
 
 class Step:
-    """The layers and the last norm of one model for one sequence; call it with one token's embedding at a time.
+    """The layers and the last norm of one model for one sequence; call it with one token's
+    embedding at a time.
 
     Between two calls of the model's own forward, `commit` appends the written tokens to the cache.
     """
@@ -198,6 +206,8 @@ class Step:
 
 
 def _with_room(cached: Tensor, room: int) -> Tensor:
-    """The tokens [1, kv_heads, tokens, d] of a cache and the `room` free ones behind them, as [kv_heads, tokens + room, d]."""
+    """The tokens [1, kv_heads, tokens, d] of a cache and the `room` free ones behind them, as
+    [kv_heads, tokens + room, d].
+    """
     _, kv_heads, tokens, d = cached.shape
     return cached.as_strided((kv_heads, tokens + room, d), cached.stride()[1:])

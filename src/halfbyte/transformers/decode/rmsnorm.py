@@ -1,8 +1,9 @@
 """RMSNorm in one call of torch, where that is bit-identical to the model's own module.
 
-A model's norm is six to eight small calls, and a decoding step has a hundred norms. `replace_rmsnorms(model)` replaces each norm
-whose output and whose replacement's output on random rows are equal bit for bit; others stay. That is tested on the CPU only; on
-other devices the model's own module is called, so that a model moved there and one loaded there give equal results.
+A model's norm is six to eight small calls, and a decoding step has a hundred norms.
+`replace_rmsnorms(model)` replaces each norm whose output and whose replacement's output on random
+rows are equal bit for bit; others stay. That is tested on the CPU only; on other devices the
+model's own module is called, so that a model moved there and one loaded there give equal results.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
-    """x / sqrt(mean(x²) + eps) · scale in float32, rounded once; scale is `weight`, or 1 + `weight` (Gemma)."""
+    """x / sqrt(mean(x²) + eps) · scale in float32, rounded once; scale is `weight`, or 1 + `weight`
+    (Gemma).
+    """
 
     def __init__(self, plain: nn.Module, eps: float, plus_one: bool) -> None:
         super().__init__()

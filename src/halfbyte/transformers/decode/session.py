@@ -4,7 +4,8 @@
     logits = session(prompt_ids)      all tokens in one pass of the model
     logits = session([token])         one more token
 
-Single tokens go through `native_step` where it supports the model, else through the model's own forward.
+Single tokens go through `native_step` where it supports the model, else through the model's own
+forward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Load one tensor of a checkpoint into an empty transformers model, as a packed module or as a parameter.
+"""Load one tensor of a checkpoint into an empty transformers model, as a packed module or as a
+parameter.
 
-Shared by GGUF files (`fill.gguf`) and folders of safetensors (`fill.safetensors`), which map keys to modules.
+Shared by GGUF files (`fill.gguf`) and folders of safetensors (`fill.safetensors`), which map keys
+to modules.
 """
 
 from __future__ import annotations

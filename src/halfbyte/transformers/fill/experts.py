@@ -1,8 +1,10 @@
-"""Build an experts module of transformers from a checkpoint's stacks or single experts, packed or dense.
+"""Build an experts module of transformers from a checkpoint's stacks or single experts, packed or
+dense.
 
-transformers keeps every expert of a layer in two parameters, `gate_up_proj` and `down_proj`. A checkpoint may have a tensor for
-each expert and projection. Packed ones are stacked where all experts share a format; gate and up are joined where they share a
-format and a global scale, and otherwise stay separate tensors with the same result. Dense ones become the parameters.
+transformers keeps every expert of a layer in two parameters, `gate_up_proj` and `down_proj`. A
+checkpoint may have a tensor for each expert and projection. Packed ones are stacked where all
+experts share a format; gate and up are joined where they share a format and a global scale, and
+otherwise stay separate tensors with the same result. Dense ones become the parameters.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _CLAMPED = ("GptOssExperts",)
 def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
     """Puts the experts at `path` into the model.
 
-    Raises CheckpointError when an expert is missing, has another shape, or is dense where others are packed; UnsupportedError
-    for an activation that is not computed on packed weights.
+    Raises CheckpointError when an expert is missing, has another shape, or is dense where others
+    are packed; UnsupportedError for an activation that is not computed on packed weights.
     """
     module = filling.module(next(iter(keys.values())), path)
     info = filling.checkpoint.info
@@ -52,7 +54,9 @@ def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
 
 
 def gate_of(module: nn.Module) -> tuple[str, bool]:
-    """(activation, interleaved) of a transformers experts module. UnsupportedError for one `ops.experts` does not compute."""
+    """(activation, interleaved) of a transformers experts module. UnsupportedError for one
+    `ops.experts` does not compute.
+    """
     name = type(module).__name__
     if name in _CLAMPED:
         alpha, limit = float(module.alpha), float(module.limit)
@@ -201,8 +205,9 @@ def _joined_values(halves: list[Any], interleaved: bool) -> Any:
 
 
 def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -> tuple[Any, bool]:
-    """A projection of all experts, and whether its matrices are (n, k): they are but where a parameter of transformers' own is
-    stored, which may be (k, n)."""
+    """A projection of all experts, and whether its matrices are (n, k): they are but where a
+    parameter of transformers' own is stored, which may be (k, n).
+    """
     mine = {slot.expert: key for slot, key in keys.items() if (slot.projection, slot.leaf) == (piece, leaf)}
     if None in mine:
         # What was packed in some layout is (n, k) too, however its key ends.

@@ -1,7 +1,8 @@
-"""Load every tensor of a GGUF file into a transformers model: packed modules, parameters, rotary frequencies.
+"""Load every tensor of a GGUF file into a transformers model: packed modules, parameters, rotary
+frequencies.
 
-What llama.cpp's converter changed on the way into the file is undone: rows of llama's q and k are put back in order, and Gemma's
-norms, stored as w + 1, lose the 1.
+What llama.cpp's converter changed on the way into the file is undone: rows of llama's q and k are
+put back in order, and Gemma's norms, stored as w + 1, lose the 1.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def fill(
 ) -> None:
     """Puts every tensor of the file into an empty model.
 
-    Raises UnsupportedError when the file has tensors the architecture does not know, CheckpointError when shapes differ or a
-    parameter stays empty.
+    Raises UnsupportedError when the file has tensors the architecture does not know,
+    CheckpointError when shapes differ or a parameter stays empty.
     """
     filling = GGUFFilling(model, checkpoint, activations=activations, backend=backend, device=device)
     filling.architecture = architecture
@@ -98,7 +99,8 @@ class GGUFFilling(Filling):
     def row_order(self, key: str, rows: int) -> NDArray[np.int64] | None:
         """Rows in transformers' order where llama.cpp has another.
 
-        Rotated pairs: head h, half j, pair i lies at head h, pair i, half j. Fused heads: head h of projection j lies at j, h.
+        Rotated pairs: head h, half j, pair i lies at head h, pair i, half j. Fused heads: head h of
+        projection j lies at j, h.
         """
         if self.architecture.fused_heads and re.search(r"\.attn_qkv(\.|$)", key):
             heads = self.model.config.num_attention_heads
@@ -144,6 +146,8 @@ def _linear_layers(model: Any) -> None:
 
 
 def _reordered(weight: QTensor, order: NDArray[np.int64]) -> QTensor:
-    """The rows of a ggml weight in another order: every part but the factor of the whole has one entry a row."""
+    """The rows of a ggml weight in another order: every part but the factor of the whole has one
+    entry a row.
+    """
     parts = {p: a if p == "global_scale" else a[order] for p, a in weight.parts.items()}
     return QTensor(weight.format, weight.shape, parts, origin=weight.origin, details=weight.details)

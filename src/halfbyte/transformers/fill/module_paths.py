@@ -1,12 +1,14 @@
 """Map a checkpoint's key to the parameter of a transformers model that it fills.
 
     model.layers.0.self_attn.q_proj          -> Slot("model.layers.0.self_attn.q_proj", "weight")
-    ...block_sparse_moe.experts.3.w1         -> Slot("...mlp.experts", "weight", "gate_proj", expert=3)
+    ...block_sparse_moe.experts.3.w1         -> Slot("...mlp.experts", "weight", "gate_proj",
+                                             expert=3)
     ...mlp.switch_mlp.up_proj                -> Slot("...mlp.experts", "weight", "up_proj")
     ...self_attn.k_proj, model has qkv_proj  -> Slot("...self_attn.qkv_proj", "weight", part=1)
 
-A name is tried unchanged, then under transformers' own renamings for the model, then with the prefixes that exporters add or
-drop. The first name that the model has is used; names are never matched approximately.
+A name is tried unchanged, then under transformers' own renamings for the model, then with the
+prefixes that exporters add or drop. The first name that the model has is used; names are never
+matched approximately.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ class SlotResolver:
 
 
 def is_experts(module: nn.Module | None) -> bool:
-    """True for a module that keeps all its experts in two stacked parameters, as transformers 5 does."""
+    """True for a module that keeps all its experts in two stacked parameters, as transformers 5
+    does.
+    """
     return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in ("gate_up_proj", "down_proj"))
 
 

@@ -1,9 +1,10 @@
 """Load every tensor of a safetensors checkpoint, of any producer, into a transformers model.
 
-Packed matrices become packed modules; a module whose weight the checkpoint keeps dense stays dense. A head that is not stored
-shares the embedding's weight; one that is stored is used, whatever the config says about tying. Modules that transformers keeps
-fused (`qkv_proj`, `gate_up_proj`) are joined from separate tensors where these share format and global scale, and become a
-`ConcatLinear` where they do not.
+Packed matrices become packed modules; a module whose weight the checkpoint keeps dense stays dense.
+A head that is not stored shares the embedding's weight; one that is stored is used, whatever the
+config says about tying. Modules that transformers keeps fused (`qkv_proj`, `gate_up_proj`) are
+joined from separate tensors where these share format and global scale, and become a `ConcatLinear`
+where they do not.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from .module_paths import Slot, SlotResolver
 
 INPUT_SCALE = ".pre_quant_scale"
 IGNORED = tuple(joint + word for word in (*BENIGN, "inv_freq") for joint in "._")
-"""Endings of tensors that no weight module uses: scales of activations and caches, rotary tables."""
+"""Endings of tensors that no weight module uses: scales of activations and caches, rotary tables.
+"""
 ALONG_OUTPUTS = re.compile(r".*\.experts\.\w+_proj_weight_scale")
-"""What only a stack has whose groups do not run along the inputs: other scales of stacks belong to a packed weight."""
+"""What only a stack has whose groups do not run along the inputs: other scales of stacks belong to
+a packed weight.
+"""
 
 
 def fill_from_folder(
@@ -42,8 +46,8 @@ def fill_from_folder(
 ) -> None:
     """Puts every tensor of the checkpoint into an empty model, one at a time.
 
-    Raises UnsupportedError when tensors have no counterpart in the model, CheckpointError when shapes differ or a parameter
-    stays empty.
+    Raises UnsupportedError when tensors have no counterpart in the model, CheckpointError when
+    shapes differ or a parameter stays empty.
     """
     FolderFilling(model, checkpoint, activations=activations, backend=backend, device=device).run()
 
@@ -65,7 +69,8 @@ class FolderFilling(Filling):
                 f"{type(self.model).__name__}; the checkpoint is of another variant of {self.model.config.model_type}"
             )
         info = self.checkpoint.info
-        # Packed weights first, since their modules replace those that biases belong to; the largest first of all.
+        # Packed weights first, since their modules replace those that biases belong to; the largest
+        # first of all.
         order = sorted(groups, key=lambda g: (not any(info(k).quantized for k in groups[g].values()), -self.nbytes(groups[g])))
         for group in order:
             keys = groups[group]
@@ -84,8 +89,9 @@ class FolderFilling(Filling):
         return sum(self.checkpoint.info(k).nbytes for k in keys.values())
 
     def plan(self) -> tuple[dict[str, dict[Slot, str]], list[str]]:
-        """Keys by what must be put at once (a module's experts, the parts of a fused module, one tensor), and those with no
-        slot."""
+        """Keys by what must be put at once (a module's experts, the parts of a fused module, one
+        tensor), and those with no slot.
+        """
         resolver = SlotResolver(self.model)
         groups: dict[str, dict[Slot, str]] = defaultdict(dict)
         unknown = []
@@ -126,7 +132,9 @@ class FolderFilling(Filling):
             self.put_dense(key, self.dense(key), slot.path, slot.leaf)
 
     def put_bias(self, key: str, path: str) -> None:
-        """A bias where the model has one, and where it is stored without: what the packed layer adds."""
+        """A bias where the model has one, and where it is stored without: what the packed layer
+        adds.
+        """
         module = self.module(key, path)
         bias = self.dense(key)
         if isinstance(module, QLinear | ConcatLinear | nn.Linear) and module.bias is None:
@@ -138,7 +146,9 @@ class FolderFilling(Filling):
         self.put_dense(key, bias, path, "bias")
 
     def put_input_scale(self, path: str, keys: list[str]) -> None:
-        """What x is multiplied by before a packed layer; the parts of a fused one must share it, as they share x."""
+        """What x is multiplied by before a packed layer; the parts of a fused one must share it, as
+        they share x.
+        """
         module = self.module(keys[0], path)
         scales = [self.dense(key) for key in keys]
         if not isinstance(module, QLinear | ConcatLinear):
@@ -151,7 +161,9 @@ class FolderFilling(Filling):
         self.model.set_submodule(path, scaled(module, value))
 
     def put_fused(self, group: str, keys: dict[Slot, str]) -> None:
-        """Build a fused module from its parts: one joined matrix where their formats agree, else a `ConcatLinear`."""
+        """Build a fused module from its parts: one joined matrix where their formats agree, else a
+        `ConcatLinear`.
+        """
         path, _, leaf = group.rpartition(".")
         parts = [key for _, key in sorted(keys.items(), key=lambda item: item[0].part or 0)]
         weights = [self.checkpoint[key] for key in parts]

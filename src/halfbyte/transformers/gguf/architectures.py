@@ -1,9 +1,11 @@
-"""Each GGUF architecture that becomes a transformers model, as a table: names, norms, rotation, experts, sizes.
+"""Each GGUF architecture that becomes a transformers model, as a table: names, norms, rotation,
+experts, sizes.
 
     ARCHITECTURES["qwen2moe"].names["ffn_gate_shexp"]      "mlp.shared_expert.gate_proj"
 
-Names and keys are llama.cpp's (`llama-arch.cpp`, gguf's `constants.py`); module paths and fields are transformers'. What a file
-does not state and llama.cpp computes is computed the same way: Gemma's query scale, patterns of local layers, defaults of scales.
+Names and keys are llama.cpp's (`llama-arch.cpp`, gguf's `constants.py`); module paths and fields
+are transformers'. What a file does not state and llama.cpp computes is computed the same way:
+Gemma's query scale, patterns of local layers, defaults of scales.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 from .keys import Keys
 
 EXPERTS, PARAMETER = "/", "#"
-"""Within a module path of `Architecture.names`: what follows is a projection of an experts module, or a parameter's own name."""
+"""Within a module path of `Architecture.names`: what follows is a projection of an experts module,
+or a parameter's own name.
+"""
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """GGUF tensor stem -> module path outside the layers."""
 RMS_EPS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
@@ -54,7 +58,8 @@ class Architecture:
     eps          key of the norms' epsilon, and transformers' field
     norm_offset  the file has w + 1 of norms that transformers keeps as w
     interleaved  rows of attn_q and attn_k are in llama.cpp's order of rotated pairs
-    fused_heads  rows of attn_qkv are all q, all k, all v, where transformers has q, k, v of each head
+    fused_heads  rows of attn_qkv are all q, all k, all v, where transformers has q, k, v of each
+                 head
     experts      its feed-forward layers are mixtures of experts
     partial      each head may be rotated in part
     fields       keys of its own
@@ -78,7 +83,9 @@ class Architecture:
 
 
 def _gemma_query(keys: Keys, config: dict[str, Any], largest: int) -> int:
-    """The query scale is one over the root of this: the head's length, but hidden/heads in the 27B models, known by depth."""
+    """The query scale is one over the root of this: the head's length, but hidden/heads in the 27B
+    models, known by depth.
+    """
     if config["num_hidden_layers"] == largest:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])
@@ -94,7 +101,9 @@ def _gemma2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Five local layers, then a global one. Local layers rotate with base 10000 and are never stretched."""
+    """Five local layers, then a global one. Local layers rotate with base 10000 and are never
+    stretched.
+    """
     pattern = keys.size("attention.sliding_window_pattern", 6)
     layers = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(config["num_hidden_layers"])]
     local = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base_swa", 10000.0)}
@@ -115,7 +124,9 @@ def _mixtral(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Every layer has experts; their weights are normalized, as llama.cpp does for this architecture."""
+    """Every layer has experts; their weights are normalized, as llama.cpp does for this
+    architecture.
+    """
     return {
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),
         "decoder_sparse_step": 1,

@@ -1,9 +1,10 @@
 """The merges of a vocabulary that states none: every pair of its tokens that joins into a token.
 
-    pairs = merges(vocabulary, rank)      the lowest rank of the joined token first, then the longest left part
+    pairs = merges(vocabulary, rank)      the lowest rank of the joined token first, then the
+                                          longest left part
 
-A vocabulary of 262,144 tokens has 1.2 million places to cut one; the native core looks up both sides of each, and Python does
-where there is no core.
+A vocabulary of 262,144 tokens has 1.2 million places to cut one; the native core looks up both
+sides of each, and Python does where there is no core.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Pairs = list[tuple[str, str]]
 
 
 def merges(vocabulary: Iterable[str], rank: Mapping[str, float]) -> Pairs:
-    """Every pair of tokens of the vocabulary (the keys of `rank`) that joins into one, in the order merges are tried."""
+    """Every pair of tokens of the vocabulary (the keys of `rank`) that joins into one, in the order
+    merges are tried.
+    """
     words = sorted(rank, key=rank.__getitem__)
     found = _joined(words)
     if found is None:
@@ -35,7 +38,9 @@ def merges(vocabulary: Iterable[str], rank: Mapping[str, float]) -> Pairs:
 
 
 def _joined(words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-    """Left and right parts as places among the words, word after word, the longest left part first; None without a core."""
+    """Left and right parts as places among the words, word after word, the longest left part first;
+    None without a core.
+    """
     core = native()
     if core is None:
         return None

@@ -1,10 +1,12 @@
 """GGUF key-values to a transformers configuration.
 
-    config = config_of(checkpoint)      a LlamaConfig, Gemma3TextConfig, ... with the shape, norms and rotations the file states
+    config = config_of(checkpoint)      a LlamaConfig, Gemma3TextConfig, ... with the shape, norms
+                                        and rotations the file states
 
-Keys are llama.cpp's (`ARCH.embedding_length`, ...; the GGUF specification). What a file does not state and llama.cpp computes is
-computed the same way: Gemma's query scale and pattern of local layers, the rotation of local layers. A file whose shape
-transformers cannot express is refused, never read nearly right.
+Keys are llama.cpp's (`ARCH.embedding_length`, ...; the GGUF specification). What a file does not
+state and llama.cpp computes is computed the same way: Gemma's query scale and pattern of local
+layers, the rotation of local layers. A file whose shape transformers cannot express is refused,
+never read nearly right.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _SIZES = {
 def config_of(checkpoint: GGUFCheckpoint) -> Any:
     """The transformers configuration of a GGUF file.
 
-    Raises UnsupportedError, listing what is read, for another architecture or variant; CheckpointError for keys that are missing,
-    mistyped or do not fit the tensors.
+    Raises UnsupportedError, listing what is read, for another architecture or variant;
+    CheckpointError for keys that are missing, mistyped or do not fit the tensors.
     """
     from transformers import AutoConfig
 
@@ -84,7 +86,9 @@ def _biases(keys: Keys) -> dict[str, bool]:
 
 
 def _check_sizes(keys: Keys, config: dict[str, Any]) -> int:
-    """Compares the sizes that decide what is allocated with the tensors. Returns the vocabulary's size, the embedding's rows."""
+    """Compares the sizes that decide what is allocated with the tensors. Returns the vocabulary's
+    size, the embedding's rows.
+    """
     checkpoint = keys.checkpoint
     embedding = checkpoint.info(embedding_key(checkpoint)).shape
     if len(embedding) != 2 or embedding[1] != config["hidden_size"]:

@@ -21,9 +21,12 @@ class PreTokenizer:
     splits         expressions, applied in order
     whole_words    a word that is a token is taken as it is, even where its merges would not make it
     add_bos        texts start with the bos token where the file does not say otherwise
-    nfc            text is composed (Unicode NFC) first, as the model's own tokenizer does; llama.cpp does not
-    spaces         spaces are "▁" and characters outside the vocabulary are byte tokens `<0xNN>`: merges work on characters
-    line_breaks    a run of line breaks that is a token is taken whole, where the file leaves out the merges that make it
+    nfc            text is composed (Unicode NFC) first, as the model's own tokenizer does;
+                   llama.cpp does not
+    spaces         spaces are "▁" and characters outside the vocabulary are byte tokens `<0xNN>`:
+                   merges work on characters
+    line_breaks    a run of line breaks that is a token is taken whole, where the file leaves out
+                   the merges that make it
     """
 
     splits: tuple[str, ...]
@@ -60,7 +63,9 @@ def _words(
 def _cased_words(
     digits: str, *, contractions: str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", within: str = "", line_end: str = "[\r\n/]*"
 ) -> str:
-    """OpenAI's o200k expression and its relatives: a word is capitals, then small letters. `within` restricts both classes."""
+    """OpenAI's o200k expression and its relatives: a word is capitals, then small letters. `within`
+    restricts both classes.
+    """
     upper, lower = (rf"[\p{{{c}}}\p{{Lm}}\p{{Lo}}\p{{M}}{within}]" for c in (r"Lu}\p{Lt", "Ll"))
     before = r"[^\r\n\p{L}\p{N}]?"
     return (
@@ -79,7 +84,9 @@ _CASED = (
     r"\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68"
     r"\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{16e7f}\x{16ea0}-\x{16ed3}\x{1d400}-\x{1d7cb}\x{1df00}-\x{1df1e}]"
 )
-"""Letters with case that DeepSeek LLM's class lists: not Armenian's newest, modern Georgian and mathematical ones."""
+"""Letters with case that DeepSeek LLM's class lists: not Armenian's newest, modern Georgian and
+mathematical ones.
+"""
 _ASCII_PUNCTUATION = r"[!-/:-@\[-`{-~]"
 _DEEPSEEK3_WORDS = (
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*"

@@ -1,15 +1,19 @@
 """The tokenizer a GGUF header describes, built with the tokenizers library.
 
-    tokenizer = tokenizer_of(checkpoint)        transformers' interface (encode, decode, chat template)
+    tokenizer = tokenizer_of(checkpoint)        transformers' interface (encode, decode, chat
+                                                template)
     backend = backend_of(checkpoint.metadata)   the `tokenizers.Tokenizer` below it
 
 `tokenizer.ggml.model` names the kind:
 
-llama   SentencePiece BPE: spaces are "▁", unknown characters fall back to byte tokens. The file has scores and no merges; every
-        way to cut a token into two tokens is a merge, and the better token's merges come first. Gemma's scores do not rank its
-        merges; the order of its tokens does.
-gpt2    byte-level BPE: merges are in the file, `tokenizer.ggml.pre` names the expressions that split text first.
-gemma4  BPE on characters: merges are in the file, spaces are "▁", unknown characters fall back to byte tokens.
+llama   SentencePiece BPE: spaces are "▁", unknown characters fall back to byte tokens. The file has
+        scores and no merges; every way to cut a token into two tokens is a merge, and the better
+        token's merges come first. Gemma's scores do not rank its merges; the order of its tokens
+        does.
+gpt2    byte-level BPE: merges are in the file, `tokenizer.ggml.pre` names the expressions that
+        split text first.
+gemma4  BPE on characters: merges are in the file, spaces are "▁", unknown characters fall back to
+        byte tokens.
 bert    WordPiece: the longest token that fits, "▁" before the first one of a word.
 t5      SentencePiece Unigram: the tokens whose scores add up to most.
 """
@@ -47,8 +51,9 @@ END_OF_TURN = frozenset(
 def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
     """transformers' tokenizer of a GGUF file, with its special tokens and chat template.
 
-    A vocabulary of a kind that is not read is taken from a `tokenizer.json` beside the file, where there is one. Raises
-    UnsupportedError, naming what is read, for such a vocabulary without one; CheckpointError for missing or mistyped keys.
+    A vocabulary of a kind that is not read is taken from a `tokenizer.json` beside the file, where
+    there is one. Raises UnsupportedError, naming what is read, for such a vocabulary without one;
+    CheckpointError for missing or mistyped keys.
     """
     metadata = checkpoint.metadata
     try:
@@ -80,7 +85,9 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
 
 
 def adds_bos(metadata: Metadata) -> bool:
-    """Whether texts start with the bos token: as stated, else as llama.cpp assumes for the kind of vocabulary."""
+    """Whether texts start with the bos token: as stated, else as llama.cpp assumes for the kind of
+    vocabulary.
+    """
     kind = metadata.typed("tokenizer.ggml.model", "string")
     pre = PRE_TOKENIZERS.get(_pre_name(metadata))
     assumed = kind in ("llama", "bert", "gemma4") or (kind == "gpt2" and pre is not None and pre.add_bos)
@@ -89,13 +96,17 @@ def adds_bos(metadata: Metadata) -> bool:
 
 
 def adds_eos(metadata: Metadata) -> bool:
-    """Whether texts end with the eos token (for bert, the separator): as stated, else only T5's and BERT's do."""
+    """Whether texts end with the eos token (for bert, the separator): as stated, else only T5's and
+    BERT's do.
+    """
     kind = metadata.typed("tokenizer.ggml.model", "string")
     return kind == "bert" or bool(metadata.typed("tokenizer.ggml.add_eos_token", "bool", kind == "t5"))
 
 
 def end_of_turn_ids(metadata: Metadata) -> list[int]:
-    """Ids of the tokens that end a reply: the eos and eot tokens that the file names, and those known by their text."""
+    """Ids of the tokens that end a reply: the eos and eot tokens that the file names, and those
+    known by their text.
+    """
     tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]", ())
     ids = {i for i, token in enumerate(tokens) if token in END_OF_TURN}
     if {"<|return|>", "<|call|>"} <= {tokens[i] for i in ids}:
@@ -142,7 +153,8 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
         backend.normalizer = normalizers.Replace(" ", SPACE)
         backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
     else:
-        # Every text between two special tokens gets a space of its own, one that starts with spaces too.
+        # Every text between two special tokens gets a space of its own, one that starts with spaces
+        # too.
         steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
         if metadata.typed("tokenizer.ggml.add_space_prefix", "bool", True):
             steps = [normalizers.Prepend(SPACE), *steps]
@@ -233,7 +245,9 @@ def _bpe_on_characters(
 
 
 def _wordpiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
-    """The file marks the tokens that start a word with "▁"; the tokenizers library marks the others with "##"."""
+    """The file marks the tokens that start a word with "▁"; the tokenizers library marks the others
+    with "##".
+    """
     names = []
     for i, token in enumerate(tokens):
         if i < len(types) and types[i] != 1:
@@ -292,7 +306,9 @@ KINDS = tuple(_KINDS)
 
 
 def _add_whole_tokens(backend: Tokenizer, metadata: Metadata, tokens: list[str], types: Sequence[int]) -> None:
-    """Control and unknown tokens (special) and user-defined ones (not special) are matched whole, before anything is split."""
+    """Control and unknown tokens (special) and user-defined ones (not special) are matched whole,
+    before anything is split.
+    """
     name = metadata.typed("general.name", "string", "").lower()
     # Phi-3's own tokenizer drops the whitespace after all but these.
     strips = "phi-3" in name or "phi3" in name

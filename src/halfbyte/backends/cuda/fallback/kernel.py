@@ -1,4 +1,6 @@
-"""One element a lane from canonical parts, whatever its groups: the kernel of weight.py and its launch."""
+"""One element a lane from canonical parts, whatever its groups: the kernel of weight.py and its
+launch.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ def plain_kernel(
     BITS: tl.constexpr, GROUPING: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, BIAS: tl.constexpr,
     INVERSE: tl.constexpr, GLOBAL_OP: tl.constexpr, GATHER: tl.constexpr, INDEXED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """OUT[i, :] = row i (or IDS[i]) of matrix `matrix`, whose rows begin at `first` of the whole tensor. G groups a row; `groups`
-    in all, for strided ones; group_rows rows share a scale in blocks."""
+    """OUT[i, :] = row i (or IDS[i]) of matrix `matrix`, whose rows begin at `first` of the whole
+    tensor. G groups a row; `groups` in all, for strided ones; group_rows rows share a scale in
+    blocks.
+    """
     i = tl.program_id(0).to(tl.int64)
     row = first + (tl.load(IDS + i) if GATHER else i)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -99,7 +103,9 @@ def dequantize(w: PlainWeight, dtype: torch.dtype, ids: torch.Tensor | None = No
 
 
 def linear(x: torch.Tensor, w: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """The weight decoded to x's dtype, then cuBLAS; float32 where MX exponents leave float16's range."""
+    """The weight decoded to x's dtype, then cuBLAS; float32 where MX exponents leave float16's
+    range.
+    """
     dtype = torch.float32 if x.dtype == torch.float16 and w.format.scale == "e8m0" else x.dtype
     y = torch.nn.functional.linear(x.to(dtype), dequantize(w, dtype), None if bias is None else bias.to(dtype))
     return y.to(x.dtype)

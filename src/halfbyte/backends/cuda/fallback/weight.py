@@ -1,8 +1,10 @@
-"""Formats that no packed product takes: one kernel decodes them, codes in their canonical order, and cuBLAS multiplies.
+"""Formats that no packed product takes: one kernel decodes them, codes in their canonical order,
+and cuBLAS multiplies.
 
-Float zero points (HQQ), doubly quantized scales (bitsandbytes), groups over the flattened tensor, strided or in blocks of rows
-(128 x 128 float8), scales that divide, a divisor, act-order with groups of odd sizes. Arithmetic is float64, which holds
-(element − zero) · scale of float16 scales exactly; float32 ones round at its 53 bits, far below what a float32 shows.
+Float zero points (HQQ), doubly quantized scales (bitsandbytes), groups over the flattened tensor,
+strided or in blocks of rows (128 x 128 float8), scales that divide, a divisor, act-order with
+groups of odd sizes. Arithmetic is float64, which holds (element − zero) · scale of float16 scales
+exactly; float32 ones round at its 53 bits, far below what a float32 shows.
 
     value = ((element(code) − zero) · scale · global) / divisor + bias
 """

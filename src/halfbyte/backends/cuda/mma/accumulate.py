@@ -1,7 +1,9 @@
-"""Products of a block of inputs, stored scales to numbers, and sums scaled into a tile's accumulators (mma/kernel.py).
+"""Products of a block of inputs, stored scales to numbers, and sums scaled into a tile's
+accumulators (mma/kernel.py).
 
-A block is 16 inputs, one operand. Sums count in a power of two that the decoder leaves in the operand (`Plan.unit_low` in rows g,
-`unit_high` in rows g + 8), and so does Σ x, so that scales and addends need only multiply-adds.
+A block is 16 inputs, one operand. Sums count in a power of two that the decoder leaves in the
+operand (`Plan.unit_low` in rows g, `unit_high` in rows g + 8), and so does Σ x, so that scales and
+addends need only multiply-adds.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from .operands import halves_f32, mma, pair_f16, pieces, scale_f32, spread_bytes
 
 @gluon.jit
 def product(a, b0, b1, c, P: gl.constexpr):
-    """c + a · b for one block of 16 inputs, all row tiles by all column blocks; a and c are four registers."""
+    """c + a · b for one block of 16 inputs, all row tiles by all column blocks; a and c are four
+    registers.
+    """
     LW: gl.constexpr = gl.SliceLayout(4, P.layout)
     LX: gl.constexpr = gl.SliceLayout(3, P.layout)
     like = c[0]
@@ -33,7 +37,9 @@ def product(a, b0, b1, c, P: gl.constexpr):
 
 @gluon.jit
 def sums_of_x(x, none, P: gl.constexpr):
-    """Σ x · unit_low of each accumulator of a step, for a lane's even and odd column: products with an operand of ones."""
+    """Σ x · unit_low of each accumulator of a step, for a lane's even and odd column: products with
+    an operand of ones.
+    """
     LX: gl.constexpr = gl.SliceLayout(3, P.layout)
     BLOCKS: gl.constexpr = 2 * P.step if P.pair else 4 * P.step
     EACH: gl.constexpr = P.span // 2 if P.pair else P.span
@@ -52,11 +58,12 @@ def sums_of_x(x, none, P: gl.constexpr):
 
 @gluon.jit
 def stored(weight, at, tile, end, unit, top, P: gl.constexpr):
-    """What memory holds of a lane's groups: scale, super scale, addend, super minimum. What a format lacks is the scale again,
-    never used. Where P.paired, rows g and g + 8 come in one number; `top` is the E8M0 byte past the end.
+    """What memory holds of a lane's groups: scale, super scale, addend, super minimum. What a
+    format lacks is the scale again, never used. Where P.paired, rows g and g + 8 come in one
+    number; `top` is the E8M0 byte past the end.
 
-    The group is (unit · 4 // span) · set + slot + group, its tile is tile + s_tile; `s_group` and `s_down` are constants a
-    register, and added last.
+    The group is (unit · 4 // span) · set + slot + group, its tile is tile + s_tile; `s_group` and
+    `s_down` are constants a register, and added last.
     """
     WIDTH: gl.constexpr = 8 if P.paired else 16  # a group's elements of the scales
     far = unit * 4 // P.span * P.set + at.s_slot
@@ -107,7 +114,9 @@ def _addends_f32(pair, SCALE: gl.constexpr, ADD: gl.constexpr, FP8: gl.constexpr
 
 @gluon.jit
 def terms(step, P: gl.constexpr):
-    """Stored scales, super scales, addends and super minimums of a step to float32 scales and addends, row g before row g + 8."""
+    """Stored scales, super scales, addends and super minimums of a step to float32 scales and
+    addends, row g before row g + 8.
+    """
     N: gl.constexpr = P.flushes * P.parities * 2
     if P.paired:
         s0, s1 = _pair_f32(step.scales, P.scale, P.fp8)
@@ -133,11 +142,13 @@ def terms(step, P: gl.constexpr):
 
 @gluon.jit
 def terms_half(s, a, top, P: gl.constexpr):
-    """The same as x's own type in both halves of a register, for weights that are finished before the product.
+    """The same as x's own type in both halves of a register, for weights that are finished before
+    the product.
 
-    E8M0 under an E2M1 operand that counts 2^-14, bfloat16 2^-126: 2^(b − top + 15), 2^(b − top + 127), one multiply-add from two
-    bytes to two halves (top is the largest byte). E4M3, float16 only: as it is; under E2M1 the products count 2^-14,
-    and all of them are whole multiples of float16's least number.
+    E8M0 under an E2M1 operand that counts 2^-14, bfloat16 2^-126: 2^(b − top + 15), 2^(b − top +
+    127), one multiply-add from two bytes to two halves (top is the largest byte). E4M3, float16
+    only: as it is; under E2M1 the products count 2^-14, and all of them are whole multiples of
+    float16's least number.
     """
     N: gl.constexpr = P.flushes * 2
     if P.paired:
@@ -188,7 +199,9 @@ def _spread(v, like, LW: gl.constexpr):
 
 @gluon.jit
 def initial_sum(t, like, ZEROES: gl.constexpr, OFFSET: gl.constexpr):
-    """What an accumulator begins with: −ZEROES · Σ x where the operand lacks the implicit zero of `int` codes, else 0."""
+    """What an accumulator begins with: −ZEROES · Σ x where the operand lacks the implicit zero of
+    `int` codes, else 0.
+    """
     if OFFSET:
         c, _ = gl.broadcast(t * -ZEROES, like)
         return c
@@ -211,7 +224,9 @@ def _scaled(y, c, t, s, a, ADD: gl.constexpr):
 
 @gluon.jit
 def add_scaled(y, c, t0, t1, scale, addend, FLUSH: gl.constexpr, P: gl.constexpr):
-    """y plus the sums c of the step's accumulator FLUSH, scaled: rows g (0, 1) and g + 8 (2, 3), even and odd columns."""
+    """y plus the sums c of the step's accumulator FLUSH, scaled: rows g (0, 1) and g + 8 (2, 3),
+    even and odd columns.
+    """
     L: gl.constexpr = gl.SliceLayout(4, P.layout)
     HIGH: gl.constexpr = P.unit_high / P.unit_low
     E: gl.constexpr = FLUSH * P.parities * 2
@@ -226,24 +241,28 @@ def add_scaled(y, c, t0, t1, scale, addend, FLUSH: gl.constexpr, P: gl.constexpr
 
 @gluon.constexpr_function
 def second_chain(block, pair):
-    """Whether a block belongs to the second of two groups that share x and so goes into the second accumulator; a group is `pair`
-    blocks, 0: none share."""
+    """Whether a block belongs to the second of two groups that share x and so goes into the second
+    accumulator; a group is `pair` blocks, 0: none share.
+    """
     return pair > 0 and block // pair % 2 == 1
 
 
 @gluon.constexpr_function
 def x_register(block, pair):
-    """The first of the two registers of x that a block of weights meets; groups of `pair` blocks share them two by two."""
+    """The first of the two registers of x that a block of weights meets; groups of `pair` blocks
+    share them two by two.
+    """
     return 2 * (block // (2 * pair) * pair + block % pair if pair else block)
 
 
 @gluon.jit
 def x_index(column, t, word, half, GROUP: gl.constexpr, PAIR: gl.constexpr):
-    """Of a lane's 4 words and 2 halves a unit: where in x (in pairs of inputs), how many units further on, and the group within
-    the unit (the pair of groups within two units).
+    """Of a lane's 4 words and 2 halves a unit: where in x (in pairs of inputs), how many units
+    further on, and the group within the unit (the pair of groups within two units).
 
-    Words 2 b and 2 b + 1 of a half meet block b: pairs 2 t and 2 t + 1 of its eight for groups of 16, else pairs 4 t to 4 t + 3
-    of sixteen serve two blocks. Where groups share x, a lane reads what its own column has, from two units.
+    Words 2 b and 2 b + 1 of a half meet block b: pairs 2 t and 2 t + 1 of its eight for groups of
+    16, else pairs 4 t to 4 t + 3 of sixteen serve two blocks. Where groups share x, a lane reads
+    what its own column has, from two units.
     """
     own = column % 2
     if PAIR == 0:
@@ -272,7 +291,9 @@ def x_unit(v, group, pair):
 
 @gluon.jit
 def activations(at, base, P: gl.constexpr):
-    """The B operands of a step, two registers a block of 16 inputs: x where the column holds the block's group, else 0."""
+    """The B operands of a step, two registers a block of 16 inputs: x where the column holds the
+    block's group, else 0.
+    """
     b = ()
     for v in gl.static_range(P.step // 2 if P.pair else P.step):
         live = at.live

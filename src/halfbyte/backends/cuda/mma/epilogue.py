@@ -1,7 +1,7 @@
 """The end of a tile: partial sums of warps and slots are added, and one value an output is written.
 
-What the end needs from memory (the tensor's factor, biases, the rows of y) is loaded before the sums are made, so that no tile
-waits for it.
+What the end needs from memory (the tensor's factor, biases, the rows of y) is loaded before the
+sums are made, so that no tile waits for it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ def lane_pairs(tokens):
 
 @gluon.constexpr_function
 def exchange_layout(wk, wn, tokens, nb):
-    """Layout of [WK, WN, 8 rows, pairs, RT, NB, down, right] in which one thread holds all WK sums of an output: one
-    conflict-free pass through shared memory and additions in order.
+    """Layout of [WK, WN, 8 rows, pairs, RT, NB, down, right] in which one thread holds all WK sums
+    of an output: one conflict-free pass through shared memory and additions in order.
 
-    (A reduction across warps left to the compiler writes with a stride of WK words and cost 16 µs of 30 at m = 16.)
+    (A reduction across warps left to the compiler writes with a stride of WK words and cost 16 µs
+    of 30 at m = 16.)
     """
     right = 1 if tokens == 1 else 2
     p = min(lane_pairs(tokens), wk)
@@ -91,9 +92,10 @@ def output_rows(y, y_row, first_token, m, n, P: gl.constexpr):
 
 @gluon.jit
 def store(rows, keep, acc, u0, u1, bias, factor, first, n, divisor, P: gl.constexpr):
-    """Sums of rows g (acc 0, 1, in units of 1 / u0) and g + 8 (2, 3, 1 / u1), even and odd columns, to y: over input warps and
-    slots, row 16 · tile + lane / 4 + 8 · down, column 2 · (lane % 4) + right. With a gate, rows 2 j and 2 j + 1 become output
-    j."""
+    """Sums of rows g (acc 0, 1, in units of 1 / u0) and g + 8 (2, 3, 1 / u1), even and odd columns,
+    to y: over input warps and slots, row 16 · tile + lane / 4 + 8 · down, column 2 · (lane % 4) +
+    right. With a gate, rows 2 j and 2 j + 1 become output j.
+    """
     y = gl.join(gl.join(acc[0] * u0, acc[2] * u1), gl.join(acc[1] * u0, acc[3] * u1))  # [..., row + 8, column + 1]
     PAIRS: gl.constexpr = lane_pairs(P.tokens)
     if P.tokens == 1:

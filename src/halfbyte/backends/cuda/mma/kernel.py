@@ -1,12 +1,14 @@
-"""m = 1 to 64 for packed weights: codes decoded in registers straight into the matrix unit's operand (docs/design/cuda.md).
+"""m = 1 to 64 for packed weights: codes decoded in registers straight into the matrix unit's
+operand (docs/design/cuda.md).
 
     acc[row, token] += scale[row, g] · Σ_{j in g} element[row, j] · x[token, j]
 
-The weight lies in *fragment order* (`order.to_fragments`): one 32-bit word of a lane is the A operand of one mma.m16n8k16, eight
-codes of rows g and g + 8 at the inputs this lane owns, and the words of 64 inputs lie together, 16 bytes a lane. One load brings
-four operands, a few logic operations make the four half2 registers of each, and one instruction multiplies them with eight
-tokens. The inputs of a lane are 16 contiguous bytes of x. There is no shared memory, no barrier before the end and no dense
-tile.
+The weight lies in *fragment order* (`order.to_fragments`): one 32-bit word of a lane is the A
+operand of one mma.m16n8k16, eight codes of rows g and g + 8 at the inputs this lane owns, and the
+words of 64 inputs lie together, 16 bytes a lane. One load brings four operands, a few logic
+operations make the four half2 registers of each, and one instruction multiplies them with eight
+tokens. The inputs of a lane are 16 contiguous bytes of x. There is no shared memory, no barrier
+before the end and no dense tile.
 
     a program                    one warp                       one product (mma.m16n8k16)
     rows ↓   inputs →            row_tiles tiles of 16 rows     lane 4 g + t: rows g and g + 8,
@@ -16,16 +18,18 @@ tile.
     └────┴────┴─ ─┴────┘
       input warps
 
-With fewer than eight tokens a column holds the x of one group and zeros elsewhere, so `set` groups share an accumulator without
-a scale between them, and each lane scales the groups of its own columns only. At m = 1 groups 2 j and 2 j + 1 share the
-registers of x: a product with the words of one is right in the even columns and meaningless in the odd ones, the other's the
-other way round, so each has accumulators of its own and contributes its columns.
+With fewer than eight tokens a column holds the x of one group and zeros elsewhere, so `set` groups
+share an accumulator without a scale between them, and each lane scales the groups of its own
+columns only. At m = 1 groups 2 j and 2 j + 1 share the registers of x: a product with the words of
+one is right in the even columns and meaningless in the odd ones, the other's the other way round,
+so each has accumulators of its own and contributes its columns.
 
-Where the inputs of a warp are one step, their x stays in registers for all tiles of the program. The next words are loaded while
-the current ones are multiplied, and the first ones before the previous kernel has ended (programmatic dependent launch: weights
-do not depend on it, x does). The partial sums of a tile are added at its end, in order. Products are exact and sums float32:
-scales multiply float32 sums, so E8M0 scales outside float16's range cost nothing. Zero points and biases multiply Σ x of their
-group, one more product with an operand of ones.
+Where the inputs of a warp are one step, their x stays in registers for all tiles of the program.
+The next words are loaded while the current ones are multiplied, and the first ones before the
+previous kernel has ended (programmatic dependent launch: weights do not depend on it, x does). The
+partial sums of a tile are added at its end, in order. Products are exact and sums float32: scales
+multiply float32 sums, so E8M0 scales outside float16's range cost nothing. Zero points and biases
+multiply Σ x of their group, one more product with an operand of ones.
 """
 
 from __future__ import annotations
@@ -57,7 +61,9 @@ __all__ = ["Factors", "Plan", "Route", "Weight", "fragment_kernel"]
 
 
 class WeightIndex(NamedTuple):
-    """Where a lane's words and scales lie; what differs between lanes is apart from what is constant a register."""
+    """Where a lane's words and scales lie; what differs between lanes is apart from what is
+    constant a register.
+    """
 
     w_far: Any
     w_near: Any
@@ -74,7 +80,9 @@ class WeightIndex(NamedTuple):
 
 
 class InputIndex(NamedTuple):
-    """Where a lane's activations lie: pointer, unit, group within it, mask, and the slot of its column."""
+    """Where a lane's activations lie: pointer, unit, group within it, mask, and the slot of its
+    column.
+    """
 
     pointer: Any
     unit: Any
@@ -84,7 +92,9 @@ class InputIndex(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The B operands of a step, two registers a block of 16 inputs, and Σ x of each accumulator (else the operands again)."""
+    """The B operands of a step, two registers a block of 16 inputs, and Σ x of each accumulator
+    (else the operands again).
+    """
 
     x: Any
     sums: Any
@@ -92,8 +102,10 @@ class Inputs(NamedTuple):
 
 @gluon.jit
 def weight_index(P: gl.constexpr):
-    """Words [input warps, row warps, 32, row tiles, step · quads, 4]; scales the same with groups of a step (times the parity of
-    the column) and rows g, g + 8 at the end, the last axis missing where these are one number."""
+    """Words [input warps, row warps, 32, row tiles, step · quads, 4]; scales the same with groups
+    of a step (times the parity of the column) and rows g, g + 8 at the end, the last axis missing
+    where these are one number.
+    """
     W: gl.constexpr = P.w_layout
     w_tile = axis(1, P.row_warps, W, 6) * P.row_tiles + axis(3, P.row_tiles, W, 6)
     w_unit = axis(0, P.input_warps, W, 6) * P.warp_units + axis(4, P.step * P.quads, W, 6) // P.quads
@@ -181,8 +193,10 @@ def multiply_finished(step, x, y, top, P: gl.constexpr):
 
 @gluon.jit
 def multiply_codes(step, inputs, y, none, P: gl.constexpr):
-    """Codes are multiplied as they are; every `span` blocks the sums are scaled into y. `d` is the accumulator of the second of
-    two groups that share registers of x: only its odd columns are right."""
+    """Codes are multiplied as they are; every `span` blocks the sums are scaled into y. `d` is the
+    accumulator of the second of two groups that share registers of x: only its odd columns are
+    right.
+    """
     ZERO: gl.constexpr = 2.0 ** (P.bits - 1)  # the implicit zero of `int` codes
     HIGH: gl.constexpr = P.unit_high / P.unit_low
     N: gl.constexpr = P.step * P.bits  # words a lane
@@ -279,13 +293,15 @@ def weight_of(weight, expert, n, tiles, P: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["m", "top", "tiles"])
 def fragment_kernel(y, x, weight, route, m, n, ldx, factors, top, tiles, plan: gl.constexpr):
-    """y (m, n) = x · wᵀ + bias, `row_warps · row_tiles` tiles of 16 rows by `columns` blocks of 8 columns an iteration.
+    """y (m, n) = x · wᵀ + bias, `row_warps · row_tiles` tiles of 16 rows by `columns` blocks of 8
+    columns an iteration.
 
-    x       pairs of activations (int32), rows of ldx pairs, at least 32 · units of them, the tail zero
+    x       pairs of activations (int32), rows of ldx pairs, at least 32 · units of them, the tail
+            zero
     weight  plan.Weight, of `tiles` tiles of 16 rows          factors  plan.Factors
     top     the largest E8M0 byte
-    route   plan.Route, read where plan.routed: blocks of tokens of one expert each. All iterations of all blocks are divided
-            evenly, in order, among the programs
+    route   plan.Route, read where plan.routed: blocks of tokens of one expert each. All iterations
+            of all blocks are divided evenly, in order, among the programs
     plan    plan.Plan
     """
     P: gl.constexpr = plan.constants()

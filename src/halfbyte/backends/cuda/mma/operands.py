@@ -1,16 +1,19 @@
-"""Words of fragment order to operands of mma.m16n8k16: the register decode, the product, and stored scales as float32.
+"""Words of fragment order to operands of mma.m16n8k16: the register decode, the product, and stored
+scales as float32.
 
-A word is the A operand of one product for one lane: a0 and a2 belong to row g of the tile, a1 and a3 to row g + 8. Names say
-what comes out:
+A word is the A operand of one product for one lane: a0 and a2 belong to row g of the tile, a1 and
+a3 to row g + 8. Names say what comes out:
 
-    *_RAW_F16   a bit pattern that is the value times a power of two (`units` says which); the caller multiplies it back, once
+    *_RAW_F16   a bit pattern that is the value times a power of two (`units` says which); the
+                caller multiplies it back, once
     an output
     others      the finished value
 
-u4 in float16 needs four `lop3` and a shift and nothing else: a nibble alone in the low mantissa bits is the subnormal q ·
-2^−24, the next one 16 q · 2^−24, and the matrix unit multiplies subnormals exactly. The implicit zero of `int` is then taken
-from the sums, through Σ x. E2M1 codes lie in the word so that most reach their places by one product with a constant, which
-runs beside the logic unit (`order.spread_e2m1`).
+u4 in float16 needs four `lop3` and a shift and nothing else: a nibble alone in the low mantissa
+bits is the subnormal q · 2^−24, the next one 16 q · 2^−24, and the matrix unit multiplies
+subnormals exactly. The implicit zero of `int` is then taken from the sums, through Σ x. E2M1 codes
+lie in the word so that most reach their places by one product with a constant, which runs beside
+the logic unit (`order.spread_e2m1`).
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ _U4B8_BF16 = gl.constexpr("""{
     lop3.b32 $0, $4, 0x000f000f, one, 0xea; shr.u32 t, $4, 4; lop3.b32 $1, t, 0x000f000f, one, 0xea;
     shr.u32 t, $4, 8; lop3.b32 $2, t, 0x000f000f, one, 0xea; shr.u32 t, $4, 12; lop3.b32 $3, t, 0x000f000f, one, 0xea;
     fma.rn.bf16x2 $0, $0, k, c; fma.rn.bf16x2 $1, $1, k, c; fma.rn.bf16x2 $2, $2, k, c; fma.rn.bf16x2 $3, $3, k, c; }""")
-# bfloat16's exponent reaches 2^-126, so the power is multiplied back at once: float32 sums of raw values would be subnormal.
+# bfloat16's exponent reaches 2^-126, so the power is multiplied back at once: float32 sums of raw
+# values would be subnormal.
 _E2M1_BF16 = gl.constexpr("""{
     .reg .b32 t, u, k, z; mov.b32 k, 0x7e807e80; mov.b32 z, 0x80008000;
     shr.u32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $0, $4, 0x80008000, t, 0xea;
@@ -70,7 +74,8 @@ _E2M1_BF16 = gl.constexpr("""{
     shl.b32 u, $4, 1; shl.b32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $2, u, 0x80008000, t, 0xea;
     and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 68; and.b32 $3, t, 0x81c081c0;
     fma.rn.bf16x2 $0, $0, k, z; fma.rn.bf16x2 $1, $1, k, z; fma.rn.bf16x2 $2, $2, k, z; fma.rn.bf16x2 $3, $3, k, z; }""")
-# The same with a scale in place of 2^126, rows g ($5) and g + 8 ($6): as many operations, and nothing is left for the sums.
+# The same with a scale in place of 2^126, rows g ($5) and g + 8 ($6): as many operations, and
+# nothing is left for the sums.
 _E2M1_SCALED_BF16 = gl.constexpr("""{
     .reg .b32 t, u, z; mov.b32 z, 0x80008000;
     shr.u32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $0, $4, 0x80008000, t, 0xea;
@@ -88,7 +93,9 @@ _MMA_BF16 = gl.constexpr(
 
 @gluon.constexpr_function
 def decoder(kind, half, offset):
-    """The decoder's assembly. `offset`: int codes come out unsigned, and the caller takes 8 Σ x away."""
+    """The decoder's assembly. `offset`: int codes come out unsigned, and the caller takes 8 Σ x
+    away.
+    """
     if kind == E2M1:
         return _E2M1_RAW_F16 if half else _E2M1_BF16
     unsigned = kind == UINT or offset
@@ -97,7 +104,8 @@ def decoder(kind, half, offset):
     return _U4_BF16 if unsigned else _U4B8_BF16
 
 
-# Two registers of the operand from a word of four bytes, rows g and g + 8. Bytes in the low bits are subnormals, as nibbles are.
+# Two registers of the operand from a word of four bytes, rows g and g + 8. Bytes in the low bits
+# are subnormals, as nibbles are.
 _U8_RAW_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;")
 _E5M2_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")
 _E4M3_F16 = gl.constexpr("{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }")
@@ -105,7 +113,9 @@ _E4M3_F16 = gl.constexpr("{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m
 
 @gluon.constexpr_function
 def _e4m3_by_moves():
-    """Without the instruction: fields one place down, times 2^8; 0x7F is NaN (0x7F00 + 0x100 carries into the sign's place)."""
+    """Without the instruction: fields one place down, times 2^8; 0x7F is NaN (0x7F00 + 0x100
+    carries into the sign's place).
+    """
     lines = [
         f"prmt.b32 t, $2, 0, {pick}; and.b32 u, t, 0x7f007f00; add.u32 n, u, 0x01000100; and.b32 n, n, 0x80008000;"
         f" shr.u32 m, n, 6; sub.u32 n, n, m; shr.u32 u, u, 1; lop3.b32 u, t, 0x80008000, u, 0xea; mul.rn.f16x2 u, u, k;"
@@ -139,7 +149,9 @@ def _byte_decoder(kind, half, fp8):
 
 @gluon.jit
 def decode_bytes(w, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr):
-    """One word of four 8-bit codes to two registers of the A operand, rows g and g + 8. Float16 integers are raw and unsigned."""
+    """One word of four 8-bit codes to two registers of the A operand, rows g and g + 8. Float16
+    integers are raw and unsigned.
+    """
     a, b = gl.inline_asm_elementwise(
         _byte_decoder(KIND, HALF, FP8), "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
@@ -193,7 +205,9 @@ def two_f16(low, high):
 
 @gluon.jit
 def twice_low(pair):
-    """The low half of a register in both halves; as moves, which the assembler folds into the operand of a product."""
+    """The low half of a register in both halves; as moves, which the assembler folds into the
+    operand of a product.
+    """
     return gl.inline_asm_elementwise(
         "{ .reg .b16 l, h; mov.b32 {l, h}, $1; mov.b32 $0, {l, l}; }", "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1
     )
@@ -209,7 +223,9 @@ def twice_high(pair):
 
 @gluon.constexpr_function
 def _pair_f16(fp8):
-    """One instruction from compute capability 8.9 on; else bytes to the upper halves, fields one place down, times 2^8."""
+    """One instruction from compute capability 8.9 on; else bytes to the upper halves, fields one
+    place down, times 2^8.
+    """
     if fp8:
         return "cvt.rn.f16x2.e4m3x2 $0, $1;"
     return """{ .reg .b32 t, u, k; cvt.u32.u16 t, $1; prmt.b32 t, t, 0, 0x1404; and.b32 u, t, 0x7f007f00; shr.u32 u, u, 1;
@@ -241,10 +257,11 @@ def halves_f32(pair):
 
 @gluon.jit
 def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW: gl.constexpr, HALF: gl.constexpr):
-    """One word to (q − zero) · scale or q · scale + bias in float16, rounded once: rows g (s0, z0) and g + 8 (s1, z1).
+    """One word to (q − zero) · scale or q · scale + bias in float16, rounded once: rows g (s0, z0)
+    and g + 8 (s1, z1).
 
-    RAW leaves E2M1's 2^−14 in the operand, where scales are powers of two, or few bits, that make up for it. bfloat16 takes E2M1
-    under powers of two only.
+    RAW leaves E2M1's 2^−14 in the operand, where scales are powers of two, or few bits, that make
+    up for it. bfloat16 takes E2M1 under powers of two only.
     """
     if not HALF:
         return gl.inline_asm_elementwise(
@@ -290,7 +307,9 @@ def _fma_f16(a, b, c):
 
 @gluon.jit
 def mma(a, b0, b1, c, HALF: gl.constexpr):
-    """c + a · b for one 16 × 8 × 16 tile a warp; a and c are four registers a lane (and token block)."""
+    """c + a · b for one 16 × 8 × 16 tile a warp; a and c are four registers a lane (and token
+    block).
+    """
     asm: gl.constexpr = _MMA_F16 if HALF else _MMA_BF16
     return gl.inline_asm_elementwise(
         asm, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]],

@@ -1,14 +1,17 @@
-"""The records that the fragment kernel's functions hand to each other: run-time pointers, and one compile-time plan.
+"""The records that the fragment kernel's functions hand to each other: run-time pointers, and one
+compile-time plan.
 
-Index names follow one grammar here and in every file of this package. A name is `what` or `operand_what`: operands are `w`
-(words of codes), `s` (stored scales and addends), `x` (activations) and `y` (outputs); `what` is the thing that is counted:
+Index names follow one grammar here and in every file of this package. A name is `what` or
+`operand_what`: operands are `w` (words of codes), `s` (stored scales and addends), `x`
+(activations) and `y` (outputs); `what` is the thing that is counted:
 
     row     output row of the weight            tile    16 rows
     input   position along k                    unit    64 inputs       block  16 inputs, one product
     group   inputs that share a scale           step    `Plan.step` units, what one iteration loads
     token   row of x and y                      column  one of the eight token columns of a product
 
-`first_` and `end_` bound a half-open range, `_live` is the mask that goes with an index, upper case is known at compile time.
+`first_` and `end_` bound a half-open range, `_live` is the mask that goes with an index, upper case
+is known at compile time.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from ..portable.decode_tile import NONE
 
 
 class Weight(NamedTuple):
-    """Pointers to a weight in fragment order. What a format lacks points at the scales and is never read."""
+    """Pointers to a weight in fragment order. What a format lacks points at the scales and is never
+    read.
+    """
 
     bias: Any
     words: Any
@@ -34,8 +39,9 @@ class Weight(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Pointers to the blocks of a routed product: each block's expert and half-open range of pairs, the number of blocks, and
-    each pair's row of x and of y."""
+    """Pointers to the blocks of a routed product: each block's expert and half-open range of pairs,
+    the number of blocks, and each pair's row of x and of y.
+    """
 
     expert: Any
     first: Any
@@ -46,7 +52,9 @@ class Route(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """`divisor` of the format, and `unit`, the power of two that the sums lack beside the decoder's."""
+    """`divisor` of the format, and `unit`, the power of two that the sums lack beside the
+    decoder's.
+    """
 
     divisor: Any
     unit: Any
@@ -61,7 +69,9 @@ class Span(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What memory holds of one step, per lane: words, scales, super scales, addends, super minimums."""
+    """What memory holds of one step, per lane: words, scales, super scales, addends, super
+    minimums.
+    """
 
     words: Any
     scales: Any
@@ -71,20 +81,26 @@ class Fetched(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Everything about a fragment kernel that is known when it is compiled. `make_plan` derives the second half from the first.
+    """Everything about a fragment kernel that is known when it is compiled. `make_plan` derives the
+    second half from the first.
 
     units, groups       units of 64 inputs and scale groups in a row          group    inputs of a group: 16, 32 or whole 64s
     kind, bits, scale, addend    element, width of a code, kinds of scale and addend (decode.py)
     per_super           groups that share a super scale
-    global_op, divide   the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's divisor applies
+    global_op, divide   the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's
+                        divisor applies
     has_bias, half      a bias is added; activations are float16 (else bfloat16)
     row_tiles, columns  tiles of 16 rows and blocks of 8 columns of a warp
     input_warps, row_warps       warps along the inputs and along the rows
-    step                units loaded at once: a power of two; whole groups or a whole part of one, whole sets of groups
+    step                units loaded at once: a power of two; whole groups or a whole part of one,
+                        whole sets of groups
     set, tokens         groups that share an accumulator, and tokens of each: set · tokens ≤ 8
-    ahead               when the next words are loaded: 1 before the current products, 0 after them, 2 two steps before
-    scaled              weights are finished before the product, one rounding at most; one accumulator takes all groups
-    routed, gate        a stack of experts; the activation that joins rows 2 j and 2 j + 1 (moe.ACTIVATIONS), 0 none
+    ahead               when the next words are loaded: 1 before the current products, 0 after them,
+                        2 two steps before
+    scaled              weights are finished before the product, one rounding at most; one
+                        accumulator takes all groups
+    routed, gate        a stack of experts; the activation that joins rows 2 j and 2 j + 1
+                        (moe.ACTIVATIONS), 0 none
     fp8, pdl            the device converts pairs of E4M3 (capability 8.9); launches overlap (9.0)
     """
 
@@ -153,13 +169,16 @@ class Plan(NamedTuple):
     w_layout: Any = None
     """Words [input_warps, row_warps, 32, row_tiles, step · quads, 4]."""
     s_layout: Any = None
-    """Scales [input_warps, row_warps, 32, row_tiles, groups of a step and column, rows g and g + 8]."""
+    """Scales [input_warps, row_warps, 32, row_tiles, groups of a step and column, rows g and g +
+    8].
+    """
     x_layout: Any = None
     """Activations of a unit [input_warps, row_warps, 32, columns, 4, 2]."""
 
     def constants(self) -> Plan:
-        """Called in a kernel: the record, its fields compile-time constants, with the layouts (which launch hooks could not
-        serialize, so the host leaves them out)."""
+        """Called in a kernel: the record, its fields compile-time constants, with the layouts
+        (which launch hooks could not serialize, so the host leaves them out).
+        """
         return self._replace(
             layout=self._layout(self.row_tiles, self.columns),
             w_layout=self._layout(self.row_tiles, self.step * self.quads, 4),

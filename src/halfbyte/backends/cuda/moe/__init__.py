@@ -1,10 +1,12 @@
 """A mixture of experts without asking the device: route, gate · up, activation, down, weighted sum.
 
-Pairs (token, expert) lie in order of expert (routing.py), in blocks of a few pairs of one expert. The tiles of all blocks are
-dealt out evenly to the programs of one launch, which read from a table on the device which expert and pairs a block has. Nothing
-depends on the host knowing the routing, so a CUDA graph replays with other tokens.
+Pairs (token, expert) lie in order of expert (routing.py), in blocks of a few pairs of one expert.
+The tiles of all blocks are dealt out evenly to the programs of one launch, which read from a table
+on the device which expert and pairs a block has. Nothing depends on the host knowing the routing,
+so a CUDA graph replays with other tokens.
 
-    hidden[p] = act(gate_up_e · x[token p])      float32 sums, activation in float32, rounded once to x's dtype
+    hidden[p] = act(gate_up_e · x[token p])      float32 sums, activation in float32, rounded once
+                                                 to x's dtype
     y[i]      = Σ_t weight[i, t] · (down_e · hidden)      float32, in order of t
 """
 
@@ -36,8 +38,9 @@ def tokens_a_block(m: int) -> int:
 
 
 def kernels(m: int, top: int, experts: int, fused: bool) -> frozenset[tuple[Any, ...]]:
-    """What tells the kernels of m tokens from those of other numbers, `fused` where that schedule takes the weights: pairs a step
-    of the plan; the fused tile, or tokens a block."""
+    """What tells the kernels of m tokens from those of other numbers, `fused` where that schedule
+    takes the weights: pairs a step of the plan; the fused tile, or tokens a block.
+    """
     pairs = m * top
     step = ("table",) if m == 1 else ("plan", pairs_a_step(pairs, experts))
     if fused and fused_experts.enough(pairs, experts):
@@ -47,7 +50,9 @@ def kernels(m: int, top: int, experts: int, fused: bool) -> frozenset[tuple[Any,
 
 @functools.lru_cache
 def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int, ...]:
-    """`tokens`, and what it takes between the least and the most of them that every kernel of every m there is called."""
+    """`tokens`, and what it takes between the least and the most of them that every kernel of every
+    m there is called.
+    """
     steps = set(tokens)
     for fused in (False, True):
         called = {key for m in steps for key in kernels(m, top, experts, fused)}
@@ -69,9 +74,9 @@ def mixture(
     interleaved: bool,
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """x (m, k) through stacks of experts in fragment order -> (m, h) in x's dtype. `ups` is one stack of gates and ups, or one
-    of each, (e, f, k). Gates and ups that lie side by side meet where they are summed; else a kernel of its own brings them
-    together.
+    """x (m, k) through stacks of experts in fragment order -> (m, h) in x's dtype. `ups` is one
+    stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
+    where they are summed; else a kernel of its own brings them together.
     """
     kind, stacks = ACTIVATIONS[activation], tuple(w for w, _ in ups)
     if fused_experts.enough(indices.numel(), down.shape[0]) and fused_experts.serves(x, stacks, down, kind, interleaved):

@@ -1,4 +1,6 @@
-"""Gates and ups that were summed apart come together: outputs.gated for products that lie in memory."""
+"""Gates and ups that were summed apart come together: outputs.gated for products that lie in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from .. import device as gpu
 
 @triton.jit
 def gate_kernel(G, U, OUT, f, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """OUT[p, j] = act(G[p, j], U[p, j]), float32 until the store; outputs.gated is its twin. Rows of G and U are `stride` apart.
-    Grid (pairs, f / BLOCK)."""
+    """OUT[p, j] = act(G[p, j], U[p, j]), float32 until the store; outputs.gated is its twin. Rows
+    of G and U are `stride` apart. Grid (pairs, f / BLOCK).
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -38,7 +41,9 @@ def gate_kernel(G, U, OUT, f, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, P
 
 
 def gated(wide: Sequence[torch.Tensor], kind: int, dtype: torch.dtype) -> torch.Tensor:
-    """act(gate) · up -> (pairs, f) in `dtype`; float32 products of gates and of ups (pairs, f), or one of both, gates first."""
+    """act(gate) · up -> (pairs, f) in `dtype`; float32 products of gates and of ups (pairs, f), or
+    one of both, gates first.
+    """
     gates, ups = wide if len(wide) == 2 else wide[0].chunk(2, 1)
     pairs, f = gates.shape
     hidden = torch.empty((pairs, f), dtype=dtype, device=gates.device)

@@ -1,11 +1,13 @@
-"""Which expert serves which token, on the device: top-k of the router's logits, and the plan of a grouped product.
+"""Which expert serves which token, on the device: top-k of the router's logits, and the plan of a
+grouped product.
 
-Pairs (token, slot) are put in order of expert, stably, and cut into blocks of at most `tokens` pairs of one expert. Nothing here
-waits for the host, so a CUDA graph replays with other routes.
+Pairs (token, slot) are put in order of expert, stably, and cut into blocks of at most `tokens`
+pairs of one expert. Nothing here waits for the host, so a CUDA graph replays with other routes.
 
     rank of a pair = pairs of lower experts + earlier pairs of its own expert
 
-Up to PLANNED pairs one kernel compares every pair with every other (no sort, no atomics, no second pass); above, torch sorts.
+Up to PLANNED pairs one kernel compares every pair with every other (no sort, no atomics, no second
+pass); above, torch sorts.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ PLANNED = 4096
 
 @triton.jit
 def top_kernel(LOGITS, SHARE, INDEX, m, experts, stride, TOP: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr):
-    """SHARE, INDEX [m, TOP]: the largest logits of a row, in falling order, softmax over those alone. A program a row."""
+    """SHARE, INDEX [m, TOP]: the largest logits of a row, in falling order, softmax over those
+    alone. A program a row.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -53,7 +57,9 @@ def plan_kernel(
     IDS, COUNT, EXPERT, FIRST, LAST, XROW, YROW, pairs, blocks, experts, tokens,
     TOP: tl.constexpr, E: tl.constexpr, SOME: tl.constexpr, MINE: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program 0 makes the table of blocks, the others MINE ranks each; SOME pairs are looked at a step."""
+    """Program 0 makes the table of blocks, the others MINE ranks each; SOME pairs are looked at a
+    step.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -93,8 +99,9 @@ def plan_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["WHERE", "WEIGHTS"])
 def combine_kernel(ROUTED, WHERE, WEIGHTS, Y, h, T: tl.constexpr, GATHER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Y[i, j] = sum over t of WEIGHTS[i, t] · ROUTED[p, j], in order; p is the pair i · T + t, or WHERE[i, t] with GATHER.
-    Grid (tokens, h / BLOCK)."""
+    """Y[i, j] = sum over t of WEIGHTS[i, t] · ROUTED[p, j], in order; p is the pair i · T + t, or
+    WHERE[i, t] with GATHER. Grid (tokens, h / BLOCK).
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -124,7 +131,9 @@ def top_k(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Σ_t weights[i, t] · routed[row of the pair] -> (m, h) of `dtype`; `where` gives each pair its row, None its own number."""
+    """Σ_t weights[i, t] · routed[row of the pair] -> (m, h) of `dtype`; `where` gives each pair its
+    row, None its own number.
+    """
     (m, top), h = weights.shape, routed.shape[1]
     y = torch.empty((m, h), dtype=dtype, device=routed.device)
     with gpu.use(routed.device):
@@ -136,15 +145,18 @@ def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, weights: torc
 
 
 def pairs_a_step(pairs: int, experts: int) -> int:
-    """Pairs that `plan_kernel` looks at a step: a power of two, so that few kernels serve all m; 0 where torch sorts."""
+    """Pairs that `plan_kernel` looks at a step: a power of two, so that few kernels serve all m; 0
+    where torch sorts.
+    """
     if pairs > PLANNED:
         return 0
     return max(16, min(256, 8192 // triton.next_power_of_2(experts), triton.next_power_of_2(pairs)))
 
 
 def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
-    """Blocks of at most `tokens` pairs of one expert; indices (m, top) of any integer type. `x_rows` are tokens; `y_rows` the
-    pair's place, so results come back in order."""
+    """Blocks of at most `tokens` pairs of one expert; indices (m, top) of any integer type.
+    `x_rows` are tokens; `y_rows` the pair's place, so results come back in order.
+    """
     m, top = indices.shape
     flat = indices.reshape(-1)
     pairs = flat.numel()
@@ -185,7 +197,9 @@ def _sorted(flat: torch.Tensor, top: int, experts: int, tokens: int, blocks: int
 
 @functools.cache
 def _counting(count: int, device: torch.device) -> torch.Tensor:
-    """0 … count, kept: never made while a graph is recorded, which would leave it empty until the replay."""
+    """0 … count, kept: never made while a graph is recorded, which would leave it empty until the
+    replay.
+    """
     return torch.arange(count + 1, device=device, dtype=torch.int32)
 
 

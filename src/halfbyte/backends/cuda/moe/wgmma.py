@@ -1,12 +1,14 @@
 """Experts at many tokens on Hopper: the fused schedule over (expert, token block) tiles.
 
-The plan is `routing.route`'s: pairs in order of expert, in blocks of one expert. Each block gets rows of its own in a copy of
-x, as many as a tile has tokens, so that the copy engine reads whole boxes and writes whole boxes; rows that no pair fills are
-never written, never read back, and touch nothing but their own column of a product.
+The plan is `routing.route`'s: pairs in order of expert, in blocks of one expert. Each block gets
+rows of its own in a copy of x, as many as a tile has tokens, so that the copy engine reads whole
+boxes and writes whole boxes; rows that no pair fills are never written, never read back, and touch
+nothing but their own column of a product.
 
     gather   x_pad[block, i] = x[token of the block's i-th pair];  where[pair] = that row
-    up       hidden = act(gate_up_e · x_pad), rounded once to x's dtype: gates and ups side by side meet where they are summed,
-             those in two halves or two stacks in a kernel of their own (activation.py)
+    up       hidden = act(gate_up_e · x_pad), rounded once to x's dtype: gates and ups side by side
+             meet where they are summed, those in two halves or two stacks in a kernel of their own
+             (activation.py)
     down     routed = down_e · hidden, float32
     combine  y[i] = Σ_t weight[i, t] · routed[where[i, t]], in order of t
 """
@@ -50,7 +52,9 @@ def gather_kernel(
 
 
 def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind: int, interleaved: bool) -> bool:
-    """True where the fused schedule takes a block of experts: Hopper, finished weights, whole 16-byte rows."""
+    """True where the fused schedule takes a block of experts: Hopper, finished weights, whole
+    16-byte rows.
+    """
     half, stacks = x.dtype == torch.float16, (*ups, down)
     if not x.is_cuda or gpu.capability(x.device)[0] != 9 or any(w.order is not None for w in stacks):
         return False
@@ -69,8 +73,10 @@ def mixture(
     x: torch.Tensor, ups: tuple[tuple[CudaWeight, torch.Tensor | None], ...], down: CudaWeight, indices: torch.Tensor,
     weights: torch.Tensor, kind: int, interleaved: bool, down_bias: torch.Tensor | None, tile: FusedTile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes. `ups` are one stack of gates and ups,
-    side by side or in two halves, or a stack each; a stack comes with its bias."""
+    """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes. `ups`
+    are one stack of gates and ups, side by side or in two halves, or a stack each; a stack comes
+    with its bias.
+    """
     m, top = indices.shape
     k = x.shape[1]
     tile = tile or expert_tile(m * top, down.shape[0])

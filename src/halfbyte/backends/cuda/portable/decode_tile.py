@@ -1,9 +1,11 @@
-"""Loading and decoding a tile of a packed weight: rows r by words c of eight elements, to finished float32 values.
+"""Loading and decoding a tile of a packed weight: rows r by words c of eight elements, to finished
+float32 values.
 
     value = (element − zero) · scale      or      element · scale + addend
 
-with scale = group scale (· super scale) and addend = bias or −min · super_min. Each line below is exact but for one rounding at
-the end (docs/design/layering.md, and formats/decode.py), so the result is the exact value rounded once to float32.
+with scale = group scale (· super scale) and addend = bias or −min · super_min. Each line below is
+exact but for one rounding at the end (docs/design/layering.md, and formats/decode.py), so the
+result is the exact value rounded once to float32.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ MIN = tl.constexpr(3)  # small-integer minimum times a super minimum
 
 
 class Weight(NamedTuple):
-    """Pointers to a weight: planes of 8, 4, 2 and 1 bits, scales, and what a format may have beside them. What is absent points
-    at the scales and is never read."""
+    """Pointers to a weight: planes of 8, 4, 2 and 1 bits, scales, and what a format may have beside
+    them. What is absent points at the scales and is never read.
+    """
 
     p8: Any
     p4: Any
@@ -40,7 +43,9 @@ class Weight(NamedTuple):
 
 
 class Planes(NamedTuple):
-    """The words of eight codes: low and high four bytes of 8-bit codes; nibbles, pairs and bits of the others."""
+    """The words of eight codes: low and high four bytes of 8-bit codes; nibbles, pairs and bits of
+    the others.
+    """
 
     low: Any
     high: Any
@@ -55,7 +60,8 @@ class Format(NamedTuple):
     words, group      words of eight inputs in a row; inputs that share a scale
     kind, bits, scale, addend    element, width of a code, kinds of scale and addend
     per_super         groups that share a super scale
-    global_op, divide the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's divisor applies
+    global_op, divide the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's
+    divisor applies
     packed            codes are decoded by inline assembly, two at a time where there is such a form
     units             0 in plane order; in fragment order, units of 64 inputs in a row
     """
@@ -79,7 +85,9 @@ class Format(NamedTuple):
 
 @triton.jit
 def load_planes(weight, r, c, mask, F: tl.constexpr):
-    """The plane words of rows r by words c. In fragment order a word is put together from two words of four codes."""
+    """The plane words of rows r by words c. In fragment order a word is put together from two words
+    of four codes.
+    """
     at = r * F.words + c
     zero = tl.zeros(at.shape, tl.int32)
     lo = zero
@@ -157,13 +165,17 @@ def elements(planes, table, F: tl.constexpr):
 def lacks_power(packed, bits, kind):
     """True where `elements` leaves E2M1 values without their factor 2^14.
 
-    Takes fields of a Format: Triton's interpreter hands a record to a constexpr_function as a plain tuple."""
+    Takes fields of a Format: Triton's interpreter hands a record to a constexpr_function as a plain
+    tuple.
+    """
     return bool(packed and bits == 4 and kind == E2M1)
 
 
 @triton.jit
 def group_terms(weight, r, g, G, mask, F: tl.constexpr):
-    """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. G groups a row."""
+    """Scale and addend (zero point, bias or −min · super_min) of group g of row r, float32. G
+    groups a row.
+    """
     if F.units > 0:
         line = r % 8 * 2 + r % 16 // 8
         at = ((r // 16) * G + g) * 16 + line
@@ -217,10 +229,12 @@ def interleave8(v, ROWS: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def apply_global_scale(v, weight, divisor, EXACT: tl.constexpr, F: tl.constexpr):
-    """v times or over the weight's one factor (and over the format's divisor), rounded once to float32.
+    """v times or over the weight's one factor (and over the format's divisor), rounded once to
+    float32.
 
-    EXACT says that v is unrounded (element · 8-bit scale: six bits), so float32 itself rounds once. Else float64 holds v ·
-    global exactly, and keeps its quotient clear of every float32 midpoint (docs/design/cuda.md).
+    EXACT says that v is unrounded (element · 8-bit scale: six bits), so float32 itself rounds once.
+    Else float64 holds v · global exactly, and keeps its quotient clear of every float32 midpoint
+    (docs/design/cuda.md).
     """
     if F.global_op == 0:
         return v

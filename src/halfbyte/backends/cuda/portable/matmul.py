@@ -1,9 +1,10 @@
-"""m = 2 to 64 on the matrix unit: a tile of the weight is decoded in registers, rounded once to x's dtype, and multiplied.
+"""m = 2 to 64 on the matrix unit: a tile of the weight is decoded in registers, rounded once to x's
+dtype, and multiplied.
 
     y = Σ over tiles of BK inputs   x[BM, BK] · value(w)[BN, BK]ᵀ      (float32 accumulators)
 
-With SPLIT > 1 the inputs are divided among SPLIT programs, each writes its float32 partial sums, and the last to arrive adds
-them in order: the result does not depend on who was last.
+With SPLIT > 1 the inputs are divided among SPLIT programs, each writes its float32 partial sums,
+and the last to arrive adds them in order: the result does not depend on who was last.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from .decode_tile import apply_global_scale, elements, finish8, group_terms, int
 
 
 class MatmulTile(NamedTuple):
-    """A bias is added; programs that share the inputs; tokens and rows of a tile; words of eight inputs a step."""
+    """A bias is added; programs that share the inputs; tokens and rows of a tile; words of eight
+    inputs a step.
+    """
 
     has_bias: bool
     split: int
@@ -33,8 +36,9 @@ class MatmulTile(NamedTuple):
 
 @triton.jit(do_not_specialize=["m"])  # one kernel for every m of a tile: nothing compiles again at m = 1, 16, 17
 def matmul_kernel(Y, X, BIAS, weight, scratch, m, n, ldx, G, divisor, format: tl.constexpr, tile: tl.constexpr):
-    """y (m, n). Grid (n / rows, m / tokens, split). X rows hold 8 · words values, the tail zero. `scratch`: float32 partial sums
-    [split, m, n] and arrival counters."""
+    """y (m, n). Grid (n / rows, m / tokens, split). X rows hold 8 · words values, the tail zero.
+    `scratch`: float32 partial sums [split, m, n] and arrival counters.
+    """
     F: tl.constexpr = format.constants()
     T: tl.constexpr = tile.constants()
     hold_table(weight.table, F.kind)

@@ -1,10 +1,12 @@
 """m = 1 to 8: one pass over the packed weight at memory speed.
 
-    y[m, r] = Σ_g scale[r, g] · (Σ_{j in g} x[m, j] · element[r, j]) + addend[r, g] · Σ_{j in g} x[m, j]
+    y[m, r] = Σ_g scale[r, g] · (Σ_{j in g} x[m, j] · element[r, j]) + addend[r, g] · Σ_{j in g}
+    x[m, j]
 
-Each program owns BN rows and walks the words of the row BC at a time; a thread holds the same words of every row, so eight
-activations are loaded once for BN rows. A word costs one load, its share of a scale, and for each element half a lop3, half a
-subtraction, a conversion and a fused multiply-add. Sums are float32, in a fixed order: the same from run to run and for any m.
+Each program owns BN rows and walks the words of the row BC at a time; a thread holds the same words
+of every row, so eight activations are loaded once for BN rows. A word costs one load, its share of
+a scale, and for each element half a lop3, half a subtraction, a conversion and a fused
+multiply-add. Sums are float32, in a fixed order: the same from run to run and for any m.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ def _dot8(X, base, c, mask, v, SUM: tl.constexpr):
 def matvec_kernel(
     Y, X, BIAS, weight, n, ldx, G, divisor, format: tl.constexpr, HAS_BIAS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
-    """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold 8 · words values, the tail
-    zero."""
+    """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold
+    8 · words values, the tail zero.
+    """
     F: tl.constexpr = format.constants()
     hold_table(weight.table, F.kind)
     r = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)

@@ -1,7 +1,9 @@
-"""A block of the weight as one dense tile in x's dtype, for the schedules that hand the matrix unit a decoded tile.
+"""A block of the weight as one dense tile in x's dtype, for the schedules that hand the matrix unit
+a decoded tile.
 
-Fragment order is read as it lies, whole units of 512 bytes, and decoded word by word; rows and inputs are put in order by a
-permutation of the tile, which costs a pass through shared memory that the tile takes anyway. Plane order goes word by word.
+Fragment order is read as it lies, whole units of 512 bytes, and decoded word by word; rows and
+inputs are put in order by a permutation of the tile, which costs a pass through shared memory that
+the tile takes anyway. Plane order goes word by word.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def fragment_elements(w, TABLE, KIND: tl.constexpr, PACKED: tl.constexpr):
 
 @triton.jit
 def fragment_block(weight, tile, unit, tiles, G, D: tl.constexpr, F: tl.constexpr, T: tl.constexpr, U: tl.constexpr):
-    """Tiles tile … tile + T of 16 rows by units unit … unit + U of 64 inputs, dtype D: [16 T, 64 U]. Past the end: 0."""
+    """Tiles tile … tile + T of 16 rows by units unit … unit + U of 64 inputs, dtype D: [16 T, 64
+    U]. Past the end: 0.
+    """
     t = (tile + tl.arange(0, T)).to(tl.int64)[:, None, None]
     u = (unit + tl.arange(0, U))[None, :, None]
     lane = tl.arange(0, 128)[None, None, :]  # 4 (4 g + t) + 2 s + b
@@ -68,7 +72,8 @@ def fragment_block(weight, tile, unit, tiles, G, D: tl.constexpr, F: tl.constexp
     p1 = tl.join(finish(v[1], s1, a1, RAW, F.addend).to(D), finish(v[5], s1, a1, RAW, F.addend).to(D))
     q1 = tl.join(finish(v[3], s1, a1, RAW, F.addend).to(D), finish(v[7], s1, a1, RAW, F.addend).to(D))
     both = tl.join(tl.join(p0, q0), tl.join(p1, q1))  # [T, U, 128, p, i, h]
-    # [T, U, g, t, s, b, p, i, h] -> row (T, h, g), input (U, s, t, b, i, p), or (U, s, b, t, i, p) in groups of 16
+    # [T, U, g, t, s, b, p, i, h] -> row (T, h, g), input (U, s, t, b, i, p), or (U, s, b, t, i, p)
+    # in groups of 16
     both = tl.reshape(both, (T, U, 8, 4, 2, 2, 2, 2, 2))
     if F.group == 16:
         both = tl.permute(both, (0, 8, 2, 1, 4, 5, 3, 7, 6))
@@ -79,7 +84,9 @@ def fragment_block(weight, tile, unit, tiles, G, D: tl.constexpr, F: tl.constexp
 
 @triton.jit
 def weight_block(weight, row, word, n, G, D: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    """Rows row … row + ROWS by words word … word + WORDS of eight inputs, finished and rounded once to D: [ROWS, 8 WORDS]."""
+    """Rows row … row + ROWS by words word … word + WORDS of eight inputs, finished and rounded once
+    to D: [ROWS, 8 WORDS].
+    """
     if (F.units > 0 and F.bits == 4) and (ROWS % 16 == 0 and WORDS % 8 == 0):
         return fragment_block(weight, row // 16, word // 8, (n + 15) // 16, G, D, F, ROWS // 16, WORDS // 8)
     else:

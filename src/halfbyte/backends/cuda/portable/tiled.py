@@ -1,13 +1,17 @@
-"""Packed products for any m, a decoded tile of the weight at a time: the schedules that people compare.
+"""Packed products for any m, a decoded tile of the weight at a time: the schedules that people
+compare.
 
     single-stage     load, decode, multiply, one step after the other: the baseline
-    double-buffered  the loads of the next steps are in flight while a tile is decoded and multiplied
-    striped          the same, and the steps of all tiles, k included, are dealt out evenly to as many programs as the machine
-                     holds; pieces of one tile are added in the order of their programs, whoever comes last
+    double-buffered  the loads of the next steps are in flight while a tile is decoded and
+                     multiplied
+    striped          the same, and the steps of all tiles, k included, are dealt out evenly to as
+                     many programs as the machine holds; pieces of one tile are added in the order
+                     of their programs, whoever comes last
 
     y = Σ over steps of BK inputs   x[BM, BK] · value(w)[BN, BK]ᵀ      (float32 accumulators)
 
-Every weight is rounded once to x's dtype. The decoded tile reaches the matrix unit through shared memory (tl.dot).
+Every weight is rounded once to x's dtype. The decoded tile reaches the matrix unit through shared
+memory (tl.dot).
 """
 
 from __future__ import annotations
@@ -59,8 +63,9 @@ def _write(Y, BIAS, weight, acc, t, r, m, n, divisor, F: tl.constexpr, T: tl.con
 
 @triton.jit(do_not_specialize=["m"])
 def tile_kernel(Y, X, BIAS, weight, m, n, ldx, G, divisor, format: tl.constexpr, tile: tl.constexpr):
-    """y (m, n), one program a tile, tokens fastest: programs that run together share rows of the weight. Single-stage with
-    one stage, double-buffered with more."""
+    """y (m, n), one program a tile, tokens fastest: programs that run together share rows of the
+    weight. Single-stage with one stage, double-buffered with more.
+    """
     F: tl.constexpr = format.constants()
     T: tl.constexpr = tile.constants()
     hold_table(weight.table, F.kind)
@@ -73,11 +78,12 @@ def tile_kernel(Y, X, BIAS, weight, m, n, ldx, G, divisor, format: tl.constexpr,
 
 @triton.jit(do_not_specialize=["m"])
 def striped_kernel(Y, X, BIAS, weight, scratch, m, n, ldx, G, divisor, format: tl.constexpr, tile: tl.constexpr):
-    """y (m, n). Program p of P takes steps p · total / P to (p + 1) · total / P of total = tiles · STEPS, tile by tile.
+    """y (m, n). Program p of P takes steps p · total / P to (p + 1) · total / P of total = tiles ·
+    STEPS, tile by tile.
 
-    scratch  [P, 2, tokens, rows] float32: what a program has of its first tile, when it did not begin it, and of its last, when
-             it did not end it; and [tiles] counters, zero between launches: the program that completes a tile adds the pieces
-             and resets its counter.
+    scratch  [P, 2, tokens, rows] float32: what a program has of its first tile, when it did not
+             begin it, and of its last, when it did not end it; and [tiles] counters, zero between
+             launches: the program that completes a tile adds the pieces and resets its counter.
     """
     F: tl.constexpr = format.constants()
     T: tl.constexpr = tile.constants()

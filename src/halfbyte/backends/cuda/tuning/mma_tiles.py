@@ -1,4 +1,6 @@
-"""Tiles by shape. Those of a card that was measured come from its file (table.py); the rules here serve every other one."""
+"""Tiles by shape. Those of a card that was measured come from its file (table.py); the rules here
+serve every other one.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from .table import found
 
 @dataclass(frozen=True)
 class Tile:
-    """rows of the weight and words of eight inputs a step; tokens a program; warps; pipeline stages; programs that share the
-    inputs."""
+    """rows of the weight and words of eight inputs a step; tokens a program; warps; pipeline
+    stages; programs that share the inputs.
+    """
 
     rows: int
     words: int
@@ -44,9 +47,11 @@ def matmul_tile(words: int, n: int, m: int) -> Tile:
 
 @dataclass(frozen=True)
 class FragmentTile:
-    """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the rows, units a step, programs
-    a multiprocessor (0: as many as there are turns), when words are asked for (`AHEAD` in mma/plan.py), weights finished in
-    float16 before the product where that is exact or one rounding."""
+    """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the
+    rows, units a step, programs a multiprocessor (0: as many as there are turns), when words are
+    asked for (`AHEAD` in mma/plan.py), weights finished in float16 before the product where that is
+    exact or one rounding.
+    """
 
     rows: int
     columns: int
@@ -59,10 +64,13 @@ class FragmentTile:
 
 
 MANY_ROWS = 8192
-"""Outputs from which a weight counts as tall; the table was measured at n = 4096 and 14336, k = 4096, on an H100."""
+"""Outputs from which a weight counts as tall; the table was measured at n = 4096 and 14336, k =
+4096, on an H100.
+"""
 
 FRAGMENT_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
-    # tokens up to: {family (launch.family_of; `biased` without a row is `affine`): (tile for few rows, tile for many rows)}
+    # tokens up to: {family (launch.family_of; `biased` without a row is `affine`): (tile for few
+    # rows, tile for many rows)}
     2: {"wide": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
         "int": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)), "affine": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)),
         "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))},
@@ -83,8 +91,9 @@ FRAGMENT_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = 
 
 
 def fragment_tile(units: int, n: int, m: int, family: str = "int", card: str = "") -> FragmentTile:
-    """Tile of the fragment kernel. A warp's inputs fit one step up to 64 units (k = 4096) only, so longer rows get no staying
-    programs."""
+    """Tile of the fragment kernel. A warp's inputs fit one step up to 64 units (k = 4096) only, so
+    longer rows get no staying programs.
+    """
     best = found(card, "fragments", family, n, 64 * units, m) if card and n else None
     if best:
         return FragmentTile(*best)
@@ -99,7 +108,9 @@ def fragment_tile(units: int, n: int, m: int, family: str = "int", card: str = "
 
 @dataclass(frozen=True)
 class BlockTile:
-    """tokens and rows of a tile, words of eight inputs a step, warps, steps in flight, programs a multiprocessor (striped)."""
+    """tokens and rows of a tile, words of eight inputs a step, warps, steps in flight, programs a
+    multiprocessor (striped).
+    """
 
     tokens: int
     rows: int
@@ -128,11 +139,11 @@ def expert_tile(units: int, n: int, m: int, family: str = "e2m1", card: str = ""
 
 
 def steps(group: int, units: int, m: int, tile: FragmentTile) -> tuple[int, int, int]:
-    """(units a step, groups an accumulator, tokens a group) nearest to the tile's wish that the kernel takes for groups of
-    `group` inputs.
+    """(units a step, groups an accumulator, tokens a group) nearest to the tile's wish that the
+    kernel takes for groups of `group` inputs.
 
-    Groups share an accumulator where columns are left: 8 tokens take all eight. A step is a power of two units, no more than a
-    warp has, and whole sets of groups, or a whole part of one group.
+    Groups share an accumulator where columns are left: 8 tokens take all eight. A step is a power
+    of two units, no more than a warp has, and whole sets of groups, or a whole part of one group.
     """
     step = tile.step
     while step > 1 and step >= 2 * -(-units // tile.input_warps):

@@ -1,11 +1,14 @@
-"""Tiles that `halfbyte tune` found, by card: JSON files beside this one for the cards they were measured on, and the user's own.
+"""Tiles that `halfbyte tune` found, by card: JSON files beside this one for the cards they were
+measured on, and the user's own.
 
     {"card": "NVIDIA H100 80GB HBM3", "measured": "...", "tiles": [
-        {"kernel": "fragments", "family": "int", "n": 4096, "k": 4096, "m": 16, "tile": [2, 2, 8, 1, 4, 0, 1, false]}, ...]}
+        {"kernel": "fragments", "family": "int", "n": 4096, "k": 4096, "m": 16, "tile": [2, 2, 8, 1,
+        4, 0, 1, false]}, ...]}
 
-A call takes the entry of its kernel and family whose shape is nearest (in factors of n and k) and whose m is the smallest that is
-not below its own. The user's file, $XDG_CACHE_HOME/halfbyte/tiles-CARD.json, goes before the shipped one. Nothing is searched for
-while a program runs: without an entry, tune.py's rules decide.
+A call takes the entry of its kernel and family whose shape is nearest (in factors of n and k) and
+whose m is the smallest that is not below its own. The user's file,
+$XDG_CACHE_HOME/halfbyte/tiles-CARD.json, goes before the shipped one. Nothing is searched for while
+a program runs: without an entry, tune.py's rules decide.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ def read(path: Path) -> list[Entry]:
 
 
 def write(path: Path, card: str, measured: str, entries: list[Entry]) -> None:
-    """Entries to a file; those of the same kernel, family and shape that are there already are replaced."""
+    """Entries to a file; those of the same kernel, family and shape that are there already are
+    replaced.
+    """
     old = read(path) if path.exists() else []
     new = {key(e) for e in entries}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Tiles of the fused schedule, as data: measured on an NVIDIA H200 at n = 4096 and 14336, k = 4096 (docs/design/cuda-gemm.md)."""
+"""Tiles of the fused schedule, as data: measured on an NVIDIA H200 at n = 4096 and 14336, k = 4096
+(docs/design/cuda-gemm.md).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ from .table import found
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups along the rows (1 or 2); stages of 64 inputs, or as many as fit;
-    parts that a tile beyond whole rounds is cut into along its inputs (0: `parts` says); token blocks side by side; warpgroups
-    that share rows and take turns along the inputs (`groups` · `deep` ≤ 4); the next words read while products run (2: but for
-    E8M0 scales, where that is slower)."""
+    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups along the rows (1 or 2); stages of
+    64 inputs, or as many as fit; parts that a tile beyond whole rounds is cut into along its inputs
+    (0: `parts` says); token blocks side by side; warpgroups that share rows and take turns along
+    the inputs (`groups` · `deep` ≤ 4); the next words read while products run (2: but for E8M0
+    scales, where that is slower).
+    """
 
     tokens: int
     rows: int = 1
@@ -48,17 +52,21 @@ E2M1_TILES = {(64, True): FusedTile(64, 2, 1, 8, deep=2)}
 """What is better for E2M1, whose decode is longer: 128 rows share what is not decode."""
 
 LEAST_TOKENS = 17
-"""Tokens from which the fused schedule serves: at 32 it takes 0.5 to 0.9 of the fragment kernel's time, at 16 it is slower."""
+"""Tokens from which the fused schedule serves: at 32 it takes 0.5 to 0.9 of the fragment kernel's
+time, at 16 it is slower.
+"""
 
 FEW_INPUTS = 2048
 FEW_INPUTS_LEAST = 65
-"""Weights of fewer inputs and fewer than MANY_ROWS rows: one round of tiles is mostly its start and end, and up to 64 tokens the
-fragment kernel takes 0.4 to 0.75 of the time."""
+"""Weights of fewer inputs and fewer than MANY_ROWS rows: one round of tiles is mostly its start and
+end, and up to 64 tokens the fragment kernel takes 0.4 to 0.75 of the time.
+"""
 
 FEW_ROWS = 512
 FEW_ROWS_MOST = 512
-"""Weights of so few rows have too few tiles for the machine past so many tokens, even cut in parts: dequantize_then_gemm takes
-half the time at 1024."""
+"""Weights of so few rows have too few tiles for the machine past so many tokens, even cut in parts:
+dequantize_then_gemm takes half the time at 1024.
+"""
 
 
 EXPERT_TILES = {
@@ -76,7 +84,9 @@ LEAST_PAIRS = 16
 
 @functools.lru_cache(maxsize=4096)
 def fused_tile(n: int, m: int, k: int = 0, card: str = "", element: str = "") -> FusedTile:
-    """Tile for m tokens and a weight (n, k): what `halfbyte tune` found on this card, else the table's."""
+    """Tile for m tokens and a weight (n, k): what `halfbyte tune` found on this card, else the
+    table's.
+    """
     best = found(card, "fused", "4-bit", n, k, m) if card and k else None
     if best:
         return FusedTile(*best)
@@ -85,7 +95,9 @@ def fused_tile(n: int, m: int, k: int = 0, card: str = "", element: str = "") ->
 
 
 def parts(rest: int, programs: int, units: int) -> int:
-    """Parts for each of `rest` tiles: as many as there are programs for, a power of two, each of four units or more."""
+    """Parts for each of `rest` tiles: as many as there are programs for, a power of two, each of
+    four units or more.
+    """
     count = 1
     while count < 8 and 2 * count * rest <= programs and units >= 8 * count:
         count *= 2
@@ -97,7 +109,9 @@ SHARED_BYTES = 232448 - 1024
 
 
 def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: bool) -> int:
-    """The tile's stages, or as many as fit beside outputs and the sums of warpgroups that share rows; `groups` are a unit's."""
+    """The tile's stages, or as many as fit beside outputs and the sums of warpgroups that share
+    rows; `groups` are a unit's.
+    """
     bn = 64 * tile.rows * tile.groups
     stage = tile.tokens * 128 + bn * 8 * bits + max(bn // 16, 8) * 16 * groups * (scale_bytes + (2 if zeros else 0))
     other = bn * tile.tokens * (2 + 4 * (tile.deep - 1))

@@ -1,4 +1,6 @@
-"""The end of a tile of the fused schedule: parts that several programs summed are added, and sums become outputs."""
+"""The end of a tile of the fused schedule: parts that several programs summed are added, and sums
+become outputs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def owner(step, sharing, units):
 
 @gluon.jit
 def _by_lanes(acc, R: gl.constexpr, W: gl.constexpr):
-    """An accumulator [16 R W, BT] as [blocks of 8 columns, lanes, 4]: what a lane has of a block is 16 bytes."""
+    """An accumulator [16 R W, BT] as [blocks of 8 columns, lanes, 4]: what a lane has of a block is
+    16 bytes.
+    """
     BT: gl.constexpr = acc.shape[1]
     v = gl.permute(gl.reshape(acc, [R, W, 2, 8, BT // 8, 4, 2]), [0, 4, 1, 3, 5, 2, 6])
     return gl.reshape(v, [R * (BT // 8), 32 * W, 4])
@@ -34,7 +38,9 @@ def _from_lanes(v, like, R: gl.constexpr, W: gl.constexpr):
 
 @gluon.jit
 def hand_over(shared, slot: gl.constexpr, parity, acc, C: gl.constexpr):
-    """Sums of a warpgroup that shares its rows with another, left in shared memory once the last ones have been read."""
+    """Sums of a warpgroup that shares its rows with another, left in shared memory once the last
+    ones have been read.
+    """
     mbarrier.wait(shared.read.index(slot), parity ^ 1)
     shared.sums.index(slot).store(_by_lanes(acc, C.row_blocks, 4))
     block_barrier()
@@ -60,7 +66,9 @@ def take_over(shared, WG: gl.constexpr, parity, acc, C: gl.constexpr):
 
 @gluon.jit
 def add_parts(scratch, acc, j, split, p, units, WG: gl.constexpr, C: gl.constexpr):
-    """A part of the sums of tile j of the remainder: left in memory, and added in order by the program that comes last."""
+    """A part of the sums of tile j of the remainder: left in memory, and added in order by the
+    program that comes last.
+    """
     BN: gl.constexpr = acc.shape[0]
     BT: gl.constexpr = acc.shape[1]
     SIZE: gl.constexpr = BN * BT
@@ -102,7 +110,9 @@ def add_parts(scratch, acc, j, split, p, units, WG: gl.constexpr, C: gl.constexp
 
 @gluon.jit
 def finished(acc, values, expert, row, n, factors, L: gl.constexpr, C: gl.constexpr):
-    """Sums to outputs in float32: the decoder's power of two, the tensor's factor, the bias. mma/epilogue.py says why float64."""
+    """Sums to outputs in float32: the decoder's power of two, the tensor's factor, the bias.
+    mma/epilogue.py says why float64.
+    """
     bias = values.bias + expert.to(gl.int64) * n
     factor = values.global_scale + expert
     acc = acc * factors.unit
@@ -124,7 +134,9 @@ def finished(acc, values, expert, row, n, factors, L: gl.constexpr, C: gl.conste
 
 @gluon.constexpr_function
 def _pairs_layout(rows, tokens, warps):
-    """Layout of an accumulator (rows, tokens) with rows 2 j and 2 j + 1 in one lane: lane and register trade a bit."""
+    """Layout of an accumulator (rows, tokens) with rows 2 j and 2 j + 1 in one lane: lane and
+    register trade a bit.
+    """
     regs = [[1, 0], [8, 0]] + [[0, v] for v in (8, 16, 32, 64, 128) if v < tokens]
     regs += [[16 * warps * v, 0] for v in (1, 2) if 16 * warps * v < rows]
     lanes = [[0, 2], [0, 4], [0, 1], [2, 0], [4, 0]]

@@ -10,6 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 block_barrier: Any = getattr(gl, "barrier", None) or gl.thread_barrier
 """Wait for every thread of the block."""
 copy_in: Any = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-"""(map, coordinates, barrier, destination, pred=): a box from global to shared memory by the copy engine."""
+"""(map, coordinates, barrier, destination, pred=): a box from global to shared memory by the copy
+engine.
+"""
 copy_out: Any = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 """(map, coordinates, source): a box from shared to global memory."""

@@ -1,4 +1,5 @@
-"""m from 17 up on Hopper for weights in fragment order: yᵀ = W xᵀ, W the register operand of wgmma (docs/design/cuda-gemm.md).
+"""m from 17 up on Hopper for weights in fragment order: yᵀ = W xᵀ, W the register operand of wgmma
+(docs/design/cuda-gemm.md).
 
     a tile of y                                   a program
     rows ↓    tokens →                            ┌ producer warp ─────────────────────────────────────┐
@@ -6,19 +7,22 @@
     │ warpgroup 0  │  │ 64 · row_blocks rows      └───────────────┬────────────────────────────────────┘
     ├──────────────┤  ┘                              full ↓       │       ↑ empty        (stages of shared memory)
     │ warpgroup 1  │                              ┌ consumer warpgroups ────────────┴──────────────────┐
-    └──────────────┘                              │ words → registers, decoded; wgmma with the x of all │
+    └──────────────┘                              │ words → registers, decoded; wgmma with the x of
+                                                  all │
     row_groups warpgroups along the rows,         └─────────────────────────────────────────────────────┘
     input_groups warpgroups on the same rows, each every input_groups-th unit of 64 inputs
 
-Per unit of 64 inputs the producer has the copy engine bring x (`tokens` rows of 128 bytes, swizzled), words, scales and addends
-into a stage of shared memory. A consumer warpgroup finishes its words in registers (operand.py), multiplies them with the x that
-all warpgroups share, and (`ahead`) reads the next words while the products run. Warpgroups do not wait for each other, so one
-decodes while the other's products run. There is no dense tile. The sums of warpgroups on the same rows are added in shared memory
-at the end of a tile.
+Per unit of 64 inputs the producer has the copy engine bring x (`tokens` rows of 128 bytes,
+swizzled), words, scales and addends into a stage of shared memory. A consumer warpgroup finishes
+its words in registers (operand.py), multiplies them with the x that all warpgroups share, and
+(`ahead`) reads the next words while the products run. Warpgroups do not wait for each other, so one
+decodes while the other's products run. There is no dense tile. The sums of warpgroups on the same
+rows are added in shared memory at the end of a tile.
 
-A launch has as many programs as fit the machine. The tiles that make no whole round come first, their units divided evenly among
-`sharing` programs; a tile cut in parts is summed in order by the program that finishes last, so results do not change from run to
-run. Then each program takes every num_programs-th tile. Copies run up to `stages` units ahead, across tiles.
+A launch has as many programs as fit the machine. The tiles that make no whole round come first,
+their units divided evenly among `sharing` programs; a tile cut in parts is summed in order by the
+program that finishes last, so results do not change from run to run. Then each program takes every
+num_programs-th tile. Copies run up to `stages` units ahead, across tiles.
 
 Index names follow mma/plan.py. A *piece* is the units of one tile that one program does.
 """
@@ -46,7 +50,9 @@ class Values(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Pointers to a stack's token blocks: how many, and each one's expert and half-open range of pairs."""
+    """Pointers to a stack's token blocks: how many, and each one's expert and half-open range of
+    pairs.
+    """
 
     count: Any
     expert: Any
@@ -62,8 +68,9 @@ class Scratch(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Numbers of a launch: tokens m, outputs n, tiles of y, programs that share those beyond whole rounds, blocks of rows and of
-    tokens, and units of 64 inputs in a row."""
+    """Numbers of a launch: tokens m, outputs n, tiles of y, programs that share those beyond whole
+    rounds, blocks of rows and of tokens, and units of 64 inputs in a row.
+    """
 
     m: Any
     n: Any
@@ -93,8 +100,10 @@ class Maps(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Shared memory: a stage's x, words, scales and addends; outputs; barriers of full and empty stages; sums of warpgroups that
-    share rows, and the barriers that say they were written and read."""
+    """Shared memory: a stage's x, words, scales and addends; outputs; barriers of full and empty
+    stages; sums of warpgroups that share rows, and the barriers that say they were written and
+    read.
+    """
 
     x: Any
     words: Any
@@ -109,7 +118,9 @@ class Shared(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A program's part of a launch: blocks of tokens, whole rounds, programs that share the rest, units of that rest."""
+    """A program's part of a launch: blocks of tokens, whole rounds, programs that share the rest,
+    units of that rest.
+    """
 
     tokens: Any
     whole: Any
@@ -127,11 +138,13 @@ class Config(NamedTuple):
     scale_words                16-bit words of a unit's scales in 16 rows
     kind, bits, scale, addend  element, width of a code, kinds of scale and addend (decode.py)
     arithmetic                 operand.HALF, BFLOAT, WIDE or WIDE_BFLOAT
-    global_op, divide          the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's divisor applies
+    global_op, divide          the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the
+                               format's divisor applies
     has_bias, half             a bias is added; activations are float16 (else bfloat16)
     adjacent                   token blocks that neighbouring programs take for the same rows
     store                      2: the copy engine writes y; 1: every lane writes what it has
-    routed, gate               a stack of experts; the activation that joins rows 2 j and 2 j + 1 (moe.ACTIVATIONS), 0 none
+    routed, gate               a stack of experts; the activation that joins rows 2 j and 2 j + 1
+                               (moe.ACTIVATIONS), 0 none
     ahead                      the next words are read while products run
     pdl                        the launch overlaps with the previous kernel
     """
@@ -179,8 +192,9 @@ def registers_of(warpgroups):
 
 @gluon.jit
 def piece(index, p, programs, split, units):
-    """Piece `index` of program p: its tile and its units k0 to k1. Pieces 0 and 1 are its part of the tiles beyond whole
-    rounds."""
+    """Piece `index` of program p: its tile and its units k0 to k1. Pieces 0 and 1 are its part of
+    the tiles beyond whole rounds.
+    """
     tile = (index - 2) * programs + p
     k0 = 0 * p
     k1 = units + 0 * p
@@ -206,7 +220,9 @@ def tile_position(tile, rows, tokens, ADJACENT: gl.constexpr):
 
 @gluon.jit
 def split_of(work, blocks, C: gl.constexpr):
-    """How the tiles are divided; a routed launch learns the number of its token blocks from the device."""
+    """How the tiles are divided; a routed launch learns the number of its token blocks from the
+    device.
+    """
     tiles = work.tiles
     sharing = work.sharing
     tokens = work.tokens
@@ -230,7 +246,9 @@ def copy_weight(maps, shared, bar, stage, row, k, live, C: gl.constexpr):
 
 @gluon.jit
 def produce(maps, blocks, shared, work, C: gl.constexpr):
-    """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have left it."""
+    """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have
+    left it.
+    """
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
     TERMS: gl.constexpr = C.scale_words + (0 if C.addend == NONE else 16 * C.groups)
     BYTES: gl.constexpr = C.tokens * 128 + BN * 8 * C.bits + max(BN // 16, 8) * TERMS * 2
@@ -277,7 +295,9 @@ def produce(maps, blocks, shared, work, C: gl.constexpr):
 
 @gluon.jit
 def own_rows(v, WG: gl.constexpr, ROWS: gl.constexpr):
-    """Terms of the ROWS tiles of warpgroup WG in what a stage holds for all; the loads of the others are dead."""
+    """Terms of the ROWS tiles of warpgroup WG in what a stage holds for all; the loads of the
+    others are dead.
+    """
     if v.shape[0] == ROWS:
         return v
     else:
@@ -291,7 +311,9 @@ def own_rows(v, WG: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def read_stage(shared, stage, phase, more, shift, WG: gl.constexpr, C: gl.constexpr):
-    """A warpgroup's words and terms of a stage, its two halves apart. What follows the last unit is never multiplied."""
+    """A warpgroup's words and terms of a stage, its two halves apart. What follows the last unit is
+    never multiplied.
+    """
     R: gl.constexpr = C.row_blocks
     LW: gl.constexpr = words_layout(R, 4, C.group == 16, C.bits)
     LS: gl.constexpr = terms_layout(max(R * C.row_groups, 2), 4, C.groups, C.scale_words // C.groups // 8)
@@ -414,7 +436,9 @@ def partition(maps, y, values, blocks, scratch, shared, work, factors, C: gl.con
 
 @gluon.jit
 def allocate(maps, C: gl.constexpr):
-    """The shared memory of a program, barriers initialized; what a kernel does not need stands for something it has."""
+    """The shared memory of a program, barriers initialized; what a kernel does not need stands for
+    something it has.
+    """
     WGS: gl.constexpr = C.row_groups
     WGK: gl.constexpr = C.input_groups
     BN: gl.constexpr = 64 * C.row_blocks * WGS
@@ -456,14 +480,16 @@ def wgmma_kernel(
     y_map, y, x_map, w_map, s_map, a_map, bias, global_scale, count, expert, first, last, partial, arrivals,
     m, n, tiles, sharing, rows, tokens, units, shift, unit, divisor, config: gl.constexpr,
 ):  # fmt: skip
-    """y (m, n) = x wᵀ + bias, one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens.
+    """y (m, n) = x wᵀ + bias, one tile being 64 · row_blocks · row_groups rows of w by
+    `config.tokens` tokens.
 
-    The arguments are those of Maps, Values, Blocks, Scratch, Work and Factors in order. They come one by one because Triton 3.6
-    specializes numbers and pointers inside a record whatever `do_not_specialize` says, which would compile a kernel for every
-    shape; the records are made here.
+    The arguments are those of Maps, Values, Blocks, Scratch, Work and Factors in order. They come
+    one by one because Triton 3.6 specializes numbers and pointers inside a record whatever
+    `do_not_specialize` says, which would compile a kernel for every shape; the records are made
+    here.
 
-    In a stack of experts (config.routed) block b of tokens belongs to expert[b] and has last[b] − first[b] tokens; x and y have
-    `config.tokens` rows a block.
+    In a stack of experts (config.routed) block b of tokens belongs to expert[b] and has last[b] −
+    first[b] tokens; x and y have `config.tokens` rows a block.
     """
     C: gl.constexpr = config.constants()
     maps = Maps(y_map, x_map, w_map, s_map, a_map)

@@ -1,5 +1,6 @@
-"""Launches of the fused kernel. What does not change from call to call is worked out once and kept with the weight, the compiled
-kernel too: binding the arguments and describing five tensors again takes the host longer than the GPU needs for a layer.
+"""Launches of the fused kernel. What does not change from call to call is worked out once and kept
+with the weight, the compiled kernel too: binding the arguments and describing five tensors again
+takes the host longer than the GPU needs for a layer.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ ARITHMETIC = {
 }  # fmt: skip
 """Scales: the arithmetic for x in float16, and in bfloat16."""
 LARGEST = {"e2m1": 128, "e4m3": 120, "e5m2": 113}
-"""Under E8M0 scales, x float16: the largest scale becomes 2^(LARGEST − 113), so that no product overflows or loses bits while
-the scales lie as near to each other as `weight.NEAR` says (E2M1 patterns still lack 2^14)."""
+"""Under E8M0 scales, x float16: the largest scale becomes 2^(LARGEST − 113), so that no product
+overflows or loses bits while the scales lie as near to each other as `weight.NEAR` says (E2M1
+patterns still lack 2^14).
+"""
 
 
 def arithmetic_of(w: CudaWeight, half: bool) -> int | None:
-    """How a weight is finished for x in float16 (`half`) or bfloat16, or None where that would not be exact. (Values of 65520 and
-    more overflow float16, as in `dequantize`.)"""
+    """How a weight is finished for x in float16 (`half`) or bfloat16, or None where that would not
+    be exact. (Values of 65520 and more overflow float16, as in `dequantize`.)
+    """
     scale = w.format.scale
     if not w.tiled or w.format.minimum or w.super_scales is not None or scale not in ARITHMETIC:
         return None
@@ -49,7 +53,9 @@ def arithmetic_of(w: CudaWeight, half: bool) -> int | None:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Token blocks of a stack of experts, on the device: how many there are, and each one's expert and span of pairs."""
+    """Token blocks of a stack of experts, on the device: how many there are, and each one's expert
+    and span of pairs.
+    """
 
     count: torch.Tensor
     expert: torch.Tensor
@@ -59,8 +65,9 @@ class Blocks:
 
 @dataclass
 class CachedKernel:
-    """The kernel for one weight, tile and kind of call: the weight's tensor maps, the arguments that never change, and what was
-    compiled, once it has run."""
+    """The kernel for one weight, tile and kind of call: the weight's tensor maps, the arguments
+    that never change, and what was compiled, once it has run.
+    """
 
     maps: tuple[Any, ...]
     units: int
@@ -71,8 +78,10 @@ class CachedKernel:
 
 @dataclass(frozen=True)
 class WorkSplit:
-    """How the tiles of a launch are divided: programs; tiles beyond whole rounds and programs that share them; blocks of rows and
-    of tokens; float32 values of partial sums that cut tiles leave in memory."""
+    """How the tiles of a launch are divided: programs; tiles beyond whole rounds and programs that
+    share them; blocks of rows and of tokens; float32 values of partial sums that cut tiles leave in
+    memory.
+    """
 
     programs: int
     rest: int
@@ -89,7 +98,9 @@ def _layout(width: int, rank: int, bits: int) -> Any:
 
 
 def _map(t: torch.Tensor, box: list[int]) -> Any:
-    """A tensor map; `_activations` and `weight.to_device` have seen to what TensorDescriptor would check on every call."""
+    """A tensor map; `_activations` and `weight.to_device` have seen to what TensorDescriptor would
+    check on every call.
+    """
     d = object.__new__(TensorDescriptor)
     d.base, d.shape, d.strides, d.block_shape, d.padding = t, t.shape, t.stride(), box, "zero"
     d.layout = _layout(box[-1], len(box), 8 * t.element_size())

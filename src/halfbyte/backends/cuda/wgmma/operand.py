@@ -1,13 +1,16 @@
-"""Words of fragment order to finished 16-bit values in the registers that wgmma takes as its A operand.
+"""Words of fragment order to finished 16-bit values in the registers that wgmma takes as its A
+operand.
 
-One word a lane is one 16 × 16 block of a warp's rows (of 8-bit codes, half of one), in the order in which wgmma wants it, so
-nothing moves between lanes: one to four operations a pair of weights turn codes into element values, one more multiplies by the
-scale or adds the bias. Every value is (q − zero) · scale or q · scale + bias rounded once to x's dtype, by one of three
-arithmetics:
+One word a lane is one 16 × 16 block of a warp's rows (of 8-bit codes, half of one), in the order in
+which wgmma wants it, so nothing moves between lanes: one to four operations a pair of weights turn
+codes into element values, one more multiplies by the scale or adds the bias. Every value is (q −
+zero) · scale or q · scale + bias rounded once to x's dtype, by one of three arithmetics:
 
-    half    float16 pairs; scales float16, E8M0 (times 2^(14 − shift): raw E2M1 patterns come out finished), E4M3 (times 2^6)
+    half    float16 pairs; scales float16, E8M0 (times 2^(14 − shift): raw E2M1 patterns come out
+            finished), E4M3 (times 2^6)
     bfloat  bfloat16 pairs; scales bfloat16, E8M0, E4M3, all of them exact there
-    wide    float32 one by one and a conversion a pair; scales of the 16-bit type that x does not have, 8 bits and x bfloat16
+    wide    float32 one by one and a conversion a pair; scales of the 16-bit type that x does not
+            have, 8 bits and x bfloat16
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ WIDE_BFLOAT = gl.constexpr(3)  # the same, scales bfloat16
 
 @gluon.constexpr_function
 def assembly(kind, add, scale, way, half, bits=4):
-    """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8; of 2 bits a word for each row,
-    and $2 and $3 the pairs eight inputs further. Inputs, as many registers each as there are results, the third belonging to row
-    g + 8: the word; of 2 and 4 bits, where in it the pairs are (`pair_positions`) and for E2M1 a multiplier; scales; addends."""
+    """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8; of
+    2 bits a word for each row, and $2 and $3 the pairs eight inputs further. Inputs, as many
+    registers each as there are results, the third belonging to row g + 8: the word; of 2 and 4
+    bits, where in it the pairs are (`pair_positions`) and for E2M1 a multiplier; scales; addends.
+    """
     names = ["word"] + (["place"] if bits < 8 else []) + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
     results = 4 if bits == 2 else 2
     r = {name: [f"${results + 2 * results * i}", f"${results + 2 * results * i + 2}"] for i, name in enumerate(names)}
@@ -127,14 +132,16 @@ def _bits(values):
 
 @gluon.constexpr_function
 def words_layout(r, warps, by_16, bits=4):
-    """[R · warps tiles, bits rows of 128 bytes, 32 words]: the words that hold what lane t of wgmma's A operand wants.
+    """[R · warps tiles, bits rows of 128 bytes, 32 words]: the words that hold what lane t of
+    wgmma's A operand wants.
 
-    A lane t' of fragment order has inputs 8 t' + 4 b + 2 i' + p of 32 (4 t' + 2 i' + p of 16). wgmma wants, of block q of 16 and
-    half i, the pair 16 q + 8 i + 2 t + p: that is half i' = t mod 2 of word b = t / 2 of lane t' = 2 q + i (of word q of lane
-    t / 2 + 2 i). The words that two lanes share come by one broadcast.
+    A lane t' of fragment order has inputs 8 t' + 4 b + 2 i' + p of 32 (4 t' + 2 i' + p of 16).
+    wgmma wants, of block q of 16 and half i, the pair 16 q + 8 i + 2 t + p: that is half i' = t mod
+    2 of word b = t / 2 of lane t' = 2 q + i (of word q of lane t / 2 + 2 i). The words that two
+    lanes share come by one broadcast.
 
-    8 bits: half a unit is 512 bytes, and the pair is the whole of word 2 b + i', so lane t has word t of lane 2 q + i (word
-    2 q + t mod 2 of lane t / 2 + 2 i).
+    8 bits: half a unit is 512 bytes, and the pair is the whole of word 2 b + i', so lane t has word
+    t of lane 2 q + i (word 2 q + t mod 2 of lane t / 2 + 2 i).
 
     2 bits: word q of a row, the same for its four lanes; rows g + 8 are the second 128 bytes.
     """
@@ -155,7 +162,9 @@ def words_layout(r, warps, by_16, bits=4):
 
 @gluon.constexpr_function
 def terms_layout(r, warps, groups, pair):
-    """[R · warps tiles, groups · 8 rows · pair]: what rows g and g + 8 need, in each of the four lanes of a row."""
+    """[R · warps tiles, groups · 8 rows · pair]: what rows g and g + 8 need, in each of the four
+    lanes of a row.
+    """
     w = 8 * pair
     regs = ([[0, 1]] if pair == 2 else []) + [[0, w * v] for v in _bits(groups)] + [[warps * v, 0] for v in _bits(r)]
     lanes = [[0, 0], [0, 0], [0, pair], [0, 2 * pair], [0, 4 * pair]]
@@ -164,8 +173,9 @@ def terms_layout(r, warps, groups, pair):
 
 @gluon.constexpr_function
 def operand_layout(r, warps, groups):
-    """[R, warp, g, t / 2, t mod 2, group, block of the group, i, row + 8, p] of 32 inputs: registers in wgmma's order, then
-    further rows."""
+    """[R, warp, g, t / 2, t mod 2, group, block of the group, i, row + 8, p] of 32 inputs:
+    registers in wgmma's order, then further rows.
+    """
     return gl.BlockedLayout(
         [r, 1, 1, 1, 1, groups, 2 // groups, 2, 2, 2], [1, 1, 8, 2, 2, 1, 1, 1, 1, 1], [1, warps, 1, 1, 1, 1, 1, 1, 1, 1],
         [9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
@@ -174,7 +184,9 @@ def operand_layout(r, warps, groups):
 
 @gluon.constexpr_function
 def pair_position(kind, way, odd, down):
-    """(mask, multiplier) of an E2M1 pair in its word, or (shift, 0) of an integer pair: of lanes with odd t, of row g + 8."""
+    """(mask, multiplier) of an E2M1 pair in its word, or (shift, 0) of an integer pair: of lanes
+    with odd t, of row g + 8.
+    """
     if kind == E2M1:  # order.spread_e2m1: sign and magnitude to bits 15 and 9 to 11
         return [[(-0x71FF7200, 1), (0x11C011C0, 8)], [(0x40384038, 66), (0x20072007, 516)]][odd][down]
     return (8 * odd + 4 * down if way == BFLOAT else 8 * odd, 0)
@@ -241,8 +253,10 @@ def _byte_f32(b, SCALE: gl.constexpr):
 def scales(
     v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, WAY: gl.constexpr
 ):  # fmt: skip
-    """Stored scales to what `assembly` multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0 in float16: byte b is
-    2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros (`fused_launch.LARGEST`)."""
+    """Stored scales to what `assembly` multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0 in
+    float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
+    (`fused_launch.LARGEST`).
+    """
     if SCALE == 0:
         b = gl.reshape(v, [R, W, GROUPS, 8, 2])
         if WAY == WIDE_BFLOAT:
@@ -274,7 +288,9 @@ def scales(
 def addends(
     v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, BITS: gl.constexpr
 ):  # fmt: skip
-    """Stored zero points or biases to what `assembly` takes away or adds, [R, W, 8, GROUPS, 2 rows] of int32."""
+    """Stored zero points or biases to what `assembly` takes away or adds, [R, W, 8, GROUPS, 2 rows]
+    of int32.
+    """
     b = gl.reshape(v, [R, W, GROUPS, 8, 2])
     if ADD == BIAS:
         if WAY < WIDE:
@@ -311,8 +327,10 @@ def _in_halves(v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 @gluon.jit
 def unit(w, s, a, shift, C: gl.constexpr):
-    """Words [4 R tiles, bits, 32], stored scales and addends of a unit -> (words, scales, addends) of its first half, of its
-    second; R blocks of 64 rows. Scale kind 0 is a 16-bit float. Without an addend, `a` is unused."""
+    """Words [4 R tiles, bits, 32], stored scales and addends of a unit -> (words, scales, addends)
+    of its first half, of its second; R blocks of 64 rows. Scale kind 0 is a 16-bit float. Without
+    an addend, `a` is unused.
+    """
     R: gl.constexpr = C.row_blocks
     W: gl.constexpr = 4
     BY_16: gl.constexpr = C.group == 16

@@ -1,4 +1,6 @@
-"""Host side of the fused schedule on Hopper: which weights it serves, and how its tiles are divided among programs."""
+"""Host side of the fused schedule on Hopper: which weights it serves, and how its tiles are divided
+among programs.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,18 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
 
 
 def pays(m: int, w: CudaWeight) -> bool:
-    """True where this schedule is the fastest of those measured (fused_tiles; `halfbyte bench --device cuda --sweep`)."""
+    """True where this schedule is the fastest of those measured (fused_tiles; `halfbyte bench
+    --device cuda --sweep`).
+    """
     n, k = w.shape[-2:]
     least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
     return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
 
 def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
-    """x in the weight's input order, as the copy engine can read it: rows a multiple of 16 bytes apart, 16-byte aligned."""
+    """x in the weight's input order, as the copy engine can read it: rows a multiple of 16 bytes
+    apart, 16-byte aligned.
+    """
     if w.order is not None:
         x = x.index_select(1, w.order)
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16 or x.stride(0) < x.shape[1]:
@@ -67,7 +73,9 @@ def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Fused
 
 @functools.lru_cache(maxsize=4096)
 def split_tiles(m: int, n: int, units: int, tile: FusedTile, most: int) -> WorkSplit:
-    """How the tiles of y (m, n) are divided among at most `most` programs; `units` of 64 inputs a row."""
+    """How the tiles of y (m, n) are divided among at most `most` programs; `units` of 64 inputs a
+    row.
+    """
     bn = 64 * tile.rows * tile.groups
     rows, tokens = -(-n // bn), -(-m // tile.tokens)
     tiles = rows * tokens
@@ -81,7 +89,9 @@ def split_tiles(m: int, n: int, units: int, tile: FusedTile, most: int) -> WorkS
 def fused_blocks(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, table: Blocks, tile: FusedTile, gate: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Padded rows of x, tile.tokens a block, through each block's expert -> the same rows, of `dtype`."""
+    """Padded rows of x, tile.tokens a block, through each block's expert -> the same rows, of
+    `dtype`.
+    """
     n = w.shape[-2]
     blocks, rows = table.expert.numel(), -(-n // (64 * tile.rows * tile.groups))
     y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)

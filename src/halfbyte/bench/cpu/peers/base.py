@@ -1,6 +1,8 @@
-"""Other libraries' products on the CPU, set up as their own users set them up, for timing beside ours in the same run.
+"""Other libraries' products on the CPU, set up as their own users set them up, for timing beside
+ours in the same run.
 
-A peer packs dense weights itself and then makes one argument-less call a weight for each x. What is not installed is a sentence.
+A peer packs dense weights itself and then makes one argument-less call a weight for each x. What is
+not installed is a sentence.
 """
 
 from __future__ import annotations
@@ -41,11 +43,15 @@ class Peer(ABC):
 
     @abstractmethod
     def hold(self, weights: list[F32], threads: int) -> Ready:
-        """Packs the dense (n, k) weights. What comes back makes, for x (m, k), a product x · wᵀ for each, ready to be called."""
+        """Packs the dense (n, k) weights. What comes back makes, for x (m, k), a product x · wᵀ for
+        each, ready to be called.
+        """
 
 
 def grid_of(w: F32, block: int, bits: int) -> tuple[NDArray[np.uint8], F32]:
-    """Codes (n, k) around 2^(bits−1) and scales (n, k / block): w rounded to the nearest of a symmetric grid a block."""
+    """Codes (n, k) around 2^(bits−1) and scales (n, k / block): w rounded to the nearest of a
+    symmetric grid a block.
+    """
     n, k = w.shape
     half = 1 << (bits - 1)
     blocks = w.reshape(n, k // block, block)
@@ -65,7 +71,9 @@ def all_peers() -> dict[str, Peer]:
 
 
 def peers_named(words: list[str]) -> list[Peer]:
-    """Peers for `--peers`: a name, or the beginning of several ("onnxruntime", "onnxruntime-4"). KeyError lists the names."""
+    """Peers for `--peers`: a name, or the beginning of several ("onnxruntime", "onnxruntime-4").
+    KeyError lists the names.
+    """
     known = all_peers()
     chosen: dict[str, Peer] = {}
     for word in words:

@@ -1,4 +1,6 @@
-"""MLX's quantized product on its CPU device. MLX has no setting for the number of threads of that product."""
+"""MLX's quantized product on its CPU device. MLX has no setting for the number of threads of that
+product.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from .base import F32, Calls, Peer, Ready
 
 
 class MLX(Peer):
-    """`mlx-affine4-g64`, `mlx-mxfp4`: float32 activations, which make affine's scales and biases float32 too."""
+    """`mlx-affine4-g64`, `mlx-mxfp4`: float32 activations, which make affine's scales and biases
+    float32 too.
+    """
 
     modules = ("mlx",)
 

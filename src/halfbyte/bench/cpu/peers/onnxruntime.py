@@ -1,6 +1,8 @@
-"""onnxruntime's MatMulNBits: 4 and 8 bits, blocks of 32 to 128, accuracy level 0 (float32 products) and 4 (8-bit activations).
+"""onnxruntime's MatMulNBits: 4 and 8 bits, blocks of 32 to 128, accuracy level 0 (float32 products)
+and 4 (8-bit activations).
 
-A session a weight: sessions would share the prepacked buffer of equal weights, so weights are distinct.
+A session a weight: sessions would share the prepacked buffer of equal weights, so weights are
+distinct.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from .base import F32, Calls, Peer, Ready, grid_of
 
 
 class OnnxRuntime(Peer):
-    """`onnxruntime-4-b32`, `onnxruntime-0-8bit-b128`: the accuracy level, the width where it is not 4, the block."""
+    """`onnxruntime-4-b32`, `onnxruntime-0-8bit-b128`: the accuracy level, the width where it is not
+    4, the block.
+    """
 
     modules = ("onnxruntime", "onnx")
 

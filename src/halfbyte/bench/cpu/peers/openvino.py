@@ -1,6 +1,8 @@
-"""OpenVINO's compressed weights: u4 with zero points and i8, groups of 128, float32 products or activations of 8 bits.
+"""OpenVINO's compressed weights: u4 with zero points and i8, groups of 128, float32 products or
+activations of 8 bits.
 
-OpenVINO compiles a kernel at each new number of tokens, at the first inference with it: that one is not timed.
+OpenVINO compiles a kernel at each new number of tokens, at the first inference with it: that one is
+not timed.
 """
 
 from __future__ import annotations

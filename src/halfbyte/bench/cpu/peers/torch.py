@@ -1,4 +1,6 @@
-"""torch's own products on the CPU: dense float32, and its int4pack kernel with bfloat16 activations."""
+"""torch's own products on the CPU: dense float32, and its int4pack kernel with bfloat16
+activations.
+"""
 
 from __future__ import annotations
 
