@@ -18,10 +18,11 @@ from halfbyte.transformers.gguf.tokenizer import KINDS
 PAGE = Path(__file__).parents[1] / "docs" / "gguf-models.md"
 HEAD = """# GGUF models
 
-Which of llama.cpp's architectures (`general.architecture`) and vocabularies (`tokenizer.ggml.model`,
-`tokenizer.ggml.pre`) run here. The weights of every file can be inspected, verified, converted and
-multiplied one by one, whatever its architecture; `halfbyte inspect` says where a model cannot be run.
-The tables are written by `tools/gguf_models_page.py` from the library's own.
+Which of llama.cpp's architectures (`general.architecture`) and vocabularies
+(`tokenizer.ggml.model`, `tokenizer.ggml.pre`) run here. The weights of every file can be inspected,
+verified, converted and multiplied one by one, whatever its architecture; `halfbyte inspect` says
+where a model cannot be run. The tables are written by `tools/gguf_models_page.py` from the
+library's own.
 """
 VOCABULARIES = {
     "llama": "SentencePiece BPE, with byte tokens",
