@@ -18,7 +18,7 @@ from pathlib import Path
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.errors import HalfbyteError
-from halfbyte.transformers.gguf.tokenizer import backend_of
+from halfbyte.gguf_models.tokenizer import backend_of
 
 WORDS = [
     "the",

@@ -10,10 +10,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from halfbyte.checkpoints.gguf.runnable import UNREAD, UNREAD_VOCABULARIES
-from halfbyte.transformers.gguf.architectures import ARCHITECTURES
-from halfbyte.transformers.gguf.pretokenizers import PRE_TOKENIZERS
-from halfbyte.transformers.gguf.pretokenizers import UNREAD as UNREAD_PRE
-from halfbyte.transformers.gguf.tokenizer import KINDS
+from halfbyte.gguf_models.architectures import ARCHITECTURES
+from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
+from halfbyte.gguf_models.pretokenizers import UNREAD as UNREAD_PRE
+from halfbyte.gguf_models.tokenizer import KINDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "gguf-models.md"
 HEAD = """# GGUF models
@@ -74,7 +74,7 @@ def page() -> str:
             "A `tokenizer.json` beside the file is used where the kind is not read.\n",
             "## Pre-tokenizers\n",
             "Names in one row split alike. Expressions are applied one after another; the flags are those of",
-            "`halfbyte.transformers.gguf.pretokenizers.PreTokenizer`.\n",
+            "`halfbyte.gguf_models.pretokenizers.PreTokenizer`.\n",
             table(("names", "expressions", "flags"), pre_rows),
             table(("name", "not read, because"), grouped(UNREAD_PRE)),
         ]

@@ -298,6 +298,6 @@ NB_MODULE(_native, m) {
   m.def("probe", &probe_of, nb::arg("kind"), nb::arg("data"), nb::arg("rounds"));            // for halfbyte/bench/cpu/limits.py
   m.def("transpose", &transpose_of, nb::arg("x"), nb::arg("out"));                           // for halfbyte/numerics/transpose.py
   m.def("transpose_nibbles", &transpose_nibbles_of, nb::arg("x"), nb::arg("columns"), nb::arg("order"), nb::arg("out_order"), nb::arg("out"));
-  m.def("merges", &merges_of, nb::arg("characters"), nb::arg("ends"), nb::arg("left"), nb::arg("right"));  // for .../gguf/bpe_merges.py
+  m.def("merges", &merges_of, nb::arg("characters"), nb::arg("ends"), nb::arg("left"), nb::arg("right"));  // for gguf_models/bpe_merges.py
   bind_step(m);
 }

@@ -32,7 +32,7 @@ FLOORS: dict[str, int] = {
     # 5 backends
     "backends": 5,
     # 6 operations
-    "ops": 6, "conversion": 6, "verification": 6, "quantizers": 6,
+    "ops": 6, "gguf_models": 6, "conversion": 6, "verification": 6, "quantizers": 6,
     # 7 integrations
     "torch": 7, "transformers": 7, "mlx": 7, "generation": 7, "evaluation": 7, "calibration": 7,
     # 8 cli
@@ -49,7 +49,7 @@ ALLOWED: dict[int, set[str]] = {
     3: {"numpy", "ml_dtypes"},
     4: {"numpy", "ml_dtypes", "safetensors", "gguf"},
     5: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
-    6: {"numpy", "ml_dtypes", "safetensors", "gguf"},
+    6: {"numpy", "ml_dtypes", "safetensors", "gguf", "transformers", "tokenizers"},
     7: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx"}
     | {"jinja2"},
 }
@@ -61,6 +61,7 @@ LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "g
 WRITTEN_IN = (
     "backends.cuda.",
     "backends.metal.",
+    "gguf_models.tokenizer",
     "torch.",
     "transformers.",
     "mlx.",

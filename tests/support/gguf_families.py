@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import torch
-from halfbyte.transformers.gguf.architectures import ARCHITECTURES, EXPERTS, PARAMETER
+from halfbyte.gguf_models.architectures import ARCHITECTURES, EXPERTS, PARAMETER
 from support.gguf_writer import F32, GGUF, Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 

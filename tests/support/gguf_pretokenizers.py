@@ -84,7 +84,7 @@ def llama_cpp_tokens(path: Path) -> list[list[int]]:
 
 
 def main() -> None:
-    from halfbyte.transformers.gguf.pretokenizers import PRE_TOKENIZERS
+    from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 
     data: dict[str, Any] = {}
     for kind in ("bytes", "characters"):

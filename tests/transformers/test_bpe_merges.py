@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.transformers.gguf import bpe_merges as module
-from halfbyte.transformers.gguf.bpe_merges import merges
+from halfbyte.gguf_models import bpe_merges as module
+from halfbyte.gguf_models.bpe_merges import merges
 from support.cpu_weights import needs_native
 
 WORDS = st.lists(st.text("aab\u2581é\U0001f600\ud800", max_size=6), max_size=40, unique=True)

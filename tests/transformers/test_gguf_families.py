@@ -16,9 +16,9 @@ import pytest
 
 import torch
 from halfbyte.errors import UnsupportedError
+from halfbyte.gguf_models.architectures import ARCHITECTURES
 from halfbyte.torch import packed_modules
 from halfbyte.transformers import load_model
-from halfbyte.transformers.gguf.architectures import ARCHITECTURES
 from support.gguf_families import FAMILIES, IDS, family_model, write_family
 from support.gguf_models import MODELS
 

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
-from halfbyte.transformers.gguf.pretokenizers import PRE_TOKENIZERS
-from halfbyte.transformers.gguf.tokenizer import backend_of
+from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
+from halfbyte.gguf_models.tokenizer import backend_of
 from support import gguf_pretokenizers as cases
 
 RECORDED = cases.recorded()

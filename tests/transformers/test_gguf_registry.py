@@ -1,4 +1,4 @@
-"""What the library says it reads is what it builds: the tables of checkpoints, of transformers.gguf
+"""What the library says it reads is what it builds: the tables of checkpoints, of gguf_models
 and of the page agree.
 """
 
@@ -14,10 +14,10 @@ import pytest
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.checkpoints.gguf.runnable import READ, UNREAD, UNREAD_VOCABULARIES, VOCABULARIES, refusal
-from halfbyte.transformers.gguf.architectures import ARCHITECTURES
-from halfbyte.transformers.gguf.pretokenizers import PRE_TOKENIZERS
-from halfbyte.transformers.gguf.pretokenizers import UNREAD as UNREAD_PRE
-from halfbyte.transformers.gguf.tokenizer import KINDS
+from halfbyte.gguf_models.architectures import ARCHITECTURES
+from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
+from halfbyte.gguf_models.pretokenizers import UNREAD as UNREAD_PRE
+from halfbyte.gguf_models.tokenizer import KINDS
 from support.gguf_writer import GGUF, f32
 
 ROOT = Path(__file__).parents[2]

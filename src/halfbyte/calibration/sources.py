@@ -23,6 +23,9 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..conversion.recipe import KEPT_LAST
 from ..errors import CheckpointError, UnsupportedError
+from ..gguf_models.architectures import EXPERTS
+from ..gguf_models.config import architecture_of, config_of
+from ..gguf_models.tokenizer import tokenizer_of
 from ..tensor.qtensor import QTensor
 from ..transformers.config import config_of_folder, tokenizer_of_folder
 from ..transformers.fill.base import first_names
@@ -30,9 +33,6 @@ from ..transformers.fill.experts import fill_experts
 from ..transformers.fill.gguf import ROTATION_FACTORS, GGUFFilling
 from ..transformers.fill.module_paths import Slot
 from ..transformers.fill.safetensors import FolderFilling
-from ..transformers.gguf.architectures import EXPERTS
-from ..transformers.gguf.config import architecture_of, config_of
-from ..transformers.gguf.tokenizer import tokenizer_of
 from ..transformers.load import empty_model
 
 

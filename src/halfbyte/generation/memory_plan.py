@@ -325,7 +325,7 @@ def _resident_memory(path: Path) -> int:
         import_model_code(path)
         with checkpoints.open(path) as checkpoint:
             if isinstance(checkpoint, GGUFCheckpoint):
-                from ..transformers.gguf.tokenizer import tokenizer_of
+                from ..gguf_models.tokenizer import tokenizer_of
 
                 tokenizer = tokenizer_of(checkpoint)
             else:

@@ -25,13 +25,13 @@ from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError, UnsupportedError
+from ..gguf_models.config import architecture_of, config_of
+from ..gguf_models.tokenizer import tokenizer_of
 from ..torch.modules import packed_modules
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
 from .decode.rmsnorm import replace_rmsnorms
 from .fill.gguf import fill
 from .fill.safetensors import fill_from_folder
-from .gguf.config import architecture_of, config_of
-from .gguf.tokenizer import tokenizer_of
 from .hf_quantizer import make_saveable
 
 DEVICES = ("cpu", "cuda", "mps")

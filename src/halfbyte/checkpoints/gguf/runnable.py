@@ -4,7 +4,7 @@ architectures and vocabularies.
     refusal(metadata)      None, or "architecture 'mamba2' has no table of its tensors here"
 
 The weights of every file can be opened, inspected, verified, converted and multiplied one by one;
-only running it as a model needs more. `transformers.gguf` builds the models; a test holds these
+only running it as a model needs more. `gguf_models` builds the models; a test holds these
 tables to its registries and to docs/gguf-models.md.
 """
 

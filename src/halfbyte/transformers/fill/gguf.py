@@ -19,9 +19,9 @@ from torch import nn
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError
+from ...gguf_models.architectures import EXPERTS, PARAMETER, Architecture
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
-from ..gguf.architectures import EXPERTS, PARAMETER, Architecture
 from .base import Filling, first_names
 from .experts import fill_experts
 from .module_paths import Slot

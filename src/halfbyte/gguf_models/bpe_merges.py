@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.transpose import native
+from ..numerics.transpose import native
 
 Pairs = list[tuple[str, str]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ...errors import CheckpointError, UnsupportedError
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..errors import CheckpointError, UnsupportedError
 
 
 class Keys:

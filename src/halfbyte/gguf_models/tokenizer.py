@@ -26,10 +26,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from transformers import PreTrainedTokenizerFast
 
-from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ...checkpoints.gguf.metadata import Metadata
-from ...checkpoints.gguf.runnable import UNREAD_VOCABULARIES
-from ...errors import CheckpointError, UnsupportedError
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.gguf.metadata import Metadata
+from ..checkpoints.gguf.runnable import UNREAD_VOCABULARIES
+from ..errors import CheckpointError, UnsupportedError
 from .bpe_merges import merges
 from .pretokenizers import PRE_TOKENIZERS, UNREAD, PreTokenizer
 

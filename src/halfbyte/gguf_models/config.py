@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ...checkpoints.gguf.runnable import refusal
-from ...errors import CheckpointError, UnsupportedError
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.gguf.runnable import refusal
+from ..errors import CheckpointError, UnsupportedError
 from .architectures import ARCHITECTURES, MIXTRAL, Architecture, Field
 from .keys import Keys
 

@@ -1,1 +1,0 @@
-"""A transformers config and tokenizer from a GGUF header."""
