@@ -213,13 +213,15 @@ def weight_copy(w):
     return QTensor(w.format, w.shape, dict(w.parts))
 
 
-def slow_experts(x, up, down, indices, weights, act):
+def slow_experts(x, up, down, topk_ids, topk_weights, act):
     y = np.zeros((len(x), down.shape[1]))
     for i in range(len(x)):
-        for t in range(indices.shape[1]):
-            e = indices[i, t]
-            h = np.asarray(ops.gate(act, (x[i].astype(np.float64) @ up[e].astype(np.float64).T)[None].astype(np.float32)))[0]
-            y[i] += weights[i, t] * (h.astype(np.float64) @ down[e].astype(np.float64).T)
+        for t in range(topk_ids.shape[1]):
+            e = topk_ids[i, t]
+            h = np.asarray(ops.apply_gate(act, (x[i].astype(np.float64) @ up[e].astype(np.float64).T)[None].astype(np.float32)))[
+                0
+            ]
+            y[i] += topk_weights[i, t] * (h.astype(np.float64) @ down[e].astype(np.float64).T)
     return y
 
 
@@ -229,10 +231,10 @@ def test_case_32_experts_with_starved_experts(rng, starve, act):
     up, down = weight(rng, 64, 96, (4,)), weight(rng, 40, 32, (4,))
     x = rng.standard_normal((10, 96)).astype(np.float32) * 0.05
     pool = {"none": [0, 1, 2, 3], "one": [0, 1, 3], "all but one": [2]}[starve]
-    indices = rng.choice(pool, (10, 2))
-    weights = rng.random((10, 2)).astype(np.float32)
-    y = ops.experts(x, up, down, indices, weights, activation=act, backend="reference")
-    wanted = slow_experts(x, up.dequantize(), down.dequantize(), indices, weights, act)
+    topk_ids = rng.choice(pool, (10, 2))
+    topk_weights = rng.random((10, 2)).astype(np.float32)
+    y = ops.experts(x, up, down, topk_ids, topk_weights, gate=act, backend="reference")
+    wanted = slow_experts(x, up.dequantize(), down.dequantize(), topk_ids, topk_weights, act)
     np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
 
 
@@ -240,11 +242,11 @@ def test_case_21_routed_tokens_in_one_call_equal_chunks(rng):
     up, down = weight(rng, 64, 32, (8,)), weight(rng, 32, 32, (8,))
     for m in (31, 32, 33, 65):
         x = rng.standard_normal((m, 32)).astype(np.float32)
-        indices = rng.integers(0, 8, (m, 2))
-        weights = rng.random((m, 2)).astype(np.float32)
-        whole = ops.experts(x, up, down, indices, weights, backend="reference")
+        topk_ids = rng.integers(0, 8, (m, 2))
+        topk_weights = rng.random((m, 2)).astype(np.float32)
+        whole = ops.experts(x, up, down, topk_ids, topk_weights, backend="reference")
         parts = [
-            ops.experts(x[i : i + 8], up, down, indices[i : i + 8], weights[i : i + 8], backend="reference")
+            ops.experts(x[i : i + 8], up, down, topk_ids[i : i + 8], topk_weights[i : i + 8], backend="reference")
             for i in range(0, m, 8)
         ]
         # BLAS may sum in another order for another number of rows: one float32 rounding a term on
@@ -267,20 +269,20 @@ def of_two_factors(rng, shape):
 def test_case_44_gates_and_ups_with_a_factor_each(rng, act):
     """In two stacks: what the dense matrices give, not what one factor for both would."""
     gates, ups, down = (of_two_factors(rng, s) for s in ((3, 32, 96), (3, 32, 96), (3, 40, 32)))
-    x, indices = rng.standard_normal((10, 96)).astype(np.float32), rng.integers(0, 3, (10, 2))
-    weights, biases = rng.random((10, 2)).astype(np.float32), rng.standard_normal((2, 3, 32)).astype(np.float32)
-    options = {"activation": act, "backend": "reference"}
-    y = ops.experts(x, gates, down, indices, weights, up=ups, **options)
+    x, topk_ids = rng.standard_normal((10, 96)).astype(np.float32), rng.integers(0, 3, (10, 2))
+    topk_weights, biases = rng.random((10, 2)).astype(np.float32), rng.standard_normal((2, 3, 32)).astype(np.float32)
+    options = {"gate": act, "backend": "reference"}
+    y = ops.experts(x, gates, down, topk_ids, topk_weights, up=ups, **options)
     dense = np.concatenate([gates.dequantize(), ups.dequantize()], axis=1)
-    wanted = slow_experts(x, dense, down.dequantize(), indices, weights, act)
+    wanted = slow_experts(x, dense, down.dequantize(), topk_ids, topk_weights, act)
     np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
     one_factor = QTensor(ups.format, ups.shape, {**ups.parts, "global_scale": gates.parts["global_scale"]})
-    off = ops.experts(x, gates, down, indices, weights, up=one_factor, **options) - wanted
+    off = ops.experts(x, gates, down, topk_ids, topk_weights, up=one_factor, **options) - wanted
     assert np.abs(off).max() > 0.1 * np.abs(wanted).max()
-    biased = ops.experts(x, gates, down, indices, weights, up=ups, gate_up_bias=biases[0], up_bias=biases[1], **options)
+    biased = ops.experts(x, gates, down, topk_ids, topk_weights, up=ups, gate_up_bias=biases[0], up_bias=biases[1], **options)
     apart = [ops.linear(x, w[0], b[0], backend="reference") for w, b in ((gates, biases[0]), (ups, biases[1]))]
-    first = ops.linear(ops.gate(act, np.concatenate(apart, axis=1)), down[0], backend="reference")
-    only = ops.experts(x, gates, down, 0 * indices[:, :1], np.ones((10, 1)), up=ups, gate_up_bias=biases[0],
+    first = ops.linear(ops.apply_gate(act, np.concatenate(apart, axis=1)), down[0], backend="reference")
+    only = ops.experts(x, gates, down, 0 * topk_ids[:, :1], np.ones((10, 1)), up=ups, gate_up_bias=biases[0],
                        up_bias=biases[1], **options)  # fmt: skip
     np.testing.assert_array_equal(only, first)
     assert not np.array_equal(biased, y)
@@ -290,7 +292,7 @@ def test_case_44_gates_and_ups_with_a_factor_each(rng, act):
     ("change", "message"),
     [
         ({"up": (3, 16, 96)}, r"gates \(3, 32, 96\), up \(3, 16, 96\), 'swiglu'; with up, two stacks of one shape"),
-        ({"activation": "none"}, r"up \(3, 32, 96\), 'none'; with up, two stacks of one shape, gated"),
+        ({"gate": "none"}, r"up \(3, 32, 96\), 'none'; with up, two stacks of one shape, gated"),
         ({"interleaved": True}, r"up \(3, 32, 96\), 'swiglu', interleaved; with up"),
         ({"up_bias": np.zeros((3, 64))}, r"up_bias has shape \(3, 64\); \(3, 32\) is allowed"),
         ({"up": None, "up_bias": np.zeros((3, 32))}, r"up_bias without up; .* gate_up_bias, \(e, 2f\)"),

@@ -235,10 +235,10 @@ def dequantize(w: Weight, dtype: Any = "float32", *, arithmetic: str = "exact", 
     return chosen.dequantize(prepared, word)
 
 
-ACTIVATION_FUNCTIONS = ("swiglu", "swiglu_clamped", "geglu", "none")
+GATES = ("swiglu", "swiglu_clamped", "geglu", "none")
 
 
-def gate(kind: str, h: Any, *, interleaved: bool = False, limit: float = 7.0, alpha: float = 1.702) -> Any:
+def apply_gate(kind: str, h: Any, *, interleaved: bool = False, limit: float = 7.0, alpha: float = 1.702) -> Any:
     """The gated activation of an expert's first product, float32 (m, 2f) -> (m, f).
 
     swiglu          silu(gate) · up
@@ -260,22 +260,22 @@ def gate(kind: str, h: Any, *, interleaved: bool = False, limit: float = 7.0, al
         if kind == "geglu":
             c = np.float32(0.7978845608028654)
             return np.float32(0.5) * g * (1 + np.tanh(c * (g + np.float32(0.044715) * g * g * g))) * u
-    raise ShapeError(f"[experts] activation {kind!r}; allowed: {', '.join(ACTIVATION_FUNCTIONS)}")
+    raise ShapeError(f"[experts] gate {kind!r}; allowed: {', '.join(GATES)}")
 
 
-def _check_routing(indices: tuple[int, ...], weights: tuple[int, ...], m: int) -> None:
-    if indices != weights or len(indices) != 2 or indices[0] != m:
-        raise ShapeError(f"[experts] indices {indices}, weights {weights} for {m} tokens; (m, top_k) twice is allowed")
+def _check_routing(ids: tuple[int, ...], weights: tuple[int, ...], m: int) -> None:
+    if ids != weights or len(ids) != 2 or ids[0] != m:
+        raise ShapeError(f"[experts] topk_ids {ids}, topk_weights {weights} for {m} tokens; (m, top_k) twice is allowed")
 
 
 def experts(
     x: Any,
     gate_up: Weight,
     down: Weight,
-    indices: Any,
-    weights: Any,
+    topk_ids: Any,
+    topk_weights: Any,
     *,
-    activation: str = "swiglu",
+    gate: str = "swiglu",
     interleaved: bool = False,
     gate_up_bias: Any | None = None,
     down_bias: Any | None = None,
@@ -284,16 +284,22 @@ def experts(
     activations: str = "exact",
     backend: str | None = None,
 ) -> Any:
-    """A mixture of experts over packed weights: y[i] = Σ_t weights[i, t] ·
-    down_e(act(gate_up_e(x[i]))), e = indices[i, t].
+    """A mixture of experts over packed weights: y[i] = Σ_t topk_weights[i, t] ·
+    down_e(gate(gate_up_e(x[i]))), e = topk_ids[i, t].
 
-    x        (m, k)            gate_up  packed (e, 2f, k)       down  packed (e, h, f)
-    indices  (m, t) integers   weights  (m, t) floats           biases (e, 2f) and (e, h) or None
-    up       packed (e, f, k) where gates and ups cannot be one stack, as NVFP4 with a global scale
-             each: `gate_up` then holds the gates alone, (e, f, k), and its bias is (e, f) as
-             `up_bias` is
+    x             (m, k) NumPy array or torch tensor
+    gate_up       packed (e, 2f, k); down packed (e, h, f)
+    topk_ids      (m, t) integers, each in 0 … e−1
+    topk_weights  (m, t) floats
+    gate          one of GATES, see `apply_gate`; with "none" gate_up is (e, f, k)
+    interleaved   gate and up are even and odd rows of gate_up, else its first and second half
+    biases        (e, 2f) and (e, h) or None
+    up            packed (e, f, k) where gate and up cannot share a stack, as NVFP4 with a global
+                  scale each: `gate_up` then has the gates alone, (e, f, k), and its bias is (e, f),
+                  as `up_bias` is
+    activations   "exact" or "int8", as in `linear`
     Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run
-    in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or indices
+    in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or topk_ids
     do not fit.
     """
     _check_mode("experts", activations, None)
@@ -301,18 +307,18 @@ def experts(
     e, n, k = _check_w("experts", gate_up, 3)
     if _check_w("experts", down, 3)[0] != e:
         raise ShapeError(f"[experts] gate_up {gate_up.shape}, down {down.shape}; both stacks need one number of experts")
-    f = n if activation == "none" or up is not None else n // 2
-    if up is not None and (_check_w("experts", up, 3) != (e, n, k) or activation == "none" or interleaved):
+    f = n if gate == "none" or up is not None else n // 2
+    if up is not None and (_check_w("experts", up, 3) != (e, n, k) or gate == "none" or interleaved):
         order = ", interleaved" if interleaved else ""
         raise ShapeError(
-            f"[experts] gates {gate_up.shape}, up {up.shape}, {activation!r}{order}; with up, two stacks of one shape, gated and "
+            f"[experts] gates {gate_up.shape}, up {up.shape}, {gate!r}{order}; with up, two stacks of one shape, gated and "
             "not interleaved, are allowed"
         )
-    if down.shape[2] != f or (up is None and activation != "none" and n % 2):
+    if down.shape[2] != f or (up is None and gate != "none" and n % 2):
         raise ShapeError(
-            f"[experts] gate_up {gate_up.shape} gives f = {f} after {activation!r}; down {down.shape} wants {down.shape[2]}"
+            f"[experts] gate_up {gate_up.shape} gives f = {f} after {gate!r}; down {down.shape} wants {down.shape[2]}"
         )
-    check_memory("experts", x, indices, weights, gate_up_bias, down_bias, up_bias)
+    check_memory("experts", x, topk_ids, topk_weights, gate_up_bias, down_bias, up_bias)
     for name, bias, size in (("gate_up_bias", gate_up_bias, n), ("up_bias", up_bias, n), ("down_bias", down_bias, down.shape[1])):
         if bias is not None and tuple(bias.shape) != (e, size):
             raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {size}) is allowed")
@@ -327,19 +333,19 @@ def experts(
 
     last, second = same(down), None if up is None else same(up)
     if chosen.device != "cpu":
-        if activation not in ACTIVATION_FUNCTIONS:
-            raise ShapeError(f"[experts] activation {activation!r}; allowed: {', '.join(ACTIVATION_FUNCTIONS)}")
-        _check_routing(tuple(indices.shape), tuple(weights.shape), flat.shape[0])
+        if gate not in GATES:
+            raise ShapeError(f"[experts] gate {gate!r}; allowed: {', '.join(GATES)}")
+        _check_routing(tuple(topk_ids.shape), tuple(topk_weights.shape), flat.shape[0])
         y = chosen.experts(
-            flat, first, last, indices, weights, activation=activation, interleaved=interleaved, gate_up_bias=gate_up_bias,
+            flat, first, last, topk_ids, topk_weights, gate=gate, interleaved=interleaved, gate_up_bias=gate_up_bias,
             down_bias=down_bias, up=second, up_bias=up_bias,
         )  # fmt: skip
         return y.reshape(*lead, down.shape[1])
     tokens = np.asarray(to_numpy(flat), dtype=np.float32)
-    index, share = to_numpy(indices), np.asarray(to_numpy(weights), dtype=np.float32)
+    index, share = to_numpy(topk_ids), np.asarray(to_numpy(topk_weights), dtype=np.float32)
     _check_routing(index.shape, share.shape, tokens.shape[0])
     if index.size and (int(index.min()) < 0 or int(index.max()) >= e):
-        raise ShapeError(f"[experts] indices run from {index.min()} to {index.max()}; there are experts 0 to {e - 1}")
+        raise ShapeError(f"[experts] topk_ids run from {index.min()} to {index.max()}; there are experts 0 to {e - 1}")
     h = down.shape[1]
     routed = np.zeros((index.shape[0], index.shape[1], h), np.float32)
 
@@ -352,7 +358,7 @@ def experts(
         hidden = product(tokens[rows], first, gate_up_bias, expert)
         if second is not None:
             hidden = np.concatenate([hidden, product(tokens[rows], second, up_bias, expert)], axis=1)
-        hidden = np.ascontiguousarray(gate(activation, hidden, interleaved=interleaved), dtype=np.float32)
+        hidden = np.ascontiguousarray(apply_gate(gate, hidden, interleaved=interleaved), dtype=np.float32)
         routed[rows, slots] = product(hidden, last, down_bias, expert)
     y = np.zeros((index.shape[0], h), np.float32)
     for t in range(index.shape[1]):
@@ -361,4 +367,4 @@ def experts(
         return like(y.astype(to_numpy(flat).dtype), x).reshape(*lead, h)
 
 
-__all__ = ["Format", "Prepared", "Weight", "choose", "dequantize", "embedding", "experts", "gate", "linear", "prepare"]
+__all__ = ["Format", "Prepared", "Weight", "apply_gate", "choose", "dequantize", "embedding", "experts", "linear", "prepare"]

@@ -35,7 +35,7 @@ def product(x: np.ndarray, q: QTensor, bias: np.ndarray | None = None) -> tuple[
     return exact, (q.shape[1] + 8) * EPS * size
 
 
-def gate(kind: str, h: np.ndarray, error: np.ndarray, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
+def apply_gate(kind: str, h: np.ndarray, error: np.ndarray, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
     """The gated activation of (m, 2f) exact sums in float64 -> (m, f), and the bound of its error
     when theirs is `error`.
     """
@@ -59,7 +59,7 @@ def gate(kind: str, h: np.ndarray, error: np.ndarray, interleaved: bool) -> tupl
 
 
 def experts(
-    x: np.ndarray, up: QTensor, down: QTensor, index: np.ndarray, share: np.ndarray, *, activation: str = "swiglu",
+    x: np.ndarray, up: QTensor, down: QTensor, index: np.ndarray, share: np.ndarray, *, gate: str = "swiglu",
     interleaved: bool = False, gate_up_bias: np.ndarray | None = None, down_bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Exact Σ_t share · down_e(act(up_e x)) in float64, and the bound of an element's error but for
@@ -67,7 +67,7 @@ def experts(
     """
     total, bound, size = (np.zeros((x.shape[0], down.shape[1])) for _ in range(3))
     for e in range(up.shape[0]):
-        h, dh = gate(activation, *product(x, up[e], None if gate_up_bias is None else gate_up_bias[e]), interleaved)
+        h, dh = apply_gate(gate, *product(x, up[e], None if gate_up_bias is None else gate_up_bias[e]), interleaved)
         y, dy = product(h, down[e], None if down_bias is None else down_bias[e])
         dy = dy + dh @ (np.abs(down[e].dequantize("float32").astype(np.float64)).T * (1 + (down.shape[2] + 8) * EPS))
         for t in range(index.shape[1]):

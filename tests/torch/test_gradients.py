@@ -156,7 +156,7 @@ def test_verbs_that_pass_no_gradient_on_say_so(verb):
     x = torch.randn(3, 32, requires_grad=True)
     index, share = torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1)
     with pytest.raises(BackendError, match=rf"\[{verb}\] x requires a gradient, and this verb passes none on.*x\.detach\(\)"):
-        hb.linear(x, q[0]) if verb == "linear" else ops.experts(x, q, q, index, share, activation="none")
+        hb.linear(x, q[0]) if verb == "linear" else ops.experts(x, q, q, index, share, gate="none")
     with torch.no_grad():
         assert hb.linear(x, q[0]).shape == (3, 32)
     assert hb.linear(x.detach(), q[0]).shape == (3, 32)

@@ -55,8 +55,8 @@ def modules() -> dict[str, nn.Module]:
         "rows": ConcatLinear([weight("nvfp4", (16, 256)), weight("nvfp4", (17, 256), 1)], bias),
         "embedding": QEmbedding(weight("affine4"), scale=16.0),
         "experts": QExperts(stacks),
-        "experts with biases": QExperts(stacks, biases, activation="swiglu_clamped", interleaved=True),
-        "experts apart": QExperts(apart_, activation="geglu"),
+        "experts with biases": QExperts(stacks, biases, gate="swiglu_clamped", interleaved=True),
+        "experts apart": QExperts(apart_, gate="geglu"),
     }
 
 
@@ -230,8 +230,8 @@ def test_rows_that_do_not_fit():
 def test_experts_that_do_not_fit():
     with pytest.raises(ShapeError, match="down_proj with gate_up_proj"):
         QExperts({"gate_proj": weight("int4", (4, 64, 256)), "down_proj": weight("int4", (4, 256, 64))})
-    with pytest.raises(ShapeError, match="activation 'relu'"):
-        QExperts({"gate_up_proj": weight("int4", (4, 128, 256)), "down_proj": weight("int4", (4, 256, 64))}, activation="relu")
+    with pytest.raises(ShapeError, match="gate 'relu'"):
+        QExperts({"gate_up_proj": weight("int4", (4, 128, 256)), "down_proj": weight("int4", (4, 256, 64))}, gate="relu")
 
 
 def test_experts_apart_equal_experts_joined():
@@ -255,13 +255,13 @@ def test_case_44_stacks_with_a_factor_each_run_at_once():
     factors = [stacks[n].parts["global_scale"] for n in names]
     assert not np.array_equal(factors[0], factors[1])
     biases = {n: torch.randn(4, stacks[n].shape[1], generator=torch.Generator().manual_seed(i)) for i, n in enumerate(names)}
-    together = QExperts(stacks, biases, activation="swiglu_clamped")
-    looped = QExperts({n: [q[e] for e in range(4)] for n, q in stacks.items()}, biases, activation="swiglu_clamped")
+    together = QExperts(stacks, biases, gate="swiglu_clamped")
+    looped = QExperts({n: [q[e] for e in range(4)] for n, q in stacks.items()}, biases, gate="swiglu_clamped")
     assert together.at_once
     assert not looped.at_once
     a, b = run(together), run(looped)
     assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
-    same = QExperts({**stacks, "up_proj": stacks["gate_proj"]}, biases, activation="swiglu_clamped")
+    same = QExperts({**stacks, "up_proj": stacks["gate_proj"]}, biases, gate="swiglu_clamped")
     assert not torch.allclose(run(same), b, rtol=0.1)
 
 

@@ -253,14 +253,14 @@ def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterato
     n = w.shape[0]
     up = backend.prepare(QTensor(w.format, (1, *w.shape), {name: np.asarray(a)[None] for name, a in w.parts.items()}))
 
-    def experts(activation: str, f: int) -> Product:
+    def experts(gate: str, f: int) -> Product:
         codes, scales = pack(8 + np.eye(f, dtype=np.uint8), 4), np.ones((f, 1), np.float16)
         identity = backend.prepare(QTensor(format_named("int4", -1), (1, f, f), {"codes": codes[None], "scales": scales[None]}))
 
         def product(x: Any, held: Prepared) -> Any:
             routing = np.zeros((x.shape[0], 1), np.float32)
             index, share = bench.to_device(routing, "int32"), bench.to_device(routing + 1, "float32")
-            return backend.experts(x, up, identity, index, share, activation=activation)
+            return backend.experts(x, up, identity, index, share, gate=gate)
 
         return product
 
@@ -274,8 +274,8 @@ def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterato
 
     yield "embedding", None, embedding
     yield "experts", None, experts("none", n)
-    for activation in GATES:
-        yield "experts", activation, experts(activation, n // 2)
+    for gate in GATES:
+        yield "experts", gate, experts(gate, n // 2)
     yield "rmsnorm_matvec", None, rmsnorm
 
 

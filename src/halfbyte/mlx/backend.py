@@ -39,13 +39,13 @@ class MLXBackend(MetalBackend):
         return launch.dequantize(self.runtime, w.data, dtype, ids)
 
     def experts(
-        self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
+        self, x: Any, gate_up: Prepared, down: Prepared, topk_ids: Any, topk_weights: Any, *, gate: str = "swiglu",
         interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, up: Prepared | None = None,
         up_bias: Any | None = None,
     ) -> Any:  # fmt: skip
         refuse_two_stacks(up)
         return experts(
-            self.runtime, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
+            self.runtime, x, gate_up.data, down.data, topk_ids, topk_weights, gate=gate, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,
         )  # fmt: skip
 

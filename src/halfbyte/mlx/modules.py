@@ -84,23 +84,23 @@ class QExperts(nn.Module):  # type: ignore[misc] # mlx is not type-checked
         gate_up: QTensor | MetalWeight,
         down: QTensor | MetalWeight,
         *,
-        activation: str = "swiglu",
+        gate: str = "swiglu",
         interleaved: bool = False,
         gate_up_bias: mx.array | None = None,
         down_bias: mx.array | None = None,
     ) -> None:
         super().__init__()
         self.gate_up, self.down = Packed(_prepared(gate_up)), Packed(_prepared(down))
-        self._activation, self._interleaved = activation, interleaved
+        self._gate, self._interleaved = gate, interleaved
         if gate_up_bias is not None:
             self.gate_up_bias = gate_up_bias
         if down_bias is not None:
             self.down_bias = down_bias
         self.freeze()
 
-    def __call__(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, topk_ids: mx.array, topk_weights: mx.array) -> mx.array:
         return verbs.experts(
-            x, self.gate_up.weight(), self.down.weight(), indices, weights, activation=self._activation,
+            x, self.gate_up.weight(), self.down.weight(), topk_ids, topk_weights, gate=self._gate,
             interleaved=self._interleaved, gate_up_bias=self.get("gate_up_bias"),
             down_bias=self.get("down_bias"),
         )  # fmt: skip

@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..backends.base import SCHEDULES
 from ..backends.metal import launch
 from ..backends.metal.experts import experts as metal_experts
-from ..backends.metal.kernels import ACTIVATIONS
+from ..backends.metal.kernels import GATES
 from ..backends.metal.mlx_runtime import DTYPES, MLXRuntime
 from ..backends.metal.weight import MetalWeight, metal_weight
 from ..errors import BackendError, ShapeError
@@ -155,58 +155,58 @@ def experts(
     x: mx.array,
     gate_up: MetalWeight,
     down: MetalWeight,
-    indices: mx.array,
-    weights: mx.array,
+    topk_ids: mx.array,
+    topk_weights: mx.array,
     *,
-    activation: str = "swiglu",
+    gate: str = "swiglu",
     interleaved: bool = False,
     gate_up_bias: mx.array | None = None,
     down_bias: mx.array | None = None,
 ) -> mx.array:
-    """`halfbyte.experts` on MLX arrays: x (..., k), indices and weights (m, top_k) -> (..., h) in
+    """`halfbyte.experts` on MLX arrays: x (..., k), topk_ids and topk_weights (m, top_k) -> (..., h) in
     x's dtype.
     """
     _dtype("experts", x)
     lead, k = x.shape[:-1], x.shape[-1]
     flat = x.reshape(-1, k)
-    if activation not in ACTIVATIONS:
-        raise ShapeError(f"[experts] activation {activation!r}; allowed: {', '.join(ACTIVATIONS)}")
+    if gate not in GATES:
+        raise ShapeError(f"[experts] gate {gate!r}; allowed: {', '.join(GATES)}")
     if len(gate_up.shape) != 3 or len(down.shape) != 3:
         raise ShapeError(f"[experts] gate_up {gate_up.shape}, down {down.shape}; stacks (e, 2 f, k) and (e, h, f) are allowed")
-    f, odd = (gate_up.shape[1], 0) if activation == "none" else divmod(gate_up.shape[1], 2)
+    f, odd = (gate_up.shape[1], 0) if gate == "none" else divmod(gate_up.shape[1], 2)
     if odd or gate_up.shape[2] != k or down.shape != (gate_up.shape[0], down.shape[1], f):
         raise ShapeError(
-            f"[experts] x {tuple(x.shape)}, gate_up {gate_up.shape}, down {down.shape}, activation {activation!r}; allowed: "
-            f"x (m, k), gate_up (e, {'f' if activation == 'none' else '2 f'}, k), down (e, h, f)"
+            f"[experts] x {tuple(x.shape)}, gate_up {gate_up.shape}, down {down.shape}, gate {gate!r}; allowed: "
+            f"x (m, k), gate_up (e, {'f' if gate == 'none' else '2 f'}, k), down (e, h, f)"
         )
-    if tuple(indices.shape) != tuple(weights.shape) or indices.ndim != 2 or indices.shape[0] != flat.shape[0]:
+    if tuple(topk_ids.shape) != tuple(topk_weights.shape) or topk_ids.ndim != 2 or topk_ids.shape[0] != flat.shape[0]:
         raise ShapeError(
-            f"[experts] indices {tuple(indices.shape)}, weights {tuple(weights.shape)} for {flat.shape[0]} tokens; "
+            f"[experts] topk_ids {tuple(topk_ids.shape)}, topk_weights {tuple(topk_weights.shape)} for {flat.shape[0]} tokens; "
             "(m, top_k) twice is allowed"
         )
-    _integers("experts", "indices", indices)
+    _integers("experts", "topk_ids", topk_ids)
     for name, bias, stack in (("gate_up_bias", gate_up_bias, gate_up), ("down_bias", down_bias, down)):
         if bias is not None and tuple(bias.shape) != stack.shape[:2]:
             raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; {stack.shape[:2]} is allowed")
     if on_metal():
         y = metal_experts(
-            _runtime(), flat, gate_up, down, indices, weights, activation=activation, interleaved=interleaved,
+            _runtime(), flat, gate_up, down, topk_ids, topk_weights, gate=gate, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,
         )  # fmt: skip
         return y.reshape(*lead, down.shape[1])
     total = mx.zeros((flat.shape[0], down.shape[1]))
     wide = flat.astype(mx.float32)
     for e in range(gate_up.shape[0]):
-        share = mx.where(indices == e, weights.astype(mx.float32), 0.0).sum(axis=1)
+        share = mx.where(topk_ids == e, topk_weights.astype(mx.float32), 0.0).sum(axis=1)
         hidden = _decoded_linear(wide, gate_up.expert(e), None if gate_up_bias is None else gate_up_bias[e])
-        out = _decoded_linear(gated(activation, hidden, interleaved), down.expert(e), None if down_bias is None else down_bias[e])
+        out = _decoded_linear(apply_gate(gate, hidden, interleaved), down.expert(e), None if down_bias is None else down_bias[e])
         # An expert a token was not sent to must not reach it, not even as 0 · NaN.
-        total = total + mx.where((indices == e).any(axis=1)[:, None], share[:, None] * out, 0.0)
+        total = total + mx.where((topk_ids == e).any(axis=1)[:, None], share[:, None] * out, 0.0)
     return total.astype(x.dtype).reshape(*lead, down.shape[1])
 
 
-def gated(kind: str, h: mx.array, interleaved: bool, limit: float = 7.0, alpha: float = 1.702) -> mx.array:
-    """`ops.gate` in MLX: float32 (m, 2f) -> (m, f)."""
+def apply_gate(kind: str, h: mx.array, interleaved: bool, limit: float = 7.0, alpha: float = 1.702) -> mx.array:
+    """`ops.apply_gate` in MLX: float32 (m, 2f) -> (m, f)."""
     if kind == "none":
         return h
     half = h.shape[-1] // 2

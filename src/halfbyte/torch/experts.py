@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..backends import Prepared, backend_named
 from ..errors import BackendError, ShapeError
-from ..ops import ACTIVATION_FUNCTIONS
+from ..ops import GATES
 from . import custom_ops, functional
 from .modules import Packed, Weight
 from .packed_weight import PackedWeight
@@ -36,7 +36,7 @@ class QExperts(Packed):
     weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a
                  stack (e, n, k), or e matrices
     biases       projection name -> (e, n)
-    activation   one of `ops.ACTIVATION_FUNCTIONS` but "none"
+    gate         one of `ops.GATES` but "none"
     interleaved  rows of gate_up_proj, or of gate_proj and up_proj one after the other, alternate
                  gate, up, gate, up, … (gpt-oss); else gate's rows come first
     """
@@ -46,7 +46,7 @@ class QExperts(Packed):
         weights: Mapping[str, Weight | list[Weight]],
         biases: Mapping[str, Tensor] | None = None,
         *,
-        activation: str = "swiglu",
+        gate: str = "swiglu",
         interleaved: bool = False,
         activations: str = "exact",
         device: str = "cpu",
@@ -62,11 +62,11 @@ class QExperts(Packed):
             packed |= prepared
             counts[name] = len(weight) if isinstance(weight, list) else prepared[name].shape[0]
         super().__init__(packed, activations, backend)
-        _check(counts, activation)
+        _check(counts, gate)
         self.num_experts = counts["down_proj"]
         self.joined = "gate_up_proj" in counts
         self.stacked = {name: not isinstance(w, list) for name, w in weights.items()}
-        self.activation, self.interleaved = activation, interleaved
+        self.gate, self.interleaved = gate, interleaved
         self._looped: set[tuple[str, torch.dtype]] = set()  # device types and dtypes that `ops.experts` refused
         for name in PROJECTIONS:
             bias = (biases or {}).get(name)
@@ -83,7 +83,7 @@ class QExperts(Packed):
 
     def extra_repr(self) -> str:
         order = ", interleaved" if self.interleaved else ""
-        return f"experts={self.num_experts}, {self.activation}{order}; {super().extra_repr()}"
+        return f"experts={self.num_experts}, {self.gate}{order}; {super().extra_repr()}"
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """x (m, k), topk_ids and topk_weights (m, top_k) -> (m, h) in x's dtype. Index e (a masked
@@ -115,7 +115,7 @@ class QExperts(Packed):
     def _together(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, last = "gate_up_proj" if self.joined else "gate_proj", "down_proj"
         y: Tensor = ops.experts(
-            x, self.packed[first].prepared, self.packed[last].prepared, topk_ids, topk_weights, activation=self.activation,
+            x, self.packed[first].prepared, self.packed[last].prepared, topk_ids, topk_weights, gate=self.gate,
             interleaved=self.interleaved, gate_up_bias=getattr(self, f"{first}_bias"), down_bias=self.down_proj_bias,
             up=None if self.joined else self.packed["up_proj"].prepared, up_bias=self.up_proj_bias,
             activations=self.activations,
@@ -143,7 +143,7 @@ class QExperts(Packed):
         else:
             h = torch.cat([self._project("gate_proj", x, expert), self._project("up_proj", x, expert)], dim=-1)
         gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
-        return self._project("down_proj", gated(self.activation, gate, up).contiguous(), expert)
+        return self._project("down_proj", apply_gate(self.gate, gate, up).contiguous(), expert)
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
         bias = getattr(self, f"{name}_bias")
@@ -156,23 +156,23 @@ class QExperts(Packed):
         return backend_named(stack.backend).expert(stack, expert)
 
 
-def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
-    """`ops.gate` on torch tensors, gate and up given apart."""
-    if activation == "swiglu":
+def apply_gate(kind: str, gate: Tensor, up: Tensor) -> Tensor:
+    """`ops.apply_gate` on torch tensors, gate and up given apart."""
+    if kind == "swiglu":
         return silu(gate) * up
-    if activation == "swiglu_clamped":
+    if kind == "swiglu_clamped":
         gate, up = gate.clamp(max=7.0), up.clamp(min=-7.0, max=7.0)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
     return gelu(gate, approximate="tanh") * up
 
 
-def _check(counts: Mapping[str, int], activation: str) -> None:
+def _check(counts: Mapping[str, int], gate: str) -> None:
     separate, joined = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}
     if set(counts) not in (separate, joined) or len(set(counts.values())) != 1:
         raise ShapeError(
             f"[QExperts] projections {counts}; allowed: down_proj with gate_up_proj, or with gate_proj and up_proj, of as many "
             "experts"
         )
-    if activation not in ACTIVATION_FUNCTIONS or activation == "none":
-        allowed = ", ".join(a for a in ACTIVATION_FUNCTIONS if a != "none")
-        raise ShapeError(f"[QExperts] activation {activation!r}; allowed: {allowed}")
+    if gate not in GATES or gate == "none":
+        allowed = ", ".join(a for a in GATES if a != "none")
+        raise ShapeError(f"[QExperts] gate {gate!r}; allowed: {allowed}")

@@ -73,7 +73,7 @@ def _kind(module: Packed) -> Any:
     """What two layers topk_dtype that need the same kernels."""
     weights = tuple((name, h.format, h.shape) for name, h in module.packed.items())
     biases = tuple(name for name, _ in module.named_parameters())
-    return type(module), weights, biases, module.device, module.activations, getattr(module, "activation", None)
+    return type(module), weights, biases, module.device, module.activations, getattr(module, "gate", None)
 
 
 def _inputs(module: Packed, m: int, dtype: Any, top: int, topk_dtype: Any) -> tuple[Any, ...]:

@@ -42,17 +42,17 @@ def test_blocks_equal_the_reference(word, dtype):
         close(y, want, dtype)
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "swiglu_clamped", "geglu", "none"])
+@pytest.mark.parametrize("gate", ["swiglu", "swiglu_clamped", "geglu", "none"])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_activations_and_biases(activation, interleaved):
+def test_activations_and_biases(gate, interleaved):
     cuda()
-    up, down = block("mxfp4", 2, F if activation == "none" else 2 * F)
+    up, down = block("mxfp4", 2, F if gate == "none" else 2 * F)
     torch.manual_seed(2)
     x = torch.randn(5, K, device="cuda", dtype=torch.float16) * 0.1
     index, share = routing(5, 2, 2)
     ub, db = torch.randn(E, up.shape[1], device="cuda"), torch.randn(E, H, device="cuda")
     ub, db = ub.half(), db.half()
-    options = {"activation": activation, "interleaved": interleaved}
+    options = {"gate": gate, "interleaved": interleaved}
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
     y = ops.experts(x, pu, pd, index, share, gate_up_bias=ub, down_bias=db, **options)
     want = ops.experts(
@@ -160,24 +160,24 @@ def two_stacks(seed):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("activation", ["swiglu", "swiglu_clamped", "geglu"])
-def test_case_44_gates_and_ups_with_a_factor_each(dtype, activation):
+@pytest.mark.parametrize("gate", ["swiglu", "swiglu_clamped", "geglu"])
+def test_case_44_gates_and_ups_with_a_factor_each(dtype, gate):
     """In two stacks, one of them captured and replayed with other tokens and routes."""
     cuda()
     gates, ups, down = two_stacks(6)
     held = [ops.prepare(q, device="cuda") for q in (gates, down)]
     up, biases = ops.prepare(ups, device="cuda"), [torch.randn(E, n, device="cuda").to(dtype) for n in (F, F, H)]
-    options = {"activation": activation, "gate_up_bias": biases[0], "up_bias": biases[1], "down_bias": biases[2]}
+    options = {"gate": gate, "gate_up_bias": biases[0], "up_bias": biases[1], "down_bias": biases[2]}
     torch.manual_seed(6)
     for m, top in ((1, 2), (7, 3), (70, 4), (0, 2)):
         x = (torch.randn(m, K, device="cuda") * 0.05).to(dtype)
         index, share = routing(m, top, m)
         y = ops.experts(x, *held, index, share, up=up, **options)
         assert y.dtype == dtype
-        host = {name: b.float().cpu().numpy() for name, b in options.items() if name != "activation"}
+        host = {name: b.float().cpu().numpy() for name, b in options.items() if name != "gate"}
         want = ops.experts(
             x.float().cpu().numpy(), gates, down, index.cpu().numpy(), share.cpu().numpy(), up=ups, backend="reference",
-            activation=activation, **host,
+            gate=gate, **host,
         )  # fmt: skip
         close(y, want, dtype)
         if m:

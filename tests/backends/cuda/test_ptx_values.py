@@ -98,7 +98,7 @@ def test_outputs_are_right(word, name, m, n, k, tile, card):
 
 
 @pytest.mark.parametrize(
-    ("word", "name", "m", "top", "activation", "interleaved"),
+    ("word", "name", "m", "top", "gate", "interleaved"),
     [
         ("mxfp4", "bfloat16", 3, 2, "swiglu_clamped", True),
         ("int4:g32", "float16", 33, 2, "geglu", False),
@@ -117,7 +117,7 @@ def test_outputs_are_right(word, name, m, n, k, tile, card):
         ),
     ],
 )
-def test_experts_equal_the_reference(word, name, m, top, activation, interleaved, card):
+def test_experts_equal_the_reference(word, name, m, top, gate, interleaved, card):
     """The plan, both products, the activation where it is a kernel's own, the weighted sum."""
     e, k, f, h = 4, 192, 64, 70
     rng = np.random.default_rng(m)
@@ -127,9 +127,9 @@ def test_experts_equal_the_reference(word, name, m, top, activation, interleaved
     index = torch.from_numpy(np.stack([rng.permutation(e)[:top] for _ in range(m)]))
     share = torch.from_numpy(rng.random((m, top), dtype=np.float32))
     x *= 0.001 if word == "nvfp4" else 0.05  # results stay below 65504
-    y = experts.mixture(x, ((to_device(up, "cpu"), ub),), to_device(down, "cpu"), index, share, activation, interleaved, db)
+    y = experts.mixture(x, ((to_device(up, "cpu"), ub),), to_device(down, "cpu"), index, share, gate, interleaved, db)
     want = ops.experts(
-        x.float().numpy(), up, down, index.numpy(), share.numpy(), backend="reference", activation=activation,
+        x.float().numpy(), up, down, index.numpy(), share.numpy(), backend="reference", gate=gate,
         interleaved=interleaved, gate_up_bias=ub.float().numpy(), down_bias=db.float().numpy(),
     )  # fmt: skip
     close(y, want, DTYPES[name])

@@ -165,22 +165,22 @@ def test_case_54_a_graph_replays_the_same():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_blocks_of_experts_equal_the_reference(word, dtype):
     hopper()
-    from halfbyte.backends.cuda.moe import ACTIVATIONS
+    from halfbyte.backends.cuda.moe import GATES
     from halfbyte.backends.cuda.moe import wgmma as fused_experts
 
     experts, k, f, h = 5, 256, 128, 96
     torch.manual_seed(9)
-    kinds = [(a, True) for a in ACTIVATIONS] + [("geglu", False)] if word == "mxfp4" else [("swiglu", True)]
-    for activation, interleaved in kinds:
+    kinds = [(a, True) for a in GATES] + [("geglu", False)] if word == "mxfp4" else [("swiglu", True)]
+    for gate, interleaved in kinds:
         rng = np.random.default_rng(9)
-        up = stack(word, (experts, f if activation == "none" else 2 * f, k), rng)
+        up = stack(word, (experts, f if gate == "none" else 2 * f, k), rng)
         down = stack(word, (experts, h, f), rng)
         pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
         biases = [torch.randn(experts, n, device="cuda").to(dtype) * 0.1 for n in (up.shape[1], h)]
         for m, top in ((7, 3), (150, 2)):
             x = (torch.randn(m, k, device="cuda") * (0.001 if word == "nvfp4" else 0.05)).to(dtype)
             index, share = routing(m, top, m, experts)
-            kind = ACTIVATIONS[activation]
+            kind = GATES[gate]
             assert fused_experts.serves(x, (pu.data,), pd.data, kind, interleaved)
             rest = (pd.data, index, share, kind, interleaved, biases[1])
             y = fused_experts.mixture(x, ((pu.data, biases[0]),), *rest)
@@ -192,7 +192,7 @@ def test_blocks_of_experts_equal_the_reference(word, dtype):
                 assert torch.equal(y, fused_experts.mixture(x, tuple(zip(stacks, own, strict=True)), *rest))
             want = ops.experts(
                 x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference",
-                activation=activation, interleaved=interleaved, gate_up_bias=biases[0].float().cpu().numpy(),
+                gate=gate, interleaved=interleaved, gate_up_bias=biases[0].float().cpu().numpy(),
                 down_bias=biases[1].float().cpu().numpy(),
             )  # fmt: skip
             close(y, want, dtype)

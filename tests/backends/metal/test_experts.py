@@ -30,7 +30,7 @@ def _compiled():
         return
     f32, few = "float32", []
     for make in (kernels.experts_gemm, kernels.experts_matvec):
-        few += [make(format_named("mxfp4"), "float16", activation, down=False) for activation in kernels.ACTIVATIONS]
+        few += [make(format_named("mxfp4"), "float16", gate, down=False) for gate in kernels.GATES]
     few += [make(format_named("mxfp4"), f32, "none", down=True) for make in (kernels.experts_gemm, kernels.experts_matvec)]
     for fmt in (format_named("nvfp4"), format_named("affine4", 32), format_named("int4", 32)):
         few += [kernels.experts_gemm(fmt, dtype, "swiglu", down=False) for dtype in TORCH]
@@ -62,7 +62,7 @@ def routed(m, experts, top_k, seed=0):
 
 
 def check(y, x, up, down, index, share, dtype, *, gate_up_bias=None, down_bias=None, **how):
-    """Each element within what float32 sums of the two products, carried through the activation,
+    """Each element within what float32 sums of the two products, carried through the gate,
     and one rounding allow.
     """
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
@@ -71,36 +71,36 @@ def check(y, x, up, down, index, share, dtype, *, gate_up_bias=None, down_bias=N
     bounds.assert_within(as_float(y), exact, bound, dtype, min(up.shape[2], down.shape[2]))
 
 
-@pytest.mark.parametrize("activation", ["none", "swiglu", "swiglu_clamped", "geglu"])
-def test_the_checker_fails_on_one_wrong_element_and_on_many_near_their_bounds(activation):
-    up, down = stack("mxfp4", (2, 32 if activation == "none" else 64, 96), 1), stack("mxfp4", (2, 64, 32), 2)
+@pytest.mark.parametrize("gate", ["none", "swiglu", "swiglu_clamped", "geglu"])
+def test_the_checker_fails_on_one_wrong_element_and_on_many_near_their_bounds(gate):
+    up, down = stack("mxfp4", (2, 32 if gate == "none" else 64, 96), 1), stack("mxfp4", (2, 64, 32), 2)
     x, (index, share) = torch.randn(6, 96, generator=torch.Generator().manual_seed(4)), routed(6, 2, 2)
-    y = ops.experts(x, up, down, index, share, activation=activation, backend="reference")
+    y = ops.experts(x, up, down, index, share, gate=gate, backend="reference")
     args = x, up, down, index, share, "float32"
-    check(y, *args, activation=activation)
-    exact, bound = bounds.experts(x.double().numpy(), up, down, index.numpy(), share.double().numpy(), activation=activation)
+    check(y, *args, gate=gate)
+    exact, bound = bounds.experts(x.double().numpy(), up, down, index.numpy(), share.double().numpy(), gate=gate)
     at = np.unravel_index(bound.argmin(), bound.shape)
     off = 2 * (bound[at] + bounds.ULP["float32"] * abs(exact[at]))
     assert off < 1e-5 * np.abs(exact).max()  # a bound by the largest output would have to be tighter than float32 is
     y[at] += off
     with pytest.raises(AssertionError):
-        check(y, *args, activation=activation)
+        check(y, *args, gate=gate)
     with pytest.raises(AssertionError):
-        check(torch.from_numpy(exact + 0.5 * bound).float(), *args, activation=activation)
+        check(torch.from_numpy(exact + 0.5 * bound).float(), *args, gate=gate)
 
 
 @pytest.mark.parametrize("m", [1, 5, 70])
 @pytest.mark.parametrize(
-    ("activation", "interleaved"), [("swiglu", False), ("swiglu_clamped", True), ("geglu", False), ("none", False)]
+    ("gate", "interleaved"), [("swiglu", False), ("swiglu_clamped", True), ("geglu", False), ("none", False)]
 )
-def test_activations_and_both_kernels(activation, interleaved, m):
-    f2 = 32 if activation == "none" else 64
+def test_activations_and_both_kernels(gate, interleaved, m):
+    f2 = 32 if gate == "none" else 64
     up, down = stack("mxfp4", (4, f2, 96), 1), stack("mxfp4", (4, 10, 32), 2)
     g = torch.Generator().manual_seed(1)
     x, ub, db = torch.randn(m, 96, generator=g).half(), torch.randn(4, f2, generator=g), torch.randn(4, 10, generator=g)
     index, share = routed(m, 4, 2)
     b = backend()
-    options = {"activation": activation, "interleaved": interleaved, "gate_up_bias": ub, "down_bias": db}
+    options = {"gate": gate, "interleaved": interleaved, "gate_up_bias": ub, "down_bias": db}
     y = b.experts(x, b.prepare(up), b.prepare(down), index, share, **options)
     assert y.dtype == torch.float16
     assert (m * 2 <= metal_experts.FEW_ROUTED) == (m < 70)
@@ -162,7 +162,7 @@ def test_ops_reach_the_metal_experts(monkeypatch):
     monkeypatch.setattr(ops, "backend_named", lambda name: b if name == "metal" else backend_named(name))
     y = ops.experts(x, up, down, index, share, backend="metal")
     check(y, x, up, down, index, share, "float32")
-    with pytest.raises(ShapeError, match="indices run from 0 to 3; there are experts 0 to 2"):
+    with pytest.raises(ShapeError, match="topk_ids run from 0 to 3; there are experts 0 to 2"):
         ops.experts(x, up, down, index + (index == 2).long(), share, backend="metal")
     with pytest.raises(ShapeError, match=r"\(m, top_k\) twice is allowed"):
         ops.experts(x, up, down, index[:3], share, backend="metal")
@@ -174,7 +174,7 @@ def test_ops_reach_the_metal_experts(monkeypatch):
             with pytest.raises(ShapeError, match=why):
                 ops.experts(x, up, down, index, share, backend=name, **biases)
     with pytest.raises(ShapeError, match="allowed: swiglu"):
-        ops.experts(x, up, down, index, share, activation="relu", backend="metal")
+        ops.experts(x, up, down, index, share, gate="relu", backend="metal")
     ids = torch.tensor([2, 0])
     assert torch.equal(ops.embedding(ids, up[0], backend="metal"), torch.from_numpy(up[0].dequantize())[ids])
     y = ops.linear(x, up[1], torch.ones(64), backend="metal", schedule="striped")
@@ -208,7 +208,7 @@ def test_one_hot_activations_return_the_weight_through_experts(repeats):
     for e in (0, 1):
         index = torch.full((32 * repeats, 1), e)
         for up, down in ((p_q, p_one), (p_one, p_q)):
-            y = b.experts(x, up, down, index, torch.ones(32 * repeats, 1), activation="none")
+            y = b.experts(x, up, down, index, torch.ones(32 * repeats, 1), gate="none")
             np.testing.assert_array_equal(as_float(y), np.tile(q[e].dequantize("float16").astype(np.float32).T, (repeats, 1)))
 
 
@@ -257,5 +257,5 @@ def test_few_routed_rows_sum_both_simdgroups(k):
     p = b.prepare(q), b.prepare(identity)
     for rows, some in zip(x.split(metal_experts.FEW_ROUTED), torch.from_numpy(at).split(metal_experts.FEW_ROUTED), strict=True):
         index = torch.zeros(rows.shape[0], 1, dtype=torch.int32)
-        y = b.experts(rows, *p, index, torch.ones(index.shape), activation="none")
+        y = b.experts(rows, *p, index, torch.ones(index.shape), gate="none")
         np.testing.assert_array_equal(as_float(y), q[0].dequantize("float32").T[some])

@@ -174,8 +174,8 @@ def test_experts_of_views_at_any_offset(on_metal):
     for rows in (5, 40):
         x = mx.array(np.random.default_rng(0).standard_normal((rows, 32)).astype(np.float16) * 0.01)
         index, share = mx.array(np.arange(2 * rows).reshape(rows, 2) % 3), mx.ones((rows, 2))
-        y = hm.experts(at_odd_offset(x), *odd, at_odd_offset(index), at_odd_offset(share), activation="none")
-        np.testing.assert_array_equal(as_numpy(y), as_numpy(hm.experts(x, up, down, index, share, activation="none")))
+        y = hm.experts(at_odd_offset(x), *odd, at_odd_offset(index), at_odd_offset(share), gate="none")
+        np.testing.assert_array_equal(as_numpy(y), as_numpy(hm.experts(x, up, down, index, share, gate="none")))
 
 
 def test_the_stand_in_sees_a_misaligned_view(on_metal):
@@ -203,7 +203,7 @@ def test_experts_through_the_route(on_metal):
     share = np.random.default_rng(1).random((5, 2)).astype(np.float32)
     for rows in (5, 40):  # few and sorted
         xs, ix, sh = (np.resize(a, (rows, *a.shape[1:])) for a in (x, index, share))
-        kind = {"activation": "none"}
+        kind = {"gate": "none"}
         y = hm.experts(mx.array(xs), hm.prepare(up), hm.prepare(down), mx.array(ix), mx.array(sh), **kind)
         bounds.assert_within(as_numpy(y), *bounds.experts(xs.astype(np.float64), up, down, ix, sh, **kind), "float32", 32)
 
@@ -276,10 +276,10 @@ def test_weights_quantized_by_mlx_are_read_where_they_lie(mode):
 
 
 @pytest.mark.parametrize(
-    ("activation", "interleaved"), [("swiglu", False), ("swiglu_clamped", True), ("geglu", False), ("none", False)]
+    ("gate", "interleaved"), [("swiglu", False), ("swiglu_clamped", True), ("geglu", False), ("none", False)]
 )
-def test_experts_on_the_cpu(activation, interleaved):
-    f2 = 32 if activation == "none" else 64
+def test_experts_on_the_cpu(gate, interleaved):
+    f2 = 32 if gate == "none" else 64
     up, down = finite_tensor(fmt("int4"), (3, f2, 32), 1), finite_tensor(fmt("int4"), (3, 8, 32), 2)
     rng = np.random.default_rng(0)
     x, index, share = (
@@ -288,9 +288,7 @@ def test_experts_on_the_cpu(activation, interleaved):
         rng.random((6, 2), np.float32),
     )
     ub, db = rng.standard_normal((3, f2)).astype(np.float32), rng.standard_normal((3, 8)).astype(np.float32)
-    module = hm.QExperts(
-        up, down, activation=activation, interleaved=interleaved, gate_up_bias=mx.array(ub), down_bias=mx.array(db)
-    )
+    module = hm.QExperts(up, down, gate=gate, interleaved=interleaved, gate_up_bias=mx.array(ub), down_bias=mx.array(db))
     y = module(mx.array(x), mx.array(index), mx.array(share))
     right = ops.experts(
         x,
@@ -298,7 +296,7 @@ def test_experts_on_the_cpu(activation, interleaved):
         down,
         index,
         share,
-        activation=activation,
+        gate=gate,
         interleaved=interleaved,
         gate_up_bias=ub,
         down_bias=db,
@@ -460,20 +458,20 @@ def test_what_does_not_fit_is_said(call, error, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"activation": "relu"}, "activation 'relu'; allowed: none, swiglu, swiglu_clamped, geglu"),
-        ({"activation": "none"}, r"down \(3, 8, 32\), activation 'none'; allowed: x \(m, k\), gate_up \(e, f, k\)"),
+        ({"gate": "relu"}, "gate 'relu'; allowed: none, swiglu, swiglu_clamped, geglu"),
+        ({"gate": "none"}, r"down \(3, 8, 32\), gate 'none'; allowed: x \(m, k\), gate_up \(e, f, k\)"),
         ({"x": mx.ones((5, 16))}, r"x \(5, 16\), gate_up \(3, 64, 32\)"),
-        ({"weights": mx.ones((5, 1))}, r"indices \(5, 2\), weights \(5, 1\) for 5 tokens"),
-        ({"indices": mx.zeros((5, 2))}, "indices are float32; integers are allowed"),
+        ({"topk_weights": mx.ones((5, 1))}, r"topk_ids \(5, 2\), topk_weights \(5, 1\) for 5 tokens"),
+        ({"topk_ids": mx.zeros((5, 2))}, "topk_ids are float32; integers are allowed"),
         ({"gate_up_bias": mx.ones((3, 8))}, r"gate_up_bias has shape \(3, 8\); \(3, 64\) is allowed"),
         ({"down_bias": mx.ones((1, 8))}, r"down_bias has shape \(1, 8\); \(3, 8\) is allowed"),
     ],
 )
 def test_experts_that_do_not_fit_are_said(change, message):
     up, down = (hm.prepare(finite_tensor(fmt("int4"), (3, n, 32), 1)) for n in (64, 8))
-    given = {"x": mx.ones((5, 32)), "indices": mx.zeros((5, 2), mx.int32), "weights": mx.ones((5, 2)), **change}
+    given = {"x": mx.ones((5, 32)), "topk_ids": mx.zeros((5, 2), mx.int32), "topk_weights": mx.ones((5, 2)), **change}
     with pytest.raises(ShapeError, match=message):
-        hm.experts(given.pop("x"), up, down, given.pop("indices"), given.pop("weights"), **given)
+        hm.experts(given.pop("x"), up, down, given.pop("topk_ids"), given.pop("topk_weights"), **given)
 
 
 def test_experts_with_an_odd_number_of_gates_and_ups_are_refused():

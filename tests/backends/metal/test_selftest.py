@@ -12,7 +12,7 @@ from halfbyte.backends import Backend, backend_named
 from halfbyte.bench import selftest
 from halfbyte.cli.app import main
 from halfbyte.errors import BackendError
-from halfbyte.ops import gate
+from halfbyte.ops import apply_gate
 from support.metal_cpu.machine import available
 
 
@@ -45,8 +45,8 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     if codec == "mxfp4":
         few += [kernels.matvec(fmt, dtype, t, d) for t in (1, 2, 4) for d in kernels.E2M1_DECODERS]
         few += [kernels.gemm_fused(fmt, dtype, "wide", d) for d in kernels.E2M1_DECODERS] + [kernels.gemm_fused(fmt, dtype)]
-    for activation in kernels.ACTIVATIONS:
-        few += [make(fmt, dtype, activation, down=False) for make in (kernels.experts_gemm, kernels.experts_matvec)]
+    for gate in kernels.GATES:
+        few += [make(fmt, dtype, gate, down=False) for make in (kernels.experts_gemm, kernels.experts_matvec)]
     identity = format_named("int4", -1)
     few += [make(identity, "float32", "none", down=True) for make in (kernels.experts_gemm, kernels.experts_matvec)]
     few += [kernels.embedding(fmt, dtype), kernels.rmsnorm_matvec(fmt, dtype), kernels.experts_combine(dtype)]
@@ -131,7 +131,7 @@ def test_a_wrong_gate_is_caught(kind, wrong, passed):
 
     def gated(x, spoilt=False):
         h = (x.astype(np.float64) @ w.dequantize("float32").astype(np.float64).T).astype(np.float32)
-        y = gate(kind, h) * np.float32(1 + wrong)
+        y = apply_gate(kind, h) * np.float32(1 + wrong)
         return np.where(np.abs(h[:, :35]) > 100, np.nan, y).astype(np.float16) if spoilt else y.astype(np.float16)
 
     for m in (2, 67):

@@ -160,10 +160,10 @@ class CUDABackend(Backend):
         x: Any,
         gate_up: Prepared,
         down: Prepared,
-        indices: Any,
-        weights: Any,
+        topk_ids: Any,
+        topk_weights: Any,
         *,
-        activation: str,
+        gate: str,
         interleaved: bool,
         gate_up_bias: Any | None,
         down_bias: Any | None,
@@ -172,7 +172,7 @@ class CUDABackend(Backend):
     ) -> Any:
         from . import moe as experts
 
-        for name, t in (("x", x), ("indices", indices), ("weights", weights)):
+        for name, t in (("x", x), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
             if t.device != gate_up.data.device:
                 raise ShapeError(f"[experts] {name} is on {t.device}, the weight on {gate_up.data.device}; move one of them")
         for one in (gate_up, down) if up is None else (gate_up, up, down):
@@ -181,7 +181,7 @@ class CUDABackend(Backend):
             return x.new_zeros((0, down.shape[1]))
         first, second, last = (None if b is None else b.to(x.dtype).contiguous() for b in (gate_up_bias, up_bias, down_bias))
         ups = ((gate_up.data, first),) if up is None else ((gate_up.data, first), (up.data, second))
-        return experts.mixture(x, ups, down.data, indices, weights, activation, interleaved, last)
+        return experts.mixture(x, ups, down.data, topk_ids, topk_weights, gate, interleaved, last)
 
     def describe(self) -> str:
         import triton

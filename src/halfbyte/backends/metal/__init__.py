@@ -99,7 +99,7 @@ class MetalBackend(Backend):
         return torch.stack([launch.dequantize(self.runtime, w.data.expert(e), dtype) for e in range(w.shape[0])])
 
     def experts(
-        self, x: Any, gate_up: Prepared, down: Prepared, indices: Any, weights: Any, *, activation: str = "swiglu",
+        self, x: Any, gate_up: Prepared, down: Prepared, topk_ids: Any, topk_weights: Any, *, gate: str = "swiglu",
         interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, up: Prepared | None = None,
         up_bias: Any | None = None,
     ) -> Any:  # fmt: skip
@@ -108,11 +108,11 @@ class MetalBackend(Backend):
         refuse_two_stacks(up)
         self._same_device("experts", x)
         e = gate_up.shape[0]
-        if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= e):
-            low, high = int(indices.min()), int(indices.max())
-            raise ShapeError(f"[experts] indices run from {low} to {high}; there are experts 0 to {e - 1}")
+        if topk_ids.numel() and (int(topk_ids.min()) < 0 or int(topk_ids.max()) >= e):
+            low, high = int(topk_ids.min()), int(topk_ids.max())
+            raise ShapeError(f"[experts] topk_ids run from {low} to {high}; there are experts 0 to {e - 1}")
         return experts(
-            self.runtime, x, gate_up.data, down.data, indices, weights, activation=activation, interleaved=interleaved,
+            self.runtime, x, gate_up.data, down.data, topk_ids, topk_weights, gate=gate, interleaved=interleaved,
             gate_up_bias=gate_up_bias, down_bias=down_bias,
         )  # fmt: skip
 

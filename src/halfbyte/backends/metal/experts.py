@@ -31,38 +31,38 @@ def experts(
     x: Any,
     gate_up: MetalWeight,
     down: MetalWeight,
-    indices: Any,
-    shares: Any,
+    topk_ids: Any,
+    topk_weights: Any,
     *,
-    activation: str = "swiglu",
+    gate: str = "swiglu",
     interleaved: bool = False,
     gate_up_bias: Any | None = None,
     down_bias: Any | None = None,
     limit: float = 7.0,
     alpha: float = 1.702,
 ) -> Any:
-    """y[i] = Σ_t shares[i, t] · down_e(act(gate_up_e(x[i]))), e = indices[i, t]; sums over t in
+    """y[i] = Σ_t topk_weights[i, t] · down_e(act(gate_up_e(x[i]))), e = topk_ids[i, t]; sums over t in
     order, float32 throughout.
 
-    x (m, k); gate_up (e, 2f, k), or (e, f, k) with activation "none"; down (e, h, f); indices and
-    shares (m, top_k); biases (e, 2f) and (e, h) or None. Returns (m, h) in x's dtype.
+    x (m, k); gate_up (e, 2f, k), or (e, f, k) with gate "none"; down (e, h, f); topk_ids and
+    topk_weights (m, top_k); biases (e, 2f) and (e, h) or None. Returns (m, h) in x's dtype.
     """
-    m, top_k = (int(d) for d in indices.shape)
+    m, top_k = (int(d) for d in topk_ids.shape)
     dtype = runtime.dtype_of(x)
     h = down.shape[1]
     if m == 0 or top_k == 0 or h == 0:
         return runtime.zeros((m, h), dtype)
-    index = runtime.cast(indices.reshape(-1), "int32")
+    index = runtime.cast(topk_ids.reshape(-1), "int32")
     place = _Place(runtime, index, gate_up.shape[0], m * top_k, top_k)
-    gated = activation != "none"
+    gated = gate != "none"
     half = 0 if interleaved or not gated else gate_up.shape[1] // 2
-    hidden = place.product(x, gate_up, gate_up_bias, activation, half, False, limit, alpha)
+    hidden = place.product(x, gate_up, gate_up_bias, gate, half, False, limit, alpha)
     routed = place.product(hidden, down, down_bias, "none", 0, True, limit, alpha)
     kernel = kernels.experts_combine(dtype)
     across, rows, _ = kernel.group
     (y,) = runtime.run(
         kernel,
-        [routed, runtime.cast(shares, "float32")],
+        [routed, runtime.cast(topk_weights, "float32")],
         [m, h, top_k],
         [],
         [(m, h)],
@@ -81,23 +81,23 @@ class _Place:
             self.order, self.offsets = runtime.by_expert(index, experts)
 
     def product(
-        self, x: Any, w: MetalWeight, bias: Any | None, activation: str, half: int, down: bool, limit: float, alpha: float
+        self, x: Any, w: MetalWeight, bias: Any | None, gate: str, half: int, down: bool, limit: float, alpha: float
     ) -> Any:
         """One of the two products over all routed rows -> float32 (rows, outputs)."""
         runtime, dtype = self.runtime, self.runtime.dtype_of(x)
         n = w.shape[1]
-        outputs = n if activation == "none" else n // 2
+        outputs = n if gate == "none" else n // 2
         tokens, stride = runtime.rows(x, 8 * w.units, w.order)
         codes = weight_arrays(runtime, w)
         last = [w.factors if bias is None else runtime.cast(bias, "float32"), w.factors]
         has_bias, floats = int(bias is not None), [w.format.divisor, limit, alpha]
         shapes = [(self.rows, outputs)]
         if self.few:
-            kernel = kernels.experts_matvec(w.format, dtype, activation, down)
+            kernel = kernels.experts_matvec(w.format, dtype, gate, down)
             ints = [w.units, w.groups, n, stride, self.top_k, half, has_bias]
             threads = (_ceil(n, MATVEC_ROWS) * kernel.group[0], self.rows, 1)
             return runtime.run(kernel, [*codes, tokens, self.index, *last], ints, floats, shapes, threads)[0]
-        kernel = kernels.experts_gemm(w.format, dtype, activation, down)
+        kernel = kernels.experts_gemm(w.format, dtype, gate, down)
         ints = [w.units, w.groups, n, stride, self.experts, self.top_k, half, has_bias]
         tiles = _ceil(self.rows, TILE) + self.experts  # one short tile an expert at most
         threads = (_ceil(n, TILE) * kernel.group[0], tiles, 1)

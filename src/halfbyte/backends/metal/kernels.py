@@ -39,7 +39,7 @@ SCALES = {
 }  # fmt: skip
 SCALE_DTYPES = {"e8m0": "uint8", "e4m3": "uint8", "ue4m3": "uint8"}
 FACTORS = {"": "NO_FACTOR", "multiply": "MULTIPLY", "divide": "DIVIDE"}
-ACTIVATIONS = {"none": "NONE", "swiglu": "SWIGLU", "swiglu_clamped": "SWIGLU_CLAMPED", "geglu": "GEGLU"}
+GATES = {"none": "NONE", "swiglu": "SWIGLU", "swiglu_clamped": "SWIGLU_CLAMPED", "geglu": "GEGLU"}
 PLACE = ("threadgroup_position_in_grid", "simdgroup_index_in_threadgroup", "thread_index_in_simdgroup")
 
 
@@ -219,36 +219,36 @@ def gemm_fused(fmt: Format, dtype: str, variant: str = "", decoder: str = "") ->
     )  # fmt: skip
 
 
-def experts_gemm(fmt: Format, dtype: str, activation: str, down: bool) -> Kernel:
+def experts_gemm(fmt: Format, dtype: str, gate: str, down: bool) -> Kernel:
     """Products of routed tokens grouped by expert; float32 out."""
     body = (
         f"threadgroup float4 tiles[{SINGLE_STAGE_FLOATS // 4}];\n"
         + _ROWS
-        + f"experts_gemm<W, T, OP, {ACTIVATIONS[activation]}, {str(down).lower()}>(w, x,\n"
+        + f"experts_gemm<W, T, OP, {GATES[gate]}, {str(down).lower()}>(w, x,\n"
         + "    ulong(x_row), order, offsets, bias, has_bias != 0, factors, divisor, y, uint(n), uint(experts), uint(top_k),\n"
         + "    uint(half_rows), limit, alpha, (threadgroup float*)tiles, threadgroup_position_in_grid.xy,\n"
         + "    simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
     return Kernel(
-        _name("experts", fmt, dtype, activation, *(["down"] if down else [])),
+        _name("experts", fmt, dtype, gate, *(["down"] if down else [])),
         (*weight_buffers(fmt), Buffer("x", dtype), Buffer("order", "int32"), Buffer("offsets", "int32"), *_LAST),
         ("units", "groups", "n", "x_row", "experts", "top_k", "half_rows", "has_bias"), ("divisor", "limit", "alpha"),
         (Buffer("y", "float32"),), _body(fmt, dtype, body), GEMM_GROUP,
     )  # fmt: skip
 
 
-def experts_matvec(fmt: Format, dtype: str, activation: str, down: bool) -> Kernel:
+def experts_matvec(fmt: Format, dtype: str, gate: str, down: bool) -> Kernel:
     """The same for few tokens."""
     body = (
         f"threadgroup float partial[{MATVEC_SIMDGROUPS * MATVEC_ROWS}];\n"
         + _ROWS
-        + f"experts_matvec<W, T, OP, {ACTIVATIONS[activation]}, {str(down).lower()}>(w, x,\n"
+        + f"experts_matvec<W, T, OP, {GATES[gate]}, {str(down).lower()}>(w, x,\n"
         + "    ulong(x_row), indices, bias, has_bias != 0, factors, divisor, y, uint(n), uint(top_k), uint(half_rows), limit,\n"
         + "    alpha, partial, threadgroup_position_in_grid.x, threadgroup_position_in_grid.y, simdgroup_index_in_threadgroup,\n"
         + "    thread_index_in_simdgroup);\n"
     )
     return Kernel(
-        _name("experts_matvec", fmt, dtype, activation, *(["down"] if down else [])),
+        _name("experts_matvec", fmt, dtype, gate, *(["down"] if down else [])),
         (*weight_buffers(fmt), Buffer("x", dtype), Buffer("indices", "int32"), *_LAST),
         ("units", "groups", "n", "x_row", "top_k", "half_rows", "has_bias"), ("divisor", "limit", "alpha"),
         (Buffer("y", "float32"),), _body(fmt, dtype, body), (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),

@@ -54,7 +54,7 @@ def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
 
 
 def gate_of(module: nn.Module) -> tuple[str, bool]:
-    """(activation, interleaved) of a transformers experts module. UnsupportedError for one
+    """(gate, interleaved) of a transformers experts module. UnsupportedError for one
     `ops.experts` does not compute.
     """
     name = type(module).__name__
@@ -74,7 +74,7 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
 
 
 def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
-    activation, interleaved = gate_of(module)
+    gate, interleaved = gate_of(module)
     experts = int(module.gate_up_proj.shape[0])
     pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.projection for k in keys if k.leaf == "weight")}
     weights: dict[str, Weight | list[Weight]] = {}
@@ -102,7 +102,7 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
         elif getattr(module, "has_bias", False):
             raise filling.error(f"no tensor for {path}.{name}_bias of {type(filling.model).__name__}")
     replacement = QExperts(
-        weights, biases, activation=activation, interleaved=interleaved and (cut or "gate_up_proj" in weights),
+        weights, biases, gate=gate, interleaved=interleaved and (cut or "gate_up_proj" in weights),
         activations=filling.activations, backend=filling.backend,
     )  # fmt: skip
     filling.model.set_submodule(path, replacement)

@@ -100,7 +100,7 @@ class Plan(NamedTuple):
     scaled              weights are finished before the product, one rounding at most; one
                         accumulator takes all groups
     routed, gate        a stack of experts; the activation that joins rows 2 j and 2 j + 1
-                        (moe.ACTIVATIONS), 0 none
+                        (moe.GATES), 0 none
     fp8, pdl            the device converts pairs of E4M3 (capability 8.9); launches overlap (9.0)
     """
 

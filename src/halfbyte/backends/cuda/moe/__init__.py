@@ -29,7 +29,7 @@ from .routing import pairs_a_step, route, weighted_sum
 Projection = tuple[CudaWeight, torch.Tensor | None]
 """A stack and its bias (e, n)."""
 
-ACTIVATIONS = {"none": 0, "swiglu": 1, "swiglu_clamped": 2, "geglu": 3}
+GATES = {"none": 0, "swiglu": 1, "swiglu_clamped": 2, "geglu": 3}
 
 
 def tokens_a_block(m: int) -> int:
@@ -68,9 +68,9 @@ def mixture(
     x: torch.Tensor,
     ups: tuple[Projection, ...],
     down: CudaWeight,
-    indices: torch.Tensor,
-    weights: torch.Tensor,
-    activation: str,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate: str,
     interleaved: bool,
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -78,16 +78,16 @@ def mixture(
     stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
     where they are summed; else a kernel of its own brings them together.
     """
-    kind, stacks = ACTIVATIONS[activation], tuple(w for w, _ in ups)
-    if fused_experts.enough(indices.numel(), down.shape[0]) and fused_experts.serves(x, stacks, down, kind, interleaved):
-        return fused_experts.mixture(x, ups, down, indices, weights, kind, interleaved, down_bias)
-    plan = route(indices, down.shape[0], tokens_a_block(x.shape[0]))
+    kind, stacks = GATES[gate], tuple(w for w, _ in ups)
+    if fused_experts.enough(topk_ids.numel(), down.shape[0]) and fused_experts.serves(x, stacks, down, kind, interleaved):
+        return fused_experts.mixture(x, ups, down, topk_ids, topk_weights, kind, interleaved, down_bias)
+    plan = route(topk_ids, down.shape[0], tokens_a_block(x.shape[0]))
     if kind == 0 or interleaved:
         hidden = fragments(x, *ups[0], None, plan, gate=kind)
     else:
         hidden = gated([fragments(x, w, bias, None, plan, torch.float32) for w, bias in ups], kind, x.dtype)
     routed = fragments(hidden, down, down_bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
-    return weighted_sum(routed, None, weights, hidden.dtype)
+    return weighted_sum(routed, None, topk_weights, hidden.dtype)
 
 
 def refusal(w: CudaWeight, x: Any) -> str | None:

@@ -130,15 +130,15 @@ def top_k(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     return share, index
 
 
-def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Σ_t weights[i, t] · routed[row of the pair] -> (m, h) of `dtype`; `where` gives each pair its
+def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, shares: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Σ_t shares[i, t] · routed[row of the pair] -> (m, h) of `dtype`; `where` gives each pair its
     row, None its own number.
     """
-    (m, top), h = weights.shape, routed.shape[1]
+    (m, top), h = shares.shape, routed.shape[1]
     y = torch.empty((m, h), dtype=dtype, device=routed.device)
     with gpu.use(routed.device):
         combine_kernel[(m, triton.cdiv(h, 1024))](
-            routed, routed if where is None else where, weights.contiguous(), y, h, top, GATHER=where is not None, BLOCK=1024,
+            routed, routed if where is None else where, shares.contiguous(), y, h, top, GATHER=where is not None, BLOCK=1024,
             num_warps=4, **gpu.overlap_options(routed.device),
         )  # fmt: skip
     return y
@@ -153,12 +153,12 @@ def pairs_a_step(pairs: int, experts: int) -> int:
     return max(16, min(256, 8192 // triton.next_power_of_2(experts), triton.next_power_of_2(pairs)))
 
 
-def route(indices: torch.Tensor, experts: int, tokens: int) -> Route:
-    """Blocks of at most `tokens` pairs of one expert; indices (m, top) of any integer type.
+def route(topk_ids: torch.Tensor, experts: int, tokens: int) -> Route:
+    """Blocks of at most `tokens` pairs of one expert; topk_ids (m, top) of any integer type.
     `x_rows` are tokens; `y_rows` the pair's place, so results come back in order.
     """
-    m, top = indices.shape
-    flat = indices.reshape(-1)
+    m, top = topk_ids.shape
+    flat = topk_ids.reshape(-1)
     pairs = flat.numel()
     if m == 1:  # every pair its own block: the routing is the table
         count = counting(pairs, flat.device)

@@ -70,17 +70,17 @@ def enough(pairs: int, experts: int) -> bool:
 
 
 def mixture(
-    x: torch.Tensor, ups: tuple[tuple[CudaWeight, torch.Tensor | None], ...], down: CudaWeight, indices: torch.Tensor,
-    weights: torch.Tensor, kind: int, interleaved: bool, down_bias: torch.Tensor | None, tile: FusedTile | None = None,
+    x: torch.Tensor, ups: tuple[tuple[CudaWeight, torch.Tensor | None], ...], down: CudaWeight, topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor, kind: int, interleaved: bool, down_bias: torch.Tensor | None, tile: FusedTile | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes. `ups`
     are one stack of gates and ups, side by side or in two halves, or a stack each; a stack comes
     with its bias.
     """
-    m, top = indices.shape
+    m, top = topk_ids.shape
     k = x.shape[1]
     tile = tile or expert_tile(m * top, down.shape[0])
-    plan: Route = route(indices, down.shape[0], tile.tokens)
+    plan: Route = route(topk_ids, down.shape[0], tile.tokens)
     blocks = plan.expert.numel()
     rows = blocks * tile.tokens
     with gpu.use(x.device):
@@ -91,11 +91,11 @@ def mixture(
             x, x_pad, where, plan.count, plan.first, plan.last, plan.x_rows, plan.y_rows, k, x.stride(0), k, BT=tile.tokens,
             BLOCK=1024, num_warps=4, **gpu.overlap_options(x.device),
         )  # fmt: skip
-        expert = plan.expert.to(torch.int32)  # at m = 1 the indices themselves
+        expert = plan.expert.to(torch.int32)  # at m = 1 topk_ids itself
         table = Blocks(plan.count, expert, plan.first, plan.last)
         if kind == 0 or interleaved:
             hidden = fused_blocks(x_pad, *ups[0], table, tile, kind, x.dtype)
         else:
             hidden = gated([fused_blocks(x_pad, w, bias, table, tile, 0, torch.float32) for w, bias in ups], kind, x.dtype)
         routed = fused_blocks(hidden, down, down_bias, table, tile, 0, torch.float32)
-    return weighted_sum(routed, where, weights, x.dtype)
+    return weighted_sum(routed, where, topk_weights, x.dtype)

@@ -144,7 +144,7 @@ class Config(NamedTuple):
     adjacent                   token blocks that neighbouring programs take for the same rows
     store                      2: the copy engine writes y; 1: every lane writes what it has
     routed, gate               a stack of experts; the activation that joins rows 2 j and 2 j + 1
-                               (moe.ACTIVATIONS), 0 none
+                               (moe.GATES), 0 none
     ahead                      the next words are read while products run
     pdl                        the launch overlaps with the previous kernel
     """
