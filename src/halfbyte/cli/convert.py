@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, open_with
+from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def convert(
         open_checkpoint(like) if like is not None else contextlib.nullcontext() as other,
         progress("planning" if plan else "converting", in_bytes=True) as report,
     ):
+        if like is None and not plan:
+            warn_of_missing_tokenizer(checkpoint, out)
         done = convert_checkpoint(
             checkpoint, out, to, lossy=lossy, plan=plan, like=other, scale_dtype=scale_dtype, workers=workers,
             max_shard_size=limit, overwrite=force, progress=report,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, open_with
+from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
 from .terminal import human_bytes, plural, print_json, printable, progress
 
 
@@ -37,9 +37,12 @@ def dequantize(
 
     limit = parse_size(max_shard_size)
     with open_with(path, config, allow_unknown) as checkpoint, progress("dequantizing", in_bytes=True) as report:
+        warn_of_missing_tokenizer(checkpoint, out)
         written = dequantize_checkpoint(
             checkpoint, out, dtype=dtype, arithmetic=arithmetic, max_shard_size=limit, overwrite=force, progress=report
         )
+    for note in written.notes:
+        complain(f"note: {note}")
     for name, count in written.nonfinite.items():
         complain(f"warning: {name}: {count:,} values are infinite or NaN in {written.dtype}; see halfbyte inspect --data")
     if json:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .failures import complain
+
 if TYPE_CHECKING:
     from ..checkpoints import Checkpoint
 
@@ -42,3 +44,12 @@ def open_with(path: Path, config: str | None, allow_unknown: Sequence[str] | Non
     from ..checkpoints import open as open_checkpoint
 
     return open_checkpoint(path, config_of(config), tuple(allow_unknown or ()))
+
+
+def warn_of_missing_tokenizer(checkpoint: Checkpoint, out: Path) -> None:
+    """A note, before the work, that a folder written from a GGUF will have no tokenizer."""
+    from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+    from ..gguf_models.model_files import missing_package
+
+    if isinstance(checkpoint, GGUFCheckpoint) and out.suffix not in (".gguf", ".safetensors") and (why := missing_package()):
+        complain(f"note: no tokenizer will be written: {why}")

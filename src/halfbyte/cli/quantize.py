@@ -10,7 +10,7 @@ import typer
 
 from ..errors import FormatError
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, open_with
+from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def quantize(
     from ..conversion.to_dense import parse_size
     from ..conversion.transposed_experts import stacks_of
     from ..conversion.write import check_output
+    from ..gguf_models.view import as_model
     from ..quantizers import METHODS
 
     if method not in METHODS:
@@ -86,9 +87,12 @@ def quantize(
     with contextlib.ExitStack() as held:
         checkpoint = held.enter_context(open_with(path, config, allow_unknown))
         modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
-        recipe.check([*modules, *stacks_of(checkpoint)])
+        named_too = [] if calibrated or recipe.goal.layout == "gguf" else as_model(checkpoint, recipe.goal.layout).keys()
+        recipe.check([*modules, *stacks_of(checkpoint), *(key.removesuffix(".weight") for key in named_too)])
         for note in (said := check_experts(checkpoint, recipe)):
             complain(f"note: {note}")
+        if not plan:
+            warn_of_missing_tokenizer(checkpoint, out)
         if calibrated and calibration is not None:
             from ..calibration import Spool, calibrate
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..errors import CheckpointError, FormatError, ShapeError
+from ..gguf_models.view import ModelView, as_model
 from ..numerics.error_stats import ErrorStats
 from ..quantizers import mse
 from ..spec import Format
@@ -45,6 +46,7 @@ class Quantizing:
     replaced      dense tensors that take another value (AWQ's folded scales), by key
     from_packed   packed weights are decoded and rounded again
     fallen_back   module -> why its format is another one, or why it is kept
+    file_names    module -> its name in a GGUF that is read under transformers' names
     """
 
     recipe: Recipe
@@ -52,13 +54,14 @@ class Quantizing:
     replaced: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     from_packed: bool = False
     fallen_back: dict[str, str] = field(default_factory=dict)
+    file_names: Mapping[str, str] = field(default_factory=dict)
 
     def wanted(self, info: TensorInfo) -> tuple[str, Goal] | None:
         """(module, goal) of a tensor that is to be quantized."""
         module = module_of(info)
         if module is None or (info.quantized and not self.from_packed):
             return None
-        goal = self.recipe.of(module, len(info.shape))
+        goal = self.recipe.of(module, len(info.shape), self.file_names.get(module, ""))
         return None if goal is None else (module, goal)
 
     def format(self, info: TensorInfo) -> Format | None:
@@ -163,10 +166,20 @@ def quantize_checkpoint(
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
     checkpoint.check("quantize")
+    if recipe.goal.layout != "gguf":
+        checkpoint = as_model(checkpoint, recipe.goal.layout, stacks=not isinstance(method, str))
+    model = checkpoint
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
-    how = Quantizing(recipe, ROUNDERS[method] if isinstance(method, str) else method, replaced or {}, from_packed)
+    rounder = ROUNDERS[method] if isinstance(method, str) else method
+    if isinstance(model, ModelView) and not isinstance(method, str):
+        # Calibration walked the file under its own names.
+        rounder, names = model.rounder(method), model.names()
+        replaced = {names[key]: np.asarray(model.arranged(names[key], array)) for key, array in (replaced or {}).items()}
+    how = Quantizing(recipe, rounder, replaced or {}, from_packed)
+    if isinstance(model, ModelView):
+        how.file_names = {new.removesuffix(".weight"): old.removesuffix(".weight") for old, new in model.names().items()}
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
             f"[quantize] {checkpoint.path}: no weight to quantize; {len(checkpoint)} tensors, see halfbyte inspect"

@@ -50,10 +50,13 @@ class Recipe:
     goal: Goal
     rules: tuple[Rule, ...] = ()
 
-    def of(self, module: str, ndim: int) -> Goal | None:
-        """The goal of a module's weight, None when it is kept."""
+    def of(self, module: str, ndim: int, other: str = "") -> Goal | None:
+        """The goal of a module's weight, None when it is kept.
+
+        other  a second name of the module, to which rules may refer too
+        """
         for rule in self.rules:
-            if rule.pattern.search(module):
+            if rule.pattern.search(module) or (other and rule.pattern.search(other)):
                 return rule.goal
         last = module.rpartition(".")[2]
         # gpt-oss is MXFP4 in its experts only, and its loaders look for it nowhere else.

@@ -167,5 +167,5 @@ def identity(run: ConversionRun, limit: int = 0) -> dict[str, Any]:
     stats = [[f, (base / f).stat().st_size, (base / f).stat().st_mtime_ns] for f in files if (base / f).is_file()]
     return {
         "source": str(path), "files": stats, "to": str(run.goal), "params": dict(run.goal.params),
-        "scale_dtype": run.goal.scale_dtype, "how": run.method, "like": like, "lossy": run.lossy, "limit": limit, "version": 1,
+        "scale_dtype": run.goal.scale_dtype, "how": run.method, "like": like, "lossy": run.lossy, "limit": limit, "version": 2,
     }  # fmt: skip

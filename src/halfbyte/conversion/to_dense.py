@@ -17,7 +17,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.output_path import CARRIED, check_output_path, remove, replace_output
 from ..checkpoints.safetensors.file import NUMPY_DTYPES
 from ..checkpoints.safetensors.folder import SIDE_CONFIGS
 from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..errors import CheckpointError, FormatError
+from ..gguf_models.model_files import model_files
+from ..gguf_models.view import ModelView, as_model, no_model
 from ..numerics.exact import dtype_named
 from ..tensor.qtensor import QTensor
 from ..tensor.row_view import RowView, Source
@@ -96,6 +99,7 @@ class Written:
     files      names of all files in `path` (or the one file)
     dropped    tensors that are not written because only packed modules use them
     nonfinite  tensor -> values that are infinite or NaN in the result
+    notes      remarks for the user of the result
     """
 
     path: Path
@@ -106,12 +110,14 @@ class Written:
     nbytes: int = 0
     dropped: list[str] = field(default_factory=list)
     nonfinite: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
         """The result as plain values."""
         return {
             "record": "dequantized", "path": str(self.path), "dtype": self.dtype, "files": self.files, "tensors": self.tensors,
             "quantized": self.quantized, "nbytes": self.nbytes, "dropped": self.dropped, "nonfinite": self.nonfinite,
+            "notes": self.notes,
         }  # fmt: skip
 
 
@@ -165,7 +171,9 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
             e, n, k = info.shape
             found.append(Output(info.key, info, dtype, (e, k, n), transposed=True))
         else:
-            found.append(Output(f"{info.key}.weight", info, dtype, info.shape))
+            swapped = info.key in getattr(checkpoint, "inputs_first", ())
+            shape = info.shape[::-1] if swapped else info.shape
+            found.append(Output(f"{info.key}.weight", info, dtype, shape, transposed=swapped))
     return found, dropped
 
 
@@ -175,7 +183,7 @@ def _joined_outputs(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, list[
     """
     text = checkpoint.config.get("text_config")
     kinds = [c.get("model_type") for c in (text, checkpoint.config) if isinstance(c, dict)]
-    if not isinstance(kinds[-1], str) or checkpoint.format == "gguf":
+    if not isinstance(kinds[-1], str) or isinstance(checkpoint, GGUFCheckpoint):
         return {}, set()
     kind = next(k for k in kinds if isinstance(k, str))
     groups: dict[str, dict[tuple[str, str], dict[int | None, TensorInfo]]] = {}
@@ -289,9 +297,12 @@ def dequantize_checkpoint(
         raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
     checkpoint.check("dequantize")
     check_output_path("dequantize", checkpoint.path, given, overwrite)
-    checkpoint = rows_by_name(checkpoint)
+    checkpoint = as_model(rows_by_name(checkpoint), "")
+    beside, notes = beside_weights(checkpoint, out)
     tensors, dropped = outputs(checkpoint, word)
-    result = Written(given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped)
+    result = Written(
+        given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped, notes=notes
+    )
     result.nbytes = sum(t.nbytes for t in tensors)
     free = shutil.disk_usage(_existing(out.parent)).free
     if result.nbytes > free:
@@ -308,7 +319,7 @@ def dequantize_checkpoint(
             result.files = [out.name]
         else:
             partial.mkdir()
-            _fill_folder(checkpoint, partial, walk, shards(tensors, max_shard_size), word)
+            _fill_folder(checkpoint, partial, walk, shards(tensors, max_shard_size), word, beside)
         replace_output(partial, out)
     finally:
         remove(partial)
@@ -355,6 +366,9 @@ class _Walk:
             for start, stop in view.blocks():
                 yield view.read(start, stop, None)
             return
+        if t.transposed and weight.ndim == 2:
+            yield self.checked(t, weight.dequantize(t.dtype, self.arithmetic)).T
+            return
         if t.transposed:
             for e in range(weight.shape[0]):
                 yield self.checked(t, weight[e].dequantize(t.dtype, self.arithmetic)).T
@@ -391,7 +405,18 @@ class _Walk:
         return block
 
 
-def _fill_folder(checkpoint: Checkpoint, folder: Path, walk: _Walk, parts: list[list[Output]], dtype: str) -> None:
+def beside_weights(checkpoint: Checkpoint, out: Path) -> tuple[dict[str, Any], list[str]]:
+    """(files that a folder gets from a GGUF header, remarks for the user of the result)."""
+    if isinstance(checkpoint, ModelView):
+        return ({}, []) if out.suffix == ".safetensors" else model_files(checkpoint.source)
+    if isinstance(checkpoint, GGUFCheckpoint):
+        return {}, [f"names stay GGUF's, and neither config.json nor a tokenizer is written: {no_model(checkpoint)}"]
+    return {}, []
+
+
+def _fill_folder(
+    checkpoint: Checkpoint, folder: Path, walk: _Walk, parts: list[list[Output]], dtype: str, beside: Mapping[str, Any]
+) -> None:
     names = [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
     if len(parts) == 1:
         names = ["model.safetensors"]
@@ -404,19 +429,25 @@ def _fill_folder(checkpoint: Checkpoint, folder: Path, walk: _Walk, parts: list[
         }
         _write_json(folder / "model.safetensors.index.json", index)
     _carry(checkpoint, folder, dtype)
+    for name, value in beside.items():
+        if isinstance(value, str):
+            (folder / name).write_text(value, encoding="utf-8")
+        else:
+            _write_json(folder / name, value)
     walk.result.files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
 def _carry(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
     """Write config.json without its quantization, and copy tokenizer and other model files."""
     source = checkpoint.path
-    if not source.is_dir():
+    if isinstance(checkpoint, ModelView):
+        _write_json(folder / "config.json", untied(dense_config({**checkpoint.config, "dtype": dtype}, dtype), checkpoint))
+    if not source.is_dir() or isinstance(checkpoint, ModelView):
         return
     for path in sorted(source.iterdir()):
         packed_only = path.name in SIDE_CONFIGS or path.name.endswith(".index.json")
         if path.suffix in CARRIED and path.is_file() and not packed_only and path.name != "config.json":
             shutil.copyfile(path, folder / path.name)
-    # A GGUF's configuration is derived from its header; only a config.json is copied.
     if (source / "config.json").is_file():
         _write_json(folder / "config.json", untied(dense_config(checkpoint.config, dtype), checkpoint))
 

@@ -24,12 +24,13 @@ from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
 from ..errors import CheckpointError, LayoutError
+from ..gguf_models.view import ModelView, as_model
 from ..layouts import LAYOUTS
 from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, resumed_units
 from .targets import Goal, goal_named
-from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS, untied
+from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS, beside_weights, untied
 from .unit import Rounding, Unit, from_note
 from .write_gguf import gguf_template, write_gguf
 
@@ -71,6 +72,8 @@ def convert_checkpoint(
     if like is not None:
         like.check("convert")
         checkpoint = RenamedLike(checkpoint, rows_by_name(like))
+    elif goal.layout != "gguf":
+        checkpoint = as_model(checkpoint, goal.layout)
     return write_checkpoint(
         checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
         progress=progress,
@@ -100,7 +103,8 @@ def write_checkpoint(
     check_output(checkpoint.path, out, goal, overwrite, plan)
     goal = goal if rounding is not None else _with_gptq_version(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
-    result = Converted(out, goal, dropped=dropped, notes=_notes(checkpoint, goal))
+    beside, notes = ({}, []) if goal.layout == "gguf" else beside_weights(checkpoint, out)
+    result = Converted(out, goal, dropped=dropped, notes=notes)
     result.dropped += checkpoint.left_out if isinstance(checkpoint, RenamedLike) else []
     count = workers or min(4, os.cpu_count() or 1)
     run = ConversionRun(checkpoint, goal, keys, count, lossy, progress, rounding, method)
@@ -113,11 +117,11 @@ def write_checkpoint(
     elif out.suffix == ".safetensors":
         _write_file(run, out, result)
     else:
-        _write_folder(run, out, result, limit)
+        _write_folder(run, out, result, limit, beside)
     return result
 
 
-def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int) -> None:
+def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int, beside: Mapping[str, Any]) -> None:
     checkpoint, goal = run.checkpoint, run.goal
     metadata = {"format": "halfbyte", "version": "1"} if goal.layout == "halfbyte" else {"format": "pt"}
     with ResumableFolder(out, identity(run, limit), limit, metadata) as folder:
@@ -137,7 +141,7 @@ def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int) 
             folder.discard()  # it would happen again
             raise
         result.records = [u.record for u in units]
-        result.files = folder.finish(_json_files(checkpoint, files), _carried(checkpoint))
+        result.files = folder.finish({**_json_files(checkpoint, files), **beside}, _carried(checkpoint))
 
 
 def _write_file(run: ConversionRun, out: Path, result: Converted) -> None:
@@ -174,7 +178,8 @@ def _json_files(checkpoint: Checkpoint, files: ConfigFiles) -> dict[str, Any]:
     """config.json, the source's with another quantization config, and further JSON files of the
     target.
     """
-    own = checkpoint.config if (folder_of(checkpoint) or Path()).joinpath("config.json").is_file() else {}
+    described = isinstance(checkpoint, ModelView) or (folder_of(checkpoint) or Path()).joinpath("config.json").is_file()
+    own = checkpoint.config if described else {}
     config = {**untied(without_quantization(own), checkpoint), **files.entries}
     return {**({"config.json": config} if config else {}), **files.beside}
 
@@ -187,6 +192,8 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def folder_of(checkpoint: Checkpoint) -> Path | None:
     """The folder whose model files are copied; None for a checkpoint of a single file."""
+    if isinstance(checkpoint, ModelView):
+        return None
     path = checkpoint.like.path if isinstance(checkpoint, RenamedLike) else checkpoint.path
     return path if path.is_dir() else path.parent if path.name.endswith(".index.json") else None
 
@@ -245,13 +252,6 @@ def _with_gptq_version(checkpoint: Checkpoint, goal: Goal) -> Goal:
             break
         checkpoint.release(info.key)
     return replace(goal, params={**goal.params, "checkpoint_format": version})
-
-
-def _notes(checkpoint: Checkpoint, goal: Goal) -> list[str]:
-    if checkpoint.format == "gguf" and not isinstance(checkpoint, RenamedLike) and goal.layout not in ("gguf", "halfbyte"):
-        text = "names stay GGUF's and no tokenizer is written: halfbyte reads the result, but engines that load"
-        return [f"{text} {goal.layout} need the model's own names and configuration"]
-    return []
 
 
 def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: bool) -> None:

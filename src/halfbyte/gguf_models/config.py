@@ -34,6 +34,12 @@ def config_of(checkpoint: GGUFCheckpoint) -> Any:
     """
     from transformers import AutoConfig
 
+    settings = settings_of(checkpoint)
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
+
+
+def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
+    """The fields of `config_of`, `model_type` among them, as plain values. Needs no transformers."""
     keys = Keys(checkpoint)
     architecture = architecture_of(checkpoint)
     config: dict[str, Any] = {field: keys.size(key) for key, field in _SIZES.items()}
@@ -62,7 +68,7 @@ def config_of(checkpoint: GGUFCheckpoint) -> Any:
             raise keys.error(f"tokenizer.ggml.{name}_token_id is {index}; the embedding has {config['vocab_size']} rows")
     config |= _biases(keys) | dict(architecture.constants) | {f.name: _value(keys, f) for f in architecture.fields}
     config |= architecture.extra(keys, config)
-    return AutoConfig.for_model(architecture.model_type, **config)
+    return {"model_type": architecture.model_type, **config}
 
 
 def _value(keys: Keys, field: Field) -> Any:

@@ -21,10 +21,9 @@ t5      SentencePiece Unigram: the tokens whose scores add up to most.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-
-from transformers import PreTrainedTokenizerFast
 
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.metadata import Metadata
@@ -48,12 +47,25 @@ END_OF_TURN = frozenset(
 """Tokens that end a reply in some vocabulary, control tokens whatever type the file gives them."""
 
 
-def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
+def tokenizer_of(checkpoint: GGUFCheckpoint) -> Any:
     """transformers' tokenizer of a GGUF file, with its special tokens and chat template.
 
     A vocabulary of a kind that is not read is taken from a `tokenizer.json` beside the file, where
     there is one. Raises UnsupportedError, naming what is read, for such a vocabulary without one;
     CheckpointError for missing or mistyped keys.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    backend, settings = described(checkpoint)
+    tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
+    tokenizer._tokenizer = backend  # given as an argument, it would be copied: hundreds of megabytes for a large vocabulary
+    tokenizer.__init__(chat_template=checkpoint.metadata.typed("tokenizer.chat_template", "string"), **settings)
+    return tokenizer
+
+
+def described(checkpoint: GGUFCheckpoint) -> tuple[Tokenizer, dict[str, Any]]:
+    """The `tokenizers.Tokenizer` of a GGUF file and transformers' settings of it: special tokens,
+    what is added at the ends. Raises as `tokenizer_of` does.
     """
     metadata = checkpoint.metadata
     try:
@@ -71,17 +83,10 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> PreTrainedTokenizerFast:
         index = _special(metadata, key)
         if index is not None:
             named[f"{word}_token"] = _token(backend, index, f"tokenizer.ggml.{key}_token_id")
-    tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
-    tokenizer._tokenizer = backend  # given as an argument, it would be copied: hundreds of megabytes for a large vocabulary
-    tokenizer.__init__(
-        add_bos_token=adds_bos(metadata),
-        add_eos_token=adds_eos(metadata),
-        chat_template=metadata.typed("tokenizer.chat_template", "string"),
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-        **named,
-    )
-    return tokenizer
+    return backend, {
+        "add_bos_token": adds_bos(metadata), "add_eos_token": adds_eos(metadata), "clean_up_tokenization_spaces": False,
+        "padding_side": "left", **named,
+    }  # fmt: skip
 
 
 def adds_bos(metadata: Metadata) -> bool:

@@ -28,8 +28,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import UNREADABLE
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..gguf_models.view import as_model
 from ..numerics.error_stats import ErrorStats
 from ..numerics.exact import dtype_named
 from ..tensor.qtensor import QTensor
@@ -165,6 +167,8 @@ def verify(
     if dtype is not None:
         dtype = dtype_named(dtype).name
     a, b = rows_by_name(a), rows_by_name(b)
+    if rules is None:
+        a, b = _in_one_convention(a, b), _in_one_convention(b, a)
     unaccounted = [*_unaccounted(a, left=True), *_unaccounted(b, left=False)]
     left_dialect = dialect_of(a.keys(), a.config, a.metadata)
     right_dialect = dialect_of(b.keys(), b.config, b.metadata)
@@ -180,6 +184,12 @@ def verify(
         progress(len(matches), len(matches), "")
     out.comparisons.sort(key=lambda c: c.rank)
     return out
+
+
+def _in_one_convention(checkpoint: Checkpoint, other: Checkpoint) -> Checkpoint:
+    """A GGUF under transformers' names where it is compared with a checkpoint that has them."""
+    foreign = not isinstance(other, GGUFCheckpoint) and not dialect_of(other.keys(), other.config, other.metadata).gguf
+    return as_model(checkpoint, "") if foreign else checkpoint
 
 
 def _unaccounted(checkpoint: Checkpoint, left: bool) -> list[Comparison]:

@@ -132,7 +132,10 @@ class ResumableFolder:
         for name, path in carried.items():
             shutil.copyfile(path, self.partial / name)
         for name, value in files.items():
-            _write_json(self.partial / name, value)
+            if isinstance(value, str):
+                (self.partial / name).write_text(value, encoding="utf-8")
+            else:
+                _write_json(self.partial / name, value)
         if count > 1:
             weight_map = {t: n for n, s in zip(names, self._shards, strict=True) for t in s["tensors"]}
             index = {"metadata": {"total_size": sum(s["nbytes"] for s in self._shards)}, "weight_map": weight_map}

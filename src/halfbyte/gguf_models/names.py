@@ -1,0 +1,83 @@
+"""Where a tensor of a GGUF file lies in transformers' model, and how its rows are ordered there.
+
+    slot(ARCHITECTURES["llama"], "blk.3.attn_q.weight")   ("model.layers.3.self_attn.q_proj",
+                                                          "weight")
+
+The tables are `architectures.py`; here they are read in one direction, in `to_gguf.py` in the
+other.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .architectures import ARCHITECTURES, PARAMETER, Architecture
+
+LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+ROTATION_FACTORS = "rope_freqs.weight"
+"""Llama 3's stretched rotation: one divisor for each frequency."""
+INPUTS_FIRST = {"gpt2": frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"})}
+"""transformers' model type -> stems of matrices that it stores as (inputs, outputs)."""
+ONE_ROW = "ffn_gate_inp_shexp"
+"""Stem of a matrix of one row, which a file stores as a vector."""
+
+
+def slot(architecture: Architecture, name: str) -> tuple[str, str] | None:
+    """(module path, parameter) of a tensor of the file, None when the architecture does not know
+    it.
+    """
+    stem, _, leaf = name.rpartition(".")
+    if match := LAYER.fullmatch(stem):
+        within = architecture.names.get(match[2])
+        if within is None:
+            return None
+        path, parameter, own = within.partition(PARAMETER)
+        return f"{architecture.layers}.{match[1]}.{path}", own if parameter else leaf
+    return (architecture.top[stem], leaf) if stem in architecture.top else None
+
+
+def stem_of(name: str) -> str:
+    """The stem of a tensor of a layer, "" for one outside the layers."""
+    match = LAYER.fullmatch(name.rpartition(".")[0])
+    return match[2] if match else ""
+
+
+def row_order(architecture: Architecture, stem: str, rows: int, heads: int, head_dim: int) -> NDArray[np.int64] | None:
+    """Rows of the file in transformers' order, None where both are the same.
+
+    Rotated pairs: head h, half j, pair i lies at head h, pair i, half j. Fused heads: head h of
+    projection j lies at j, h.
+    """
+    if architecture.fused_heads and stem == "attn_qkv":
+        return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
+    if not architecture.interleaved or stem not in ("attn_q", "attn_k"):
+        return None
+    return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def class_name(model_type: str) -> str:
+    """transformers' class of the causal language model of a model type."""
+    return _CLASSES.get(model_type) or "".join(w[:1].upper() + w[1:] for w in model_type.split("_")) + "ForCausalLM"
+
+
+_CLASSES = {
+    "ernie4_5": "Ernie4_5ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
+}  # fmt: skip
+"""Classes whose names do not follow from the model type."""
+
+
+def unsupported(architecture: Architecture) -> str:
+    """The feature of an architecture that keeps its tensors from being renamed one by one, "" where
+    there is none.
+    """
+    for feature in ("joins", "columns", "changes", "orders", "parameters", "plain_norms", "absent"):
+        default = getattr(ARCHITECTURES["qwen2"], feature, None)
+        if getattr(architecture, feature, None) != default:
+            return feature
+    return ""

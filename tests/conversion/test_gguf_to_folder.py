@@ -1,0 +1,116 @@
+"""A GGUF becomes a folder that transformers, halfbyte and others run as it is: names, row orders,
+configuration and tokenizer of the model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import halfbyte
+import torch
+from halfbyte.cli import main
+from halfbyte.gguf_models.architectures import ARCHITECTURES, MIXTRAL
+from halfbyte.gguf_models.names import class_name
+from support.gguf_families import FAMILIES, family_model, write_family
+from support.gguf_models import MODELS, dense_model, write
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+IDS = torch.tensor([[1, 5, 9, 13, 40, 22, 7, 7, 30, 11, 3, 46]])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def same(have: torch.Tensor, want: torch.Tensor) -> bool:
+    return torch.allclose(have, want, rtol=2e-5, atol=2e-5)
+
+
+def written(tmp_path: Path, name: str, packed: bool = False) -> tuple[Any, Path]:
+    """The transformers model and a GGUF of it."""
+    if name in MODELS:
+        model = dense_model(name)
+        return model, write(tmp_path / "model.gguf", name, model, packed)
+    model = family_model(name)
+    return model, write_family(tmp_path / "model.gguf", name, model)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *FAMILIES])
+def test_a_dequantized_gguf_is_loaded_by_transformers(tmp_path, name):
+    model, gguf = written(tmp_path, name, packed=True)
+    out = tmp_path / "dense"
+    assert main(["dequantize", str(gguf), str(out), "--dtype", "float32"]) == 0
+    read, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True, dtype="float32")
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert same(logits(read.eval()), logits(model))
+    assert type(read).__name__ == json.loads((out / "config.json").read_text())["architectures"][0]
+    if model.config.model_type != "qwen2":  # transformers gives these its own splits, whatever tokenizer.json says
+        assert AutoTokenizer.from_pretrained(out)("abc")["input_ids"] == halfbyte.load_model(gguf)[1]("abc")["input_ids"]
+    assert read.generation_config.eos_token_id == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("to", ["mlx", "compressed-tensors", "halfbyte"])
+def test_a_packed_gguf_becomes_a_folder_that_runs(tmp_path, name, to):
+    _, gguf = written(tmp_path, name, packed=True)
+    assert main(["convert", str(gguf), str(tmp_path / to), "--to", to]) == 0
+    assert main(["verify", str(gguf), str(tmp_path / to)]) == 0
+    model, tokenizer = halfbyte.load_model(tmp_path / to)
+    ours, named = halfbyte.load_model(gguf)
+    assert same(logits(model), logits(ours))
+    if model.config.model_type != "qwen2":
+        assert tokenizer("abc")["input_ids"] == named("abc")["input_ids"]
+
+
+@pytest.mark.parametrize("rule", ["ffn_down=keep", "down_proj$=keep"])
+def test_rules_may_use_names_of_the_file_or_of_the_model(tmp_path, rule):
+    _, gguf = written(tmp_path, "gemma3")
+    out = tmp_path / "int4"
+    assert main(["quantize", str(gguf), str(out), "--to", "compressed-tensors:int4:g32", "--rule", rule]) == 0
+    with halfbyte.open(out) as read:
+        kinds = {key: read.info(key).quantized for key in read if "layers.1.mlp" in key}
+    assert kinds == {f"model.layers.1.mlp.{n}_proj{'.weight' * (n == 'down')}": n != "down" for n in ("down", "gate", "up")}
+    assert logits(halfbyte.load_model(out)[0]).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "method"), [("llama", "gptq"), ("gemma3", "awq")])
+def test_a_calibrated_gguf_becomes_a_folder_in_the_models_row_order(tmp_path, monkeypatch, name, method):
+    model = dense_model(name)
+    gguf = write(tmp_path / "in.gguf", name, model, False)
+    ids = np.random.default_rng(0).integers(3, 48, (16, 32)).tolist()
+    monkeypatch.setattr("halfbyte.calibration.walk.token_sequences", lambda *a: ids)
+    (tmp_path / "text.txt").write_text("")
+    out, again = tmp_path / "out", tmp_path / "again.gguf"
+    found = ["--method", method, "--calibration", str(tmp_path / "text.txt")]
+    assert main(["quantize", str(gguf), str(again), "--to", "gguf:q8_0", *found]) == 0
+    assert main(["quantize", str(gguf), str(out), "--to", "mlx:affine8:g32", *found]) == 0
+    want, folder, file = logits(model), logits(halfbyte.load_model(out)[0]), logits(halfbyte.load_model(again)[0])
+    scale = want.square().mean()
+    assert (folder - want).square().mean() / scale < 2e-3
+    assert (file - want).square().mean() / scale < 2e-3
+
+
+def test_the_classes_are_those_of_transformers():
+    for architecture in [*ARCHITECTURES.values(), MIXTRAL]:
+        assert class_name(architecture.model_type) == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[architecture.model_type]
+
+
+@pytest.mark.parametrize("command", [["convert", "--to", "mlx"], ["dequantize"], ["quantize", "--to", "mlx:affine4:g32"]])
+def test_without_tokenizers_the_command_says_what_it_cannot_write(tmp_path, capsys, monkeypatch, command):
+    _, gguf = written(tmp_path, "llama", packed=command[0] != "quantize")
+    monkeypatch.setattr("halfbyte.gguf_models.model_files.find_spec", lambda name: None)
+    out = tmp_path / "out"
+    assert main([command[0], str(gguf), str(out), *command[1:]]) == 0
+    said = capsys.readouterr().err
+    assert said.index("no tokenizer will be written: tokenizers is not installed") < said.index("no tokenizer is written")
+    assert "pip install 'halfbyte[transformers]'" in said
+    assert (out / "config.json").is_file()
+    assert not (out / "tokenizer.json").exists()
