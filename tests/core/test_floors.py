@@ -47,7 +47,7 @@ ALLOWED: dict[int, set[str]] = {
     1: {"numpy", "ml_dtypes", "gguf"},
     2: {"numpy", "ml_dtypes"},
     3: {"numpy", "ml_dtypes"},
-    4: {"numpy", "ml_dtypes", "safetensors", "gguf"},
+    4: {"numpy", "ml_dtypes", "safetensors", "gguf", "huggingface_hub", "onnx"},
     5: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
     6: {"numpy", "ml_dtypes", "safetensors", "gguf", "transformers", "tokenizers"},
     7: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx"}
@@ -55,7 +55,7 @@ ALLOWED: dict[int, set[str]] = {
 }
 """Third-party packages of each floor; floor 8 may use anything."""
 
-LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime"}
+LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime", "onnx", "huggingface_hub"}
 """Packages that are optional or slow to import: only inside functions or under `TYPE_CHECKING`."""
 
 WRITTEN_IN = (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -64,6 +64,22 @@ class TensorInfo:
         return self.kind == "quantized"
 
 
+class Remote(Protocol):
+    """A repository on the hub of which byte ranges are read."""
+
+    @property
+    def where(self) -> str:
+        """Its name and commit."""
+
+    @property
+    def requests(self) -> int:
+        """Range requests that were made."""
+
+    @property
+    def received(self) -> int:
+        """Bytes of their replies."""
+
+
 class MissingKeyError(CheckpointError, KeyError):
     """A key the checkpoint does not have."""
 
@@ -81,12 +97,14 @@ class Checkpoint(ABC):
     config  the model's configuration ({} when there is none)
     allowed names, or patterns with *, of unknown and missing tensors and config keys that `check`
     lets through
+    remote  the repository on the hub that it is read from by ranges, None for files on disk
     """
 
     path: Path
     format: str
     config: dict[str, Any]
     allowed: tuple[str, ...] = ()
+    remote: Remote | None = None
 
     @property
     def metadata(self) -> Mapping[str, Any]:

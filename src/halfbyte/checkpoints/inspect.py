@@ -172,6 +172,8 @@ FIXES: dict[str, str] = {
     "shape-tensor": "correct config.json, or bits and group_size in the quantization config, to what the tensors are",
     "unknown-key": "remove the key if it does not concern the weights, or pass --allow-unknown NAME",
     "let-through": "",
+    "read-remotely": "",
+    "gptq-label-unread": "download it and inspect the folder",
     "unread-weight": "convert the tensor to a type that is read; the message says which it is",
     "unreadable": "correct what the message names; fetch the file again only if its size or checksum is not the original's",
     "unreferenced-file": "delete the file if it is left over from another checkpoint, else repair the index",

@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
 from .base import Checkpoint
@@ -15,6 +15,9 @@ from .findings import Finding
 from .io.regular_file import LFS_ADVICE, LFS_POINTER, open_regular, pieces_advice
 from .safetensors.checkpoint import SafetensorsCheckpoint
 from .safetensors.folder import Sources, sources_of
+
+if TYPE_CHECKING:
+    from .hub import HubName
 
 _SHARD = re.compile(r".+-\d{5,6}-of-(\d{5,6})\.safetensors")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -38,7 +41,10 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, 
     asked for.
 
     path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a
-            shard index, or a .gguf file (any part of a split one)
+            shard index, or a .gguf file (any part of a split one). Where nothing of that name is
+            here, "org/name", "org/name@revision" or "org/name/file.gguf" is a repository on the
+            Hugging Face hub: headers are read by range requests, and a weight when it is asked for
+            (extra `halfbyte[hub]`)
     config  the dictionary of a config.json's `quantization_config`; it overrides what the files
             say. A .safetensors file opened without it uses the one in its metadata, else the
             configuration files beside it
@@ -60,7 +66,7 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         raise CheckpointError(f"[open] {path!r:.80} is a {type(path).__name__}; give the path of a folder or a file")
     if not os.fspath(path):
         raise CheckpointError("[open] the path is empty; give a folder or a file, '.' for this folder")
-    path = Path(path).expanduser()
+    given, path = path, Path(path).expanduser()
     if config is not None and not isinstance(config, Mapping):
         raise CheckpointError(
             f"[open] {path}: config is a {type(config).__name__}; wanted the dictionary of a quantization_config"
@@ -68,11 +74,15 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
-        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", os.fspath(path)) and not path.parent.is_dir()
-        advice = f": {path} is a repository's name? `hf download {path} --local-dir {path.name}`, then give that folder"
-        raise CheckpointError(
-            f"[open] {path}: there is no such file or folder here; nothing is fetched from the net{advice if hub else ''}"
-        ) from error
+        from .hub import parse_name
+
+        name = parse_name(given)
+        if name is None:
+            raise CheckpointError(
+                f"[open] {path}: there is no such file or folder here, and it is no name on the hub, which is org/name, "
+                "org/name@revision or org/name/file.gguf"
+            ) from error
+        return _open_remote(name, config)
     except OSError as error:
         raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
     if stat.S_ISDIR(mode):
@@ -80,7 +90,7 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"[open] {path}: neither a folder nor a regular file")
     if path.name.endswith(".index.json"):
-        return SafetensorsCheckpoint(path, sources_of(path.parent, path), config)
+        return SafetensorsCheckpoint(path, sources_of(path.parent, path.name), config)
     if path.suffix in UNFINISHED:
         raise CheckpointError(f"[open] {path} is part of an unfinished result; run the same command again, which resumes it")
     try:
@@ -102,6 +112,13 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         text = f"one of {int(match[1])} shards; open the folder for all of them"
         sources.findings.append(Finding("note", "one-shard", path.name, text))
     return SafetensorsCheckpoint(path, sources, config)
+
+
+def _open_remote(name: HubName, config: Mapping[str, Any] | None) -> Checkpoint:
+    """A repository on the hub; offline what the cache has of it."""
+    from .hub import is_offline, local_copy, open_remote
+
+    return _open(local_copy(name), config) if is_offline(name) else open_remote(name, config)
 
 
 def _open_folder(folder: Path, config: Mapping[str, Any] | None) -> Checkpoint:

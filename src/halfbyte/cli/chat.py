@@ -12,7 +12,7 @@ import typer
 from ..errors import UnsupportedError
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, config_of, open_with
+from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
 from .terminal import print_json, printable
 
 COMMANDS = """/help            this text
@@ -47,6 +47,7 @@ def chat(
     """Talk to a model. Every line of standard input is a message; replies are streamed to standard
     output.
     """
+    path = downloaded(path)
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..generation.chat import Chat
     from ..generation.single import Sampling

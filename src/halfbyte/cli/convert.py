@@ -53,14 +53,13 @@ def convert(
     given. Streams; an interrupted run is resumed where it stopped. Exit status: 0 done, 1 a plan
     with lossy edges, 2 refused or failed.
     """
-    from ..checkpoints import open as open_checkpoint
     from ..conversion import convert_checkpoint
     from ..conversion.to_dense import parse_size
 
     limit = parse_size(max_shard_size, "convert")
     with (
         open_with(path, config, allow_unknown) as checkpoint,
-        open_checkpoint(like) if like is not None else contextlib.nullcontext() as other,
+        open_with(like, None, None) if like is not None else contextlib.nullcontext() as other,
         progress("planning" if plan else "converting", in_bytes=True) as report,
     ):
         if like is None and not plan:

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import UnsupportedError
 from .generate import peak_memory
-from .opening import AllowUnknown, ConfigOption, config_of, open_with
+from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
 from .terminal import Column, human_bytes, print_json, print_table, printable, progress
 
 _LAYERS = (Column("after"), Column("cosine", True), Column("smallest", True), Column("rel. RMS", True))
@@ -39,6 +39,8 @@ def eval(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
+    baseline_config: Annotated[str | None, typer.Option(help="As --config, for the baseline.")] = None,
+    baseline_allow_unknown: Annotated[list[str] | None, typer.Option(help="As --allow-unknown, for the baseline.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: the evaluation, then every layer and limit.")] = False,
 ) -> int:
     """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by
@@ -46,9 +48,11 @@ def eval(
 
     Exit status: 0 when every limit is kept, 1 when one is not, 2 when there is no answer.
     """
+    path = downloaded(path)
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     if baseline is not None:
-        open_with(baseline, None, None).close()
+        baseline = downloaded(baseline)
+        open_with(baseline, baseline_config, baseline_allow_unknown).close()
     from ..evaluation import Thresholds, compare, perplexity, windows_of
     from ..evaluation.protocols import EvaluationError
     from ..evaluation.report import report as page
@@ -58,6 +62,8 @@ def eval(
     from ..transformers import load_model, model_size
 
     given = {"max_ppl_increase": max_ppl_increase, "min_agreement": min_agreement, "min_cosine": min_cosine}
+    if baseline is None and (baseline_config is not None or baseline_allow_unknown):
+        raise EvaluationError("[eval] --baseline-config and --baseline-allow-unknown are for --baseline; give that too")
     limits = Thresholds(**{k: fraction(v, f"--{k.replace('_', '-')}") for k, v in given.items() if v is not None})
     if limits and baseline is None and requantize is None:
         raise EvaluationError("[eval] a limit needs something to compare with; give --baseline, or --requantize")
@@ -72,7 +78,10 @@ def eval(
         raise UnsupportedError(f"[eval] {path} has no tokenizer; put its tokenizer.json beside the weights")
     ids, bos = tokens_of(tokenizer, words)
     windows = windows_of(ids, protocol, context, stride=stride, bos=bos, chunks=chunks)
-    other = load_model(baseline, **options)[0] if baseline is not None else model if requantize is not None else None
+    other = model if requantize is not None else None
+    if baseline is not None:
+        reading: dict[str, Any] = {"config": config_of(baseline_config), "allow_unknown": baseline_allow_unknown or ()}
+        other = load_model(baseline, **options, **reading)[0]
     if requantize is not None:
         model = requantized(model, requantize)
     start = time.perf_counter()

@@ -44,7 +44,7 @@ def inspect(
     """
     from ..checkpoints.inspect import records
 
-    with open_with(path, config, allow_unknown) as checkpoint:
+    with open_with(path, config, allow_unknown, data) as checkpoint:
         with progress("reading") as report:
             findings = checkpoint.findings(data=data, progress=report)
         if json:
@@ -61,7 +61,11 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool, data
     infos = list(checkpoint.infos())
     sums = totals(infos)
     what = f"{plural(len(infos), 'tensor')} in {plural(len(sums.files), 'file')}, {human_bytes(sums.all.nbytes)}"
-    print(f"{printable(str(checkpoint.path))}: {checkpoint.format}, {what}\n")
+    remote = checkpoint.remote
+    print(f"{printable(remote.where if remote else str(checkpoint.path))}: {checkpoint.format}, {what}")
+    if remote:
+        print(f"read by {plural(remote.requests, 'range request')} of {human_bytes(remote.received)} in all")
+    print()
     groups = [Group(i.key, (i,)) for i in infos] if each else grouped(infos)
     columns = [c for c in _COLUMNS if not each or c.heading != "count"]
     print_table(columns, [_row(g, each) for g in groups])

@@ -39,9 +39,22 @@ def config_of(text: str | None) -> dict[str, Any] | None:
     return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(Path(text))
 
 
-def open_with(path: Path, config: str | None, allow_unknown: Sequence[str] | None) -> Checkpoint:
-    """The checkpoint at `path` under these options."""
+def downloaded(path: Path) -> Path:
+    """`path`, or the local copy of a name on the hub, whose size is printed before it is fetched."""
+    from ..checkpoints.hub import local_copy
+
+    return local_copy(path, complain)
+
+
+def open_with(path: Path, config: str | None, allow_unknown: Sequence[str] | None, data: bool = True) -> Checkpoint:
+    """The checkpoint at `path` under these options.
+
+    data  its weights will be read: a checkpoint on the hub is downloaded
+    """
     from ..checkpoints import open as open_checkpoint
+
+    if data:
+        path = downloaded(path)
 
     return open_checkpoint(path, config_of(config), tuple(allow_unknown or ()))
 

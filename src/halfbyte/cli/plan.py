@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .opening import AllowUnknown, ConfigOption, config_of
 from .terminal import Column, human_bytes, print_json, print_table, printable
 
 
@@ -21,6 +22,8 @@ def plan(
         str | None, typer.Option(help="Of activations and dense tensors: float32 on the CPU, bfloat16 else.")
     ] = None,
     codec: Annotated[str | None, typer.Option(help="As if its matrices were in this codec (int4:g128).")] = None,
+    config: ConfigOption = None,
+    allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> int:
     """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit
@@ -30,7 +33,14 @@ def plan(
 
     where = device or ("cpu" if device_memory is None else "cuda")
     memory = None if device_memory is None else _memory(device_memory)
-    planner = Planner(path, device=where.partition(":")[0], dtype=dtype, codec=codec)
+    planner = Planner(
+        path,
+        device=where.partition(":")[0],
+        dtype=dtype,
+        codec=codec,
+        config=config_of(config),
+        allow_unknown=allow_unknown or (),
+    )
     made = planner.plan(context, batch=batch, device_memory=memory)
     remedies = planner.remedies(made)
     if json:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .opening import AllowUnknown, ConfigOption, config_of, open_with
+from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
 from .terminal import printable
 
 
@@ -31,6 +31,7 @@ def serve(
     """Serve /v1/chat/completions, /v1/completions and the rest of transformers' server until
     interrupted.
     """
+    path = downloaded(path)
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     from ..transformers.serve import server
 

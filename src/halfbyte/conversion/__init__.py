@@ -22,6 +22,7 @@ from typing import Any, overload
 
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
+from ..checkpoints.hub import local_copy
 from ..errors import FormatError
 from ..tensor.qtensor import QTensor
 from .edges import convert_tensor, convert_weight
@@ -71,7 +72,7 @@ def _opened(source: Any, reading: Mapping[str, Any] | None = None) -> contextlib
     closed.
     """
     opened = source is None or isinstance(source, Checkpoint)
-    return contextlib.nullcontext(source) if opened else open_checkpoint(source, **(reading or {}))
+    return contextlib.nullcontext(source) if opened else open_checkpoint(local_copy(source), **(reading or {}))
 
 
 __all__ = [

@@ -21,7 +21,7 @@ overhead     what the program holds besides: on the CPU measured in this process
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,21 +91,32 @@ class Plan:
 class Planner:
     """One model, planned for different contexts, dtypes and codecs.
 
+    config, allow_unknown  as `halfbyte.open` takes them
+
     Raises CheckpointError for another device than "cpu" and "cuda", for a path without a model's
-    configuration, and for packed weights that are described but not there unless `codec` says what
-    they are in.
+    configuration, for what the checkpoint's ledger does not account for, and for packed weights
+    that are described but not there unless `codec` says what they are in.
     """
 
-    def __init__(self, path: str | Path, *, device: str = "cpu", dtype: str | None = None, codec: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: str | None = None,
+        codec: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        allow_unknown: Sequence[str] = (),
+    ) -> None:
         self.path, self.device = Path(path), device
         if device not in ("cpu", "cuda"):
             raise CheckpointError(f"[plan] device {device!r}; allowed: cpu, cuda")
         self.dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
         if self.dtype not in DTYPE_BYTES:
             raise CheckpointError(f"[plan] dtype {self.dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
-        self.config, self.matrices = _contents(self.path, codec)
+        self.config, self.matrices, remote = _contents(self.path, codec, config, allow_unknown)
         self.stores_scores = _stores_scores(self.config)
-        self.overhead = _resident_memory(self.path) if device == "cpu" else CUDA_OVERHEAD
+        self.overhead = _resident_memory(self.path, self.config, remote) if device == "cpu" else CUDA_OVERHEAD
 
     def plan(self, context: int, *, batch: int = 1, device_memory: int | None = None, codec: str | None = None) -> Plan:
         """The bytes for a context; `codec` for every matrix that can be packed, in place of what it
@@ -241,18 +252,24 @@ def _loading(sizes: Iterable[int]) -> int:
     return most
 
 
-def _contents(path: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
-    """The text model's configuration, and every tensor."""
+def _contents(
+    path: Path, codec: str | None, config: Mapping[str, Any] | None, allow_unknown: Sequence[str]
+) -> tuple[Any, list[Matrix], bool]:
+    """The text model's configuration, every tensor, and whether the checkpoint is on the hub."""
+    remote = False
     if not _has_tensors(path):
-        config, matrices = _described(path, codec)
+        settings, matrices = _described(path, codec)
     else:
         from ..transformers.load import model_config
 
-        with checkpoints.open(path) as checkpoint:
-            config, matrices = model_config(checkpoint), list(_stored(checkpoint))
+        with checkpoints.open(path, config, allow_unknown) as checkpoint:
+            settings = model_config(checkpoint)
+            checkpoint.check("plan")
+            remote = checkpoint.remote is not None
+            matrices = list(_stored(checkpoint))
         if codec is not None:
             matrices = [m._replace(format=format_named(codec)) if m.packable else m for m in matrices]
-    return config.get_text_config(), matrices
+    return settings.get_text_config(), matrices, remote
 
 
 def _has_tensors(path: Path) -> bool:
@@ -313,15 +330,22 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
     return config, matrices
 
 
-def _resident_memory(path: Path) -> int:
+def _resident_memory(path: Path, config: Any, remote: bool) -> int:
     """Bytes this process holds with everything imported that the model needs, and its tokenizer; 0
     where the system does not say.
+
+    remote  the checkpoint is on the hub: its tokenizer, some megabytes, is not downloaded for this
     """
     from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
     from ..transformers.load import import_model_code
 
     tokenizer: Any = None
-    if _has_tensors(path):
+    if remote:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    elif _has_tensors(path):
         import_model_code(path)
         with checkpoints.open(path) as checkpoint:
             if isinstance(checkpoint, GGUFCheckpoint):

@@ -23,6 +23,7 @@ from ..backends import X_DTYPES
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.hub import local_copy
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError, UnsupportedError
 from ..gguf_models.config import architecture_of, config_of
@@ -62,7 +63,8 @@ def load_model(
     """(model, tokenizer) of a checkpoint of any kind that `open` reads, ready to run.
 
     path         whatever `open` takes: a folder, a .safetensors file with its config.json beside
-                 it, a .gguf file
+                 it, a .gguf file; a name on the hub is downloaded into its cache, the size reported
+                 first
     device       where it runs: "cpu", "cuda", "cuda:1"
     dtype        what activations and dense parameters are in: float32, bfloat16 or float16. None is
                  float32 on the CPU, elsewhere the checkpoint's own
@@ -79,7 +81,7 @@ def load_model(
     """
     where = _device(device)
     word = _dtype_word(dtype)
-    with open_checkpoint(path, config, allow_unknown) as checkpoint:
+    with open_checkpoint(local_copy(path), config, allow_unknown) as checkpoint:
         meta = checkpoint.config["quantization_config"]["meta"] if has_split_gate_up(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
             if checkpoint.metadata.get("general.architecture") == "clip":

@@ -26,7 +26,7 @@ from ..base import Checkpoint, TensorInfo
 from ..findings import Finding, problem_findings
 from ..findings.overflow import warn_of_overflow
 from ..ledger import CLAIMED, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
-from .file import GGUFFile
+from .file import Files, GGUFFile
 from .metadata import Metadata
 from .runnable import refusal
 
@@ -41,9 +41,9 @@ class GGUFCheckpoint(Checkpoint):
 
     format = "gguf"
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, files: Files | None = None) -> None:
         self.path = Path(path)
-        self.file = GGUFFile(path)
+        self.file = GGUFFile(path, files)
         self._names: dict[str, str] = {}
         scales = {self._scale_name(name) for name in self.file.headers if self._scale_name(name)}
         for name, header in self.file.headers.items():
@@ -197,7 +197,7 @@ class GGUFCheckpoint(Checkpoint):
             except HalfbyteError as e:
                 add("error", "unread-weight", key, str(e))
         found += problem_findings(self.ledger(), self.allowed)
-        if self._head_is_embedding():
+        if self.remote is None and self._head_is_embedding():
             add("warning", "tied-head-twice", "output", "output.weight holds the same bytes as token_embd.weight")
         return found
 

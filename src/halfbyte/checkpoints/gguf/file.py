@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ types' fields is undefined.
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
-class _Shard:
+class Shard:
     """One mapped file and its header."""
 
     def __init__(self, path: Path) -> None:
@@ -52,11 +52,30 @@ class _Shard:
             raise CheckpointError(f"[gguf] {path}: the file is empty") from None
         self.header: Header = read_header(self.map, str(path))
 
+    def bytes(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes of the file, read-only; a view of the map."""
+        return np.frombuffer(self.map, np.uint8, nbytes, start)
+
+    def drop(self, start: int, stop: int) -> None:
+        """Drop the whole pages between two positions from resident memory."""
+        start = -(-start // _PAGE) * _PAGE
+        length = stop // _PAGE * _PAGE - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self.map.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+class Files(Protocol):
+    """How the files of a model are found and opened where they are not on disk."""
+
+    def __contains__(self, path: Path, /) -> bool: ...
+    def __call__(self, path: Path, /) -> Shard: ...
+
 
 class GGUFFile:
     """All tensors of a GGUF model.
 
     path      the file given
+    files     opens it and its other parts where they are not on disk
     paths     every file it consists of, in order
     metadata  key-values of the first file
     headers   tensor name -> TensorHeader, in file order
@@ -65,11 +84,11 @@ class GGUFFile:
     what is known and not read.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, files: Files | None = None) -> None:
         self.path = Path(path)
-        first = _Shard(self.path)
-        self._shards = _all_shards(self.path, first)
-        self._of: dict[str, _Shard] = {}
+        first = (files or Shard)(self.path)
+        self._shards = _all_shards(self.path, first, files)
+        self._of: dict[str, Shard] = {}
         headers: dict[str, TensorHeader] = {}
         for shard in self._shards:
             for name, header in shard.header.tensors.items():
@@ -100,7 +119,7 @@ class GGUFFile:
     def _closed(self) -> Any:
         raise CheckpointError(f"[gguf] {self.path}: the file is closed; open it again")
 
-    def _header(self, name: str) -> tuple[_Shard, TensorHeader]:
+    def _header(self, name: str) -> tuple[Shard, TensorHeader]:
         if not self._shards:
             self._closed()
         if name not in self.headers:
@@ -114,7 +133,7 @@ class GGUFFile:
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The tensor's bytes as stored, uint8 [nbytes], a read-only view."""
         shard, h = self._header(name)
-        return np.frombuffer(shard.map, np.uint8, h.nbytes, h.offset)
+        return shard.bytes(h.offset, h.nbytes)
 
     def rows(self, name: str) -> NDArray[np.uint8]:
         """Blocks of a quantized tensor, uint8 [*lead, n, bytes a row]; a vector is one row. A view,
@@ -155,17 +174,12 @@ class GGUFFile:
     def release(self, name: str) -> None:
         """Drop a tensor's pages from resident memory; they are read again when touched."""
         shard, h = self._header(name)
-        start = -(-h.offset // _PAGE) * _PAGE
-        length = (h.offset + h.nbytes) // _PAGE * _PAGE - start
-        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            shard.map.madvise(mmap.MADV_DONTNEED, start, length)
+        shard.drop(h.offset, h.offset + h.nbytes)
 
     def release_header(self) -> None:
         """`release` for the key-values: the vocabulary's pages."""
         for shard in self._shards:
-            length = shard.header.data_start // _PAGE * _PAGE
-            if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-                shard.map.madvise(mmap.MADV_DONTNEED, 0, length)
+            shard.drop(0, shard.header.data_start)
 
     def close(self) -> None:
         """Close the files; arrays already taken stay valid. Reading afterwards raises
@@ -180,7 +194,7 @@ class GGUFFile:
         self.close()
 
 
-def _all_shards(path: Path, first: _Shard) -> list[_Shard]:
+def _all_shards(path: Path, first: Shard, files: Files | None) -> list[Shard]:
     """Every shard in order, the opened one among them; CheckpointError when one is missing or
     belongs elsewhere.
     """
@@ -199,8 +213,8 @@ def _all_shards(path: Path, first: _Shard) -> list[_Shard]:
         sibling = path.with_name(f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf")
         if sibling.name == path.name:
             shard = first
-        elif sibling.exists():
-            shard = _Shard(sibling)
+        elif sibling in files if files is not None else sibling.exists():
+            shard = (files or Shard)(sibling)
         else:
             raise CheckpointError(f"[gguf] {path}: shard {number + 1} of {count} is missing: {sibling}")
         has = shard.header.metadata

@@ -84,8 +84,11 @@ class Header:
     slack: int
 
 
-def read_header(data: Any, path: str) -> Header:
+def read_header(data: Any, path: str, size: int | None = None) -> Header:
     """The header of a file's bytes (any buffer). Touches header bytes only.
+
+    size  bytes of the file where `data` is only its beginning; ShortHeaderError when the header is not
+          complete in it
 
     Raises CheckpointError, naming the file and the key or tensor, for whatever does not fit
     together; UnsupportedError for a version or tensor type that is known and not read.
@@ -129,7 +132,7 @@ def read_header(data: Any, path: str) -> Header:
         name: TensorHeader(name, kind, shape, data_start + offset, math.prod(shape) // kind.block * kind.nbytes)
         for name, (kind, shape, offset) in raw.items()
     }
-    gaps, slack = _extents(tensors, data_start, alignment, cursor)
+    gaps, slack = _extents(tensors, data_start, alignment, cursor, len(data) if size is None else size)
     return Header(version, cursor.order, alignment, metadata, tensors, data_start, gaps, slack)
 
 
@@ -174,18 +177,18 @@ def _tensor(cursor: Cursor, name: str) -> tuple[GGMLType, tuple[int, ...], int]:
     return kind, tuple(reversed(dims)), offset
 
 
-def _extents(tensors: dict[str, TensorHeader], data_start: int, alignment: int, cursor: Cursor) -> tuple[int, int]:
-    """Checks that tensors are aligned, do not overlap and are inside the file. Returns (gaps,
-    slack).
+def _extents(tensors: dict[str, TensorHeader], data_start: int, alignment: int, cursor: Cursor, end: int) -> tuple[int, int]:
+    """Checks that tensors are aligned, do not overlap and are inside the file, which ends at `end`.
+    Returns (gaps, slack).
     """
     gaps, position, previous = 0, data_start, None
     for t in sorted(tensors.values(), key=lambda t: t.offset):
         within = t.offset - data_start
         if within % alignment:
             raise cursor.error(f"{t} has offset {within}, which is no multiple of the alignment {alignment}")
-        if t.end > cursor.end:
+        if t.end > end:
             raise cursor.error(
-                f"{t} takes {t.nbytes} bytes from byte {t.offset}, the file ends at {cursor.end}; "
+                f"{t} takes {t.nbytes} bytes from byte {t.offset}, the file ends at {end}; "
                 "it is cut short or its header is damaged"
             )
         if previous is not None and t.offset < previous.end:
@@ -193,10 +196,8 @@ def _extents(tensors: dict[str, TensorHeader], data_start: int, alignment: int, 
         gaps += max(0, t.offset - position)
         position = -(-t.end // alignment) * alignment
         previous = t
-    if previous is not None and previous.end < cursor.end < position:
+    if previous is not None and previous.end < end < position:
         # Some writers pad the last tensor, others do not; a file that ends within the padding is
         # truncated.
-        raise cursor.error(
-            f"the file ends at {cursor.end}, within the padding of {previous} that runs to {position}; it is cut short"
-        )
-    return gaps, max(0, cursor.end - position)
+        raise cursor.error(f"the file ends at {end}, within the padding of {previous} that runs to {position}; it is cut short")
+    return gaps, max(0, end - position)

@@ -37,6 +37,10 @@ walked.
 _DAMAGED = "it is cut short or its header is damaged"
 
 
+class ShortHeaderError(CheckpointError):
+    """A header that runs past the bytes that are there."""
+
+
 class Cursor:
     """A position in a file's bytes; every step is checked against the end."""
 
@@ -51,11 +55,15 @@ class Cursor:
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"[gguf] {self.path}: {message}")
 
+    def short(self, message: str) -> ShortHeaderError:
+        """The error for what runs past the end."""
+        return ShortHeaderError(f"[gguf] {self.path}: {message}; {_DAMAGED}")
+
     def step(self, nbytes: int, what: str) -> int:
         """Moves past `nbytes` and returns where they start."""
         start = self.position
         if nbytes > self.end - start:
-            raise self.error(f"{what} needs {nbytes} bytes at byte {start}, the file ends at {self.end}; {_DAMAGED}")
+            raise self.short(f"{what} needs {nbytes} bytes at byte {start}, the file ends at {self.end}")
         self.position = start + nbytes
         return start
 
@@ -71,7 +79,7 @@ class Cursor:
         n: int = self.number("Q", what)
         left = self.end - self.position
         if n * smallest > left:
-            raise self.error(f"{what} is {n}, of {smallest} bytes or more each, and {left} bytes are left; {_DAMAGED}")
+            raise self.short(f"{what} is {n}, of {smallest} bytes or more each, and {left} bytes are left")
         return n
 
     def string(self, what: str, longest: int | None = None) -> str:
@@ -114,7 +122,7 @@ class Cursor:
         except (struct.error, OverflowError):  # past the end, or past what an offset can be
             position = self.end + 1
         if position > self.end:
-            raise self.error(f"the strings of {what} run past the end of the file at {self.end}; {_DAMAGED}")
+            raise self.short(f"the strings of {what} run past the end of the file at {self.end}")
         self.position = position
 
     def step_value(self, kind: int, what: str, depth: int = 0) -> None:

@@ -73,7 +73,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, path: Path, sources: Sources, quantization: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self._sources = sources
-        self.shards = Shards(sources.shards, sources.weight_map, sources.index)
+        self.shards = Shards(sources.shards, sources.weight_map, sources.index, sources.opened)
         self._metadata = {k: v for file in reversed(self.shards.files.values()) for k, v in file.metadata.items()}
         self._own = self._metadata.get("format") == "halfbyte" or _says_own(sources.config)
         if sources.lone and quantization is None and not self._own and "quantization_config" not in self._metadata:
@@ -214,7 +214,7 @@ class SafetensorsCheckpoint(Checkpoint):
         if key not in self._modules:
             return self.shards.array(key)
         reading, raw = self.reading(key), self.raw(key)
-        q = self._made(key, reading.layout.unpack)
+        q = self._made(key, reading.layout.unpack, raw)
         for suffix, array in raw.items():
             if not any(np.may_share_memory(array, part) for part in q.parts.values()):
                 # Every bit has been copied: the file's pages need not stay resident.
@@ -225,14 +225,19 @@ class SafetensorsCheckpoint(Checkpoint):
     def zero_points(self, key: str) -> NDArray[Any] | None:
         if key not in self._keys:
             raise self.missing(key)
-        return self._made(key, self.reading(key).layout.zero_points) if key in self._modules else None
+        return self._made(key, self.reading(key).layout.zero_points, self.raw(key)) if key in self._modules else None
 
-    def _made(self, key: str, make: Callable[[Mapping[str, NDArray[Any]], Mapping[str, Any], str], Made]) -> Made:
+    def _made(
+        self,
+        key: str,
+        make: Callable[[Mapping[str, NDArray[Any]], Mapping[str, Any], str], Made],
+        raw: Mapping[str, NDArray[Any]],
+    ) -> Made:
         """`make` applied to the tensors of a packed weight. CheckpointError naming file and tensor
         when they are damaged.
         """
         try:
-            return make(self.raw(key), self.reading(key).params, key)
+            return make(raw, self.reading(key).params, key)
         except HalfbyteError as error:
             raise self._damaged(key, str(error)) from error
         except DAMAGE as error:
@@ -255,13 +260,15 @@ class SafetensorsCheckpoint(Checkpoint):
         """k of `key` as the model's config implies it, None where it does not."""
         return expected_shape(self.config, key)[1]
 
-    def same_bytes(self, a: str, b: str) -> bool:
+    def same_bytes(self, a: str, b: str) -> bool | None:
         """True when two keys hold the same tensors, byte for byte. Reads them only when dtypes and
-        shapes agree.
+        shapes agree, and not over the network: None there.
         """
         ours, theirs = (self._modules.get(key, {".weight": self._keys[key]}) for key in (a, b))
         if set(ours) != set(theirs) or any(self.shards.header(ours[s]) != self.shards.header(theirs[s]) for s in ours):
             return False
+        if self.remote is not None:
+            return None
         return all(_equal_bytes(self.shards.array(ours[s]), self.shards.array(theirs[s])) for s in ours)
 
     def reading(self, key: str) -> Reading:
@@ -456,7 +463,7 @@ class SafetensorsCheckpoint(Checkpoint):
         """Whether the version label of a GPTQ checkpoint fits the zero points of its first weights,
         which are read for this.
         """
-        if self.format != "gptq":
+        if self.format != "gptq" or self.remote is not None:
             return []
         found = [f for key in list(self._modules)[:LABELS_READ] for f in weight_findings(self.__getitem__, key)]
         return [f for f in found if f.code == "gptq-label"]
@@ -467,7 +474,11 @@ class SafetensorsCheckpoint(Checkpoint):
             warnings.warn(f"[{op}] {finding.key}: {finding.message}", CheckpointWarning, stacklevel=2)
 
     def header_findings(self) -> list[Finding]:
-        return [*self._sources.findings, *self._odd, *header_findings(self), *self.label_findings()]
+        unread = []
+        if self.format == "gptq" and self.remote is not None:
+            text = "zero points are not read over the network: whether the version label fits them is not checked"
+            unread.append(Finding("note", "gptq-label-unread", "", text))
+        return [*self._sources.findings, *self._odd, *header_findings(self), *self.label_findings(), *unread]
 
     def close(self) -> None:
         self.shards.close()

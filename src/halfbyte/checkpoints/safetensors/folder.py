@@ -14,6 +14,7 @@ hub, whose snapshots are links to ../../blobs/<hash>.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from ...errors import CheckpointError
 from ..findings import Finding
 from ..io.bounded_json import INDEX_BYTES, read_json
+from .file import SafetensorsFile
 
 SIDE_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Quantization configs beside config.json: AutoGPTQ's, AutoAWQ's, ModelOpt's."""
@@ -41,6 +43,7 @@ class Sources:
     findings    files that are ignored
     lone        one file was opened, not a folder: configuration beside it is read when it carries
                 none itself
+    opened      shards that are open already, because they are not on disk
     """
 
     folder: Path
@@ -51,31 +54,36 @@ class Sources:
     side: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     lone: bool = False
+    opened: Mapping[str, SafetensorsFile] = field(default_factory=dict)
 
 
-def sources_of(folder: Path, index: Path | None = None) -> Sources:
+def sources_of(folder: Path, index: str | None = None, remote: Collection[str] | None = None) -> Sources:
     """The files of the checkpoint in `folder`. CheckpointError when there is none, or one is
     missing or outside the folder.
+
+    index   name of the shard index, "" for none; None finds it
+    remote  names of all files of a repository of which only the configuration is in `folder`
     """
     s = Sources(folder)
     read_configs(folder, s)
-    present = sorted(p.name for p in folder.glob("*.safetensors"))
-    index = index or _index_of(folder)
-    if index is not None:
-        s.index = index.name
-        s.weight_map = _weight_map(index)
+    top = sorted(p.name for p in folder.iterdir()) if remote is None else sorted(n for n in remote if "/" not in n)
+    present = [name for name in top if name.endswith(".safetensors")]
+    s.index = index_among(top, folder) if index is None else index
+    if s.index:
+        path_of_index = folder / s.index
+        s.weight_map = _weight_map(path_of_index)
         names = list(dict.fromkeys(s.weight_map.values()))
-        s.shards = {name: inside(folder, name, f"{index}: weight_map") for name in names}
+        s.shards = {name: _shard(folder, name, f"{path_of_index}: weight_map", remote) for name in names}
         for name, path in s.shards.items():
-            if not path.is_file():
+            if not (path.is_file() if remote is None else name in remote):
                 first = next(t for t, shard in s.weight_map.items() if shard == name)
                 raise CheckpointError(
-                    f"[open] {folder}: shard {name!r} is missing; {index.name} puts tensor {first!r} and "
+                    f"[open] {folder}: shard {name!r} is missing; {s.index} puts tensor {first!r} and "
                     f"{sum(v == name for v in s.weight_map.values()) - 1:,} more in it. Fetch it, or repair the index"
                 )
     else:
-        names = _without_index(folder, present)
-        s.shards = {name: inside(folder, name, str(folder)) for name in names}
+        names = _without_index(folder, present, top)
+        s.shards = {name: _shard(folder, name, str(folder), remote) for name in names}
     for name in present:
         if name not in s.shards:
             why = f"{s.index} does not name it" if s.index else f"{next(iter(s.shards))} is the checkpoint"
@@ -94,16 +102,29 @@ def read_configs(folder: Path, s: Sources) -> None:
             s.side[name] = read_json(folder / name)
 
 
-def inside(folder: Path, name: str, source: str) -> Path:
-    """The path of file `name` of `folder`; CheckpointError unless it is inside the folder.
-    `source`: the file that names it.
-    """
+def _shard(folder: Path, name: str, source: str, remote: Collection[str] | None) -> Path:
+    """The path of a shard; of a remote one, which is no file here, as its name says it."""
+    if remote is None:
+        return inside(folder, name, source)
+    check_name(name, source)
+    return folder / name
+
+
+def check_name(name: str, source: str) -> None:
+    """CheckpointError for the name of a file that is not one below its folder."""
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     if not name or "\0" in name or "\\" in name or posix.is_absolute() or windows.drive or windows.root or ".." in posix.parts:
         raise CheckpointError(
             f"[open] {source}: shard name {name!r}; a name relative to the folder is allowed, with neither '..', backslash nor "
             f"drive. It would read a file outside the checkpoint: do not trust this folder"
         )
+
+
+def inside(folder: Path, name: str, source: str) -> Path:
+    """The path of file `name` of `folder`; CheckpointError unless it is inside the folder.
+    `source`: the file that names it.
+    """
+    check_name(name, source)
     path = folder / name
     try:
         home, real = folder.resolve(), path.resolve()
@@ -119,15 +140,16 @@ def inside(folder: Path, name: str, source: str) -> Path:
     )
 
 
-def _index_of(folder: Path) -> Path | None:
-    if (folder / INDEX_NAME).is_file():
-        return folder / INDEX_NAME
-    found = sorted(folder.glob("*.safetensors.index.json"))
+def index_among(names: Collection[str], folder: object) -> str:
+    """The shard index among the files of a folder, "" where there is none. CheckpointError for
+    several.
+    """
+    if INDEX_NAME in names:
+        return INDEX_NAME
+    found = [name for name in names if name.endswith(".safetensors.index.json")]
     if len(found) > 1:
-        raise CheckpointError(
-            f"[open] {folder}: {len(found)} shard indices ({', '.join(p.name for p in found)}); open one of them by its path"
-        )
-    return found[0] if found else None
+        raise CheckpointError(f"[open] {folder}: {len(found)} shard indices ({', '.join(found)}); open one of them by its path")
+    return found[0] if found else ""
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -141,7 +163,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _without_index(folder: Path, present: list[str]) -> list[str]:
+def _without_index(folder: Path, present: list[str], names: Collection[str]) -> list[str]:
     """The shards of a folder that has no index."""
     if "model.safetensors" in present:
         return ["model.safetensors"]
@@ -161,7 +183,7 @@ def _without_index(folder: Path, present: list[str]) -> list[str]:
         return [n for n in present if _SHARD.fullmatch(n)]
     if present:
         return present
-    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+    pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles:
         raise CheckpointError(
             f"[open] {folder}: {pickles[0]} is a pickle, which runs code when it is read; "

@@ -33,10 +33,13 @@ def save(
     weights   name -> QTensor or array; a Checkpoint is read and written one tensor at a time
     metadata  strings kept in the header
     progress  called as progress(done, total, name) before each weight
-    Raises CheckpointError when a name or dtype cannot be stored or the file system refuses.
+    Raises CheckpointError when a name or dtype cannot be stored, the file system refuses, or the
+    ledger of a Checkpoint does not account for everything in it.
 
     >>> save("w.safetensors", {"layer": quantize(w, "mxfp4"), "layer.bias": b})      # doctest: +SKIP
     """
+    if isinstance(weights, Checkpoint):
+        weights.check("save")
     names = tuple(weights.keys())
     layout = OwnLayout()
     with SafetensorsWriter(path, {**(metadata or {}), "format": "halfbyte", "version": VERSION}, expected=4 * len(names)) as out:

@@ -18,14 +18,21 @@ class Shards:
 
     paths       shard name -> path
     weight_map  tensor -> shard name as an index has it, {} without one; `index` names that file
+    opened      shards that are open already
     unlisted    tensors that the shards hold and the index does not name
 
     Raises CheckpointError for a damaged shard, a tensor in two shards, or one that its shard does
     not hold.
     """
 
-    def __init__(self, paths: Mapping[str, Path], weight_map: Mapping[str, str], index: str) -> None:
-        self.files = {name: SafetensorsFile(path) for name, path in paths.items()}
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        weight_map: Mapping[str, str],
+        index: str,
+        opened: Mapping[str, SafetensorsFile] | None = None,
+    ) -> None:
+        self.files = {name: (opened or {}).get(name) or SafetensorsFile(path) for name, path in paths.items()}
         self._shard_of: dict[str, str] = {}
         for shard, file in self.files.items():
             for tensor in file.entries:

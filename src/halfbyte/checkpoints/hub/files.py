@@ -1,0 +1,95 @@
+"""Files of a repository as the readers of the two formats use them: headers are read on opening,
+each tensor by one range request when it is asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..gguf.file import Shard
+from ..gguf.header import MAGIC, Header, read_header
+from ..gguf.metadata import ShortHeaderError
+from ..safetensors.file import SafetensorsFile
+from ..safetensors.header import header_length, parse_header
+from .repository import RemoteFile, Repository
+
+FIRST_BYTES = 1 << 16
+"""Of a safetensors file: the headers of most shards fit, so that one request is enough."""
+FIRST_GGUF = 1 << 18
+"""Of a GGUF file: doubled until the header, which holds the vocabulary, is complete."""
+MOST_GGUF = 1 << 28
+"""Longest GGUF header that is read."""
+
+
+class RemoteSafetensors(SafetensorsFile):
+    """A safetensors file on the hub."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.path = file.path
+        self._file = file
+        data = file.read(0, FIRST_BYTES)
+        length = header_length(data[:8], file.size, str(self.path))
+        if len(data) < 8 + length:
+            data += file.read(len(data), 8 + length)
+        header = parse_header(data[8 : 8 + length], file.size - 8 - length, str(self.path))
+        self.entries, self.metadata, self._data_start = header.entries, header.metadata, header.data_start
+
+    def array(self, name: str) -> NDArray[Any]:
+        shape, dtype = self.header(name)
+        entry = self.entries[name]
+        data = self._file.data(self._data_start + entry.start, self._data_start + entry.stop)
+        return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
+
+    def fetch(self, name: str) -> None:
+        """Nothing: a range is read when it is used."""
+
+    def release(self, name: str) -> None:
+        """Nothing: arrays are copies."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RemoteShard(Shard):
+    """A GGUF file on the hub."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.path = file.path
+        self._file = file
+        self.header: Header = self._read_header()
+
+    def _read_header(self) -> Header:
+        file, data, wanted = self._file, b"", FIRST_GGUF
+        while True:
+            data += file.read(len(data), wanted)
+            complete = len(data) >= min(file.size, MOST_GGUF)
+            try:
+                return read_header(data, str(self.path), file.size)
+            except ShortHeaderError:
+                if complete or data[:4] != MAGIC:
+                    raise
+            wanted = min(2 * wanted, file.size, MOST_GGUF)
+
+    def bytes(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        return np.frombuffer(self._file.data(start, start + nbytes), np.uint8)
+
+    def drop(self, start: int, stop: int) -> None:
+        """Nothing: arrays are copies."""
+
+
+class RemoteGGUF:
+    """The files of a GGUF model on the hub, by the name that a path ends in."""
+
+    def __init__(self, repository: Repository, files: list[str]) -> None:
+        self._repository = repository
+        self._files = {file.rpartition("/")[2]: file for file in files}
+
+    def __contains__(self, path: Path) -> bool:
+        return path.name in self._files
+
+    def __call__(self, path: Path) -> Shard:
+        return RemoteShard(self._repository.file(self._files[path.name]))
