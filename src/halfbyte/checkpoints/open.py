@@ -25,7 +25,7 @@ _KNOWN = {
     b"PK\x03\x04": "a zip archive: a PyTorch pickle, which runs code when it is read; convert it to safetensors",
     b"\x80\x02": "a pickle, which runs code when it is read; convert it to safetensors",
     b"\x89HDF": "an HDF5 file; convert it to safetensors",
-    b"\x08": "perhaps an ONNX model; export its weights to safetensors",
+    b"\x08": "perhaps an ONNX model, which is read under a name that ends in .onnx",
     b"ggjt": "a GGML file from before GGUF; convert it with llama.cpp",
     b"lmgg": "a GGML file from before GGUF; convert it with llama.cpp",
     b"{": "JSON; open the folder that it describes, a shard index by its own name (*.index.json)",
@@ -41,7 +41,8 @@ def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, 
     asked for.
 
     path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a
-            shard index, or a .gguf file (any part of a split one). Where nothing of that name is
+            shard index, a .gguf file (any part of a split one), or an .onnx model (extra
+            `halfbyte[onnx]`). Where nothing of that name is
             here, "org/name", "org/name@revision" or "org/name/file.gguf" is a repository on the
             Hugging Face hub: headers are read by range requests, and a weight when it is asked for
             (extra `halfbyte[hub]`)
@@ -104,6 +105,8 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         raise CheckpointError(f"[open] {path} {advice}")
     if first[:4] in (b"GGUF", b"FUGG") or path.suffix == ".gguf":
         return _open_gguf(path)
+    if path.suffix == ".onnx":
+        return _open_onnx(path, config)
     known = next((text for magic, text in _KNOWN.items() if first.startswith(magic) and first[8:9] != b"{"), None)
     if known is not None:
         raise CheckpointError(f"[open] {path} is {known}")
@@ -124,6 +127,13 @@ def _open_remote(name: HubName, config: Mapping[str, Any] | None) -> Checkpoint:
 def _open_folder(folder: Path, config: Mapping[str, Any] | None) -> Checkpoint:
     ggufs = sorted(p for p in folder.glob("*.gguf") if not p.name.startswith("mmproj"))
     tensors = any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json"))
+    models = sorted(folder.glob("*.onnx")) if not ggufs and not tensors else []
+    if len(models) > 1:
+        raise CheckpointError(
+            f"[open] {folder}: {len(models)} ONNX models ({', '.join(p.name for p in models[:8])}); open one of them by its path"
+        )
+    if models:
+        return _open_onnx(models[0], config)
     if not ggufs and not tensors:
         inside = sorted(p.name for p in folder.iterdir())
         if advice := next((a for n in inside if (a := pieces_advice(n, inside))), ""):
@@ -136,6 +146,16 @@ def _open_folder(folder: Path, config: Mapping[str, Any] | None) -> Checkpoint:
             f"[open] {folder}: {len(heads)} models ({', '.join(p.name for p in heads[:8])}); open one of them by its path"
         )
     return _open_gguf((heads or ggufs)[0])
+
+
+def _open_onnx(path: Path, config: Mapping[str, Any] | None) -> Checkpoint:
+    from .onnx.checkpoint import ONNXCheckpoint
+
+    if config is not None:
+        raise CheckpointError(
+            f"[open] {path}: config with an ONNX model, whose nodes say how their weights are read; leave it out"
+        )
+    return ONNXCheckpoint(path)
 
 
 def _open_gguf(path: Path) -> Checkpoint:

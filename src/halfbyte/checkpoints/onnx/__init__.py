@@ -1,0 +1,1 @@
+"""ONNX models as checkpoints: initializers that quantized nodes read are packed weights."""
