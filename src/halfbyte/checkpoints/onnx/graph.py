@@ -74,7 +74,8 @@ class Tensor:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the array that `array` returns."""
-        return np.dtype(PLAIN.get(self.kind, np.int8 if self.kind.startswith("INT") else np.uint8))
+        dtype: np.dtype[Any] = np.dtype(PLAIN.get(self.kind, np.int8 if self.kind.startswith("INT") else np.uint8))
+        return dtype
 
     @property
     def signed(self) -> bool:
@@ -143,7 +144,7 @@ class Tensor:
             fields = values.reshape(-1).astype(np.int8).view(np.uint8) & ((1 << width) - 1)
             fields = np.pad(fields, (0, -fields.size % (8 // width)))
             shifts = (np.arange(8 // width) * width).astype(np.uint8)
-            return np.bitwise_or.reduce(fields.reshape(-1, 8 // width) << shifts, axis=1).astype(np.uint8)
+            return np.asarray(np.bitwise_or.reduce(fields.reshape(-1, 8 // width) << shifts, axis=1), np.uint8)
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
     def array(self, maps: dict[Path, mmap.mmap]) -> NDArray[Any]:
