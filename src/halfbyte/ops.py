@@ -7,6 +7,7 @@ to keep only one order of it in memory, what `prepare(w)` returned.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 import weakref
@@ -16,7 +17,17 @@ import numpy as np
 
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
 from .errors import BackendError, ShapeError
-from .numerics.array_interop import as_matrix, check_memory, device_of, dtype_of, is_torch, like, records_gradient, to_numpy
+from .numerics.array_interop import (
+    as_matrix,
+    check_memory,
+    device_of,
+    dtype_of,
+    is_torch,
+    layout_of,
+    like,
+    records_gradient,
+    to_numpy,
+)
 from .numerics.exact import DTYPES
 from .spec import Format
 from .tensor.qtensor import QTensor
@@ -62,7 +73,16 @@ def _tell_once(call: Call, chosen: Backend, refused: list[str]) -> None:
     if new:
         _told.update(new)
         message = f"[{call.op}] {call.format} runs on the {chosen.name} backend, slowly: {'; '.join(new)}"
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
+        warnings.warn(message, RuntimeWarning, stacklevel=_frames_of_this_package() + 1)
+
+
+def _frames_of_this_package() -> int:
+    """Innermost frames, from the caller's on, that run code of halfbyte."""
+    count, frame = 0, inspect.currentframe()
+    frame = frame and frame.f_back
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == "halfbyte":
+        count, frame = count + 1, frame.f_back
+    return count
 
 
 def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, activations: str = "exact") -> Prepared:
@@ -73,14 +93,23 @@ def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, acti
     return choose(call, device, backend).prepare_on(w, device)
 
 
-def _resolve(w: Weight, call: Call, device: str, backend: str | None) -> tuple[Backend, Prepared]:
-    """Backend and prepared weight for a call; a QTensor is prepared once a backend and remembered
-    while it lives.
+def _resolve(
+    w: Weight, op: str, at: Any, backend: str | None, dtype: str, activations: str = "exact", schedule: str | None = None
+) -> tuple[Backend, Prepared]:
+    """Backend and prepared weight for a call; a QTensor is prepared once a backend and device and
+    remembered while it lives.
+
+    at  an array on the device of the call, or the device's name
     """
     if isinstance(w, Prepared):
         if backend not in (None, w.backend):
-            raise BackendError(f"[{call.op}] the weight is prepared for {w.backend!r}, the call asks for {backend!r}")
-        return choose(call, device, w.backend), w
+            raise BackendError(f"[{op}] the weight is prepared for {w.backend!r}, the call asks for {backend!r}")
+        key = (op, dtype, activations, schedule)
+        serving = w.served.get(key)
+        if serving is None:
+            serving = w.served[key] = choose(Call(op, w.format, dtype, activations, schedule), backend=w.backend)
+        return serving, w
+    call, device = Call(op, w.format, dtype, activations, schedule), at if isinstance(at, str) else device_of(at)
     chosen = choose(call, device, backend)
     key = id(w)
     with _lock:
@@ -114,6 +143,14 @@ def _check_mode(op: str, activations: str, schedule: str | None) -> None:
         raise BackendError(f"[{op}] schedule={schedule!r}; allowed: {', '.join(SCHEDULES)}")
 
 
+def _check_dtype(op: str, x: Any) -> str:
+    """Name of x's dtype, one of those that backends compute."""
+    dtype = dtype_of(x)
+    if dtype not in X_DTYPES:
+        raise ShapeError(f"[{op}] x is {dtype}; allowed: {', '.join(X_DTYPES)}; convert it, as x.astype(np.float32) does")
+    return dtype
+
+
 def _check_x(op: str, x: Any) -> Any:
     if isinstance(x, (list, tuple, int, float)):
         raise ShapeError(
@@ -121,23 +158,27 @@ def _check_x(op: str, x: Any) -> Any:
         )
     if not is_torch(x):
         x = np.asarray(x)
-    if dtype_of(x) not in X_DTYPES:
-        raise ShapeError(f"[{op}] x is {dtype_of(x)}; allowed: {', '.join(X_DTYPES)}; convert it, as x.astype(np.float32) does")
+    _check_dtype(op, x)
     if records_gradient(x):
         raise BackendError(
             f"[{op}] x requires a gradient, and this verb passes none on; halfbyte.torch's linear and modules do; or give "
             "x.detach()"
         )
     if is_torch(x):
-        if str(x.layout) != "torch.strided":
+        if layout_of(x) != "strided":
             raise ShapeError(f"[{op}] x is laid out as {x.layout}; torch.strided is allowed: give x.to_dense()")
         x = x.resolve_neg()  # a view whose sign is one bit of the tensor has no memory of its own
         check_memory(op, x)
     return x
 
 
+def _check_on_cpu(op: str, *arrays: Any) -> None:
+    for a in arrays:
+        if is_torch(a) and not a.is_cpu:
+            raise ShapeError(f"[{op}] a tensor on {a.device}, the weight on cpu; move one of them")
+
+
 def _check_bias(op: str, bias: Any, n: int) -> None:
-    check_memory(op, bias)
     if tuple(bias.shape) != (n,):
         raise ShapeError(f"[{op}] bias has shape {tuple(bias.shape)}; the weight has n = {n} outputs, so ({n},) is allowed")
 
@@ -182,14 +223,27 @@ def linear(
         return backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
     _check_mode("linear", activations, schedule)
     x = _check_x("linear", x)
+    if bias is not None:
+        bias = bias if is_torch(bias) else np.asarray(bias)
+        check_memory("linear", bias)
+    return product(x, w, bias, activations, backend, schedule)
+
+
+def product(
+    x: Any, w: Weight, bias: Any | None, activations: str = "exact", backend: str | None = None, schedule: str | None = None
+) -> Any:
+    """`linear` for a caller that has checked that x and bias are arrays with memory of their own and
+    record no gradient.
+    """
+    _check_mode("linear", activations, schedule)
+    dtype = _check_dtype("linear", x)
     n, k = _check_w("linear", w, 2)
     flat, lead = as_matrix("linear", x, k)
     if bias is not None:
-        bias = bias if is_torch(bias) else np.asarray(bias)
         _check_bias("linear", bias, n)
-    device = device_of(x)
-    chosen, prepared = _resolve(w, Call("linear", w.format, dtype_of(x), activations, schedule), device, backend)
+    chosen, prepared = _resolve(w, "linear", x, backend, dtype, activations, schedule)
     if chosen.device == "cpu":
+        _check_on_cpu("linear", x, bias)
         b = None if bias is None else to_numpy(bias)
         y = chosen.linear(to_numpy(flat), prepared, b, activations=activations, schedule=schedule)
         return like(y, x).reshape(*lead, n)
@@ -209,7 +263,7 @@ def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | Non
     if not is_torch(ids):
         ids = np.asarray(ids)
         ids = ids if ids.size else ids.astype(np.int64)  # an empty list comes as floats
-    chosen, prepared = _resolve(w, Call("embedding", w.format, word), device_of(ids), backend)
+    chosen, prepared = _resolve(w, "embedding", ids, backend, word)
     if chosen.device != "cpu":
         return chosen.embedding(ids, prepared, word)
     index = to_numpy(ids)
@@ -231,7 +285,7 @@ def dequantize(w: Weight, dtype: Any = "float32", *, arithmetic: str = "exact", 
     if arithmetic != "exact":
         raise BackendError(f"[dequantize] arithmetic={arithmetic!r} needs the QTensor, not a prepared weight")
     device = backend_named(w.backend if isinstance(w, Prepared) else backend or "reference").device
-    chosen, prepared = _resolve(w, Call("dequantize", w.format, word), device, backend)
+    chosen, prepared = _resolve(w, "dequantize", device, backend, word)
     return chosen.dequantize(prepared, word)
 
 
@@ -325,11 +379,10 @@ def experts(
     if up is None and up_bias is not None:
         raise ShapeError("[experts] up_bias without up; a bias of gates and ups in one stack is gate_up_bias, (e, 2f)")
     flat, lead = as_matrix("experts", x, k)
-    device = device_of(x)
-    chosen, first = _resolve(gate_up, Call("experts", gate_up.format, dtype_of(x), activations), device, backend)
+    chosen, first = _resolve(gate_up, "experts", x, backend, dtype_of(x), activations)
 
     def same(w: Weight) -> Prepared:
-        return _resolve(w, Call("experts", w.format, dtype_of(x), activations), device, chosen.name)[1]
+        return _resolve(w, "experts", x, chosen.name, dtype_of(x), activations)[1]
 
     last, second = same(down), None if up is None else same(up)
     if chosen.device != "cpu":

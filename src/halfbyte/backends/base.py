@@ -7,7 +7,7 @@ through `prepare`; from then on the backend works on its own order of the same b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import BackendError
@@ -36,9 +36,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A weight in one backend's own order.
+    """A weight in one backend's own order, as `halfbyte.prepare` returns it.
 
-    data    whatever the backend made of the bits; `nbytes` is what it holds
+    data    the backend's form of the bits, of `nbytes` bytes
+    served  calls that the backend was found to serve: (op, dtype, activations, schedule) -> backend
     """
 
     backend: str
@@ -46,6 +47,7 @@ class Prepared:
     shape: tuple[int, ...]
     data: Any
     nbytes: int
+    served: dict[tuple[str, str, str, str | None], Backend] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def bits_per_weight(self) -> float:

@@ -26,46 +26,59 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-@functools.cache
-def torch_state() -> tuple[Callable[[], bool], Callable[..., bool]]:
-    """(recording, plain) of the torch that is loaded, which is therefore never asked for before a
-    tensor is there.
+class TorchState:
+    """What the loaded torch is doing, and which tensors' memory may be read by address.
 
-    recording()   True while a mode, a transform or a tracer observes operations
-    plain(x, …)   True for tensors whose memory may be read by address; None is skipped. False for
-                  fake, meta, functional, batched, sparse, nested, quantized and zero tensors,
-                  unresolved negation, and subclasses that dispatch in Python
+    modes, transforms, tracing  torch's own functions: the number of dispatch modes, the innermost
+                                transform of torch.func or None, the state of torch.jit.trace or None
     """
-    torch = sys.modules["torch"]
-    core, forward_ad = torch._C, importlib.import_module("torch.autograd.forward_ad")
-    key = core.DispatchKey
-    names = (
-        "Python", "PythonTLSSnapshot", "FuncTorchBatched", "FuncTorchGradWrapper", "BatchedNestedTensor", "Functionalize", "Meta",
-        "Negative", "Conjugate", "ZeroTensor", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "NestedTensorCPU",
-        "NestedTensorCUDA", "QuantizedCPU", "QuantizedCUDA", "MkldnnCPU",
-    )  # fmt: skip
-    special = [getattr(key, name) for name in names if hasattr(key, name)]
-    modes, transforms, tracing = core._len_torch_dispatch_stack, core._functorch.peek_interpreter_stack, core._get_tracing_state
-    keys = core._dispatch_keys
-    known: dict[int, bool] = {}
 
-    def recording() -> bool:
-        return bool(modes() or transforms() or tracing())
+    def __init__(self) -> None:
+        torch = sys.modules["torch"]
+        core, self._forward_ad = torch._C, importlib.import_module("torch.autograd.forward_ad")
+        key = core.DispatchKey
+        names = (
+            "Python", "PythonTLSSnapshot", "FuncTorchBatched", "FuncTorchGradWrapper", "BatchedNestedTensor", "Functionalize",
+            "Meta", "Negative", "Conjugate", "ZeroTensor", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA",
+            "NestedTensorCPU", "NestedTensorCUDA", "QuantizedCPU", "QuantizedCUDA", "MkldnnCPU",
+        )  # fmt: skip
+        self._special = [getattr(key, name) for name in names if hasattr(key, name)]
+        self._keys, self._tensor, self._strided = core._dispatch_keys, torch.Tensor, torch.strided
+        self._known: dict[int, bool] = {}
+        self.modes: Callable[[], int] = core._len_torch_dispatch_stack
+        self.transforms: Callable[[], Any] = core._functorch.peek_interpreter_stack
+        self.tracing: Callable[[], Any] = core._get_tracing_state
 
-    def plain(*tensors: Any) -> bool:
+    def observed(self) -> bool:
+        """True while a mode, a transform or a tracer observes operations."""
+        return bool(self.modes() or self.transforms() or self.tracing())
+
+    def readable(self, *tensors: Any) -> bool:
+        """True for tensors with memory of their own; None is skipped.
+
+        False for fake, meta, functional, batched, sparse, nested, quantized and zero tensors,
+        unresolved negation, dual numbers, subclasses that dispatch in Python, and what is no
+        tensor. The answer is kept for each set of dispatch keys.
+        """
         for x in tensors:
             if x is None:
                 continue
-            found = keys(x)
+            if not isinstance(x, self._tensor):
+                return False
+            found = self._keys(x)
             code = found.raw_repr()
-            good = known.get(code)
+            good = self._known.get(code)
             if good is None:
-                good = known[code] = x.layout is torch.strided and not any(found.has(s) for s in special)
-            if not good or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None):
+                good = self._known[code] = x.layout is self._strided and not any(found.has(s) for s in self._special)
+            if not good or (self._forward_ad._current_level >= 0 and self._forward_ad.unpack_dual(x).tangent is not None):
                 return False
         return True
 
-    return recording, plain
+
+@functools.cache
+def torch_state() -> TorchState:
+    """The state of the torch that is loaded; called when there is a tensor."""
+    return TorchState()
 
 
 def check_memory(op: str, *arrays: Any) -> None:
@@ -75,10 +88,10 @@ def check_memory(op: str, *arrays: Any) -> None:
     tensors = [x for x in arrays if is_torch(x)]
     if not tensors:
         return
-    recording, plain = torch_state()
-    if not recording() and plain(*tensors):
+    state = torch_state()
+    if not state.observed() and state.readable(*tensors):
         return
-    kinds = ", ".join(f"{type(x).__name__} ({_dtype_name(x.layout)}, {x.device})" for x in tensors)
+    kinds = ", ".join(f"{type(x).__name__} ({layout_of(x)}, {x.device})" for x in tensors)
     raise ShapeError(
         f"[{op}] {kinds}; allowed: strided tensors with memory of their own, outside torch's modes and transforms. torch "
         "traces the modules of halfbyte.torch; a sparse or nested tensor must be made dense"
@@ -100,11 +113,14 @@ def dtype_of(x: Any) -> str:
     return _dtype_name(x.dtype)
 
 
+def layout_of(x: Any) -> str:
+    """Name of a torch tensor's layout: "strided", "sparse_coo", ..."""
+    return _dtype_name(x.layout)
+
+
 @functools.cache
 def _dtype_name(dtype: Any) -> str:
-    """Cached: NumPy builds the name of a dtype on each call, which was most of the host time of a
-    small product.
-    """
+    """Cached: NumPy builds the name of a dtype on each call."""
     return str(dtype).removeprefix("torch.")
 
 

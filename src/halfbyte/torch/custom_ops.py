@@ -39,19 +39,16 @@ class Handle:
         self.number, self.tensor = number, torch.tensor(number, device="cpu")
 
 
-_recording, _plain = torch_state()
+_state = torch_state()
 
 
 def needs_dispatch(*tensors: Tensor | None) -> bool:
     """True where a module must call its operator: torch traces or transforms, or a tensor has no
     memory of its own.
     """
-    if torch.compiler.is_compiling() or _recording() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or _state.observed() or forward_ad._current_level >= 0:
         return True
-    for x in tensors:
-        if x is not None and not isinstance(x, Tensor):  # torch.fx traces with proxies
-            return True
-    return not _plain(*tensors)
+    return not _state.readable(*tensors)  # torch.fx traces with proxies, which are no tensors
 
 
 def _operator(name: str, schema: str) -> Any:

@@ -170,6 +170,13 @@ class QLinear(PackedLinear):
         """The packed weight."""
         return self.packed[""]
 
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            y = functional.at_once(x, self.packed[""].prepared, self.bias, self.activations)
+            if y is not None:
+                return y
+        return super().forward(x)
+
     def extra_repr(self) -> str:
         return f"n={self.out_features}, k={self.in_features}, bias={self.bias is not None}, {super().extra_repr()}"
 

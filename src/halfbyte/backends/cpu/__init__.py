@@ -171,7 +171,7 @@ class CPUBackend(Backend):
         out = np.empty((x.shape[0] if x.ndim else 1, w.shape[0]), x.dtype)
         if bias is not None:
             bias = np.require(bias, np.float32, ["C", "A"])
-        native().linear(w.data.native, _words(x), bias, activations_named(activations), _words(out))
+        w.data.linear(_words(x), bias, activations_named(activations), _words(out))
         return out
 
     def embedding(self, ids: NDArray[Any], w: Prepared, dtype: str) -> NDArray[Any]:

@@ -9,6 +9,7 @@ scales) stay in canonical order and are decoded row by row.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import threading
 from collections.abc import Mapping
@@ -51,9 +52,10 @@ class PackedWeight:
     fields  numbers of native/weight.h; enumerations by name
     arrays  its arrays, read-only from here on
     native  the core's weight, which has checked them against each other
+    linear  the core's product of this weight: linear(x, bias, activations, out)
     """
 
-    __slots__ = ("arrays", "fields", "native", "nbytes")
+    __slots__ = ("arrays", "fields", "linear", "native", "nbytes")
 
     def __init__(
         self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], codes: NDArray[np.uint8] | None = None
@@ -70,6 +72,7 @@ class PackedWeight:
                 self.arrays[name] = a = a.view()
                 a.flags.writeable = False
         self.native = _native.Weight(native)
+        self.linear = functools.partial(_native.linear, self.native)
         self.nbytes = sum(a.nbytes for name, a in self.arrays.items() if name != "values")
 
     def __reduce__(self) -> tuple[Any, ...]:
