@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
+from .backends.cpu import at_once
 from .errors import BackendError, ShapeError
 from .numerics.array_interop import (
     as_matrix,
@@ -104,10 +105,10 @@ def _resolve(
     if isinstance(w, Prepared):
         if backend not in (None, w.backend):
             raise BackendError(f"[{op}] the weight is prepared for {w.backend!r}, the call asks for {backend!r}")
-        key = (op, dtype, activations, schedule)
-        serving = w.served.get(key)
+        question = (op, dtype, activations, schedule)
+        serving = w.served.get(question)
         if serving is None:
-            serving = w.served[key] = choose(Call(op, w.format, dtype, activations, schedule), backend=w.backend)
+            serving = w.served[question] = choose(Call(op, w.format, dtype, activations, schedule), backend=w.backend)
         return serving, w
     call, device = Call(op, w.format, dtype, activations, schedule), at if isinstance(at, str) else device_of(at)
     chosen = choose(call, device, backend)
@@ -221,6 +222,10 @@ def linear(
     plain_bias = bias is None or (type(bias) is np.ndarray and bias.shape == w.shape[:1])
     if backend is None and schedule is None and plain_bias and activations in ACTIVATIONS and _is_plain(x, w):
         return backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
+    if backend is None and schedule is None and type(w) is Prepared and is_torch(x):
+        y = at_once(x, w, bias, activations)
+        if y is not None:
+            return y
     _check_mode("linear", activations, schedule)
     x = _check_x("linear", x)
     if bias is not None:

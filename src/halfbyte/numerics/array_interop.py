@@ -29,13 +29,15 @@ def is_torch(x: Any) -> bool:
 class TorchState:
     """What the loaded torch is doing, and which tensors' memory may be read by address.
 
+    kind, parameter, floats     torch.Tensor, torch.nn.Parameter, the dtypes that are computed
     modes, transforms, tracing  torch's own functions: the number of dispatch modes, the innermost
                                 transform of torch.func or None, the state of torch.jit.trace or None
+    grad_enabled, forward_ad    torch.is_grad_enabled, the module torch.autograd.forward_ad
     """
 
     def __init__(self) -> None:
         torch = sys.modules["torch"]
-        core, self._forward_ad = torch._C, importlib.import_module("torch.autograd.forward_ad")
+        core, self.forward_ad = torch._C, importlib.import_module("torch.autograd.forward_ad")
         key = core.DispatchKey
         names = (
             "Python", "PythonTLSSnapshot", "FuncTorchBatched", "FuncTorchGradWrapper", "BatchedNestedTensor", "Functionalize",
@@ -43,7 +45,10 @@ class TorchState:
             "NestedTensorCPU", "NestedTensorCUDA", "QuantizedCPU", "QuantizedCUDA", "MkldnnCPU",
         )  # fmt: skip
         self._special = [getattr(key, name) for name in names if hasattr(key, name)]
-        self._keys, self._tensor, self._strided = core._dispatch_keys, torch.Tensor, torch.strided
+        self._keys, self._strided = core._dispatch_keys, torch.strided
+        self.kind, self.parameter = torch.Tensor, torch.nn.Parameter
+        self.floats = (torch.float32, torch.float16, torch.bfloat16)
+        self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self._known: dict[int, bool] = {}
         self.modes: Callable[[], int] = core._len_torch_dispatch_stack
         self.transforms: Callable[[], Any] = core._functorch.peek_interpreter_stack
@@ -63,14 +68,14 @@ class TorchState:
         for x in tensors:
             if x is None:
                 continue
-            if not isinstance(x, self._tensor):
+            if not isinstance(x, self.kind):
                 return False
             found = self._keys(x)
             code = found.raw_repr()
             good = self._known.get(code)
             if good is None:
                 good = self._known[code] = x.layout is self._strided and not any(found.has(s) for s in self._special)
-            if not good or (self._forward_ad._current_level >= 0 and self._forward_ad.unpack_dual(x).tangent is not None):
+            if not good or (self.forward_ad._current_level >= 0 and self.forward_ad.unpack_dual(x).tangent is not None):
                 return False
         return True
 

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.autograd import forward_ad
-from torch.nn import Parameter
-
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..backends import Prepared
-from ..backends.cpu import activations_named, native
-from ..numerics.array_interop import check_memory, torch_state
+from ..backends.cpu import at_once, native
+from ..numerics.array_interop import check_memory
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_modes, _transforms, _tracing = torch_state().modes, torch_state().transforms, torch_state().tracing
 SLAB_BYTES = 1 << 26
 """Decoded rows that `gradient` holds at a time."""
 
@@ -36,40 +32,11 @@ def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str 
     Differentiable with respect to x and bias; in the int8 mode the gradient is that of the exact
     product (the rounding of x passes it on unchanged). Raises what `ops.linear` raises.
     """
-    y = at_once(x, w, bias, activations)
+    y: Tensor | None = at_once(x, w, bias, activations)
     if y is not None:
         return y
     check_memory("linear", x, bias)
     return compute(x, w, bias, activations)
-
-
-def at_once(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> Tensor | None:
-    """`linear` of tensors of torch's own classes on the CPU that record no gradient, x a matrix of any
-    strides or contiguous; None for all else.
-
-    The core reads x and bias through torch's DLPack functions, which fail for tensors without
-    memory of their own; negative views, which they do not see, and modes are excluded here. Every
-    failure is left to the checked path, which says what is wrong.
-    """
-    if w.backend != "cpu" or type(x) is not Tensor or not (bias is None or type(bias) is Tensor or type(bias) is Parameter):
-        return None
-    if _modes() or _transforms() or _tracing() or forward_ad._current_level >= 0 or x.is_neg():
-        return None
-    if x.requires_grad and torch.is_grad_enabled():
-        return None
-    if bias is not None and (bias.is_neg() or (bias.requires_grad and torch.is_grad_enabled())):
-        return None
-    try:
-        n, k = w.shape
-        shape = x.shape
-        if k == 0 or x.dtype not in DTYPES:
-            return None
-        # Sizes as arguments: torch takes 1 µs longer to read them from a tuple.
-        y: Tensor = x.new_empty(shape[0], n) if len(shape) == 2 else x.new_empty(*shape[:-1], n)
-        w.data.linear(x, bias, activations_named(activations), y)
-    except Exception:
-        return None
-    return y
 
 
 def compute(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str = "exact") -> Tensor:
@@ -81,7 +48,7 @@ def compute(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str
 
 
 def _product(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> Tensor:
-    y = at_once(x, w, bias, activations)
+    y: Tensor | None = at_once(x, w, bias, activations)
     return ops.product(x, w, bias, activations) if y is None else y
 
 

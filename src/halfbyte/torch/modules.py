@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..backends import Prepared
+from ..backends.cpu import at_once
 from ..errors import HalfbyteError
 from ..tensor.qtensor import QTensor
 from . import custom_ops, functional
@@ -172,7 +173,7 @@ class QLinear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
-            y = functional.at_once(x, self.packed[""].prepared, self.bias, self.activations)
+            y: Tensor | None = at_once(x, self.packed[""].prepared, self.bias, self.activations)
             if y is not None:
                 return y
         return super().forward(x)

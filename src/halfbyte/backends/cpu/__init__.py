@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import BackendError
+from ...numerics.array_interop import torch_state
 from ...numerics.exact import DTYPES, bfloat16
 from ...numerics.minifloat import MINIFLOATS
 from ...tensor.qtensor import QTensor
@@ -93,6 +94,39 @@ def set_threads(count: int) -> None:
 def activations_named(name: str) -> Any:
     """The core's member for an activation mode, "exact" or "int8"."""
     return native().Activations[name]
+
+
+def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | None:
+    """x · wᵀ + bias for tensors of torch's own classes on the CPU that record no gradient, x a matrix
+    of any strides or contiguous; None for all else.
+
+    The core reads x and bias through torch's DLPack functions, which fail for tensors without
+    memory of their own; negative views, which they do not see, and modes are excluded here. Every
+    failure is left to the checked path, which says what is wrong.
+    """
+    if w.backend != "cpu":
+        return None
+    torch = torch_state()
+    kind = torch.kind
+    if type(x) is not kind or (bias is not None and type(bias) is not kind and type(bias) is not torch.parameter):
+        return None
+    if torch.modes() or torch.transforms() or torch.tracing() or torch.forward_ad._current_level >= 0 or x.is_neg():
+        return None
+    if x.requires_grad and torch.grad_enabled():
+        return None
+    if bias is not None and (bias.is_neg() or (bias.requires_grad and torch.grad_enabled())):
+        return None
+    try:
+        n, k = w.shape
+        shape = x.shape
+        if k == 0 or x.dtype not in torch.floats:
+            return None
+        # Sizes as arguments: torch takes 1 µs longer to read them from a tuple.
+        y = x.new_empty(shape[0], n) if len(shape) == 2 else x.new_empty(*shape[:-1], n)
+        w.data.linear(x, bias, activations_named(activations), y)
+    except Exception:
+        return None
+    return y
 
 
 class CPUBackend(Backend):
