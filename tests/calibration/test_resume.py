@@ -17,6 +17,8 @@ import pytest
 from halfbyte.calibration import Spool
 from halfbyte.calibration import spool as spooling
 from halfbyte.calibration import walk as walking
+from halfbyte.checkpoints.io import journal
+from halfbyte.checkpoints.io.journal import Journal
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from support.calibration_models import write_model, write_text
@@ -53,7 +55,7 @@ def sources(tmp_path: Path, kind: str) -> str:
 MOMENTS = {
     "in a layer": (walking, "round_searched", 0), "rounding": (walking._Calibration, "_round", 10),
     "weights": (spooling, "save", 2),
-    "hidden states": (spooling, "save", 3), "line": (spooling, "append_line", 1), "last line": (spooling, "append_line", 2),
+    "hidden states": (spooling, "save", 3), "line": (Journal, "append", 1), "last line": (Journal, "append", 2),
     "behind a line": (Spool, "_done", 1), "writing": (walking.Calibrated, "rounder", 5),
 }  # fmt: skip
 """Moment -> (where, function, calls that go well)."""
@@ -79,7 +81,8 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch
 
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, dying)
-            patch.setattr(Spool, "__exit__", lambda self, *a: None)  # a process that is killed tidies nothing up
+            # A process that is killed tidies nothing up; the system takes its locks back.
+            patch.setattr(Spool, "__exit__", lambda self, *a: os.close(self._lock._descriptor))
             try:
                 main(arguments(tmp_path, method))
             except Killed:
@@ -108,21 +111,21 @@ def test_a_killed_process_leaves_what_the_next_goes_on_with(tmp_path):
     method = sources(tmp_path, "llama awq")
     code = """
 import os, signal, sys
-from halfbyte.calibration import spool
+from halfbyte.checkpoints.io.journal import Journal
 from halfbyte.cli import main
-plain = spool.append_line
-def dying(*a, **k):
-    plain(*a, **k)
-    if a[0].read_text().count("\\n") == 2:
+plain = Journal.append
+def dying(self, *a, **k):
+    plain(self, *a, **k)
+    if self.path.read_text().count("\\n") == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-spool.append_line = dying
+Journal.append = dying
 main(sys.argv[1:])
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     killed = subprocess.run([sys.executable, "-c", code, *arguments(tmp_path, method)], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     left = {p.name for p in (tmp_path / ".out.calibration").iterdir()}
-    assert left == {"lock", "journal.jsonl", "00000.layer", "00000.hidden"}
+    assert left == {"00000.layer", "00000.hidden"}
     assert main(arguments(tmp_path, method)) == 0
     (tmp_path / "out").rename(tmp_path / "resumed")
     assert main(arguments(tmp_path, method)) == 0
@@ -153,7 +156,7 @@ def test_a_run_that_ends_before_its_walk_leaves_what_an_earlier_one_had_done(tmp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(journal, "create", full)
         capsys.readouterr()
         assert main(arguments(tmp_path, method)) == 2
         assert "No space left on device" in capsys.readouterr().err
@@ -212,10 +215,8 @@ def test_other_work_is_not_gone_on_with(tmp_path, monkeypatch, capsys):
 
 
 def test_two_processes_do_not_walk_for_one_result(tmp_path):
-    with Spool(tmp_path / "out") as spool:
-        (spool.folder / "lock").write_text("1")  # a living process
-        with pytest.raises(CheckpointError, match="process 1 is writing it; wait for it, or end it"):
-            Spool(tmp_path / "out")
+    with Spool(tmp_path / "out"), pytest.raises(CheckpointError, match="this process is writing it; wait for it, or end it"):
+        Spool(tmp_path / "out")
 
 
 def test_a_result_that_may_not_be_written_is_refused_before_the_walk(tmp_path, capsys, monkeypatch):

@@ -25,6 +25,7 @@ from halfbyte.conversion import convert
 from halfbyte.errors import CheckpointError, HalfbyteError
 from support.conversion_models import identical, write_model
 from support.gguf_models import dense_model, write
+from support.other_run import other_run
 
 
 def sources(tmp_path: Path, kind: str) -> tuple[Path, str, str]:
@@ -184,10 +185,9 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_tensors(tmp_path, monkeypatch)
 def test_two_processes_at_one_file(tmp_path):
     source, to, name = sources(tmp_path, "gguf")
     lock = tmp_path / f".{name}.partial.lock"
-    lock.write_text(str(os.getppid()))
-    with pytest.raises(CheckpointError, match=f"process {os.getppid()} is writing it; wait for it, or end it"):
+    with other_run(lock) as pid, pytest.raises(CheckpointError, match=f"process {pid} is writing it; wait for it, or end it"):
         convert(source, tmp_path / name, to=to)
-    lock.write_text("999999999")
+    assert lock.exists()  # that process was killed
     convert(source, tmp_path / name, to=to)
     assert left_behind(tmp_path) == [name]
 

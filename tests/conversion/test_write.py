@@ -27,6 +27,7 @@ from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
 from halfbyte.verification.compare import verify
 from support.conversion_models import CONFIG, gaps, identical, write_model
 from support.golden_case import GOLDEN
+from support.other_run import other_run
 
 EXACT = [
     *(("int4:g128", to) for to in ("gptq", "awq", "compressed-tensors", "mlx", "modelopt")),
@@ -361,11 +362,8 @@ def test_an_interrupted_run_of_other_work_is_thrown_away(tmp_path):
 
 def test_two_runs_at_one_place(tmp_path):
     source = write_model(tmp_path / "in", "int4:g128")
-    (tmp_path / ".out.partial").mkdir()
-    (tmp_path / ".out.partial" / "lock").write_text(str(os.getppid()))
-    with pytest.raises(CheckpointError, match=f"process {os.getppid()} is writing it"):
+    with other_run(tmp_path / ".out.partial.lock") as pid, pytest.raises(CheckpointError, match=f"process {pid} is writing it"):
         convert(source, tmp_path / "out", to="gptq")
-    (tmp_path / ".out.partial" / "lock").write_text("999999999")
     convert(source, tmp_path / "out", to="gptq")
     assert identical(source, tmp_path / "out")
 

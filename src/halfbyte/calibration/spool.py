@@ -1,7 +1,8 @@
 """Finished layers of a calibration on disk, beside its result, so that an interrupted calibration
 resumes after the last of them.
 
-    .OUT.calibration/journal.jsonl    the job's key, then one line for each finished layer
+    .OUT.calibration.journal          the job's key, then one line for each finished layer
+    .OUT.calibration.lock             locked by the run
     .OUT.calibration/00003.layer      its packed weights and the changed dense tensors, as `save`
                                       writes them
     .OUT.calibration/00003.hidden     its outputs, float32; of the last finished layer only
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +32,12 @@ import torch
 from torch import Tensor
 
 from ..checkpoints import Checkpoint, load, save
-from ..checkpoints.io.journal import append_line, make_folder, plain, read_lines, take_lock
+from ..checkpoints.io.journal import Journal, Lock, make_folder, plain
+from ..checkpoints.io.safe_files import check_ours, delete, delete_folder, not_ours
 from ..tensor.qtensor import QTensor
 
-JOURNAL = "journal.jsonl"
-LOCK = "lock"
+_OURS = re.compile(r"\.?\d{5,6}\.(layer|hidden)(\.partial(\.journal(\.new)?|\.lock)?)?")
+"""Names of files of the folder, those of an interrupted `save` too."""
 
 
 @dataclass
@@ -58,22 +60,39 @@ class Spool:
     """The folder for the result `out`. A context manager: an exception keeps the folder for
     resuming, else it is deleted.
 
-    Raises CheckpointError when another process uses it, WriteError when writing fails.
+    Raises CheckpointError when another process uses it, WriteError when writing fails, NotOursError
+    for a folder or a file under these names that no run wrote.
     """
 
     def __init__(self, out: Path) -> None:
         self.out = Path(os.path.abspath(out))
         self.folder = self.out.with_name(f".{self.out.name}.calibration")
         self._lines: list[dict[str, Any]] = []
-        make_folder(self.folder, self.out)
-        take_lock(self.folder / LOCK, self.out)
+        make_folder(self.out.parent, self.out)
+        self._lock = Lock(self.out.with_name(f".{self.out.name}.calibration.lock"), self.out)
+        self._journal = Journal(self.out.with_name(f".{self.out.name}.calibration.journal"), self.out)
+        try:
+            self._check_folder()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _check_folder(self) -> None:
+        """NotOursError unless the folder is missing, empty, or that of an earlier run."""
+        known = self._journal.exists()
+        check_ours(self.folder, self.out, folder=True)
+        names = [p.name for p in self.folder.iterdir()] if self.folder.is_dir() else []
+        if names and not known:
+            raise not_ours(self.folder, self.out, "has no journal beside it")
+        if stray := [n for n in names if not _OURS.fullmatch(n)]:
+            raise not_ours(self.folder / stray[0], self.out, "is in the temporary folder, and no run writes such a file")
 
     def resume(self, work: Mapping[str, Any]) -> list[LayerResult]:
         """The finished layers of an earlier run of the same job, in order, weights mapped from
         disk.
         """
         known = plain(work)
-        lines = read_lines(self.folder / JOURNAL)
+        lines = self._journal.read()
         self._lines = []
         for number, line in enumerate(lines[1:] if lines[:1] == [known] else []):
             if not self._whole(_layer(number), line["nbytes"]):
@@ -82,13 +101,10 @@ class Spool:
         # Hidden states of earlier layers may have been deleted.
         while self._lines and not self._whole(_hidden(len(self._lines) - 1), self._lines[-1]["hidden_nbytes"]):
             self._lines.pop()
-        kept = {LOCK, JOURNAL, *map(_layer, range(len(self._lines))), _hidden(len(self._lines) - 1)}
-        for path in self.folder.iterdir():
-            if path.name not in kept:
-                path.unlink()
-        new = self.folder / f"{JOURNAL}.new"  # a full disk leaves the old one
-        new.write_text("".join(json.dumps(x) + "\n" for x in (known, *self._lines)), encoding="utf-8")
-        new.replace(self.folder / JOURNAL)
+        kept = {*map(_layer, range(len(self._lines))), _hidden(len(self._lines) - 1)}
+        self._journal.start([known, *self._lines])
+        make_folder(self.folder, self.out)
+        delete(p for p in self.folder.iterdir() if p.name not in kept)
         return [self._done(number, line) for number, line in enumerate(self._lines)]
 
     def hidden(self, device: str) -> list[Tensor]:
@@ -105,7 +121,7 @@ class Spool:
             "nbytes": self._size(_layer(number)), "hidden_nbytes": self._size(_hidden(number)), "notes": done.notes,
             "uncalibrated": done.uncalibrated,
         }  # fmt: skip
-        append_line(self.folder / JOURNAL, line)
+        self._journal.append(line)
         self._lines.append(line)
         (self.folder / _hidden(number - 1)).unlink(missing_ok=True)
         return self._done(number, line)
@@ -131,10 +147,11 @@ class Spool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # Layers of an earlier run are kept when this run ended before it read them.
-        if kind is None or len(read_lines(self.folder / JOURNAL)) < 2:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        else:
-            (self.folder / LOCK).unlink(missing_ok=True)
+        if kind is None or len(self._journal.read()) < 2:
+            names = [p.name for p in self.folder.iterdir() if _OURS.fullmatch(p.name)] if self.folder.is_dir() else []
+            delete_folder(self.folder, names)
+            self._journal.remove()
+        self._lock.release()
 
 
 def _layer(number: int) -> str:

@@ -77,6 +77,12 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL in the name
         from .hub import parse_name
 
+        if path.with_name(f".{path.name}.replaced").is_dir():
+            raise CheckpointError(
+                f"[open] {path} is not there: an interrupted run was about to replace it; run the same command again, which "
+                f"completes it. The old output is in .{path.name}.replaced"
+            ) from error
+
         name = parse_name(given)
         if name is None:
             raise CheckpointError(

@@ -18,6 +18,7 @@ from ..checkpoints.io.resumable_file import ResumableFile
 from .edges import refusal
 from .gguf_names import RenamedLike
 from .outcome import KINDS, Outcome
+from .source_files import source_files, source_identity
 from .targets import Goal
 from .unit import COPIED, QUANTIZED, Record, Rounding, Unit, blocks, convert_key, from_note
 
@@ -158,14 +159,16 @@ def resumed_units(run: ConversionRun, file: ResumableFile, result: Converted) ->
     return units
 
 
+def input_files(checkpoint: Checkpoint) -> list[Path]:
+    """Every weight file that is read, of the model that gives names too."""
+    files = source_files(checkpoint)
+    return files + source_files(checkpoint.like) if isinstance(checkpoint, RenamedLike) else files
+
+
 def identity(run: ConversionRun, limit: int = 0) -> dict[str, Any]:
     """What makes two runs the same run."""
-    path = run.checkpoint.path.resolve()
-    files = sorted({f for k in run.keys for f in run.checkpoint.info(k).files})
-    base = path if path.is_dir() else path.parent
-    like = str(run.checkpoint.like.path.resolve()) if isinstance(run.checkpoint, RenamedLike) else ""
-    stats = [[f, (base / f).stat().st_size, (base / f).stat().st_mtime_ns] for f in files if (base / f).is_file()]
+    like = source_identity(run.checkpoint.like) if isinstance(run.checkpoint, RenamedLike) else ""
     return {
-        "source": str(path), "files": stats, "to": str(run.goal), "params": dict(run.goal.params),
-        "scale_dtype": run.goal.scale_dtype, "how": run.method, "like": like, "lossy": run.lossy, "limit": limit, "version": 2,
+        **source_identity(run.checkpoint), "to": str(run.goal), "params": dict(run.goal.params),
+        "scale_dtype": run.goal.scale_dtype, "how": run.method, "like": like, "lossy": run.lossy, "limit": limit, "version": 3,
     }  # fmt: skip

@@ -2,8 +2,9 @@
 
     value written = exact value of the weight, rounded once to the dtype
 
-Dense tensors are copied unchanged. Files are written under a temporary name and renamed at the end,
-so a run that fails leaves nothing. Names are those of the source: a packed module `x` becomes
+Dense tensors are copied unchanged. Files are written under a temporary name and renamed at the end;
+the same command resumes a run that was interrupted, after the last shard of a folder or the last
+tensor of a file. Names are those of the source: a packed module `x` becomes
 `x.weight`. A model's stacked experts become the two parameters that transformers has,
 `experts.gate_up_proj` [e, 2f, k] and `experts.down_proj` [e, h, f], each matrix transposed for the
 model types in `TRANSPOSED_EXPERTS`. The parts `x.0`, `x.1` of a fused projection are joined to
@@ -12,7 +13,6 @@ model types in `TRANSPOSED_EXPERTS`. The parts `x.0`, `x.1` of a fused projectio
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -27,17 +27,21 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..checkpoints.io.output_path import CARRIED, check_output_path, remove, replace_output
+from ..checkpoints.io.journal import make_folder
+from ..checkpoints.io.output_path import CARRIED, check_output_path
+from ..checkpoints.io.safe_files import WriteError, carried_files
 from ..checkpoints.safetensors.file import NUMPY_DTYPES
 from ..checkpoints.safetensors.folder import SIDE_CONFIGS
+from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
-from ..errors import CheckpointError, FormatError
+from ..errors import CheckpointError, FormatError, HalfbyteError
 from ..gguf_models.model_files import model_files
 from ..gguf_models.view import ModelView, as_model, no_model
 from ..numerics.exact import dtype_named
 from ..tensor.qtensor import QTensor
 from ..tensor.row_view import RowView, Source
+from .source_files import source_files, source_identity
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard, the size transformers writes."""
@@ -296,7 +300,7 @@ def dequantize_checkpoint(
     if given.suffix == ".gguf":
         raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
     checkpoint.check("dequantize")
-    check_output_path("dequantize", checkpoint.path, given, overwrite)
+    check_output_path("dequantize", checkpoint.path, given, overwrite, inputs=source_files(checkpoint))
     checkpoint = as_model(rows_by_name(checkpoint), "")
     beside, notes = beside_weights(checkpoint, out)
     tensors, dropped = outputs(checkpoint, word)
@@ -304,25 +308,20 @@ def dequantize_checkpoint(
         given, word, tensors=len(tensors), quantized=sum(t.info.quantized for t in tensors), dropped=dropped, notes=notes
     )
     result.nbytes = sum(t.nbytes for t in tensors)
-    free = shutil.disk_usage(_existing(out.parent)).free
+    free = shutil.disk_usage(_existing(out.parent)).free + _partial_bytes(out)
     if result.nbytes > free:
         raise CheckpointError(
             f"[dequantize] {given}: {result.nbytes:,} bytes are needed, {free:,} are free; "
             "give another path or a narrower --dtype"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    try:
-        walk = _Walk(checkpoint, arithmetic, result, progress)
-        if out.suffix == ".safetensors":
-            walk.file(partial, tensors)
-            result.files = [out.name]
-        else:
-            partial.mkdir()
-            _fill_folder(checkpoint, partial, walk, shards(tensors, max_shard_size), word, beside)
-        replace_output(partial, out)
-    finally:
-        remove(partial)
+    walk = _Walk(checkpoint, arithmetic, result, progress)
+    work = {**source_identity(checkpoint), "dtype": word, "arithmetic": arithmetic, "limit": max_shard_size, "version": 2}
+    if out.suffix == ".safetensors":
+        make_folder(out.parent, out)
+        walk.file(out, tensors, {**work, "op": "dequantize"})
+        result.files = [out.name]
+    else:
+        walk.folder(out, shards(tensors, max_shard_size), {**work, "op": "dequantize"}, max_shard_size, beside)
     return result
 
 
@@ -336,14 +335,60 @@ class _Walk:
         self.progress = progress
         self.done = 0
 
-    def file(self, path: Path, tensors: list[Output]) -> None:
-        # Wider elements first keeps every tensor aligned, so that the writer need not copy the
-        # data.
-        with SafetensorsWriter(path, {"format": "pt"}, expected=len(tensors)) as out:
-            for t in sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize):
+    def file(self, path: Path, tensors: list[Output], work: dict[str, Any]) -> None:
+        """Write one file, a tensor after another."""
+        with SafetensorsWriter(path, {"format": "pt"}, len(tensors), work) as out:
+            for note in out.notes:
+                self.resume(note)
+            for t in _by_width(tensors)[len(out.notes) :]:
                 out.add_blocks(t.name, DTYPES[t.dtype], t.shape, self.counted(t))
-                for key in {t.info.key, *(key for keys in t.sources for key in keys)}:
-                    self.checkpoint.release(key)
+                self.release(t)
+                out.unit_done(self.note([t]))
+
+    def folder(self, path: Path, parts: list[list[Output]], work: dict[str, Any], limit: int, beside: Mapping[str, Any]) -> None:
+        """Write a folder, a shard after another; `beside`: its further files."""
+        files, carried = _model_files(self.checkpoint, self.result.dtype)
+        files |= beside
+        expected = max(map(len, parts))
+        with ResumableFolder(path, work, limit, {"format": "pt"}, expected) as folder:
+            for note in folder.notes:
+                self.resume(note)
+            try:
+                for tensors in parts[len(folder.notes) :]:
+                    folder.add(self.written(tensors), sum(t.nbytes for t in tensors), None)
+                    folder.note(self.note(tensors))
+                    folder.end_shard()
+            except WriteError:
+                raise  # the disk may have space later
+            except (HalfbyteError, ValueError):
+                folder.discard()  # it would happen again
+                raise
+            self.result.files = folder.finish(files, carried)
+
+    def written(self, tensors: list[Output]) -> Iterator[tuple[str, np.dtype[Any], tuple[int, ...], Iterator[NDArray[Any]]]]:
+        """The arguments of a writer, for the tensors of a shard."""
+        for t in _by_width(tensors):
+            yield t.name, DTYPES[t.dtype], t.shape, self.counted(t)
+            self.release(t)
+
+    def release(self, t: Output) -> None:
+        """A tensor has been written: its sources are not needed any more."""
+        for key in {t.info.key, *(key for keys in t.sources for key in keys)}:
+            self.checkpoint.release(key)
+
+    def note(self, tensors: list[Output]) -> dict[str, Any]:
+        """What a resumed run must know of tensors that were written."""
+        return {
+            "nbytes": sum(t.nbytes for t in tensors), "key": tensors[-1].info.key if tensors else "",
+            "nonfinite": {t.name: n for t in tensors if (n := self.result.nonfinite.get(t.name))},
+        }  # fmt: skip
+
+    def resume(self, note: dict[str, Any]) -> None:
+        """Count tensors that an earlier run had written."""
+        self.done += note["nbytes"]
+        self.result.nonfinite |= note["nonfinite"]
+        if self.progress is not None and note["key"]:
+            self.progress(self.done, self.result.nbytes, note["key"])
 
     def counted(self, t: Output) -> Iterator[NDArray[Any]]:
         """The blocks of a tensor, each reported as progress when it has been written."""
@@ -414,42 +459,25 @@ def beside_weights(checkpoint: Checkpoint, out: Path) -> tuple[dict[str, Any], l
     return {}, []
 
 
-def _fill_folder(
-    checkpoint: Checkpoint, folder: Path, walk: _Walk, parts: list[list[Output]], dtype: str, beside: Mapping[str, Any]
-) -> None:
-    names = [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
-    if len(parts) == 1:
-        names = ["model.safetensors"]
-    for name, tensors in zip(names, parts, strict=True):
-        walk.file(folder / name, tensors)
-    if len(parts) > 1:
-        index = {
-            "metadata": {"total_size": walk.result.nbytes},
-            "weight_map": {t.name: name for name, tensors in zip(names, parts, strict=True) for t in tensors},
-        }
-        _write_json(folder / "model.safetensors.index.json", index)
-    _carry(checkpoint, folder, dtype)
-    for name, value in beside.items():
-        if isinstance(value, str):
-            (folder / name).write_text(value, encoding="utf-8")
-        else:
-            _write_json(folder / name, value)
-    walk.result.files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+def _by_width(tensors: list[Output]) -> list[Output]:
+    """Wider elements first: every tensor is aligned, so that the writer need not copy the data."""
+    return sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize)
 
 
-def _carry(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
-    """Write config.json without its quantization, and copy tokenizer and other model files."""
+def _model_files(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, Any], dict[str, Path]]:
+    """config.json without its quantization, and the tokenizer and other model files to copy."""
     source = checkpoint.path
     if isinstance(checkpoint, ModelView):
-        _write_json(folder / "config.json", untied(dense_config({**checkpoint.config, "dtype": dtype}, dtype), checkpoint))
-    if not source.is_dir() or isinstance(checkpoint, ModelView):
-        return
-    for path in sorted(source.iterdir()):
-        packed_only = path.name in SIDE_CONFIGS or path.name.endswith(".index.json")
-        if path.suffix in CARRIED and path.is_file() and not packed_only and path.name != "config.json":
-            shutil.copyfile(path, folder / path.name)
-    if (source / "config.json").is_file():
-        _write_json(folder / "config.json", untied(dense_config(checkpoint.config, dtype), checkpoint))
+        return {"config.json": untied(dense_config({**checkpoint.config, "dtype": dtype}, dtype), checkpoint)}, {}
+    if not source.is_dir():
+        return {}, {}
+    skipped = (*SIDE_CONFIGS, "config.json")
+    found = carried_files(source, CARRIED, "dequantize")
+    carried = {n: p for n, p in found.items() if n not in skipped and not n.endswith(".index.json")}
+    # A GGUF's configuration is derived from its header; only a config.json is copied.
+    if not (source / "config.json").is_file():
+        return {}, carried
+    return {"config.json": untied(dense_config(checkpoint.config, dtype), checkpoint)}, carried
 
 
 def untied(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
@@ -473,8 +501,11 @@ def dense_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     return {k: dense_config(v, dtype) if k.endswith("_config") and isinstance(v, dict) else v for k, v in out.items()}
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _partial_bytes(out: Path) -> int:
+    """Bytes that an interrupted run for `out` has written."""
+    partial = out.with_name(f".{out.name}.partial")
+    paths = list(partial.iterdir()) if partial.is_dir() and not partial.is_symlink() else [partial]
+    return sum(p.lstat().st_size for p in paths if os.path.lexists(p))
 
 
 def _existing(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from ..checkpoints import Checkpoint
 from ..checkpoints.io.journal import WriteError, make_folder
 from ..checkpoints.io.output_path import CARRIED, check_output_path
+from ..checkpoints.io.safe_files import carried_files
 from ..checkpoints.quant_config import write_config
 from ..checkpoints.safetensors.folder import SIDE_CONFIGS
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
@@ -28,7 +29,7 @@ from ..gguf_models.view import ModelView, as_model
 from ..layouts import LAYOUTS
 from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
-from .run import ConversionRun, Converted, Progress, identity, resumed_units
+from .run import ConversionRun, Converted, Progress, identity, input_files, resumed_units
 from .targets import Goal, goal_named
 from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS, beside_weights, untied
 from .unit import Rounding, Unit, from_note
@@ -100,7 +101,7 @@ def write_checkpoint(
     if not (LAYOUTS[goal.layout].writes_checkpoints or LAYOUTS[goal.layout].container == "gguf"):
         written = [n for n, layout in LAYOUTS.items() if layout.writes_checkpoints or layout.container == "gguf"]
         raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join(written)}")
-    check_output(checkpoint.path, out, goal, overwrite, plan)
+    check_output(checkpoint.path, out, goal, overwrite, plan, input_files(checkpoint))
     goal = goal if rounding is not None else _with_gptq_version(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
     beside, notes = ({}, []) if goal.layout == "gguf" else beside_weights(checkpoint, out)
@@ -124,6 +125,7 @@ def write_checkpoint(
 def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int, beside: Mapping[str, Any]) -> None:
     checkpoint, goal = run.checkpoint, run.goal
     metadata = {"format": "halfbyte", "version": "1"} if goal.layout == "halfbyte" else {"format": "pt"}
+    carried = _carried(checkpoint)
     with ResumableFolder(out, identity(run, limit), limit, metadata) as folder:
         units = [from_note(note) for note in folder.notes if note]
         result.resumed = len(units)
@@ -141,7 +143,7 @@ def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int, 
             folder.discard()  # it would happen again
             raise
         result.records = [u.record for u in units]
-        result.files = folder.finish({**_json_files(checkpoint, files), **beside}, _carried(checkpoint))
+        result.files = folder.finish({**_json_files(checkpoint, files), **beside}, carried)
 
 
 def _write_file(run: ConversionRun, out: Path, result: Converted) -> None:
@@ -204,11 +206,8 @@ def _carried(checkpoint: Checkpoint) -> dict[str, Path]:
     if folder is None:
         return {}
     skipped = (*SIDE_CONFIGS, "config.json")
-    return {
-        p.name: p
-        for p in sorted(folder.iterdir())
-        if p.suffix in CARRIED and p.is_file() and p.name not in skipped and not p.name.endswith(".index.json")
-    }
+    found = carried_files(folder, CARRIED, "convert")
+    return {n: p for n, p in found.items() if n not in skipped and not n.endswith(".index.json")}
 
 
 def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:
@@ -254,7 +253,7 @@ def _with_gptq_version(checkpoint: Checkpoint, goal: Goal) -> Goal:
     return replace(goal, params={**goal.params, "checkpoint_format": version})
 
 
-def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: bool) -> None:
+def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: bool, inputs: Iterable[Path] = ()) -> None:
     """CheckpointError when `out` is the source, is of the wrong kind, or may not be replaced. A
     plan writes nothing.
     """
@@ -263,4 +262,5 @@ def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: boo
     if goal.layout != "gguf" and out.suffix == ".gguf":
         raise CheckpointError(f"[convert] {out}: {goal.layout} is written as a folder, or as one file named *.safetensors")
     if not plan:
-        check_output_path("convert", source, out, overwrite, (".gguf",) if goal.layout == "gguf" else (".safetensors",))
+        suffixes = (".gguf",) if goal.layout == "gguf" else (".safetensors",)
+        check_output_path("convert", source, out, overwrite, suffixes, inputs)

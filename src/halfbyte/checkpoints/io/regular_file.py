@@ -47,3 +47,14 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe, a device or a socket", str(path))
+
+
+def stays_inside(folder: Path, path: Path) -> bool:
+    """Whether `path`, links followed, is inside `folder`, or in the hub's store of the snapshot
+    that `folder` is.
+    """
+    home, real = folder.resolve(), path.resolve()
+    if real.is_relative_to(home):
+        return True
+    blobs = home.parent.parent / "blobs"
+    return home.parent.name == "snapshots" and real.parent == blobs and re.fullmatch(r"[0-9a-f]{40,64}", real.name) is not None

@@ -1,15 +1,16 @@
 """A file written a tensor at a time under a temporary name and renamed when complete; an
 interrupted run can be resumed.
 
-    .NAME.PID.partial       the data; with `work` it is .NAME.partial, and a later run of the same
-                            work continues it
+    .NAME.partial           the data
     .NAME.partial.journal   the work, then one line for each unit of tensors: its end, its checksum,
                             its header entries
-    .NAME.partial.lock      the id of the process that writes it
+    .NAME.partial.lock      locked by the run that writes
 
-A unit counts as written when the journal has its line and the bytes on disk have its checksum:
-after a kill, or a power cut that lost data, a run resumes after the last unit for which that holds.
-Subclasses write the header (`_complete`).
+A later run of the same `work` continues the data; any other run for NAME deletes them. A unit
+counts as written when the journal has its line and the bytes on disk have its checksum: after a
+kill, or a power cut that lost data, a run resumes after the last unit for which that holds. A
+`.NAME.partial` without a journal, or one that is a link, is not this program's and is refused
+(`safe_files`). Subclasses write the header (`_complete`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .background_flush import Flusher
-from .journal import WriteError, append_line, plain, read_lines, take_lock
+from .journal import Journal, Lock, plain
+from .safe_files import NotOursError, WriteError, check_ours, create, delete, not_ours, reopen, sync_folder
 
 BUFFER = 1 << 22
 Own = TypeVar("Own", bound="ResumableFile")
@@ -38,50 +40,62 @@ class ResumableFile(ABC):
     """Writes `path`. A context manager: leaving it normally finishes the file; leaving it by an
     exception removes what was written, unless it is to be resumed and has a unit.
 
-    start  offset of the first tensor, after the space reserved for the header
-    work   JSON values that identify the run; None writes a file that is not resumed
-    op     the command, for messages
-    notes  the values given to `unit_done`, by this run and those it resumes
-    Raises WriteError when the file system refuses, CheckpointError when another process writes the
-    same file.
+    start    offset of the first tensor, after the space reserved for the header
+    work     JSON values that identify the run; None writes a file that is not resumed
+    op       the command, for messages
+    private  the file is in a temporary folder of this program, which has a lock and a journal
+    notes    the values given to `unit_done`, by this run and those it resumes
+    Raises WriteError when the file system refuses, CheckpointError when another run writes the same
+    file, NotOursError when a temporary name is taken by a file of somebody else.
     """
 
-    def __init__(self, path: Path, start: int, op: str, work: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, start: int, op: str, work: Mapping[str, Any] | None = None, private: bool = False) -> None:
         self.path, self.op, self._start, self._end = path, op, start, 0
         self._entries: dict[str, Any] = {}
         self._unit: list[str] = []
         self.notes: list[Any] = []
         self.resumed = 0
+        self._resumes = work is not None
         self._checksum = 0
         self._summing: ThreadPoolExecutor | None = None
-        middle = f".{os.getpid()}" if work is None else ""
-        self._temporary = path.with_name(f".{path.name}{middle}.partial")
-        self._journal = self._lock = None
-        if work is not None:
-            self._journal = path.with_name(f".{path.name}.partial.journal")
-            self._lock = path.with_name(f".{path.name}.partial.lock")
-            take_lock(self._lock, path)
+        self._temporary = path.with_name(f".{path.name}.partial")
+        self._journal = None if private else Journal(path.with_name(f".{path.name}.partial.journal"), path)
+        self._lock = None if private else Lock(path.with_name(f".{path.name}.partial.lock"), path)
         try:
-            kept = self._kept({**plain(work), "start": start}) if work is not None else []
-            self._file: IO[bytes] = self._temporary.open("rb+" if kept else "wb+")
+            self._file = self._opened({**plain(work or {}), "start": start})
             self._file.truncate(start + self._end)
             self._file.seek(start + self._end)
             self._flusher = Flusher(self._file.fileno())
-        except OSError as error:
-            self._unlock()
-            raise self._refused(error) from error
+        except BaseException as error:
+            if self._lock is not None:
+                self._lock.release()
+            raise (self._refused(error) if isinstance(error, OSError) else error) from None
 
-    def _kept(self, work: Any) -> list[Any]:
-        """Journal lines of an earlier run of the same work whose bytes are on disk; the journal is
-        truncated after them.
+    def _opened(self, work: Any) -> IO[bytes]:
+        """The temporary file: continued after the units of an earlier run of the same work, else
+        new.
         """
-        assert self._journal is not None
-        lines = read_lines(self._journal)
+        if self._journal is None:
+            delete([self._temporary])
+            return create(self._temporary)
+        known = self._journal.exists()
+        check_ours(self._temporary, self.path)
+        if self._temporary.exists() and not known:
+            raise not_ours(self._temporary, self.path, "has no journal beside it")
+        kept = self._kept(self._journal.read(), work) if self._resumes else []
+        self._journal.start([work, *kept])
+        if kept:
+            return os.fdopen(reopen(self._temporary, self.path, checked=True), "rb+")
+        delete([self._temporary])
+        return create(self._temporary)
+
+    def _kept(self, lines: list[Any], work: Any) -> list[Any]:
+        """Journal lines of an earlier run of the same work whose bytes are on disk."""
         kept: list[Any] = []
-        if lines and lines[0] == work and self._temporary.is_file():
-            with self._temporary.open("rb") as f:
+        if lines and lines[0] == work and self._temporary.exists():
+            with os.fdopen(reopen(self._temporary, self.path), "rb") as f:
                 for line in lines[1:]:
-                    if _checksum(f, self._start + self._end, line["end"] - self._end) != line["checksum"]:
+                    if checksum(f, self._start + self._end, line["end"] - self._end) != line["checksum"]:
                         break
                     kept.append(line)
                     self._end = line["end"]
@@ -89,9 +103,6 @@ class ResumableFile(ABC):
             self._entries |= {name: self._entry(value) for name, value in line["entries"]}
             self.notes.append(line["note"])
         self.resumed = len(kept)
-        self._journal.unlink(missing_ok=True)
-        for line in (work, *kept):
-            append_line(self._journal, line, sync=False)
         return kept
 
     def _enter(self, name: str, entry: Any) -> None:
@@ -125,7 +136,7 @@ class ResumableFile(ABC):
         """A function that returns the unit's checksum including `raw`, computed while a large block
         is written.
         """
-        if self._journal is None:
+        if self._journal is not None and not self._resumes:
             return lambda: 0
         if len(raw) < BUFFER:
             value = zlib.crc32(raw, self._checksum)
@@ -137,14 +148,15 @@ class ResumableFile(ABC):
     def unit_done(self, note: Any) -> None:
         """End a unit: the tensors since the last call, which a resumed run need not write again."""
         self.notes.append(note)
-        if self._journal is None:
+        if self._journal is None or not self._resumes:
             return
         try:
             self._file.flush()
         except OSError as error:
             raise self._refused(error) from error
         entries = [[name, self._entries[name]] for name in self._unit]
-        append_line(self._journal, {"end": self._end, "checksum": self._checksum, "note": note, "entries": entries}, sync=False)
+        line = {"end": self._end, "checksum": self._checksum, "note": note, "entries": entries}
+        self._journal.append(line, sync=False)
         self._unit.clear()
         self._checksum = 0
 
@@ -157,6 +169,8 @@ class ResumableFile(ABC):
             os.fsync(self._file.fileno())
             self._file.close()
             self._temporary.replace(self.path)
+            if self._journal is not None:
+                sync_folder(self.path.parent)
         except BaseException as error:
             self._leave(error)
             raise (self._refused(error) if isinstance(error, OSError) else error) from None
@@ -169,11 +183,12 @@ class ResumableFile(ABC):
     def abandon(self) -> None:
         """Remove what was written; nothing to do after `finish`."""
         self._close()
-        for path in (self._temporary, self._journal):
-            with contextlib.suppress(OSError):
-                if path is not None:
-                    path.unlink()
-        self._unlock()
+        with contextlib.suppress(OSError, NotOursError):
+            delete([self._temporary])  # before the journal, which shows whose it is
+            if self._journal is not None:
+                self._journal.remove()
+        if self._lock is not None:
+            self._lock.release()
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
@@ -187,17 +202,13 @@ class ResumableFile(ABC):
             self._summing = None
         self._flusher.wait()
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.unlink(missing_ok=True)
-
     def _refused(self, error: OSError, doing: str = "") -> WriteError:
         kept = f"; {len(self.notes)} tensors kept: run again to resume, or delete {self._temporary}" if self._resumable else ""
         return WriteError(f"[{self.op}] {self.path}: cannot be written: {error.strerror or error}{doing}{kept}")
 
     @property
     def _resumable(self) -> bool:
-        return self._journal is not None and bool(self.notes)
+        return self._resumes and self._journal is not None and bool(self.notes)
 
     def __enter__(self: Own) -> Own:
         return self
@@ -214,12 +225,13 @@ class ResumableFile(ABC):
         """
         if self._resumable and (isinstance(error, WriteError | OSError) or not isinstance(error, Exception)):
             self._close()
-            self._unlock()
+            if self._lock is not None:
+                self._lock.release()
         else:
             self.abandon()
 
 
-def _checksum(file: IO[bytes], start: int, nbytes: int) -> int | None:
+def checksum(file: IO[bytes], start: int, nbytes: int) -> int | None:
     """CRC-32 of bytes of a file, None when it ends before them."""
     file.seek(start)
     value = 0

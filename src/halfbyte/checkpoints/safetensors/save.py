@@ -41,6 +41,8 @@ def save(
     if isinstance(weights, Checkpoint):
         weights.check("save")
     names = tuple(weights.keys())
+    if isinstance(weights, Checkpoint):
+        _check_path(Path(path), weights)
     layout = OwnLayout()
     with SafetensorsWriter(path, {**(metadata or {}), "format": "halfbyte", "version": VERSION}, expected=4 * len(names)) as out:
         for done, name in enumerate(names):
@@ -53,6 +55,14 @@ def save(
                 weights.release(name)
         if progress is not None:
             progress(len(names), len(names), "")
+
+
+def _check_path(path: Path, checkpoint: Checkpoint) -> None:
+    """CheckpointError when `path` is a file of the checkpoint, by whatever name."""
+    base = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    for name in {f for info in checkpoint.infos() for f in info.files}:
+        if path.exists() and (base / name).exists() and path.samefile(base / name):
+            raise CheckpointError(f"[save] {path} is {base / name}, which is read; give another path")
 
 
 def _tensors(name: str, weight: QTensor | NDArray[Any], layout: OwnLayout) -> Iterable[tuple[str, NDArray[Any]]]:

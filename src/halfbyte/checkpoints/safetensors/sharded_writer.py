@@ -1,21 +1,24 @@
 """A folder of safetensors shards, written under a temporary name, resumable after a kill, renamed
 when complete.
 
-    .OUT.partial/journal.jsonl      the work, then one line for each finished shard
     .OUT.partial/00001.shard        finished shards; their names keep them from being opened as a
                                     checkpoint
+    .OUT.partial.journal            the work, then one line for each finished shard with its size
+                                    and checksums, then what the end does
+    .OUT.partial.lock               locked by the run that writes
     OUT/model-00001-of-00003.safetensors …
 
-A run that finds a journal of the same work resumes after its last finished shard; a journal of
-other work is deleted. At the end JSON files are written first and shards renamed last, so that a
-folder that opens is always complete.
+A run that finds a journal of the same work resumes after its last whole shard; any other run for
+OUT deletes what the journal lists. At the end JSON files are written first and shards renamed last,
+so that a folder that opens is always complete. Then the folder takes the place of OUT
+(`io/rename.py`); a run that was killed there is completed by the next one.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import shutil
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,16 +27,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..io.journal import WriteError, append_line, make_folder, plain, read_lines, take_lock
-from ..io.output_path import replace_output
+from ...errors import CheckpointError
+from ..io.journal import Journal, Lock, WriteError, make_folder, plain
+from ..io.output_path import foreign_entry
+from ..io.rename import exchange, identity
+from ..io.resumable_file import checksum
+from ..io.safe_files import (
+    check_name,
+    check_ours,
+    copy_file,
+    delete,
+    delete_folder,
+    foreign,
+    not_ours,
+    sync_folder,
+    write_file,
+    write_json,
+)  # fmt: skip
 from .folder import INDEX_NAME
 from .writer import SafetensorsWriter
 
 Tensor = tuple[str, np.dtype[Any], tuple[int, ...], Iterable[NDArray[Any]]]
 """Name, dtype, shape and blocks in C order."""
 
-JOURNAL = "journal.jsonl"
-LOCK = "lock"
+_SHARD = re.compile(r"\d{5,6}\.shard|\.\d{5,6}\.shard\.partial")
 
 
 class ResumableFolder:
@@ -43,23 +60,36 @@ class ResumableFolder:
     work      identifies the run: another value starts anew
     limit     bytes of a shard; a unit that is larger has a shard of its own
     metadata  of every shard
+    expected  tensors of a shard, an estimate
     notes     the values given to `add`, for units of finished shards of this run and the one it
               resumes
-    Raises CheckpointError when another process writes it.
+    Raises CheckpointError when another process writes it, NotOursError when a temporary name is
+    taken by something this program did not write.
     """
 
-    def __init__(self, out: Path, work: Mapping[str, Any], limit: int, metadata: Mapping[str, str]) -> None:
+    def __init__(self, out: Path, work: Mapping[str, Any], limit: int, metadata: Mapping[str, str], expected: int = 2048) -> None:
         self.out = Path(os.path.abspath(out))  # "." has no name to write beside
         self.limit = limit
         self.metadata = metadata
+        self.expected = expected
         self.partial = self.out.with_name(f".{self.out.name}.partial")
+        self.replaced = self.out.with_name(f".{self.out.name}.replaced")
         self.notes: list[Any] = []
         self._shards: list[dict[str, Any]] = []
         self._writer: SafetensorsWriter | None = None
         self._current: dict[str, Any] = {}
-        make_folder(self.partial, self.out)
-        take_lock(self.partial / LOCK, self.out)
-        self._resume(plain(work))
+        self._names: list[str] = []
+        make_folder(self.out.parent, self.out)
+        self._lock = Lock(self.out.with_name(f".{self.out.name}.partial.lock"), self.out)
+        self._journal = Journal(self.out.with_name(f".{self.out.name}.partial.journal"), self.out)
+        try:
+            self._resume(plain(work))
+            self._had = self._old_names()
+        except BaseException as error:
+            self._lock.release()
+            if isinstance(error, OSError):
+                raise self._refused(error) from error
+            raise
 
     @property
     def resumed(self) -> int:
@@ -67,34 +97,59 @@ class ResumableFolder:
         return len(self.notes)
 
     def _resume(self, work: Any) -> None:
-        journal = self.partial / JOURNAL
-        lines = read_lines(journal)
-        if not lines or lines[0] != work:
-            for path in self.partial.iterdir():
-                if path.name != LOCK:
-                    path.unlink()
-            append_line(journal, work)
-            return
-        for line in lines[1:]:
-            path = self.partial / line["file"]
-            if not path.is_file() or path.stat().st_size != line["size"]:
+        known = self._journal.exists()
+        check_ours(self.partial, self.out, folder=True)
+        if not known and self.partial.is_dir() and any(self.partial.iterdir()):
+            raise not_ours(self.partial, self.out, "has no journal beside it")
+        lines = self._journal.read()
+        if any("put" in line for line in lines) and self._complete_put(next(x["put"] for x in lines if "put" in x)):
+            lines, known = [], False
+        shards = [x for x in lines[1:] if "file" in x]
+        names = [name for x in lines[1:] for name in x.get("names", [])]
+        if lines[:1] == [work]:
+            self._shards = self._whole(shards, names)
+        self.notes = [note for shard in self._shards for note in shard["notes"]]
+        self._journal.start([work, *self._shards, *([{"names": names}] if names else [])])
+        if not self.partial.exists():
+            self.partial.mkdir()
+        self._delete_rest({s["file"] for s in self._shards}, names)
+        self._journal.start([work, *self._shards])
+
+    def _whole(self, shards: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+        """The shards of a journal, up to the first that is not on disk as it was written. Those
+        that have their final names already get the temporary ones back.
+        """
+        final = [name for name in names if name.endswith(".safetensors")]
+        kept: list[dict[str, Any]] = []
+        for number, shard in enumerate(shards):
+            path = self.partial / shard["file"]
+            if not path.exists() and number < len(final) and not foreign(self.partial / final[number]):
+                path = self.partial / final[number]
+            if not _as_written(path, shard):
                 break
-            self._shards.append(line)
-            self.notes += line["notes"]
-        kept = {s["file"] for s in self._shards} | {JOURNAL, LOCK}
-        for path in self.partial.iterdir():
-            if path.name not in kept:
-                path.unlink()
-        # Lines after the last complete shard are dropped.
-        journal.write_text("".join(json.dumps(x) + "\n" for x in (work, *self._shards)), encoding="utf-8")
+            path.replace(self.partial / shard["file"])
+            kept.append(shard)
+        return kept
+
+    def _delete_rest(self, kept: set[str], names: Iterable[str]) -> None:
+        """Delete what an interrupted run left in the folder and this one does not continue."""
+        mine = set(names)
+        for path in sorted(self.partial.iterdir()):
+            if path.name in kept:
+                continue
+            if not (_SHARD.fullmatch(path.name) or path.name in mine):
+                raise not_ours(path, self.out, "is in the temporary folder, and its journal does not list it")
+            check_ours(path, self.out)
+            delete([path])
 
     def add(self, tensors: Iterable[Tensor], nbytes: int, note: Any) -> None:
         """Append a unit of tensors, which stays together in one shard."""
         if self._writer is not None and self._current["nbytes"] + nbytes > self.limit:
-            self._close_shard()
+            self.end_shard()
         if self._writer is None:
             self._current = {"file": f"{len(self._shards) + 1:05d}.shard", "nbytes": 0, "tensors": [], "notes": []}
-            self._writer = SafetensorsWriter(self.partial / self._current["file"], self.metadata, expected=2048)
+            path = self.partial / self._current["file"]
+            self._writer = SafetensorsWriter(path, self.metadata, expected=self.expected, private=True)
         for name, dtype, shape, blocks in tensors:
             self._writer.add_blocks(name, dtype, shape, blocks)
             self._current["tensors"].append(name)
@@ -102,57 +157,135 @@ class ResumableFolder:
         self._current["notes"].append(note)
         self.notes.append(note)
 
-    def _close_shard(self) -> None:
-        assert self._writer is not None
-        self._writer.finish()
-        self._writer = None
-        self._current["size"] = (self.partial / self._current["file"]).stat().st_size
+    def note(self, note: Any) -> None:
+        """Replace the note of the unit that was added last, which its tensors decided."""
+        self._current["notes"][-1] = self.notes[-1] = note
+
+    def end_shard(self) -> None:
+        """Finish the current shard; the next unit begins another."""
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        writer.finish()
+        path = self.partial / self._current["file"]
+        self._current["size"] = path.stat().st_size
+        if writer.sums is None:
+            with path.open("rb") as f:
+                self._current["sums"] = [self._current["size"], checksum(f, 0, self._current["size"]), 0]
+        else:
+            self._current["sums"] = writer.sums
         self._shards.append(self._current)
-        append_line(self.partial / JOURNAL, self._current)
+        self._journal.append(self._current)
 
     def finish(self, files: Mapping[str, Any], carried: Mapping[str, Path]) -> list[str]:
         """Rename the folder to `out`, over what is there.
 
-        files    JSON files by name
+        files    by name: text as it is, any other value as JSON
         carried  files to copy, by name
         Returns all names.
         """
         if self._writer is not None or not self._shards:
             if self._writer is None:
                 self.add([], 0, None)
-            self._close_shard()
+            self.end_shard()
         try:
             return self._put(files, carried)
         except OSError as error:
-            raise WriteError(f"[save] {self.out}: cannot be written: {error.strerror or error}") from error
+            raise self._refused(error) from error
 
     def _put(self, files: Mapping[str, Any], carried: Mapping[str, Path]) -> list[str]:
         count = len(self._shards)
         names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
-        for name, path in carried.items():
-            shutil.copyfile(path, self.partial / name)
-        for name, value in files.items():
-            if isinstance(value, str):
-                (self.partial / name).write_text(value, encoding="utf-8")
-            else:
-                _write_json(self.partial / name, value)
+        values = dict(files)
         if count > 1:
             weight_map = {t: n for n, s in zip(names, self._shards, strict=True) for t in s["tensors"]}
-            index = {"metadata": {"total_size": sum(s["nbytes"] for s in self._shards)}, "weight_map": weight_map}
-            _write_json(self.partial / INDEX_NAME, index)
+            values[INDEX_NAME] = {"metadata": {"total_size": sum(s["nbytes"] for s in self._shards)}, "weight_map": weight_map}
+        copied = {name: path for name, path in carried.items() if name not in values}
+        self._names = [check_name(n) for n in (*copied, *values, *names)]
+        self._journal.append({"names": self._names})
+        for name, path in copied.items():
+            copy_file(path, self.partial / name)
+        for name, value in values.items():
+            if isinstance(value, str):
+                write_file(self.partial / name, value.encode("utf-8", "surrogatepass"))
+            else:
+                write_json(self.partial / name, value)
         for name, shard in zip(names, self._shards, strict=True):
             (self.partial / shard["file"]).replace(self.partial / name)
-        for name in (JOURNAL, LOCK):
-            (self.partial / name).unlink()
-        replace_output(self.partial, self.out)
-        return sorted(p.name for p in self.out.iterdir())
+        sync_folder(self.partial)
+        self._replace()
+        self._journal.remove()
+        self._lock.release()
+        return sorted(self._names)
+
+    def _old_names(self) -> list[str]:
+        """Names of the files of the checkpoint that is to be replaced."""
+        return sorted(p.name for p in self.out.iterdir()) if self.out.is_dir() and not self.out.is_symlink() else []
+
+    def _replace(self) -> None:
+        """Put the complete folder in the place of `out`, and delete what was there."""
+        old = self._old_names()
+        if os.path.lexists(self.out) and (not self.out.is_dir() or self.out.is_symlink()):
+            raise CheckpointError(
+                f"[save] {self.out} is no folder any more; the result is kept in {self.partial}, rename it yourself"
+            )
+        if old and (stray := [n for n in old if n not in self._had]):
+            raise CheckpointError(
+                f"[save] {self.out} holds {stray[0]!r}, which came while the result was written; nothing is replaced, the result "
+                f"is kept. Empty {self.out.name} and run the same command again"
+            )
+        if not old:
+            self.partial.rename(self.out)  # to a free name, or over an empty folder
+            sync_folder(self.out.parent)
+            return
+        if foreign_entry(self.out):
+            raise CheckpointError(f"[save] {self.out} holds {foreign_entry(self.out)}; --force replaces checkpoints only")
+        put = {"inode": identity(self.partial), "old": old}
+        self._journal.append({"put": put})
+        if exchange(self.partial, self.out):
+            sync_folder(self.out.parent)
+            delete_folder(self.partial, old)
+            return
+        if why := foreign(self.replaced, folder=True) or ("exists" if self.replaced.exists() else ""):
+            raise not_ours(self.replaced, self.out, why)
+        self.out.rename(self.replaced)
+        try:
+            self.partial.rename(self.out)
+        except OSError:
+            self.replaced.rename(self.out)
+            raise
+        sync_folder(self.out.parent)
+        delete_folder(self.replaced, old)
+
+    def _complete_put(self, put: Mapping[str, Any]) -> bool:
+        """Complete a replacement that was interrupted; False when it had not begun."""
+        inode, old = put["inode"], put["old"]
+        check_ours(self.replaced, self.out, folder=True)
+        if not os.path.lexists(self.out) and self.replaced.is_dir() and identity(self.partial) == inode:
+            self.partial.rename(self.out)
+            sync_folder(self.out.parent)
+        if identity(self.out) != inode:
+            return False
+        for folder in (self.partial, self.replaced):
+            if left := delete_folder(folder, old):
+                raise not_ours(folder / left[0], self.out, "is in the replaced output, and its journal does not list it")
+        return True
 
     def discard(self) -> None:
         """Delete everything that was written."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        shutil.rmtree(self.partial, ignore_errors=True)
+        self._shards = []
+        self._empty()
+
+    def _empty(self) -> None:
+        names = set(self._names)
+        with contextlib.suppress(OSError):  # a disk that refuses: what is left has a journal
+            if not foreign(self.partial, folder=True) and self.partial.is_dir():
+                names |= {p.name for p in self.partial.iterdir() if _SHARD.fullmatch(p.name)}
+            if not delete_folder(self.partial, names):
+                self._journal.remove()
 
     def __enter__(self) -> ResumableFolder:
         return self
@@ -161,10 +294,19 @@ class ResumableFolder:
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        (self.partial / LOCK).unlink(missing_ok=True)
-        if not self._shards and self.partial.is_dir():
-            shutil.rmtree(self.partial, ignore_errors=True)
+        if kind is not None and not self._shards:
+            self._empty()
+        self._lock.release()
+
+    def _refused(self, error: OSError) -> WriteError:
+        at = f": {error.filename}" if error.filename and Path(str(error.filename)) != self.out else ""
+        return WriteError(f"[save] {self.out}: cannot be written: {error.strerror or error}{at}")
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _as_written(path: Path, shard: Mapping[str, Any]) -> bool:
+    """Whether a shard on disk has the size and checksums of its line."""
+    if foreign(path) or not path.exists() or path.stat().st_size != shard["size"]:
+        return False
+    head, first, rest = shard["sums"]
+    with path.open("rb") as f:
+        return bool(checksum(f, 0, head) == first and checksum(f, head, shard["size"] - head) == rest)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError
 from ..io.resumable_file import ResumableFile
+from ..io.safe_files import create
 from .file import NUMPY_DTYPES
 from .header import MAX_HEADER, MAX_NAME, MAX_TENSORS
 
@@ -55,7 +57,9 @@ class SafetensorsWriter(ResumableFile):
 
     metadata  strings for the header
     expected  number of tensors; a good estimate avoids copying the data at the end
-    work      identifies a run that can be resumed (`io/resumable_file.py`)
+    work      identifies a run that can be resumed, private: see `io/resumable_file.py`
+    sums      after `finish`: bytes of the header, its CRC-32 and that of the data; None when they
+              were not computed
     Raises CheckpointError when a name is given twice, a dtype has no word, or the file cannot be
     written.
     """
@@ -66,11 +70,14 @@ class SafetensorsWriter(ResumableFile):
         metadata: Mapping[str, str] | None = None,
         expected: int = 1024,
         work: Mapping[str, Any] | None = None,
+        private: bool = False,
     ) -> None:
         self.metadata = dict(metadata or {})
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in self.metadata.items()):
             raise CheckpointError(f"[save] {path}: metadata {self.metadata!r:.120}; a safetensors header holds strings only")
-        super().__init__(Path(path), _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected), "save", work)
+        room = _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected)
+        super().__init__(Path(path), room, "save", work, private)
+        self.sums: list[int] | None = None
 
     @staticmethod
     def _entry(recorded: Any) -> Written:
@@ -105,8 +112,10 @@ class SafetensorsWriter(ResumableFile):
     def _complete(self) -> None:
         header = self._header(self._entries)
         if len(header) + 8 <= self._start and not any(t.start % t.itemsize for t in self._entries.values()):
+            head = _padded(header, self._start)
             self._file.seek(0)
-            self._file.write(_padded(header, self._start))
+            self._file.write(head)
+            self.sums = [len(head), zlib.crc32(head), self._checksum]
         else:
             self._copy_sorted()
 
@@ -126,7 +135,7 @@ class SafetensorsWriter(ResumableFile):
             # one.
             self._temporary.unlink()
             self._file.close()
-            self._file = self._temporary.open("wb")
+            self._file = create(self._temporary)
             self._file.write(_padded(header, _aligned(len(header) + 8)))
             for name in order:
                 source.seek(self._start + self._entries[name].start)
