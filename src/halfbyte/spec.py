@@ -30,6 +30,7 @@ SCALE_KINDS = ("e8m0", "e4m3", "ue4m3", *FLOAT_SCALES, "u4", "u6", "i6", "i8", "
 SMALL_SCALES = {"u4": (0, 15), "u6": (0, 63), "i6": (-32, 31), "i8": (-128, 127)}
 """Least and largest value of the small-integer scale kinds, each stored in one byte."""
 ZERO_KINDS = ("none", "int", "float")
+EXTRAS = ("", "trellis", "low-rank", "transform")
 GROUPINGS = ("row", "flat", "strided", "block")
 
 
@@ -54,6 +55,9 @@ class Format:
     grouping    how elements map to scales: `row`, `flat`, `strided`, `block`
     group_rows  rows that share a scale when `grouping == "block"`; −1 is all
     inverse     the stored scale divides instead of multiplies (ModelOpt INT4QTensor)
+    extra       what else the value depends on than the formula above, one of `EXTRAS`: "trellis"
+                (EXL3: states of a trellis under a Hadamard transform), "low-rank" (plus b · a),
+                "transform" (matrices on the input and output side); "" for nothing
     """
 
     family: str
@@ -71,6 +75,7 @@ class Format:
     grouping: str = "row"
     group_rows: int = 1
     inverse: bool = False
+    extra: str = ""
 
     def __str__(self) -> str:
         group = "channel" if self.group_size == -1 else f"g{self.group_size}"
@@ -82,8 +87,17 @@ class Format:
 
     @property
     def opaque(self) -> bool:
-        """True for ggml types that are stored as raw blocks and decoded by the gguf package."""
-        return self.element == "blocks"
+        """True where a value is more than one code under its scales: ggml types that are stored as
+        raw blocks and decoded by the gguf package, and every `composite` format.
+        """
+        return self.element == "blocks" or self.composite
+
+    @property
+    def composite(self) -> bool:
+        """True where a row's values depend on more than that row's codes: a matrix (n, k) only, and
+        slices keep every part whole.
+        """
+        return bool(self.extra)
 
     @property
     def float_scale(self) -> bool:

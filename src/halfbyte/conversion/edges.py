@@ -128,6 +128,8 @@ def _rewrites(q: QTensor, fmt: Format, goal: Goal) -> Iterator[Rewrite]:
 
 def _exact(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> dict[str, NDArray[Any]]:
     """Parts of `fmt` with the values of `q`. MisfitError when no rule applies."""
+    if q.format.composite:
+        raise MisfitError(f"a value of {q.format} is more than one code under its scales")
     try:
         if holds_codebook(fmt, q.format.element):
             return to_codebook(q, fmt, checks)
@@ -179,6 +181,8 @@ def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
     """A tensor that its producer decodes to the source's values rounded once. MisfitError when
     there is none.
     """
+    if q.format.composite:
+        raise MisfitError(f"a value of {q.format} is more than one code under its scales")
     origin = next(iter(LAYOUTS[goal.layout].producers), "")
     if fmt.global_op:
         outcome = _packed_outcome(q, fmt, equal_tensor_scale(q, fmt, origin, checks), goal, checks)

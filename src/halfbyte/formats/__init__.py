@@ -12,6 +12,7 @@ from ..errors import FormatError
 from ..spec import Format
 from .affine import Affine
 from .base import Family, PartSpec
+from .exl3 import EXL3
 from .fp4 import FP4
 from .fp8 import FP8
 from .ggml.fp4 import GGMLFP4
@@ -41,6 +42,7 @@ FAMILIES: dict[str, Family] = {
         GGMLIQ4(),
         GGMLFP4(),
         GGMLRaw(),
+        EXL3(),
     )
 }
 """Families by name, in the order in which users see them."""

@@ -45,6 +45,8 @@ class Family(ABC):
     name: ClassVar[str]
     codecs: ClassVar[tuple[str, ...]]
     """Codec names, each a `Format.name` of this family."""
+    decoded: ClassVar[tuple[str, ...]] = ()
+    """Further values of `Format.name`, of formats that only files have: no user asks for one."""
     policies: ClassVar[dict[str, dict[str, Any]]] = {}
     """Producer name -> format options and keyword arguments of `encode` that reproduce that
     producer's bytes.

@@ -36,14 +36,18 @@ Source: the sources of ExLlamaV3 (MIT): `exl3_dq.cuh`, `codebook.cuh`, `exl3_lib
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError, ShapeError
+from ..errors import FormatError, ShapeError, UnsupportedError
 from ..numerics.exact import F64, Exact, two_product
+from ..spec import Format
+from .base import Family, PartSpec
+from .decode import Parts
 
 CODEBOOKS = ("3inst", "mcg", "mul1")
 TILE, BLOCK = 16, 128
@@ -138,3 +142,47 @@ def decode(
     scale = output_scales.astype(np.float64)[:, None] * input_scales.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         return Exact(list(two_product(weight, scale))).round(dtype)
+
+
+class EXL3(Family):
+    """`exl3_4`, `exl3_4_mcg`, `exl3_4_mul1` …: bits and codebook. Files have them; no user asks for
+    one by name, since nothing here encodes.
+    """
+
+    name = "exl3"
+    codecs = ()
+    decoded = tuple(f"exl3_{bits}{suffix}" for bits in range(1, 9) for suffix in ("", "_mcg", "_mul1"))
+
+    def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
+        if codec not in self.decoded or group_size not in (None, BLOCK) or options:
+            raise FormatError(f"[exl3] {codec!r}; allowed: {', '.join(self.decoded)}, without options")
+        _, bits, *codebook = codec.split("_")
+        element = f"exl3_{codebook[0] if codebook else CODEBOOKS[0]}"
+        return Format("exl3", codec, int(bits), element, BLOCK, "none", grouping="block", group_rows=BLOCK, extra="trellis")
+
+    def geometry(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
+        *lead, n, k = shape
+        if lead or n % BLOCK or k % BLOCK:
+            raise ShapeError(f"[exl3] shape {list(shape)}; allowed: a matrix (n, k) of multiples of {BLOCK}")
+        return {
+            "trellis": PartSpec((k // TILE, n // TILE, TILE * fmt.bits), np.dtype(np.int16)),
+            "input_scales": PartSpec((k,), np.dtype(np.float16)),
+            "output_scales": PartSpec((n,), np.dtype(np.float16)),
+        }
+
+    def optional_parts(self, fmt: Format, shape: Sequence[int]) -> dict[str, PartSpec]:
+        return {}
+
+    def decode(
+        self, fmt: Format, shape: tuple[int, ...], parts: Parts, dtype: Any, window: tuple[int, int] | None = None
+    ) -> NDArray[Any]:
+        """Exact values rounded once to `dtype`; of a window, whole blocks of 128 rows are computed."""
+        first = 0 if window is None else window[0]
+        start, stop = first // BLOCK * BLOCK, -(-(first + shape[0]) // BLOCK) * BLOCK
+        trellis = parts["trellis"][:, start // TILE : stop // TILE]
+        scales = parts["output_scales"][start:stop]
+        out = decode(trellis, parts["input_scales"], scales, fmt.element.removeprefix("exl3_"), dtype)
+        return out[first - start : first - start + shape[0]]
+
+    def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
+        raise UnsupportedError("[quantize] exl3 is decoded only: its encoder is a Viterbi search; use ExLlamaV3")

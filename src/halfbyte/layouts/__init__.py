@@ -18,6 +18,7 @@ from .awq.marlin import AWQMarlin
 from .base import Described, Header, Holds, Layout
 from .bitsandbytes import BitsAndBytes
 from .compressed_tensors.read import CompressedTensors, CompressedTensorsStack
+from .exl3 import EXL3
 from .fine_grained_fp8 import FineGrainedFP8
 from .gguf.layout import GGUF
 from .gpt_oss import GptOss
@@ -56,6 +57,7 @@ _ALL: tuple[type[Layout], ...] = (
     HQQ,
     TorchAO,
     MLX,
+    EXL3,
     Native,
 )
 

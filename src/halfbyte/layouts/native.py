@@ -27,7 +27,7 @@ from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule
 
 PARTS = (
     "codes", "scales", "zeros", "biases", "mins", "super_scales", "super_mins", "global_scale", "group_index",
-    "nested_map", "nested_absmax", "nested_offset", "blocks",
+    "nested_map", "nested_absmax", "nested_offset", "blocks", "trellis", "input_scales", "output_scales",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ class Native(Layout):
     optional: ClassVar[tuple[str, ...]] = PARTS
 
     def matches(self, suffixes: Collection[str]) -> bool:
-        return "codes" in suffixes or "blocks" in suffixes
+        return any(part in suffixes for part in ("codes", "blocks", "trellis"))
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         where = name or "tensor"
@@ -57,7 +57,9 @@ class Native(Layout):
         if len(shape) < 2:
             raise LayoutError(f"[halfbyte] {where}: shape {list(shape)}; a weight is (n, k) or (experts, n, k)")
         try:
-            specs = family_of(fmt).geometry(fmt, shape)
+            window = config.get("window")
+            rows = window[1] if fmt.composite and window else shape[-2]
+            specs = family_of(fmt).geometry(fmt, (*shape[:-2], rows, shape[-1]))
         except HalfbyteError as e:
             raise LayoutError(f"[halfbyte] {where}: {e}") from None
         for part in () if config.get("window") else specs:

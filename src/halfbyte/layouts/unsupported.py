@@ -36,7 +36,6 @@ RECOGNISED: tuple[Recognised, ...] = (
     Recognised(
         "EXL2", ("exl2",), ("q_weight", "q_scale", "q_groups"), "2- to 8-bit columns of mixed width in one matrix", "ExLlamaV2"
     ),
-    Recognised("EXL3", ("exl3",), ("trellis",), "trellis-coded weights under a Hadamard rotation", "ExLlamaV3"),
     Recognised("AQLM", ("aqlm",), ("codes", "codebooks", "scales"), "sums of vectors from learned codebooks", "the aqlm package"),
     Recognised(
         "QuIP#",

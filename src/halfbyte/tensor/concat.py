@@ -30,6 +30,8 @@ def incompatibility(weights: Sequence[QTensor], stacked: bool = False) -> str | 
     when they can.
     """
     first = weights[0]
+    if any(w.format.composite for w in weights):
+        return f"{next(w.format for w in weights if w.format.composite)} has parts that all of its rows share"
     for w in weights[1:]:
         if w.format != first.format:
             return f"their formats differ: {first.format} and {w.format}"
@@ -79,7 +81,7 @@ def take_rows(q: QTensor, index: NDArray[np.integer]) -> QTensor:
     """Rows `index` of a matrix, or of every matrix of a stack. ShapeError where scales are not a
     row's own.
     """
-    if q.format.grouping != "row" or q.format.scale == "nested":
+    if q.format.grouping != "row" or q.format.scale == "nested" or q.format.composite:
         raise ShapeError(f"[take_rows] rows of {q.format} cannot be reordered: rows share its scales")
     parts = {p: a if p in _SHARED_BY_ROWS else np.ascontiguousarray(a[..., index, :]) for p, a in q.parts.items()}
     return QTensor(q.format, (*q.shape[:-2], len(index), q.shape[-1]), parts, origin=q.origin)

@@ -45,8 +45,8 @@ class QTensor:
              there is none
     details  further facts that decoder needs (compute dtype, ...): small strings and numbers
     window   (first row, rows of the whole) for a slice of a tensor in `flat`, `strided` or `block`
-             groups or with nested scales, else None; rows of the flattened tensor, for `block` rows
-             of the matrix
+             groups, with nested scales or of a composite format, else None; rows of the flattened
+             tensor, for `block` rows of the matrix
 
     Raises ShapeError or FormatError when the parts do not fit the format and shape.
     """
@@ -77,8 +77,9 @@ class QTensor:
         if len(self.shape) < 2 or any(d < 0 for d in self.shape):
             raise ShapeError(f"[QTensor] {where}shape {self.shape}; a weight is (n, k) or (experts, n, k)")
         family = family_of(self.format)
-        required = family.geometry(self.format, self.shape)
-        if self.window is not None:
+        whole_rows = self.window[1] if self.format.composite and self.window is not None else self.shape[-2]
+        required = family.geometry(self.format, (*self.shape[:-2], whole_rows, self.shape[-1]))
+        if self.window is not None and not self.format.composite:
             whole = family.geometry(self.format, (self.window[1], self.shape[-1]))
             kept = _SHARED if self.format.grouping == "row" else (*_SHARED, *_GROUPED)
             required |= {p: s for p, s in whole.items() if p in kept}
@@ -91,7 +92,7 @@ class QTensor:
                 f"missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
         for part, array in self.parts.items():
-            want = required.get(part) or optional[part]
+            want = required[part] if part in required else optional[part]
             if array.shape != want.shape or array.dtype != want.dtype:
                 raise ShapeError(
                     f"[QTensor] {where}part {part!r} is {array.dtype} {list(array.shape)}; "
@@ -191,6 +192,9 @@ class QTensor:
             raise ShapeError(f"[QTensor] rows {start}:{stop} of {n}")
         window = None
         kept: tuple[str, ...] = _SHARED
+        if self.format.composite:
+            first, total = self.window or (0, n)
+            return self._like((stop - start, self.shape[-1]), self.parts, (first + start, total))
         if self.format.grouping != "row" or _flattened(self.format):
             if self.ndim != 2:
                 raise ShapeError(f"[QTensor] rows of a stack of {self.format} cannot be sliced at once; take an expert first")
@@ -233,6 +237,8 @@ class QTensor:
                 self[e].dequantize_into(out[e], arithmetic)
             return
         step = max(1, BLOCK_ELEMENTS // max(1, self.shape[1]))
+        if self.format.composite and self.format.group_rows > 1:
+            step = -(-step // self.format.group_rows) * self.format.group_rows  # none is computed twice
         for start in range(0, self.shape[0], step):
             stop = min(start + step, self.shape[0])
             block = self.rows(start, stop) if stop - start < self.shape[0] else self

@@ -45,7 +45,13 @@ def split(size: int, ranks: int, unit: int = 1) -> list[tuple[int, int]]:
 
 def shard_rows(w: QTensor, start: int, stop: int) -> QTensor:
     """Outputs start to stop of a matrix, or of every matrix of a stack."""
-    if w.format.grouping == "block" and w.ndim == 2 and w.format.group_rows > 0 and start % w.format.group_rows == 0:
+    if (
+        w.format.grouping == "block"
+        and not w.format.composite
+        and w.ndim == 2
+        and w.format.group_rows > 0
+        and start % w.format.group_rows == 0
+    ):
         return _block_rows(w, start, stop)
     return w.rows(start, stop)
 
@@ -63,11 +69,9 @@ def input_unit(w: QTensor) -> int:
     UnsupportedError for formats whose groups run over rows: they cannot be cut along k.
     """
     fmt = w.format
-    if fmt.grouping in ("flat", "strided") or fmt.scale == "nested":
-        raise UnsupportedError(
-            f"[shard] {fmt} has groups over the flattened matrix and cannot be cut along its inputs; cut its rows, or convert it "
-            "first"
-        )
+    if fmt.grouping in ("flat", "strided") or fmt.scale == "nested" or fmt.composite:
+        what = "depends on whole rows" if fmt.composite else "has groups over the flattened matrix"
+        raise UnsupportedError(f"[shard] {fmt} {what} and cannot be cut along its inputs; cut its rows, or convert it first")
     block = GGML_BY_CODEC[fmt.name].block if fmt.name in GGML_BY_CODEC else 1
     if fmt.opaque:
         return block

@@ -23,7 +23,7 @@ not dense.
 SUSPECT = (
     *ANCHORS, ".qzeros", ".scales", ".biases", ".g_idx", ".weight_scale", ".weight_scale_2", ".weight_scale_inv",
     ".weight_zero_point", ".weight_global_scale", ".weight_shape", ".weight_g_idx", ".weight.quant_map",
-    ".weight.nested_absmax", ".SCB", ".weight_scales",
+    ".weight.nested_absmax", ".SCB", ".weight_scales", ".trellis", ".suh", ".svh",
 )  # fmt: skip
 """Suffixes that only parts of packed weights have; others (`.scale`, `.shape`) are ordinary names
 too.

@@ -24,13 +24,13 @@ from ...formats import FAMILIES
 from ...layouts import Described
 from ...layouts.base import Array, Config, HasHeader, Tensors
 from ...layouts.native import PARTS, Native
-from ...spec import GROUPINGS, SCALE_KINDS, ZERO_KINDS, Format
+from ...spec import EXTRAS, GROUPINGS, SCALE_KINDS, ZERO_KINDS, Format
 from ...tensor.qtensor import QTensor
 from ..io.bounded_json import parse_object
 
 _WORDS: dict[str, tuple[str, ...]] = {
     "scale": SCALE_KINDS, "zero": ZERO_KINDS, "grouping": GROUPINGS, "minimum": ("", *SCALE_KINDS),
-    "global_op": ("", "multiply", "divide"),
+    "global_op": ("", "multiply", "divide"), "extra": EXTRAS,
 }  # fmt: skip
 """Fields of a Format that take one of a few words."""
 
@@ -109,7 +109,7 @@ def _window(description: Mapping[str, Any], described: Described, name: str) -> 
 def _check(fmt: Format, name: str) -> None:
     """Fields that no format word has would fail later, in decoding: refuse them here."""
     family = FAMILIES[fmt.family]
-    known = fmt.name in family.codecs
+    known = fmt.name in (*family.codecs, *family.decoded)
     usual = family.format(fmt.name) if known else fmt
     right = {
         "name": known,
