@@ -79,7 +79,8 @@ class Format:
 
     def __str__(self) -> str:
         group = "channel" if self.group_size == -1 else f"g{self.group_size}"
-        return f"{self.name}:{group}"
+        also = f"+{self.extra}" if self.extra not in ("", "trellis") else ""
+        return f"{self.name}{also}:{group}"
 
     def with_(self, **changes: object) -> Format:
         """A copy with some fields changed."""
@@ -91,6 +92,12 @@ class Format:
         raw blocks and decoded by the gguf package, and every `composite` format.
         """
         return self.element == "blocks" or self.composite
+
+    @property
+    def kept_as(self) -> str:
+        """What an `opaque` weight is stored as, for messages of backends that do not decode it."""
+        names = {"trellis": "an EXL3 trellis", "low-rank": "codes and a low-rank part", "transform": "codes and a transform"}
+        return names.get(self.extra, "raw ggml blocks")
 
     @property
     def composite(self) -> bool:

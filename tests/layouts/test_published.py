@@ -8,6 +8,7 @@ formula of this file.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from safetensors.numpy import save_file
 
 import halfbyte as hb
 from halfbyte.checkpoints.quant_config import read_config
+from halfbyte.conversion import convert_checkpoint
+from halfbyte.conversion.edges import LossyError
+from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.claims import UNKNOWN
 
 E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
@@ -290,15 +295,70 @@ def test_case_74_what_quark_writes_besides_is_refused_by_name(weight: dict, tmp_
         values(write(tmp_path / "m", tensors, config))
 
 
-def test_case_68_a_low_rank_part_is_refused_by_name(tmp_path: Path):
+def svd_module(rng: np.random.Generator, n: int, k: int, rank: int = 8) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """As ModelOpt's SVDQuant export names them; the weight in float64, where all of these sums are exact."""
+    codes, scales = rng.integers(0, 16, (n, k)), finite_e4m3(rng, n, k // 16)
+    a, b = ((rng.integers(-8, 8, s) / 64).astype(ml_dtypes.bfloat16) for s in ((rank, k), (n, rank)))
     tensors = {
-        f"{NAME}.weight": np.zeros((16, 32), np.uint8), f"{NAME}.weight_scale": np.zeros((16, 4), E4M3),
-        f"{NAME}.weight_scale_2": np.float32(1), f"{NAME}.svdquant_lora_a": np.ones((8, 64), np.float32),
-        f"{NAME}.svdquant_lora_b": np.ones((16, 8), np.float32),
+        "weight": nibbles(codes), "weight_scale": scales, "weight_scale_2": np.float32(2.0**-12), "svdquant_lora_a": a,
+        "svdquant_lora_b": b,
     }  # fmt: skip
-    for config in ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}):
-        with pytest.raises(UnsupportedError, match="NVFP4_SVD: NVFP4 residuals beside a low-rank product"):
-            values(write(tmp_path / "m", tensors, config))
+    residual = E2M1[codes] * np.repeat(scales.astype(np.float64), 16, 1) * 2.0**-12
+    return tensors, residual + b.astype(np.float64) @ a.astype(np.float64)
+
+
+SVD = {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD", "config_groups": {"group_0": {
+    "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}, "has_zero_point": False,
+    "pre_quant_scale": True, "targets": ["Linear"], "lora_rank": 8}}}  # fmt: skip
+
+
+def test_case_68_a_low_rank_part_is_part_of_the_weight(tmp_path: Path):
+    tensors, want = svd_module(np.random.default_rng(3), 32, 64)
+    folder = write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, SVD)
+    np.testing.assert_array_equal(values(folder), want)
+    assert severities(folder) == set()
+    layout = LAYOUTS["modelopt"]
+    packed = layout.pack(layout.unpack({s: np.asarray(t) for s, t in tensors.items()}, {}), {})
+    assert {s: t.tobytes() for s, t in packed.items()} == {s: np.asarray(t).tobytes() for s, t in tensors.items()}
+    with hb.open(folder) as checkpoint:
+        dequantize_checkpoint(checkpoint, tmp_path / "dense", dtype="float32")
+        np.testing.assert_array_equal(hb.open(tmp_path / "dense")[f"{NAME}.weight"], want.astype(np.float32))
+        with pytest.raises(LossyError, match="is more than one code under its scales"):
+            convert_checkpoint(checkpoint, tmp_path / "mlx", "mlx:affine8:g32")
+        convert_checkpoint(checkpoint, tmp_path / "mlx", "mlx:affine8:g32", lossy=True)
+    got = hb.open(tmp_path / "mlx")[NAME].dequantize("float64")
+    assert np.abs(got - want).max() <= np.abs(want).max() / 200
+    for lost, config in (("svdquant_lora_a", SVD), ("svdquant_lora_b", SVD), ("", SVD | {"quant_algo": "NVFP4"})):
+        rest = {f"{NAME}.{s}": t for s, t in tensors.items() if s != lost}
+        with pytest.raises(CheckpointError, match=lost or "quant_algo NVFP4, but"):
+            values(write(tmp_path / "n", rest, config))
+    rest = {f"{NAME}.{s}": t for s, t in tensors.items() if "lora" not in s}
+    with pytest.raises(CheckpointError, match="svdquant_lora_a is missing"):
+        values(write(tmp_path / "n", rest, SVD))
+
+
+def test_case_68_load_model_adds_the_low_rank_part(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from support.tiny_models import agree, dense_model, ids, logits
+
+    rng, model, stored = np.random.default_rng(5), dense_model("llama", num_hidden_layers=1), {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            tensors, want = svd_module(rng, *module.weight.shape)
+            scale = rng.uniform(0.5, 2, module.in_features).astype(np.float32)
+            stored |= {f"{name}.{s}": t for s, t in tensors.items()} | {f"{name}.pre_quant_scale": scale}
+            module.weight.data = torch.from_numpy((want * scale).astype(np.float32))
+    rest = {n: p.numpy() for n, p in model.state_dict().items() if f"{n}_scale" not in stored}
+    own = {k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}
+    folder = write(tmp_path / "m", stored | rest, SVD | {"ignore": ["lm_head"]}, **json.loads(json.dumps(own)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # a backend that decodes NVFP4 multiplies
+        ours, _ = hb.load_model(folder, dtype="float32")
+        assert agree(logits(ours, ids()), logits(model, ids()))
+    ours.save_pretrained(tmp_path / "again")
+    again, _ = hb.load_model(tmp_path / "again", dtype="float32")
+    assert agree(logits(again, ids()), logits(model, ids()))
 
 
 # ------------------------------------------------------------------------------------------------- GPTQ files met in the wild

@@ -75,7 +75,9 @@ def test_misfit_is_what_pack_refuses(name: str):
                 continue
             fitting += 1
             assert set(tensors) <= {*layout.required, *layout.optional}
-    assert fitting >= (0 if name in ("bitsandbytes", "hqq", "awq-marlin", "modelopt-stack") else 1), name
+    # Shapes or formats that the others have no use for: test_exl3, test_golden_* and their own tests pack them.
+    elsewhere = ("bitsandbytes", "hqq", "awq-marlin", "modelopt-stack", "exl3")
+    assert fitting >= (0 if name in elsewhere else 1), name
 
 
 def test_each_tensor_that_is_packed_is_claimed_as_a_part():

@@ -12,6 +12,7 @@ from ..errors import FormatError
 from ..spec import Format
 from .affine import Affine
 from .base import Family, PartSpec
+from .composite import EXTRA_PARTS, Composite
 from .exl3 import EXL3
 from .fp4 import FP4
 from .fp8 import FP8
@@ -48,9 +49,12 @@ FAMILIES: dict[str, Family] = {
 """Families by name, in the order in which users see them."""
 
 
+_COMPOSITES: dict[str, Composite] = {name: Composite(family) for name, family in FAMILIES.items()}
+
+
 def family_of(fmt: Format) -> Family:
     """The family that encodes and decodes `fmt`."""
-    return FAMILIES[fmt.family]
+    return (_COMPOSITES if fmt.extra in EXTRA_PARTS else FAMILIES)[fmt.family]
 
 
 def codec_names() -> list[str]:
@@ -86,4 +90,4 @@ def format_named(text: str | Format, group_size: int | None = None, **options: A
     raise FormatError(f"[format] {name!r} is not a codec; {known_names}")
 
 
-__all__ = ["FAMILIES", "Family", "Format", "PartSpec", "codec_names", "family_of", "format_named"]
+__all__ = ["EXTRA_PARTS", "FAMILIES", "Composite", "Family", "Format", "PartSpec", "codec_names", "family_of", "format_named"]

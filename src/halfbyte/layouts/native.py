@@ -19,7 +19,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any, ClassVar
 
 from ..errors import FormatError, HalfbyteError, LayoutError
-from ..formats import FAMILIES, family_of
+from ..formats import EXTRA_PARTS, FAMILIES, family_of
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, label, sizes_of
@@ -28,6 +28,7 @@ from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule
 PARTS = (
     "codes", "scales", "zeros", "biases", "mins", "super_scales", "super_mins", "global_scale", "group_index",
     "nested_map", "nested_absmax", "nested_offset", "blocks", "trellis", "input_scales", "output_scales",
+    *(part for parts in EXTRA_PARTS.values() for part in parts),
 )  # fmt: skip
 
 

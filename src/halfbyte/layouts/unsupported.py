@@ -105,14 +105,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         "a checkpoint in block FP8, GPTQ or AWQ",
     ),
     Recognised(
-        "NVFP4_SVD",
-        (),
-        ("svdquant_lora_a", "svdquant_lora_b"),
-        "NVFP4 residuals beside a low-rank product that is part of the weight",
-        "ModelOpt's NVFP4 export without SVDQuant",
-        ("nvfp4_svd",),
-    ),
-    Recognised(
         "sparse-24-bitmask",
         (),
         ("compressed", "bitmask"),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, ShapeError
-from ..formats import family_of
+from ..formats import EXTRA_PARTS, Composite, family_of
 from ..numerics.bits import padding_is_zero
 from ..numerics.exact import dtype_named
 from ..spec import SMALL_SCALES, Format
@@ -77,6 +77,10 @@ class QTensor:
         if len(self.shape) < 2 or any(d < 0 for d in self.shape):
             raise ShapeError(f"[QTensor] {where}shape {self.shape}; a weight is (n, k) or (experts, n, k)")
         family = family_of(self.format)
+        if self.format.composite and len(self.shape) != 2:
+            raise ShapeError(
+                f"[QTensor] {where}{self.format} of shape {self.shape}; only a matrix (n, k) has a {self.format.extra}"
+            )
         whole_rows = self.window[1] if self.format.composite and self.window is not None else self.shape[-2]
         required = family.geometry(self.format, (*self.shape[:-2], whole_rows, self.shape[-1]))
         if self.window is not None and not self.format.composite:
@@ -84,14 +88,19 @@ class QTensor:
             kept = _SHARED if self.format.grouping == "row" else (*_SHARED, *_GROUPED)
             required |= {p: s for p, s in whole.items() if p in kept}
         optional = family.optional_parts(self.format, self.shape)
+        free = EXTRA_PARTS.get(self.format.extra, ())  # whose sizes the composite family checks
         missing = sorted(set(required) - set(self.parts))
-        unknown = sorted(set(self.parts) - set(required) - set(optional))
+        unknown = sorted(set(self.parts) - set(required) - set(optional) - set(free))
         if missing or unknown:
             raise FormatError(
                 f"[QTensor] {where}{self.format} of shape {self.shape} has parts {sorted(self.parts)}; "
                 f"missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
+        if isinstance(family, Composite):
+            family.check_extra(self.format, (whole_rows, self.shape[-1]), self.parts, name)
         for part, array in self.parts.items():
+            if part in free and part not in required:
+                continue
             want = required[part] if part in required else optional[part]
             if array.shape != want.shape or array.dtype != want.dtype:
                 raise ShapeError(

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ShapeError
+from .composite_linear import CompositeLinear
 from .concat_linear import ConcatLinear
 from .modules import QLinear
 
@@ -40,6 +41,9 @@ def scaled(layer: QLinear | ConcatLinear, scale: Tensor | None) -> QLinear | Con
         return layer
     if scale.shape != (layer.in_features,):
         raise ShapeError(f"[scaled] a scale of shape {tuple(scale.shape)}; the layer has {layer.in_features} inputs")
+    if isinstance(layer, CompositeLinear):
+        layer.pre_quant_scale = nn.Parameter(scale.detach(), requires_grad=False)
+        return layer
     options: dict[str, Any] = {"activations": layer.activations, "backend": layer.backend}
     if isinstance(layer, ConcatLinear):
         made: QLinear | ConcatLinear = ScaledConcatLinear(list(layer.packed.values()), layer.bias, **options)

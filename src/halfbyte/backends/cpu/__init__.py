@@ -149,7 +149,7 @@ class CPUBackend(Backend):
     def refuses(self, call: Call) -> str | None:
         fmt = call.format
         if fmt.opaque:
-            return f"{fmt.name} is stored as ggml blocks, which the native core does not decode"
+            return f"{fmt.name} is kept as {fmt.kept_as}, which the native core does not decode"
         if fmt.bits != 4 and fmt.element not in ("int", "uint", "mxint", *MINIFLOATS):
             return f"{fmt.name} has {fmt.bits}-bit elements {fmt.element!r}; the native core decodes tables of 4 bits only"
         if fmt.scale == "nested" and fmt.inverse:

@@ -27,7 +27,7 @@ HALF_MAX, HALF_STEP = 65504.0, 2.0**-24
 def refusal(fmt: Format) -> str | None:
     """The sentence why this format has no CUDA kernel, or None."""
     if fmt.opaque:
-        return f"{fmt.name} is kept as raw ggml blocks and has no CUDA kernel; dequantize it on the CPU"
+        return f"{fmt.name} is kept as {fmt.kept_as} and has no CUDA kernel; dequantize it on the CPU"
     if fmt.element not in KERNEL_ELEMENTS:
         return f"{fmt.name} has the element table {fmt.element!r}, which no CUDA kernel decodes"
     if fmt.zero == "float":

@@ -29,7 +29,7 @@ FEWEST_ELEMENTS = 8
 def refusal(fmt: Format) -> str | None:
     """The sentence why this format has no Metal kernel, or None."""
     if fmt.opaque:
-        return f"{fmt.name} is kept as raw ggml blocks and has no Metal kernel; dequantize it on the CPU"
+        return f"{fmt.name} is kept as {fmt.kept_as} and has no Metal kernel; dequantize it on the CPU"
     if fmt.element not in (*ELEMENTS, "uint", "int", "mxint"):
         return f"{fmt.name} has {fmt.element} elements, which have no Metal kernel"
     if fmt.zero == "float" and fmt.scale == "float32":

@@ -4,6 +4,7 @@ one it is, the dtypes say.
 | kind | weight | scales | value |
 |---|---|---|---|
 | nvfp4 | `weight` uint8 [*lead, n, k/2], low nibble even | `weight_scale` E4M3 [.., k/16], `.._scale_2` float32 | e2m1 · s · s2 |
+| nvfp4 with SVDQuant | the same, [n, k/2] | and `svdquant_lora_a` [r, k], `svdquant_lora_b` [n, r] | e2m1 · s · s2 + B · A |
 | mxfp4 | the same | `weight_scale` E8M0 bytes [*lead, n, k/32] | e2m1 · 2^(b − 127) |
 | mxfp8 | `weight` E4M3 [*lead, n, k] | the same | e4m3 · 2^(b − 127) |
 | int4 export | `weight` uint8 [*lead, n/2, k]: low nibble row 2i, high row 2i + 1 | `weight_scale` float [*lead, n, G] | q · s |
@@ -30,15 +31,15 @@ from typing import Any, ClassVar
 from ...errors import CheckpointError, LayoutError, UnsupportedError
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, reject_extra
+from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, reject_extra, require
 from ..quant_config.module_rules import covered, glob_matches, lookup
 from ..quant_config.reader import ConfigReader
 from ..quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
-from .export import FP8, INT8, MXFP4, MXFP8, NVFP4, INT4Export, Kind
+from .export import FP8, INT8, LOW_RANK, MXFP4, MXFP8, NVFP4, NVFP4SVD, INT4Export, Kind
 from .qtensor import INT4QTensor, NF4QTensor
 
-KINDS: tuple[Kind, ...] = (NVFP4(), MXFP4(), MXFP8(), INT4Export(), FP8(), INT8(), INT4QTensor(), NF4QTensor())
-"""No two of them recognise the same tensors."""
+KINDS: tuple[Kind, ...] = (NVFP4SVD(), NVFP4(), MXFP4(), MXFP8(), INT4Export(), FP8(), INT8(), INT4QTensor(), NF4QTensor())
+"""The first that recognises the tensors."""
 
 
 class ModelOptConfig(ConfigReader):
@@ -56,8 +57,10 @@ class ModelOptConfig(ConfigReader):
         "how activations and caches are quantized when the model runs": (
             "kv_cache_quant_algo", "kv_cache_scheme", "config_groups.*.input_activations", "config_groups.*.output_activations",
             "quantized_layers.*.awq_block_size", "quantized_layers.*.has_zero_point", "quantized_layers.*.pre_quant_scale",
-            "has_zero_point", "pre_quant_scale", "smoothquant_val", "with_input_scale", "config_groups.*.weights.dynamic",
+            "config_groups.*.has_zero_point", "config_groups.*.pre_quant_scale", "has_zero_point",
+            "pre_quant_scale", "smoothquant_val", "with_input_scale", "config_groups.*.weights.dynamic",
         ),
+        "widths, which the tensors state": ("lora_rank", "config_groups.*.lora_rank", "quantized_layers.*.lora_rank"),
         "notes of the writer": ("producer", "quant_lib", "version"),
     }  # fmt: skip
 
@@ -110,10 +113,12 @@ class ModelOpt(Layout):
         "weight_scale_inv",
         "weight_double_scale",
         "weight_scale_zeros",
+        *LOW_RANK,
     )
     parts: ClassVar[dict[str, str]] = {
         "weight": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale", "weight_scale_inv": "scales",
         "weight_double_scale": "nested_absmax", "weight_scale_zeros": "nested_offset",
+        "svdquant_lora_a": "lora_a", "svdquant_lora_b": "lora_b",
     }  # fmt: skip
     harmless: ClassVar[dict[str, str]] = {
         "input_scale": "scale of the activations", "output_scale": "scale of the outputs",
@@ -159,6 +164,8 @@ class ModelOpt(Layout):
             raise LayoutError(f"[modelopt] {name or 'weight'}: {have or 'no tensors'} is no kind of weight that ModelOpt stores")
         reject_extra("modelopt", tensors, kind.suffixes, name, kind.algos[0])
         algo = str(config.get("quant_algo") or "").upper()
+        if algo == "NVFP4_SVD" and not isinstance(kind, NVFP4SVD):
+            require("modelopt", tensors, LOW_RANK[0], name)
         if algo and algo != "MIXED_PRECISION" and not any(a in algo for a in kind.algos):
             raise LayoutError(f"[modelopt] {name or 'weight'}: quant_algo {algo}, but the tensors ({have}) are {kind.algos[0]}")
         return kind

@@ -21,6 +21,8 @@ from ..common.float8 import E4M3, E8M0, F32, FLOATS, I8, U8, bytes_of, signed_co
 from ..common.words import recall, remember
 
 Headers = Mapping[str, HasHeader]
+LOW_RANK = ("svdquant_lora_a", "svdquant_lora_b")
+"""Factors of SVDQuant: [r, k] and [n, r]."""
 
 
 class Kind(ABC):
@@ -142,6 +144,42 @@ class NVFP4(BlockScaled):
                 f"or one for each of {list(lead)}"
             )
         return out
+
+
+class NVFP4SVD(NVFP4):
+    """NVFP4 of what SVDQuant leaves, plus lora_b · lora_a: both are parts of the weight."""
+
+    algos = ("NVFP4_SVD",)
+    suffixes = (*NVFP4.suffixes, *LOW_RANK)
+
+    def recognises(self, t: Headers) -> bool:
+        return super().recognises(t) and any(s in t for s in LOW_RANK)
+
+    def describe(self, t: Headers, config: Config, name: str) -> Described:
+        fmt, shape = super().describe(t, config, name)
+        if len(shape) != 2:
+            raise LayoutError(
+                f"[modelopt] {label(name, LOW_RANK[0])} is beside a stack {list(shape)}; a matrix has a low-rank part"
+            )
+        rank, _ = require("modelopt", t, LOW_RANK[0], name, FLOATS, (None, shape[1]))
+        require("modelopt", t, LOW_RANK[1], name, FLOATS, (shape[0], rank), f"for {LOW_RANK[0]} of rank {rank}")
+        return Described(fmt.with_(extra="low-rank"), shape)
+
+    def unpack(self, t: Tensors, config: Config, name: str) -> QTensor:
+        self.describe(t, config, name)
+        base = NVFP4().unpack({s: a for s, a in t.items() if s not in LOW_RANK}, config, name)
+        parts = {**base.parts, **{s.removeprefix("svdquant_"): t[s] for s in LOW_RANK}}
+        fmt = base.format.with_(extra="low-rank")
+        return QTensor(fmt, base.shape, parts, details=base.details, name=name)
+
+    def holds(self, fmt: Format) -> bool:
+        return fmt == format_named(self.word, self.group).with_(extra="low-rank")
+
+    def pack(self, q: QTensor, kept: Mapping[str, Any]) -> dict[str, Array]:
+        own = {s: q.parts[s.removeprefix("svdquant_")] for s in LOW_RANK}
+        plain = {p: a for p, a in q.parts.items() if not p.startswith("lora_")}
+        base = QTensor(q.format.with_(extra=""), q.shape, plain, details=q.details)
+        return {**super().pack(base, q.details), **own}
 
 
 class MXFP4(BlockScaled):

@@ -16,7 +16,9 @@ from torch import nn
 
 from ...checkpoints import Checkpoint
 from ...errors import CheckpointError
+from ...formats import EXTRA_PARTS
 from ...tensor.qtensor import QTensor
+from ...torch.composite_linear import CompositeLinear
 from ...torch.modules import QEmbedding, QLinear
 from ...torch.packed_weight import PackedWeight
 from ...torch.state import tensor
@@ -80,7 +82,7 @@ class Filling:
             raise self.error(f"tensor {key!r} is quantized, and {path}.{leaf} of a {type(module).__name__} cannot be")
         self.check(key, weight.shape, module.weight)
         if isinstance(module, nn.Linear):
-            self.model.set_submodule(path, self.linear(self.prepare(weight), module.bias))
+            self.model.set_submodule(path, self.layer(weight, module.bias))
             return
         scale = getattr(module, "scalar_embed_scale", None)
         if scale is None and type(module).forward is not nn.Embedding.forward:
@@ -90,6 +92,13 @@ class Filling:
         # Rows are decoded exactly whatever the activations are.
         table = self.prepare(weight)
         self.model.set_submodule(path, QEmbedding(table, scale=scale, dtype=self.model.dtype, backend=self.backend))
+
+    def layer(self, weight: QTensor, bias: torch.Tensor | None = None) -> QLinear:
+        """The module of one weight: dense parts beside packed ones are multiplied apart."""
+        if weight.format.extra not in EXTRA_PARTS:
+            return self.linear(self.prepare(weight), bias)
+        options: dict[str, Any] = {"device": self.device, "backend": self.backend, "activations": self.activations}
+        return CompositeLinear(weight, bias, dtype=self.model.dtype, **options)
 
     def linear(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> QLinear:
         return QLinear(weight, bias, activations=self.activations, backend=self.backend)

@@ -27,7 +27,7 @@ GROUPINGS = {"row": 0, "flat": 1, "strided": 2, "block": 3}
 def refusal(fmt: Format) -> str | None:
     """The sentence why this format is not decoded here either, or None."""
     if fmt.opaque:
-        return f"{fmt.name} is kept as raw ggml blocks and has no CUDA kernel; dequantize it on the CPU"
+        return f"{fmt.name} is kept as {fmt.kept_as} and has no CUDA kernel; dequantize it on the CPU"
     if fmt.minimum or fmt.super_size:
         return f"{fmt.name} has two levels of scales and an unusual part beside them, which no CUDA kernel decodes"
     return None
