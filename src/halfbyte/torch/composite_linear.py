@@ -30,8 +30,6 @@ class CompositeLinear(QLinear):
     pre_quant_scale   what the input is multiplied by first, None for nothing (`scaled_linear`)
     """
 
-    pre_quant_scale: nn.Parameter | None = None
-
     def __init__(
         self, weight: QTensor, bias: Tensor | None = None, *, dtype: torch.dtype = torch.float32, **options: Any
     ) -> None:
@@ -39,6 +37,7 @@ class CompositeLinear(QLinear):
         super().__init__(PackedWeight.of(base, **options), bias, activations=options.get("activations", "exact"),
                          backend=options.get("backend"))  # fmt: skip
         self.weight.dtype = dtype
+        self.register_parameter("pre_quant_scale", None)
         self._describe(weight, beside)
 
     def _describe(self, weight: QTensor, beside: dict[str, Any]) -> None:

@@ -131,7 +131,7 @@ class NVFP4(BlockScaled):
     """Two levels: E4M3 a block of 16, float32 a matrix."""
 
     algos = ("NVFP4",)
-    suffixes = ("weight", "weight_scale", "weight_scale_2")
+    suffixes: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_scale_2")
     word, group, weight, scale = "nvfp4", 16, U8, (E4M3,)
 
     def describe(self, t: Headers, config: Config, name: str) -> Described:
