@@ -629,6 +629,30 @@ def test_case_75_vllms_fused_expert_names(tmp_path: Path):
     assert severities(folder) == set()
 
 
+def test_case_75_fused_expert_names_load_and_dequantize_to_the_models_own(tmp_path: Path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from support.tiny_models import agree, dense_model, ids, logits
+
+    rng, model = np.random.default_rng(6), dense_model("qwen3_moe", num_hidden_layers=1)
+    rest = {n: p.numpy() for n, p in model.state_dict().items() if ".experts." not in n}
+    path = "model.layers.0.mlp.experts"
+    for word, leaf in (("w13", "gate_up_proj"), ("w2", "down_proj")):
+        parameter = getattr(model.get_submodule(path), leaf)
+        e, n, k = parameter.shape
+        codes, exponents = rng.integers(0, 16, (e, n, k)), rng.integers(122, 126, (e, n, k // 32)).astype(np.uint8)
+        rest[f"{path}.{word}_weight"] = np.stack([nibbles(c) for c in codes])
+        rest[f"{path}.{word}_weight_scale"] = exponents
+        want = E2M1[codes] * np.ldexp(1.0, np.repeat(exponents.astype(int), 32, 2) - 127)
+        parameter.data = torch.from_numpy(want.astype(np.float32))
+    own = json.loads(json.dumps({k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}))
+    folder = write(tmp_path / "m", rest, {"quant_method": "mxfp4"}, **own)
+    ours, _ = hb.load_model(folder, dtype="float32")
+    assert agree(logits(ours, ids()), logits(model, ids()))
+    dequantize_checkpoint(hb.open(folder), tmp_path / "dense", dtype="float32")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32).eval()
+    assert torch.equal(logits(again, ids()), logits(model, ids()))
+
+
 # ------------------------------------------------------------------------------------------- configs as the exporters write them
 
 WHOLE: dict[str, dict[str, Any]] = {

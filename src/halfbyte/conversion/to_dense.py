@@ -65,9 +65,11 @@ first.
 """
 
 _EXPERTS = re.compile(
-    r"(?P<path>.+)\.(?:experts|switch_mlp)\.(?:(?P<expert>\d+)\.)?(?P<projection>gate_up_proj|gate_proj|up_proj|down_proj)"
+    r"(?P<path>.+)\.(?:experts|switch_mlp)\.(?:(?P<expert>\d+)\.)?(?P<projection>gate_up_proj|gate_proj|up_proj|down_proj|w13|w2)"
     r"(?P<leaf>\.weight|\.bias)?"
 )
+_VLLM_EXPERTS = {"w13": "gate_up_proj", "w2": "down_proj"}
+"""vLLM's names of stacked projections -> those of transformers; the gate's rows come first."""
 _PART = re.compile(r"(.+\.(?:qkv_proj|gate_up_proj))\.(\d+)")
 
 DTYPES = {d.name: d for d in NUMPY_DTYPES.values()}
@@ -197,7 +199,10 @@ def _joined_outputs(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, list[
             leaf = "bias" if match["leaf"] == ".bias" else "weight"
             expert = None if match["expert"] is None else int(match["expert"])
             path = f"{match['path']}.experts"
-            groups.setdefault(path, {}).setdefault((match["projection"], leaf), {})[expert] = info
+            word = match["projection"]
+            if word in _VLLM_EXPERTS and (expert is not None or kind in INTERLEAVED_EXPERTS):
+                continue
+            groups.setdefault(path, {}).setdefault((_VLLM_EXPERTS.get(word, word), leaf), {})[expert] = info
         elif info.quantized and (match := _PART.fullmatch(info.key)):
             parts.setdefault(match[1], {})[int(match[2])] = info
     out: list[Output] = []

@@ -25,10 +25,10 @@ from ...layouts.quant_config.module_rules import FUSED, aliases
 
 EXPERT_WORDS = {
     "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "gate_proj": "gate_proj", "up_proj": "up_proj",
-    "down_proj": "down_proj", "gate_up_proj": "gate_up_proj",
+    "down_proj": "down_proj", "gate_up_proj": "gate_up_proj", "w13": "gate_up_proj",
 }  # fmt: skip
 _ONE_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
-_ALL_EXPERTS = re.compile(r"(.+)\.(?:experts|switch_mlp)\.(\w+?_proj)(?:(?:\.|_)(weight|bias))?")
+_ALL_EXPERTS = re.compile(r"(.+)\.(?:experts|switch_mlp)\.(\w+?_proj|w13|w2)(?:(?:\.|_)(weight|bias))?")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ class SlotResolver:
                 return Slot(path, leaf, EXPERT_WORDS[word], int(expert))
         if match := _ALL_EXPERTS.fullmatch(name):
             path, word, kind = f"{match[1]}.experts", match[2], match[3]
-            if is_experts(self.modules.get(path)) and word in EXPERT_WORDS:
+            experts = self.modules.get(path)
+            # The rows of w13 are the gate's, then those of the up projection.
+            apart = word != "w13" or getattr(experts, "is_concatenated", True)
+            if is_experts(experts) and word in EXPERT_WORDS and apart:
                 return Slot(path, kind or "weight", EXPERT_WORDS[word])
         path, _, leaf = name.rpartition(".")
         module = self.modules.get(path)
