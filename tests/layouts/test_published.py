@@ -524,16 +524,131 @@ def test_case_65_ignore_entries_of_a_wrapped_linear(tmp_path: Path):
         assert severities(folder) == set(), dense
 
 
-def test_transforms_of_inputs_are_refused_by_name(tmp_path: Path):
-    tensors, _ = ct_module(np.random.default_rng(19))
-    transform = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}}}
-    config = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "transform_config": transform,
+def transform_config(kind: str, *uses: tuple[str, str, dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """(target, location, further keys) of each use in one group `v`, as compressed-tensors dumps it."""
+    apply = [{"targets": [t], "location": at, "inverse": False, "ignore": [], **also} for t, at, also in uses]
+    group = {"type": kind, "apply": apply, "randomize": False, "requires_grad": False, "head_dim": None, "precision": "float32"}
+    return {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+        "transform_config": {"config_groups": {"v": {**group, **more}}},
     }  # fmt: skip
-    folder = write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config)
-    with pytest.raises(UnsupportedError, match=r"transform_config \(hadamard\)"):
-        values(folder)
+
+
+def sylvester(size: int) -> np.ndarray:
+    return np.array([[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)], np.float32)
+
+
+def test_transforms_of_inputs_and_outputs_are_part_of_the_weight(tmp_path: Path):
+    """y = ((x V) Wᵀ) U: the weight that the model computes with is Uᵀ W Vᵀ, here of exact numbers."""
+    rng = np.random.default_rng(19)
+    tensors, w = ct_module(rng)
+    n, k = w.shape
+    own = {f"{NAME}.{s}": t for s, t in tensors.items()}
+    signs = np.where(rng.random((16, 16)) < 0.5, -1, 1).astype(np.float32)
+    wide = np.kron(np.eye(k // 16), signs / 4)
+    matrix = (rng.integers(-8, 8, (k, k)) / 8).astype(np.float32)
+    order = rng.permutation(16)
+    cases = [
+        ("random-hadamard", "input", {}, {"head_dim": 16}, signs, w @ wide.T),
+        ("hadamard", "input", {"inverse": True}, {"head_dim": 16}, signs, w @ wide),
+        ("hadamard", "output", {}, {"head_dim": 16}, signs, np.kron(np.eye(n // 16), signs / 4).T @ w),
+        ("random-matrix", "input", {}, {}, matrix, w @ matrix.T.astype(np.float64)),
+        ("random-matrix", "input", {"inverse": True}, {}, matrix, w @ matrix.T.astype(np.float64)),
+        ("hadamard", "input", {}, {"head_dim": 16, "randomize": True}, signs,
+         w @ np.kron(np.eye(k // 16), signs[order][:, order] / 4).T),
+    ]  # fmt: skip
+    for i, (kind, at, also, more, stored, want) in enumerate(cases):
+        config = transform_config(kind, ("re:.*down_proj$", at, also), ("re:.*down_proj$", f"weight_{at}", {}), **more)
+        beside = {f"{NAME}.v_{at}.weight": stored} | ({f"{NAME}.v_{at}.perm": order} if "randomize" in more else {})
+        folder = write(tmp_path / f"m{i}", own | beside, config)
+        np.testing.assert_array_equal(values(folder), want, err_msg=f"{kind} {at} {also}")
+        assert severities(folder) == set()
+        with hb.open(folder) as checkpoint:
+            assert list(checkpoint) == [NAME]
+            dequantize_checkpoint(checkpoint, tmp_path / f"d{i}", dtype="float32")
+            convert_checkpoint(checkpoint, tmp_path / f"o{i}", "halfbyte")
+        np.testing.assert_array_equal(hb.open(tmp_path / f"d{i}")[f"{NAME}.weight"], want.astype(np.float32))
+        np.testing.assert_array_equal(values(tmp_path / f"o{i}"), want)
+        with pytest.raises(CheckpointError, match=rf"{NAME}.v_{at}.weight, .* is missing|no order|wanted \["):
+            values(write(tmp_path / "lost", own | {k: v for k, v in beside.items() if not k.endswith("weight")}, config))
+
+
+def test_a_transform_of_an_even_power_of_two_is_rounded_once(tmp_path: Path):
+    tensors, w = ct_module(np.random.default_rng(20))
+    k = w.shape[1]
+    own = {f"{NAME}.{s}": t for s, t in tensors.items()} | {f"{NAME}.v_input.weight": sylvester(32)}
+    config = transform_config("hadamard", ("Linear", "input", {}), head_dim=32)
+    folder = write(tmp_path / "m", own, config)
+    total = w @ np.kron(np.eye(k // 32), sylvester(32)).T  # exact in float64
+    with hb.open(folder) as checkpoint:
+        got = checkpoint[NAME].dequantize("float32")
+    want = (total.astype(np.longdouble) / np.sqrt(np.longdouble(32))).astype(np.float32)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_transforms_that_are_not_read_are_named(tmp_path: Path):
+    tensors, _ = ct_module(np.random.default_rng(21))
+    own = {f"{NAME}.{s}": t for s, t in tensors.items()} | {f"{NAME}.v_input.weight": sylvester(64)}
+    heads = "model.layers.0.self_attn"
+    rotated = [("re:.*self_attn$", "q_attn", {}), ("re:.*self_attn$", "k_cache", {})]
+    keys = transform_config("hadamard", ("Linear", "input", {}), *rotated, head_dim=64)
+    both = {f"{heads}.v_q_attn.weight": sylvester(64), f"{heads}.v_k_cache.weight": sylvester(64)}
+    with hb.open(write(tmp_path / "m", own | both, keys)) as checkpoint:
+        assert checkpoint.ledger().problems == ()
+    refused = [
+        (transform_config("hadamard", rotated[0]), {}, "that do not cancel"),
+        (transform_config("random-matrix", *rotated), {}, "that do not cancel"),
+        (transform_config("fourier", ("Linear", "input", {})), {}, "is of type 'fourier'; read: hadamard"),
+        (transform_config("hadamard", ("Linear", "middle", {})), {}, "applies at 'middle'"),
+        (transform_config("hadamard", ("Linear", "input", {}), ("Linear", "input", {})), {}, "read: a matrix, one a side"),
+        (transform_config("hadamard", ("Linear", "output", {}), head_dim=16),
+         {f"{NAME}.v_output.weight": sylvester(16), f"{NAME}.bias": np.ones(32, np.float16)}, "layers without a bias"),
+        (transform_config("hadamard", ("Linear", "input", {})), {f"{NAME}.v_input.weight": 2 * sylvester(64)}, "besides 1 and -1"),
+    ]  # fmt: skip
+    for config, change, says in refused:
+        with pytest.raises((UnsupportedError, CheckpointError), match=says):
+            values(write(tmp_path / "n", own | change, config))
+    dense = transform_config("hadamard", ("re:.*q_proj$", "input", {}))
+    extra = {f"{heads}.q_proj.weight": np.ones((64, 64), np.float16)}
+    with hb.open(write(tmp_path / "dense", own | extra, dense)) as checkpoint:
+        said = "; ".join(str(e) for e in checkpoint.ledger().problems)
+    assert f"{heads}.q_proj.weight: unknown (config.json multiplies its inputs" in said
+    assert f"{NAME}.v_input.weight: unknown (a transform that config.json does not apply" in said
+
+
+def test_load_model_applies_transforms_that_modules_share(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from support.tiny_models import agree, dense_model, ids, logits
+
+    model, stored, layout = dense_model("llama", num_hidden_layers=1), {}, LAYOUTS["compressed-tensors"]
+    targets = ("q_proj", "k_proj", "down_proj", "up_proj")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            q = hb.quantize(module.weight.detach().numpy(), "int4:g32")
+            stored |= {f"{name}.{s}": t for s, t in layout.pack(q, layout.config(q)).items()}
+            want, last = q.dequantize("float64"), name.rpartition(".")[2]
+            if last in targets[:3]:
+                want = want @ (sylvester(want.shape[1]) / np.sqrt(want.shape[1])).T
+                if last != "k_proj":  # which shares q_proj's
+                    stored[f"{name}.v_input.weight"] = sylvester(want.shape[1])
+            if last == "up_proj":
+                want = (sylvester(128) / np.sqrt(128)).T @ want
+                stored[f"{name}.v_output.weight"] = sylvester(128)
+            module.weight.data = torch.from_numpy(want.astype(np.float32))
+    rest = {n: p.numpy() for n, p in model.state_dict().items() if f"{n}_packed" not in stored}
+    own = json.loads(json.dumps({k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}))
+    weights = {**INT4, "group_size": 32}
+    uses = [(f"re:.*{t}$", "output" if t == "up_proj" else "input", {}) for t in targets]
+    config = transform_config("hadamard", *uses) | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+    folder = write(tmp_path / "m", stored | rest, config, **own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # no backend decodes the transforms
+        ours, _ = hb.load_model(folder, dtype="float32")
+        assert agree(logits(ours, ids()), logits(model, ids()))
+    ours.save_pretrained(tmp_path / "again")
+    assert agree(logits(hb.load_model(tmp_path / "again", dtype="float32")[0], ids()), logits(model, ids()))
 
 
 @pytest.mark.parametrize("format_", ["sparse-24-bitmask", "marlin-24"])

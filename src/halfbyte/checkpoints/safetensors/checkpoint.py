@@ -48,6 +48,7 @@ from .folder import Sources, read_configs
 from .modules import ANCHORS, SUSPECT, group, own_suffixes, suffixes_of
 from .native_layout import OwnLayout
 from .shards import Shards
+from .transforms import Transforms
 
 Made = TypeVar("Made")
 METADATA_KEYS = ("shape", "axis", "packing", "quant_state")
@@ -164,6 +165,9 @@ class SafetensorsCheckpoint(Checkpoint):
                             f"[open] {self.shards.path_of(tensor)}: {tensor!r} is a tensor and a packed module; one key for both"
                         )
                     self._keys[tensor] = tensor
+        self._transforms = Transforms(self.shards, self.scheme, self._modules, self._keys)
+        for tensor in self._transforms.tensors:
+            del self._keys[tensor]
 
     def _format(self) -> str:
         if not self._modules:
@@ -214,7 +218,7 @@ class SafetensorsCheckpoint(Checkpoint):
         if key not in self._modules:
             return self.shards.array(key)
         reading, raw = self.reading(key), self.raw(key)
-        q = self._made(key, reading.layout.unpack, raw)
+        q = self._transforms.applied(key, self._made(key, reading.layout.unpack, raw))
         for suffix, array in raw.items():
             if not any(np.may_share_memory(array, part) for part in q.parts.values()):
                 # Every bit has been copied: the file's pages need not stay resident.
@@ -264,6 +268,8 @@ class SafetensorsCheckpoint(Checkpoint):
         """True when two keys hold the same tensors, byte for byte. Reads them only when dtypes and
         shapes agree, and not over the network: None there.
         """
+        if any(self._transforms.of(key) for key in (a, b)):
+            return False  # the matrices of their transforms are tensors of other names
         ours, theirs = (self._modules.get(key, {".weight": self._keys[key]}) for key in (a, b))
         if set(ours) != set(theirs) or any(self.shards.header(ours[s]) != self.shards.header(theirs[s]) for s in ours):
             return False
@@ -298,7 +304,7 @@ class SafetensorsCheckpoint(Checkpoint):
         """`reading`, or the error it would raise."""
         if key not in self._readings:
             try:
-                self._readings[key] = self._detector.read(key, self._modules[key])
+                self._readings[key] = self._transforms.read(key, self._detector.read(key, self._modules[key]))
             except HalfbyteError as error:
                 self._readings[key] = error
         return self._readings[key]
@@ -309,7 +315,13 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def ledger(self) -> Ledger:
         if self._ledger is None:
-            entries = [*self._claimed(), *self._unclaimed(), *self._missing_parts(), *self._lost_parts()]
+            entries = [
+                *self._claimed(),
+                *self._unclaimed(),
+                *self._transforms.entries(),
+                *self._missing_parts(),
+                *self._lost_parts(),
+            ]
             if self.scheme is not None:
                 # Parameters that a single file may carry are read from a config as well.
                 uses = self.scheme.key_uses()

@@ -40,9 +40,10 @@ from ..claims import PARAMETERS
 from ..common.integers import check_index, monotone
 from ..common.words import remember
 from ..quant_config.module_rules import check_rule, covered, first_entry, lookup, rule_matches
-from ..quant_config.reader import ConfigReader
+from ..quant_config.reader import ConfigReader, Transform
 from ..quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor, PackedModule, dense_modules
 from . import words
+from .transforms import transforms_of
 from .write import FLOAT8, INTEGER, WORDS, group_config, scales_shape, write, write_misfit
 
 I8, U8, I32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
@@ -81,6 +82,7 @@ class CompressedTensorsConfig(ConfigReader):
         *(f"config_groups.*.weights.{key}" for key in (
             "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "actorder", "scale_dtype", "zp_dtype",
         )),
+        *(f"transform_config.config_groups.*.{key}" for key in ("type", "apply", "head_dim", "randomize")),
     )  # fmt: skip
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
         "how activations and caches are quantized when the model runs": (
@@ -89,19 +91,16 @@ class CompressedTensorsConfig(ConfigReader):
         "how the quantizer searched": (
             "config_groups.*.weights.observer", "config_groups.*.weights.observer_kwargs", "config_groups.*.weights.dynamic",
         ),
+        "how transforms are computed": (
+            "transform_config.config_groups.*.precision", "transform_config.config_groups.*.requires_grad",
+        ),
         "a model that is not sparse": ("sparsity_config", "moe_sparsity_config"),
         "notes of the writer": ("quantization_status", "global_compression_ratio", "version", "run_compressed"),
     }  # fmt: skip
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
-        transforms = self._object("transform_config").get("config_groups") or {}
-        if transforms:
-            kinds = {str(t.get("type")) if isinstance(t, dict) else "?" for t in transforms.values()}
-            raise UnsupportedError(
-                f"[config] {where}: transform_config ({', '.join(sorted(kinds))}) transforms the inputs or outputs of layers; "
-                "such checkpoints are recognised and not read. Use one that was quantized without QuIP, SpinQuant or the like"
-            )
+        self._transforms = transforms_of(self._object("transform_config").get("config_groups") or {}, where)
         sparsity = self._object("sparsity_config").get("format")
         if sparsity not in (None, "dense"):
             raise UnsupportedError(
@@ -130,6 +129,14 @@ class CompressedTensorsConfig(ConfigReader):
             for target in (check_rule(t, where) for t in targets):
                 is_class = target[:1].isupper() and "." not in target
                 (self._classes if is_class else self._named).setdefault(target, params)
+
+    def transforms(self, module: str) -> tuple[Transform, ...]:
+        return tuple(entry.transform for entry in self._transforms if entry.covers(module))
+
+    @property
+    def transform_groups(self) -> tuple[str, ...]:
+        groups = self._object("transform_config").get("config_groups") or {}
+        return tuple(groups)
 
     @classmethod
     def recognises(cls, raw: Mapping[str, Any]) -> bool:

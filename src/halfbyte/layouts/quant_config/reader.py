@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ...errors import CheckpointError
 from ..claims import CONSUMED, HARMLESS, UNKNOWN, KeyUse
@@ -26,6 +26,28 @@ GROUPS = ("group_size", "q_group_size", "block_size")
 MAX_DEPTH = 16
 EMPTY = "it is empty"
 """Why a key with null, an empty list or an empty object is harmless."""
+
+
+class Transform(NamedTuple):
+    """A matrix that the inputs or the outputs of a module are multiplied by when the model runs.
+
+    group     name of the config's group; the matrix is tensor `MODULE.GROUP_SIDE.weight`, which
+              modules of one group and size share
+    side      "input" or "output"
+    transposed  the matrix is used transposed
+    hadamard  a matrix of ±1, divided by the square root of its size
+    size      of the square; None is all inputs or outputs
+    permuted  rows and columns are taken in the order of tensor `MODULE.GROUP_SIDE.perm`
+    inverse   the stored matrix is an inverse of the group's own, and shared with such only
+    """
+
+    group: str
+    side: str
+    transposed: bool
+    hadamard: bool
+    size: int | None
+    permuted: bool
+    inverse: bool
 
 
 class ConfigReader(ABC):
@@ -66,6 +88,15 @@ class ConfigReader(ABC):
         """What the config says of `module`, in the producer's words; None when it leaves the module
         dense.
         """
+
+    def transforms(self, module: str) -> tuple[Transform, ...]:
+        """What a module's inputs and outputs are multiplied by, besides its weight."""
+        return ()
+
+    @property
+    def transform_groups(self) -> tuple[str, ...]:
+        """Groups of transforms, as tensors are named after them."""
+        return ()
 
     def common(self) -> dict[str, Any]:
         """What a module is given that the config leaves dense and that is packed all the same."""
