@@ -574,7 +574,7 @@ def test_transforms_of_inputs_and_outputs_are_part_of_the_weight(tmp_path: Path)
             values(write(tmp_path / "lost", own | {k: v for k, v in beside.items() if not k.endswith("weight")}, config))
 
 
-def test_a_transform_of_an_even_power_of_two_is_rounded_once(tmp_path: Path):
+def test_a_transform_of_an_odd_power_of_two_is_rounded_once(tmp_path: Path):
     tensors, w = ct_module(np.random.default_rng(20))
     k = w.shape[1]
     own = {f"{NAME}.{s}": t for s, t in tensors.items()} | {f"{NAME}.v_input.weight": sylvester(32)}
@@ -604,7 +604,7 @@ def test_transforms_that_are_not_read_are_named(tmp_path: Path):
         (transform_config("hadamard", ("Linear", "input", {}), ("Linear", "input", {})), {}, "read: a matrix, one a side"),
         (transform_config("hadamard", ("Linear", "output", {}), head_dim=16),
          {f"{NAME}.v_output.weight": sylvester(16), f"{NAME}.bias": np.ones(32, np.float16)}, "layers without a bias"),
-        (transform_config("hadamard", ("Linear", "input", {})), {f"{NAME}.v_input.weight": 2 * sylvester(64)}, "besides 1 and -1"),
+        (transform_config("hadamard", ("Linear", "input", {})), {f"{NAME}.v_input.weight": 2 * sylvester(64)}, "besides 1"),
     ]  # fmt: skip
     for config, change, says in refused:
         with pytest.raises((UnsupportedError, CheckpointError), match=says):

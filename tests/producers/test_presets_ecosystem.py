@@ -1,0 +1,239 @@
+"""Every scheme that an installed producer offers, enumerated from its package: a tiny model is read with
+the producer's own values, or refused by name.
+
+`make test-ecosystem` runs this in each producer's environment. With HALFBYTE_PRESETS=FILE the outcomes
+are appended to FILE, a JSON object a line; tools/presets_page.py makes docs/reference/presets.md
+of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte.errors import HalfbyteError
+
+Values = Mapping[str, np.ndarray]
+Writer = Callable[[str, str, Path], Values]
+"""(architecture, scheme, folder) -> the producer's dense values, float32, by the name of the module."""
+ARCHITECTURES = ("llama", "qwen3_moe", "gpt_oss")
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32}
+"""Sizes that whole groups of 128 divide."""
+
+
+def tiny(arch: str) -> Any:
+    from support.tiny_configs import dense_model
+
+    more = (
+        {"moe_intermediate_size": 128}
+        if arch == "qwen3_moe"
+        else {"layer_types": ["full_attention"]}
+        if arch == "gpt_oss"
+        else {}
+    )
+    return dense_model(arch, **WIDE, **more)
+
+
+def judge(folder: Path, want: Values) -> tuple[str, str]:
+    """("read", what was compared), ("refused", the sentence) or ("wrong", the first difference)."""
+    try:
+        with hb.open(folder) as checkpoint:
+            checkpoint.check("dequantize")
+            packed = [info.key for info in checkpoint.infos() if info.quantized]
+            got = {key: checkpoint[key] for key in packed}
+    except HalfbyteError as error:
+        return "refused", str(error).replace(str(folder), "…")
+    if not packed:
+        return "refused", "the file has no packed weights"
+    formats = sorted({str(q.format) for q in got.values()})
+    for key, q in got.items():
+        if key not in want:
+            return "wrong", f"{key} is no module that the producer packed"
+        arithmetics = ("exact", "producer") if q.origin else ("exact",)
+        if not any(np.array_equal(q.dequantize("float32", a), want[key]) for a in arithmetics):
+            ours = q.dequantize("float32")
+            off = float(np.abs(ours - want[key]).max() / np.abs(want[key]).max()) if ours.shape == want[key].shape else np.inf
+            if off > 2.0**-7:
+                return "wrong", f"{key}: {q.format} differs by {off:.3g} of the largest value"
+            formats.append(f"to {off:.1g} of the largest value")
+    return "read", f"{len(packed)} weights: {', '.join(dict.fromkeys(formats))}"
+
+
+def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path) -> None:
+    """Writes and judges every scheme of every architecture, records the outcomes, and fails for wrong
+    ones.
+    """
+    version = f"{producer} {importlib.metadata.version(producer)}"
+    lines, wrong, read = [], [], 0
+    for scheme in schemes:
+        for arch in ARCHITECTURES:
+            folder = tmp_path / f"{scheme}-{arch}"
+            try:
+                want = write(arch, scheme, folder)
+            except Exception as error:  # whatever a producer raises is its refusal
+                first = (str(error).strip().splitlines() or [""])[0]
+                outcome = "not written", f"{type(error).__name__}: {first[:160]}"
+            else:
+                outcome = judge(folder, want)
+            read += outcome[0] == "read"
+            wrong += [(scheme, arch, outcome[1])] if outcome[0] == "wrong" else []
+            row = {"producer": version, "scheme": scheme, "arch": arch, "outcome": outcome[0], "detail": outcome[1][:400]}
+            lines.append(json.dumps(row, ensure_ascii=False))
+    if log := os.environ.get("HALFBYTE_PRESETS"):
+        with open(log, "a", encoding="utf-8") as out:
+            out.write("\n".join(lines) + "\n")
+    assert not wrong
+    assert read
+
+
+# ------------------------------------------------------------------------------------------------------- compressed-tensors
+
+
+def compressed_tensors(arch: str, scheme: str, folder: Path) -> Values:
+    """The scheme on every Linear but the head; scales from the weights' own ranges."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
+    from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    import torch
+
+    model = tiny(arch)
+    group = preset_name_to_scheme(scheme, ["Linear"])
+    config = QuantizationConfig(config_groups={"group_0": group}, ignore=["lm_head"], quantization_status="initialized")
+    apply_quantization_config(model, config)
+    names = []
+    for name, module in model.named_modules():
+        args = getattr(getattr(module, "quantization_scheme", None), "weights", None)
+        if args is None or getattr(module, "weight", None) is None:
+            continue
+        names.append(name)
+        w = module.weight.data
+        n, k = w.shape
+        if args.strategy in ("group", "tensor_group"):
+            cut = w.reshape(n, -1, args.group_size)
+            low, high = cut.amin(-1), cut.amax(-1)
+        elif args.strategy == "block":
+            rows, columns = args.block_structure
+            cut = w.reshape(-(-n // rows), min(rows, n), -1, min(columns, k))
+            low, high = cut.amin((1, 3)), cut.amax((1, 3))
+        elif args.strategy == "channel":
+            low, high = w.amin(1, keepdim=True), w.amax(1, keepdim=True)
+        else:
+            low, high = w.min().reshape(1), w.max().reshape(1)
+        total = None
+        if args.strategy == "tensor_group":
+            total = generate_gparam(w.min().reshape(1), w.max().reshape(1))
+            module.weight_global_scale.data.copy_(total)
+        scale, zero = calculate_qparams(low, high, args, total)
+        module.weight_scale.data = scale.reshape(module.weight_scale.shape).to(module.weight_scale.dtype)
+        if hasattr(module, "weight_zero_point"):
+            module.weight_zero_point.data = zero.reshape(module.weight_zero_point.shape).to(module.weight_zero_point.dtype)
+        for part in ("input_scale", "input_global_scale"):
+            if getattr(module, part, None) is not None:
+                getattr(module, part).data.fill_(1)
+        module.quantization_status = QuantizationStatus.FROZEN
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    compressor.decompress_model(model)
+    return {name: model.get_submodule(name).weight.detach().to(torch.float32).numpy() for name in names}
+
+
+@pytest.mark.ecosystem("compressed-tensors")
+def test_every_scheme_of_compressed_tensors(tmp_path):
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+
+    schemes = [name for name, scheme in PRESET_SCHEMES.items() if scheme.get("weights") is not None]
+    assert len(schemes) > 20
+    every("compressed-tensors", schemes, compressed_tensors, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------------ torchao
+
+
+def torchao_configs() -> dict[str, Any]:
+    """Name -> an instance of every config class that needs no argument but a group size."""
+    import torchao.prototype.mx_formats as mx
+    import torchao.quantization as quantization
+    from torchao.core.config import AOBaseConfig
+
+    classes = {
+        name: cls
+        for module in (quantization, mx)
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and issubclass(cls, AOBaseConfig) and cls is not AOBaseConfig
+    }
+    return dict(sorted(classes.items()))
+
+
+def torchao(arch: str, scheme: str, folder: Path) -> Values:
+    import torch
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    model = tiny(arch).to(torch.bfloat16)
+    model.save_pretrained(folder / "dense")
+    config = TorchAoConfig(torchao_configs()[scheme](), modules_to_not_convert=["lm_head"])
+    made = AutoModelForCausalLM.from_pretrained(
+        folder / "dense", dtype=torch.bfloat16, quantization_config=config, device_map="cpu"
+    )
+    made.save_pretrained(folder / "out")
+    for path in (folder / "out").iterdir():
+        path.rename(folder / path.name)
+    values = {}
+    for name, module in made.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, torch.nn.Linear) and type(weight.data) is not torch.Tensor:
+            values[name] = weight.dequantize().detach().to(torch.float32).numpy()
+    return values
+
+
+@pytest.mark.ecosystem("transformers")
+def test_every_config_of_torchao(tmp_path):
+    schemes = list(torchao_configs())
+    assert len(schemes) > 8
+    every("torchao", schemes, torchao, tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------------- ModelOpt
+
+
+def modelopt(arch: str, scheme: str, folder: Path) -> Values:
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export import export_hf_checkpoint
+
+    import torch
+
+    torch.manual_seed(0)
+    model = tiny(arch).to(torch.bfloat16)
+    texts = [torch.randint(3, 96, (1, 32), generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    model = mtq.quantize(model, copy.deepcopy(getattr(mtq, scheme)), lambda m: [m(input_ids=t) for t in texts])
+    values = {}
+    with torch.inference_mode():
+        for name, module in model.named_modules():
+            quantizer = getattr(module, "weight_quantizer", None)
+            if quantizer is not None and getattr(module, "weight", None) is not None:
+                values[name] = quantizer(module.weight.float()).float().numpy()
+                a, b = (getattr(quantizer, f"svdquant_lora_{x}", None) for x in "ab")
+                values[name] = values[name] if a is None else values[name] + (b.float() @ a.float()).numpy()
+        export_hf_checkpoint(model, export_dir=str(folder))
+    return values
+
+
+@pytest.mark.ecosystem("modelopt")
+def test_every_config_of_modelopt(tmp_path):
+    import modelopt.torch.quantization as mtq
+
+    schemes = [name for name in dir(mtq) if name.endswith("_CFG") and "_KV_" not in name]
+    assert len(schemes) > 15
+    every("nvidia-modelopt", schemes, modelopt, tmp_path)
