@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..errors import CheckpointError, FormatError, ShapeError
+from ..gguf_models.to_gguf import GGUFView, Replaced
 from ..gguf_models.view import ModelView, as_model
 from ..numerics.error_stats import ErrorStats
 from ..quantizers import mse
@@ -166,13 +168,16 @@ def quantize_checkpoint(
         raise FormatError(f"[quantize] method {method!r}; allowed without calibration: {', '.join(ROUNDERS)}")
     check_dense(checkpoint, from_packed)
     checkpoint.check("quantize")
+    rounder = ROUNDERS[method] if isinstance(method, str) else method
     if recipe.goal.layout != "gguf":
         checkpoint = as_model(checkpoint, recipe.goal.layout, stacks=not isinstance(method, str))
+    elif not isinstance(checkpoint, GGUFCheckpoint):
+        checkpoint = GGUFView(Replaced(rows_by_name(checkpoint), replaced or {}))
+        rounder, replaced = rounder if isinstance(method, str) else checkpoint.rounder(rounder), {}
     model = checkpoint
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
-    rounder = ROUNDERS[method] if isinstance(method, str) else method
     if isinstance(model, ModelView) and not isinstance(method, str):
         # Calibration walked the file under its own names.
         rounder, names = model.rounder(method), model.names()
@@ -180,6 +185,8 @@ def quantize_checkpoint(
     how = Quantizing(recipe, rounder, replaced or {}, from_packed)
     if isinstance(model, ModelView):
         how.file_names = {new.removesuffix(".weight"): old.removesuffix(".weight") for old, new in model.names().items()}
+    if isinstance(model, GGUFView):
+        how.file_names = model.source_names()
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
             f"[quantize] {checkpoint.path}: no weight to quantize; {len(checkpoint)} tensors, see halfbyte inspect"

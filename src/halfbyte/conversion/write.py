@@ -25,6 +25,7 @@ from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
 from ..errors import CheckpointError, LayoutError
+from ..gguf_models.to_gguf import GGUFView, as_gguf
 from ..gguf_models.view import ModelView, as_model
 from ..layouts import LAYOUTS
 from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
@@ -73,8 +74,8 @@ def convert_checkpoint(
     if like is not None:
         like.check("convert")
         checkpoint = RenamedLike(checkpoint, rows_by_name(like))
-    elif goal.layout != "gguf":
-        checkpoint = as_model(checkpoint, goal.layout)
+    else:
+        checkpoint = as_gguf(checkpoint) if goal.layout == "gguf" else as_model(checkpoint, goal.layout)
     return write_checkpoint(
         checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
         progress=progress,
@@ -107,6 +108,7 @@ def write_checkpoint(
     beside, notes = ({}, []) if goal.layout == "gguf" else beside_weights(checkpoint, out)
     result = Converted(out, goal, dropped=dropped, notes=notes)
     result.dropped += checkpoint.left_out if isinstance(checkpoint, RenamedLike) else []
+    result.notes += checkpoint.notes if isinstance(checkpoint, GGUFView) else []
     count = workers or min(4, os.cpu_count() or 1)
     run = ConversionRun(checkpoint, goal, keys, count, lossy, progress, rounding, method)
     if goal.layout == "gguf":

@@ -1,9 +1,8 @@
-"""Write a GGUF file with other block types and the names, key-values and tokenizer of an existing
-GGUF.
+"""Write a GGUF file: names, key-values and tokenizer of an existing GGUF with other block types, or
+of a model's folder.
 
-A folder of safetensors lacks what a GGUF contains besides weights (architecture keys, tokenizer,
-row orders of q and k), so a conversion from a folder needs a GGUF of the same model as a template
-(`gguf_names.RenamedLike`).
+For a folder these are made from its configuration and tokenizer (`gguf_models.to_gguf`), or taken
+from a GGUF of the same model (`gguf_names.RenamedLike`).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from ..checkpoints.gguf.writer import GGUFWriter, pairs_of
 from ..checkpoints.io.journal import make_folder
 from ..errors import UnsupportedError
 from ..formats.ggml.types import GGML_TYPES
+from ..gguf_models.to_gguf import GGUFView
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, identity, resumed_units
 from .unit import blocks
@@ -30,9 +30,7 @@ _PLAIN = {t.plain: t.name for t in GGML_TYPES.values() if t.plain}
 
 
 def write_gguf(run: ConversionRun, out: Path, result: Converted) -> None:
-    """Write `out` and put what was done into `result`. UnsupportedError unless the source is a
-    GGUF.
-    """
+    """Write `out` and put what was done into `result`."""
     home = gguf_template(run.checkpoint)
     certain = {k for k in run.keys if _surely_has_factor(run, k)}
     scaled = [k for k in run.keys if _may_have_factor(run, k) and k not in certain]
@@ -43,11 +41,11 @@ def write_gguf(run: ConversionRun, out: Path, result: Converted) -> None:
     shapes: dict[str, tuple[int, ...]] = {}
     for key in run.keys:
         name = tensor_name(home, key)
-        shapes[name] = home.file.headers[name].shape
+        shapes[name] = home.shapes[name] if isinstance(home, GGUFView) else home.file.headers[name].shape
         if factors.get(key):
             shapes[_factor_name(name)] = shapes[name][:-2] or (1,)
     make_folder(out.absolute().parent, out)
-    with GGUFWriter(out, pairs_of(home.file), shapes, identity(run)) as file:
+    with GGUFWriter(out, home.pairs if isinstance(home, GGUFView) else pairs_of(home.file), shapes, identity(run)) as file:
         units = resumed_units(run, file, result)
         for unit in run.units(run.keys[len(units) :]):
             key = unit.record.key
@@ -66,19 +64,20 @@ def write_gguf(run: ConversionRun, out: Path, result: Converted) -> None:
     result.files = [out.name]
 
 
-def gguf_template(checkpoint: Checkpoint) -> GGUFCheckpoint:
-    """The GGUF whose names and key-values the result takes. UnsupportedError when there is none."""
+def gguf_template(checkpoint: Checkpoint) -> GGUFCheckpoint | GGUFView:
+    """What names and key-values of the result are taken from. UnsupportedError when `--like` is no
+    GGUF.
+    """
     home = checkpoint.like if isinstance(checkpoint, RenamedLike) else checkpoint
-    if not isinstance(home, GGUFCheckpoint):
+    if not isinstance(home, (GGUFCheckpoint, GGUFView)):
         raise UnsupportedError(
-            f"[convert] {checkpoint.path} is {checkpoint.format}: a GGUF also holds the model's tokenizer, key-values and its "
-            "own row orders, which a folder lacks. Give a GGUF of the same model, of any type, with --like: names, "
-            "tokenizer and key-values are taken from it (llama.cpp's convert_hf_to_gguf.py makes one)"
+            f"[convert] --like {home.path} is {home.format}: a GGUF takes names and key-values from a GGUF of the same model. "
+            "Without --like they are made from the folder's configuration and tokenizer"
         )
     return home
 
 
-def tensor_name(home: GGUFCheckpoint, key: str) -> str:
+def tensor_name(home: GGUFCheckpoint | GGUFView, key: str) -> str:
     """The name in the file of a key, packed or dense."""
     return home.tensor_name(next((k for k in (key, key.removesuffix(".weight"), f"{key}.weight") if k in home), key))
 

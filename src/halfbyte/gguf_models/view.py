@@ -213,7 +213,7 @@ class ModelView(View):
             if why := incompatibility([gate, up]):
                 raise UnsupportedError(f"[convert] {keys[0]} and {keys[1]} cannot be the stack {key}: {why}")
             n = gate.shape[-2]
-            return _stack_rows(concat_rows([gate, up]), np.arange(2 * n).reshape(2, n).T.reshape(-1))
+            return take_rows(concat_rows([gate, up]), np.arange(2 * n).reshape(2, n).T.reshape(-1))
         return np.stack([np.asarray(gate), np.asarray(up)], axis=-1).reshape(*gate.shape[:-1], -1)
 
     def fetch(self, key: str) -> None:
@@ -223,12 +223,6 @@ class ModelView(View):
     def release(self, key: str) -> None:
         for k in self.source_keys(key):
             self.source.release(k)
-
-
-def _stack_rows(stack: QTensor, order: NDArray[np.int64]) -> QTensor:
-    """Rows of each matrix of a stack in another order."""
-    parts = {p: a if a.ndim < stack.ndim else a[:, order] for p, a in stack.parts.items()}
-    return QTensor(stack.format, stack.shape, parts, origin=stack.origin, details=stack.details)
 
 
 def model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
