@@ -72,6 +72,37 @@ def test_each_construct_of_the_subset_means_what_re_means(pattern):
     assert True in wanted or pattern in (r"(?<=a)b",)
 
 
+LONG = {
+    "optional letters": ("(?:a?){1000}" * 5 + "a" * 4000, True),
+    "nested stars": ("(?:(?:a*)*)*" * 800 + "b", False),
+    "pairs": ("(?:aa|a|aaa)*b", False),
+    "branches": ("(?:" + "|".join(f"a{chr(98 + i % 3)}{i}" for i in range(2000)) + "|a)*b", False),
+    "look-ahead": ("(?!.*" + "a" * 5000 + "b).*a", True),
+    "look-aheads within": ("(?:(?=a*a)a)*" * 300 + "b", False),
+    "letters": ("a" * 10_000, True),
+    "anything": (".*a" * 3000 + "b", False),
+    "look-behind": ("(?:a(?<=" + "a" * 1000 + "))*b", False),
+}
+
+
+def test_alternatives_by_the_thousand_are_refused_within_a_moment():
+    """Sets cannot be factored: positions times alternatives is more than is executed."""
+    pattern = "(?:" + "|".join(f"[a{chr(98 + i % 24)}][a{i % 10}]{i}" for i in range(1000)) + "|a)*b"
+    start = time.process_time()
+    with pytest.raises(CheckpointError, match=r"takes more than 131,072 steps for a name of 10,000 letters"):
+        compiled(pattern).match("a" * 10_000)
+    assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_long_patterns_and_long_names_take_a_moment(case):
+    """Patterns and names of ten thousand letters; the bound is for a slow, shared machine."""
+    pattern, want = LONG[case]
+    start = time.process_time()
+    assert compiled(pattern).match("a" * 10_000) is want
+    assert time.process_time() - start < 1.5
+
+
 @pytest.mark.parametrize("length", [60, 256])
 @pytest.mark.parametrize("pattern", EXPLOSIVE)
 def test_patterns_that_explode_elsewhere_take_a_moment(pattern, length):
@@ -84,20 +115,21 @@ def test_patterns_that_explode_elsewhere_take_a_moment(pattern, length):
 
 def test_what_would_still_take_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(patterns, "MAX_STEPS", 50)
-    with pytest.raises(CheckpointError, match=r"pattern '\(\(a\|b\)\*\|a\)\*c' could take for ever to match; patterns without"):
+    with pytest.raises(CheckpointError, match=r"pattern '\(\(a\|b\)\*\|a\)\*c' takes more than 50 steps for a name of 200"):
         compiled("((a|b)*|a)*c").match("ab" * 100)
 
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
     [
-        ("(", "is not a regular expression"), ("x" * 5000, "has 5,000 characters; read up to 4,096"),
+        ("(", "is not a regular expression"), ("x" * 20000, "has 20,000 characters; read up to 16,384"),
         (r"(a)\1", "has a back-reference; patterns without one are read"), ("(?P<x>a)(?P=x)", "has a back-reference"),
         ("(a)?(?(1)b|c)", "has a conditional"), ("(?>a)", "has an atomic group"), ("a*+", "has a possessive repeat"),
         ("(?s:a)", "has a group with other flags"), ("a{2000}", "repeats more than 1000 times"),
         ("(" * 100 + ")" * 100, "has groups more than 64 deep"), ("(" * 4000, "has groups more than 64 deep"),
         ("a**", "multiple repeat"), ("*a", "nothing to repeat"), (r"\q", r"bad escape \q"), ("[z-a]", "bad character range"),
         ("[a", "ends early"), ("a)", "unbalanced parenthesis"), ("(?<=a*)b", "look-behind requires fixed-width"),
+        ("((a{999}){999}){999}", "needs more than 32,768 instructions; patterns without counted repeats within repeats"),
         ("a{3,2}", "min repeat greater than max"),
     ],
 )  # fmt: skip

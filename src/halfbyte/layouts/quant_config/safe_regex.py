@@ -1,11 +1,14 @@
-"""Regular expressions that came with a file, matched in bounded time.
+"""Regular expressions that came with a file, matched in time bounded by pattern times name.
 
 A backtracking matcher can be made to run without end: `(a|a)*b` doubles its work with every letter
-of the name. Here all alternatives are followed at once (Thompson 1968): the positions a match can
-have reached are the bits of one integer, each piece of the pattern maps them to the next ones, and
-a position reached twice is still one bit.
+of the name. Here the pattern becomes instructions (Thompson 1968), and each instruction has the set
+of positions in the name at which it is reached, the bits of one integer. An instruction is executed
+for the positions that are new to it, all at once, so no position is executed twice by one
+instruction.
 
     "mlp.*e"  on  "mlp.gate"      {0} -m-> {1} -l-> {2} -p-> {3} -.*-> {3, 4, ..., 8} -e-> {8}
+
+A look-ahead is computed for all positions by one run of its reversed instructions from the end.
 
 The subset that is read, with the meaning Python's `re` gives it:
 
@@ -24,20 +27,24 @@ name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import heappop, heappush
 from typing import NamedTuple, NoReturn
 
 from ...errors import CheckpointError
 
-MAX_PATTERN = 4096
+MAX_PATTERN = 1 << 14
 """Longest pattern, in characters."""
 MAX_DEPTH = 64
 """Most groups within groups."""
 MAX_REPEAT = 1000
 """Largest count of a repeat."""
-MAX_STEPS = 1 << 14
-"""Most pieces of a pattern that are gone through for one name, near 20 ms; only long groups
-repeated within repeats need more.
+MAX_INSTRUCTIONS = 1 << 15
+"""Most instructions of a pattern; a counted repeat takes those of its group so many times."""
+MAX_STEPS = 1 << 17
+"""Most executions of an instruction for one name, near 0.1 s. Positions times instructions bound
+them; names of up to 256 letters do not come near it.
 """
 
 Test = Callable[[str], bool]
@@ -97,7 +104,7 @@ class Pattern:
 
     def __init__(self, pattern: str, sequence: Sequence) -> None:
         self.pattern = pattern
-        self.sequence = sequence
+        self._program = _compile(pattern, sequence, backward=False)
         anchored = sequence[1:] if sequence and sequence[0] == Anchor("start") else sequence
         self._prefix = "".join(node.literal for node in _leading_literals(anchored))
 
@@ -105,7 +112,7 @@ class Pattern:
         """True when the pattern matches from the start of `name`; CheckpointError when that takes
         too many steps.
         """
-        return name.startswith(self._prefix) and _Walk(self.pattern, name).ends(self.sequence, 1) != 0
+        return name.startswith(self._prefix) and _Walk(self.pattern, name).run(self._program, 1) != 0
 
 
 def _leading_literals(sequence: Sequence) -> Iterator[Characters]:
@@ -366,6 +373,124 @@ def _width(sequence: Sequence) -> tuple[int, int | None]:
     return least, most
 
 
+# ----------------------------------------------------------------------------------------------------------- instructions
+
+
+@dataclass
+class Instruction:
+    """One step. kind:
+
+    "char"   a character that passes `node`, then the next instruction
+    "run"    any number of them, then the next instruction
+    "anchor" the condition `node` holds at the position
+    "look"   the assertion `node` holds there; `program` is its sequence
+    "split"  each of `targets`
+    "match"  the end
+    """
+
+    kind: str
+    node: Node | None = None
+    targets: list[int] = field(default_factory=list)
+    program: Program | None = None
+
+
+@dataclass
+class Program:
+    """Instructions, executed from the first on. backward: from the end of the name to its start."""
+
+    code: list[Instruction]
+    backward: bool
+
+
+def _compile(pattern: str, sequence: Sequence, backward: bool) -> Program:
+    code: list[Instruction] = []
+
+    def add(kind: str, node: Node | None = None, program: Program | None = None) -> Instruction:
+        if len(code) >= MAX_INSTRUCTIONS:
+            raise CheckpointError(
+                f"[config] pattern {pattern[:60]!r} needs more than {MAX_INSTRUCTIONS:,} instructions; patterns without counted "
+                "repeats within repeats are read"
+            )
+        code.append(Instruction(kind, node, [], program))
+        return code[-1]
+
+    def split(*targets: int) -> Instruction:
+        made = add("split")
+        made.targets.extend(targets)
+        return made
+
+    def emit_all(nodes: Sequence) -> None:
+        for node in reversed(nodes) if backward else nodes:
+            emit(node)
+
+    def emit(node: Node) -> None:
+        if isinstance(node, Characters):
+            add("char", node)
+        elif isinstance(node, Anchor):
+            add("anchor", node)
+        elif isinstance(node, Look):
+            add("look", node, _compile(pattern, node.sequence, backward=node.behind is None))
+        elif isinstance(node, Branch):
+            emit_branch(node)
+        else:
+            emit_repeat(node)
+
+    def emit_branch(node: Branch) -> None:
+        sequences = _factored(node.sequences, backward)
+        if len(sequences) == 1:
+            return emit_all(sequences[0])
+        fork, ends = split(), []
+        for sequence in sequences:
+            fork.targets.append(len(code))
+            emit_all(sequence)
+            ends.append(split())
+        for end in ends:
+            end.targets.append(len(code))
+        return None
+
+    def emit_repeat(node: Repeat) -> None:
+        for _ in range(node.least):
+            emit_all(node.sequence)
+        if node.most is None:
+            if len(node.sequence) == 1 and isinstance(node.sequence[0], Characters):
+                add("run", node.sequence[0])
+                return
+            start = len(code)
+            fork = split(start + 1)
+            emit_all(node.sequence)
+            split(start)
+            fork.targets.append(len(code))
+            return
+        forks = []
+        for _ in range(node.most - node.least):
+            forks.append(split(len(code) + 1))
+            emit_all(node.sequence)
+        for fork in forks:
+            fork.targets.append(len(code))
+
+    emit_all(sequence)
+    add("match")
+    return Program(code, backward)
+
+
+def _factored(sequences: tuple[Sequence, ...], backward: bool) -> tuple[Sequence, ...]:
+    """Alternatives of which no two begin with the same letter: what follows it becomes a group."""
+    at = -1 if backward else 0
+    groups: dict[object, list[Sequence]] = {}
+    for sequence in dict.fromkeys(sequences):
+        first = sequence[at] if sequence else None
+        letter = first.literal if isinstance(first, Characters) else ""
+        groups.setdefault(letter or sequence, []).append(sequence)
+    out: list[Sequence] = []
+    for same in groups.values():
+        if len(same) == 1:
+            out.append(same[0])
+        else:
+            rest = Branch(tuple(s[:-1] if backward else s[1:] for s in same))
+            out.append((rest, same[0][-1]) if backward else (same[0][0], rest))
+    return tuple(out)
+
+
 # --------------------------------------------------------------------------------------------------------------- matching
 
 
@@ -381,61 +506,92 @@ class _Walk:
         self.positions: dict[str, int] = {}
         for at, c in enumerate(name):
             self.positions[c] = self.positions.get(c, 0) | 1 << at
+        self._passing: dict[Test, int] = {}
+        self._looks: dict[int, int] = {}
 
-    def ends(self, sequence: Sequence, starts: int) -> int:
-        """Where matches of a sequence can end that begin at one of `starts`."""
-        for node in sequence:
-            if not starts:
-                break
-            self.steps += 1
-            if self.steps > MAX_STEPS:
-                raise CheckpointError(
-                    f"[config] pattern {self.pattern[:60]!r} could take for ever to match; "
-                    "patterns without long groups repeated within repeats are read"
-                )
-            starts = self._step(node, starts)
-        return starts
+    def run(self, program: Program, starts: int) -> int:
+        """The positions that the end of a program is reached at from `starts`; of a pattern's own
+        program the first that is found.
+        """
+        code, whole = program.code, program.backward or starts != 1
+        reached, pending, waiting = [0] * len(code), [0] * len(code), [0]
+        reached[0] = pending[0] = starts
+        last = len(code) - 1
+        while waiting:
+            at = heappop(waiting)  # in the order of the pattern, so that positions come together
+            new, pending[at] = pending[at], 0
+            if at == last:
+                if not whole:
+                    return new
+                continue
+            self._count(1)
+            step = code[at]
+            targets: list[int] | tuple[int] = (at + 1,)
+            if step.kind == "char":
+                new = self._advance(new, self._where(step.node), program.backward)
+            elif step.kind == "split":
+                targets = step.targets
+            elif step.kind == "run":
+                new = self._span(new, self._where(step.node), program.backward)
+            else:
+                new &= self._holding(step)
+            if new:
+                for target in targets:
+                    fresh = new & ~reached[target]
+                    if fresh:
+                        reached[target] |= fresh
+                        if not pending[target]:
+                            heappush(waiting, target)
+                        pending[target] |= fresh
+        return reached[last]
 
-    def _step(self, node: Node, starts: int) -> int:
-        if isinstance(node, Characters):
-            return (starts & self._where(node)) << 1
-        if isinstance(node, Repeat):
-            return self._repeat(node, starts)
-        if isinstance(node, Branch):
-            out = 0
-            for sequence in node.sequences:
-                out |= self.ends(sequence, starts)
-            return out
-        if isinstance(node, Anchor):
-            return starts & self._anchored(node.kind)
-        return sum(bit for bit in _bits(starts) if self._looks(node, bit) is node.wanted)
+    def _count(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise CheckpointError(
+                f"[config] pattern {self.pattern[:60]!r} takes more than {MAX_STEPS:,} steps for a name of {self.size:,} "
+                "letters; patterns without long groups repeated within repeats are read"
+            )
 
-    def _where(self, node: Characters) -> int:
+    def _where(self, node: Node | None) -> int:
         """The positions whose character passes."""
+        assert isinstance(node, Characters)
         if node.literal:
             return self.positions.get(node.literal, 0)
-        return sum(positions for c, positions in self.positions.items() if node.test(c))
+        if node.test not in self._passing:
+            self._count(len(self.positions) // 16)
+            self._passing[node.test] = sum(positions for c, positions in self.positions.items() if node.test(c))
+        return self._passing[node.test]
 
-    def _repeat(self, node: Repeat, starts: int) -> int:
-        for _ in range(node.least):
-            after = self.ends(node.sequence, starts)
-            if after == starts:  # so would every further one be
-                break
-            starts = after
-        if node.most is None and len(node.sequence) == 1 and isinstance(node.sequence[0], Characters):
+    @staticmethod
+    def _advance(starts: int, where: int, backward: bool) -> int:
+        return (starts >> 1) & where if backward else (starts & where) << 1
+
+    @staticmethod
+    def _span(starts: int, run: int, backward: bool) -> int:
+        """The positions reached by any number of characters of `run`."""
+        if not backward:
             # Adding a start to a run of ones carries to the end of the run: all of it is reached at
             # once.
-            run = self._where(node.sequence[0])
             return starts | (((starts & run) + run) ^ run)
-        reached = new = starts
-        # A position reached by fewer repeats has more of them left, so only new positions go on.
-        most = self.size + 1 if node.most is None else min(node.most - node.least, self.size + 1)
-        for _ in range(most):
-            new = self.ends(node.sequence, new) & ~reached
-            if not new:
-                break
-            reached |= new
-        return reached
+        step = 1
+        while run:
+            starts |= (starts >> step) & run
+            run &= run >> step
+            step *= 2
+        return starts
+
+    def _holding(self, step: Instruction) -> int:
+        """The positions where an anchor or an assertion holds."""
+        everywhere = (2 << self.size) - 1
+        if isinstance(step.node, Anchor):
+            return self._anchored(step.node.kind) & everywhere
+        assert isinstance(step.node, Look)
+        assert step.program is not None
+        if id(step) not in self._looks:
+            self._looks[id(step)] = self.run(step.program, everywhere)
+        found = self._looks[id(step)]
+        return found if step.node.wanted else everywhere & ~found
 
     def _anchored(self, kind: str) -> int:
         """The positions where an anchor holds."""
@@ -446,17 +602,3 @@ class _Walk:
         word = sum(p for c, p in self.positions.items() if is_word(c))
         edges = word ^ word << 1
         return edges if kind == "edge" else ~edges & ((2 << self.size) - 1)
-
-    def _looks(self, node: Look, start: int) -> bool:
-        """Whether the sequence matches right after the position `start`, or right before it."""
-        if node.behind is None:
-            return self.ends(node.sequence, start) != 0
-        back = start >> node.behind
-        return back != 0 and bool(self.ends(node.sequence, back) & start)
-
-
-def _bits(positions: int) -> Iterator[int]:
-    while positions:
-        low = positions & -positions
-        yield low
-        positions ^= low
