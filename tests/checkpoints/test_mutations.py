@@ -7,6 +7,7 @@ benchmarks/trust.md.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from support.mutations import Mutation, holds, mutations, names, outcome, write
+import halfbyte as hb
+from halfbyte.conversion import convert
+from halfbyte.numerics.bits import unpack
+from halfbyte.verification.compare import verify
+from support.mutations import Mutation, config_key, holds, leaves, mutations, names, outcome, values, write
 from support.tiny_models import write_tiny
 
 CASES = [
@@ -26,12 +31,48 @@ CASES = [
 ]  # fmt: skip
 SAMPLE = 7
 """Mutations of each case that always run."""
+LOADED = 2
+"""Of these, in `load_model` too."""
 
 OTHER_FILES: dict[tuple[str, str, str], str] = {
     ("metal-marlin-fp4", "drop", "codec"): "buffers without the key are int4, as docs of the layout say",
     ("gptq3", "drop", "checkpoint_format"): "AutoGPTQ's files without the key are v1: nothing in the headers says otherwise",
 }
-"""(producer, kind, key) -> why the changed file is a valid one of another meaning."""
+"""(producer, kind, key) -> why the changed file is a valid one of another meaning, whose values
+`test_a_file_of_another_meaning_has_the_values_that_it_states` checks.
+"""
+
+
+def restated(producer: str, weight: hb.QTensor) -> np.ndarray:
+    """The values of a packed weight as the file of `OTHER_FILES` states them, from its parts."""
+    codes = unpack(np.asarray(weight.parts["codes"]), weight.format.bits, weight.shape[-1]).astype(np.float64)
+    scales = np.repeat(weight.parts["scales"].astype(np.float64), weight.format.group_size, axis=-1)
+    if producer == "gptq3":
+        return (codes - np.repeat(weight.parts["zeros"].astype(np.float64) + 1, weight.format.group_size, axis=-1)) * scales
+    return (codes - 8) * scales
+
+
+@pytest.mark.parametrize("case", OTHER_FILES, ids="-".join)
+def test_a_file_of_another_meaning_has_the_values_that_it_states(case, tmp_path):
+    """No exemption: the changed file is a valid one, and its values are checked against the formula
+    of what it says, in each command; inspect names the key that is not there.
+    """
+    producer, kind, key = case
+    folder = checkpoint(tmp_path, "llama", producer)
+    config = json.loads((folder / "config.json").read_text())
+    path = next(p for p in leaves(config[config_key(config)]) if p[-1] == key)
+    damaged = tmp_path / "damaged"
+    write(folder, Mutation("key", kind, path), damaged)
+    with hb.open(folder) as whole:
+        weights = {k: whole[k] for k in whole}
+        want = {k: restated(producer, w) if isinstance(w, hb.QTensor) else w.astype(np.float64) for k, w in weights.items()}
+        assert any(not np.array_equal(want[k], whole[k].dequantize("float64")) for k in whole if whole.info(k).quantized)
+    convert(damaged, tmp_path / "own", to="halfbyte")
+    with hb.open(damaged) as changed, hb.open(tmp_path / "own") as own, hb.open(folder) as whole:
+        assert [f.message for f in changed.findings() if f.code == "assumed-key" and key in f.message]
+        assert verify(changed, own).verdict == "identical"
+        assert verify(changed, whole).verdict == "different"
+        assert holds(values(changed), {k.removesuffix(".weight"): v for k, v in want.items()})
 
 
 def checkpoint(tmp_path: Path, arch: str, producer: str) -> Path:
@@ -74,9 +115,10 @@ def test_a_sample_of_damage_is_right_or_refused_by_name(arch, producer, tmp_path
     folder = checkpoint(tmp_path, arch, producer)
     every = [m for m in mutations(folder) if not exempt(producer, m)]
     chosen = random.Random(f"{arch} {producer}").sample(every, SAMPLE)
-    counts = run(tmp_path, arch, producer, chosen, load=False)
+    counts = run(tmp_path, arch, producer, chosen[:LOADED], load=True)
+    counts += run(tmp_path, arch, producer, chosen[LOADED:], load=False)
     assert counts["wrong"] == 0
-    assert counts["refused"] + counts["right"] == 4 * SAMPLE
+    assert counts["refused"] + counts["right"] == 4 * SAMPLE + LOADED
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ must have.
     required_gguf(...)  the same for a GGUF header
 
 A family is a row of `FAMILIES` (config.json's `model_type`) or `GGUF_FAMILIES`
-(`general.architecture`). For other models the checkpoint's modules are not checked, and the ledger
-says so.
+(`general.architecture`). Other models of config.json are compared with transformers'
+(`meta_model.py`); what is not compared the ledger says.
 """
 
 from __future__ import annotations
@@ -124,10 +124,19 @@ def prefix_of(keys: Iterable[str]) -> str | None:
     return max(counts, key=lambda p: counts[p]) if counts else None
 
 
+def in_table(config: Mapping[str, Any]) -> bool:
+    """True when the table has the model's family."""
+    return _family_word(config) in FAMILIES
+
+
+def _family_word(config: Mapping[str, Any]) -> str:
+    return str(text_config(config).get("model_type") or config.get("model_type") or "").replace("-", "_")
+
+
 def required(config: Mapping[str, Any], prefix: str) -> list[Requirement] | str:
     """The tensors of the model, names with `prefix`; or why they are not checked, as a clause."""
     text = text_config(config)
-    word = str(text.get("model_type") or config.get("model_type") or "").replace("-", "_")
+    word = _family_word(config)
     family, layers = FAMILIES.get(word), text.get("num_hidden_layers")
     if family is None:
         return f"model_type {word!r} is not in the table" if word else "there is no config.json with a model_type"

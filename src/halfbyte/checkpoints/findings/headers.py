@@ -26,6 +26,13 @@ BENIGN = (
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
 
+ASSUMED: dict[str, tuple[tuple[str, ...], str]] = {
+    "gptq": (("checkpoint_format", "format"), "zero points are read as AutoGPTQ's v1, which stores them minus 1"),
+    "metal-marlin": (("codec",), "codes are read as int4, beside zero points as uint4"),
+}
+"""Method -> keys of its config without which a default decides the values, and that default."""
+
+
 class Headers(Protocol):
     """What the checks need of an opened checkpoint; `SafetensorsCheckpoint` has it."""
 
@@ -92,6 +99,10 @@ def _config(c: Headers) -> Iterator[Finding]:
                 "note", "no-config", "", f"no quantization config; read as {c.format} from the tensors' names, dtypes and shapes"
             )
         return
+    keys, default = ASSUMED.get(c.scheme.method, ((), ""))
+    symmetric = c.scheme.method == "gptq" and c.scheme.raw.get("sym") is not False
+    if keys and not symmetric and not any(c.scheme.raw.get(key) for key in keys):
+        yield Finding("note", "assumed-key", "", f"the config has no {keys[0]}: {default}")
     if not c.packed_keys():
         yield Finding("warning", "config-without-weights", "", f"the config says {c.scheme.method}, but no tensor is packed")
     for key in c.packed_keys():

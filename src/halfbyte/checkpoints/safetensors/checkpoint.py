@@ -20,7 +20,7 @@ from ...layouts import Layout, safetensors_layouts
 from ...layouts.quant_config.reader import ConfigReader
 from ...layouts.unsupported import RECOGNISED, refuse_recognised
 from ...tensor.qtensor import QTensor
-from ..architecture import prefix_of, required
+from ..architecture import Requirement, in_table, prefix_of, required
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding
 from ..findings.headers import header_findings
@@ -41,6 +41,7 @@ from ..ledger import (
     requirement_entries,
     sort_tensor,
 )
+from ..meta_model import required_by_transformers
 from ..quant_config import CONFIG_KEYS, read_config
 from .detect import DAMAGE, Detector, Reading
 from .expected_shapes import expected_shape
@@ -450,11 +451,17 @@ class SafetensorsCheckpoint(Checkpoint):
         if not self.config:
             return "there is no config.json", []
         prefix = prefix_of(self._keys)
-        if prefix is None:
-            return "no tensor is named like a decoder's layer", []
-        needs = required(self.config, prefix)
+        needs: list[Requirement] | str = "no tensor is named like a decoder's layer"
+        note = ""
+        if prefix is not None:
+            needs = required(self.config, prefix)
         if isinstance(needs, str):
-            return needs, []
+            if not self.config.get("model_type") or in_table(self.config):
+                return needs, []
+            found = required_by_transformers(self.config, [k.removesuffix(".weight") for k in self._keys])
+            if isinstance(found, str):
+                return found, []
+            needs, note = found
         shapes: dict[str, tuple[int, ...]] = {}
         for key, tensor in self._keys.items():
             if tensor:
@@ -469,7 +476,7 @@ class SafetensorsCheckpoint(Checkpoint):
                     unreadable = name in self._modules and not isinstance(self.reading_or_error(name), Reading)
                     if name in shapes and not unreadable:
                         expected[name] = _vocabulary(expected_shape(self.config, name), name, shapes[name])
-        return "", requirement_entries(needs, shapes, expected)
+        return note, requirement_entries(needs, shapes, expected)
 
     def label_findings(self) -> list[Finding]:
         """Whether the version label of a GPTQ checkpoint fits the zero points of its first weights,

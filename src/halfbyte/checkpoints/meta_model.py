@@ -1,0 +1,109 @@
+"""The modules of an architecture that the table of `architecture.py` lacks, from transformers' own
+model on torch's meta device, where nothing is allocated.
+
+    required_by_transformers(config, keys)    requirements, and kinds of modules that cannot be
+                                              compared because the file has none of them
+
+Files may name modules otherwise than transformers does (it renames on loading), so a kind of module,
+`model.layers.*.mixer.in_proj`, is compared only where the file has one of that name: then every
+layer that has it in the model must have it in the file. transformers and torch are imported here,
+late; no code that comes with a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from .architecture import Requirement
+
+_FIRST_LAYER = re.compile(r"((?:[^.\d]+\.)*?)([^.\d]+)\.\d+\.")
+_TOWERS = ("vision", "visual", "audio", "mtp", "draft", "eagle")
+_QUANTIZATION = ("quantization_config", "quantization", "compression_config", "auto_map")
+SHOWN = 4
+"""Kinds of modules that the report lists."""
+
+
+def required_by_transformers(config: Mapping[str, Any], keys: Iterable[str]) -> tuple[list[Requirement], str] | str:
+    """(requirements, a clause that names what is not compared, "" for nothing); or why nothing is
+    compared, as a clause.
+
+    keys  modules and parameters of the file, without `.weight`
+    """
+    word = str(config.get("model_type") or "")
+    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
+        return f"model_type {word!r} is not in the table, and transformers is not installed to say what it has"
+    settings = {k: v for k, v in config.items() if k not in _QUANTIZATION}
+    names = _parameters(json.dumps(settings, sort_keys=True, default=str))
+    if isinstance(names, str):
+        return f"model_type {word!r} is not in the table, and transformers {names}"
+    keys = set(keys)
+    ours, theirs = _stem(keys), _stem(names)
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        moved = ours + name[len(theirs) :] if theirs and name.startswith(theirs) else name
+        kinds.setdefault(_kind(moved), []).append(moved)
+    have = Counter(map(_kind, keys))
+    compared = [name for kind, same in kinds.items() if have[kind] for name in same]
+    left = [kind for kind in kinds if not have[kind]]
+    more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    clause = f"{', '.join(left[:SHOWN])}{more}, which the file has under no such name; the others are compared" if left else ""
+    return [Requirement(((name,),)) for name in compared], clause
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _stem(names: Iterable[str]) -> str:
+    """What precedes the numbered layers of the language model, in most names."""
+    stems = Counter(m[1] for n in names if (m := _FIRST_LAYER.match(n)) and not any(t in m[1] for t in _TOWERS))
+    return stems.most_common(1)[0][0] if stems else ""
+
+
+@lru_cache(maxsize=8)
+def _parameters(config: str) -> tuple[str, ...] | str:
+    """Paths of the parameters of a causal language model, without `.weight`; or why there are none,
+    as a verb's phrase.
+    """
+    settings: dict[str, Any] = json.loads(config)
+    with _quiet():
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+        kind = str(settings.pop("model_type", ""))
+        try:
+            made = AutoConfig.for_model(kind, **settings)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return f"does not know it: {str(error).splitlines()[0]:.80}" if str(error) else "does not know it"
+        for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+            try:
+                with torch.device("meta"):
+                    model = auto.from_config(made, trust_remote_code=False)
+            except Exception:  # an architecture's constructor raises whatever its code does
+                continue
+            tied = getattr(made.get_text_config(), "tie_word_embeddings", False)
+            names = [n for n, _ in model.named_parameters(remove_duplicate=False) if not (tied and n.startswith("lm_head"))]
+            return tuple(n.removesuffix(".weight") for n in names)
+    return "builds no language model of its config.json"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings that transformers prints while it builds a model."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
