@@ -7,16 +7,21 @@ llama.cpp itself loads these files and gives the same logits (test_gguf_families
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import torch
-from halfbyte.gguf_models.architectures import ARCHITECTURES, EXPERTS, PARAMETER
+from halfbyte.gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
+from halfbyte.gguf_models.architectures import ARCHITECTURES, MISTRAL
+from halfbyte.gguf_models.latent import DEEPSEEK_V2
+from halfbyte.gguf_models.recurrent import FALCON_MAMBA
 from support.gguf_writer import F32, GGUF, Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+Family = tuple[dict[str, Any], list[tuple[str, str, Any]]]
 HEADS, KV, VOCABULARY = 4, 2, 48
 IDS = [1, 5, 9, 13, 40, 22, 7, 7, 30, 11, 3, 46]
 EXPERT_KEYS = [("expert_count", "uint32", 4), ("expert_used_count", "uint32", 2)]
@@ -39,8 +44,116 @@ GRANITE_KEYS = [
 MROPE = [("rope.dimension_sections", "array[int32]", [4, 2, 2, 0])]
 HALF = {"partial_rotary_factor": 0.5}
 
-# architecture -> (changes of the configuration, keys of the file)
-FAMILIES: dict[str, tuple[dict[str, Any], list[tuple[str, str, Any]]]] = {
+
+def ssm(hidden: int, state: int, rank: int, groups: int | None = None, inner: int = 2) -> list[tuple[str, str, Any]]:
+    """Keys of a recurrent layer."""
+    sizes = {"conv_kernel": 4, "inner_size": inner * hidden, "state_size": state, "time_step_rank": rank}
+    sizes |= {} if groups is None else {"group_count": groups}
+    return [(f"ssm.{k}", "uint32", v) for k, v in sizes.items()]
+
+
+def delta(hidden: int, **changes: Any) -> dict[str, Any]:
+    """A gated delta network of two key heads and four value heads, with attention in every second
+    layer.
+    """
+    head = hidden // 4
+    return UNTIED | {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": head, "linear_value_head_dim": head,
+        "layer_types": ["linear_attention", "full_attention"], "partial_rotary_factor": 0.25,
+    } | changes  # fmt: skip
+
+
+def delta_keys(hidden: int) -> list[tuple[str, str, Any]]:
+    return [*ssm(hidden, hidden // 4, 4, 2, 1), ("full_attention_interval", "uint32", 2)]
+
+
+DELTA_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+    "mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True,
+}  # fmt: skip
+DELTA_EXPERT_KEYS = [
+    *EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 32), ("expert_shared_feed_forward_length", "uint32", 64),
+]  # fmt: skip
+MAMBA_2 = {
+    "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_expand": 2, "mamba_conv_bias": True,
+}  # fmt: skip
+HYBRID_KV = [("attention.head_count_kv", "array[int32]", [0, KV])]
+
+
+def latent(hidden: int, **changes: Any) -> dict[str, Any]:
+    """Latent attention of a width, with experts after a dense layer."""
+    head = hidden // 4
+    return UNTIED | SIGMOID | {
+        "num_key_value_heads": HEADS, "q_lora_rank": hidden, "kv_lora_rank": hidden, "qk_rope_head_dim": head // 2,
+        "qk_nope_head_dim": head, "v_head_dim": head, "num_nextn_predict_layers": 0,
+    } | changes  # fmt: skip
+
+
+def latent_keys(hidden: int) -> list[tuple[str, str, Any]]:
+    head = hidden // 4
+    sizes = {
+        "attention.head_count_kv": 1, "attention.kv_lora_rank": hidden, "attention.q_lora_rank": hidden,
+        "attention.key_length": hidden + head // 2, "attention.value_length": hidden,
+        "attention.key_length_mla": head + head // 2, "attention.value_length_mla": head, "rope.dimension_count": head // 2,
+    }  # fmt: skip
+    return [(k, "uint32", v) for k, v in sizes.items()]
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 32.0, "beta_slow": 1.0}
+YARN_KEYS = [
+    ("rope.scaling.type", "string", "yarn"), ("rope.scaling.factor", "float32", 4.0),
+    ("rope.scaling.original_context_length", "uint32", 8),
+]  # fmt: skip
+
+
+def longrope(hidden: int, original: int) -> Family:
+    """Long and short rotation factors; the text is longer than `original` or not."""
+    half = hidden // HEADS // 2
+    factors = {"long_factor": [1.0 + i / 4 for i in range(half)], "short_factor": [1.0 + i / 32 for i in range(half)]}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": original, "attention_factor": 1.25} | factors
+    keys = [
+        ("rope.scaling.original_context_length", "uint32", original), ("rope.scaling.attn_factor", "float32", 1.25),
+        ("context_length", "uint32", 1024),
+    ]  # fmt: skip
+    lengths = {"original_max_position_embeddings": original, "max_position_embeddings": 1024}
+    return UNTIED | {"rope": rope, "sliding_window": None} | lengths, keys
+
+
+def gemma4(hidden: int, **changes: Any) -> Family:
+    """Local and global layers with heads of two lengths, the last two with keys of the first two."""
+    head, wide = hidden // 4, hidden // 2
+    kinds = ["sliding_attention", "full_attention"] * 2
+    ropes = {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 5e4, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    config = TIED | {
+        "num_hidden_layers": 4, "layer_types": kinds, "global_head_dim": wide, "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True, "num_kv_shared_layers": 2, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 32, "hidden_size_per_layer_input": hidden, "vocab_size_per_layer_input": VOCABULARY,
+        "use_double_wide_mlp": True, "sliding_window": 4, "rope_parameters": ropes, "final_logit_softcapping": 30.0,
+    } | changes  # fmt: skip
+    width = 96 if hidden == 64 else hidden
+    keys = [
+        *EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 32), ("attention.sliding_window", "uint32", 4),
+        ("attention.sliding_window_pattern", "array[bool]", [1, 0, 1, 0]), ("attention.key_length", "uint32", wide),
+        ("attention.value_length", "uint32", wide), ("attention.key_length_swa", "uint32", head),
+        ("attention.value_length_swa", "uint32", head), ("attention.shared_kv_layers", "uint32", 2),
+        ("attention.head_count_kv", "array[int32]", [KV, 1, KV, 1]), ("embedding_length_per_layer_input", "uint32", hidden),
+        ("rope.dimension_count", "uint32", wide), ("rope.dimension_count_swa", "uint32", head),
+        ("rope.freq_base_swa", "float32", 1e4), ("feed_forward_length", "array[int32]", [width, width, 2 * width, 2 * width]),
+        ("final_logit_softcapping", "float32", 30.0),
+    ]  # fmt: skip
+    return config, keys
+
+
+def mrope(hidden: int) -> list[tuple[str, str, Any]]:
+    return [("rope.dimension_sections", "array[int32]", [max(1, hidden // 128), max(1, hidden // 128), hidden // 64 - 1, 0])]
+
+
+# architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a function of the width that
+# gives them
+FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "arcee": (UNTIED, []),
     "baichuan": (UNTIED | {"num_key_value_heads": HEADS, "num_hidden_layers": 32}, []),
     "cohere2": (
@@ -82,14 +195,128 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[tuple[str, str, Any]]]] = {
     "stablelm": (UNTIED | HALF, []),
     "starcoder2": (TIED, []),
     "xverse": (UNTIED, []),
+    "apertus": (UNTIED, []),
+    "deepseek2": lambda h: (
+        latent(h, n_routed_experts=8, n_group=4, topk_group=2, rope=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}),
+        [*SIGMOID_KEYS[1:], ("expert_count", "uint32", 8), ("expert_group_count", "uint32", 4),
+         ("expert_group_used_count", "uint32", 2), *latent_keys(h), *YARN_KEYS,
+         ("rope.scaling.yarn_log_multiplier", "float32", 0.07)],
+    ),
+    "deepseek2:v2": lambda h: (
+        latent(h, q_lora_rank=h, norm_topk_prob=False, topk_method="greedy"),
+        [*EXPERT_KEYS, *SIGMOID_KEYS[2:6], ("expert_gating_func", "uint32", 1), *latent_keys(h)],
+    ),
+    "deepseek2:whole": lambda h: (
+        latent(h), [*SIGMOID_KEYS, *(k for k in latent_keys(h) if "_length" not in k[0] and "head_count" not in k[0]),
+                    ("attention.key_length", "uint32", h // 4 + h // 8), ("attention.value_length", "uint32", h // 4)],
+    ),
+    "ernie4_5-moe": (
+        UNTIED | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
+        | {"moe_layer_start_index": 1},
+        [*EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 32), ("expert_shared_count", "uint32", 1),
+         ("expert_shared_feed_forward_length", "uint32", 32), ("leading_dense_block_count", "uint32", 1),
+         ("interleave_moe_layer_step", "uint32", 1)],
+    ),
+    "exaone": (UNTIED, []),
+    "gemma4": gemma4,
+    "gemma4:dense": lambda h: (
+        gemma4(h, enable_moe_block=False, num_experts=None, top_k_experts=None, num_kv_shared_layers=0,
+               use_double_wide_mlp=False, hidden_size_per_layer_input=0)[0],
+        [(k, t, 0 if "per_layer" in k or "shared_kv" in k else v) for k, t, v in gemma4(h)[1]
+         if not k.startswith("expert") and "feed_forward" not in k],
+    ),
+    "llama4": (
+        UNTIED | {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "interleave_moe_layer_step": 1}
+        | {"intermediate_size_mlp": 96},
+        [*EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 96), ("interleave_moe_layer_step", "uint32", 1)],
+    ),
+    "mamba:falcon": lambda h: (
+        TIED | {"state_size": 16, "time_step_rank": 8, "expand": 2, "conv_kernel": 4, "intermediate_size": 2 * h}
+        | {"mixer_rms_eps": 1e-5, "layer_norm_epsilon": 1e-5},
+        [*ssm(h, 16, 8), ("attention.head_count", "uint32", 0), ("feed_forward_length", "uint32", 0),
+         ("ssm.dt_b_c_rms", "bool", 1)],
+    ),
+    "minimax-m2": (
+        UNTIED | HALF | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        [*EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 96), ("expert_gating_func", "uint32", 2)],
+    ),
+    "mistral3": (
+        UNTIED | {"rope": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+        [*YARN_KEYS, ("rope.scaling.yarn_log_multiplier", "float32", 1.0), ("attention.temperature_scale", "float32", 0.1)],
+    ),
+    "mistral3:plain": (UNTIED | {"sliding_window": None}, []),
+    "olmo": (UNTIED | {"clip_qkv": 1.5}, [("attention.clamp_kqv", "float32", 1.5)]),
+    "phi3:long": lambda h: longrope(h, 8),
+    "phi3:short": lambda h: longrope(h, 512),
+    "qwen3:yarn": (UNTIED | {"rope": YARN}, YARN_KEYS),
+    "falcon-h1": lambda h: (
+        UNTIED | MAMBA_2
+        | {"mamba_d_ssm": 2 * h, "mamba_d_head": h // 4, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        ssm(h, 16, 8, 2),
+    ),
+    "granitehybrid": lambda h: (
+        UNTIED | GRANITE | MAMBA_2 | {"mamba_d_head": h // 4, "layer_types": ["linear_attention", "full_attention"]}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": h, "position_embedding_type": "nope"},
+        [*GRANITE_KEYS, *EXPERT_KEYS, ("expert_shared_feed_forward_length", "uint32", h), ("rope.scaling.finetuned", "bool", 0),
+         *ssm(h, 16, 8, 2), *HYBRID_KV],
+    ),
+    "jamba": lambda h: (
+        UNTIED | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+        | {"num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_dt_rank": 8},
+        [*EXPERT_KEYS, *ssm(h, 16, 8), *HYBRID_KV],
+    ),
+    "lfm2": lambda h: (
+        TIED | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
+        [("shortconv.l_cache", "uint32", 3), *HYBRID_KV],
+    ),
+    "lfm2moe": lambda h: (
+        TIED | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "num_dense_layers": 1, "num_experts": 4}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True, "use_expert_bias": True},
+        [*EXPERT_KEYS, ("shortconv.l_cache", "uint32", 3), ("expert_feed_forward_length", "uint32", 32),
+         ("leading_dense_block_count", "uint32", 1), ("expert_gating_func", "uint32", 2), *HYBRID_KV],
+    ),
+    "mamba": lambda h: (
+        TIED | {"state_size": 16, "time_step_rank": 8, "expand": 2, "conv_kernel": 4, "intermediate_size": 2 * h},
+        [*ssm(h, 16, 8), ("attention.head_count", "uint32", 0), ("feed_forward_length", "uint32", 0)],
+    ),
+    "mamba2": lambda h: (
+        TIED | {"state_size": 16, "num_heads": 8, "head_dim": h // 4, "expand": 2, "conv_kernel": 4, "n_groups": 2},
+        [*ssm(h, 16, 8, 2), ("attention.head_count", "uint32", 0), ("feed_forward_length", "uint32", 0)],
+    ),
+    "nemotron_h": lambda h: (
+        UNTIED | {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "mamba_num_heads": 8, "n_groups": 2}
+        | {"mamba_head_dim": h // 4, "ssm_state_size": 16, "use_bias": False, "mlp_bias": False, "num_hidden_layers": 3},
+        [*ssm(h, 16, 8, 2), ("attention.head_count_kv", "array[int32]", [0, 0, KV]),
+         ("feed_forward_length", "array[int32]", [0, 96 if h == 64 else h, 0])],
+    ),
+    "qwen35": lambda h: (delta(h, mrope_section=mrope(h)[0][2][:3]), [*delta_keys(h), *mrope(h)]),
+    "qwen35moe": lambda h: (
+        delta(h, **DELTA_EXPERTS, mrope_section=mrope(h)[0][2][:3]), [*delta_keys(h), *mrope(h), *DELTA_EXPERT_KEYS],
+    ),
+    "qwen3next": lambda h: (delta(h, **DELTA_EXPERTS), [*delta_keys(h), *DELTA_EXPERT_KEYS]),
 }  # fmt: skip
+
+
+def family(arch: str, hidden: int = 64) -> Family:
+    """The changes of the configuration and the keys of a family of a width."""
+    entry = FAMILIES[arch]
+    return entry(hidden) if callable(entry) else entry
+
+
+VARIANTS = {"deepseek2:v2": DEEPSEEK_V2, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL}
+"""Variants of an architecture that become another model."""
+
+
+def architecture(case: str) -> Architecture:
+    """The table of a case."""
+    return VARIANTS.get(case) or ARCHITECTURES[case.partition(":")[0]]
 
 
 def family_model(arch: str, hidden: int = 64) -> Any:
     """The transformers model itself, random. `hidden` is the width; feed-forward layers of 96
     become as wide for 256.
     """
-    changes, _ = FAMILIES[arch]
+    changes = dict(family(arch, hidden)[0])
     head = hidden // HEADS
     base = {
         "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": 96 if hidden == 64 else hidden,
@@ -101,42 +328,91 @@ def family_model(arch: str, hidden: int = 64) -> Any:
     changes = {k: head**-0.5 if k == "attention_multiplier" and v is None else v for k, v in changes.items()}
     if "partial_rotary_factor" in changes:
         rope["partial_rotary_factor"] = changes["partial_rotary_factor"]
+    if "mrope_section" in changes:
+        rope["mrope_section"] = changes.pop("mrope_section")
     if hidden != 64 and "moe_intermediate_size" in changes:
         changes |= {"moe_intermediate_size": hidden}
         changes |= {"shared_expert_intermediate_size": hidden} if "shared_expert_intermediate_size" in changes else {}
     if arch == "gpt2":
         changes |= {"n_inner": base["intermediate_size"]}
-    config = AutoConfig.for_model(ARCHITECTURES[arch].model_type, **(base | {"rope_parameters": rope} | changes))
+    rope |= changes.pop("rope", {})
+    if arch == "llama4" and hidden != 64:
+        changes["intermediate_size_mlp"] = hidden
+    if "layer_types" in changes and isinstance(changes.get("rope_parameters"), dict):
+        rope = changes.pop("rope_parameters")
+    if architecture(arch) is FALCON_MAMBA:
+        base.pop("rms_norm_eps")
+    if "qk_rope_head_dim" in changes:
+        base.pop("head_dim")
+    config = AutoConfig.for_model(architecture(arch).model_type, **(base | {"rope_parameters": rope} | changes))
     torch.manual_seed(sum(map(ord, arch)))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for key, p in named_tensors(model):
             scale = 0.3 if p.ndim == 1 else 1.0 / p.shape[-1] ** 0.5
-            p.copy_(torch.randn_like(p) * scale + (1.0 if "norm" in key and key.endswith("weight") else 0.0))
-            if ARCHITECTURES[arch].norm_offset and "norm" in key and key.endswith("weight"):
+            p.copy_(
+                torch.randn_like(p) * scale
+                + (1.0 if ("norm" in key and key.endswith("weight")) or key.endswith("scalar") else 0.0)
+            )
+            if architecture(arch).norm_offset and "norm" in key and key.endswith("weight") and "linear_attn" not in key:
                 p.sub_(1.0)
+            if key.endswith("A_log"):
+                for _ in range(4):  # until the logarithm of what the file has is the same number
+                    p.copy_(torch.from_numpy(np.log(decay(p.numpy()).astype(np.float64)).astype(np.float32)))
     return model
 
 
 def named_tensors(model: Any) -> list[tuple[str, Any]]:
     """Parameters, and the buffers that a file has."""
-    extra = [(k, b) for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")]
+    extra = [(k, b) for k, b in model.named_buffers() if k.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar"))]
     return [*model.named_parameters(), *extra]
+
+
+def inverse(order: np.ndarray | None, x: np.ndarray) -> np.ndarray:
+    """Rows in the order of the file, from those in transformers'."""
+    if order is None:
+        return x
+    out = np.empty_like(x)
+    out[order] = x
+    return out
+
+
+def decay(x: np.ndarray) -> np.ndarray:
+    """exp(x), rounded once."""
+    return np.exp(x.astype(np.float64)).astype(np.float32)
+
+
+def stored(stem: str, x: np.ndarray, config: Any, second: bool) -> np.ndarray:
+    """A recurrent layer's values as llama.cpp's converter writes them; `second` for Mamba 2."""
+    if stem in ("ssm_conv1d", "shortconv.conv") and x.ndim == 3:
+        return x[:, 0]
+    if stem == "ssm_a":
+        x = -decay(x)
+    if second and stem in ("ssm_a", "ssm_d"):
+        return x[:, None]
+    if second and stem == "ssm_norm":
+        return x.reshape(2, -1)
+    return x
 
 
 def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
     """The model's tensors under the file's names, as llama.cpp's converter orders their rows."""
-    a = ARCHITECTURES[arch]
-    within = {path: stem for stem, path in a.names.items()}
+    a, config = architecture(arch), model.config
+    names = {k: v for k, v in a.names.items() if not (arch == "granitehybrid" and k in ("ffn_gate", "ffn_up", "ffn_down"))}
+    within = {path: stem for stem, path in names.items() if stem != "ffn_gate_up_exps"}
     top = {path: stem for stem, path in a.top.items()}
+    second = "ssm_norm" in a.names and "ssm_alpha" not in a.names
     out: dict[str, np.ndarray] = {}
     transposed = {n for n, m in model.named_modules() if type(m).__name__ == "Conv1D"}
     for key, p in named_tensors(model):
+        if ".act_fn." in key:
+            continue  # keys of the file
         x = p.detach().float().numpy().copy()
         path, _, leaf = key.rpartition(".")
         if path in transposed and leaf == "weight":
             x = x.T
-        if a.norm_offset and path.endswith("norm") and leaf == "weight":
+        plain = within.get(path.partition(f"{a.layers}.")[2].partition(".")[2]) in a.plain_norms
+        if a.norm_offset and path.endswith("norm") and leaf == "weight" and not plain:
             x = x + np.float32(1)
         if not path.startswith(f"{a.layers}."):
             out[f"{top[path]}.{leaf}"] = x
@@ -144,12 +420,28 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
         number, _, inner = path.removeprefix(f"{a.layers}.").partition(".")
         prefix = f"blk.{number}."
         if leaf in ("gate_up_proj", "down_proj"):
+            x = x.swapaxes(1, 2) if arch == "llama4" else x
             parts = {"gate": x[:, : x.shape[1] // 2], "up": x[:, x.shape[1] // 2 :]} if leaf == "gate_up_proj" else {"down": x}
             for word, part in parts.items():
                 out[f"{prefix}{within[f'{inner}{EXPERTS}{word}_proj']}.weight"] = np.ascontiguousarray(part)
             continue
-        if f"{inner}{PARAMETER}{leaf}" in within:
-            out[f"{prefix}{within[f'{inner}{PARAMETER}{leaf}']}.bias"] = x
+        if (stem := within.get(f"{inner}{PARAMETER}{leaf}")) is not None:
+            order = a.orders[stem](config, len(x)) if stem in a.orders else None
+            x = stored(stem, inverse(order, x), config, second)
+            ends = {
+                "ssm_a": "",
+                "ssm_d": "",
+                "layer_output_scale": ".weight",
+                "ffn_gate_inp.scale": "",
+                "ffn_down_exps.scale": "",
+            }
+            out[f"{prefix}{stem}{ends.get(stem, '.bias')}"] = x
+            continue
+        if f"{inner}{PART}0" in within and arch != "deepseek2:whole":
+            order = a.orders[inner](config, len(x)) if inner in a.orders else None
+            stems = [within[f"{inner}{PART}{i}"] for i in range(sum(p.startswith(f"{inner}{PART}") for p in within))]
+            for stem, part in zip(stems, pieces(inner, config, inverse(order, x)), strict=True):
+                out[f"{prefix}{stem}.{leaf}"] = np.ascontiguousarray(part)
             continue
         stem = within[inner]
         if a.interleaved and stem in ("attn_q", "attn_k"):
@@ -157,38 +449,76 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             x = x.reshape(-1, 2, head // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
         if a.fused_heads and stem == "attn_qkv":
             x = x.reshape(HEADS, 3, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+        if stem in a.orders:
+            x = inverse(a.orders[stem](config, len(x)), x)
+        if stem in a.columns:
+            x = np.ascontiguousarray(inverse(a.columns[stem](config, x.shape[1]), x.T).T)
         if stem == "ffn_gate_inp_shexp":
             x = x[0]
-        out[f"{prefix}{stem}.{leaf}"] = x
+        leafless = arch == "falcon-h1" and stem == "ffn_norm"
+        out[f"{prefix}{stem}" if leafless else f"{prefix}{stem}.{leaf}"] = stored(stem, x, config, second)
     return out
+
+
+def pieces(path: str, config: Any, x: np.ndarray) -> list[np.ndarray]:
+    """The tensors that one parameter is stored as."""
+    if path.endswith("in_proj_qkvz"):
+        first = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+        return np.split(x, [first + config.linear_num_value_heads * config.linear_value_head_dim])
+    if path.endswith("kv_b_proj"):
+        heads = x.reshape(HEADS, -1, x.shape[1])
+        return [heads[:, : config.qk_nope_head_dim].swapaxes(1, 2), heads[:, config.qk_nope_head_dim :]]
+    return np.split(x, 2)
+
+
+def rotation_tensors(arch: str, config: Any) -> dict[str, np.ndarray]:
+    """Factors of the rotation that a file has as tensors."""
+    if arch.startswith("phi3:"):
+        words = ("long", "short")
+        return {f"rope_factors_{w}.weight": np.asarray(config.rope_parameters[f"{w}_factor"], np.float32) for w in words}
+    if arch.startswith("gemma4"):
+        half = config.hidden_size // 4
+        return {"rope_freqs.weight": np.where(np.arange(half) < half // 4, 1, 1e30).astype(np.float32)}
+    return {}
 
 
 def write_family(path: Path, arch: str, model: Any) -> Path:
     """The model as a float32 file."""
-    config, a = model.config, ARCHITECTURES[arch]
+    case = arch
+    config, a = model.config, architecture(arch)
     head = config.hidden_size // HEADS
-    tensors = gguf_tensors(arch, model)
+    tensors = gguf_tensors(arch, model) | rotation_tensors(arch, config)
     ff = next((v.shape[-2] for k, v in tensors.items() if k.endswith("blk.0.ffn_up.weight")), config.hidden_size)
-    if arch in ("glm4",):
+    if arch.partition(":")[0] in ("glm4", "phi3"):
         ff //= 2
-    rotated = int(head * FAMILIES[arch][0].get("partial_rotary_factor", 1.0))
+    changes, extra = family(arch, config.hidden_size)
+    rotated = int(head * changes.get("partial_rotary_factor", 1.0))
     sizes = {
         "context_length": 256, "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
         "feed_forward_length": getattr(config, "intermediate_size", None) or ff, "attention.head_count": HEADS,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", HEADS), "attention.key_length": head,
+        "attention.head_count_kv": KV if arch.startswith("gemma4") else getattr(config, "num_key_value_heads", HEADS),
+        "attention.key_length": head,
         "attention.value_length": head, "rope.dimension_count": rotated,
     }  # fmt: skip
-    keys = [(k, kind, v) for k, kind, v in FAMILIES[arch][1]]
+    keys = list(extra)
     if config.hidden_size != 64:
         width = config.hidden_size
-        keys = [(k, kind, width if k.endswith("feed_forward_length") else v) for k, kind, v in keys]
-        keys = [(k, kind, [head // 4, head // 8, head // 8, 0] if k.endswith("sections") else v) for k, kind, v in keys]
+        keys = [(k, kind, width if k.endswith("feed_forward_length") and kind == "uint32" and v else v) for k, kind, v in keys]
+        wide = [head // 4, head // 8, head // 8, 0]
+        keys = [(k, kind, wide if k.endswith("sections") and not callable(FAMILIES[case]) else v) for k, kind, v in keys]
+    bare: list[tuple[str, str, Any]] = []  # keys without the architecture's name
+    if arch == "apertus":
+        layers = [layer.mlp.act_fn for layer in model.model.layers]
+        words = ("alpha_p", "alpha_n", "beta", "eps")
+        bare = [(f"xielu.{n}", "array[float32]", [float(getattr(a, n)) for a in layers]) for n in words]
+    arch = case.partition(":")[0]
     pairs: list[tuple[str, str, Any]] = [
         ("general.architecture", "string", arch),
-        *((f"{arch}.{k}", "uint32", v) for k, v in sizes.items()),
-        (f"{arch}.{a.eps[0]}", "float32", 1e-5),
+        *((f"{arch}.{k}", "uint32", v) for k, v in sizes.items() if k not in {name for name, _, _ in keys}),
+        *((f"{arch}.{k}", "float32", 1e-5) for k in sorted({a.eps[0], "attention.layer_norm_rms_epsilon"})),
         (f"{arch}.rope.freq_base", "float32", 5e4),
         *((f"{arch}.{k}", kind, v) for k, kind, v in keys),
+        *bare,
         ("tokenizer.ggml.model", "string", "llama"),
         ("tokenizer.ggml.tokens", "array[string]", ["<pad>", "<bos>", "<eos>", *map(chr, range(97, 97 + VOCABULARY - 3))]),
         ("tokenizer.ggml.scores", "array[float32]", [-float(i) for i in range(VOCABULARY)]),

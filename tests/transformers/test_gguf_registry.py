@@ -40,7 +40,10 @@ def test_the_page_is_what_the_tables_say():
     ("pairs", "why"),
     [
         ([("general.architecture", "string", "llama")], None),
-        ([("general.architecture", "string", "mamba2")], "architecture 'mamba2': its recurrent or convolutional layers"),
+        (
+            [("general.architecture", "string", "kimi-linear")],
+            "architecture 'kimi-linear': its recurrent or convolutional layers",
+        ),
         ([("general.architecture", "string", "moon")], "architecture 'moon': llama.cpp does not know it either"),
         (
             [("general.architecture", "string", "llama"), ("tokenizer.ggml.model", "string", "rwkv")],

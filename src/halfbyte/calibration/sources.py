@@ -23,7 +23,7 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..conversion.recipe import KEPT_LAST
 from ..errors import CheckpointError, UnsupportedError
-from ..gguf_models.architectures import EXPERTS
+from ..gguf_models.architecture import EXPERTS
 from ..gguf_models.config import architecture_of, config_of
 from ..gguf_models.tokenizer import tokenizer_of
 from ..tensor.qtensor import QTensor

@@ -10,111 +10,41 @@ Gemma's query scale, patterns of local layers, defaults of scales.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from .architecture import (
+    BIASED_ROUTING,
+    GLM4,
+    GPT2,
+    GPT2_TOP,
+    GPT_OSS,
+    GPTNEOX,
+    GPTNEOX_TOP,
+    HUNYUAN_NORM,
+    LLAMA,
+    MOE,
+    PARAMETER,
+    PHI2,
+    PHI3,
+    POST_NORMS,
+    QK_NORM,
+    SEED_OSS,
+    STARCODER2,
+    TOP,
+    Architecture,
+    Field,
+    expert_counts,
+    layer_eps,
+    optional,
+    routed,
+    shared,
+)
+from .gemma import GEMMA
 from .keys import Keys
-
-EXPERTS, PARAMETER = "/", "#"
-"""Within a module path of `Architecture.names`: what follows is a projection of an experts module,
-or a parameter's own name.
-"""
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""GGUF tensor stem -> module path outside the layers."""
-RMS_EPS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
-
-
-def layer_eps(name: str) -> tuple[str, str]:
-    """The key of LayerNorm's epsilon and transformers' field for it."""
-    return ("attention.layer_norm_epsilon", name)
-
-
-@dataclass(frozen=True)
-class Field:
-    """A key of the file -> a field of the configuration.
-
-    key      after `ARCH.`
-    name     transformers' field
-    kind     "size" (1 or more), "integer", "positive" (a float above 0), "float" or "bool"
-    default  where the key is missing; REQUIRED raises
-    """
-
-    key: str
-    name: str
-    kind: str = "size"
-    default: Any = None
-    required: bool = True
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How one GGUF architecture becomes a transformers model.
-
-    model_type   transformers' word for it
-    names        GGUF tensor stem (after `blk.N.`) -> module path within a layer
-    top          the same outside the layers
-    layers       module path of the layers
-    eps          key of the norms' epsilon, and transformers' field
-    norm_offset  the file has w + 1 of norms that transformers keeps as w
-    interleaved  rows of attn_q and attn_k are in llama.cpp's order of rotated pairs
-    fused_heads  rows of attn_qkv are all q, all k, all v, where transformers has q, k, v of each
-                 head
-    experts      its feed-forward layers are mixtures of experts
-    partial      each head may be rotated in part
-    fields       keys of its own
-    constants    fields that every such model has
-    extra        fields that are computed from the keys and the fields so far
-    """
-
-    model_type: str
-    names: Mapping[str, str]
-    top: Mapping[str, str] = field(default_factory=lambda: TOP)
-    layers: str = "model.layers"
-    eps: tuple[str, str] = RMS_EPS
-    norm_offset: bool = False
-    interleaved: bool = False
-    fused_heads: bool = False
-    experts: bool = False
-    partial: bool = False
-    fields: tuple[Field, ...] = ()
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    extra: Callable[[Keys, dict[str, Any]], dict[str, Any]] = lambda keys, config: {}
-
-
-def _gemma_query(keys: Keys, config: dict[str, Any], largest: int) -> int:
-    """The query scale is one over the root of this: the head's length, but hidden/heads in the 27B
-    models, known by depth.
-    """
-    if config["num_hidden_layers"] == largest:
-        return int(config["hidden_size"] // config["num_attention_heads"])
-    return int(config["head_dim"])
-
-
-def _gemma2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "query_pre_attn_scalar": _gemma_query(keys, config, 46),
-        "sliding_window": keys.size("attention.sliding_window", 4096),
-        "attn_logit_softcapping": keys.positive("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": keys.positive("final_logit_softcapping", 30.0),
-    }
-
-
-def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Five local layers, then a global one. Local layers rotate with base 10000 and are never
-    stretched.
-    """
-    pattern = keys.size("attention.sliding_window_pattern", 6)
-    layers = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(config["num_hidden_layers"])]
-    local = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base_swa", 10000.0)}
-    return {
-        "query_pre_attn_scalar": _gemma_query(keys, config, 62),
-        "sliding_window": keys.size("attention.sliding_window"),
-        "layer_types": layers,
-        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
-        "final_logit_softcapping": keys.get("final_logit_softcapping", "float"),
-        "attn_logit_softcapping": keys.get("attn_logit_softcapping", "float"),
-    }
+from .latent import DEEPSEEK_V2, LATENT, SIGMOID
+from .recurrent import FALCON_MAMBA, GRANITE_SCALES, RECURRENT, granite_attention
 
 
 def _mixtral(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -149,27 +79,73 @@ def _gpt_oss(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def expert_counts(keys: Keys, name: str) -> dict[str, Any]:
-    """The number of experts under transformers' name for it, and how many serve a token."""
-    count, used = keys.size("expert_count"), keys.size("expert_used_count")
-    if used > count:
-        raise keys.error(f"'{keys.arch}.expert_used_count' is {used}; there are {count} experts")
-    return {name: count, "num_experts_per_tok": used}
-
-
 def _phi3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    if any(f"rope_factors_{kind}.weight" in keys.checkpoint for kind in ("long", "short")):
-        raise keys.refuse("with long and short rotation factors")
-    return {"sliding_window": keys.get("attention.sliding_window", "integer") or None}
+    return {
+        "sliding_window": keys.get("attention.sliding_window", "integer") or None,
+        "original_max_position_embeddings": keys.get(
+            "rope.scaling.original_context_length", "integer", config["max_position_embeddings"]
+        ),
+    }
 
 
-def _optional(key: str, name: str, kind: str, default: Any = None) -> Field:
-    return Field(key, name, kind, default, required=False)
+def _ernie_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    counts = expert_counts(keys, "moe_num_experts")
+    return {
+        "moe_num_experts": counts["moe_num_experts"],
+        "moe_k": counts["num_experts_per_tok"],
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.get("expert_shared_count", "integer", 0),
+        "moe_layer_start_index": keys.get("leading_dense_block_count", "integer", 0),
+        "moe_layer_interval": keys.size("interleave_moe_layer_step", 1),
+        "moe_layer_end_index": -1,
+    }
 
 
-def _granite(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """The scale of scores is one over the root of a head's length where the file states none."""
-    return {"attention_multiplier": keys.get("attention.scale", "float", 0.0) or config["head_dim"] ** -0.5}
+def _minimax(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    width = keys.size("expert_feed_forward_length", config["intermediate_size"])
+    return expert_counts(keys, "num_local_experts") | {"intermediate_size": width}
+
+
+def _llama4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Three layers of chunked attention with rotation, then a global one without."""
+    window = keys.get("attention.sliding_window", "integer")
+    whole = window == 0
+    return {
+        **expert_counts(keys, "num_local_experts"),
+        "intermediate_size": keys.size("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": keys.size("interleave_moe_layer_step", 1),
+        "use_qk_norm": keys.get("expert_count", "integer", 0) != 128,
+        "attention_chunk_size": None if whole else 8192,
+        "no_rope_layers": [1] * keys.layers if whole else [int((i + 1) % 4 != 0) for i in range(keys.layers)],
+    }
+
+
+def _mistral3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Queries grow with the logarithm of their position past the original context."""
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "yarn":
+        raise keys.refuse("with a temperature of attention and no yarn, whose original context it counts in")
+    scale = keys.get("rope.scaling.yarn_log_multiplier", "float", 0.0)
+    rope = rope | ({"mscale": 1.0, "mscale_all_dim": scale} if scale else {})
+    return {
+        "sliding_window": None,
+        "rope_parameters": rope | {"llama_4_scaling_beta": keys.positive("attention.temperature_scale")},
+    }
+
+
+def _apertus(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """The activation's numbers are keys: two of each layer are parameters, two buffers."""
+    out = {}
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        shape = (1,) if name.startswith("alpha") else ()
+        for i, value in enumerate(keys.numbers(f"xielu.{name}", keys.layers)):
+            out[f"model.layers.{i}.mlp.act_fn.{name}"] = np.full(shape, value, np.float32)
+    return out
+
+
+def _olmo(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    return {"clip_qkv": keys.get("attention.clamp_kqv", "float", 0.0) or None}
 
 
 def _minicpm(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -246,130 +222,71 @@ def _hunyuan_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_ATTENTION = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-}  # fmt: skip
-_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_LLAMA = _ATTENTION | _MLP | {"ffn_norm": "post_attention_layernorm"}
-_SEED_OSS = _ATTENTION | _MLP | {"post_attention_norm": "post_attention_layernorm"}
-_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_HUNYUAN_NORM = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
-_GEMMA2 = _ATTENTION | _MLP | {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
-_POST_NORMS = _ATTENTION | _MLP | _QK_NORM | {
-    "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
-
-
-def _routed(path: str, router: str) -> dict[str, str]:
-    """Stacked experts at `path` and their router."""
-    return {f"ffn_{w}_exps": f"{path}{EXPERTS}{w}_proj" for w in ("gate", "up", "down")} | {"ffn_gate_inp": router}
-
-
-def _shared(path: str) -> dict[str, str]:
-    return {f"ffn_{w}_shexp": f"{path}.{w}_proj" for w in ("gate", "up", "down")}
-
-
-_MOE = _LLAMA | _routed("mlp.experts", "mlp.gate")
-_BIASED_ROUTING = {"exp_probs_b": f"mlp.gate{PARAMETER}e_score_correction_bias"}
-_GPT_OSS = _SEED_OSS | _routed("mlp.experts", "mlp.router") | {"attn_sinks": f"self_attn{PARAMETER}sinks"}
-_FUSED_UP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
-_PHI3 = {
-    "attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm", **_FUSED_UP,
-}  # fmt: skip
-_GLM4 = _ATTENTION | _FUSED_UP | {
-    "post_attention_norm": "post_self_attn_layernorm", "ffn_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm",
-}  # fmt: skip
-_PHI2 = _ATTENTION | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
-_STARCODER2 = _LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-_GPT2 = {
-    "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc",
-    "ffn_down": "mlp.c_proj",
-}  # fmt: skip
-_GPT2_TOP = {
-    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f", "output": "lm_head",
-}  # fmt: skip
-_GPTNEOX = {
-    "attn_norm": "input_layernorm", "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense",
-    "ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
-}  # fmt: skip
-_GPTNEOX_TOP = {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "lm_head"}
-
-_GRANITE_SCALES = (
-    _optional("embedding_scale", "embedding_multiplier", "float", 1.0),
-    _optional("residual_scale", "residual_multiplier", "float", 1.0),
-    _optional("logit_scale", "logits_scaling", "float", 1.0),
-)
-MIXTRAL = Architecture("mixtral", _MOE, interleaved=True, experts=True, extra=_mixtral)
+MISTRAL = Architecture("mistral", LLAMA, interleaved=True, constants={"sliding_window": None})
+"""What a file of architecture mistral3 becomes without a temperature of attention."""
+MIXTRAL = Architecture("mixtral", MOE, interleaved=True, experts=True, extra=_mixtral)
 """What a file of architecture llama with experts becomes."""
-_QWEN3MOE = Architecture("qwen3_moe", _MOE | _QK_NORM, experts=True, extra=_qwen3_moe)
+_QWEN3MOE = Architecture("qwen3_moe", MOE | QK_NORM, experts=True, extra=_qwen3_moe)
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "arcee": Architecture("arcee", _LLAMA, interleaved=True),
-    "baichuan": Architecture("llama", _LLAMA, interleaved=True, extra=_baichuan),
+    "arcee": Architecture("arcee", LLAMA, interleaved=True),
+    "baichuan": Architecture("llama", LLAMA, interleaved=True, extra=_baichuan),
     "cohere2": Architecture(
-        "cohere2", _LLAMA, eps=layer_eps("layer_norm_eps"), extra=_cohere2,
+        "cohere2", LLAMA, eps=layer_eps("layer_norm_eps"), extra=_cohere2,
         fields=(Field("logit_scale", "logit_scale", "positive"), Field("attention.sliding_window", "sliding_window")),
     ),
     "command-r": Architecture(
-        "cohere", _LLAMA | _QK_NORM, eps=layer_eps("layer_norm_eps"), fields=(Field("logit_scale", "logit_scale", "positive"),),
+        "cohere", LLAMA | QK_NORM, eps=layer_eps("layer_norm_eps"), fields=(Field("logit_scale", "logit_scale", "positive"),),
         extra=_cohere,
     ),
     "dots1": Architecture(
-        "dots1", _MOE | _QK_NORM | _shared("mlp.shared_experts") | _BIASED_ROUTING, experts=True, extra=_deepseek_routing
+        "dots1", MOE | QK_NORM | shared("mlp.shared_experts") | BIASED_ROUTING, experts=True, extra=_deepseek_routing
     ),
-    "ernie4_5": Architecture("ernie4_5", _LLAMA),
-    "exaone4": Architecture("exaone4", _POST_NORMS, extra=_exaone4),
-    "gemma": Architecture("gemma", _LLAMA, norm_offset=True),
-    "gemma2": Architecture("gemma2", _GEMMA2, norm_offset=True, extra=_gemma2),
-    "gemma3": Architecture("gemma3_text", _GEMMA2 | _QK_NORM, norm_offset=True, extra=_gemma3),
-    "glm4": Architecture("glm4", _GLM4, partial=True),
+    "ernie4_5": Architecture("ernie4_5", LLAMA),
+    "exaone4": Architecture("exaone4", POST_NORMS, extra=_exaone4),
+    "glm4": Architecture("glm4", GLM4, partial=True),
     "glm4moe": Architecture(
         "glm4_moe",
-        _SEED_OSS | _QK_NORM | _routed("mlp.experts", "mlp.gate") | _shared("mlp.shared_experts") | _BIASED_ROUTING,
+        SEED_OSS | QK_NORM | routed("mlp.experts", "mlp.gate") | shared("mlp.shared_experts") | BIASED_ROUTING,
         experts=True, partial=True, extra=_deepseek_routing,
     ),
-    "gpt-oss": Architecture("gpt_oss", _GPT_OSS, experts=True, extra=_gpt_oss),
+    "gpt-oss": Architecture("gpt_oss", GPT_OSS, experts=True, extra=_gpt_oss),
     "gpt2": Architecture(
-        "gpt2", _GPT2, top=_GPT2_TOP, layers="transformer.h", eps=layer_eps("layer_norm_epsilon"),
+        "gpt2", GPT2, top=GPT2_TOP, layers="transformer.h", eps=layer_eps("layer_norm_epsilon"),
         fields=(Field("feed_forward_length", "n_inner"),),
     ),
     "gptneox": Architecture(
-        "gpt_neox", _GPTNEOX, top=_GPTNEOX_TOP, layers="gpt_neox.layers", eps=layer_eps("layer_norm_eps"), partial=True,
-        fused_heads=True, fields=(_optional("use_parallel_residual", "use_parallel_residual", "bool", True),),
+        "gpt_neox", GPTNEOX, top=GPTNEOX_TOP, layers="gpt_neox.layers", eps=layer_eps("layer_norm_eps"), partial=True,
+        fused_heads=True, fields=(optional("use_parallel_residual", "use_parallel_residual", "bool", True),),
     ),
-    "granite": Architecture("granite", _LLAMA, interleaved=True, fields=_GRANITE_SCALES, extra=_granite),
+    "granite": Architecture("granite", LLAMA, interleaved=True, fields=GRANITE_SCALES, extra=granite_attention),
     "granitemoe": Architecture(
-        "granitemoe", _LLAMA | _routed("block_sparse_moe.experts", "block_sparse_moe.router"), interleaved=True, experts=True,
-        fields=_GRANITE_SCALES, extra=lambda keys, config: _granite(keys, config) | expert_counts(keys, "num_local_experts"),
+        "granitemoe", LLAMA | routed("block_sparse_moe.experts", "block_sparse_moe.router"), interleaved=True, experts=True,
+        fields=GRANITE_SCALES,
+        extra=lambda keys, config: granite_attention(keys, config) | expert_counts(keys, "num_local_experts"),
     ),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", _LLAMA | _HUNYUAN_NORM),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", LLAMA | HUNYUAN_NORM),
     "hunyuan-moe": Architecture(
         "hunyuan_v1_moe",
-        _LLAMA | _HUNYUAN_NORM | _routed("mlp.experts", "mlp.gate.wg") | _shared("mlp.shared_mlp"), experts=True,
+        LLAMA | HUNYUAN_NORM | routed("mlp.experts", "mlp.gate.wg") | shared("mlp.shared_mlp"), experts=True,
         extra=_hunyuan_moe,
     ),
-    "internlm2": Architecture("llama", _LLAMA, interleaved=True),
-    "llama": Architecture("llama", _LLAMA, interleaved=True),
-    "minicpm": Architecture("granite", _LLAMA, interleaved=True, extra=_minicpm),
-    "nemotron": Architecture("nemotron", _LLAMA, eps=layer_eps("norm_eps"), norm_offset=True, partial=True),
-    "olmo2": Architecture("olmo2", _POST_NORMS),
+    "internlm2": Architecture("llama", LLAMA, interleaved=True),
+    "llama": Architecture("llama", LLAMA, interleaved=True),
+    "minicpm": Architecture("granite", LLAMA, interleaved=True, extra=_minicpm),
+    "nemotron": Architecture("nemotron", LLAMA, eps=layer_eps("norm_eps"), norm_offset=True, partial=True),
+    "olmo2": Architecture("olmo2", POST_NORMS),
     "olmoe": Architecture(
-        "olmoe", _MOE | _QK_NORM, experts=True, constants={"norm_topk_prob": False},
+        "olmoe", MOE | QK_NORM, experts=True, constants={"norm_topk_prob": False},
         extra=lambda keys, config: expert_counts(keys, "num_experts"),
     ),
     "phi2": Architecture(
-        "phi", _PHI2, top=TOP | {"output_norm": "model.final_layernorm"}, eps=layer_eps("layer_norm_eps"), partial=True
+        "phi", PHI2, top=TOP | {"output_norm": "model.final_layernorm"}, eps=layer_eps("layer_norm_eps"), partial=True
     ),
-    "phi3": Architecture("phi3", _PHI3, extra=_phi3),
-    "qwen2": Architecture("qwen2", _LLAMA),
+    "phi3": Architecture("phi3", PHI3, partial=True, extra=_phi3),
+    "qwen2": Architecture("qwen2", LLAMA),
     "qwen2moe": Architecture(
-        "qwen2_moe", _MOE | _shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, experts=True,
+        "qwen2_moe", MOE | shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, experts=True,
         fields=(
             Field("expert_feed_forward_length", "moe_intermediate_size"),
             Field("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
@@ -377,17 +294,56 @@ ARCHITECTURES: dict[str, Architecture] = {
         constants={"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
         extra=lambda keys, config: expert_counts(keys, "num_experts"),
     ),
-    "qwen2vl": Architecture("qwen2", _LLAMA),
-    "qwen3": Architecture("qwen3", _LLAMA | _QK_NORM),
+    "qwen2vl": Architecture("qwen2", LLAMA),
+    "qwen3": Architecture("qwen3", LLAMA | QK_NORM),
     "qwen3moe": _QWEN3MOE,
-    "qwen3vl": Architecture("qwen3", _LLAMA | _QK_NORM),
+    "qwen3vl": Architecture("qwen3", LLAMA | QK_NORM),
     "qwen3vlmoe": _QWEN3MOE,
-    "seed_oss": Architecture("seed_oss", _SEED_OSS),
-    "smollm3": Architecture("smollm3", _LLAMA, interleaved=True, constants={"no_rope_layer_interval": 4}, extra=_full_attention),
-    "stablelm": Architecture("stablelm", _LLAMA, eps=layer_eps("layer_norm_eps"), partial=True, extra=_stablelm),
+    "seed_oss": Architecture("seed_oss", SEED_OSS),
+    "smollm3": Architecture("smollm3", LLAMA, interleaved=True, constants={"no_rope_layer_interval": 4}, extra=_full_attention),
+    "stablelm": Architecture("stablelm", LLAMA, eps=layer_eps("layer_norm_eps"), partial=True, extra=_stablelm),
     "starcoder2": Architecture(
-        "starcoder2", _STARCODER2, eps=layer_eps("norm_epsilon"), constants={"sliding_window": None}
+        "starcoder2", STARCODER2, eps=layer_eps("norm_epsilon"), constants={"sliding_window": None}
     ),
-    "xverse": Architecture("llama", _LLAMA, interleaved=True),
+    "xverse": Architecture("llama", LLAMA, interleaved=True),
+    "apertus": Architecture(
+        "apertus", LLAMA | QK_NORM | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        parameters=_apertus,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        MOE | shared("mlp.shared_experts") | {"exp_probs_b": f"mlp.gate.moe_statics{PARAMETER}e_score_correction_bias"},
+        experts=True, extra=_ernie_moe,
+    ),
+    "exaone": Architecture("exaone", LLAMA),
+    "llama4": Architecture(
+        "llama4_text",
+        {k: v.replace("mlp", "feed_forward") for k, v in (MOE | routed("mlp.experts", "mlp.router")).items()}
+        | shared("feed_forward.shared_expert"),
+        experts=True, interleaved=False, extra=_llama4,
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2", MOE | QK_NORM | {"exp_probs_b": f"mlp{PARAMETER}e_score_correction_bias"}, experts=True, partial=True,
+        extra=_minimax,
+    ),
+    "mistral3": Architecture("ministral3", LLAMA, interleaved=True, extra=_mistral3),
+    "olmo": Architecture(
+        "olmo", {k: v for k, v in LLAMA.items() if not k.endswith("_norm")}, interleaved=True, eps=layer_eps("layer_norm_eps"),
+        extra=_olmo,
+    ),
+    **GEMMA, **LATENT, **RECURRENT,
 }  # fmt: skip
 """GGUF architectures that become transformers models."""
+
+
+def architecture_named(keys: Keys) -> Architecture:
+    """The architecture of a file, which for some names depends on a key."""
+    if keys.arch == "llama" and keys.get("expert_count", "integer", 0):
+        return MIXTRAL
+    if keys.arch == "mamba" and keys.get("ssm.dt_b_c_rms", "bool", False):
+        return FALCON_MAMBA
+    if keys.arch == "deepseek2" and keys.get("expert_gating_func", "integer", 0) != SIGMOID:
+        return DEEPSEEK_V2
+    if keys.arch == "mistral3" and not keys.get("attention.temperature_scale", "float", 0.0):
+        return MISTRAL
+    return ARCHITECTURES[keys.arch]

@@ -16,14 +16,9 @@ from typing import Any
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.runnable import refusal
 from ..errors import CheckpointError, UnsupportedError
-from .architectures import ARCHITECTURES, MIXTRAL, Architecture, Field
+from .architecture import Architecture, Field
+from .architectures import ARCHITECTURES, architecture_named
 from .keys import Keys
-
-_SIZES = {
-    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
-}  # fmt: skip
-"""Key after `ARCH.` -> configuration field: the counts every family here needs."""
 
 
 def config_of(checkpoint: GGUFCheckpoint) -> Any:
@@ -42,21 +37,20 @@ def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
     """The fields of `config_of`, `model_type` among them, as plain values. Needs no transformers."""
     keys = Keys(checkpoint)
     architecture = architecture_of(checkpoint)
-    config: dict[str, Any] = {field: keys.size(key) for key, field in _SIZES.items()}
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    config: dict[str, Any] = {
+        "max_position_embeddings": keys.size("context_length"), "hidden_size": keys.size("embedding_length"),
+        "num_hidden_layers": keys.layers,
+    }  # fmt: skip
     key, name = architecture.eps
     config[name] = keys.positive(key)
-    config["num_key_value_heads"] = keys.size("attention.head_count_kv", heads)
-    config["head_dim"] = keys.size("attention.key_length", hidden // heads)
-    if keys.get("attention.value_length", "integer", config["head_dim"]) != config["head_dim"]:
-        raise keys.refuse("whose keys and values differ in length")
-    rotated = keys.size("rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"] and not architecture.partial:
-        raise keys.refuse("that rotates part of each head")
-    if bool(keys.get("expert_count", "integer", 0)) != architecture.experts:
+    config |= _feed_forward(keys, architecture)
+    if architecture.heads:
+        config |= _heads(keys, architecture, config)
+    if architecture.experts is not None and bool(keys.get("expert_count", "integer", 0)) != architecture.experts:
         raise keys.refuse("with experts" if not architecture.experts else "without experts")
     config["rope_parameters"] = _rope(keys)
     if architecture.partial:
+        rotated = keys.size("rope.dimension_count", config["head_dim"])
         config["rope_parameters"]["partial_rotary_factor"] = rotated / config["head_dim"]
         config["partial_rotary_factor"] = rotated / config["head_dim"]
     config["vocab_size"] = _check_sizes(keys, config)
@@ -71,6 +65,32 @@ def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
     return {"model_type": architecture.model_type, **config}
 
 
+def _feed_forward(keys: Keys, architecture: Architecture) -> dict[str, int]:
+    """The width of the dense feed-forward layers; 0 in a file says that there are none."""
+    if not architecture.varying:
+        return {"intermediate_size": keys.size("feed_forward_length")}
+    width = max(keys.sizes("feed_forward_length", keys.layers, 0))
+    return {"intermediate_size": width} if width else {}
+
+
+def _heads(keys: Keys, architecture: Architecture, config: dict[str, Any]) -> dict[str, int]:
+    """Number and length of the heads, where queries, keys and values have one length."""
+    if architecture.varying:
+        heads = max(keys.sizes("attention.head_count", keys.layers))
+        kv = max(keys.sizes("attention.head_count_kv", keys.layers, heads))
+        if not heads or not kv:
+            raise keys.error(f"'{keys.arch}.attention.head_count' and head_count_kv are 0 in every layer; a layer needs heads")
+    else:
+        heads = keys.size("attention.head_count")
+        kv = keys.size("attention.head_count_kv", heads)
+    head = keys.size("attention.key_length", config["hidden_size"] // heads)
+    if keys.get("attention.value_length", "integer", head) != head:
+        raise keys.refuse("whose keys and values differ in length")
+    if keys.size("rope.dimension_count", head) != head and not architecture.partial:
+        raise keys.refuse("that rotates part of each head")
+    return {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head}
+
+
 def _value(keys: Keys, field: Field) -> Any:
     """What a key of the file gives a field of the configuration."""
     default = None if field.required else field.default
@@ -83,11 +103,14 @@ def _value(keys: Keys, field: Field) -> Any:
 
 def _biases(keys: Keys) -> dict[str, bool]:
     """Which projections have biases, under all of transformers' names for it."""
-    qkv = any(f"blk.0.{stem}.bias" in keys.checkpoint for stem in ("attn_q", "attn_qkv"))
-    out = "blk.0.attn_output.bias" in keys.checkpoint
+    names = keys.checkpoint.file.headers
+    qkv, out, up = (
+        any(n.endswith(ends) for n in names)
+        for ends in ((".attn_q.bias", ".attn_qkv.bias"), (".attn_output.bias",), (".ffn_up.bias",))
+    )
     return {
         "attention_bias": qkv, "qkv_bias": qkv, "use_qkv_bias": qkv, "use_bias": qkv, "attention_out_bias": out,
-        "mlp_bias": "blk.0.ffn_up.bias" in keys.checkpoint,
+        "mlp_bias": up,
     }  # fmt: skip
 
 
@@ -102,17 +125,27 @@ def _check_sizes(keys: Keys, config: dict[str, Any]) -> int:
     layers = {name.split(".")[1] for name in checkpoint.file.headers if name.startswith("blk.")}
     if config["num_hidden_layers"] > len(layers):
         raise keys.error(f"'{keys.arch}.block_count' is {config['num_hidden_layers']}; there are tensors of {len(layers)} layers")
-    heads, kv, head = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-    if heads % kv or head % 2 or config["hidden_size"] % heads:
-        raise keys.error(f"{heads} heads of {head}, {kv} for keys, in {config['hidden_size']} inputs: these do not divide")
-    for name, rows in (("blk.0.attn_q", heads * head), ("blk.0.attn_k", kv * head)):
-        for key in (name, f"{name}.weight"):
-            if key in checkpoint and checkpoint.info(key).shape[0] != rows:
-                raise keys.error(f"{name}.weight has {checkpoint.info(key).shape[0]} rows; the heads of {head} make {rows}")
+    if "head_dim" in config:
+        _check_heads(keys, config)
     tokens = checkpoint.metadata.length("tokenizer.ggml.tokens") if "tokenizer.ggml.tokens" in checkpoint.metadata else 0
     if tokens > embedding[0]:
         raise keys.error(f"the vocabulary has {tokens} tokens; the embedding has {embedding[0]} rows")
     return int(embedding[0])
+
+
+def _check_heads(keys: Keys, config: dict[str, Any]) -> None:
+    """Compares the heads with the rows of the projections."""
+    checkpoint = keys.checkpoint
+    heads, kv, head = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    if heads % kv or head % 2 or config["hidden_size"] % heads:
+        raise keys.error(f"{heads} heads of {head}, {kv} for keys, in {config['hidden_size']} inputs: these do not divide")
+    if f"{keys.arch}.attention.key_length_swa" in keys.metadata:
+        return  # local and global layers have heads of two lengths
+    for name, rows in (("blk.0.attn_q", heads * head), ("blk.0.attn_k", kv * head)):
+        for key in (name, f"{name}.weight"):
+            gated = 2 * rows if name.endswith("q") else rows
+            if key in checkpoint and checkpoint.info(key).shape[0] not in (rows, gated):
+                raise keys.error(f"{name}.weight has {checkpoint.info(key).shape[0]} rows; the heads of {head} make {rows}")
 
 
 def architecture_of(checkpoint: GGUFCheckpoint) -> Architecture:
@@ -124,9 +157,7 @@ def architecture_of(checkpoint: GGUFCheckpoint) -> Architecture:
             f"{', '.join(ARCHITECTURES)}. "
             "Its weights can still be opened, converted and multiplied one by one"
         )
-    if arch == "llama" and Keys(checkpoint).get("expert_count", "integer", 0):
-        return MIXTRAL
-    return ARCHITECTURES[arch]
+    return architecture_named(Keys(checkpoint))
 
 
 def embedding_key(checkpoint: GGUFCheckpoint) -> str:
@@ -142,11 +173,30 @@ def _rope(keys: Keys) -> dict[str, Any]:
     out: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base", 10000.0)}
     kind = keys.get("rope.scaling.type", "string", "none")
     factor = keys.get("rope.scaling.factor", "float", 1.0)
+    if any(keys.has(f"rope_factors_{word}") for word in ("long", "short")):
+        return out | _longrope(keys)
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return out
     if kind == "linear":
         return out | {"rope_type": "linear", "factor": keys.positive("rope.scaling.factor")}
     if kind == "yarn":
         original, factor = keys.size("rope.scaling.original_context_length"), keys.positive("rope.scaling.factor")
-        return out | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise keys.refuse(f"with rope scaling {kind!r}; none, linear and yarn are read")
+        betas = {f"beta_{w}": keys.get(f"rope.scaling.yarn_beta_{w}", "float") for w in ("fast", "slow")}
+        out |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        return out | {k: v for k, v in betas.items() if v}
+    raise keys.refuse(f"with rope scaling {kind!r}; none, linear and yarn are read, and longrope with its factors")
+
+
+def _longrope(keys: Keys) -> dict[str, Any]:
+    """One divisor for each frequency, for texts within the original context and for longer ones."""
+    original = keys.size("rope.scaling.original_context_length")
+    scale = keys.get("rope.scaling.attn_factor", "float")
+    out: dict[str, Any] = {
+        "rope_type": "longrope", "original_max_position_embeddings": original, "factor": keys.size("context_length") / original,
+    }  # fmt: skip
+    for word in ("long", "short"):
+        name = f"rope_factors_{word}.weight"
+        if name not in keys.checkpoint:
+            raise keys.error(f"tensor '{name}' is missing; the other list of rotation factors is there")
+        out[f"{word}_factor"] = [float(v) for v in keys.checkpoint[name]]
+    return out | ({"attention_factor": scale} if scale else {})

@@ -17,6 +17,16 @@ class Keys:
         self.metadata = checkpoint.metadata
         self.arch: str = self.metadata.typed("general.architecture", "string", "")
 
+    @property
+    def layers(self) -> int:
+        """Layers of the model. Those that predict further tokens, which follow in the file, are not
+        among them.
+        """
+        count, predicting = self.size("block_count"), self.get("nextn_predict_layers", "integer", 0)
+        if not 0 <= predicting < count:
+            raise self.error(f"'{self.arch}.nextn_predict_layers' is {predicting}; 0 to {count - 1} is allowed")
+        return count - int(predicting)
+
     def get(self, key: str, kind: str, default: Any = None) -> Any:
         return self.metadata.typed(f"{self.arch}.{key}", kind, default)
 
@@ -33,12 +43,55 @@ class Keys:
             raise self.error(f"key '{self.arch}.{key}' is {value}; 1 or more is allowed")
         return value
 
+    def sizes(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """A count for each layer, 0 where a layer has none: an array, or one number for all."""
+        name = f"{self.arch}.{key}"
+        if name not in self.metadata or not self.metadata.type_name(name).startswith("array"):
+            value = self.need(key, "integer") if default is None else self.get(key, "integer", default)
+            values = [value] * layers
+        else:
+            if "int" not in self.metadata.type_name(name):
+                raise self.error(f"key '{name}' is {self.metadata.type_name(name)}; integers are needed")
+            if self.metadata.length(name) < layers:
+                raise self.error(f"key '{name}' has {self.metadata.length(name)} values; there are {layers} layers")
+            values = [int(v) for v in self.metadata[name][:layers]]
+        if min(values) < 0:
+            raise self.error(f"key '{name}' has {min(values)}; 0 or more is allowed")
+        return values
+
+    def flags(self, key: str, layers: int) -> list[bool] | None:
+        """A flag for each layer, None where the file has no array of them."""
+        name = f"{self.arch}.{key}"
+        if name not in self.metadata or not self.metadata.type_name(name).startswith("array"):
+            return None
+        if self.metadata.length(name) < layers:
+            raise self.error(f"key '{name}' has {self.metadata.length(name)} values; there are {layers} layers")
+        return [bool(v) for v in self.metadata[name][:layers]]
+
+    def numbers(self, name: str, layers: int) -> list[float]:
+        """A finite number for each layer, of a key with its whole name: an array, or one for all."""
+        if name in self.metadata and self.metadata.type_name(name).startswith("array[float"):
+            values = [float(v) for v in self.metadata[name][:layers]]
+        else:
+            value = self.metadata.typed(name, "float")
+            if value is None:
+                raise self.error(f"key '{name}' is missing; the model needs it")
+            values = [value] * layers
+        if len(values) < layers or not all(math.isfinite(v) for v in values):
+            raise self.error(f"key '{name}' is {values}; {layers} finite numbers are needed")
+        return values
+
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value: float = self.need(key, "float") if default is None else self.get(key, "float", default)
         if not 0 < value < math.inf:
             raise self.error(f"key '{self.arch}.{key}' is {value}; a finite number above 0 is allowed")
         return value
+
+    def any_layer(self, stem: str) -> bool:
+        """Whether any layer has a tensor of this stem, dense or packed."""
+        ends = (f".{stem}", f".{stem}.weight")
+        return any(name.startswith("blk.") and name.endswith(ends) for name in self.checkpoint.file.headers)
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor of this stem, dense or packed."""

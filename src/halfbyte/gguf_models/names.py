@@ -14,7 +14,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from .architectures import ARCHITECTURES, PARAMETER, Architecture
+from .architecture import PARAMETER, Architecture
+from .architectures import ARCHITECTURES
 
 LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 ROTATION_FACTORS = "rope_freqs.weight"

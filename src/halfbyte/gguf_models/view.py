@@ -25,7 +25,7 @@ from ..errors import CheckpointError, UnsupportedError
 from ..spec import Format
 from ..tensor.concat import concat_rows, incompatibility, take_rows
 from ..tensor.qtensor import QTensor
-from .architectures import EXPERTS
+from .architecture import EXPERTS
 from .config import architecture_of, settings_of
 from .names import INPUTS_FIRST, ONE_ROW, ROTATION_FACTORS, class_name, row_order, slot, stem_of, unsupported
 from .rotation import llama3_rope

@@ -11,7 +11,7 @@ embedding's bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ..checkpoints.hub import local_copy
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError, UnsupportedError
 from ..gguf_models.config import architecture_of, config_of
+from ..gguf_models.keys import Keys
 from ..gguf_models.tokenizer import tokenizer_of
 from ..torch.modules import packed_modules
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
@@ -90,8 +91,10 @@ def load_model(
             checkpoint.check("load_model")
             tokenizer = tokenizer_of(checkpoint)
             checkpoint.file.release_header()  # the vocabulary's pages
-            model = empty_model(model_settings, _dtype(word, where, model_settings))
-            fill(model, checkpoint, architecture_of(checkpoint), activations, backend, where)
+            architecture = architecture_of(checkpoint)
+            given = architecture.parameters(Keys(checkpoint), model_settings.to_dict())
+            model = empty_model(model_settings, _dtype(word, where, model_settings), given.__contains__)
+            fill(model, checkpoint, architecture, activations, backend, where)
         else:
             model_settings = config_of_folder(checkpoint)
             checkpoint.check("load_model")
@@ -173,8 +176,10 @@ def model_size(model: nn.Module) -> Size:
     return Size(nbytes, sum(math.prod(w.shape) for w in packed) + sum(p.numel() for p in parameters))
 
 
-def empty_model(config: Any, dtype: torch.dtype) -> Any:
+def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] = lambda name: False) -> Any:
     """The architecture without weights: parameters on the meta device, buffers computed.
+
+    filled   whether the checkpoint has a buffer's values, so that nothing needs to compute it
 
     Raises UnsupportedError when transformers cannot build it, or the architecture does not say how
     to compute a buffer.
@@ -189,15 +194,27 @@ def empty_model(config: Any, dtype: torch.dtype) -> Any:
         raise UnsupportedError(
             f"[load_model] transformers makes no causal language model of this {config.model_type} configuration ({why})"
         ) from error
+    missing: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        names = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
-        for n in names:
+        missing[name] = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
+        for n in missing[name]:
             buffer = getattr(module, n)
             unset = torch.nan if buffer.is_floating_point() else 0
             setattr(module, n, torch.full_like(buffer, unset, device="cpu"))
-        if names:
-            model._init_weights(module)
+    for name, names in missing.items():
+        module = model.get_submodule(name)
+        # Some models compute a layer's buffer where they initialize the model around it.
+        for path in _with_ancestors(name) if names else ():
+            model._init_weights(model.get_submodule(path))
+            if not any(bool(getattr(module, n).isnan().any()) for n in names):
+                break
         for n in names:
-            if bool(getattr(module, n).isnan().any()):
+            if bool(getattr(module, n).isnan().any()) and not filled(f"{name}.{n}"):
                 raise UnsupportedError(f"[load_model] {type(model).__name__} does not say how to compute its buffer {name}.{n}")
     return model
+
+
+def _with_ancestors(path: str) -> list[str]:
+    """A module's path, and those of the modules around it, the nearest first."""
+    pieces = path.split(".")
+    return [".".join(pieces[:n]) for n in range(len(pieces), 0, -1)] + [""]

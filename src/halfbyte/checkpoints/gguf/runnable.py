@@ -14,9 +14,11 @@ from .metadata import Metadata
 
 READ = frozenset(
     {
-        "arcee", "baichuan", "cohere2", "command-r", "dots1", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3", "glm4",
-        "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granitemoe", "hunyuan-dense", "hunyuan-moe", "internlm2",
-        "llama", "minicpm", "nemotron", "olmo2", "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe",
+        "apertus", "arcee", "baichuan", "cohere2", "command-r", "deepseek2", "dots1", "ernie4_5", "ernie4_5-moe", "exaone",
+        "exaone4", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
+        "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe", "internlm2", "jamba", "lfm2", "lfm2moe",
+        "llama", "llama4", "mamba", "mamba2", "minicpm", "minimax-m2", "mistral3", "nemotron", "nemotron_h", "olmo", "olmo2",
+        "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
         "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder2", "xverse",
     }
 )  # fmt: skip
@@ -40,16 +42,12 @@ _GROUPS = {
         "clip bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
         "llama-embed t5 t5encoder wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"
     ),
-    RECURRENT: (
-        "mamba mamba2 jamba falcon-h1 granitehybrid nemotron_h nemotron_h_moe qwen3next qwen35 qwen35moe lfm2 lfm2moe "
-        "kimi-linear minimax-01"
-    ),
-    LATENT: ("deepseek2 deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4"),
-    ROUTING: ("phimoe"),
+    RECURRENT: "nemotron_h_moe kimi-linear minimax-01",
+    LATENT: "deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4",
+    ROUTING: "phimoe",
     NO_TABLE: (
-        "llama4 falcon gptj mpt starcoder bloom gemma3n gemma4 qwen4exp cohere2moe dbrx olmo muse-glimmer bitnet jais2 "
-        "exaone exaone-moe granite_swa afmoe laguna ernie4_5-moe hunyuan_vl hy_v3 hy_v4 apertus hrm_text minimax-m2 "
-        "minimax-m3 mistral3 paddleocr mellum"
+        "falcon gptj mpt starcoder bloom gemma3n qwen4exp cohere2moe dbrx muse-glimmer bitnet jais2 exaone-moe granite_swa "
+        "afmoe laguna hunyuan_vl hy_v3 hy_v4 hrm_text minimax-m3 paddleocr mellum"
     ),
 }
 UNREAD: dict[str, str] = {name: why for why, names in _GROUPS.items() for name in names.split()}

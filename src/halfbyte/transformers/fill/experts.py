@@ -33,6 +33,25 @@ Keys = Mapping[Slot, str]
 
 _CLAMPED = ("GptOssExperts",)
 """Experts whose gate is gpt-oss's."""
+_PRESCALED = ("Llama4TextExperts",)
+"""Experts that take every token once for each expert, times its score; their parameters are (k, n)."""
+
+
+class PrescaledExperts(QExperts):
+    """Packed experts of Llama 4: rows e·m to (e+1)·m of x are the tokens of expert e, zero where it
+    does not serve one.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override] # the routing is in x
+        rows = x.reshape(-1, x.shape[-1])
+        experts = torch.arange(self.num_experts, device=x.device).repeat_interleave(len(rows) // self.num_experts)
+        ids = torch.where((rows != 0).any(-1), experts, self.num_experts)[:, None]
+        return super().forward(rows, ids, torch.ones_like(ids, dtype=x.dtype))
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the parameters of an experts module are (k, n)."""
+    return bool(getattr(module, "is_transposed", False)) or type(module).__name__ in _PRESCALED
 
 
 def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
@@ -65,7 +84,8 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
                 f"[load_model] {name} with alpha {alpha} and limit {limit}; 1.702 and 7 are computed on packed weights"
             )
         return "swiglu_clamped", True
-    act = type(getattr(module, "act_fn", None)).__name__
+    function = getattr(module, "act_fn", None)
+    act = "SiLU" if function is nn.functional.silu else type(function).__name__
     words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu"}
     own_gate = getattr(type(module), "_apply_gate", None)
     if act not in words or (own_gate is not None and own_gate.__module__ != DEFAULT_GATE):
@@ -101,7 +121,8 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
             biases[name] = bias.to(device=filling.device, dtype=filling.model.dtype)
         elif getattr(module, "has_bias", False):
             raise filling.error(f"no tensor for {path}.{name}_bias of {type(filling.model).__name__}")
-    replacement = QExperts(
+    kind = PrescaledExperts if type(module).__name__ in _PRESCALED else QExperts
+    replacement = kind(
         weights, biases, gate=gate, interleaved=interleaved and (cut or "gate_up_proj" in weights),
         activations=filling.activations, backend=filling.backend,
     )  # fmt: skip
@@ -153,7 +174,7 @@ def _prepared(filling: Filling, piece: Piece) -> Weight | list[Weight]:
 
 def _check_shapes(filling: Filling, path: str, module: nn.Module, pieces: Mapping[str, Piece]) -> None:
     """Every expert is the matrix transformers would have."""
-    order = (2, 1) if getattr(module, "is_transposed", False) else (1, 2)
+    order = (2, 1) if is_transposed(module) else (1, 2)
     two_f, k = (int(module.gate_up_proj.shape[i]) for i in order)
     h, f = (int(module.down_proj.shape[i]) for i in order)
     wanted = {"gate_up_proj": (two_f, k), "gate_proj": (two_f // 2, k), "up_proj": (two_f // 2, k), "down_proj": (h, f)}
@@ -183,7 +204,7 @@ def _bias(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> 
 def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     """The parameters of a module whose experts are stored dense."""
     experts = int(module.gate_up_proj.shape[0])
-    transposed, interleaved = bool(getattr(module, "is_transposed", False)), not getattr(module, "is_concatenated", True)
+    transposed, interleaved = is_transposed(module), not getattr(module, "is_concatenated", True)
     interleaved = interleaved and not has_split_gate_up(filling.checkpoint.config)
     for name, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
         for leaf in ("weight", "bias"):

@@ -2,7 +2,8 @@
 frequencies.
 
 What llama.cpp's converter changed on the way into the file is undone: rows of llama's q and k are
-put back in order, and Gemma's norms, stored as w + 1, lose the 1.
+put back in order, Gemma's norms, stored as w + 1, lose the 1, a recurrent layer's A becomes its
+logarithm, and tensors that were split are joined.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import nn
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError
-from ...gguf_models.architectures import EXPERTS, PARAMETER, Architecture
+from ...tensor.concat import concat_rows, incompatibility
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
+from ...gguf_models.architecture import EACH, EXPERTS, PARAMETER, PART, Architecture
+from ...gguf_models.keys import Keys
 from .base import Filling, first_names
 from .experts import fill_experts
 from .module_paths import Slot
@@ -29,6 +32,8 @@ from .module_paths import Slot
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 ROTATION_FACTORS = "rope_freqs.weight"
 """Llama 3's stretched rotation: one divisor for each frequency."""
+LONG_ROTATION = ("rope_factors_long.weight", "rope_factors_short.weight")
+"""Divisors that the configuration has, one list for short texts and one for long ones."""
 
 
 def fill(
@@ -59,16 +64,26 @@ class GGUFFilling(Filling):
         _linear_layers(self.model)
         unknown: list[str] = []
         experts: dict[str, dict[Slot, str]] = defaultdict(dict)
+        parts: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        layers = self.model.config.num_hidden_layers
         # The largest first: its pages of the file are let go before the others' copies are there.
         for key in sorted(self.checkpoint.keys(), key=lambda k: -self.checkpoint.info(k).nbytes):
-            slot = self.slot(self.checkpoint.tensor_name(key))
+            name = self.checkpoint.tensor_name(key)
+            slot = self.slot(name)
+            if self.is_unused(name, layers):
+                continue
             if key == ROTATION_FACTORS:
                 self.stretch_rotation(self.dense(key))
+            elif slot is not None and EACH in slot[0]:
+                self.put_each(key, *slot)
             elif slot is None:
                 unknown.append(key)
             elif EXPERTS in slot[0]:
                 path, _, piece = slot[0].partition(EXPERTS)
                 experts[path][Slot(path, slot[1], piece)] = key
+            elif PART in slot[0]:
+                path, _, number = slot[0].partition(PART)
+                parts[path, slot[1]][int(number)] = key
             elif self.checkpoint.info(key).quantized:
                 self.put_packed(key, self.weight(key), *slot)
             else:
@@ -80,21 +95,49 @@ class GGUFFilling(Filling):
             )
         for path, keys in experts.items():
             fill_experts(self, path, keys)
+        for (path, leaf), numbered in parts.items():
+            self.join([numbered[i] for i in sorted(numbered)], path, leaf)
+        self.put_parameters()
         if self.model.config.tie_word_embeddings:
             self.tie_head()
         self.check_full()
 
+    def is_unused(self, name: str, layers: int) -> bool:
+        """Whether a tensor belongs to what is not run: layers that predict further tokens, or a
+        stem that the architecture names as not used.
+        """
+        match = _LAYER.match(name)
+        layer, stem = (int(match[1]), match[2]) if match else (-1, name)
+        if layer >= layers or name in LONG_ROTATION:
+            return True
+        return self.architecture.absent(self.model.config, layer, stem.removesuffix(".weight"))
+
     def slot(self, name: str) -> tuple[str, str] | None:
-        """(module path, parameter) of a GGUF tensor, None when the architecture does not know it."""
+        """(module path, parameter) of a GGUF tensor, None when the architecture does not know it.
+
+        Some tensors of recurrent layers end without "weight".
+        """
         stem, _, leaf = name.rpartition(".")
-        if match := _LAYER.fullmatch(stem):
-            within = self.architecture.names.get(match[2])
+        match = _LAYER.fullmatch(stem)
+        if match is None and (match := _LAYER.fullmatch(name)):
+            leaf = "weight"
+        if match:
+            within = self.architecture.names.get(f"{match[2]}.{leaf}", self.architecture.names.get(match[2]))
             if within is None:
                 return None
             path, parameter, name = within.partition(PARAMETER)
-            return f"{self.architecture.layers}.{match[1]}.{path}", name if parameter else leaf
+            return ".".join(p for p in (self.architecture.layers, match[1], path) if p), name if parameter else leaf
         top = self.architecture.top
-        return (top[stem], leaf) if stem in top else None
+        if stem not in top:
+            return None
+        path, parameter, name = top[stem].partition(PARAMETER)
+        return path, name if parameter else leaf
+
+    def stem(self, key: str) -> str:
+        """The stem of a layer's tensor, "" for one outside the layers."""
+        name = self.checkpoint.tensor_name(key)
+        match = _LAYER.fullmatch(name)
+        return match[2].removesuffix(".weight").removesuffix(".bias") if match else ""
 
     def row_order(self, key: str, rows: int) -> NDArray[np.int64] | None:
         """Rows in transformers' order where llama.cpp has another.
@@ -102,10 +145,13 @@ class GGUFFilling(Filling):
         Rotated pairs: head h, half j, pair i lies at head h, pair i, half j. Fused heads: head h of
         projection j lies at j, h.
         """
-        if self.architecture.fused_heads and re.search(r"\.attn_qkv(\.|$)", key):
+        stem = self.stem(key)
+        if stem in self.architecture.orders:
+            return self.architecture.orders[stem](self.model.config, rows)
+        if self.architecture.fused_heads and stem == "attn_qkv":
             heads = self.model.config.num_attention_heads
             return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
-        if not self.architecture.interleaved or re.search(r"\.attn_[qk](\.|$)", key) is None:
+        if not self.architecture.interleaved or stem not in ("attn_q", "attn_k"):
             return None
         half = self.model.config.head_dim // 2
         return np.arange(rows).reshape(-1, half, 2).swapaxes(1, 2).reshape(-1)
@@ -116,18 +162,74 @@ class GGUFFilling(Filling):
         order = self.row_order(key, weight.shape[0])
         return weight if order is None else _reordered(weight, order)
 
+    def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
+        """As in `Filling`; a weight whose inputs have another order in the file gathers them first."""
+        super().put_packed(key, weight, path, leaf)
+        columns = self.architecture.columns.get(self.stem(key))
+        order = None if columns is None else columns(self.model.config, weight.shape[-1])
+        if order is not None:
+            self.model.set_submodule(path, GatheredInputs(self.module(key, path), np.argsort(order)))
+
     def values(self, key: str, path: str, leaf: str) -> NDArray[Any]:
         """The dense tensor as transformers keeps it."""
         array = self.dense(key)
+        stem, architecture = self.stem(key), self.architecture
         order = self.row_order(key, array.shape[0])
         if order is not None:
             array = array[order]
-        if self.architecture.norm_offset and path.endswith("norm") and leaf == "weight":
+        if stem in architecture.columns and (order := architecture.columns[stem](self.model.config, array.shape[-1])) is not None:
+            array = array[..., order]
+        if architecture.norm_offset and path.endswith("norm") and leaf == "weight" and stem not in architecture.plain_norms:
             array = array.astype(np.float32) - np.float32(1)
+        if stem in architecture.changes and not (leaf == "bias" and array.ndim == 1):
+            array = architecture.changes[stem](array)
         have = getattr(self.module(key, path), leaf, None)
         if isinstance(have, torch.Tensor) and have.ndim == 2 and array.shape == tuple(have.shape[1:]) and len(have) == 1:
             array = array[None]  # a matrix of one row, which the file has as a vector
         return array
+
+    def put_each(self, key: str, path: str, leaf: str) -> None:
+        """A stack of matrices into the modules of a list, one each."""
+        stack = self.packed(key) if self.checkpoint.info(key).quantized else self.dense(key)
+        count = len(self.module(key, path.partition(f".{EACH}")[0]))
+        if stack.ndim != 3 or stack.shape[0] != count:
+            raise self.error(f"tensor {key!r} is {list(stack.shape)}; a stack of {count} matrices is wanted")
+        for i in range(count):
+            if isinstance(stack, QTensor):
+                self.put_packed(key, stack[i], path.replace(EACH, str(i)), leaf)
+            else:
+                self.put_dense(key, stack[i], path.replace(EACH, str(i)), leaf)
+
+    def join(self, keys: list[str], path: str, leaf: str) -> None:
+        """One parameter from several tensors: packed where they share a format and only their rows
+        follow one another, otherwise from their values.
+        """
+        join = self.architecture.joins.get(path.removeprefix(f"{self.architecture.layers}.").partition(".")[2])
+        order_of = self.architecture.orders.get(path.removeprefix(f"{self.architecture.layers}.").partition(".")[2])
+        packed = [self.weight(key) for key in keys if self.checkpoint.info(key).quantized]
+        if join is None and len(packed) == len(keys) and incompatibility(packed) is None:
+            weight = concat_rows(packed)
+            order = None if order_of is None else order_of(self.model.config, weight.shape[0])
+            self.put_packed(keys[0], weight if order is None else _reordered(weight, order), path, leaf)
+            return
+        arrays = [
+            self.weight(key).dequantize("float32") if self.checkpoint.info(key).quantized else self.values(key, path, leaf)
+            for key in keys
+        ]
+        if join is not None:
+            array = join(self.model.config, arrays)
+        else:
+            array = np.concatenate(arrays)
+            order = None if order_of is None else order_of(self.model.config, len(array))
+            array = array if order is None else array[order]
+        self.put_dense(keys[0], np.ascontiguousarray(array), path, leaf)
+
+    def put_parameters(self) -> None:
+        """Parameters that the file has as key-values."""
+        keys = Keys(self.checkpoint)
+        for name, array in self.architecture.parameters(keys, self.model.config.to_dict()).items():
+            path, _, leaf = name.rpartition(".")
+            self.put_dense(name, array, path, leaf)
 
     def stretch_rotation(self, factors: NDArray[Any]) -> None:
         """Divides each frequency of the rotation by its factor."""
@@ -135,6 +237,19 @@ class GGUFFilling(Filling):
         self.check(ROTATION_FACTORS, factors.shape, rotary.inv_freq)
         rotary.inv_freq = rotary.inv_freq / tensor(factors).to(torch.float32)
         rotary.original_inv_freq = rotary.inv_freq.clone()
+
+
+class GatheredInputs(nn.Module):  # type: ignore[misc] # torch is not type-checked
+    """A linear layer over inputs in another order: y = linear(x[..., order])."""
+
+    def __init__(self, linear: nn.Module, order: NDArray[np.int64]) -> None:
+        super().__init__()
+        self.linear = linear
+        self.register_buffer("order", torch.from_numpy(order.copy()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x[..., self.order])
+        return y
 
 
 def _linear_layers(model: Any) -> None:
