@@ -16,8 +16,9 @@ import halfbyte
 import torch
 from halfbyte.cli import main
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MIXTRAL
-from halfbyte.gguf_models.names import class_name
-from support.gguf_families import FAMILIES, family_model, write_family
+from halfbyte.gguf_models.names import class_name, unsupported
+from halfbyte.gguf_models.view import no_model
+from support.gguf_families import FAMILIES, architecture, family_model, write_family
 from support.gguf_models import MODELS, dense_model, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,7 +43,17 @@ def written(tmp_path: Path, name: str, packed: bool = False) -> tuple[Any, Path]
     return model, write_family(tmp_path / "model.gguf", name, model)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *FAMILIES])
+RENAMED = [name for name in FAMILIES if not unsupported(architecture(name))]
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in RENAMED])
+def test_a_model_that_renaming_does_not_make_is_refused(tmp_path, name):
+    _, gguf = written(tmp_path, name)
+    with halfbyte.open(gguf) as source:
+        assert "and this change is made only by load_model" in no_model(source)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *RENAMED])
 def test_a_dequantized_gguf_is_loaded_by_transformers(tmp_path, name):
     model, gguf = written(tmp_path, name, packed=True)
     out = tmp_path / "dense"
@@ -99,8 +110,8 @@ def test_a_calibrated_gguf_becomes_a_folder_in_the_models_row_order(tmp_path, mo
 
 
 def test_the_classes_are_those_of_transformers():
-    for architecture in [*ARCHITECTURES.values(), MIXTRAL]:
-        assert class_name(architecture.model_type) == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[architecture.model_type]
+    for table in [*ARCHITECTURES.values(), MIXTRAL]:
+        assert class_name(table.model_type) == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[table.model_type]
 
 
 @pytest.mark.parametrize("command", [["convert", "--to", "mlx"], ["dequantize"], ["quantize", "--to", "mlx:affine4:g32"]])

@@ -510,7 +510,7 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
     if arch == "apertus":
         layers = [layer.mlp.act_fn for layer in model.model.layers]
         words = ("alpha_p", "alpha_n", "beta", "eps")
-        bare = [(f"xielu.{n}", "array[float32]", [float(getattr(a, n)) for a in layers]) for n in words]
+        bare = [(f"xielu.{n}", "array[float32]", [getattr(a, n).item() for a in layers]) for n in words]
     arch = case.partition(":")[0]
     pairs: list[tuple[str, str, Any]] = [
         ("general.architecture", "string", arch),

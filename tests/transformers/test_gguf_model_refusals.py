@@ -102,12 +102,12 @@ def with_tensor(tensor: Tensor) -> Any:
         (
             with_pair("llama.rope.scaling.type", "string", "longrope"),
             UnsupportedError,
-            "with rope scaling 'longrope'; none, linear and yarn",
+            "with rope scaling 'longrope'; none, linear and yarn are read, and longrope with its factors",
         ),
         (
-            with_pair("general.architecture", "string", "mamba"),
+            with_pair("general.architecture", "string", "kimi-linear"),
             UnsupportedError,
-            "architecture 'mamba': its recurrent or convolutional layers .*; models that can be built: arcee, baichuan",
+            "architecture 'kimi-linear': its recurrent or convolutional layers .*; models that can be built: apertus, arcee",
         ),
         (with_pair("general.architecture", "", None), UnsupportedError, "architecture ''"),
     ],

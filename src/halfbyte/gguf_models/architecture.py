@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from .keys import Keys
 
-EXPERTS, PARAMETER, PART, EACH = "/", "#", "+", "*"
+EXPERTS, PARAMETER, PART = "/", "#", "+"
 """Within a module path of `Architecture.names`: what follows is a projection of an experts module,
-a parameter's own name, or the number of a part that with the others makes one parameter; in place
-of a number, every module of a list, whose weights the file has as one stack.
+a parameter's own name, or the number of a part that with the others makes one parameter.
 """
 Order = Callable[[Any, int], NDArray[np.int64] | None]
 """(configuration, number of rows or inputs) -> the file's index of each, in transformers' order;

@@ -315,7 +315,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         MOE | shared("mlp.shared_experts") | {"exp_probs_b": f"mlp.gate.moe_statics{PARAMETER}e_score_correction_bias"},
         experts=True, extra=_ernie_moe,
     ),
-    "exaone": Architecture("exaone", LLAMA),
+    "exaone": Architecture("llama", LLAMA),
     "llama4": Architecture(
         "llama4_text",
         {k: v.replace("mlp", "feed_forward") for k, v in (MOE | routed("mlp.experts", "mlp.router")).items()}
@@ -333,6 +333,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **GEMMA, **LATENT, **RECURRENT,
 }  # fmt: skip
+ARCHITECTURES = dict(sorted(ARCHITECTURES.items()))
 """GGUF architectures that become transformers models."""
 
 

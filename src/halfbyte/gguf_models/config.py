@@ -16,6 +16,7 @@ from typing import Any
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.runnable import refusal
 from ..errors import CheckpointError, UnsupportedError
+from ..tensor.qtensor import QTensor
 from .architecture import Architecture, Field
 from .architectures import ARCHITECTURES, architecture_named
 from .keys import Keys
@@ -198,5 +199,8 @@ def _longrope(keys: Keys) -> dict[str, Any]:
         name = f"rope_factors_{word}.weight"
         if name not in keys.checkpoint:
             raise keys.error(f"tensor '{name}' is missing; the other list of rotation factors is there")
-        out[f"{word}_factor"] = [float(v) for v in keys.checkpoint[name]]
+        factors = keys.checkpoint[name]
+        if isinstance(factors, QTensor):
+            raise keys.error(f"tensor '{name}' is quantized; plain numbers are wanted")
+        out[f"{word}_factor"] = [float(v) for v in factors]
     return out | ({"attention_factor": scale} if scale else {})

@@ -20,6 +20,8 @@ from .architectures import ARCHITECTURES
 LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 ROTATION_FACTORS = "rope_freqs.weight"
 """Llama 3's stretched rotation: one divisor for each frequency."""
+LONG_ROTATION = ("rope_factors_long.weight", "rope_factors_short.weight")
+"""Divisors that the configuration has, one list for short texts and one for long ones."""
 INPUTS_FIRST = {"gpt2": frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"})}
 """transformers' model type -> stems of matrices that it stores as (inputs, outputs)."""
 ONE_ROW = "ffn_gate_inp_shexp"
@@ -65,7 +67,10 @@ def class_name(model_type: str) -> str:
 
 
 _CLASSES = {
-    "ernie4_5": "Ernie4_5ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gpt2": "GPT2LMHeadModel",
+    "ernie4_5": "Ernie4_5ForCausalLM", "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM", "llama4_text": "Llama4ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM", "gpt2": "GPT2LMHeadModel",
     "gpt_neox": "GPTNeoXForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
@@ -81,4 +86,8 @@ def unsupported(architecture: Architecture) -> str:
         default = getattr(ARCHITECTURES["qwen2"], feature, None)
         if getattr(architecture, feature, None) != default:
             return feature
-    return ""
+    return "experts" if architecture.model_type in OTHER_EXPERTS else ""
+
+
+OTHER_EXPERTS = ("llama4_text", "minimax_m2")
+"""Model types whose checkpoints have other names or shapes of experts."""

@@ -27,7 +27,7 @@ from ..tensor.concat import concat_rows, incompatibility, take_rows
 from ..tensor.qtensor import QTensor
 from .architecture import EXPERTS
 from .config import architecture_of, settings_of
-from .names import INPUTS_FIRST, ONE_ROW, ROTATION_FACTORS, class_name, row_order, slot, stem_of, unsupported
+from .names import INPUTS_FIRST, LONG_ROTATION, ONE_ROW, ROTATION_FACTORS, class_name, row_order, slot, stem_of, unsupported
 from .rotation import llama3_rope
 
 INTERLEAVED = ("gpt_oss",)
@@ -91,7 +91,7 @@ class ModelView(View):
 
     def _add(self, key: str, switch: bool, stacks: bool) -> bool:
         """Name one tensor of the file."""
-        if key == ROTATION_FACTORS:
+        if key == ROTATION_FACTORS or key in LONG_ROTATION:
             return True
         name = self.source.tensor_name(key)
         where = slot(self.architecture, name)

@@ -205,7 +205,8 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
         module = model.get_submodule(name)
         # Some models compute a layer's buffer where they initialize the model around it.
         for path in _with_ancestors(name) if names else ():
-            model._init_weights(model.get_submodule(path))
+            owner = next(m for p in _with_ancestors(path) if hasattr(m := model.get_submodule(p), "_init_weights"))
+            owner._init_weights(model.get_submodule(path))
             if not any(bool(getattr(module, n).isnan().any()) for n in names):
                 break
         for n in names:
@@ -216,5 +217,5 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
 
 def _with_ancestors(path: str) -> list[str]:
     """A module's path, and those of the modules around it, the nearest first."""
-    pieces = path.split(".")
-    return [".".join(pieces[:n]) for n in range(len(pieces), 0, -1)] + [""]
+    pieces = path.split(".") if path else []
+    return [".".join(pieces[:n]) for n in range(len(pieces), -1, -1)]

@@ -25,11 +25,15 @@ from ..architecture import required_gguf
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding, problem_findings
 from ..findings.overflow import warn_of_overflow
-from ..ledger import CLAIMED, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
+from ..ledger import CLAIMED, DENSE, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
 from .file import Files, GGUFFile
 from .metadata import Metadata
 from .runnable import refusal
 
+GEMMA4_SCALES = (".ffn_gate_inp.scale", ".ffn_down_exps.scale")
+"""Gemma 4's own numbers, which belong to no layout: what its router's inputs are multiplied with, and
+each expert's output.
+"""
 PROJECTOR = (
     "is a vision projector (general.architecture clip): the image encoder that belongs to a language model, not the model; open "
     "the model's own .gguf beside it"
@@ -65,10 +69,16 @@ class GGUFCheckpoint(Checkpoint):
         quantization["types"] = dict(Counter(h.type.name for h in self.file.headers.values()))
         return {"model_type": meta.get("general.architecture", ""), "quantization_config": quantization}
 
+    @property
+    def _is_gemma4(self) -> bool:
+        return bool(self.file.metadata.get("general.architecture") == "gemma4")
+
     def _scale_name(self, name: str) -> str:
         """Name of the float32 factor that belongs to tensor `name`, or ""."""
         scale = name.removesuffix(".weight") + ".scale"
         header = self.file.headers.get(scale)
+        if scale.endswith(GEMMA4_SCALES) and self.file.headers[name].type.name != "NVFP4" and self._is_gemma4:
+            return ""
         return scale if header is not None and header.type.name == "F32" and self.file.headers[name].quantized else ""
 
     @property
@@ -154,6 +164,9 @@ class GGUFCheckpoint(Checkpoint):
             dtype = str(header.type.plain)
             if owner and code_like(name, dtype, header.shape):
                 owner = packed[owner]
+            if self._is_gemma4 and name.endswith(GEMMA4_SCALES):
+                entries.append(Entry("tensor", name, DENSE))
+                continue
             entries.append(sort_tensor(name, dtype, header.shape, owner, tensors))
         architecture = str(meta.get("general.architecture", ""))
         needs = required_gguf(architecture, meta.typed(f"{architecture}.block_count", "integer"), "output.weight" not in headers)

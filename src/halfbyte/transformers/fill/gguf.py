@@ -20,20 +20,17 @@ from torch import nn
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError
+from ...gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
+from ...gguf_models.keys import Keys
+from ...gguf_models.names import LONG_ROTATION, ROTATION_FACTORS
 from ...tensor.concat import concat_rows, incompatibility
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
-from ...gguf_models.architecture import EACH, EXPERTS, PARAMETER, PART, Architecture
-from ...gguf_models.keys import Keys
 from .base import Filling, first_names
 from .experts import fill_experts
 from .module_paths import Slot
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-ROTATION_FACTORS = "rope_freqs.weight"
-"""Llama 3's stretched rotation: one divisor for each frequency."""
-LONG_ROTATION = ("rope_factors_long.weight", "rope_factors_short.weight")
-"""Divisors that the configuration has, one list for short texts and one for long ones."""
 
 
 def fill(
@@ -74,8 +71,6 @@ class GGUFFilling(Filling):
                 continue
             if key == ROTATION_FACTORS:
                 self.stretch_rotation(self.dense(key))
-            elif slot is not None and EACH in slot[0]:
-                self.put_each(key, *slot)
             elif slot is None:
                 unknown.append(key)
             elif EXPERTS in slot[0]:
@@ -108,7 +103,7 @@ class GGUFFilling(Filling):
         """
         match = _LAYER.match(name)
         layer, stem = (int(match[1]), match[2]) if match else (-1, name)
-        if layer >= layers or name in LONG_ROTATION:
+        if layers <= layer < self.checkpoint.metadata[f"{Keys(self.checkpoint).arch}.block_count"] or name in LONG_ROTATION:
             return True
         return self.architecture.absent(self.model.config, layer, stem.removesuffix(".weight"))
 
@@ -187,18 +182,6 @@ class GGUFFilling(Filling):
         if isinstance(have, torch.Tensor) and have.ndim == 2 and array.shape == tuple(have.shape[1:]) and len(have) == 1:
             array = array[None]  # a matrix of one row, which the file has as a vector
         return array
-
-    def put_each(self, key: str, path: str, leaf: str) -> None:
-        """A stack of matrices into the modules of a list, one each."""
-        stack = self.packed(key) if self.checkpoint.info(key).quantized else self.dense(key)
-        count = len(self.module(key, path.partition(f".{EACH}")[0]))
-        if stack.ndim != 3 or stack.shape[0] != count:
-            raise self.error(f"tensor {key!r} is {list(stack.shape)}; a stack of {count} matrices is wanted")
-        for i in range(count):
-            if isinstance(stack, QTensor):
-                self.put_packed(key, stack[i], path.replace(EACH, str(i)), leaf)
-            else:
-                self.put_dense(key, stack[i], path.replace(EACH, str(i)), leaf)
 
     def join(self, keys: list[str], path: str, leaf: str) -> None:
         """One parameter from several tensors: packed where they share a format and only their rows
