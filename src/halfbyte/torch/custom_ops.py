@@ -141,7 +141,13 @@ def _experts_at(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tenso
     return _modules[int(handle)].compute(x, topk_ids, topk_weights)
 
 
+@_operator("halfbyte::embedding_at", "(Tensor ids, Tensor handle, SymInt k, ScalarType dtype) -> Tensor")  # type: ignore[untyped-decorator]
+def _embedding_at(ids: Tensor, handle: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    return _modules[int(handle)].compute(ids)
+
+
 _linear_at.register_fake(_linear_shape)
+_embedding_at.register_fake(_embedding_shape)
 _linear_gradient_at.register_fake(_linear_gradient_shape)
 _experts_at.register_fake(_experts_shape)
 _experts_at.register_autograd(_refuse)

@@ -1,0 +1,196 @@
+"""vLLM's quantization method "halfbyte": which checkpoints it takes over, and what each layer gets.
+
+A checkpoint that this vLLM reads by itself on this device is left to it. Taken over are those whose
+method vLLM has no class for (bitsandbytes, HQQ, MLX, halfbyte's own), whose configuration its class
+refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those whose kernels this device
+lacks (`REFUSED_ON_CPU`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from vllm.logger import init_logger
+from vllm.model_executor import model_loader
+from vllm.model_executor.layers import quantization
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.platforms import current_platform
+
+import torch
+from torch import nn
+
+from ..errors import BackendError
+from .source import Source
+
+logger = init_logger("vllm.halfbyte")
+
+NAME = "halfbyte"
+
+READ = (
+    "gptq", "awq", "bitsandbytes", "hqq", "mxfp4", "compressed-tensors", "modelopt", "fp8", "torchao", "quark",
+    "auto-round", "intel/auto-round", "metal-marlin", "mlx", NAME,
+)  # fmt: skip
+"""`quant_method`s that halfbyte reads."""
+
+REFUSED_ON_CPU: Mapping[str, str] = {
+    "mxfp4": "no MXFP4 kernel for CPUs",
+}
+"""`quant_method` -> why vLLM 0.32 cannot run it on a CPU."""
+
+
+_opened: dict[str, Source] = {}
+"""Path -> the checkpoint that a model of this process is being made from."""
+
+
+class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not type-checked
+    """The quantization configuration of a model, as vLLM keeps it.
+
+    settings  the checkpoint's own `quantization_config`; {} where it has none
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.settings = dict(settings or {})
+        self.mapper: Any = None
+        self.path = ""
+        _use_loader()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _use_loader()  # a worker process gets this object from the one that made it
+
+    def get_name(self) -> str:
+        return NAME
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> HalfbyteConfig:
+        return cls(config)
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """NAME where it was asked for, or where this vLLM cannot read the checkpoint; else None."""
+        if user_quant == NAME:
+            return NAME
+        method = str(hf_quant_cfg.get("quant_method", "")).lower()
+        if user_quant is not None or method not in READ:
+            return None
+        reason = refusal(method, hf_quant_cfg)
+        if reason is None:
+            return None
+        logger.info("halfbyte takes over this %s checkpoint: %s", method, reason)
+        return NAME
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Names of transformers' modules -> vLLM's."""
+        self.mapper = hf_to_vllm_mapper
+
+    def open(self, path: str) -> None:
+        """Opens the checkpoint that the next model of this process is made from."""
+        self.path = path
+        _opened[path] = Source(path)
+
+    def source(self) -> Source:
+        """The opened checkpoint. vLLM copies this object, so the files are not its own."""
+        source = _opened.get(self.path)
+        if source is None:
+            raise BackendError("[vllm] quantization 'halfbyte' with another load format; allowed: auto, halfbyte")
+        return source
+
+    def close(self) -> None:
+        """Close the files."""
+        _opened.pop(self.path).checkpoint.close()
+
+    def expert_keys(self) -> set[str]:
+        """Keys of all packed experts, which vLLM's models never load."""
+        return {key for keys in self.source().experts.values() for key in keys.values()}
+
+    def _vllm_name(self, name: str) -> str:
+        if self.mapper is None:
+            return name
+        mapped: str | None = self.mapper.map_name(f"{name}.weight")
+        return name if mapped is None else mapped.removesuffix(".weight")
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """The method of a layer: halfbyte's where the checkpoint has its weight packed, else vLLM's
+        dense one.
+        """
+        from .experts import HalfbyteExpertsMethod
+        from .linear import HalfbyteEmbeddingMethod, HalfbyteLinearMethod
+
+        if not isinstance(layer, RoutedExperts | LinearBase | VocabParallelEmbedding):
+            return None
+        source = self.source()
+        if isinstance(layer, RoutedExperts):
+            experts = {self._vllm_name(name): keys for name, keys in source.experts.items()}
+            keys = experts.get(prefix.removesuffix(".routed_experts"))
+            return None if keys is None else HalfbyteExpertsMethod(layer.moe_config, keys, prefix)
+        matrices = {self._vllm_name(name): key for name, key in source.matrices.items()}
+        keys = self._keys(prefix, matrices)
+        if isinstance(layer, VocabParallelEmbedding):
+            if not keys and prefix.endswith("lm_head") and source.is_tied():
+                keys = _table(matrices)
+            return HalfbyteEmbeddingMethod(keys) if keys else None
+        return HalfbyteLinearMethod(keys) if keys else UnquantizedLinearMethod()
+
+    def _keys(self, prefix: str, matrices: Mapping[str, str]) -> list[str]:
+        """Keys of the parts of a layer in the order of its rows; none where one of them is dense:
+        then all of them are dequantized.
+        """
+        if prefix in matrices:
+            return [matrices[prefix]]
+        parent, _, leaf = prefix.rpartition(".")
+        keys = [matrices.get(f"{parent}.{part}") for part in self.packed_modules_mapping.get(leaf, [])]
+        packed = [key for key in keys if key is not None]
+        if packed and len(packed) < len(keys):
+            logger.warning("%s: some of its parts are dense in the checkpoint; all of them are dequantized", prefix)
+            return []
+        return packed
+
+
+def _table(matrices: Mapping[str, str]) -> list[str]:
+    """The key of the table that a head shares."""
+    return [key for name, key in matrices.items() if name.endswith(("embed_tokens", "embedding"))][:1]
+
+
+def refusal(method: str, settings: Mapping[str, Any]) -> str | None:
+    """Why this vLLM cannot run a checkpoint of this method on this device; None where it can."""
+    if method == NAME or method not in get_args(quantization.QuantizationMethods):
+        return f"vLLM has no quantization method {method!r}"
+    if current_platform.is_cpu() and method in REFUSED_ON_CPU:
+        return REFUSED_ON_CPU[method]
+    try:
+        quantization.get_quantization_config(method).from_config(dict(settings))
+    except Exception as error:  # whatever a class of vLLM raises for words that it does not read
+        return f"vLLM's reader says: {error}"
+    return None
+
+
+def _use_loader() -> None:
+    """Let the usual load formats end in `HalfbyteLoader`, which is vLLM's own for other models."""
+    from .loader import HalfbyteLoader
+
+    for name in ("auto", "hf", "safetensors"):
+        model_loader._LOAD_FORMAT_TO_MODEL_LOADER[name] = HalfbyteLoader
+
+
+def register_config() -> None:
+    """Add the quantization method "halfbyte"."""
+    if NAME not in quantization.QUANTIZATION_METHODS:
+        quantization.register_quantization_config(NAME)(HalfbyteConfig)

@@ -1,0 +1,102 @@
+"""vLLM's loader of a checkpoint whose packed weights halfbyte multiplies.
+
+    create_model   opens the checkpoint, so that each layer can ask whether its weight is packed
+    load_weights   fills packed layers one after another, and passes every dense tensor to the
+                   model's own `load_weights`
+
+It is vLLM's default loader for every other model.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.config import ModelConfig, VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor import model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+import torch
+from torch import nn
+
+from ..errors import CheckpointError
+from ..torch.modules import packed_modules
+from .config import HalfbyteConfig
+from .experts import HalfbyteExpertsMethod
+from .linear import HalfbyteLinearMethod
+
+logger = init_logger("vllm.halfbyte")
+
+NAME = "halfbyte"
+
+
+class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not type-checked
+    """Loads models of quantization "halfbyte"; other models as vLLM does."""
+
+    def __init__(self, load_config: Any) -> None:
+        if load_config.load_format == NAME:
+            load_config = _with_format(load_config, "auto")
+        super().__init__(load_config)
+        self.config: HalfbyteConfig | None = None
+
+    def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+        """The model without weights. Raises what opening the checkpoint raises."""
+        if not isinstance(vllm_config.quant_config, HalfbyteConfig):
+            return super().create_model(vllm_config, model_config, prefix)
+        self.config = vllm_config.quant_config
+        self.config.open(self._path(model_config))
+        return super().create_model(vllm_config, model_config, prefix)
+
+    def _path(self, model_config: ModelConfig) -> str:
+        """The checkpoint on this machine, downloaded by vLLM's rules where it is a name on a hub."""
+        if os.path.exists(model_config.model):
+            return str(model_config.model)
+        folder, *_ = self._prepare_weights(model_config.model, None, model_config.revision, False, None)
+        return str(folder)
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        """Fills the model. CheckpointError naming the parameters that no tensor filled."""
+        if self.config is None:
+            super().load_weights(model, model_config)
+            return
+        source = self.config.source()
+        device = str(next(model.parameters()).device)
+        done: set[str] = set()
+        parameters = [name for name, _ in model.named_parameters()]
+        # vLLM sets its own default dtype and device while a model is loaded.
+        with torch.device("cpu"), set_default_torch_dtype(torch.float32):
+            for layer in model.modules():
+                method = getattr(layer, "quant_method", None)
+                if isinstance(method, HalfbyteLinearMethod):
+                    method.fill(layer, source, device)
+                    done.update(method.keys)
+            loaded = model.load_weights(source.dense(done | self.config.expert_keys()))
+            for layer in model.modules():
+                method = getattr(layer, "quant_method", None)
+                if isinstance(method, HalfbyteExpertsMethod):
+                    method.fill(layer, source, device)
+                    done.update(method.keys.values())
+        self.config.close()
+        if loaded is not None:
+            empty = [name for name in parameters if name not in loaded]
+            if empty:
+                raise CheckpointError(
+                    f"[vllm] {model_config.model}: no tensor for {', '.join(empty[:5])}"
+                    + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+                )
+        packed = sum(module.nbytes for module in packed_modules(model).values())
+        logger.info("halfbyte multiplies %d packed weights, %.1f MB", len(done), packed / 1e6)
+
+
+def _with_format(load_config: Any, load_format: str) -> Any:
+    from vllm.config import replace
+
+    return replace(load_config, load_format=load_format)
+
+
+def register_loader() -> None:
+    """Add the load format "halfbyte"."""
+    if model_loader._LOAD_FORMAT_TO_MODEL_LOADER.get(NAME) is not HalfbyteLoader:
+        model_loader.register_model_loader(NAME)(HalfbyteLoader)

@@ -1,0 +1,149 @@
+"""What a checkpoint has for vLLM's layers, by the module names of transformers.
+
+    source = Source(path)
+    source.matrices["model.layers.0.self_attn.q_proj"]    -> its key
+    source.experts["model.layers.0.mlp.experts"]          -> the keys of its projections
+    source.weight(key)                                    -> QTensor, rows in transformers' order
+    source.dense(done)                                    -> (name, tensor) of everything else
+
+Only headers are read until a weight is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoints import open as open_checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..errors import UnsupportedError
+from ..tensor.qtensor import QTensor
+from ..torch.state import tensor
+from ..transformers.fill.module_paths import EXPERT_WORDS
+from ..transformers.fill.safetensors import INPUT_SCALE
+
+_ONE_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
+_ALL_EXPERTS = re.compile(r"(.+)\.(?:experts|switch_mlp)\.(\w+_proj)")
+
+Projection = tuple[str, int | None]
+"""(gate_proj, up_proj, gate_up_proj or down_proj; the expert, None for a stack of all)."""
+
+
+class Source:
+    """An opened checkpoint, its packed weights by module path.
+
+    matrices  module path of a linear layer or an embedding -> key
+    experts   module path of the experts of a layer -> {projection: key}
+
+    Raises what `halfbyte.open` and the ledger's check raise: CheckpointError for damaged files and
+    for tensors or config words that no layout accounts for.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.checkpoint = open_checkpoint(path)
+        self.checkpoint.check("vllm")
+        self.filling: Any = None
+        if isinstance(self.checkpoint, GGUFCheckpoint):
+            self._name_by_architecture(self.checkpoint)
+        else:
+            self._name_by_key()
+
+    def _name_by_key(self) -> None:
+        """Folders of safetensors name their modules as transformers does."""
+        self.matrices: dict[str, str] = {}
+        self.experts: dict[str, dict[Projection, str]] = defaultdict(dict)
+        scaled = [key for key in self.checkpoint if key.endswith(INPUT_SCALE)]
+        if scaled:
+            raise UnsupportedError(
+                f"[vllm] {self.checkpoint.path}: {scaled[0]} multiplies the inputs of a layer, which vLLM's layers have no "
+                "argument for; fold the scales into the weights before them, or use halfbyte's own `load_model`"
+            )
+        for key in self.checkpoint:
+            if not self.checkpoint.info(key).quantized:
+                continue
+            one, whole = _ONE_EXPERT.fullmatch(key), _ALL_EXPERTS.fullmatch(key)
+            if one is not None and one[3] in EXPERT_WORDS:
+                self.experts[one[1]][EXPERT_WORDS[one[3]], int(one[2])] = key
+            elif whole is not None and whole[2] in EXPERT_WORDS:
+                self.experts[f"{whole[1]}.experts"][EXPERT_WORDS[whole[2]], None] = key
+            else:
+                self.matrices[key] = key
+
+    def _name_by_architecture(self, checkpoint: GGUFCheckpoint) -> None:
+        """A GGUF file names its tensors as llama.cpp does; the table of its architecture maps them."""
+        from ..transformers.fill.gguf import GGUFFilling
+        from ..transformers.gguf.architectures import EXPERTS
+        from ..transformers.gguf.config import architecture_of, config_of
+        from ..transformers.load import empty_model
+
+        model = empty_model(config_of(checkpoint), torch.float32)
+        self.filling = GGUFFilling(model, checkpoint)
+        self.filling.architecture = architecture_of(checkpoint)
+        self.matrices, self.experts = {}, defaultdict(dict)
+        self.names: dict[str, tuple[str, str]] = {}
+        for key in checkpoint:
+            slot = self.filling.slot(checkpoint.tensor_name(key))
+            if slot is None:
+                raise UnsupportedError(
+                    f"[vllm] {checkpoint.path}: {key} has no counterpart in {type(model).__name__}; this variant of "
+                    f"{checkpoint.config['model_type']} is not known"
+                )
+            path, leaf = slot
+            self.names[key] = slot
+            if not checkpoint.info(key).quantized:
+                continue
+            if EXPERTS in path:
+                stem, _, projection = path.partition(EXPERTS)
+                self.experts[stem][projection, None] = key
+            else:
+                self.matrices[path] = key
+
+    def is_tied(self) -> bool:
+        """True where the head multiplies by the table of embeddings."""
+        settings = self.checkpoint.config if self.filling is None else self.filling.model.config.to_dict()
+        text = settings.get("text_config") or settings
+        stated = text.get("tie_word_embeddings", settings.get("tie_word_embeddings"))
+        return bool(stated) and "lm_head" not in self.matrices
+
+    def weight(self, key: str) -> QTensor:
+        """The packed weight at `key`."""
+        found = self.filling.weight(key) if self.filling is not None else self.checkpoint[key]
+        assert isinstance(found, QTensor)
+        return found
+
+    def release(self, key: str) -> None:
+        """Let the file's pages of `key` go."""
+        self.checkpoint.release(key)
+
+    def dense(self, done: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor whose key is not in `done`, under its name in a dense checkpoint: what vLLM's
+        models load themselves. A packed weight among them is dequantized.
+        """
+        for key in self.checkpoint:
+            if key in done:
+                continue
+            name = self._name(key)
+            if self.checkpoint.info(key).quantized:
+                yield name, tensor(self.weight(key).dequantize("float32"))
+            elif self.filling is not None:
+                yield name, tensor(self.filling.values(key, *self.names[key]))
+            else:
+                array = self.checkpoint[key]
+                assert not isinstance(array, QTensor)
+                yield name, tensor(array)
+            self.release(key)
+
+    def _name(self, key: str) -> str:
+        if self.filling is not None:
+            path, leaf = self.names[key]
+            return f"{path}.{leaf}"
+        if not self.checkpoint.info(key).quantized:
+            return key
+        whole = _ALL_EXPERTS.fullmatch(key)
+        return key if whole is not None and whole[2] in EXPERT_WORDS else f"{key}.weight"
