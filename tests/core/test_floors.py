@@ -34,7 +34,7 @@ FLOORS: dict[str, int] = {
     # 6 operations
     "ops": 6, "gguf_models": 6, "conversion": 6, "verification": 6, "quantizers": 6,
     # 7 integrations
-    "torch": 7, "transformers": 7, "mlx": 7, "generation": 7, "evaluation": 7, "calibration": 7,
+    "torch": 7, "transformers": 7, "mlx": 7, "vllm": 7, "generation": 7, "evaluation": 7, "calibration": 7,
     # 8 cli
     "cli": 8, "bench": 8, "__main__": 8,
 }  # fmt: skip
@@ -51,7 +51,7 @@ ALLOWED: dict[int, set[str]] = {
     5: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
     6: {"numpy", "ml_dtypes", "safetensors", "gguf", "transformers", "tokenizers"},
     7: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx"}
-    | {"jinja2"},
+    | {"jinja2", "vllm"},
 }
 """Third-party packages of each floor; floor 8 may use anything."""
 
@@ -65,6 +65,7 @@ WRITTEN_IN = (
     "torch.",
     "transformers.",
     "mlx.",
+    "vllm.",
     "evaluation.",
     "bench.",
     "calibration.",

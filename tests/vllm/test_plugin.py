@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+import halfbyte as hb
 import torch
 from support.tiny_models import write_tiny
 
 IDS = [3, 17, 42, 5, 60, 21, 8, 33]
 TOKENS = 8
 
-DENSE_ARCHITECTURES = ("llama", "qwen3", "gemma3_text")
-EVERYWHERE = ("gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4", "bitsandbytes", "hqq",
-              "torchao", "metal-marlin", "fp8", "halfbyte")  # fmt: skip
+ASKED = (
+    "gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4", "bitsandbytes", "hqq", "torchao",
+    "metal-marlin", "fp8", "halfbyte",
+)  # fmt: skip
+TAKEN = ("gptq3", "ct-nvfp4", "ct-mxfp4", "modelopt", "bitsandbytes", "hqq", "torchao", "metal-marlin", "fp8")
+"""What vLLM 0.32 alone refuses on a CPU (torchao: where that package is not installed)."""
 
 pytestmark = pytest.mark.ecosystem("vllm")
 
@@ -54,8 +58,9 @@ def write(folder: Any, arch: str, producer: str, **options: Any) -> Any:
 
 def answer(folder: Any, **options: Any) -> tuple[np.ndarray, list[int]]:
     """(log probabilities of every token at each position of the prompt, greedy continuation)."""
-    import vllm
     from vllm.distributed import cleanup_dist_env_and_memory
+
+    import vllm
 
     settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 64, "max_logprobs": -1, "skip_tokenizer_init": True}
     engine = vllm.LLM(str(folder), **(settings | options))
@@ -87,19 +92,97 @@ def check(folder: Any, dense: Any, **options: Any) -> None:
     assert text == wanted
 
 
-@pytest.mark.parametrize("producer", EVERYWHERE)
-@pytest.mark.parametrize("arch", DENSE_ARCHITECTURES)
-def test_linear_layers(tmp_path, arch, producer):
+def method_of(folder: Any) -> str | None:
+    """The quantization method that vLLM chooses for a folder."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(str(folder), skip_tokenizer_init=True).create_model_config().quantization
+
+
+@pytest.mark.parametrize("producer", ASKED)
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "gemma3_text"])
+def test_linear_layers_of_every_kind(tmp_path, arch, producer):
+    """Layers, fused qkv and gate_up, tables and heads, tied and not."""
     tiny = write(tmp_path / "in", arch, producer)
     check(tmp_path / "in", tiny.dense, quantization="halfbyte")
 
 
-@pytest.mark.parametrize("producer", ("gptq", "awq", "ct-int4", "modelopt", "mlx", "fp8", "halfbyte"))
+@pytest.mark.parametrize("producer", ["gptq", "awq", "ct-int4", "modelopt", "mlx", "fp8", "halfbyte"])
 def test_experts(tmp_path, producer):
     tiny = write(tmp_path / "in", "qwen3_moe", producer)
     check(tmp_path / "in", tiny.dense, quantization="halfbyte")
 
 
-def test_gpt_oss(tmp_path):
+@pytest.mark.parametrize("producer", TAKEN)
+def test_what_vllm_cannot_run_here_is_taken_over_unasked(tmp_path, producer):
+    tiny = write(tmp_path / "in", "llama", producer)
+    assert method_of(tmp_path / "in") == "halfbyte"
+    check(tmp_path / "in", tiny.dense)
+
+
+def test_gpt_oss_is_taken_over_on_a_cpu(tmp_path):
     tiny = write(tmp_path / "in", "gpt_oss", "gpt-oss")
     check(tmp_path / "in", tiny.dense)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt_oss"])
+def test_a_compiled_model(tmp_path, arch):
+    """torch.compile sees one call for each product."""
+    tiny = write(tmp_path / "in", arch, "gpt-oss" if arch == "gpt_oss" else "gptq")
+    check(tmp_path / "in", tiny.dense, quantization="halfbyte", enforce_eager=False)
+
+
+@pytest.mark.parametrize(("producer", "method"), [("gptq", "auto_gptq"), ("awq", "awq"), ("ct-int4", "compressed-tensors")])
+def test_what_vllm_reads_is_left_to_it(tmp_path, producer, method):
+    write(tmp_path / "in", "llama", producer)
+    assert method_of(tmp_path / "in") == method
+
+
+def test_registering_adds_one_name_and_changes_none():
+    from vllm.model_executor import model_loader
+    from vllm.model_executor.layers import quantization
+
+    from halfbyte.vllm import register
+
+    builtin = set(get_args(quantization.QuantizationMethods))
+    register()
+    assert set(quantization.QUANTIZATION_METHODS) - builtin == {"halfbyte"}
+    assert set(quantization._CUSTOMIZED_METHOD_TO_QUANT_CONFIG) == {"halfbyte"}
+    assert set(model_loader._LOAD_FORMAT_TO_MODEL_LOADER) - set(get_args(model_loader.LoadFormats)) == {"halfbyte"}
+
+
+def test_activation_order(tmp_path):
+    """GPTQ whose groups are scattered over the inputs, which vLLM 0.32 refuses."""
+    rng = np.random.default_rng(0)
+
+    def scattered(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            if name.endswith(".qweight"):
+                groups = np.arange(tensors[name].shape[0] * 8) // 32
+                tensors[f"{name.removesuffix('qweight')}g_idx"] = rng.permutation(groups).astype(np.int32)
+
+    def desc_act(config: dict[str, Any]) -> None:
+        config["architectures"] = ["LlamaForCausalLM"]
+        config["quantization_config"]["desc_act"] = True
+
+    tiny = write_tiny(tmp_path / "in", "llama", "gptq", edit=scattered, change_config=desc_act, head_dim=32)
+    with hb.open(tmp_path / "in") as checkpoint, torch.no_grad():
+        for key in checkpoint:
+            if checkpoint.info(key).quantized:
+                values = torch.from_numpy(checkpoint[key].dequantize("float32"))
+                assert not torch.equal(values, tiny.dense.get_submodule(key).weight)
+                tiny.dense.get_submodule(key).weight.copy_(values)
+    assert method_of(tmp_path / "in") == "halfbyte"
+    check(tmp_path / "in", tiny.dense)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    def lose(tensors: dict[str, Any]) -> None:
+        del tensors["model.layers.1.self_attn.k_proj.qweight"]
+
+    def named(config: dict[str, Any]) -> None:
+        config["architectures"] = ["LlamaForCausalLM"]
+
+    write_tiny(tmp_path / "in", "llama", "gptq", edit=lose, change_config=named, head_dim=32)
+    with pytest.raises(Exception, match=r"model\.layers\.1\.self_attn\.k_proj"):
+        answer(tmp_path / "in", quantization="halfbyte")

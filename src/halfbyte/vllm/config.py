@@ -2,8 +2,8 @@
 
 A checkpoint that this vLLM reads by itself on this device is left to it. Taken over are those whose
 method vLLM has no class for (bitsandbytes, HQQ, MLX, halfbyte's own), whose configuration its class
-refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those whose kernels this device
-lacks (`REFUSED_ON_CPU`).
+refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those that no kernel of vLLM runs
+on a CPU (MXFP4, NVFP4, experts in GPTQ and AWQ).
 """
 
 from __future__ import annotations
@@ -36,10 +36,18 @@ READ = (
 )  # fmt: skip
 """`quant_method`s that halfbyte reads."""
 
-REFUSED_ON_CPU: Mapping[str, str] = {
-    "mxfp4": "no MXFP4 kernel for CPUs",
-}
-"""`quant_method` -> why vLLM 0.32 cannot run it on a CPU."""
+
+def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> str | None:
+    """Why vLLM's own kernels cannot run a checkpoint on a CPU, as vLLM 0.32 has them."""
+    text = str(settings).lower()
+    if method == "mxfp4" or "mxfp4" in text:
+        return "no MXFP4 kernel for CPUs"
+    if "nvfp4" in text:
+        return "no NVFP4 kernel for CPUs"
+    experts = [getattr(hf_config, name, 0) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts")]
+    if method in ("gptq", "awq") and any(experts):
+        return "no kernel for packed experts on CPUs"
+    return None
 
 
 _opened: dict[str, Source] = {}
@@ -91,7 +99,7 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         method = str(hf_quant_cfg.get("quant_method", "")).lower()
         if user_quant is not None or method not in READ:
             return None
-        reason = refusal(method, hf_quant_cfg)
+        reason = refusal(method, hf_quant_cfg, hf_config)
         if reason is None:
             return None
         logger.info("halfbyte takes over this %s checkpoint: %s", method, reason)
@@ -169,12 +177,12 @@ def _table(matrices: Mapping[str, str]) -> list[str]:
     return [key for name, key in matrices.items() if name.endswith(("embed_tokens", "embedding"))][:1]
 
 
-def refusal(method: str, settings: Mapping[str, Any]) -> str | None:
+def refusal(method: str, settings: Mapping[str, Any], hf_config: Any = None) -> str | None:
     """Why this vLLM cannot run a checkpoint of this method on this device; None where it can."""
     if method == NAME or method not in get_args(quantization.QuantizationMethods):
         return f"vLLM has no quantization method {method!r}"
-    if current_platform.is_cpu() and method in REFUSED_ON_CPU:
-        return REFUSED_ON_CPU[method]
+    if current_platform.is_cpu() and (reason := _cpu_refusal(method, settings, hf_config)) is not None:
+        return reason
     try:
         quantization.get_quantization_config(method).from_config(dict(settings))
     except Exception as error:  # whatever a class of vLLM raises for words that it does not read

@@ -98,7 +98,7 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
             if "gate_up_proj" not in weights:
                 raise UnsupportedError(f"[vllm] {self.name}: gate and up apart with a joint bias; convert to one gate_up_proj")
             biases = {"gate_up_proj": layer.w13_bias.data, "down_proj": layer.w2_bias.data}
-        layer.halfbyte = QExperts(weights, biases, activation=gate, interleaved=interleaved, activations=self.activations)
+        layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=self.activations)
         for key in self.keys.values():
             source.release(key)
 
@@ -107,7 +107,8 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
             q = source.weight(self.keys[projection, None])
             if q.ndim != 3 or q.shape[0] != self.moe.num_logical_experts:
                 raise CheckpointError(
-                    f"[vllm] {self.keys[projection, None]} is {list(q.shape)}; {self.name} has {self.moe.num_logical_experts} experts"
+                    f"[vllm] {self.keys[projection, None]} is {list(q.shape)}; {self.name} has "
+                    f"{self.moe.num_logical_experts} experts"
                 )
             if q.format.grouping in ("flat", "strided"):
                 return [q[e] for e in ours]
@@ -197,7 +198,9 @@ def _cut(pieces: dict[str, Piece], layer: nn.Module, interleaved: bool) -> dict[
             elif interleaved:
                 cut[name] = _each(piece, lambda q: shard_rows(q, 2 * first, 2 * last))
             else:
-                cut[name] = _each(piece, lambda q: concat_rows([shard_rows(q, first, last), shard_rows(q, whole + first, whole + last)]))
+                cut[name] = _each(
+                    piece, lambda q: concat_rows([shard_rows(q, first, last), shard_rows(q, whole + first, whole + last)])
+                )
         pieces = cut
     gate, up = pieces.get("gate_proj"), pieces.get("up_proj")
     if isinstance(gate, QTensor) and isinstance(up, QTensor) and incompatibility((gate, up)) is None:

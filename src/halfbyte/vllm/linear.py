@@ -78,7 +78,9 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
             raise type(error)(f"[vllm] {layer.prefix}: {error}") from error
         if incompatibility(pieces) is None:
             whole = pieces[0] if len(pieces) == 1 else concat_rows(pieces)
-            layer.halfbyte = QLinear(_prepared(whole, device, self.activations, layer.halfbyte_dtype), activations=self.activations)
+            layer.halfbyte = QLinear(
+                _prepared(whole, device, self.activations, layer.halfbyte_dtype), activations=self.activations
+            )
         else:
             parts = [_prepared(w, device, self.activations, layer.halfbyte_dtype) for w in pieces]
             layer.halfbyte = ConcatLinear(parts, activations=self.activations)
@@ -187,5 +189,3 @@ def _rows(weight: QTensor, bounds: Bounds) -> QTensor:
 def _check(layer: nn.Module, weight: QTensor, shape: tuple[int, int], key: str) -> None:
     if weight.shape != shape:
         raise CheckpointError(f"[vllm] {key} is {list(weight.shape)}; {layer.prefix} wants {list(shape)}")
-
-

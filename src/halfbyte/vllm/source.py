@@ -94,7 +94,7 @@ class Source:
                     f"[vllm] {checkpoint.path}: {key} has no counterpart in {type(model).__name__}; this variant of "
                     f"{checkpoint.config['model_type']} is not known"
                 )
-            path, leaf = slot
+            path, _leaf = slot
             self.names[key] = slot
             if not checkpoint.info(key).quantized:
                 continue
