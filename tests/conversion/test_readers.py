@@ -157,8 +157,9 @@ def test_vllm_runs_the_model(tmp_path, monkeypatch, codec, to):
     """vLLM's CPU engine: the log probabilities of every token of a prompt are those of the values."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    import vllm
     from vllm.distributed import cleanup_dist_env_and_memory
+
+    import vllm
 
     folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to=to)

@@ -147,8 +147,8 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         source = self.source()
         if isinstance(layer, RoutedExperts):
             experts = {self._vllm_name(name): keys for name, keys in source.experts.items()}
-            keys = experts.get(prefix.removesuffix(".routed_experts"))
-            return None if keys is None else HalfbyteExpertsMethod(layer.moe_config, keys, prefix)
+            stacks = experts.get(prefix.removesuffix(".routed_experts"))
+            return None if stacks is None else HalfbyteExpertsMethod(layer.moe_config, stacks, prefix)
         matrices = {self._vllm_name(name): key for name, key in source.matrices.items()}
         keys = self._keys(prefix, matrices)
         if isinstance(layer, VocabParallelEmbedding):

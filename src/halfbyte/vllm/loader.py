@@ -23,7 +23,6 @@ from torch import nn
 
 from ..errors import CheckpointError
 from ..torch.modules import packed_modules
-from .config import HalfbyteConfig
 from .experts import HalfbyteExpertsMethod
 from .linear import HalfbyteLinearMethod
 
@@ -39,11 +38,11 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
         if load_config.load_format == NAME:
             load_config = _with_format(load_config, "auto")
         super().__init__(load_config)
-        self.config: HalfbyteConfig | None = None
+        self.config: Any = None
 
     def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """The model without weights. Raises what opening the checkpoint raises."""
-        if not isinstance(vllm_config.quant_config, HalfbyteConfig):
+        if vllm_config.quant_config is None or vllm_config.quant_config.get_name() != NAME:
             return super().create_model(vllm_config, model_config, prefix)
         self.config = vllm_config.quant_config
         self.config.open(self._path(model_config))

@@ -15,13 +15,10 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..checkpoints import open as open_checkpoint
-from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
 from ..tensor.qtensor import QTensor
 from ..torch.state import tensor
@@ -48,14 +45,6 @@ class Source:
     def __init__(self, path: str | Path) -> None:
         self.checkpoint = open_checkpoint(path)
         self.checkpoint.check("vllm")
-        self.filling: Any = None
-        if isinstance(self.checkpoint, GGUFCheckpoint):
-            self._name_by_architecture(self.checkpoint)
-        else:
-            self._name_by_key()
-
-    def _name_by_key(self) -> None:
-        """Folders of safetensors name their modules as transformers does."""
         self.matrices: dict[str, str] = {}
         self.experts: dict[str, dict[Projection, str]] = defaultdict(dict)
         scaled = [key for key in self.checkpoint if key.endswith(INPUT_SCALE)]
@@ -75,45 +64,16 @@ class Source:
             else:
                 self.matrices[key] = key
 
-    def _name_by_architecture(self, checkpoint: GGUFCheckpoint) -> None:
-        """A GGUF file names its tensors as llama.cpp does; the table of its architecture maps them."""
-        from ..transformers.fill.gguf import GGUFFilling
-        from ..transformers.gguf.architectures import EXPERTS
-        from ..transformers.gguf.config import architecture_of, config_of
-        from ..transformers.load import empty_model
-
-        model = empty_model(config_of(checkpoint), torch.float32)
-        self.filling = GGUFFilling(model, checkpoint)
-        self.filling.architecture = architecture_of(checkpoint)
-        self.matrices, self.experts = {}, defaultdict(dict)
-        self.names: dict[str, tuple[str, str]] = {}
-        for key in checkpoint:
-            slot = self.filling.slot(checkpoint.tensor_name(key))
-            if slot is None:
-                raise UnsupportedError(
-                    f"[vllm] {checkpoint.path}: {key} has no counterpart in {type(model).__name__}; this variant of "
-                    f"{checkpoint.config['model_type']} is not known"
-                )
-            path, _leaf = slot
-            self.names[key] = slot
-            if not checkpoint.info(key).quantized:
-                continue
-            if EXPERTS in path:
-                stem, _, projection = path.partition(EXPERTS)
-                self.experts[stem][projection, None] = key
-            else:
-                self.matrices[path] = key
-
     def is_tied(self) -> bool:
         """True where the head multiplies by the table of embeddings."""
-        settings = self.checkpoint.config if self.filling is None else self.filling.model.config.to_dict()
+        settings = self.checkpoint.config
         text = settings.get("text_config") or settings
         stated = text.get("tie_word_embeddings", settings.get("tie_word_embeddings"))
         return bool(stated) and "lm_head" not in self.matrices
 
     def weight(self, key: str) -> QTensor:
         """The packed weight at `key`."""
-        found = self.filling.weight(key) if self.filling is not None else self.checkpoint[key]
+        found = self.checkpoint[key]
         assert isinstance(found, QTensor)
         return found
 
@@ -131,8 +91,6 @@ class Source:
             name = self._name(key)
             if self.checkpoint.info(key).quantized:
                 yield name, tensor(self.weight(key).dequantize("float32"))
-            elif self.filling is not None:
-                yield name, tensor(self.filling.values(key, *self.names[key]))
             else:
                 array = self.checkpoint[key]
                 assert not isinstance(array, QTensor)
@@ -140,9 +98,6 @@ class Source:
             self.release(key)
 
     def _name(self, key: str) -> str:
-        if self.filling is not None:
-            path, leaf = self.names[key]
-            return f"{path}.{leaf}"
         if not self.checkpoint.info(key).quantized:
             return key
         whole = _ALL_EXPERTS.fullmatch(key)
