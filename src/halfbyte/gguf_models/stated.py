@@ -9,7 +9,7 @@ shows as an error.
 
 from __future__ import annotations
 
-from .architectures import Field
+from .architecture import Field
 
 _USED = Field("expert_used_count", "num_experts_per_tok")
 _SIGMOID_ROUTING = (

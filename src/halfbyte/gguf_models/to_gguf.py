@@ -28,7 +28,8 @@ from ..errors import CheckpointError, UnsupportedError
 from ..spec import Format
 from ..tensor.concat import concat_rows, stack, take_rows
 from ..tensor.qtensor import QTensor
-from .architectures import ARCHITECTURES, EXPERTS, MIXTRAL, PARAMETER, Architecture, Field
+from .architecture import EXPERTS, PARAMETER, Architecture, Field
+from .architectures import ARCHITECTURES, MIXTRAL
 from .config import settings_of
 from .names import INPUTS_FIRST, ONE_ROW, ROTATION_FACTORS, row_order, unsupported
 from .pairs import Header, metadata_of, pair
