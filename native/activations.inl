@@ -1,9 +1,10 @@
 // Part of kernels.inl: activations to 8 bits, sums, half precision.
 
-// ------------------------------------------------------------------------------------------------------------------- activations
+// -------------------------------------------------------------------------------------------------------------------
+// activations
 
-// q = round(x / d), d = max |x| / 127. A maximum so small that 127 / max is not a float is scaled up first; NaN or
-// infinity make the scale NaN, and so every result of that row.
+// q = round(x / d), d = max |x| / 127. A maximum so small that 127 / max is not a float is scaled
+// up first; NaN or infinity make the scale NaN, and so every result of that row.
 template <class V>
 float quantize(const float *x, int64_t count, int8_t *q) {
   typename V::F peaks = V::fzero();
@@ -16,7 +17,8 @@ float quantize(const float *x, int64_t count, int8_t *q) {
   }
   if (peak == 0.0f || !(peak <= 3.4028234663852886e38f)) {
     for (i = 0; i < count; ++i) q[i] = 0;
-    // fmaxabs drops NaN on some sets: look again only in this rare case and in the finite one below through the sum.
+    // fmaxabs drops NaN on some sets: look again only in this rare case and in the finite one below
+    // through the sum.
     if (peak != 0.0f) return __builtin_nanf("");
     for (i = 0; i < count; ++i)
       if (x[i] != x[i]) return __builtin_nanf("");
@@ -41,8 +43,9 @@ float quantize(const float *x, int64_t count, int8_t *q) {
   return nan ? __builtin_nanf("") : peak / 127.0f;
 }
 
-// Input i goes to partial sum i mod 16, the sixteen are added in order, and last what is left of a multiple of sixteen: an
-// order that every vector width can follow, so that all instruction sets return the same bits.
+// Input i goes to partial sum i mod 16, the sixteen are added in order, and last what is left of a
+// multiple of sixteen: an order that every vector width can follow, so that all instruction sets
+// return the same bits.
 template <class V>
 float sum_of(const float *x, int64_t count) {
   constexpr int vectors = kPanelRows / V::W;
@@ -66,7 +69,8 @@ int32_t sum_of_i8(const int8_t *q, int64_t count) {
   return total;
 }
 
-// ------------------------------------------------------------------------------------------------------- half precision, one value
+// -------------------------------------------------------------------------------------------------------
+// half precision, one value
 
 inline uint32_t bits_of(float f) {
   uint32_t u;
@@ -127,4 +131,3 @@ template <class V>
 void to_bf16(const float *x, int64_t count, uint16_t *out) {
   for (int64_t i = 0; i < count; ++i) out[i] = float_to_bfloat(x[i]);
 }
-

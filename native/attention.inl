@@ -1,30 +1,25 @@
-// Part of kernels.inl: one token's attention over the keys and values of those before it, float32 throughout.
+// Part of kernels.inl: one token's attention over the keys and values of those before it, float32
+// throughout.
 
-// ROWS rows of k against HEADS rows of q, so that a vector of k serves all heads and one of q all rows.
+// ROWS rows of k against HEADS rows of q, so that a vector of k serves all heads and one of q all
+// rows.
 template <class V, int HEADS, int ROWS>
 HB_INLINE void dots_tile(const float *q, const float *k, int64_t d, float *out, int64_t stride) {
   typename V::F sums[HEADS][ROWS];
-  HB_UNROLL
-  for (int h = 0; h < HEADS; ++h) {
-    HB_UNROLL
-    for (int r = 0; r < ROWS; ++r) sums[h][r] = V::fzero();
+  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
+    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) sums[h][r] = V::fzero();
   }
   int64_t j = 0;
   for (; j + V::W <= d; j += V::W) {
     typename V::F keys[ROWS];
-    HB_UNROLL
-    for (int r = 0; r < ROWS; ++r) keys[r] = V::fload(k + r * d + j);
-    HB_UNROLL
-    for (int h = 0; h < HEADS; ++h) {
+    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) keys[r] = V::fload(k + r * d + j);
+    HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
       const typename V::F query = V::fload(q + h * d + j);
-      HB_UNROLL
-      for (int r = 0; r < ROWS; ++r) sums[h][r] = V::fma(query, keys[r], sums[h][r]);
+      HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) sums[h][r] = V::fma(query, keys[r], sums[h][r]);
     }
   }
-  HB_UNROLL
-  for (int h = 0; h < HEADS; ++h) {
-    HB_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
+  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
+    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) {
       float total = V::total(sums[h][r]);
       for (int64_t i = j; i < d; ++i) total += q[h * d + i] * k[r * d + i];
       out[h * stride + r] = total;
@@ -33,16 +28,20 @@ HB_INLINE void dots_tile(const float *q, const float *k, int64_t d, float *out, 
 }
 
 template <class V, int HEADS>
-void dots_heads(const float *q, const float *k, int64_t rows, int64_t d, float *out, int64_t stride) {
-  constexpr int together = V::registers >= 32 ? 4 : 2;  // HEADS * together sums and `together` keys in registers
+void dots_heads(const float *q, const float *k, int64_t rows, int64_t d, float *out,
+                int64_t stride) {
+  constexpr int together =
+      V::registers >= 32 ? 4 : 2;  // HEADS * together sums and `together` keys in registers
   int64_t t = 0;
-  for (; t + together <= rows; t += together) dots_tile<V, HEADS, together>(q, k + t * d, d, out + t, stride);
+  for (; t + together <= rows; t += together)
+    dots_tile<V, HEADS, together>(q, k + t * d, d, out + t, stride);
   for (; t < rows; ++t) dots_tile<V, HEADS, 1>(q, k + t * d, d, out + t, stride);
 }
 
 // out[h * stride + t] = q[h] . k[t], q [heads][d], k [rows][d].
 template <class V>
-void dots(const float *q, int64_t heads, const float *k, int64_t rows, int64_t d, float *out, int64_t stride) {
+void dots(const float *q, int64_t heads, const float *k, int64_t rows, int64_t d, float *out,
+          int64_t stride) {
   int64_t h = 0;
   for (; h + 4 <= heads; h += 4) dots_heads<V, 4>(q + h * d, k, rows, d, out + h * stride, stride);
   for (; h < heads; ++h) dots_heads<V, 1>(q + h * d, k, rows, d, out + h * stride, stride);
@@ -50,36 +49,32 @@ void dots(const float *q, int64_t heads, const float *k, int64_t rows, int64_t d
 
 // HEADS heads of COUNT vectors of sums in registers, over all rows.
 template <class V, int HEADS, int COUNT>
-HB_INLINE void mix_tile(const float *p, int64_t stride, const float *v, int64_t rows, int64_t d, float *out) {
+HB_INLINE void mix_tile(const float *p, int64_t stride, const float *v, int64_t rows, int64_t d,
+                        float *out) {
   typename V::F sums[HEADS][COUNT];
-  HB_UNROLL
-  for (int h = 0; h < HEADS; ++h) {
-    HB_UNROLL
-    for (int i = 0; i < COUNT; ++i) sums[h][i] = V::fzero();
+  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
+    HB_UNROLL_FOR (int i = 0; i < COUNT; ++i) sums[h][i] = V::fzero();
   }
   for (int64_t t = 0; t < rows; ++t) {
     typename V::F values[COUNT];
-    HB_UNROLL
-    for (int i = 0; i < COUNT; ++i) values[i] = V::fload(v + t * d + i * V::W);
-    HB_UNROLL
-    for (int h = 0; h < HEADS; ++h) {
+    HB_UNROLL_FOR (int i = 0; i < COUNT; ++i) values[i] = V::fload(v + t * d + i * V::W);
+    HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
       const typename V::F weight = V::fset(p[h * stride + t]);
-      HB_UNROLL
-      for (int i = 0; i < COUNT; ++i) sums[h][i] = V::fma(weight, values[i], sums[h][i]);
+      HB_UNROLL_FOR (int i = 0; i < COUNT; ++i) sums[h][i] = V::fma(weight, values[i], sums[h][i]);
     }
   }
-  HB_UNROLL
-  for (int h = 0; h < HEADS; ++h) {
-    HB_UNROLL
-    for (int i = 0; i < COUNT; ++i) V::fstore(out + h * d + i * V::W, sums[h][i]);
+  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
+    HB_UNROLL_FOR (int i = 0; i < COUNT; ++i) V::fstore(out + h * d + i * V::W, sums[h][i]);
   }
 }
 
 template <class V, int HEADS>
-void mix_heads(const float *p, int64_t stride, const float *v, int64_t rows, int64_t d, float *out) {
+void mix_heads(const float *p, int64_t stride, const float *v, int64_t rows, int64_t d,
+               float *out) {
   constexpr int together = V::registers >= 32 ? 4 : 2;
   int64_t j = 0;
-  for (; j + together * V::W <= d; j += together * V::W) mix_tile<V, HEADS, together>(p, stride, v + j, rows, d, out + j);
+  for (; j + together * V::W <= d; j += together * V::W)
+    mix_tile<V, HEADS, together>(p, stride, v + j, rows, d, out + j);
   for (; j + V::W <= d; j += V::W) mix_tile<V, HEADS, 1>(p, stride, v + j, rows, d, out + j);
   for (; j < d; ++j)
     for (int h = 0; h < HEADS; ++h) {
@@ -91,7 +86,8 @@ void mix_heads(const float *p, int64_t stride, const float *v, int64_t rows, int
 
 // out[h] = sum over t of p[h * stride + t] v[t], in order of t; out [heads][d], v [rows][d].
 template <class V>
-void mix(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows, int64_t d, float *out) {
+void mix(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows, int64_t d,
+         float *out) {
   int64_t h = 0;
   for (; h + 4 <= heads; h += 4) mix_heads<V, 4>(p + h * stride, stride, v, rows, d, out + h * d);
   for (; h < heads; ++h) mix_heads<V, 1>(p + h * stride, stride, v, rows, d, out + h * d);

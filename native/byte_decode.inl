@@ -1,19 +1,23 @@
 // Part of kernels.inl: codes of a panel as bytes.
 
-// ---------------------------------------------------------------------------------------------------------------- codes to bytes
+// ----------------------------------------------------------------------------------------------------------------
+// codes to bytes
 
-// Where a panel's planes are, at some input: addresses as numbers, since those of planes a width lacks are never
-// followed.
+// Where a panel's planes are, at some input: addresses as numbers, since those of planes a width
+// lacks are never followed.
 struct Planes {
   uintptr_t p8, p4, p2, p1;
 
   static Planes at(const Weight &w, int64_t panel, int64_t k) {
     const int64_t first = panel * w.padded_k() + k;
-    return {(uintptr_t)w.plane8 + first * 16, (uintptr_t)w.plane4 + first * 8, (uintptr_t)w.plane2 + first * 4,
-            (uintptr_t)w.plane1 + first * 2};
+    return {(uintptr_t)w.plane8 + first * 16, (uintptr_t)w.plane4 + first * 8,
+            (uintptr_t)w.plane2 + first * 4, (uintptr_t)w.plane1 + first * 2};
   }
-  void advance(int64_t inputs) { p8 += inputs * 16, p4 += inputs * 8, p2 += inputs * 4, p1 += inputs * 2; }
-  // Asks for what is read `prefetch_bytes` bytes from here: the panels of a tile are as many streams, more than the hardware follows by itself.
+  void advance(int64_t inputs) {
+    p8 += inputs * 16, p4 += inputs * 8, p2 += inputs * 4, p1 += inputs * 2;
+  }
+  // Asks for what is read `prefetch_bytes` bytes from here: the panels of a tile are as many
+  // streams, more than the hardware follows by itself.
   template <int BITS, int INPUTS>
   HB_INLINE void prefetch(int prefetch_bytes) const {
     if constexpr (BITS == 8) prefetch_units<INPUTS / 4>(p8 + prefetch_bytes);
@@ -25,11 +29,13 @@ struct Planes {
   static HB_INLINE void prefetch_units(uintptr_t at) {
     for (int i = 0; i < UNITS; ++i) __builtin_prefetch((const void *)(at + i * kUnitBytes));
   }
-  static const uint8_t *unit(uintptr_t plane, int64_t index, int at) { return (const uint8_t *)plane + index * kUnitBytes + at; }
+  static const uint8_t *unit(uintptr_t plane, int64_t index, int at) {
+    return (const uint8_t *)plane + index * kUnitBytes + at;
+  }
 };
 
-// The codes of inputs 4i to 4i + 3 from a place that is whole units of every plane of the width, W rows from byte `at`
-// of a unit.
+// The codes of inputs 4i to 4i + 3 from a place that is whole units of every plane of the width, W
+// rows from byte `at` of a unit.
 template <class V, int BITS, int i>
 HB_INLINE typename V::B code_at(const Planes &p, int at) {
   using B = typename V::B;
@@ -37,18 +43,25 @@ HB_INLINE typename V::B code_at(const Planes &p, int at) {
     return V::bload(Planes::unit(p.p8, i, at));
   } else {
     B code;
-    if constexpr ((BITS & 4) != 0) code = V::template field<4 * (i % 2), 0x0f>(V::bload(Planes::unit(p.p4, i / 2, at)));
+    if constexpr ((BITS & 4) != 0)
+      code = V::template field<4 * (i % 2), 0x0f>(V::bload(Planes::unit(p.p4, i / 2, at)));
     if constexpr ((BITS & 2) != 0) {
       constexpr int up = BITS & 4;
-      const B two = V::template field<2 * (i % 4) - up, (0x03 << up)>(V::bload(Planes::unit(p.p2, i / 4, at)));
-      if constexpr (up != 0) code = V::bor(code, two);
-      else code = two;
+      const B two = V::template field<2 * (i % 4) - up, (0x03 << up)>(
+          V::bload(Planes::unit(p.p2, i / 4, at)));
+      if constexpr (up != 0)
+        code = V::bor(code, two);
+      else
+        code = two;
     }
     if constexpr ((BITS & 1) != 0) {
       constexpr int up = BITS & 6;
-      const B one = V::template field<i % 8 - up, (0x01 << up)>(V::bload(Planes::unit(p.p1, i / 8, at)));
-      if constexpr (up != 0) code = V::bor(code, one);
-      else code = one;
+      const B one =
+          V::template field<i % 8 - up, (0x01 << up)>(V::bload(Planes::unit(p.p1, i / 8, at)));
+      if constexpr (up != 0)
+        code = V::bor(code, one);
+      else
+        code = one;
     }
     return code;
   }
@@ -57,7 +70,8 @@ HB_INLINE typename V::B code_at(const Planes &p, int at) {
 // Inputs in which a width has whole units of all its planes.
 constexpr int unit_inputs(int bits) { return bits == 8 ? 4 : bits & 1 ? 32 : bits & 2 ? 16 : 8; }
 
-// Calls emit(step, half, codes) for each vector of four consecutive inputs; step counts fours from k0.
+// Calls emit(step, half, codes) for each vector of four consecutive inputs; step counts fours from
+// k0.
 template <class V, int BITS, class Emit>
 inline void each_codes(const Weight &w, int64_t panel, int64_t k0, int64_t count, Emit &&emit) {
   constexpr int H = kPanelRows / V::W;
@@ -65,7 +79,9 @@ inline void each_codes(const Weight &w, int64_t panel, int64_t k0, int64_t count
   for (int64_t c = 0; c < count / kChunk; ++c, planes.advance(kChunk)) {
     planes.template prefetch<BITS, kChunk>(kPrefetchBytes);
     for (int h = 0; h < H; ++h)
-      repeat<0, 8>([&](auto i) { emit(c * 8 + i.value, h, code_at<V, BITS, decltype(i)::value>(planes, h * V::W * 4)); });
+      repeat<0, 8>([&](auto i) {
+        emit(c * 8 + i.value, h, code_at<V, BITS, decltype(i)::value>(planes, h * V::W * 4));
+      });
   }
 }
 
@@ -93,14 +109,22 @@ void decode_u8_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, u
 template <class V>
 void decode_u8(const Weight &w, int64_t panel, int64_t k0, int64_t count, uint8_t *out) {
   switch (w.bits) {
-    case 1: return decode_u8_bits<V, 1>(w, panel, k0, count, out);
-    case 2: return decode_u8_bits<V, 2>(w, panel, k0, count, out);
-    case 3: return decode_u8_bits<V, 3>(w, panel, k0, count, out);
-    case 4: return decode_u8_bits<V, 4>(w, panel, k0, count, out);
-    case 5: return decode_u8_bits<V, 5>(w, panel, k0, count, out);
-    case 6: return decode_u8_bits<V, 6>(w, panel, k0, count, out);
-    case 7: return decode_u8_bits<V, 7>(w, panel, k0, count, out);
-    default: return decode_u8_bits<V, 8>(w, panel, k0, count, out);
+    case 1:
+      return decode_u8_bits<V, 1>(w, panel, k0, count, out);
+    case 2:
+      return decode_u8_bits<V, 2>(w, panel, k0, count, out);
+    case 3:
+      return decode_u8_bits<V, 3>(w, panel, k0, count, out);
+    case 4:
+      return decode_u8_bits<V, 4>(w, panel, k0, count, out);
+    case 5:
+      return decode_u8_bits<V, 5>(w, panel, k0, count, out);
+    case 6:
+      return decode_u8_bits<V, 6>(w, panel, k0, count, out);
+    case 7:
+      return decode_u8_bits<V, 7>(w, panel, k0, count, out);
+    default:
+      return decode_u8_bits<V, 8>(w, panel, k0, count, out);
   }
 }
 

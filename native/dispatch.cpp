@@ -41,8 +41,8 @@ void cpuid(int leaf, int sub, unsigned r[4]) {
 #endif
 }
 
-// The processor having an instruction is not enough: the operating system must save the registers (XCR0), and a
-// hypervisor may mask either.
+// The processor having an instruction is not enough: the operating system must save the registers
+// (XCR0), and a hypervisor may mask either.
 uint64_t saved_registers() {
   unsigned r[4];
   cpuid(1, 0, r);
@@ -62,7 +62,8 @@ bool has_avx2() {
   if (zero[0] < 7) return false;
   cpuid(1, 0, one);
   cpuid(7, 0, seven);
-  const bool fma = one[2] >> 12 & 1, f16c = one[2] >> 29 & 1, avx = one[2] >> 28 & 1, avx2 = seven[1] >> 5 & 1;
+  const bool fma = one[2] >> 12 & 1, f16c = one[2] >> 29 & 1, avx = one[2] >> 28 & 1,
+             avx2 = seven[1] >> 5 & 1;
   return fma && f16c && avx && avx2 && (saved_registers() & 0x6) == 0x6;
 }
 
@@ -70,11 +71,13 @@ bool has_avx512() {
   if (!has_avx2()) return false;
   unsigned seven[4];
   cpuid(7, 0, seven);
-  const bool f = seven[1] >> 16 & 1, dq = seven[1] >> 17 & 1, bw = seven[1] >> 30 & 1, vl = seven[1] >> 31 & 1, vnni = seven[2] >> 11 & 1;
+  const bool f = seven[1] >> 16 & 1, dq = seven[1] >> 17 & 1, bw = seven[1] >> 30 & 1,
+             vl = seven[1] >> 31 & 1, vnni = seven[2] >> 11 & 1;
   return f && dq && bw && vl && vnni && (saved_registers() & 0xe6) == 0xe6;
 }
 
-const Entry kEntries[] = {{&kernels_avx512, has_avx512}, {&kernels_avx2, has_avx2}, {&kernels_scalar, always}};
+const Entry kEntries[] = {
+    {&kernels_avx512, has_avx512}, {&kernels_avx2, has_avx2}, {&kernels_scalar, always}};
 #elif defined(__aarch64__)
 bool has_dotprod() {
 #if defined(__linux__)
@@ -105,9 +108,12 @@ const Kernels *named(const std::string &name) {
   for (const Entry &e : kEntries)
     if (name == e.table->name) {
       if (e.runs_here()) return e.table;
-      throw std::invalid_argument("instruction set '" + name + "' is not supported by this machine; supported: " + listed(supported_sets()));
+      throw std::invalid_argument(
+          "instruction set '" + name +
+          "' is not supported by this machine; supported: " + listed(supported_sets()));
     }
-  throw std::invalid_argument("instruction set '" + name + "' is unknown; supported here: " + listed(supported_sets()));
+  throw std::invalid_argument("instruction set '" + name +
+                              "' is unknown; supported here: " + listed(supported_sets()));
 }
 
 }  // namespace
@@ -139,10 +145,10 @@ namespace {
 
 constexpr int kNever = INT_MAX;
 //                      name     prefetch        one_panel fused alternative_tile_from
-const Core kCores[] = {{"plain", 0,              0,        0,    kNever},
-                       {"intel", kPrefetchBytes, 0,        0,    kNever},
+const Core kCores[] = {{"plain", 0, 0, 0, kNever},
+                       {"intel", kPrefetchBytes, 0, 0, kNever},
                        // Zen 5: two products and two more vector operations a cycle.
-                       {"zen5",  8192,           4,        256,  17}};
+                       {"zen5", 8192, 4, 256, 17}};
 const Core &kPlain = kCores[0], &kIntel = kCores[1], &kZen5 = kCores[2];
 std::atomic<const Core *> replaced_core{nullptr};
 
@@ -151,8 +157,10 @@ const Core &core_here() {
 #if defined(__x86_64__) || defined(_M_X64)
     unsigned r[4];
     cpuid(0, 0, r);
-    if (r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e) return kIntel;  // "GenuineIntel"
-    const bool amd = r[1] == 0x68747541 && r[3] == 0x69746e65 && r[2] == 0x444d4163;  // "AuthenticAMD"
+    if (r[1] == 0x756e6547 && r[3] == 0x49656e69 && r[2] == 0x6c65746e)
+      return kIntel;  // "GenuineIntel"
+    const bool amd =
+        r[1] == 0x68747541 && r[3] == 0x69746e65 && r[2] == 0x444d4163;  // "AuthenticAMD"
     cpuid(1, 0, r);
     if (amd && (r[0] >> 8 & 15) + (r[0] >> 20 & 255) >= 26) return kZen5;
 #endif
@@ -179,7 +187,8 @@ void use_core(const std::string &name) {
   const Core *chosen = nullptr;
   for (const Core &c : kCores)
     if (name == c.name) chosen = &c;
-  if (!chosen && !name.empty()) throw std::invalid_argument("core '" + name + "' is unknown; known: " + listed(known_cores()));
+  if (!chosen && !name.empty())
+    throw std::invalid_argument("core '" + name + "' is unknown; known: " + listed(known_cores()));
   replaced_core.store(chosen, std::memory_order_release);
 }
 

@@ -1,4 +1,5 @@
-// The instruction sets this machine has, the one in use, and the processor core that decides between schedules.
+// The instruction sets this machine has, the one in use, and the processor core that decides
+// between schedules.
 #pragma once
 
 #include <string>
@@ -8,26 +9,31 @@
 
 namespace halfbyte {
 
-// Instruction sets this build has for this architecture, best first, and those this machine and its operating system can run.
+// Instruction sets this build has for this architecture, best first, and those this machine and its
+// operating system can run.
 std::vector<std::string> known_sets();
 std::vector<std::string> supported_sets();
 
-// The table in use. The first call picks HALFBYTE_CPU when set, else the best supported one. Throws std::invalid_argument,
-// listing the supported sets, for an unknown or unsupported name.
+// The table in use. The first call picks HALFBYTE_CPU when set, else the best supported one. Throws
+// std::invalid_argument, listing the supported sets, for an unknown or unsupported name.
 const Kernels &kernels();
 void use_set(const std::string &name);
 
 // How cores that run the same instructions differ; measured values, benchmarks/cpu.md.
 struct Core {
   const char *name;
-  int prefetch_bytes;         // distance at which tiles prefetch codes where `schedule_for` asks this core; 0: they do not
-  int one_panel_tokens;       // up to this many tokens take one panel at a time
-  int fused_tokens;           // up to this many tokens are decoded in registers; 0: the instruction set's own number
-  int alternative_tile_from;  // int8 class: from this many tokens on tiles have `Tiles::alternative` tokens
+  int prefetch_bytes;    // distance at which tiles prefetch codes where `schedule_for` asks this
+                         // core; 0: they do not
+  int one_panel_tokens;  // up to this many tokens take one panel at a time
+  int fused_tokens;  // up to this many tokens are decoded in registers; 0: the instruction set's
+                     // own number
+  int alternative_tile_from;  // int8 class: from this many tokens on tiles have
+                              // `Tiles::alternative` tokens
 };
 const Core &core_for(const Kernels &set);
 
-// Names of the cores in the table. `use_core` replaces this machine's by another so that tests meet all of them; "" undoes it.
+// Names of the cores in the table. `use_core` replaces this machine's by another so that tests meet
+// all of them; "" undoes it.
 std::vector<std::string> known_cores();
 void use_core(const std::string &name);
 

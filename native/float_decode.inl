@@ -1,38 +1,48 @@
 // Part of kernels.inl: codes of a panel as floats, into a buffer or on the way.
 
-// --------------------------------------------------------------------------------------------------------------- codes to floats
+// ---------------------------------------------------------------------------------------------------------------
+// codes to floats
 
 // Byte b (0 to 3) of each lane, sign- or zero-extended.
 template <class V, int b>
 inline typename V::I signed_byte(typename V::I lanes) {
-  if constexpr (b == 3) return V::template sra<24>(lanes);
-  else return V::template sra<24>(V::template sll<24 - 8 * b>(lanes));
+  if constexpr (b == 3)
+    return V::template sra<24>(lanes);
+  else
+    return V::template sra<24>(V::template sll<24 - 8 * b>(lanes));
 }
 
 template <class V, int b>
 inline typename V::I plain_byte(typename V::I lanes) {
-  if constexpr (b == 3) return V::template srl<24>(lanes);
-  else if constexpr (b == 0) return V::iand(lanes, V::iset(0xff));
-  else return V::iand(V::template srl<8 * b>(lanes), V::iset(0xff));
+  if constexpr (b == 3)
+    return V::template srl<24>(lanes);
+  else if constexpr (b == 0)
+    return V::iand(lanes, V::iset(0xff));
+  else
+    return V::iand(V::template srl<8 * b>(lanes), V::iset(0xff));
 }
 
-// A minifloat code, exponent above mantissa, sign bit on top: shift it onto float32's fields and let one product set
-// the bias right; this gets the subnormal codes right too. Codes past `last` are infinity or NaN: forcing the exponent
-// to ones makes them so, by their own mantissa.
+// A minifloat code, exponent above mantissa, sign bit on top: shift it onto float32's fields and
+// let one product set the bias right; this gets the subnormal codes right too. Codes past `last`
+// are infinity or NaN: forcing the exponent to ones makes them so, by their own mantissa.
 template <class V>
 struct Minifloat {
   int shift, sign_shift, last;
   int magnitude;
   float factor;
   Minifloat(int bits, int mantissa, int bias, int last_finite)
-      : shift(23 - mantissa), sign_shift(32 - bits), last(last_finite), magnitude((1 << (bits - 1)) - 1) {
+      : shift(23 - mantissa),
+        sign_shift(32 - bits),
+        last(last_finite),
+        magnitude((1 << (bits - 1)) - 1) {
     factor = 0x1p127f / (float)(1 << bias);
   }
   typename V::F operator()(typename V::I code) const {
     typename V::I mag = V::iand(code, V::iset(magnitude));
     typename V::I sign = V::iand(V::sll_by(code, sign_shift), V::iset((int)0x80000000u));
     typename V::F value = V::fmul(V::cast(V::ior(V::sll_by(mag, shift), sign)), V::fset(factor));
-    if (last) value = V::cast(V::ior(V::castf(value), V::iand(V::greater(mag, last), V::iset(0x7f800000))));
+    if (last)
+      value = V::cast(V::ior(V::castf(value), V::iand(V::greater(mag, last), V::iset(0x7f800000))));
     return value;
   }
 };
@@ -46,7 +56,8 @@ void decode_f32_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, 
   if constexpr (BITS == 4) {
     if (w.element == Element::table ? !(w.integral && V::integer_tables) : !V::integer_tables) {
       alignas(64) float entries[16];
-      for (int c = 0; c < 16; ++c) entries[c] = w.element == Element::table ? (float)w.values[c] : (float)(c - w.offset);
+      for (int c = 0; c < 16; ++c)
+        entries[c] = w.element == Element::table ? (float)w.values[c] : (float)(c - w.offset);
       const auto table = V::ftload(entries);
       each_codes<V, BITS>(w, panel, k0, count, [&](int64_t step, int h, B code) {
         const I lanes = V::as_i(code);
@@ -85,7 +96,9 @@ void decode_f32_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, 
     float *o = rows(step, h);
     typename V::F v0 = V::cvt(signed_byte<V, 0>(lanes)), v1 = V::cvt(signed_byte<V, 1>(lanes));
     typename V::F v2 = V::cvt(signed_byte<V, 2>(lanes)), v3 = V::cvt(signed_byte<V, 3>(lanes));
-    if (BITS == 8 && wide) v0 = V::fadd(v0, back), v1 = V::fadd(v1, back), v2 = V::fadd(v2, back), v3 = V::fadd(v3, back);
+    if (BITS == 8 && wide)
+      v0 = V::fadd(v0, back), v1 = V::fadd(v1, back), v2 = V::fadd(v2, back),
+      v3 = V::fadd(v3, back);
     V::fstore(o, v0), V::fstore(o + 16, v1), V::fstore(o + 32, v2), V::fstore(o + 48, v3);
   });
 }
@@ -93,25 +106,36 @@ void decode_f32_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, 
 template <class V>
 void decode_f32(const Weight &w, int64_t panel, int64_t k0, int64_t count, float *out) {
   switch (w.bits) {
-    case 1: return decode_f32_bits<V, 1>(w, panel, k0, count, out);
-    case 2: return decode_f32_bits<V, 2>(w, panel, k0, count, out);
-    case 3: return decode_f32_bits<V, 3>(w, panel, k0, count, out);
-    case 4: return decode_f32_bits<V, 4>(w, panel, k0, count, out);
-    case 5: return decode_f32_bits<V, 5>(w, panel, k0, count, out);
-    case 6: return decode_f32_bits<V, 6>(w, panel, k0, count, out);
-    case 7: return decode_f32_bits<V, 7>(w, panel, k0, count, out);
-    default: return decode_f32_bits<V, 8>(w, panel, k0, count, out);
+    case 1:
+      return decode_f32_bits<V, 1>(w, panel, k0, count, out);
+    case 2:
+      return decode_f32_bits<V, 2>(w, panel, k0, count, out);
+    case 3:
+      return decode_f32_bits<V, 3>(w, panel, k0, count, out);
+    case 4:
+      return decode_f32_bits<V, 4>(w, panel, k0, count, out);
+    case 5:
+      return decode_f32_bits<V, 5>(w, panel, k0, count, out);
+    case 6:
+      return decode_f32_bits<V, 6>(w, panel, k0, count, out);
+    case 7:
+      return decode_f32_bits<V, 7>(w, panel, k0, count, out);
+    default:
+      return decode_f32_bits<V, 8>(w, panel, k0, count, out);
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------- codes to floats, on the way
+// ----------------------------------------------------------------------------------------------------------
+// codes to floats, on the way
 
-// Elements of a width as floats, straight from the planes: `four` takes the codes of four inputs, `element` one of them. TABLE: elements of
-// a table; for 8 bits on sets that go through signed bytes, an offset other than 128.
+// Elements of a width as floats, straight from the planes: `four` takes the codes of four inputs,
+// `element` one of them. TABLE: elements of a table; for 8 bits on sets that go through signed
+// bytes, an offset other than 128.
 //
-// Three ways. A permutation of the sixteen or thirty-two floats there are, which reads the low bits of a lane and ignores the rest. Codes
-// written under the exponent of a power of two M whose last place is worth their lowest bit, less M + offset: both exact. Or signed bytes
-// (codes of 8 bits less 128, the rest added back), shifted down and converted.
+// Three ways. A permutation of the sixteen or thirty-two floats there are, which reads the low bits
+// of a lane and ignores the rest. Codes written under the exponent of a power of two M whose last
+// place is worth their lowest bit, less M + offset: both exact. Or signed bytes (codes of 8 bits
+// less 128, the rest added back), shifted down and converted.
 template <class V, int BITS, bool TABLE>
 struct FloatDecoder {
   using F = typename V::F;
@@ -127,7 +151,8 @@ struct FloatDecoder {
   HB_INLINE explicit FloatDecoder(const Weight &w) : offset(w.offset) {
     alignas(64) float entries[32] = {};
     if constexpr (permuted)
-      for (int c = 0; c < 1 << BITS; ++c) entries[c] = TABLE ? (float)w.values[c] : (float)(c - w.offset);
+      for (int c = 0; c < 1 << BITS; ++c)
+        entries[c] = TABLE ? (float)w.values[c] : (float)(c - w.offset);
     low = V::ftload(entries), high = V::ftload(entries + 16);
     table = byte_table<V>(w, 0);
     less = V::bset(BITS == 8 ? 128 : w.offset);
@@ -136,29 +161,40 @@ struct FloatDecoder {
 
   template <int i>
   HB_INLINE I four(const Planes &p, int at) const {
-    if constexpr (permuted && BITS == 4) return V::as_i(V::bload(Planes::unit(p.p4, i / 2, at)));
-    else if constexpr (permuted && BITS == 5) return V::as_i(V::template blend<0x10>(one_bit<i>(p, at), nibble<i>(p, at)));
-    else if constexpr (blended && BITS == 6) return V::as_i(V::template blend<0x30>(two_bits<i>(p, at), nibble<i>(p, at)));
-    else if constexpr (permuted || blended) return V::as_i(code_at<V, BITS, i>(p, at));
-    else if constexpr (TABLE && BITS == 4) return V::as_i(V::lookup(table, code_at<V, BITS, i>(p, at)));
-    else return V::as_i(V::bsub(code_at<V, BITS, i>(p, at), less));
+    if constexpr (permuted && BITS == 4)
+      return V::as_i(V::bload(Planes::unit(p.p4, i / 2, at)));
+    else if constexpr (permuted && BITS == 5)
+      return V::as_i(V::template blend<0x10>(one_bit<i>(p, at), nibble<i>(p, at)));
+    else if constexpr (blended && BITS == 6)
+      return V::as_i(V::template blend<0x30>(two_bits<i>(p, at), nibble<i>(p, at)));
+    else if constexpr (permuted || blended)
+      return V::as_i(code_at<V, BITS, i>(p, at));
+    else if constexpr (TABLE && BITS == 4)
+      return V::as_i(V::lookup(table, code_at<V, BITS, i>(p, at)));
+    else
+      return V::as_i(V::bsub(code_at<V, BITS, i>(p, at), less));
   }
 
   template <int i, int q>
   HB_INLINE F element(I lanes) const {
     if constexpr (permuted) {
       constexpr int place = 8 * q + (BITS == 4 ? 4 * (i % 2) : 0);
-      if constexpr (BITS <= 4) return V::flookup(low, V::template srl<place>(lanes));
-      else return V::flookup(low, high, V::template srl<place>(lanes));
+      if constexpr (BITS <= 4)
+        return V::flookup(low, V::template srl<place>(lanes));
+      else
+        return V::flookup(low, high, V::template srl<place>(lanes));
     } else if constexpr (blended) {
       constexpr int up = 8 * q + BITS <= 23 ? 0 : 16, place = 8 * q - up;
       constexpr int exponent = 23 - place;
-      const I biased = V::with_exponent(V::template srl<up>(lanes), ((1 << BITS) - 1) << place, (127 + exponent) << 23);
+      const I biased = V::with_exponent(V::template srl<up>(lanes), ((1 << BITS) - 1) << place,
+                                        (127 + exponent) << 23);
       return V::fsub(V::cast(biased), V::fset((float)((1 << exponent) + offset)));
     } else {
       const F whole = V::cvt(signed_byte<V, q>(lanes));
-      if constexpr (BITS == 8 && TABLE) return V::fadd(whole, back);
-      else return whole;
+      if constexpr (BITS == 8 && TABLE)
+        return V::fadd(whole, back);
+      else
+        return whole;
     }
   }
 

@@ -8,7 +8,8 @@ namespace {
 
 struct V {
   static constexpr int W = 16, registers = 32;
-  static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false, fuses = true, blends = true;
+  static constexpr bool unsigned_bytes = true, integer_tables = false, sums_in_16_bits = false,
+                        fuses = true, blends = true;
   static constexpr int permuted_bits = 5;  // codes whose floats one permutation finds
   static constexpr bool one_panel_tiles = true;
   static constexpr Tiles i8 = kAvx512Int8, f32 = kAvx512Float;
@@ -37,9 +38,18 @@ struct V {
   static F cast(I v) { return _mm512_castsi512_ps(v); }
   static I castf(F v) { return _mm512_castps_si512(v); }
   static I as_i(B v) { return v; }
-  template <int N> static I sll(I v) { return _mm512_slli_epi32(v, N); }
-  template <int N> static I srl(I v) { return N ? _mm512_srli_epi32(v, N) : v; }
-  template <int N> static I sra(I v) { return _mm512_srai_epi32(v, N); }
+  template <int N>
+  static I sll(I v) {
+    return _mm512_slli_epi32(v, N);
+  }
+  template <int N>
+  static I srl(I v) {
+    return N ? _mm512_srli_epi32(v, N) : v;
+  }
+  template <int N>
+  static I sra(I v) {
+    return _mm512_srai_epi32(v, N);
+  }
   static I sll_by(I v, int n) { return _mm512_sll_epi32(v, _mm_cvtsi32_si128(n)); }
   static I iand(I a, I b) { return _mm512_and_si512(a, b); }
   static I ior(I a, I b) { return _mm512_or_si512(a, b); }
@@ -47,12 +57,24 @@ struct V {
   static I equal(I v, int x) { return _mm512_movm_epi32(_mm512_cmpeq_epi32_mask(v, iset(x))); }
   static I greater(I v, int x) { return _mm512_movm_epi32(_mm512_cmpgt_epi32_mask(v, iset(x))); }
 
-  static I load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-  static I load_i8(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-  static I load_u16(const uint16_t *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
-  static I load_i16(const int16_t *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
-  static F load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-  static void store_f16(uint16_t *p, F v) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+  static I load_u8(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  }
+  static I load_i8(const int8_t *p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+  }
+  static I load_u16(const uint16_t *p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+  }
+  static I load_i16(const int16_t *p) {
+    return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p));
+  }
+  static F load_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+  }
+  static void store_f16(uint16_t *p, F v) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
 
   static B bload(const uint8_t *p) { return _mm512_loadu_si512(p); }
   static void bstore(uint8_t *p, B v) { _mm512_storeu_si512(p, v); }
@@ -60,21 +82,37 @@ struct V {
   static B bor(B a, B b) { return _mm512_or_si512(a, b); }
   static B bxor(B a, B b) { return _mm512_xor_si512(a, b); }
   static B bsub(B a, B b) { return _mm512_sub_epi8(a, b); }
-  template <int right, int mask> static B field(B v) {
+  template <int right, int mask>
+  static B field(B v) {
     if constexpr (right > 0) v = _mm512_srli_epi32(v, right);
     if constexpr (right < 0) v = _mm512_slli_epi32(v, -right);
     return _mm512_and_si512(v, _mm512_set1_epi8((char)mask));
   }
-  template <int right> static B shifted(B v) { return right < 0 ? _mm512_slli_epi32(v, -right) : right ? _mm512_srli_epi32(v, right) : v; }
-  // Bits of `mask` from `a`, the rest from `b`; and of lanes: bits of `mask` from `v`, the rest from `around`, which has none there.
-  template <int mask> static B blend(B a, B b) { return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), a, b, 0xca); }
-  static I with_exponent(I v, int mask, int around) { return _mm512_ternarylogic_epi32(v, iset(mask), iset(around), 0xea); }
-  static B tload(const int8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
+  template <int right>
+  static B shifted(B v) {
+    return right < 0 ? _mm512_slli_epi32(v, -right) : right ? _mm512_srli_epi32(v, right) : v;
+  }
+  // Bits of `mask` from `a`, the rest from `b`; and of lanes: bits of `mask` from `v`, the rest
+  // from `around`, which has none there.
+  template <int mask>
+  static B blend(B a, B b) {
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), a, b, 0xca);
+  }
+  static I with_exponent(I v, int mask, int around) {
+    return _mm512_ternarylogic_epi32(v, iset(mask), iset(around), 0xea);
+  }
+  static B tload(const int8_t *p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+  }
   static B lookup(B table, B codes) { return _mm512_shuffle_epi8(table, codes); }
   using FT = __m512;
   static FT ftload(const float *p) { return _mm512_loadu_ps(p); }
-  static F flookup(FT t, I codes) { return _mm512_permutexvar_ps(codes, t); }  // reads the low four bits of a lane
-  static F flookup(FT low, FT high, I codes) { return _mm512_permutex2var_ps(low, codes, high); }  // ... five
+  static F flookup(FT t, I codes) {
+    return _mm512_permutexvar_ps(codes, t);
+  }  // reads the low four bits of a lane
+  static F flookup(FT low, FT high, I codes) {
+    return _mm512_permutex2var_ps(low, codes, high);
+  }  // ... five
 
   static B broadcast4(const int8_t *p) {
     int four;
@@ -83,7 +121,9 @@ struct V {
   }
   static I dot(I acc, B w, B x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
-  static void store_rounded(int8_t *q, F v) { _mm_storeu_si128((__m128i *)q, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
+  static void store_rounded(int8_t *q, F v) {
+    _mm_storeu_si128((__m128i *)q, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
 };
 
 #include "kernels.inl"

@@ -8,7 +8,8 @@ namespace {
 
 struct V {
   static constexpr int W = 4, registers = 32;
-  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = false, fuses = true, blends = false;
+  static constexpr bool unsigned_bytes = false, integer_tables = true, sums_in_16_bits = false,
+                        fuses = true, blends = false;
   static constexpr int permuted_bits = 0;
   static constexpr bool one_panel_tiles = false;
   static constexpr Tiles i8 = kNeonInt8, f32 = kNeonFloat;
@@ -37,12 +38,21 @@ struct V {
   static F cast(I v) { return vreinterpretq_f32_s32(v); }
   static I castf(F v) { return vreinterpretq_s32_f32(v); }
   static I as_i(B v) { return vreinterpretq_s32_u8(v); }
-  template <int N> static I sll(I v) { return vshlq_n_s32(v, N); }
-  template <int N> static I srl(I v) {
-    if constexpr (N == 0) return v;
-    else return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(v), N));
+  template <int N>
+  static I sll(I v) {
+    return vshlq_n_s32(v, N);
   }
-  template <int N> static I sra(I v) { return vshrq_n_s32(v, N); }
+  template <int N>
+  static I srl(I v) {
+    if constexpr (N == 0)
+      return v;
+    else
+      return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(v), N));
+  }
+  template <int N>
+  static I sra(I v) {
+    return vshrq_n_s32(v, N);
+  }
   static I sll_by(I v, int n) { return vshlq_s32(v, vdupq_n_s32(n)); }
   static I iand(I a, I b) { return vandq_s32(a, b); }
   static I ior(I a, I b) { return vorrq_s32(a, b); }
@@ -58,8 +68,12 @@ struct V {
     __builtin_memcpy(&u, p, 4);
     return vdup_n_u32(u);
   }
-  static I load_u8(const uint8_t *p) { return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four(p)))))); }
-  static I load_i8(const int8_t *p) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four(p))))); }
+  static I load_u8(const uint8_t *p) {
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four(p))))));
+  }
+  static I load_i8(const int8_t *p) {
+    return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four(p)))));
+  }
   static F load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
   static void store_f16(uint16_t *p, F v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 
@@ -69,7 +83,8 @@ struct V {
   static B bor(B a, B b) { return vorrq_u8(a, b); }
   static B bxor(B a, B b) { return veorq_u8(a, b); }
   static B bsub(B a, B b) { return vsubq_u8(a, b); }
-  template <int right, int mask> static B field(B v) {
+  template <int right, int mask>
+  static B field(B v) {
     if constexpr (right > 0) v = vshrq_n_u8(v, right);
     if constexpr (right < 0) v = vshlq_n_u8(v, -right);
     return vandq_u8(v, vdupq_n_u8((uint8_t)mask));
@@ -85,12 +100,14 @@ struct V {
     return t;
   }
   static F flookup(const FT &t, I codes) {
-    const float lanes[4] = {t.v[vgetq_lane_s32(codes, 0) & 15], t.v[vgetq_lane_s32(codes, 1) & 15], t.v[vgetq_lane_s32(codes, 2) & 15],
-                            t.v[vgetq_lane_s32(codes, 3) & 15]};
+    const float lanes[4] = {t.v[vgetq_lane_s32(codes, 0) & 15], t.v[vgetq_lane_s32(codes, 1) & 15],
+                            t.v[vgetq_lane_s32(codes, 2) & 15], t.v[vgetq_lane_s32(codes, 3) & 15]};
     return vld1q_f32(lanes);
   }
 
-  static int8x16_t broadcast4(const int8_t *p) { return vreinterpretq_s8_u32(vcombine_u32(four(p), four(p))); }
+  static int8x16_t broadcast4(const int8_t *p) {
+    return vreinterpretq_s8_u32(vcombine_u32(four(p), four(p)));
+  }
   static I dot(I acc, B w, int8x16_t x) { return vdotq_s32(acc, vreinterpretq_s8_u8(w), x); }
 
   static void store_rounded(int8_t *q, F v) {

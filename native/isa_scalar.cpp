@@ -1,5 +1,5 @@
-// Plain C++: sixteen lanes as arrays, fused products by definition (fma), for every machine and as a check on the
-// others.
+// Plain C++: sixteen lanes as arrays, fused products by definition (fma), for every machine and as
+// a check on the others.
 #include "kernels.h"
 
 namespace halfbyte {
@@ -7,7 +7,8 @@ namespace {
 
 struct V {
   static constexpr int W = 16, registers = 16;
-  static constexpr bool unsigned_bytes = false, integer_tables = false, sums_in_16_bits = false, fuses = false, blends = false;
+  static constexpr bool unsigned_bytes = false, integer_tables = false, sums_in_16_bits = false,
+                        fuses = false, blends = false;
   static constexpr int permuted_bits = 0;
   static constexpr bool one_panel_tiles = false;
   static constexpr Tiles i8 = kScalarInt8, f32 = kScalarFloat;
@@ -25,12 +26,14 @@ struct V {
     int8_t v[4];
   };
 
-  template <class R, class Op> static R each(Op op) {
+  template <class R, class Op>
+  static R each(Op op) {
     R r;
     for (int i = 0; i < 16; ++i) r.v[i] = op(i);
     return r;
   }
-  template <class Op> static B each_byte(Op op) {
+  template <class Op>
+  static B each_byte(Op op) {
     B r;
     for (int i = 0; i < 64; ++i) r.v[i] = (uint8_t)op(i);
     return r;
@@ -46,17 +49,30 @@ struct V {
     return u;
   }
 
-  static F fzero() { return each<F>([](int) { return 0.0f; }); }
-  static F fset(float x) { return each<F>([&](int) { return x; }); }
-  static F fload(const float *p) { return each<F>([&](int i) { return p[i]; }); }
+  static F fzero() {
+    return each<F>([](int) { return 0.0f; });
+  }
+  static F fset(float x) {
+    return each<F>([&](int) { return x; });
+  }
+  static F fload(const float *p) {
+    return each<F>([&](int i) { return p[i]; });
+  }
   static void fstore(float *p, const F &v) {
     for (int i = 0; i < 16; ++i) p[i] = v.v[i];
   }
-  static F fadd(const F &a, const F &b) { return each<F>([&](int i) { return a.v[i] + b.v[i]; }); }
-  static F fsub(const F &a, const F &b) { return each<F>([&](int i) { return a.v[i] - b.v[i]; }); }
-  static F fmul(const F &a, const F &b) { return each<F>([&](int i) { return a.v[i] * b.v[i]; }); }
-  // In double the product of two floats is exact, and one addition rounds; the cast rounds again, which differs from a
-  // fused operation only in ties of the 29 dropped bits: rounding the sum to odd first removes those.
+  static F fadd(const F &a, const F &b) {
+    return each<F>([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static F fsub(const F &a, const F &b) {
+    return each<F>([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  static F fmul(const F &a, const F &b) {
+    return each<F>([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  // In double the product of two floats is exact, and one addition rounds; the cast rounds again,
+  // which differs from a fused operation only in ties of the 29 dropped bits: rounding the sum to
+  // odd first removes those.
   static float fused(float a, float b, float c) {
     const double p = (double)a * b, s = p + c, t = s - p;
     const double e = (p - (s - t)) + (c - t);
@@ -69,8 +85,12 @@ struct V {
     }
     return (float)r;
   }
-  static F fma(const F &a, const F &b, const F &c) { return each<F>([&](int i) { return fused(a.v[i], b.v[i], c.v[i]); }); }
-  static F fnma(const F &a, const F &b, const F &c) { return each<F>([&](int i) { return fused(-a.v[i], b.v[i], c.v[i]); }); }
+  static F fma(const F &a, const F &b, const F &c) {
+    return each<F>([&](int i) { return fused(a.v[i], b.v[i], c.v[i]); });
+  }
+  static F fnma(const F &a, const F &b, const F &c) {
+    return each<F>([&](int i) { return fused(-a.v[i], b.v[i], c.v[i]); });
+  }
   static F fmaxabs(const F &m, const F &v) {
     return each<F>([&](int i) {
       const float a = raw((int32_t)(raw(v.v[i]) & 0x7fffffff));
@@ -93,29 +113,66 @@ struct V {
     return nan;
   }
 
-  static I iset(int x) { return each<I>([&](int) { return x; }); }
-  static F cvt(const I &v) { return each<F>([&](int i) { return (float)v.v[i]; }); }
-  static F cast(const I &v) { return each<F>([&](int i) { return raw(v.v[i]); }); }
-  static I castf(const F &v) { return each<I>([&](int i) { return raw(v.v[i]); }); }
+  static I iset(int x) {
+    return each<I>([&](int) { return x; });
+  }
+  static F cvt(const I &v) {
+    return each<F>([&](int i) { return (float)v.v[i]; });
+  }
+  static F cast(const I &v) {
+    return each<F>([&](int i) { return raw(v.v[i]); });
+  }
+  static I castf(const F &v) {
+    return each<I>([&](int i) { return raw(v.v[i]); });
+  }
   static I as_i(const B &v) {
     I r;
     __builtin_memcpy(&r, &v, 64);
     return r;
   }
-  template <int N> static I sll(const I &v) { return sll_by(v, N); }
-  template <int N> static I srl(const I &v) { return each<I>([&](int i) { return (int32_t)((uint32_t)v.v[i] >> N); }); }
-  template <int N> static I sra(const I &v) { return each<I>([&](int i) { return v.v[i] >> N; }); }
-  static I sll_by(const I &v, int n) { return each<I>([&](int i) { return (int32_t)((uint32_t)v.v[i] << n); }); }
-  static I iand(const I &a, const I &b) { return each<I>([&](int i) { return a.v[i] & b.v[i]; }); }
-  static I ior(const I &a, const I &b) { return each<I>([&](int i) { return a.v[i] | b.v[i]; }); }
-  static I ixor(const I &a, const I &b) { return each<I>([&](int i) { return a.v[i] ^ b.v[i]; }); }
-  static I equal(const I &v, int x) { return each<I>([&](int i) { return v.v[i] == x ? -1 : 0; }); }
-  static I greater(const I &v, int x) { return each<I>([&](int i) { return v.v[i] > x ? -1 : 0; }); }
+  template <int N>
+  static I sll(const I &v) {
+    return sll_by(v, N);
+  }
+  template <int N>
+  static I srl(const I &v) {
+    return each<I>([&](int i) { return (int32_t)((uint32_t)v.v[i] >> N); });
+  }
+  template <int N>
+  static I sra(const I &v) {
+    return each<I>([&](int i) { return v.v[i] >> N; });
+  }
+  static I sll_by(const I &v, int n) {
+    return each<I>([&](int i) { return (int32_t)((uint32_t)v.v[i] << n); });
+  }
+  static I iand(const I &a, const I &b) {
+    return each<I>([&](int i) { return a.v[i] & b.v[i]; });
+  }
+  static I ior(const I &a, const I &b) {
+    return each<I>([&](int i) { return a.v[i] | b.v[i]; });
+  }
+  static I ixor(const I &a, const I &b) {
+    return each<I>([&](int i) { return a.v[i] ^ b.v[i]; });
+  }
+  static I equal(const I &v, int x) {
+    return each<I>([&](int i) { return v.v[i] == x ? -1 : 0; });
+  }
+  static I greater(const I &v, int x) {
+    return each<I>([&](int i) { return v.v[i] > x ? -1 : 0; });
+  }
 
-  static I load_u8(const uint8_t *p) { return each<I>([&](int i) { return (int32_t)p[i]; }); }
-  static I load_i8(const int8_t *p) { return each<I>([&](int i) { return (int32_t)p[i]; }); }
-  static I load_u16(const uint16_t *p) { return each<I>([&](int i) { return (int32_t)p[i]; }); }
-  static I load_i16(const int16_t *p) { return each<I>([&](int i) { return (int32_t)p[i]; }); }
+  static I load_u8(const uint8_t *p) {
+    return each<I>([&](int i) { return (int32_t)p[i]; });
+  }
+  static I load_i8(const int8_t *p) {
+    return each<I>([&](int i) { return (int32_t)p[i]; });
+  }
+  static I load_u16(const uint16_t *p) {
+    return each<I>([&](int i) { return (int32_t)p[i]; });
+  }
+  static I load_i16(const int16_t *p) {
+    return each<I>([&](int i) { return (int32_t)p[i]; });
+  }
   static F load_f16(const uint16_t *p);
   static void store_f16(uint16_t *p, const F &v);
 
@@ -125,13 +182,24 @@ struct V {
     return r;
   }
   static void bstore(uint8_t *p, const B &v) { __builtin_memcpy(p, &v, 64); }
-  static B bset(int x) { return each_byte([&](int) { return x; }); }
-  static B bor(const B &a, const B &b) { return each_byte([&](int i) { return a.v[i] | b.v[i]; }); }
-  static B bxor(const B &a, const B &b) { return each_byte([&](int i) { return a.v[i] ^ b.v[i]; }); }
-  static B bsub(const B &a, const B &b) { return each_byte([&](int i) { return a.v[i] - b.v[i]; }); }
-  template <int right, int mask> static B field(const B &v) {
-    if constexpr (right >= 0) return each_byte([&](int i) { return v.v[i] >> right & mask; });
-    else return each_byte([&](int i) { return v.v[i] << -right & mask; });
+  static B bset(int x) {
+    return each_byte([&](int) { return x; });
+  }
+  static B bor(const B &a, const B &b) {
+    return each_byte([&](int i) { return a.v[i] | b.v[i]; });
+  }
+  static B bxor(const B &a, const B &b) {
+    return each_byte([&](int i) { return a.v[i] ^ b.v[i]; });
+  }
+  static B bsub(const B &a, const B &b) {
+    return each_byte([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  template <int right, int mask>
+  static B field(const B &v) {
+    if constexpr (right >= 0)
+      return each_byte([&](int i) { return v.v[i] >> right & mask; });
+    else
+      return each_byte([&](int i) { return v.v[i] << -right & mask; });
   }
   struct T {
     int8_t v[16];
@@ -141,10 +209,14 @@ struct V {
     __builtin_memcpy(&t, p, 16);
     return t;
   }
-  static B lookup(const T &t, const B &codes) { return each_byte([&](int i) { return t.v[codes.v[i] & 15]; }); }
+  static B lookup(const T &t, const B &codes) {
+    return each_byte([&](int i) { return t.v[codes.v[i] & 15]; });
+  }
   using FT = F;
   static FT ftload(const float *p) { return fload(p); }
-  static F flookup(const FT &t, const I &codes) { return each<F>([&](int i) { return t.v[codes.v[i] & 15]; }); }
+  static F flookup(const FT &t, const I &codes) {
+    return each<F>([&](int i) { return t.v[codes.v[i] & 15]; });
+  }
 
   static Four broadcast4(const int8_t *p) {
     Four f;
@@ -154,12 +226,14 @@ struct V {
   static I dot(const I &acc, const B &w, const Four &x) {
     return each<I>([&](int i) {
       const uint8_t *b = w.v + 4 * i;
-      return acc.v[i] + (int8_t)b[0] * x.v[0] + (int8_t)b[1] * x.v[1] + (int8_t)b[2] * x.v[2] + (int8_t)b[3] * x.v[3];
+      return acc.v[i] + (int8_t)b[0] * x.v[0] + (int8_t)b[1] * x.v[1] + (int8_t)b[2] * x.v[2] +
+             (int8_t)b[3] * x.v[3];
     });
   }
 
   static void store_rounded(int8_t *q, const F &v) {
-    for (int i = 0; i < 16; ++i) q[i] = (int8_t)(int)(v.v[i] == v.v[i] ? __builtin_rintf(v.v[i]) : 0.0f);
+    for (int i = 0; i < 16; ++i)
+      q[i] = (int8_t)(int)(v.v[i] == v.v[i] ? __builtin_rintf(v.v[i]) : 0.0f);
   }
 };
 

@@ -1,4 +1,5 @@
-// The table of functions an instruction set provides: one constant of this type a translation unit; `dispatch.cpp` picks one.
+// The table of functions an instruction set provides: one constant of this type a translation unit;
+// `dispatch.cpp` picks one.
 #pragma once
 
 #include "tiles.h"
@@ -6,15 +7,17 @@
 
 namespace halfbyte {
 
-// One block of inputs of a product: `panels` panels from `panel` on against `tokens` rows of activations, added to `total`.
+// One block of inputs of a product: `panels` panels from `panel` on against `tokens` rows of
+// activations, added to `total`.
 //
-// Activations lie in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or [k][token] floats, so that the
-// inner loops walk one address.
+// Activations lie in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or [k][token]
+// floats, so that the inner loops walk one address.
 struct Block {
   const Weight *weight;
   int64_t panel, k0;  // inputs k0 .. k0 + segments * seg of kernel order
-  const void *w;      // decoded codes: u8 [k/4][16][4] or f32 [k][16] a panel; null: the tile decodes from the planes
-  int64_t w_stride;   // bytes from panel to panel
+  const void *w;  // decoded codes: u8 [k/4][16][4] or f32 [k][16] a panel; null: the tile decodes
+                  // from the planes
+  int64_t w_stride;                      // bytes from panel to panel
   const float *scales, *zeros, *biases;  // [segment][16] a panel; zeros and biases may be null
   int64_t s_stride;                      // floats from panel to panel
   float unit;                            // factor of scales that are read from the weight itself
@@ -23,24 +26,29 @@ struct Block {
   const void *x;         // int8 or f32, tile after tile
   int largest;           // tokens of the largest tile x was laid out for
   int64_t x_stride;      // elements a token takes
-  const float *x_scale;  // int8 class: one a segment and token, tile after tile, a tile as [segment of all inputs][token]
-  const float *x_sum;    // in the same order: sum of a segment's activations; where a span has several segments, of the rounded
-                         // ones in units of their scale
-  const int32_t *x_start;               // int8 class: minus buffer offset times the sum of the integer activations
+  const float *x_scale;  // int8 class: one a segment and token, tile after tile, a tile as [segment
+                         // of all inputs][token]
+  const float *x_sum;    // in the same order: sum of a segment's activations; where a span has
+                         // several segments, of the rounded ones in units of their scale
+  const int32_t
+      *x_start;  // int8 class: minus buffer offset times the sum of the integer activations
   int64_t first_segment, all_segments;  // index of the block's first segment; segments of a token
   float *total;                         // [token][panels * 16]
   int64_t total_stride;
   int widest;          // int8 class: largest stored byte; decides how many products fit in 16 bits
   int prefetch_bytes;  // distance at which fused tiles prefetch codes; 0: they do not
   bool one_panel;      // few tokens take one panel at a time: one stream from memory
-  // The next block's codes, which tiles from a buffer prefetch a little at a time; no inputs: nothing.
+  // The next block's codes, which tiles from a buffer prefetch a little at a time; no inputs:
+  // nothing.
   int64_t next_panel, next_k0, next_inputs;
 
-  // Index in x_scale, x_sum and x_start of the block's first segment, for the tile of `tile` tokens from t0 on.
+  // Index in x_scale, x_sum and x_start of the block's first segment, for the tile of `tile` tokens
+  // from t0 on.
   int64_t entry(int64_t t0, int tile) const { return t0 * all_segments + first_segment * tile; }
 };
 
-// Fused tiles of up to this many tokens read scales from the weight itself; larger ones find them in a buffer.
+// Fused tiles of up to this many tokens read scales from the weight itself; larger ones find them
+// in a buffer.
 constexpr int kFewTokens = 4;
 
 // Distance at which codes are prefetched, in bytes, unless a core has its own.
@@ -57,16 +65,19 @@ enum class Probe : int { read, fma, dot };  // the rates `halfbyte bench` compar
 struct Kernels {
   const char *name;
   bool unsigned_bytes;   // int8 class: the weight operand of the dot product is unsigned
-  bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units of `unit`
+  bool integer_tables;   // exact class: tables of small integers are decoded as integers, in units
+                         // of `unit`
   bool one_panel_tiles;  // tiles of one panel are compiled
   Tiles i8, f32;
-  // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes [count/4][16][4]: element /
-  // unit + buffer offset.
+  // Codes of one panel, inputs k0 .. k0 + count of kernel order (multiples of 32), as bytes
+  // [count/4][16][4]: element / unit + buffer offset.
   void (*decode_u8)(const Weight &, int64_t panel, int64_t k0, int64_t count, uint8_t *out);
   // The same as float elements [count][16].
   void (*decode_f32)(const Weight &, int64_t panel, int64_t k0, int64_t count, float *out);
-  // Scales, zero points and added terms of `count` segments from s0, as float [count][16], scales times `unit`.
-  void (*decode_scales)(const Weight &, int64_t panel, int64_t s0, int64_t count, float unit, float *s, float *z, float *b);
+  // Scales, zero points and added terms of `count` segments from s0, as float [count][16], scales
+  // times `unit`.
+  void (*decode_scales)(const Weight &, int64_t panel, int64_t s0, int64_t count, float unit,
+                        float *s, float *z, float *b);
   void (*block_i8)(const Block &);
   void (*block_f32)(const Block &);
   // True where the tiles can decode the weight's planes themselves (`Block::w` is then null).
@@ -81,16 +92,20 @@ struct Kernels {
   void (*from_bf16)(const uint16_t *x, int64_t count, float *out);
   void (*to_f16)(const float *x, int64_t count, uint16_t *out);
   void (*to_bf16)(const float *x, int64_t count, uint16_t *out);
-  // q [heads][d], k [rows][d]: out[h * stride + t] = q[h] . k[t]. And out [heads][d] = sum over t of p[h * stride + t] v[t].
-  void (*dots)(const float *q, int64_t heads, const float *k, int64_t rows, int64_t d, float *out, int64_t stride);
-  void (*mix)(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows, int64_t d, float *out);
+  // q [heads][d], k [rows][d]: out[h * stride + t] = q[h] . k[t]. And out [heads][d] = sum over t
+  // of p[h * stride + t] v[t].
+  void (*dots)(const float *q, int64_t heads, const float *k, int64_t rows, int64_t d, float *out,
+               int64_t stride);
+  void (*mix)(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows,
+              int64_t d, float *out);
   double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // probes.inl
 };
 
-// Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's operand: non-negative
-// where it is unsigned, or where they then stay small enough to be either.
+// Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's
+// operand: non-negative where it is unsigned, or where they then stay small enough to be either.
 static inline int buffer_offset(const Weight &w, bool unsigned_bytes) {
-  if (w.element == Element::integer) return w.bits == 8 && !unsigned_bytes ? w.offset - 128 : w.offset;
+  if (w.element == Element::integer)
+    return w.bits == 8 && !unsigned_bytes ? w.offset - 128 : w.offset;
   return unsigned_bytes || w.table_low <= 32 ? w.table_low : 0;
 }
 

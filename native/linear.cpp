@@ -17,11 +17,12 @@ namespace {
 
 constexpr int64_t kTokens = 256;          // activations prepared at a time
 constexpr int64_t kLongestSegment = 128;  // and span
-// Sums of a span of several segments are in units of the activations' scale, 127 times as large: the weight's scales are
-// divided by this meanwhile, so that no value leaves float32's range.
+// Sums of a span of several segments are in units of the activations' scale, 127 times as large:
+// the weight's scales are divided by this meanwhile, so that no value leaves float32's range.
 constexpr float kLift = 128.0f;
 
-// Subnormal scales and values count: E8M0's smallest is one. Another library may have set this thread to flush them.
+// Subnormal scales and values count: E8M0's smallest is one. Another library may have set this
+// thread to flush them.
 class KeepSubnormals {
  public:
 #if defined(__x86_64__) || defined(_M_X64)
@@ -42,7 +43,8 @@ class KeepSubnormals {
 #endif
 };
 
-// A buffer that a thread keeps from call to call, aligned to a cache line; never null, so that no sum of no inputs passes a null pointer on.
+// A buffer that a thread keeps from call to call, aligned to a cache line; never null, so that no
+// sum of no inputs passes a null pointer on.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }
@@ -72,19 +74,26 @@ void load_row(const Kernels &ks, const Matrix &x, int64_t row, int64_t k, float 
   if (k == 0) return;
   const char *base = (const char *)x.data + row * x.row_stride * (int64_t)size_of(x.dtype);
   if (x.column_stride == 1) {
-    if (x.dtype == Dtype::f32) std::memcpy(out, base, (size_t)k * 4);
-    else if (x.dtype == Dtype::f16) ks.from_f16((const uint16_t *)base, k, out);
-    else ks.from_bf16((const uint16_t *)base, k, out);
+    if (x.dtype == Dtype::f32)
+      std::memcpy(out, base, (size_t)k * 4);
+    else if (x.dtype == Dtype::f16)
+      ks.from_f16((const uint16_t *)base, k, out);
+    else
+      ks.from_bf16((const uint16_t *)base, k, out);
     return;
   }
   for (int64_t j = 0; j < k; ++j) {
-    if (x.dtype == Dtype::f32) out[j] = ((const float *)base)[j * x.column_stride];
-    else if (x.dtype == Dtype::f16) ks.from_f16((const uint16_t *)base + j * x.column_stride, 1, out + j);
-    else ks.from_bf16((const uint16_t *)base + j * x.column_stride, 1, out + j);
+    if (x.dtype == Dtype::f32)
+      out[j] = ((const float *)base)[j * x.column_stride];
+    else if (x.dtype == Dtype::f16)
+      ks.from_f16((const uint16_t *)base + j * x.column_stride, 1, out + j);
+    else
+      ks.from_bf16((const uint16_t *)base + j * x.column_stride, 1, out + j);
   }
 }
 
-// What the tasks of one call share. Activations lie one block of inputs after another, token after token within a block.
+// What the tasks of one call share. Activations lie one block of inputs after another, token after
+// token within a block.
 struct Plan {
   const Kernels *ks;
   const Weight *w;
@@ -102,7 +111,8 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
   float *plain = scratch, *ordered = scratch + round_up(w.k, 16);
   load_row(*p.ks, x, row, w.k, w.gather ? plain : ordered);
   if (w.gather)
-    for (int64_t j = 0; j < p.inputs; ++j) ordered[j] = w.gather[j] >= 0 ? plain[w.gather[j]] : 0.0f;
+    for (int64_t j = 0; j < p.inputs; ++j)
+      ordered[j] = w.gather[j] >= 0 ? plain[w.gather[j]] : 0.0f;
   else
     std::memset(ordered + w.k, 0, (size_t)(p.inputs - w.k) * 4);
   const bool sums = w.zeros || w.biases || w.mins;
@@ -112,13 +122,15 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
   const int64_t first = t0 * p.segs + (t - t0);  // of x_scale, x_sum and x_start
   const int off = p.int8 ? buffer_offset(w, p.ks->unsigned_bytes) : 0;
   for (int64_t b = 0; b < p.blocks; ++b) {
-    const int64_t k0 = b * p.schedule.block, count = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block;
+    const int64_t k0 = b * p.schedule.block,
+                  count = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block;
     const int64_t at = k0 * p.tokens + t0 * count;  // of the tile
     if (!p.int8) {
       float *values = p.xf + at + (t - t0);
       for (int64_t j = 0; j < count; ++j) values[j * tile] = ordered[k0 + j];
       if (sums)
-        for (int64_t s = 0; s < count / p.seg; ++s) p.x_sum[first + (k0 / p.seg + s) * tile] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
+        for (int64_t s = 0; s < count / p.seg; ++s)
+          p.x_sum[first + (k0 / p.seg + s) * tile] = p.ks->sum(ordered + k0 + s * p.seg, p.seg);
       continue;
     }
     for (int64_t from = 0; from < count; from += p.span) {
@@ -139,8 +151,8 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
 }
 
 // Columns row0 .. row0 + rows of the result, for all tokens of the plan.
-void store_results(const Plan &p, const float *total, int64_t stride, int64_t row0, int64_t rows, const float *bias, Dtype dtype, char *out,
-                   float *line) {
+void store_results(const Plan &p, const float *total, int64_t stride, int64_t row0, int64_t rows,
+                   const float *bias, Dtype dtype, char *out, float *line) {
   const Weight &w = *p.w;
   const double numerator = w.global_op == Global::multiply ? w.global : 1.0;
   const double denominator = w.divisor * (w.global_op == Global::divide ? w.global : 1.0);
@@ -148,7 +160,8 @@ void store_results(const Plan &p, const float *total, int64_t stride, int64_t ro
   for (int64_t t = 0; t < p.tokens; ++t) {
     const float *from = total + t * stride;
     if (factor || bias) {
-      if (!factor) std::memcpy(line, from, (size_t)rows * 4);
+      if (!factor)
+        std::memcpy(line, from, (size_t)rows * 4);
       else if (denominator == 1.0)
         for (int64_t i = 0; i < rows; ++i) line[i] = (float)((double)from[i] * numerator);
       else
@@ -158,60 +171,79 @@ void store_results(const Plan &p, const float *total, int64_t stride, int64_t ro
       from = line;
     }
     char *to = out + (t * w.n + row0) * (int64_t)size_of(dtype);
-    if (dtype == Dtype::f32) std::memcpy(to, from, (size_t)rows * 4);
-    else if (dtype == Dtype::f16) p.ks->to_f16(from, rows, (uint16_t *)to);
-    else p.ks->to_bf16(from, rows, (uint16_t *)to);
+    if (dtype == Dtype::f32)
+      std::memcpy(to, from, (size_t)rows * 4);
+    else if (dtype == Dtype::f16)
+      p.ks->to_f16(from, rows, (uint16_t *)to);
+    else
+      p.ks->to_bf16(from, rows, (uint16_t *)to);
   }
 }
 
 thread_local Scratch total_scratch, panel_scratch, scale_scratch, line_scratch;
 
 // Panels first .. first + count against every token.
-void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtype dtype, char *out) {
+void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtype dtype,
+                char *out) {
   const Weight &w = *p.w;
   const Kernels &ks = *p.ks;
-  // Fused tiles are compiled for kFusedPanels panels only. Fewer panels at the end are computed again with those before them where a
-  // block is the whole row, and go through the buffer otherwise; the sums are the same.
+  // Fused tiles are compiled for kFusedPanels panels only. Fewer panels at the end are computed
+  // again with those before them where a block is the whole row, and go through the buffer
+  // otherwise; the sums are the same.
   const int done = p.schedule.whole_rows ? kFusedPanels - count : 0;
   first -= done, count += done;
   const int64_t width = (int64_t)count * kPanelRows;
   float *total = total_scratch.take<float>(p.tokens * width);
   std::memset(total, 0, (size_t)(p.tokens * width) * 4);
-  const int64_t item = p.int8 ? 1 : 4, buffer = round_up(p.schedule.block, kChunk) * kPanelRows * item;
+  const int64_t item = p.int8 ? 1 : 4,
+                buffer = round_up(p.schedule.block, kChunk) * kPanelRows * item;
   const bool fused = p.schedule.fused && count == kFusedPanels;
   char *decoded = fused ? nullptr : panel_scratch.take<char>(buffer * count);
   const int64_t per = p.schedule.block / p.seg * kPanelRows;  // floats of one part of one panel
   float *parts = scale_scratch.take<float>(3 * per * count);
   float *scales = parts, *zeros = parts + per * count, *added = zeros + per * count;
-  float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables) ? (float)w.unit : 1.0f;
+  float unit = p.int8 || w.element == Element::integer || (w.integral && ks.integer_tables)
+                   ? (float)w.unit
+                   : 1.0f;
   if (p.int8 && p.span != p.seg) unit /= kLift;
   // Bytes that suit the dot product as they are need no buffer.
   const bool direct = p.int8 && w.bits == 8 && ks.unsigned_bytes;
   const bool decode = !fused && !direct;
   const int64_t inputs_of_first_block = p.inputs < p.schedule.block ? p.inputs : p.schedule.block;
   for (int64_t b = 0; b < p.blocks; ++b) {
-    const int64_t k0 = b * p.schedule.block, inputs = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block, s0 = k0 / p.seg;
+    const int64_t k0 = b * p.schedule.block,
+                  inputs = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block,
+                  s0 = k0 / p.seg;
     for (int i = 0; i < count; ++i) {
-      if (decode && p.int8) ks.decode_u8(w, first + i, k0, round_up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
-      if (decode && !p.int8) ks.decode_f32(w, first + i, k0, round_up(inputs, kChunk), (float *)(decoded + i * buffer));
+      if (decode && p.int8)
+        ks.decode_u8(w, first + i, k0, round_up(inputs, kChunk), (uint8_t *)decoded + i * buffer);
+      if (decode && !p.int8)
+        ks.decode_f32(w, first + i, k0, round_up(inputs, kChunk), (float *)(decoded + i * buffer));
       if (!p.schedule.whole_rows || p.tokens > kFewTokens)
-        ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per, added + i * per);
+        ks.decode_scales(w, first + i, s0, inputs / p.seg, unit, scales + i * per, zeros + i * per,
+                         added + i * per);
     }
     Block block{};
     block.weight = &w, block.panel = first, block.k0 = k0;
-    block.w = fused ? nullptr : direct ? w.plane8 + (first * w.padded_k() + k0) * kPanelRows : (const void *)decoded;
+    block.w = fused    ? nullptr
+              : direct ? w.plane8 + (first * w.padded_k() + k0) * kPanelRows
+                       : (const void *)decoded;
     block.w_stride = direct ? w.padded_k() * kPanelRows : buffer;
     block.scales = scales;
     block.zeros = w.zeros ? zeros : nullptr;
     block.biases = w.biases || w.mins ? added : nullptr;
     block.s_stride = per, block.unit = unit;
-    block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count, block.tokens = (int)p.tokens;
-    block.span = (int)(p.span / p.seg), block.prefetch_bytes = p.schedule.prefetch_bytes, block.one_panel = p.schedule.one_panel;
+    block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = count,
+    block.tokens = (int)p.tokens;
+    block.span = (int)(p.span / p.seg), block.prefetch_bytes = p.schedule.prefetch_bytes,
+    block.one_panel = p.schedule.one_panel;
     if (!fused && b + 1 < p.blocks) {
       const int64_t after = p.inputs - k0 - inputs;
-      block.next_panel = first, block.next_k0 = k0 + inputs, block.next_inputs = after < p.schedule.block ? after : p.schedule.block;
+      block.next_panel = first, block.next_k0 = k0 + inputs,
+      block.next_inputs = after < p.schedule.block ? after : p.schedule.block;
     } else if (!fused && first + 2 * count <= w.panels()) {
-      block.next_panel = first + count, block.next_k0 = 0, block.next_inputs = inputs_of_first_block;
+      block.next_panel = first + count, block.next_k0 = 0,
+      block.next_inputs = inputs_of_first_block;
     }
     block.x = p.int8 ? (const void *)(p.xq + k0 * p.tokens) : (const void *)(p.xf + k0 * p.tokens);
     block.x_stride = inputs, block.largest = p.schedule.tile_tokens;
@@ -221,12 +253,14 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.widest = p.int8 ? widest_byte(w, ks.unsigned_bytes) : 0;
     (p.int8 ? ks.block_i8 : ks.block_f32)(block);
   }
-  const int64_t row0 = (first + done) * kPanelRows, room = width - done * kPanelRows, rows = w.n - row0 < room ? w.n - row0 : room;
-  store_results(p, total + done * kPanelRows, width, row0, rows, bias, dtype, out, line_scratch.take<float>(width));
+  const int64_t row0 = (first + done) * kPanelRows, room = width - done * kPanelRows,
+                rows = w.n - row0 < room ? w.n - row0 : room;
+  store_results(p, total + done * kPanelRows, width, row0, rows, bias, dtype, out,
+                line_scratch.take<float>(width));
 }
 
-// Weights in canonical order (groups that run over the flattened matrix, float zero points, nested scales): decodes sixteen
-// rows exactly, then multiplies.
+// Weights in canonical order (groups that run over the flattened matrix, float zero points, nested
+// scales): decodes sixteen rows exactly, then multiplies.
 void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char *out) {
   const Weight &w = *p.w;
   const int64_t row0 = panel * kPanelRows, rows = w.n - row0 < kPanelRows ? w.n - row0 : kPanelRows;
@@ -243,22 +277,26 @@ void run_rows(const Plan &p, int64_t panel, const float *bias, Dtype dtype, char
   float *scales = scale_scratch.take<float>(p.schedule.block / p.seg * kPanelRows);
   for (int64_t i = 0; i < p.schedule.block / p.seg * kPanelRows; ++i) scales[i] = 1.0f;
   for (int64_t b = 0; b < p.blocks; ++b) {
-    const int64_t k0 = b * p.schedule.block, inputs = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block;
+    const int64_t k0 = b * p.schedule.block,
+                  inputs = p.inputs - k0 < p.schedule.block ? p.inputs - k0 : p.schedule.block;
     Block block{};
     block.weight = &w;
     block.w = decoded + k0 * kPanelRows;
     block.scales = scales;
-    block.span = 1, block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg, block.panels = 1, block.tokens = (int)p.tokens;
+    block.span = 1, block.segments = (int)(inputs / p.seg), block.seg = (int)p.seg,
+    block.panels = 1, block.tokens = (int)p.tokens;
     block.x = p.xf + k0 * p.tokens, block.x_stride = inputs, block.largest = p.schedule.tile_tokens;
     block.total = total, block.total_stride = kPanelRows;
     p.ks->block_f32(block);
   }
-  store_results(p, total, kPanelRows, row0, rows, bias, dtype, out, line_scratch.take<float>(kPanelRows));
+  store_results(p, total, kPanelRows, row0, rows, bias, dtype, out,
+                line_scratch.take<float>(kPanelRows));
 }
 
 }  // namespace
 
-void linear(const Weight &w, const Matrix &x, const float *bias, Activations activations, Dtype out_dtype, void *out) {
+void linear(const Weight &w, const Matrix &x, const float *bias, Activations activations,
+            Dtype out_dtype, void *out) {
   if (x.rows == 0 || w.n == 0) return;
   const Kernels &ks = kernels();
   if (w.k == 0) {  // a sum of no inputs
@@ -266,9 +304,12 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     for (int64_t i = 0; i < w.n; ++i) line[i] = bias ? bias[i] : 0.0f;
     for (int64_t t = 0; t < x.rows; ++t) {
       char *to = (char *)out + t * w.n * (int64_t)size_of(out_dtype);
-      if (out_dtype == Dtype::f32) std::memcpy(to, line, (size_t)w.n * 4);
-      else if (out_dtype == Dtype::f16) ks.to_f16(line, w.n, (uint16_t *)to);
-      else ks.to_bf16(line, w.n, (uint16_t *)to);
+      if (out_dtype == Dtype::f32)
+        std::memcpy(to, line, (size_t)w.n * 4);
+      else if (out_dtype == Dtype::f16)
+        ks.to_f16(line, w.n, (uint16_t *)to);
+      else
+        ks.to_bf16(line, w.n, (uint16_t *)to);
     }
     return;
   }
@@ -285,17 +326,23 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     p.schedule = schedule_for(ks, core, w, p.int8, p.tokens, p.inputs, p.span);
     p.blocks = (p.inputs + p.schedule.block - 1) / p.schedule.block;
     thread_local Scratch x_scratch, segment_scratch;
-    if (p.int8) p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
-    else p.xf = x_scratch.take<float>(p.tokens * p.inputs);
+    if (p.int8)
+      p.xq = x_scratch.take<int8_t>(p.tokens * p.inputs);
+    else
+      p.xf = x_scratch.take<float>(p.tokens * p.inputs);
     float *entries = segment_scratch.take<float>(3 * p.tokens * p.segs);
-    p.x_scale = entries, p.x_sum = entries + p.tokens * p.segs, p.x_start = (int32_t *)(p.x_sum + p.tokens * p.segs);
+    p.x_scale = entries, p.x_sum = entries + p.tokens * p.segs,
+    p.x_start = (int32_t *)(p.x_sum + p.tokens * p.segs);
     char *to = (char *)out + t0 * w.n * (int64_t)size_of(out_dtype);
     auto token = [&](int64_t t) {
       KeepSubnormals keep;
       thread_local Scratch row_scratch;
-      prepare_token(p, x, t0 + t, t, row_scratch.take<float>(round_up(w.k, 16) + round_up(p.inputs > w.k ? p.inputs : w.k, 16)));
+      prepare_token(p, x, t0 + t, t,
+                    row_scratch.take<float>(round_up(w.k, 16) +
+                                            round_up(p.inputs > w.k ? p.inputs : w.k, 16)));
     };
-    if (p.tokens >= 8) parallel_for(p.tokens, token);
+    if (p.tokens >= 8)
+      parallel_for(p.tokens, token);
     else
       for (int64_t t = 0; t < p.tokens; ++t) token(t);
     const int panels_together = p.schedule.panels;
@@ -304,7 +351,8 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
       KeepSubnormals keep;
       if (!w.panel_order) return run_rows(p, i, bias, out_dtype, to);
       const int64_t first = i * panels_together, left = panels - first;
-      run_panels(p, first, (int)(left < panels_together ? left : panels_together), bias, out_dtype, to);
+      run_panels(p, first, (int)(left < panels_together ? left : panels_together), bias, out_dtype,
+                 to);
     });
   }
 }
@@ -314,7 +362,8 @@ void embedding(const Weight &w, const int64_t *ids, int64_t count, Dtype dtype, 
   parallel_for((count + ids_per_task - 1) / ids_per_task, [&](int64_t i) {
     KeepSubnormals keep;
     RowDecoder decoder(w);
-    for (int64_t j = i * ids_per_task; j < count && j < (i + 1) * ids_per_task; ++j) decoder.decode(ids[j], dtype, (char *)out + j * bytes);
+    for (int64_t j = i * ids_per_task; j < count && j < (i + 1) * ids_per_task; ++j)
+      decoder.decode(ids[j], dtype, (char *)out + j * bytes);
   });
 }
 
@@ -323,7 +372,8 @@ void dequantize(const Weight &w, int64_t first, int64_t last, Dtype dtype, void 
   parallel_for((last - first + rows_per_task - 1) / rows_per_task, [&](int64_t i) {
     KeepSubnormals keep;
     RowDecoder decoder(w);
-    for (int64_t r = first + i * rows_per_task; r < last && r < first + (i + 1) * rows_per_task; ++r)
+    for (int64_t r = first + i * rows_per_task; r < last && r < first + (i + 1) * rows_per_task;
+         ++r)
       decoder.decode(r, dtype, (char *)out + (r - first) * bytes);
   });
 }

@@ -13,10 +13,11 @@ struct Matrix {
   int64_t rows = 0, row_stride = 0, column_stride = 1;  // in elements
 };
 
-// Results do not depend on the number of threads or on which rows share a call: a row's sums run over each segment in
-// order, then over the segments in order, whatever the tile. out is [x.rows][w.n], contiguous, of out_dtype; bias is
-// float32 or null.
-void linear(const Weight &w, const Matrix &x, const float *bias, Activations activations, Dtype out_dtype, void *out);
+// Results do not depend on the number of threads or on which rows share a call: a row's sums run
+// over each segment in order, then over the segments in order, whatever the tile. out is
+// [x.rows][w.n], contiguous, of out_dtype; bias is float32 or null.
+void linear(const Weight &w, const Matrix &x, const float *bias, Activations activations,
+            Dtype out_dtype, void *out);
 
 // Rows ids[0 .. count - 1] of w, decoded exactly: out [count][k].
 void embedding(const Weight &w, const int64_t *ids, int64_t count, Dtype dtype, void *out);

@@ -6,12 +6,14 @@
 namespace halfbyte {
 namespace {
 
-// A word's hash is the sum of (c_i + 1) kBase^i modulo 2^64: a prefix's comes from the one before it, and so does a suffix's.
+// A word's hash is the sum of (c_i + 1) kBase^i modulo 2^64: a prefix's comes from the one before
+// it, and so does a suffix's.
 constexpr uint64_t kBase = 0x9e3779b97f4a7c15u;
 
 class Words {
  public:
-  Words(const uint32_t *characters, const int64_t *ends, int64_t count) : characters_(characters), ends_(ends) {
+  Words(const uint32_t *characters, const int64_t *ends, int64_t count)
+      : characters_(characters), ends_(ends) {
     int bits = 4;
     while ((int64_t)1 << bits < 2 * count) ++bits;
     shift_ = 64 - bits, mask_ = ((uint64_t)1 << bits) - 1;
@@ -43,7 +45,9 @@ class Words {
     uint64_t hash;
     int32_t word;
   };
-  uint64_t first(uint64_t hash) const { return (hash ^ hash >> 29) * 0xbf58476d1ce4e5b9u >> shift_; }
+  uint64_t first(uint64_t hash) const {
+    return (hash ^ hash >> 29) * 0xbf58476d1ce4e5b9u >> shift_;
+  }
 
   const uint32_t *characters_;
   const int64_t *ends_;
@@ -54,7 +58,8 @@ class Words {
 
 }  // namespace
 
-int64_t merges(const uint32_t *characters, const int64_t *ends, int64_t count, int32_t *left, int32_t *right) {
+int64_t merges(const uint32_t *characters, const int64_t *ends, int64_t count, int32_t *left,
+               int32_t *right) {
   const Words words(characters, ends, count);
   std::vector<uint64_t> prefixes;
   int64_t pairs = 0;
@@ -62,7 +67,8 @@ int64_t merges(const uint32_t *characters, const int64_t *ends, int64_t count, i
     const int64_t start = words.start(i), end = words.end(i);
     prefixes.assign(1, 0);
     uint64_t power = 1, suffix = 0;
-    for (int64_t j = start; j + 1 < end; ++j) prefixes.push_back(prefixes.back() + (characters[j] + 1) * power), power *= kBase;
+    for (int64_t j = start; j + 1 < end; ++j)
+      prefixes.push_back(prefixes.back() + (characters[j] + 1) * power), power *= kBase;
     for (int64_t cut = end - 1; cut > start; --cut) {
       suffix = suffix * kBase + characters[cut] + 1;
       const int32_t before = words.find(prefixes[(size_t)(cut - start)], start, cut);

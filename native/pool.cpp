@@ -30,8 +30,8 @@ inline void relax() {
 #endif
 }
 
-// A waiting worker polls this many times before it sleeps: about 20 microseconds, so that the products of one token find it
-// awake while an idle pool costs nothing.
+// A waiting worker polls this many times before it sleeps: about 20 microseconds, so that the
+// products of one token find it awake while an idle pool costs nothing.
 constexpr int kPolls = 1000;
 
 class Pool {
@@ -61,8 +61,10 @@ class Pool {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_.notify_all();
     drain();
     for (int poll = 0; active_.load(std::memory_order_acquire) != 0; ++poll) {
-      if (poll < 100 * kPolls) relax();
-      else std::this_thread::yield();
+      if (poll < 100 * kPolls)
+        relax();
+      else
+        std::this_thread::yield();
     }
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
@@ -114,8 +116,8 @@ class Pool {
 
 std::atomic<int> requested{0}, usable{0};
 
-// The pool and the lock that its user holds. A fork copies neither the threads nor a usable lock: the child abandons both
-// (a few bytes are lost).
+// The pool and the lock that its user holds. A fork copies neither the threads nor a usable lock:
+// the child abandons both (a few bytes are lost).
 struct Owner {
   std::mutex busy;
   Pool *pool = nullptr;
@@ -148,8 +150,10 @@ int threads_of_quota(const std::string &quota, const std::string &period) {
 // The quota of one group: `cpu.max` ("quota period") of version 2, or the two files of version 1.
 int threads_of_group(const std::string &group) {
   const std::string both = first_line(group + "/cpu.max");
-  if (const size_t space = both.find(' '); space != std::string::npos) return threads_of_quota(both.substr(0, space), both.substr(space));
-  return threads_of_quota(first_line(group + "/cpu.cfs_quota_us"), first_line(group + "/cpu.cfs_period_us"));
+  if (const size_t space = both.find(' '); space != std::string::npos)
+    return threads_of_quota(both.substr(0, space), both.substr(space));
+  return threads_of_quota(first_line(group + "/cpu.cfs_quota_us"),
+                          first_line(group + "/cpu.cfs_period_us"));
 }
 
 }  // namespace
@@ -188,7 +192,8 @@ void set_threads(int threads) {
   requested = threads > 0 ? threads : 0;
 }
 
-// Asking the system takes longer than a small product, so its answer is kept until `set_threads` is called again.
+// Asking the system takes longer than a small product, so its answer is kept until `set_threads` is
+// called again.
 int threads() {
   if (const int n = requested) return n;
   if (!usable) usable = usable_threads();

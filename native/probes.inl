@@ -1,10 +1,12 @@
-// Part of kernels.inl: what the instruction set can do at peak, for `halfbyte bench` to hold products against.
+// Part of kernels.inl: what the instruction set can do at peak, for `halfbyte bench` to hold
+// products against.
 
-// Twelve independent sums hide the latency of a product on every core of the last ten years and still fit sixteen registers.
+// Twelve independent sums hide the latency of a product on every core of the last ten years and
+// still fit sixteen registers.
 constexpr int kChains = 12;
 
-// Bytes, float32 operations or 8-bit operations done, a product and a sum being two. `data` has `count` bytes to read, or
-// 512 from which operands come; `count` is then the number of rounds.
+// Bytes, float32 operations or 8-bit operations done, a product and a sum being two. `data` has
+// `count` bytes to read, or 512 from which operands come; `count` is then the number of rounds.
 template <class V>
 double probe(Probe kind, const uint8_t *data, int64_t count) {
   constexpr int bytes = (int)sizeof(typename V::B);
@@ -16,8 +18,7 @@ double probe(Probe kind, const uint8_t *data, int64_t count) {
     for (int64_t at = 0; at < part; at += 256)
       for (int s = 0; s < streams; ++s) {
         const uint8_t *p = data + s * part + at;
-        HB_UNROLL
-        for (int i = 0; i < 256; i += bytes) seen[s] = V::bor(seen[s], V::bload(p + i));
+        HB_UNROLL_FOR (int i = 0; i < 256; i += bytes) seen[s] = V::bor(seen[s], V::bload(p + i));
       }
     uint8_t sink[streams * bytes];
     for (int s = 0; s < streams; ++s) V::bstore(sink + s * bytes, seen[s]);
@@ -28,11 +29,9 @@ double probe(Probe kind, const uint8_t *data, int64_t count) {
   if (kind == Probe::fma) {
     typename V::F sums[kChains];
     const typename V::F w = V::fset(0.5f), x = V::fset((float)data[0]);
-    HB_UNROLL
-    for (int c = 0; c < kChains; ++c) sums[c] = V::fset((float)c);
+    HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::fset((float)c);
     for (int64_t i = 0; i < count; ++i) {
-      HB_UNROLL
-      for (int c = 0; c < kChains; ++c) sums[c] = V::fma(sums[c], w, x);
+      HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::fma(sums[c], w, x);
     }
     float sink[kPanelRows];
     for (int c = 1; c < kChains; ++c) sums[0] = V::fadd(sums[0], sums[c]);
@@ -44,14 +43,13 @@ double probe(Probe kind, const uint8_t *data, int64_t count) {
   // One operand is loaded a round, or a compiler would take the products out of the loop.
   const auto x = V::broadcast4((const int8_t *)data + 256);
   volatile int32_t keep;
-  if constexpr (V::sums_in_16_bits) {  // as the tiles do it: the way to 32 bits comes once in many products
+  if constexpr (V::sums_in_16_bits) {  // as the tiles do it: the way to 32 bits comes once in many
+                                       // products
     typename V::P sums[kChains];
-    HB_UNROLL
-    for (int c = 0; c < kChains; ++c) sums[c] = V::products(V::bset(c), x);
+    HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::products(V::bset(c), x);
     for (int64_t i = 0; i < count; ++i) {
       const typename V::B w = V::bload(data + (i & 3) * 64);
-      HB_UNROLL
-      for (int c = 0; c < kChains; ++c) sums[c] = V::more(sums[c], w, x);
+      HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::more(sums[c], w, x);
     }
     typename V::I all = V::iset(0);
     for (int c = 0; c < kChains; ++c) all = V::fold(all, sums[c]);
@@ -60,12 +58,10 @@ double probe(Probe kind, const uint8_t *data, int64_t count) {
     keep = (int32_t)sink[0];
   } else {
     typename V::I sums[kChains];
-    HB_UNROLL
-    for (int c = 0; c < kChains; ++c) sums[c] = V::iset(c);
+    HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::iset(c);
     for (int64_t i = 0; i < count; ++i) {
       const typename V::B w = V::bload(data + (i & 3) * 64);
-      HB_UNROLL
-      for (int c = 0; c < kChains; ++c) sums[c] = V::dot(sums[c], w, x);
+      HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::dot(sums[c], w, x);
     }
     int32_t lanes = 0;
     for (int c = 0; c < kChains; ++c) {

@@ -6,10 +6,10 @@ struct BufferedScales {
   using F = typename V::F;
   const float *scales, *zeros, *biases;
   int64_t at[NV], step = 0;
-  HB_INLINE BufferedScales(const Block &b, int v0) : scales(b.scales), zeros(b.zeros), biases(b.biases) {
+  HB_INLINE BufferedScales(const Block &b, int v0)
+      : scales(b.scales), zeros(b.zeros), biases(b.biases) {
     constexpr int H = kPanelRows / V::W;
-    HB_UNROLL
-    for (int j = 0; j < NV; ++j) at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
+    HB_UNROLL_FOR (int j = 0; j < NV; ++j) at[j] = (v0 + j) / H * b.s_stride + (v0 + j) % H * V::W;
   }
   HB_INLINE void load() {}
   HB_INLINE F scale(int j) const { return V::fload(scales + at[j] + step); }
@@ -18,12 +18,13 @@ struct BufferedScales {
   HB_INLINE void advance() { step += kPanelRows; }
 };
 
-// The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are copied out of the
-// Block, which the compiler must otherwise read again after every store.
+// The sums of a tile outside the loop over inputs: MT tokens by NV vectors of rows. Addresses are
+// copied out of the Block, which the compiler must otherwise read again after every store.
 template <class V, int MT, int NV, bool SPANS = false>
 struct Tile {
   using F = typename V::F;
-  // Sums stay in registers from segment to segment where there is room for them beside those of the segment (and those of a span).
+  // Sums stay in registers from segment to segment where there is room for them beside those of the
+  // segment (and those of a span).
   static constexpr bool in_registers = (SPANS ? 3 : 2) * MT * NV + NV <= V::registers - 6;
   const float *x_sum;  // [segment][MT], from the block's first segment on
   float *total;
@@ -31,67 +32,81 @@ struct Tile {
   F sums[in_registers ? MT : 1][in_registers ? NV : 1];
 
   HB_INLINE Tile(const Block &b, int t0, int v0)
-      : x_sum(b.x_sum ? b.x_sum + b.entry(t0, MT) : nullptr), total(b.total + t0 * b.total_stride + v0 * V::W), stride(b.total_stride) {
+      : x_sum(b.x_sum ? b.x_sum + b.entry(t0, MT) : nullptr),
+        total(b.total + t0 * b.total_stride + v0 * V::W),
+        stride(b.total_stride) {
     if constexpr (in_registers)
-      HB_UNROLL
-      for (int t = 0; t < MT; ++t)
-        HB_UNROLL
-        for (int j = 0; j < NV; ++j) sums[t][j] = V::fload(total + t * stride + j * V::W);
+      HB_UNROLL_FOR (int t = 0; t < MT; ++t)
+        HB_UNROLL_FOR (int j = 0; j < NV; ++j) sums[t][j] = V::fload(total + t * stride + j * V::W);
   }
 
-  // total += bias * x_sum + (sum - zero * x_sum) * scale, where `sum` is segment s's sum of products. A single non-zero
-  // activation of 1 so gives the weight's exact value rounded once: the difference and the first term are exact, and the last
-  // step is one fused product and sum.
+  // total += bias * x_sum + (sum - zero * x_sum) * scale, where `sum` is segment s's sum of
+  // products. A single non-zero activation of 1 so gives the weight's exact value rounded once: the
+  // difference and the first term are exact, and the last step is one fused product and sum.
   template <class Scales>
   HB_INLINE void apply_scales(F (&sum)[MT][NV], int s, const Scales &scales) {
     const float *of = x_sum + s * MT;
-    if (scales.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(scales.zero(j), V::fset(of[t]), sum[t][j]); });
+    if (scales.zeros)
+      each([&](int t, int j) HB_INLINE_LAMBDA {
+        sum[t][j] = V::fnma(scales.zero(j), V::fset(of[t]), sum[t][j]);
+      });
     if (scales.biases)
-      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], scales.scale(j), V::fma(scales.bias(j), V::fset(of[t]), at(t, j)))); });
+      each([&](int t, int j) HB_INLINE_LAMBDA {
+        put(t, j,
+            V::fma(sum[t][j], scales.scale(j), V::fma(scales.bias(j), V::fset(of[t]), at(t, j))));
+      });
     else
-      each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], scales.scale(j), at(t, j))); });
+      each([&](int t, int j)
+               HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], scales.scale(j), at(t, j))); });
   }
 
-  // part += (sum - zero * x_sum) * scale, in units of the activations' scale, and at the end of a span total += part * that scale. Of a
-  // single activation everything up to the last product is exact: `span` is several segments only where it can be.
+  // part += (sum - zero * x_sum) * scale, in units of the activations' scale, and at the end of a
+  // span total += part * that scale. Of a single activation everything up to the last product is
+  // exact: `span` is several segments only where it can be.
   template <class Scales>
   HB_INLINE void fold(F (&part)[MT][NV], F (&sum)[MT][NV], int s, const Scales &scales) {
     const float *of = x_sum + s * MT;
-    if (scales.zeros) each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::fnma(scales.zero(j), V::fset(of[t]), sum[t][j]); });
-    each([&](int t, int j) HB_INLINE_LAMBDA { part[t][j] = V::fma(sum[t][j], scales.scale(j), part[t][j]); });
+    if (scales.zeros)
+      each([&](int t, int j) HB_INLINE_LAMBDA {
+        sum[t][j] = V::fnma(scales.zero(j), V::fset(of[t]), sum[t][j]);
+      });
+    each([&](int t, int j)
+             HB_INLINE_LAMBDA { part[t][j] = V::fma(sum[t][j], scales.scale(j), part[t][j]); });
   }
   HB_INLINE void add(F (&part)[MT][NV], const float *x_scale) {
-    each([&](int t, int j) HB_INLINE_LAMBDA { put(t, j, V::fma(part[t][j], V::fset(x_scale[t]), at(t, j))), part[t][j] = V::fzero(); });
+    each([&](int t, int j) HB_INLINE_LAMBDA {
+      put(t, j, V::fma(part[t][j], V::fset(x_scale[t]), at(t, j))), part[t][j] = V::fzero();
+    });
   }
 
   HB_INLINE F at(int t, int j) const {
-    if constexpr (in_registers) return sums[t][j];
-    else return V::fload(total + t * stride + j * V::W);
+    if constexpr (in_registers)
+      return sums[t][j];
+    else
+      return V::fload(total + t * stride + j * V::W);
   }
   HB_INLINE void put(int t, int j, F now) {
-    if constexpr (in_registers) sums[t][j] = now;
-    else V::fstore(total + t * stride + j * V::W, now);
+    if constexpr (in_registers)
+      sums[t][j] = now;
+    else
+      V::fstore(total + t * stride + j * V::W, now);
   }
   template <class Body>
   static HB_INLINE void each(Body &&body) {
-    HB_UNROLL
-    for (int j = 0; j < NV; ++j)
-      HB_UNROLL
-      for (int t = 0; t < MT; ++t) body(t, j);
+    HB_UNROLL_FOR (int j = 0; j < NV; ++j)
+      HB_UNROLL_FOR (int t = 0; t < MT; ++t) body(t, j);
   }
 
   HB_INLINE void finish() {
     if constexpr (in_registers)
-      HB_UNROLL
-      for (int t = 0; t < MT; ++t)
-        HB_UNROLL
-        for (int j = 0; j < NV; ++j) V::fstore(total + t * stride + j * V::W, sums[t][j]);
+      HB_UNROLL_FOR (int t = 0; t < MT; ++t)
+        HB_UNROLL_FOR (int j = 0; j < NV; ++j) V::fstore(total + t * stride + j * V::W, sums[t][j]);
   }
 };
 
-// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table or not. UNROLL inputs
-// are unrolled; segments are whole iterations, or a SINGLE one: code without a loop, since between two loops compilers copy the sums from
-// register to register.
+// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table
+// or not. UNROLL inputs are unrolled; segments are whole iterations, or a SINGLE one: code without
+// a loop, since between two loops compilers copy the sums from register to register.
 template <int UNROLL, int BITS, bool TABLE = false, bool SINGLE = false>
 struct FromPlanes {
   static constexpr int unroll = UNROLL, bits = BITS;
@@ -105,35 +120,43 @@ struct FromBuffer {
 
 template <class V, class Source>
 HB_INLINE auto decoder_of(const Weight &w) {
-  if constexpr (Source::fused) return FloatDecoder<V, Source::bits, Source::table>(w);
-  else return 0;
+  if constexpr (Source::fused)
+    return FloatDecoder<V, Source::bits, Source::table>(w);
+  else
+    return 0;
 }
 
 // Where a tile finds its scales.
 template <class V, int MT, int NV, class Source>
 HB_INLINE auto scales_of(const Block &b, int v0) {
-  if constexpr (Source::fused && MT <= kFewTokens) return PanelScales<V, NV>(*b.weight, b.panel, v0, b.unit, b.one_panel);
-  else return BufferedScales<V, NV>(b, v0);
+  if constexpr (Source::fused && MT <= kFewTokens)
+    return PanelScales<V, NV>(*b.weight, b.panel, v0, b.unit, b.one_panel);
+  else
+    return BufferedScales<V, NV>(b, v0);
 }
 
-// MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction sets whose products
-// are 16-bit); 0: signed bytes, or sets that sum in 32 bits at once.
-// SPANS: a scale of the activations covers several segments.
+// MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction
+// sets whose products are 16-bit); 0: signed bytes, or sets that sum in 32 bits at once. SPANS: a
+// scale of the activations covers several segments.
 template <class V, int MT, int NV, int F, class Source, bool SPANS>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
   constexpr int inputs = Source::unroll;
-  static_assert(inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0), "an iteration is whole units");
+  static_assert(
+      inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0),
+      "an iteration is whole units");
   const uint8_t *w[NV];
   Planes planes[NV];
-  HB_UNROLL
-  for (int j = 0; j < NV; ++j) {
+  HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
     const int panel = (v0 + j) / H;
-    if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
-    else w[j] = (const uint8_t *)b.w + panel * b.w_stride + (v0 + j) % H * V::W * 4;
+    if constexpr (Source::fused)
+      planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
+    else
+      w[j] = (const uint8_t *)b.w + panel * b.w_stride + (v0 + j) % H * V::W * 4;
   }
-  const auto table = byte_table<V>(*b.weight, Source::table ? buffer_offset(*b.weight, V::unsigned_bytes) : 0);
+  const auto table =
+      byte_table<V>(*b.weight, Source::table ? buffer_offset(*b.weight, V::unsigned_bytes) : 0);
   const B sign = V::bset(bits == 8 && !V::unsigned_bytes ? 0x80 : 0);
   const int8_t *x = (const int8_t *)b.x + t0 * b.x_stride;
   const int32_t *x_start = b.x_start + b.entry(t0, MT);
@@ -149,10 +172,8 @@ void tile_i8(const Block &b, int t0, int v0) {
   for (int s = 0; s < segments; ++s) {
     typename V::I acc[MT][NV];
     typename V::P pairs[MT][NV];
-    HB_UNROLL
-    for (int t = 0; t < MT; ++t)
-      HB_UNROLL
-      for (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
+    HB_UNROLL_FOR (int t = 0; t < MT; ++t)
+      HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
     int iteration = 0;
     do {
       if constexpr (Source::fused)
@@ -161,8 +182,7 @@ void tile_i8(const Block &b, int t0, int v0) {
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         B rows[NV];
-        HB_UNROLL
-        for (int j = 0; j < NV; ++j) {
+        HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
           if constexpr (Source::fused) {
             rows[j] = code_at<V, bits, i>(planes[j], (v0 + j) % H * V::W * 4);
             if constexpr (Source::table) rows[j] = V::lookup(table, rows[j]);
@@ -171,37 +191,35 @@ void tile_i8(const Block &b, int t0, int v0) {
             rows[j] = V::bload(w[j] + i * kUnitBytes);
           }
         }
-        HB_UNROLL
-        for (int t = 0; t < MT; ++t) {
+        HB_UNROLL_FOR (int t = 0; t < MT; ++t) {
           const auto four = V::broadcast4(x + (i * MT + t) * 4);
-          HB_UNROLL
-          for (int j = 0; j < NV; ++j) {
-            if constexpr (F == 0) acc[t][j] = V::dot(acc[t][j], rows[j], four);
-            else if constexpr (i % (F ? F : 1) == 0) pairs[t][j] = V::products(rows[j], four);
-            else pairs[t][j] = V::more(pairs[t][j], rows[j], four);
+          HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
+            if constexpr (F == 0)
+              acc[t][j] = V::dot(acc[t][j], rows[j], four);
+            else if constexpr (i % (F ? F : 1) == 0)
+              pairs[t][j] = V::products(rows[j], four);
+            else
+              pairs[t][j] = V::more(pairs[t][j], rows[j], four);
           }
         }
         if constexpr (F != 0 && (i + 1) % (F ? F : 1) == 0)
-          HB_UNROLL
-          for (int t = 0; t < MT; ++t)
-            HB_UNROLL
-            for (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], pairs[t][j]);
+          HB_UNROLL_FOR (int t = 0; t < MT; ++t)
+            HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], pairs[t][j]);
       });
-      HB_UNROLL
-      for (int j = 0; j < NV; ++j) {
-        if constexpr (Source::fused) planes[j].advance(inputs);
-        else w[j] += inputs / 4 * kUnitBytes;
+      HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
+        if constexpr (Source::fused)
+          planes[j].advance(inputs);
+        else
+          w[j] += inputs / 4 * kUnitBytes;
       }
       x += MT * inputs;
     } while (!Source::single && ++iteration < iterations);
     typename V::F sum[MT][NV];
     scales.load();
     if constexpr (!SPANS) {
-      HB_UNROLL
-      for (int t = 0; t < MT; ++t) {
+      HB_UNROLL_FOR (int t = 0; t < MT; ++t) {
         const typename V::F by = V::fset(x_scale[s * MT + t]);
-        HB_UNROLL
-        for (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
+        HB_UNROLL_FOR (int j = 0; j < NV; ++j) sum[t][j] = V::fmul(V::cvt(acc[t][j]), by);
       }
       tile.apply_scales(sum, s, scales);
     } else {
@@ -221,11 +239,12 @@ void tile_f32(const Block &b, int t0, int v0) {
   constexpr int inputs = Source::unroll;
   const float *w[NV];
   Planes planes[NV];
-  HB_UNROLL
-  for (int j = 0; j < NV; ++j) {
+  HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
     const int panel = (v0 + j) / H;
-    if constexpr (Source::fused) planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
-    else w[j] = (const float *)((const char *)b.w + panel * b.w_stride) + (v0 + j) % H * V::W;
+    if constexpr (Source::fused)
+      planes[j] = Planes::at(*b.weight, b.panel + panel, b.k0);
+    else
+      w[j] = (const float *)((const char *)b.w + panel * b.w_stride) + (v0 + j) % H * V::W;
   }
   const auto decode = decoder_of<V, Source>(*b.weight);
   const float *x = (const float *)b.x + t0 * b.x_stride;
@@ -234,10 +253,8 @@ void tile_f32(const Block &b, int t0, int v0) {
   const int segments = b.segments, iterations = b.seg / inputs, prefetch_bytes = b.prefetch_bytes;
   for (int s = 0; s < segments; ++s) {
     F acc[MT][NV];
-    HB_UNROLL
-    for (int t = 0; t < MT; ++t)
-      HB_UNROLL
-      for (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
+    HB_UNROLL_FOR (int t = 0; t < MT; ++t)
+      HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::fzero();
     for (int iteration = 0; iteration < iterations; ++iteration) {
       if constexpr (Source::fused)
         if (prefetch_bytes)
@@ -246,28 +263,28 @@ void tile_f32(const Block &b, int t0, int v0) {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[NV];
         if constexpr (Source::fused)
-          HB_UNROLL
-          for (int j = 0; j < NV; ++j) lanes[j] = decode.template four<i>(planes[j], (v0 + j) % H * V::W * 4);
+          HB_UNROLL_FOR (int j = 0; j < NV; ++j)
+            lanes[j] = decode.template four<i>(planes[j], (v0 + j) % H * V::W * 4);
         repeat<0, 4>([&](auto byte) HB_INLINE_LAMBDA {
           constexpr int q = decltype(byte)::value;
           F rows[NV];
-          HB_UNROLL
-          for (int j = 0; j < NV; ++j) {
-            if constexpr (Source::fused) rows[j] = decode.template element<i, q>(lanes[j]);
-            else rows[j] = V::fload(w[j] + (i * 4 + q) * kPanelRows);
+          HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
+            if constexpr (Source::fused)
+              rows[j] = decode.template element<i, q>(lanes[j]);
+            else
+              rows[j] = V::fload(w[j] + (i * 4 + q) * kPanelRows);
           }
-          HB_UNROLL
-          for (int t = 0; t < MT; ++t) {
+          HB_UNROLL_FOR (int t = 0; t < MT; ++t) {
             const F one = V::fset(x[(i * 4 + q) * MT + t]);
-            HB_UNROLL
-            for (int j = 0; j < NV; ++j) acc[t][j] = V::fma(rows[j], one, acc[t][j]);
+            HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::fma(rows[j], one, acc[t][j]);
           }
         });
       });
-      HB_UNROLL
-      for (int j = 0; j < NV; ++j) {
-        if constexpr (Source::fused) planes[j].advance(inputs);
-        else w[j] += inputs * kPanelRows;
+      HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
+        if constexpr (Source::fused)
+          planes[j].advance(inputs);
+        else
+          w[j] += inputs * kPanelRows;
       }
       x += MT * inputs;
     }
@@ -278,8 +295,9 @@ void tile_f32(const Block &b, int t0, int v0) {
   tile.finish();
 }
 
-// The same for one token and one vector of rows, decoded on the way, MANY segments side by side: as many sums under way as a core needs,
-// though memory is read in one stream. Every sum is made in the same order.
+// The same for one token and one vector of rows, decoded on the way, MANY segments side by side: as
+// many sums under way as a core needs, though memory is read in one stream. Every sum is made in
+// the same order.
 template <class V, int MANY, class Source>
 void interleaved_f32(const Block &b, int v) {
   using F = typename V::F;
@@ -290,35 +308,33 @@ void interleaved_f32(const Block &b, int v) {
   const float *x = (const float *)b.x;
   Tile<V, 1, 1> tile(b, 0, v);
   PanelScales<V, 1> scales(*b.weight, b.panel, v, b.unit, false);
-  const int segments = b.segments, seg = b.seg, iterations = seg / inputs, prefetch_bytes = b.prefetch_bytes;
+  const int segments = b.segments, seg = b.seg, iterations = seg / inputs,
+            prefetch_bytes = b.prefetch_bytes;
   int s = 0;
   const auto next = [&](auto many) HB_INLINE_LAMBDA {
     constexpr int N = decltype(many)::value;
     F acc[N];
     Planes at[N];
-    HB_UNROLL
-    for (int j = 0; j < N; ++j) acc[j] = V::fzero(), at[j] = planes, at[j].advance(j * seg);
+    HB_UNROLL_FOR (int j = 0; j < N; ++j)
+      acc[j] = V::fzero(), at[j] = planes, at[j].advance(j * seg);
     for (int iteration = 0; iteration < iterations; ++iteration) {
       if (prefetch_bytes)
-        HB_UNROLL
-        for (int j = 0; j < N; ++j) at[j].template prefetch<bits, inputs>(prefetch_bytes);
+        HB_UNROLL_FOR (int j = 0; j < N; ++j) at[j].template prefetch<bits, inputs>(prefetch_bytes);
       repeat<0, inputs / 4>([&](auto index) HB_INLINE_LAMBDA {
         constexpr int i = decltype(index)::value;
         typename V::I lanes[N];
-        HB_UNROLL
-        for (int j = 0; j < N; ++j) lanes[j] = decode.template four<i>(at[j], lane);
+        HB_UNROLL_FOR (int j = 0; j < N; ++j) lanes[j] = decode.template four<i>(at[j], lane);
         repeat<0, 4>([&](auto byte) HB_INLINE_LAMBDA {
           constexpr int q = decltype(byte)::value;
-          HB_UNROLL
-          for (int j = 0; j < N; ++j) acc[j] = V::fma(decode.template element<i, q>(lanes[j]), V::fset(x[j * seg + i * 4 + q]), acc[j]);
+          HB_UNROLL_FOR (int j = 0; j < N; ++j)
+            acc[j] = V::fma(decode.template element<i, q>(lanes[j]),
+                            V::fset(x[j * seg + i * 4 + q]), acc[j]);
         });
       });
-      HB_UNROLL
-      for (int j = 0; j < N; ++j) at[j].advance(inputs);
+      HB_UNROLL_FOR (int j = 0; j < N; ++j) at[j].advance(inputs);
       x += inputs;
     }
-    HB_UNROLL
-    for (int j = 0; j < N; ++j) {
+    HB_UNROLL_FOR (int j = 0; j < N; ++j) {
       F sum[1][1] = {{acc[j]}};
       scales.load();
       tile.apply_scales(sum, s + j, scales);
@@ -347,8 +363,8 @@ inline void tiles_i8(const Block &b, int t0) {
   tiles_of<V, MT, NV, F, Source, false>(b, t0);
 }
 
-// Asks for the share of the next block's codes that falls to tokens t0 .. t1 of this one: decoding then finds them near, and the memory is
-// busy while products are made.
+// Asks for the share of the next block's codes that falls to tokens t0 .. t1 of this one: decoding
+// then finds them near, and the memory is busy while products are made.
 inline void prefetch_next(const Block &b, int t0, int t1) {
   if (!b.next_inputs) return;
   const Weight &w = *b.weight;
@@ -357,7 +373,9 @@ inline void prefetch_next(const Block &b, int t0, int t1) {
     const int64_t bytes = b.next_inputs * bits * 2;  // of a panel
     for (int i = 0; i < b.panels; ++i) {
       const uint8_t *from = plane + ((b.next_panel + i) * w.padded_k() + b.next_k0) * bits * 2;
-      for (int64_t at = bytes * t0 / b.tokens / kUnitBytes * kUnitBytes; at < bytes * t1 / b.tokens; at += kUnitBytes) __builtin_prefetch(from + at);
+      for (int64_t at = bytes * t0 / b.tokens / kUnitBytes * kUnitBytes; at < bytes * t1 / b.tokens;
+           at += kUnitBytes)
+        __builtin_prefetch(from + at);
     }
   };
   prefetch(w.plane8, 8), prefetch(w.plane4, 4), prefetch(w.plane2, 2), prefetch(w.plane1, 1);
@@ -388,12 +406,16 @@ void blocks_i8(const Block &b) {
       if (V::i8.alternative == b.largest) largest(Constant<V::i8.alternative>());
   }
   if constexpr (V::i8.tokens > 8)
-    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_i8<V, 8, V::i8.vectors, F, Source>(b, t);
+    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8)
+      tiles_i8<V, 8, V::i8.vectors, F, Source>(b, t);
   if constexpr (Source::fused && V::one_panel_tiles)
     if (b.one_panel) return last_i8<V, 1, 1, 1, F, Source>(b, t);
-  // Two super-scales and minima beside codes and scales: of more panels at once the memory follows so many streams no longer.
+  // Two super-scales and minima beside codes and scales: of more panels at once the memory follows
+  // so many streams no longer.
   if constexpr (Source::fused && V::i8.vectors_minima < V::i8.vectors_one)
-    if (b.weight->super_mins) return last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_minima, F, Source>(b, t);
+    if (b.weight->super_mins)
+      return last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_minima, F, Source>(b,
+                                                                                                t);
   last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_one, F, Source>(b, t);
 }
 
@@ -416,8 +438,8 @@ void buffered_i8(const Block &b) {
   if constexpr (F <= 2) blocks_i8<V, F, FromBuffer<8>>(b);
 }
 
-// Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps. Signed bytes have their
-// own way (0).
+// Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps.
+// Signed bytes have their own way (0).
 template <class V>
 constexpr int steps(int peak) {
   return V::sums_in_16_bits ? peak : 0;
@@ -434,12 +456,19 @@ void planes_i8(const Block &b) {
     return blocks_i8<V, F4, FromPlanes<16, 4, true>>(b);
   }
   switch (b.weight->bits) {
-    case 2: return blocks_i8<V, F4, FromPlanes<16, 2>>(b);
-    case 3: return blocks_i8<V, F4, FromPlanes<32, 3>>(b);
-    case 4: return b.seg == 32 ? blocks_i8<V, F4, FromPlanes<32, 4, false, true>>(b) : blocks_i8<V, F4, FromPlanes<32, 4>>(b);
-    case 5: return blocks_i8<V, F4, FromPlanes<32, 5>>(b);
-    case 6: return blocks_i8<V, F2, FromPlanes<16, 6>>(b);
-    default: return blocks_i8<V, 0, FromPlanes<32, 8>>(b);
+    case 2:
+      return blocks_i8<V, F4, FromPlanes<16, 2>>(b);
+    case 3:
+      return blocks_i8<V, F4, FromPlanes<32, 3>>(b);
+    case 4:
+      return b.seg == 32 ? blocks_i8<V, F4, FromPlanes<32, 4, false, true>>(b)
+                         : blocks_i8<V, F4, FromPlanes<32, 4>>(b);
+    case 5:
+      return blocks_i8<V, F4, FromPlanes<32, 5>>(b);
+    case 6:
+      return blocks_i8<V, F2, FromPlanes<16, 6>>(b);
+    default:
+      return blocks_i8<V, 0, FromPlanes<32, 8>>(b);
   }
 }
 
@@ -471,11 +500,14 @@ void blocks_f32(const Block &b) {
       tiles_f32<V, V::f32.tokens, V::f32.vectors, Source>(b, t);
     }
   if constexpr (V::f32.tokens > 8)
-    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8) tiles_f32<V, 8, V::f32.vectors, Source>(b, t);
+    for (; b.largest > 8 && t + 8 <= b.tokens; t += 8)
+      tiles_f32<V, 8, V::f32.vectors, Source>(b, t);
   if constexpr (Source::fused && V::one_panel_tiles)
     if (b.one_panel && b.tokens == 1) {
-      // Eight bits a code: memory is busy with one segment, and the streams of four are more than it follows.
-      for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v) interleaved_f32<V, Source::bits == 8 ? 1 : 4, Source>(b, v);
+      // Eight bits a code: memory is busy with one segment, and the streams of four are more than
+      // it follows.
+      for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v)
+        interleaved_f32<V, Source::bits == 8 ? 1 : 4, Source>(b, v);
       return;
     }
   if constexpr (Source::fused || V::f32.tokens > 4)
@@ -487,7 +519,8 @@ void blocks_f32(const Block &b) {
 template <class V>
 bool fuses_f32(const Weight &w) {
   if (!V::fuses) return false;
-  if (w.element == Element::table) return w.bits == 4 && (w.integral || !V::integer_tables) && w.seg % 16 == 0;
+  if (w.element == Element::table)
+    return w.bits == 4 && (w.integral || !V::integer_tables) && w.seg % 16 == 0;
   const bool has = w.bits != 1 && w.bits != 7, odd = w.bits & 1;
   return w.element == Element::integer && has && w.seg % (odd ? 32 : 16) == 0;
 }
@@ -496,14 +529,20 @@ template <class V>
 void planes_f32(const Block &b) {
   if (b.weight->element == Element::table) return blocks_f32<V, FromPlanes<16, 4, true>>(b);
   switch (b.weight->bits) {
-    case 2: return blocks_f32<V, FromPlanes<16, 2>>(b);
-    case 3: return blocks_f32<V, FromPlanes<32, 3>>(b);
-    case 4: return blocks_f32<V, FromPlanes<16, 4>>(b);
-    case 5: return blocks_f32<V, FromPlanes<32, 5>>(b);
-    case 6: return blocks_f32<V, FromPlanes<16, 6>>(b);
+    case 2:
+      return blocks_f32<V, FromPlanes<16, 2>>(b);
+    case 3:
+      return blocks_f32<V, FromPlanes<32, 3>>(b);
+    case 4:
+      return blocks_f32<V, FromPlanes<16, 4>>(b);
+    case 5:
+      return blocks_f32<V, FromPlanes<32, 5>>(b);
+    case 6:
+      return blocks_f32<V, FromPlanes<16, 6>>(b);
     default:
       if (b.weight->offset == 128 || V::blends) return blocks_f32<V, FromPlanes<16, 8>>(b);
-      return blocks_f32<V, FromPlanes<16, 8, true>>(b);  // for 8 bits "through a table" means: not centred on 128, so add the rest back
+      return blocks_f32<V, FromPlanes<16, 8, true>>(
+          b);  // for 8 bits "through a table" means: not centred on 128, so add the rest back
   }
 }
 
@@ -513,4 +552,3 @@ void block_f32(const Block &b) {
     if (!b.w) return planes_f32<V>(b);
   blocks_f32<V, FromBuffer<4>>(b);
 }
-

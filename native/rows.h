@@ -5,15 +5,18 @@
 
 namespace halfbyte {
 
-// Canonical codes [n][row_bytes] -> the planes of `w` (addresses in `planes`, 8, 4, 2, 1 bit in turn), for panels first
+// Canonical codes [n][row_bytes] -> the planes of `w` (addresses in `planes`, 8, 4, 2, 1 bit in
+// turn), for panels first
 // .. last.
-void pack_panels(const Weight &w, const uint8_t *codes, int64_t row_bytes, uint8_t *const planes[4], int64_t first, int64_t last);
+void pack_panels(const Weight &w, const uint8_t *codes, int64_t row_bytes, uint8_t *const planes[4],
+                 int64_t first, int64_t last);
 
-// The inverse: canonical codes of rows first .. last into out [last - first][row_bytes], padding bits zero.
+// The inverse: canonical codes of rows first .. last into out [last - first][row_bytes], padding
+// bits zero.
 void unpack_rows(const Weight &w, int64_t first, int64_t last, uint8_t *out, int64_t row_bytes);
 
-// Row `row` in input order, exact values rounded once, to nearest even. `scratch` holds k bytes for the codes and grows
-// as needed.
+// Row `row` in input order, exact values rounded once, to nearest even. `scratch` holds k bytes for
+// the codes and grows as needed.
 class RowDecoder {
  public:
   explicit RowDecoder(const Weight &w);

@@ -3,8 +3,10 @@
 namespace halfbyte {
 namespace {
 
-constexpr int64_t kBlockBytes = 16384;  // decoded at a time: with its activations it stays in the first-level cache
-// 8-bit codes of longer rows take four panels side by side in the exact class: each stream is then long enough to prefetch, 10 % faster.
+constexpr int64_t kBlockBytes =
+    16384;  // decoded at a time: with its activations it stays in the first-level cache
+// 8-bit codes of longer rows take four panels side by side in the exact class: each stream is then
+// long enough to prefetch, 10 % faster.
 constexpr int64_t kLongRow = 2048;
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -18,11 +20,13 @@ int64_t block_inputs(int64_t span, int64_t target) {
 
 }  // namespace
 
-Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool int8, int64_t tokens, int64_t inputs, int64_t span) {
+Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool int8,
+                      int64_t tokens, int64_t inputs, int64_t span) {
   const Tiles &tiles = int8 ? ks.i8 : ks.f32;
   const bool few = tokens <= kFewTokens, eight_bits = w.bits == 8;
   Schedule s{};
-  // Six bits are two planes and four operations for a vector of codes: registers do not hold them beside the products of six tokens.
+  // Six bits are two planes and four operations for a vector of codes: registers do not hold them
+  // beside the products of six tokens.
   const bool core_fuses = core.fused_tokens && !(int8 && w.bits == 6);
   const int fused_tokens = core_fuses ? core.fused_tokens : tiles.fused_tokens;
   s.fused = w.panel_order && tokens <= fused_tokens && (int8 ? ks.fuses_i8 : ks.fuses_f32)(w);
@@ -30,19 +34,26 @@ Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool
   s.panels = !w.panel_order ? 1 : s.fused ? kFusedPanels : tiles.panels;
 
   const int64_t item = int8 ? 1 : 4;
-  s.block = s.whole_rows ? round_up(inputs, kChunk) : block_inputs(span, kBlockBytes / kPanelRows / (tiles.panels * item));
+  s.block = s.whole_rows ? round_up(inputs, kChunk)
+                         : block_inputs(span, kBlockBytes / kPanelRows / (tiles.panels * item));
 
   const bool side_by_side = !int8 && (tokens > 1 || (eight_bits && inputs > kLongRow));
   s.one_panel = core.one_panel_tokens >= tokens && !side_by_side;
 
-  const bool prefetches = int8 ? !few || (tokens == kFewTokens && !eight_bits) || core.prefetch_bytes : few || core.fused_tokens;
+  const bool prefetches = int8
+                              ? !few || (tokens == kFewTokens && !eight_bits) || core.prefetch_bytes
+                              : few || core.fused_tokens;
   const bool core_distance = core.prefetch_bytes && (s.one_panel || (int8 && eight_bits));
   s.prefetch_bytes = !prefetches ? 0 : core_distance ? core.prefetch_bytes : kPrefetchBytes;
 
-  // Where only few tokens are fused their tiles have four; panels of such a call that go through the buffer follow that order.
-  if (s.fused && fused_tokens < tiles.tokens) s.tile_tokens = 4;
-  else if (int8 && tokens >= core.alternative_tile_from) s.tile_tokens = tiles.alternative;
-  else s.tile_tokens = tiles.tokens;
+  // Where only few tokens are fused their tiles have four; panels of such a call that go through
+  // the buffer follow that order.
+  if (s.fused && fused_tokens < tiles.tokens)
+    s.tile_tokens = 4;
+  else if (int8 && tokens >= core.alternative_tile_from)
+    s.tile_tokens = tiles.alternative;
+  else
+    s.tile_tokens = tiles.tokens;
   return s;
 }
 

@@ -1,4 +1,5 @@
-// How one call of `linear` is cut into tiles: the choice among schedules by weight, tokens, instruction set and core.
+// How one call of `linear` is cut into tiles: the choice among schedules by weight, tokens,
+// instruction set and core.
 #pragma once
 
 #include "dispatch.h"
@@ -17,7 +18,9 @@ struct Schedule {
   int64_t block;       // inputs of a block
 };
 
-// `inputs` of kernel order in segments of `seg` and spans of `span`; `tokens` at most kTokens (linear.cpp).
-Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool int8, int64_t tokens, int64_t inputs, int64_t span);
+// `inputs` of kernel order in segments of `seg` and spans of `span`; `tokens` at most kTokens
+// (linear.cpp).
+Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool int8,
+                      int64_t tokens, int64_t inputs, int64_t span);
 
 }  // namespace halfbyte

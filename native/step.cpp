@@ -9,15 +9,18 @@
 namespace halfbyte {
 namespace {
 
-// Tokens of a layer's attention that are one task. Fixed, so that sums do not depend on the number of threads.
+// Tokens of a layer's attention that are one task. Fixed, so that sums do not depend on the number
+// of threads.
 constexpr int64_t kSplitTokens = 64;
 
 int64_t splits_of(int64_t count) { return (count + kSplitTokens - 1) / kSplitTokens; }
 
-// exp(x) within 2 units in the last place from -87 to 88, in operations that compilers vectorize (with -fno-trapping-math, see
-// CMakeLists.txt): x = n log 2 + r, 2^n set as an exponent, exp(r) by the polynomial of Cephes' expf. Beyond, the value at the end; NaN stays.
+// exp(x) within 2 units in the last place from -87 to 88, in operations that compilers vectorize
+// (with -fno-trapping-math, see CMakeLists.txt): x = n log 2 + r, 2^n set as an exponent, exp(r) by
+// the polynomial of Cephes' expf. Beyond, the value at the end; NaN stays.
 inline float exponential(float x) {
-  constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which its low bits then are
+  constexpr float shift =
+      12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which its low bits then are
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
   const float whole = x * 1.44269504088896341f + shift, n = whole - shift;
@@ -54,7 +57,8 @@ float largest_of(const float *x, int64_t count) {
 
 }  // namespace
 
-void Step::product(const Weight &w, const float *x, const float *bias, Activations activations, float *y) {
+void Step::product(const Weight &w, const float *x, const float *bias, Activations activations,
+                   float *y) {
   operations_.push_back([&w, x, bias, activations, y](const Inputs &) {
     Matrix row;
     row.data = x, row.rows = 1, row.row_stride = w.k;
@@ -74,7 +78,8 @@ void Step::norm(const float *x, const float *scale, int64_t rows, int64_t d, flo
 
 void Step::rotate(float *x, int64_t heads, int64_t d, int table) {
   operations_.push_back([=](const Inputs &now) {
-    const float *cosine = now.tables[table].cosines + now.position * d, *sine = now.tables[table].sines + now.position * d;
+    const float *cosine = now.tables[table].cosines + now.position * d,
+                *sine = now.tables[table].sines + now.position * d;
     const int64_t half = d / 2;
     for (int64_t h = 0; h < heads; ++h) {
       float *first = x + h * d, *second = first + half;
@@ -87,23 +92,29 @@ void Step::rotate(float *x, int64_t heads, int64_t d, int table) {
   });
 }
 
-void Step::attend(int layer, const float *q, const float *k, const float *v, int64_t heads, int64_t kv_heads, int64_t d, float scale, float *y) {
+void Step::attend(int layer, const float *q, const float *k, const float *v, int64_t heads,
+                  int64_t kv_heads, int64_t d, float scale, float *y) {
   operations_.push_back([=](const Inputs &now) {
     const LayerCache cache = now.layers[layer];
-    float *const all_keys = cache.keys + cache.first * d, *const all_values = cache.values + cache.first * d;
+    float *const all_keys = cache.keys + cache.first * d, *const all_values =
+                                                              cache.values + cache.first * d;
     const int64_t last = cache.count - 1, group = heads / kv_heads, splits = splits_of(cache.count);
     for (int64_t h = 0; h < kv_heads; ++h) {
       std::memcpy(all_keys + h * cache.stride + last * d, k + h * d, (size_t)d * 4);
       std::memcpy(all_values + h * cache.stride + last * d, v + h * d, (size_t)d * 4);
     }
-    // A split leaves, for each of its heads, the largest score, the sum of exp(score - largest), and the values so weighted.
+    // A split leaves, for each of its heads, the largest score, the sum of exp(score - largest),
+    // and the values so weighted.
     const int64_t part = group * (d + 2), lines = group * kSplitTokens;
     partial_.resize((size_t)(kv_heads * splits * part));
     scores_.resize((size_t)(kv_heads * splits * lines));
     parallel_for(kv_heads * splits, [&](int64_t i) {
-      const int64_t h = i / splits, t0 = i % splits * kSplitTokens, count = cache.count - t0 < kSplitTokens ? cache.count - t0 : kSplitTokens;
-      float *scores = scores_.data() + i * lines, *peaks = partial_.data() + i * part, *sums = peaks + group, *mixed = sums + group;
-      const float *keys = all_keys + h * cache.stride + t0 * d, *values = all_values + h * cache.stride + t0 * d;
+      const int64_t h = i / splits, t0 = i % splits * kSplitTokens,
+                    count = cache.count - t0 < kSplitTokens ? cache.count - t0 : kSplitTokens;
+      float *scores = scores_.data() + i * lines, *peaks = partial_.data() + i * part,
+            *sums = peaks + group, *mixed = sums + group;
+      const float *keys = all_keys + h * cache.stride + t0 * d,
+                  *values = all_values + h * cache.stride + t0 * d;
       kernels().dots(q + h * group * d, group, keys, count, d, scores, kSplitTokens);
       for (int64_t g = 0; g < group; ++g) {
         float *line = scores + g * kSplitTokens;

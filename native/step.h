@@ -1,6 +1,8 @@
-// A decoding step of one token as a list of operations on float32 buffers: what a model computes between its products is done
-// here too, so that a step costs no interpreter and no dispatch between them. Python appends the operations once a text
-// (halfbyte/transformers/decode/native_step.py) and runs them once a token; every buffer stays valid meanwhile.
+// A decoding step of one token as a list of operations on float32 buffers: what a model computes
+// between its products is done here too, so that a step costs no interpreter and no dispatch
+// between them. Python appends the operations once a text
+// (halfbyte/transformers/decode/native_step.py) and runs them once a token; every buffer stays
+// valid meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +15,8 @@ namespace halfbyte {
 
 enum class Gate : int { silu = 0, gelu_tanh = 1 };
 
-// The keys and values of a layer, [head][token][d] with `stride` floats from head to head, and the tokens in view: `count` from
-// `first` on, the new one last.
+// The keys and values of a layer, [head][token][d] with `stride` floats from head to head, and the
+// tokens in view: `count` from `first` on, the new one last.
 struct LayerCache {
   float *keys = nullptr, *values = nullptr;
   int64_t stride = 0, first = 0, count = 0;
@@ -29,13 +31,16 @@ struct Angles {
 class Step {
  public:
   // y = x * transpose(w) + bias
-  void product(const Weight &w, const float *x, const float *bias, Activations activations, float *y);
+  void product(const Weight &w, const float *x, const float *bias, Activations activations,
+               float *y);
   // y = x / sqrt(mean(x^2) + eps) * scale, a row of d at a time; y may be x.
   void norm(const float *x, const float *scale, int64_t rows, int64_t d, float eps, float *y);
   // x = x cos + (-second half, first half) sin, in place, by the angles of `table`.
   void rotate(float *x, int64_t heads, int64_t d, int table);
-  // Writes k and v [kv_heads][d] to the last token in view of the layer's cache, then y[h] = softmax(scale q[h] . keys) values.
-  void attend(int layer, const float *q, const float *k, const float *v, int64_t heads, int64_t kv_heads, int64_t d, float scale, float *y);
+  // Writes k and v [kv_heads][d] to the last token in view of the layer's cache, then y[h] =
+  // softmax(scale q[h] . keys) values.
+  void attend(int layer, const float *q, const float *k, const float *v, int64_t heads,
+              int64_t kv_heads, int64_t d, float scale, float *y);
   // y = f(gate) * up
   void gate(Gate f, const float *gate, const float *up, int64_t count, float *y);
   // y = y + x

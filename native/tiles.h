@@ -1,7 +1,8 @@
 // Tile shapes by instruction set and class of activations: all of them in one table.
 //
-// A tile multiplies some tokens by some vectors of rows and keeps one register of sums for each pair, beside the vectors of
-// weights and one activation. "Fused" tiles decode the codes in registers; the others read a buffer of decoded codes.
+// A tile multiplies some tokens by some vectors of rows and keeps one register of sums for each
+// pair, beside the vectors of weights and one activation. "Fused" tiles decode the codes in
+// registers; the others read a buffer of decoded codes.
 #pragma once
 
 namespace halfbyte {
@@ -12,20 +13,21 @@ struct Tiles {
   int vectors_four;    // in tiles of four tokens,
   int vectors_two;     // of two,
   int vectors_one;     // of one,
-  int vectors_minima;  // and of one for weights with super-scales and minima, which are read in more streams
+  int vectors_minima;  // and of one for weights with super-scales and minima, which are read in
+                       // more streams
   int panels;          // panels of a block that is decoded into a buffer
   int fused_tokens;    // up to this many tokens tiles are fused
   int alternative;     // tokens of a second largest tile for cores that prefer it (`Core`); 0: none
 };
 
 //                               tokens vectors four two one minima panels fused alternative
-constexpr Tiles kAvx512Int8 =   {8,     2,      2,   4,  4,  2,     2,     16,   6};
-constexpr Tiles kAvx512Float =  {8,     2,      2,   4,  4,  4,     2,     16,   0};
-constexpr Tiles kAvx2Int8 =     {4,     1,      1,   2,  4,  4,     4,     4,    0};
-constexpr Tiles kAvx2Float =    {6,     2,      2,   4,  8,  8,     2,     8,    0};
-constexpr Tiles kNeonInt8 =     {4,     4,      4,   8,  8,  8,     4,     4,    0};
-constexpr Tiles kNeonFloat =    {4,     4,      4,   8,  8,  8,     2,     8,    0};
-constexpr Tiles kScalarInt8 =   {2,     1,      1,   1,  1,  1,     4,     4,    0};
-constexpr Tiles kScalarFloat =  {2,     1,      1,   1,  1,  1,     2,     8,    0};
+constexpr Tiles kAvx512Int8 = {8, 2, 2, 4, 4, 2, 2, 16, 6};
+constexpr Tiles kAvx512Float = {8, 2, 2, 4, 4, 4, 2, 16, 0};
+constexpr Tiles kAvx2Int8 = {4, 1, 1, 2, 4, 4, 4, 4, 0};
+constexpr Tiles kAvx2Float = {6, 2, 2, 4, 8, 8, 2, 8, 0};
+constexpr Tiles kNeonInt8 = {4, 4, 4, 8, 8, 8, 4, 4, 0};
+constexpr Tiles kNeonFloat = {4, 4, 4, 8, 8, 8, 2, 8, 0};
+constexpr Tiles kScalarInt8 = {2, 1, 1, 1, 1, 1, 4, 4, 0};
+constexpr Tiles kScalarFloat = {2, 1, 1, 1, 1, 1, 2, 8, 0};
 
 }  // namespace halfbyte

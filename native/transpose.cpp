@@ -12,19 +12,25 @@
 namespace halfbyte {
 namespace {
 
-// Vectors of 16 bytes and the interleaving of two of them, low or high halves, in elements of `size` bytes: on every x86-64 and
-// AArch64.
+// Vectors of 16 bytes and the interleaving of two of them, low or high halves, in elements of
+// `size` bytes: on every x86-64 and AArch64.
 #if defined(__SSE2__) || defined(_M_X64)
 using Vector = __m128i;
 inline Vector load(const uint8_t *p) { return _mm_load_si128((const __m128i *)p); }
 inline void store(uint8_t *p, Vector v) { _mm_store_si128((__m128i *)p, v); }
 template <int size>
 inline Vector low_halves(Vector a, Vector b) {
-  return size == 1 ? _mm_unpacklo_epi8(a, b) : size == 2 ? _mm_unpacklo_epi16(a, b) : size == 4 ? _mm_unpacklo_epi32(a, b) : _mm_unpacklo_epi64(a, b);
+  return size == 1   ? _mm_unpacklo_epi8(a, b)
+         : size == 2 ? _mm_unpacklo_epi16(a, b)
+         : size == 4 ? _mm_unpacklo_epi32(a, b)
+                     : _mm_unpacklo_epi64(a, b);
 }
 template <int size>
 inline Vector high_halves(Vector a, Vector b) {
-  return size == 1 ? _mm_unpackhi_epi8(a, b) : size == 2 ? _mm_unpackhi_epi16(a, b) : size == 4 ? _mm_unpackhi_epi32(a, b) : _mm_unpackhi_epi64(a, b);
+  return size == 1   ? _mm_unpackhi_epi8(a, b)
+         : size == 2 ? _mm_unpackhi_epi16(a, b)
+         : size == 4 ? _mm_unpackhi_epi32(a, b)
+                     : _mm_unpackhi_epi64(a, b);
 }
 inline Vector low_nibbles(Vector a, Vector b) {  // of a, with those of b above them
   const Vector low = _mm_set1_epi8(0x0F);
@@ -41,15 +47,19 @@ inline void store(uint8_t *p, Vector v) { vst1q_u8(p, v); }
 template <int size>
 inline Vector low_halves(Vector a, Vector b) {
   if (size == 1) return vzip1q_u8(a, b);
-  if (size == 2) return vreinterpretq_u8_u16(vzip1q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
-  if (size == 4) return vreinterpretq_u8_u32(vzip1q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
+  if (size == 2)
+    return vreinterpretq_u8_u16(vzip1q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+  if (size == 4)
+    return vreinterpretq_u8_u32(vzip1q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
   return vreinterpretq_u8_u64(vzip1q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
 }
 template <int size>
 inline Vector high_halves(Vector a, Vector b) {
   if (size == 1) return vzip2q_u8(a, b);
-  if (size == 2) return vreinterpretq_u8_u16(vzip2q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
-  if (size == 4) return vreinterpretq_u8_u32(vzip2q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
+  if (size == 2)
+    return vreinterpretq_u8_u16(vzip2q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+  if (size == 4)
+    return vreinterpretq_u8_u32(vzip2q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
   return vreinterpretq_u8_u64(vzip2q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
 }
 inline Vector low_nibbles(Vector a, Vector b) { return vsliq_n_u8(a, b, 4); }
@@ -74,9 +84,13 @@ inline Vector halves(const uint8_t *a, const uint8_t *b) {
   return v;
 }
 template <int size>
-inline Vector low_halves(Vector a, Vector b) { return halves<size>(a.bytes, b.bytes); }
+inline Vector low_halves(Vector a, Vector b) {
+  return halves<size>(a.bytes, b.bytes);
+}
 template <int size>
-inline Vector high_halves(Vector a, Vector b) { return halves<size>(a.bytes + 8, b.bytes + 8); }
+inline Vector high_halves(Vector a, Vector b) {
+  return halves<size>(a.bytes + 8, b.bytes + 8);
+}
 inline Vector low_nibbles(Vector a, Vector b) {
   for (int i = 0; i < 16; ++i) a.bytes[i] = (uint8_t)((a.bytes[i] & 0x0F) | b.bytes[i] << 4);
   return a;
@@ -87,8 +101,9 @@ inline Vector high_nibbles(Vector a, Vector b) {
 }
 #endif
 
-// Both sides are processed in whole cache lines: each is read once and written once. Lines of a tile are a matrix row apart,
-// too far for the hardware's prefetcher, so those of the next tile are prefetched; without that it takes three times as long.
+// Both sides are processed in whole cache lines: each is read once and written once. Lines of a
+// tile are a matrix row apart, too far for the hardware's prefetcher, so those of the next tile are
+// prefetched; without that it takes three times as long.
 constexpr int64_t kLine = 64;
 
 inline void prefetch_read(const void *line) {
@@ -113,29 +128,35 @@ struct Tile {
 
 // Row i of the tile is row order[i % 8] of its eight; rows and columns outside the matrix are zero.
 template <int rows>
-void read(Tile<rows> &tile, const uint8_t *in, int64_t stride, int64_t high, int64_t wide, const uint8_t *order) {
+void read(Tile<rows> &tile, const uint8_t *in, int64_t stride, int64_t high, int64_t wide,
+          const uint8_t *order) {
   if (high < rows || wide < kLine) std::memset(&tile, 0, sizeof tile);
   for (int64_t i = 0; i < std::min<int64_t>(rows, high); ++i) {
     const uint8_t *line = in + (order ? (i & ~7) + order[i & 7] : i) * stride;
     if (i + rows < high) prefetch_read(line + rows * stride);
-    if (wide >= kLine) std::memcpy(tile.at[i], line, kLine);
-    else std::memcpy(tile.at[i], line, wide);
+    if (wide >= kLine)
+      std::memcpy(tile.at[i], line, kLine);
+    else
+      std::memcpy(tile.at[i], line, wide);
   }
 }
 
 template <int rows>
-void write(const Tile<rows> &tile, uint8_t *out, int64_t stride, int64_t high, int64_t wide, const uint8_t *order) {
+void write(const Tile<rows> &tile, uint8_t *out, int64_t stride, int64_t high, int64_t wide,
+           const uint8_t *order) {
   for (int64_t i = 0; i < std::min<int64_t>(rows, high); ++i) {
     uint8_t *line = out + (order ? (i & ~7) + order[i & 7] : i) * stride;
     if (wide > kLine) prefetch_write(line + kLine);
-    if (wide >= kLine) std::memcpy(line, tile.at[i], kLine);
-    else std::memcpy(line, tile.at[i], wide);
+    if (wide >= kLine)
+      std::memcpy(line, tile.at[i], kLine);
+    else
+      std::memcpy(line, tile.at[i], wide);
   }
 }
 
-// Transposes a tile of vectors: interleaving the first half of the rows with the second moves the top bit of an element's row
-// number to the bottom of its column number and the top bit of its column number to its row number; log2(side) rounds exchange
-// the two numbers.
+// Transposes a tile of vectors: interleaving the first half of the rows with the second moves the
+// top bit of an element's row number to the bottom of its column number and the top bit of its
+// column number to its row number; log2(side) rounds exchange the two numbers.
 template <int size>
 inline void transpose_vectors(Vector (&v)[16 / size]) {
   constexpr int side = 16 / size;
@@ -155,7 +176,8 @@ void transpose_elements(const uint8_t *in, int64_t rows, int64_t columns, uint8_
   Tile<side> from, to;
   for (int64_t c = 0; c < columns; c += side)
     for (int64_t r = 0; r < rows; r += side) {
-      read(from, in + (r * columns + c) * size, columns * size, rows - r, (columns - c) * size, nullptr);
+      read(from, in + (r * columns + c) * size, columns * size, rows - r, (columns - c) * size,
+           nullptr);
       for (int i = 0; i < side; i += part)
         for (int j = 0; j < side; j += part) {
           Vector v[part];
@@ -173,21 +195,27 @@ void transpose(const void *in, int64_t rows, int64_t columns, int size, void *ou
   const uint8_t *from = (const uint8_t *)in;
   uint8_t *to = (uint8_t *)out;
   switch (size) {
-    case 1: return transpose_elements<1>(from, rows, columns, to);
-    case 2: return transpose_elements<2>(from, rows, columns, to);
-    case 4: return transpose_elements<4>(from, rows, columns, to);
-    default: return transpose_elements<8>(from, rows, columns, to);
+    case 1:
+      return transpose_elements<1>(from, rows, columns, to);
+    case 2:
+      return transpose_elements<2>(from, rows, columns, to);
+    case 4:
+      return transpose_elements<4>(from, rows, columns, to);
+    default:
+      return transpose_elements<8>(from, rows, columns, to);
   }
 }
 
-void transpose_nibbles(const uint8_t *in, int64_t rows, int64_t columns, const uint8_t *in_order, const uint8_t *out_order, uint8_t *out) {
+void transpose_nibbles(const uint8_t *in, int64_t rows, int64_t columns, const uint8_t *in_order,
+                       const uint8_t *out_order, uint8_t *out) {
   constexpr int side = 2 * kLine;
   const int64_t in_bytes = (columns + 1) / 2, out_bytes = (rows + 1) / 2;
   Tile<side> from, to;
   for (int64_t c = 0; c < columns; c += side)
     for (int64_t r = 0; r < rows; r += side) {
       read(from, in + r * in_bytes + c / 2, in_bytes, rows - r, in_bytes - c / 2, in_order);
-      // Two rows give one row of their low nibbles and one of their high nibbles, whose bytes are then transposed.
+      // Two rows give one row of their low nibbles and one of their high nibbles, whose bytes are
+      // then transposed.
       for (int i = 0; i < side; i += 32)
         for (int j = 0; j < kLine; j += 16) {
           Vector even[16], odd[16];

@@ -15,7 +15,8 @@ struct ExchangeTable {
   int (*tensor_from_object)(void *object, dlpack::dltensor *out);
 };
 
-// The table of a type, or null. Types are few and live as long as the process: each is looked up once.
+// The table of a type, or null. Types are few and live as long as the process: each is looked up
+// once.
 const ExchangeTable *exchange_table(PyTypeObject *type) {
   struct Known {
     PyTypeObject *type;
@@ -53,26 +54,63 @@ bool fill(Array &out, int ndim, const int64_t *shape, const int64_t *strides) {
 }
 
 std::string dtype_name(dlpack::dtype d) {
-  static const char *const kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  static const char *const kinds[] = {"int",    "uint",    "float", "handle",
+                                      "bfloat", "complex", "bool"};
   return (d.code < 7 ? kinds[d.code] : "dtype") + std::to_string(d.bits);
 }
 
-[[noreturn]] void refuse(const char *operation, const char *name, const Array &a, const std::string &allowed) {
-  throw ShapeProblem(std::string("[") + operation + "] " + name + " is " + a.describe() + "; allowed: " + allowed);
+[[noreturn]] void refuse(const char *operation, const char *name, const Array &a,
+                         const std::string &allowed) {
+  throw ShapeProblem(std::string("[") + operation + "] " + name + " is " + a.describe() +
+                     "; allowed: " + allowed);
 }
 
-bool is(dlpack::dtype d, dlpack::dtype_code code, int bits) { return d.code == (uint8_t)code && d.bits == bits && d.lanes == 1; }
+bool is(dlpack::dtype d, dlpack::dtype_code code, int bits) {
+  return d.code == (uint8_t)code && d.bits == bits && d.lanes == 1;
+}
 
 template <class T>
 struct Kind;
-template <> struct Kind<float> { static constexpr auto code = dlpack::dtype_code::Float; static constexpr auto name = "float32"; };
-template <> struct Kind<double> { static constexpr auto code = dlpack::dtype_code::Float; static constexpr auto name = "float64"; };
-template <> struct Kind<int16_t> { static constexpr auto code = dlpack::dtype_code::Int; static constexpr auto name = "int16"; };
-template <> struct Kind<int32_t> { static constexpr auto code = dlpack::dtype_code::Int; static constexpr auto name = "int32"; };
-template <> struct Kind<int64_t> { static constexpr auto code = dlpack::dtype_code::Int; static constexpr auto name = "int64"; };
-template <> struct Kind<uint8_t> { static constexpr auto code = dlpack::dtype_code::UInt; static constexpr auto name = "uint8"; };
-template <> struct Kind<uint16_t> { static constexpr auto code = dlpack::dtype_code::UInt; static constexpr auto name = "16-bit words"; };
-template <> struct Kind<uint32_t> { static constexpr auto code = dlpack::dtype_code::UInt; static constexpr auto name = "uint32"; };
+template <>
+struct Kind<float> {
+  static constexpr auto code = dlpack::dtype_code::Float;
+  static constexpr auto name = "float32";
+};
+template <>
+struct Kind<double> {
+  static constexpr auto code = dlpack::dtype_code::Float;
+  static constexpr auto name = "float64";
+};
+template <>
+struct Kind<int16_t> {
+  static constexpr auto code = dlpack::dtype_code::Int;
+  static constexpr auto name = "int16";
+};
+template <>
+struct Kind<int32_t> {
+  static constexpr auto code = dlpack::dtype_code::Int;
+  static constexpr auto name = "int32";
+};
+template <>
+struct Kind<int64_t> {
+  static constexpr auto code = dlpack::dtype_code::Int;
+  static constexpr auto name = "int64";
+};
+template <>
+struct Kind<uint8_t> {
+  static constexpr auto code = dlpack::dtype_code::UInt;
+  static constexpr auto name = "uint8";
+};
+template <>
+struct Kind<uint16_t> {
+  static constexpr auto code = dlpack::dtype_code::UInt;
+  static constexpr auto name = "16-bit words";
+};
+template <>
+struct Kind<uint32_t> {
+  static constexpr auto code = dlpack::dtype_code::UInt;
+  static constexpr auto name = "uint32";
+};
 
 }  // namespace
 
@@ -99,17 +137,22 @@ bool Array::from(nb::handle object, Array &out) {
       PyErr_Clear();
       return false;
     }
-    if (t.device.device_type != nb::device::cpu::value || !fill(out, t.ndim, t.shape, t.strides)) return false;
+    if (t.device.device_type != nb::device::cpu::value || !fill(out, t.ndim, t.shape, t.strides))
+      return false;
     out.data = (char *)t.data + t.byte_offset, out.dtype = t.dtype;
     return t.data || out.size() == 0;  // a fake or meta tensor has no data
   }
   nb::ndarray<nb::ro> array;
   if (!nb::try_cast(object, array, false)) {
     // A parameter of an older torch refuses `__dlpack__` because it records gradients.
-    if (!nb::hasattr(object, "detach") || !nb::try_cast(object.attr("detach")(), array, false)) return false;
+    if (!nb::hasattr(object, "detach") || !nb::try_cast(object.attr("detach")(), array, false))
+      return false;
   }
-  if (array.device_type() != nb::device::cpu::value || !fill(out, (int)array.ndim(), array.shape_ptr(), array.stride_ptr())) return false;
-  out.data = const_cast<void *>(array.data()), out.dtype = array.dtype(), out.imported = std::move(array);
+  if (array.device_type() != nb::device::cpu::value ||
+      !fill(out, (int)array.ndim(), array.shape_ptr(), array.stride_ptr()))
+    return false;
+  out.data = const_cast<void *>(array.data()), out.dtype = array.dtype(),
+  out.imported = std::move(array);
   return true;
 }
 
@@ -124,14 +167,19 @@ Dtype dtype_of(const char *operation, const char *name, const Array &a) {
 void check_plain(const char *operation, const char *name, const Array &a) {
   if (!a.contiguous()) refuse(operation, name, a, "a contiguous array; this one has other strides");
   if (a.item() && (uintptr_t)a.data % (uintptr_t)a.item() && a.size())
-    refuse(operation, name, a, "elements at multiples of their size; this array is misaligned, give a copy");
+    refuse(operation, name, a,
+           "elements at multiples of their size; this array is misaligned, give a copy");
 }
 
 template <class T>
 T *elements(const char *operation, const char *name, const Array &a, int64_t count) {
-  const bool kind = sizeof(T) == 2 && Kind<T>::code == dlpack::dtype_code::UInt ? a.dtype.bits == 16 : is(a.dtype, Kind<T>::code, 8 * sizeof(T));
+  const bool kind = sizeof(T) == 2 && Kind<T>::code == dlpack::dtype_code::UInt
+                        ? a.dtype.bits == 16
+                        : is(a.dtype, Kind<T>::code, 8 * sizeof(T));
   if (!kind || a.dtype.lanes != 1 || (count >= 0 && a.size() != count))
-    refuse(operation, name, a, (count >= 0 ? std::to_string(count) + " elements of " : std::string("")) + Kind<T>::name);
+    refuse(
+        operation, name, a,
+        (count >= 0 ? std::to_string(count) + " elements of " : std::string("")) + Kind<T>::name);
   check_plain(operation, name, a);
   return (T *)a.data;
 }
@@ -148,7 +196,8 @@ void check_writable(const char *operation, const char *name, nb::handle object) 
   if (exchange_table(Py_TYPE(object.ptr()))) return;
   nb::ndarray<> array;
   if (!nb::try_cast(object, array, false))
-    throw ShapeProblem(std::string("[") + operation + "] " + name + " is read-only; a writable array is allowed");
+    throw ShapeProblem(std::string("[") + operation + "] " + name +
+                       " is read-only; a writable array is allowed");
 }
 
 }  // namespace halfbyte

@@ -1,7 +1,9 @@
-// Arrays as they come from Python: address, dtype, shape and strides, checked before anything is computed.
+// Arrays as they come from Python: address, dtype, shape and strides, checked before anything is
+// computed.
 //
-// NumPy arrays are imported by nanobind. torch's tensors offer DLPack's C exchange table on their type (`__dlpack_c_exchange_api__`,
-// specified with DLPack 1.3), which costs 50 ns where Python's `__dlpack__` costs 3 us; older versions go through the latter.
+// NumPy arrays are imported by nanobind. torch's tensors offer DLPack's C exchange table on their
+// type (`__dlpack_c_exchange_api__`, specified with DLPack 1.3), which costs 50 ns where Python's
+// `__dlpack__` costs 3 us; older versions go through the latter.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -43,10 +45,12 @@ struct Array {
   static bool from(nb::handle object, Array &out);
 };
 
-// float32, float16, and bfloat16 or the 16-bit words that stand for it in NumPy. ShapeProblem for others.
+// float32, float16, and bfloat16 or the 16-bit words that stand for it in NumPy. ShapeProblem for
+// others.
 Dtype dtype_of(const char *operation, const char *name, const Array &a);
 
-// Contiguous, aligned elements of T: `count` of them, or any number where it is -1. T = uint16_t takes every 16-bit dtype.
+// Contiguous, aligned elements of T: `count` of them, or any number where it is -1. T = uint16_t
+// takes every 16-bit dtype.
 template <class T>
 T *elements(const char *operation, const char *name, const Array &a, int64_t count);
 

@@ -1,8 +1,11 @@
-// The core's own test, without Python: for cross-compiled builds under an emulator, for sanitizers, and with every array against a guard page, so that
-// a byte read past a weight or written past a result is a crash.
+// The core's own test, without Python: for cross-compiled builds under an emulator, for sanitizers,
+// and with every array against a guard page, so that a byte read past a weight or written past a
+// result is a crash.
 //
-// For each instruction set, each structure of weight and several shapes: one-hot products return the decoded row bit for bit in both classes, products are
-// within float32's error of float64, a row does not depend on its batch, and panel order returns the codes it was made from. Matrices are turned.
+// For each instruction set, each structure of weight and several shapes: one-hot products return
+// the decoded row bit for bit in both classes, products are within float32's error of float64, a
+// row does not depend on its batch, and panel order returns the codes it was made from. Matrices
+// are turned.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -38,14 +41,17 @@ class Guarded {
   explicit Guarded(size_t bytes) : bytes_(bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     whole_ = (bytes + page - 1) / page * page + page;
-    base_ = (char *)mmap(nullptr, whole_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    base_ =
+        (char *)mmap(nullptr, whole_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base_ == MAP_FAILED || mprotect(base_ + whole_ - page, page, PROT_NONE) != 0) std::abort();
     data_ = base_ + whole_ - page - bytes;
   }
   ~Guarded() { munmap(base_, whole_); }
   Guarded(const Guarded &) = delete;
   template <class T = uint8_t>
-  T *as() { return (T *)data_; }
+  T *as() {
+    return (T *)data_;
+  }
   size_t bytes() const { return bytes_; }
 
  private:
@@ -70,7 +76,8 @@ struct Structure {
 const Structure kStructures[] = {
     {"int4:g32", Element::integer, 4, Scale::f16, 32, false, false, false, 0, false, 8},
     {"uint4:g32 zeros", Element::integer, 4, Scale::bf16, 32, true},
-    {"uint4:g16 act-order", Element::integer, 4, Scale::f32, 16, true, false, false, 0, false, 0, "", true},
+    {"uint4:g16 act-order", Element::integer, 4, Scale::f32, 16, true, false, false, 0, false, 0,
+     "", true},
     {"int2:g32", Element::integer, 2, Scale::f16, 32, false, false, false, 0, false, 2},
     {"int3:g128", Element::integer, 3, Scale::f16, 128, false, false, false, 0, false, 4},
     {"uint1:g64", Element::integer, 1, Scale::f16, 64},
@@ -90,11 +97,16 @@ const Structure kStructures[] = {
     {"nvfp4 ue4m3", Element::table, 4, Scale::ue4m3, 16, false, false, false, 0, true, 0, "e2m1"},
     {"iq4_nl", Element::table, 4, Scale::f16, 32, false, false, false, 0, false, 0, "iq4_nl"},
     {"iq4_xs", Element::table, 4, Scale::i8, 32, false, false, false, 256, false, 0, "iq4_nl"},
-    {"table of floats", Element::table, 4, Scale::f32, 64, false, false, false, 0, false, 0, "floats"},
-    {"mxfp6_e2m3", Element::minifloat, 6, Scale::e8m0, 32, false, false, false, 0, false, 0, "2 3 1 0"},
-    {"mxfp6_e3m2", Element::minifloat, 6, Scale::e8m0, 32, false, false, false, 0, false, 0, "3 2 3 0"},
-    {"mxfp8_e4m3", Element::minifloat, 8, Scale::e8m0, 32, false, false, false, 0, false, 0, "4 3 7 126"},
-    {"mxfp8_e5m2", Element::minifloat, 8, Scale::e8m0, 32, false, false, false, 0, false, 0, "5 2 15 123"},
+    {"table of floats", Element::table, 4, Scale::f32, 64, false, false, false, 0, false, 0,
+     "floats"},
+    {"mxfp6_e2m3", Element::minifloat, 6, Scale::e8m0, 32, false, false, false, 0, false, 0,
+     "2 3 1 0"},
+    {"mxfp6_e3m2", Element::minifloat, 6, Scale::e8m0, 32, false, false, false, 0, false, 0,
+     "3 2 3 0"},
+    {"mxfp8_e4m3", Element::minifloat, 8, Scale::e8m0, 32, false, false, false, 0, false, 0,
+     "4 3 7 126"},
+    {"mxfp8_e5m2", Element::minifloat, 8, Scale::e8m0, 32, false, false, false, 0, false, 0,
+     "5 2 15 123"},
 };
 
 // A weight of a structure with everything it points at.
@@ -124,17 +136,22 @@ void fill_values(Made &m, const Structure &s) {
     for (int c = 0; c < 16; ++c) v[c] = c < 8 ? half[c] : -half[c - 8];
     w.integral = true, w.unit = 0.5, w.table_low = 12;
   } else if (!std::strcmp(s.table, "iq4_nl")) {
-    const int table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    const int table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                           1,    13,   25,  38,  53,  69,  89,  113};
     for (int c = 0; c < 16; ++c) v[c] = table[c];
     w.integral = true, w.table_low = 127;
   } else if (!std::strcmp(s.table, "floats")) {
     for (int c = 0; c < 16; ++c) v[c] = normal();
   } else {
     int exponent_bits = 0;
-    std::sscanf(s.table, "%d %d %d %d", &exponent_bits, &w.mantissa_bits, &w.exponent_bias, &w.last_finite);
+    std::sscanf(s.table, "%d %d %d %d", &exponent_bits, &w.mantissa_bits, &w.exponent_bias,
+                &w.last_finite);
     for (int c = 0; c < count; ++c) {
-      const int magnitude = c & (count / 2 - 1), exponent = magnitude >> w.mantissa_bits, mantissa = magnitude & ((1 << w.mantissa_bits) - 1);
-      const double x = std::ldexp(mantissa + (exponent ? 1 << w.mantissa_bits : 0), (exponent > 1 ? exponent : 1) - w.exponent_bias - w.mantissa_bits);
+      const int magnitude = c & (count / 2 - 1), exponent = magnitude >> w.mantissa_bits,
+                mantissa = magnitude & ((1 << w.mantissa_bits) - 1);
+      const double x =
+          std::ldexp(mantissa + (exponent ? 1 << w.mantissa_bits : 0),
+                     (exponent > 1 ? exponent : 1) - w.exponent_bias - w.mantissa_bits);
       v[c] = c >= count / 2 ? -x : x;
     }
   }
@@ -148,13 +165,17 @@ void *scale_entries(Made &m, Scale kind, int64_t count) {
   }
   if (kind == Scale::f16 || kind == Scale::bf16) {
     uint16_t *p = m.room<uint16_t>(count);
-    for (int64_t i = 0; i < count; ++i) p[i] = (uint16_t)((random_bits() & 0x8000) | (kind == Scale::f16 ? 0x2400 : 0x3d00) | (random_bits() & 0x7ff));
+    for (int64_t i = 0; i < count; ++i)
+      p[i] = (uint16_t)((random_bits() & 0x8000) | (kind == Scale::f16 ? 0x2400 : 0x3d00) |
+                        (random_bits() & 0x7ff));
     return p;
   }
   uint8_t *p = m.room<uint8_t>(count);
   for (int64_t i = 0; i < count; ++i) {
     const uint8_t r = (uint8_t)random_bits();
-    p[i] = kind == Scale::e8m0 ? (uint8_t)(115 + r % 20) : kind == Scale::e4m3 || kind == Scale::ue4m3 ? (uint8_t)(r % 0x7e | (r & 0x80)) : r;
+    p[i] = kind == Scale::e8m0                           ? (uint8_t)(115 + r % 20)
+           : kind == Scale::e4m3 || kind == Scale::ue4m3 ? (uint8_t)(r % 0x7e | (r & 0x80))
+                                                         : r;
   }
   return p;
 }
@@ -163,12 +184,16 @@ std::unique_ptr<Made> make(const Structure &s, int64_t n, int64_t k) {
   auto made = std::make_unique<Made>();
   Made &m = *made;
   Weight &w = m.w;
-  w.n = n, w.k = k, w.bits = s.bits, w.element = s.element, w.offset = s.offset, w.scale = s.scale, w.panel_order = true;
+  w.n = n, w.k = k, w.bits = s.bits, w.element = s.element, w.offset = s.offset, w.scale = s.scale,
+  w.panel_order = true;
   fill_values(m, s);
   w.group_size = s.group, w.groups = (k + s.group - 1) / s.group;
   w.group = (s.group + 7) / 8 * 8, w.seg = w.group;
-  // As backends/cpu/pack.py has it: sums in units of the activations' scale must stay exact in float32.
-  if (s.bits <= 4 && w.integral && w.table_low <= 12 && s.scale != Scale::f32 && !s.biases && !s.mins && !s.super && w.seg < 128) w.span = 128 / w.seg * w.seg;
+  // As backends/cpu/pack.py has it: sums in units of the activations' scale must stay exact in
+  // float32.
+  if (s.bits <= 4 && w.integral && w.table_low <= 12 && s.scale != Scale::f32 && !s.biases &&
+      !s.mins && !s.super && w.seg < 128)
+    w.span = 128 / w.seg * w.seg;
   std::vector<int32_t> gather;
   if (s.act_order) {
     // Inputs dealt to groups in turn: every group keeps its size.
@@ -182,7 +207,8 @@ std::unique_ptr<Made> make(const Structure &s, int64_t n, int64_t k) {
     w.group_index = m.index.data();
   } else if (k != w.kernel_k()) {
     gather.assign((size_t)w.kernel_k(), -1);
-    for (int64_t j = 0; j < k; ++j) gather[(size_t)(j / s.group * w.group + j % s.group)] = (int32_t)j;
+    for (int64_t j = 0; j < k; ++j)
+      gather[(size_t)(j / s.group * w.group + j % s.group)] = (int32_t)j;
   }
   if (!gather.empty()) {
     int32_t *p = m.room<int32_t>((int64_t)gather.size());
@@ -200,8 +226,11 @@ std::unique_ptr<Made> make(const Structure &s, int64_t n, int64_t k) {
   if (s.mins) w.mins = (const uint8_t *)scale_entries(m, Scale::u8, entries);
   if (s.super) {
     w.groups_per_super = s.super / s.group, w.supers = k / s.super;
-    w.super_scales = (const uint16_t *)scale_entries(m, Scale::f16, w.panels() * w.supers * kPanelRows);
-    if (s.mins) w.super_mins = (const uint16_t *)scale_entries(m, Scale::f16, w.panels() * w.supers * kPanelRows);
+    w.super_scales =
+        (const uint16_t *)scale_entries(m, Scale::f16, w.panels() * w.supers * kPanelRows);
+    if (s.mins)
+      w.super_mins =
+          (const uint16_t *)scale_entries(m, Scale::f16, w.panels() * w.supers * kPanelRows);
   }
   if (s.global) w.global_op = Global::multiply, w.global = 0.37f;
   w.row_bytes = (k * s.bits + 7) / 8;
@@ -211,12 +240,15 @@ std::unique_ptr<Made> make(const Structure &s, int64_t n, int64_t k) {
       uint32_t c = random_bits() & ((1u << s.bits) - 1);
       if (w.last_finite && (int)(c & 0x7f) > w.last_finite) c = 1;
       for (int b = 0; b < s.bits; ++b)
-        if (c >> b & 1) m.codes[(size_t)(r * w.row_bytes + (j * s.bits + b) / 8)] |= (uint8_t)(1 << ((j * s.bits + b) % 8));
+        if (c >> b & 1)
+          m.codes[(size_t)(r * w.row_bytes + (j * s.bits + b) / 8)] |=
+              (uint8_t)(1 << ((j * s.bits + b) % 8));
     }
   uint8_t *planes[4] = {};
   const int widths[4] = {8, 4, 2, 1};
   for (int i = 0; i < 4; ++i)
-    if (s.bits == 8 ? widths[i] == 8 : (s.bits & widths[i]) != 0) planes[i] = m.room<uint8_t>(w.panels() * kPanelRows * w.padded_k() * widths[i] / 8);
+    if (s.bits == 8 ? widths[i] == 8 : (s.bits & widths[i]) != 0)
+      planes[i] = m.room<uint8_t>(w.panels() * kPanelRows * w.padded_k() * widths[i] / 8);
   w.plane8 = planes[0], w.plane4 = planes[1], w.plane2 = planes[2], w.plane1 = planes[3];
   pack(w, m.codes.data(), w.row_bytes, planes);
   return made;
@@ -241,7 +273,8 @@ std::vector<float> product(const Weight &w, const float *x, int64_t m, Activatio
 void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t k) {
   const auto made = make(s, n, k);
   const Weight &w = made->w;
-  const std::string where = set + " " + s.name + " n=" + std::to_string(n) + " k=" + std::to_string(k);
+  const std::string where =
+      set + " " + s.name + " n=" + std::to_string(n) + " k=" + std::to_string(k);
   std::vector<uint8_t> back(made->codes.size());
   unpack(w, back.data(), w.row_bytes);
   check(back == made->codes, where + ": codes return");
@@ -253,27 +286,35 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
     for (const int64_t m : {(int64_t)1, (int64_t)2, (int64_t)4, (int64_t)21}) {
       std::vector<float> hot((size_t)(m * k), 0.0f);
       std::vector<int64_t> at((size_t)m);
-      for (int64_t t = 0; t < m; ++t) at[(size_t)t] = (int64_t)(random_bits() % (uint32_t)k), hot[(size_t)(t * k + at[(size_t)t])] = 1.0f;
+      for (int64_t t = 0; t < m; ++t)
+        at[(size_t)t] = (int64_t)(random_bits() % (uint32_t)k),
+        hot[(size_t)(t * k + at[(size_t)t])] = 1.0f;
       const auto y = product(w, hot.data(), m, mode);
       bool same = true;
       for (int64_t t = 0; t < m; ++t)
-        for (int64_t r = 0; r < n; ++r) same &= y[(size_t)(t * n + r)] == dense[(size_t)(r * k + at[(size_t)t])];
+        for (int64_t r = 0; r < n; ++r)
+          same &= y[(size_t)(t * n + r)] == dense[(size_t)(r * k + at[(size_t)t])];
       check(same, in + " m=" + std::to_string(m) + ": one-hot");
     }
     const int64_t m = 11;
     std::vector<float> x((size_t)(m * k));
     for (float &v : x) v = normal();
     const auto y = product(w, x.data(), m, mode);
-    const auto alone = product(w, x.data() + 5 * k, 1, mode), some = product(w, x.data() + 4 * k, 3, mode);
-    check(!std::memcmp(alone.data(), y.data() + 5 * n, (size_t)n * 4) && !std::memcmp(some.data(), y.data() + 4 * n, (size_t)n * 12), in + ": batch");
+    const auto alone = product(w, x.data() + 5 * k, 1, mode),
+               some = product(w, x.data() + 4 * k, 3, mode);
+    check(!std::memcmp(alone.data(), y.data() + 5 * n, (size_t)n * 4) &&
+              !std::memcmp(some.data(), y.data() + 4 * n, (size_t)n * 12),
+          in + ": batch");
     double error = 0, size = 0;
     for (int64_t t = 0; t < m; ++t)
       for (int64_t r = 0; r < n; ++r) {
         double sum = 0;
-        for (int64_t j = 0; j < k; ++j) sum += (double)x[(size_t)(t * k + j)] * dense[(size_t)(r * k + j)];
+        for (int64_t j = 0; j < k; ++j)
+          sum += (double)x[(size_t)(t * k + j)] * dense[(size_t)(r * k + j)];
         error += (y[(size_t)(t * n + r)] - sum) * (y[(size_t)(t * n + r)] - sum), size += sum * sum;
       }
-    check(std::sqrt(error) <= (mode == Activations::exact ? 2e-6 : 2e-2) * std::sqrt(size), in + ": error " + std::to_string(std::sqrt(error / size)));
+    check(std::sqrt(error) <= (mode == Activations::exact ? 2e-6 : 2e-2) * std::sqrt(size),
+          in + ": error " + std::to_string(std::sqrt(error / size)));
   }
 }
 
@@ -293,7 +334,11 @@ int main(int argc, char **argv) {
       use_core(core);
       for (const Structure &s : kStructures)
         for (const int64_t n : {(int64_t)1, (int64_t)19, (int64_t)70})
-          for (const int64_t groups : {1, 5}) check_weight(set, s, n, s.super ? s.super * (groups > 1 ? 2 : 1) : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
+          for (const int64_t groups : {1, 5})
+            check_weight(
+                set, s, n,
+                s.super ? s.super * (groups > 1 ? 2 : 1)
+                        : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
     }
     use_core("");
     check_step(set);

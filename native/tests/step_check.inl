@@ -1,20 +1,25 @@
 // Part of selfcheck.cpp: a decoding step's operations, every array against an unreadable page.
 
-void check_attention(const std::string &set, int64_t group, int64_t kv_heads, int64_t d, int64_t count) {
+void check_attention(const std::string &set, int64_t group, int64_t kv_heads, int64_t d,
+                     int64_t count) {
   const int64_t heads = group * kv_heads;
-  Guarded q((size_t)(heads * d) * 4), k((size_t)(kv_heads * d) * 4), v((size_t)(kv_heads * d) * 4), y((size_t)(heads * d) * 4);
+  Guarded q((size_t)(heads * d) * 4), k((size_t)(kv_heads * d) * 4), v((size_t)(kv_heads * d) * 4),
+      y((size_t)(heads * d) * 4);
   Guarded keys((size_t)(kv_heads * count * d) * 4), values((size_t)(kv_heads * count * d) * 4);
   for (Guarded *each : {&q, &k, &v, &keys, &values})
     for (size_t i = 0; i < each->bytes() / 4; ++i) each->as<float>()[i] = normal();
   const float scale = 1.0f / std::sqrt((float)d);
   LayerCache cache;
-  cache.keys = keys.as<float>(), cache.values = values.as<float>(), cache.stride = count * d, cache.count = count;
+  cache.keys = keys.as<float>(), cache.values = values.as<float>(), cache.stride = count * d,
+  cache.count = count;
   Step step;
-  step.attend(0, q.as<float>(), k.as<float>(), v.as<float>(), heads, kv_heads, d, scale, y.as<float>());
+  step.attend(0, q.as<float>(), k.as<float>(), v.as<float>(), heads, kv_heads, d, scale,
+              y.as<float>());
   step.run(&cache, nullptr, 0);
   double worst = 0;
   for (int64_t h = 0; h < heads; ++h) {
-    const float *mine = keys.as<float>() + h / group * count * d, *all_values = values.as<float>() + h / group * count * d;
+    const float *mine = keys.as<float>() + h / group * count * d,
+                *all_values = values.as<float>() + h / group * count * d;
     std::vector<double> weights((size_t)count), wanted((size_t)d, 0.0);
     double sum = 0;
     for (int64_t t = 0; t < count; ++t) {
@@ -23,11 +28,15 @@ void check_attention(const std::string &set, int64_t group, int64_t kv_heads, in
       sum += weights[(size_t)t] = std::exp(score * scale);
     }
     for (int64_t t = 0; t < count; ++t)
-      for (int64_t j = 0; j < d; ++j) wanted[(size_t)j] += weights[(size_t)t] / sum * all_values[t * d + j];
-    for (int64_t j = 0; j < d; ++j) worst = std::fmax(worst, std::fabs(wanted[(size_t)j] - y.as<float>()[h * d + j]));
+      for (int64_t j = 0; j < d; ++j)
+        wanted[(size_t)j] += weights[(size_t)t] / sum * all_values[t * d + j];
+    for (int64_t j = 0; j < d; ++j)
+      worst = std::fmax(worst, std::fabs(wanted[(size_t)j] - y.as<float>()[h * d + j]));
   }
-  const std::string what = set + " attention " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " d=" + std::to_string(d);
-  check(worst <= 1e-5, what + " count=" + std::to_string(count) + ": error " + std::to_string(worst));
+  const std::string what = set + " attention " + std::to_string(heads) + "/" +
+                           std::to_string(kv_heads) + " d=" + std::to_string(d);
+  check(worst <= 1e-5,
+        what + " count=" + std::to_string(count) + ": error " + std::to_string(worst));
 }
 
 void check_norm(const std::string &set, int64_t d) {
@@ -40,9 +49,11 @@ void check_norm(const std::string &set, int64_t d) {
   double worst = 0;
   for (int64_t r = 0; r < 2; ++r) {
     double squares = 0;
-    for (int64_t i = 0; i < d; ++i) squares += (double)x.as<float>()[r * d + i] * x.as<float>()[r * d + i];
+    for (int64_t i = 0; i < d; ++i)
+      squares += (double)x.as<float>()[r * d + i] * x.as<float>()[r * d + i];
     for (int64_t i = 0; i < d; ++i) {
-      const double wanted = x.as<float>()[r * d + i] / std::sqrt(squares / (double)d + 1e-6) * scale.as<float>()[i];
+      const double wanted =
+          x.as<float>()[r * d + i] / std::sqrt(squares / (double)d + 1e-6) * scale.as<float>()[i];
       worst = std::fmax(worst, std::fabs(wanted - y.as<float>()[r * d + i]));
     }
   }
@@ -52,6 +63,7 @@ void check_norm(const std::string &set, int64_t d) {
 void check_step(const std::string &set) {
   for (const int64_t d : {(int64_t)2, (int64_t)20, (int64_t)64, (int64_t)256}) {
     check_norm(set, d);
-    for (const int64_t count : {(int64_t)1, (int64_t)63, (int64_t)130}) check_attention(set, 4, 1, d, count), check_attention(set, 3, 2, d, count);
+    for (const int64_t count : {(int64_t)1, (int64_t)63, (int64_t)130})
+      check_attention(set, 4, 1, d, count), check_attention(set, 3, 2, d, count);
   }
 }
