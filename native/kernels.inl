@@ -35,13 +35,13 @@ HB_INLINE void repeat(Body &&body) {
   }
 }
 
-#include "activations.inl"
-#include "attention.inl"
 #include "byte_decode.inl"
 #include "float_decode.inl"
-#include "probes.inl"
-#include "products.inl"
 #include "scales.inl"
+#include "products.inl"
+#include "activations.inl"
+#include "attention.inl"
+#include "probes.inl"
 
 template <class V>
 constexpr Kernels table_of(const char *name) {
