@@ -11,9 +11,10 @@ import inspect
 import threading
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
 from .backends.cpu import at_once
@@ -33,7 +34,14 @@ from .numerics.exact import DTYPES
 from .spec import Format
 from .tensor.qtensor import QTensor
 
+if TYPE_CHECKING:
+    import torch
+
 Weight = QTensor | Prepared
+"""A packed weight as the verbs take it."""
+
+ArrayT = TypeVar("ArrayT", NDArray[Any], "torch.Tensor")
+"""NumPy array or torch tensor: a verb returns what it was given."""
 
 _lock = threading.Lock()
 _prepared: dict[int, dict[str, Prepared]] = {}
@@ -197,14 +205,14 @@ def _is_plain(x: Any, w: Any) -> bool:
 
 
 def linear(
-    x: Any,
+    x: ArrayT,
     w: Weight,
-    bias: Any | None = None,
+    bias: NDArray[Any] | torch.Tensor | None = None,
     *,
     activations: str = "exact",
     backend: str | None = None,
     schedule: str | None = None,
-) -> Any:
+) -> ArrayT:
     """y = x · wᵀ + bias without a dense copy of w.
 
     x            (..., k) NumPy array or torch tensor: float32, float16 or bfloat16, any strides,
@@ -221,17 +229,19 @@ def linear(
     """
     plain_bias = bias is None or (type(bias) is np.ndarray and bias.shape == w.shape[:1])
     if backend is None and schedule is None and plain_bias and activations in ACTIVATIONS and _is_plain(x, w):
-        return backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
+        y: ArrayT = backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
+        return y
     if backend is None and schedule is None and type(w) is Prepared and is_torch(x):
-        y = at_once(x, w, bias, activations)
-        if y is not None:
-            return y
+        direct: ArrayT | None = at_once(x, w, bias, activations)
+        if direct is not None:
+            return direct
     _check_mode("linear", activations, schedule)
     x = _check_x("linear", x)
     if bias is not None:
         bias = bias if is_torch(bias) else np.asarray(bias)
         check_memory("linear", bias)
-    return product(x, w, bias, activations, backend, schedule)
+    y = product(x, w, bias, activations, backend, schedule)
+    return y
 
 
 def product(
@@ -255,7 +265,7 @@ def product(
     return chosen.linear(flat, prepared, bias, activations=activations, schedule=schedule).reshape(*lead, n)
 
 
-def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | None = None) -> Any:
+def embedding(ids: ArrayT, w: Weight, *, dtype: Any = "float32", backend: str | None = None) -> ArrayT:
     """Rows of w by index, decoded exactly.
 
     ids  integers of any shape, NumPy or torch, each in 0 … n−1
@@ -269,17 +279,24 @@ def embedding(ids: Any, w: Weight, *, dtype: Any = "float32", backend: str | Non
         ids = np.asarray(ids)
         ids = ids if ids.size else ids.astype(np.int64)  # an empty list comes as floats
     chosen, prepared = _resolve(w, "embedding", ids, backend, word)
+    rows: ArrayT
     if chosen.device != "cpu":
-        return chosen.embedding(ids, prepared, word)
+        rows = chosen.embedding(ids, prepared, word)
+        return rows
     index = to_numpy(ids)
     if index.dtype.kind not in "iu":
         raise ShapeError(f"[embedding] ids are {index.dtype}; integers are allowed")
     flat = np.ascontiguousarray(index, dtype=np.int64).reshape(-1)
     if flat.size and (int(flat.min()) < 0 or int(flat.max()) >= n):
         raise ShapeError(f"[embedding] ids run from {flat.min()} to {flat.max()}; the table has rows 0 to {n - 1}")
-    return like(chosen.embedding(flat, prepared, word), ids).reshape(*index.shape, k)
+    rows = like(chosen.embedding(flat, prepared, word), ids).reshape(*index.shape, k)
+    return rows
 
 
+@overload
+def dequantize(w: QTensor, dtype: Any = ..., *, arithmetic: str = ..., backend: None = ...) -> NDArray[Any]: ...
+@overload
+def dequantize(w: Weight, dtype: Any = ..., *, arithmetic: str = ..., backend: str | None = ...) -> Any: ...
 def dequantize(w: Weight, dtype: Any = "float32", *, arithmetic: str = "exact", backend: str | None = None) -> Any:
     """The dense weight: exact values rounded once to `dtype`, or the producer's own arithmetic (see
     `QTensor.dequantize`).
@@ -328,11 +345,11 @@ def _check_routing(ids: tuple[int, ...], weights: tuple[int, ...], m: int) -> No
 
 
 def experts(
-    x: Any,
+    x: ArrayT,
     gate_up: Weight,
     down: Weight,
-    topk_ids: Any,
-    topk_weights: Any,
+    topk_ids: ArrayT,
+    topk_weights: ArrayT,
     *,
     gate: str = "swiglu",
     interleaved: bool = False,
@@ -342,7 +359,7 @@ def experts(
     up_bias: Any | None = None,
     activations: str = "exact",
     backend: str | None = None,
-) -> Any:
+) -> ArrayT:
     """A mixture of experts over packed weights: y[i] = Σ_t topk_weights[i, t] ·
     down_e(gate(gate_up_e(x[i]))), e = topk_ids[i, t].
 
@@ -394,11 +411,11 @@ def experts(
         if gate not in GATES:
             raise ShapeError(f"[experts] gate {gate!r}; allowed: {', '.join(GATES)}")
         _check_routing(tuple(topk_ids.shape), tuple(topk_weights.shape), flat.shape[0])
-        y = chosen.experts(
+        summed: ArrayT = chosen.experts(
             flat, first, last, topk_ids, topk_weights, gate=gate, interleaved=interleaved, gate_up_bias=gate_up_bias,
             down_bias=down_bias, up=second, up_bias=up_bias,
-        )  # fmt: skip
-        return y.reshape(*lead, down.shape[1])
+        ).reshape(*lead, down.shape[1])  # fmt: skip
+        return summed
     tokens = np.asarray(to_numpy(flat), dtype=np.float32)
     index, share = to_numpy(topk_ids), np.asarray(to_numpy(topk_weights), dtype=np.float32)
     _check_routing(index.shape, share.shape, tokens.shape[0])
@@ -422,7 +439,8 @@ def experts(
     for t in range(index.shape[1]):
         y += share[:, t, None] * routed[:, t]
     with np.errstate(over="ignore"):
-        return like(y.astype(to_numpy(flat).dtype), x).reshape(*lead, h)
+        out: ArrayT = like(y.astype(to_numpy(flat).dtype), x).reshape(*lead, h)
+    return out
 
 
 __all__ = ["Format", "Prepared", "Weight", "apply_gate", "choose", "dequantize", "embedding", "experts", "linear", "prepare"]
