@@ -1,6 +1,6 @@
 """The native core under sanitizers: its own test program, and the Python tests that reach the module.
 
-    tools/sanitize.py [address] [thread] [--sets avx2 scalar] [--log FILE]
+    tools/sanitize.py address thread [--sets avx2 scalar] [--log FILE]
 
 address  AddressSanitizer and UndefinedBehaviorSanitizer; thread  ThreadSanitizer. Each builds the
 whole module with `-DHALFBYTE_SANITIZE`, preloads the sanitizer's library into Python and runs TESTS
@@ -82,7 +82,8 @@ class Log:
         if done.returncode:
             self.failed = True
             self.add("\n".join(out.splitlines()[-60:]))
-        self.add(f"-> {'passed' if done.returncode == 0 else f'FAILED, status {done.returncode}'}: {(out.splitlines() or [''])[-1]}")
+        outcome = "passed" if done.returncode == 0 else f"FAILED, status {done.returncode}"
+        self.add(f"-> {outcome}: {(out.splitlines() or [''])[-1]}")
         return out
 
 
@@ -97,9 +98,8 @@ def sanitize(kind: str, sets: list[str], log: Log) -> None:
     still = ["setarch", "-R"] if kind == "thread" else []  # ThreadSanitizer needs addresses that are not random
     log.run([*still, str(build / "halfbyte_selfcheck")], options, " ".join(f"{k}={v}" for k, v in options.items()) + " ")
     [module] = build.glob("_native*.so")
-    library = subprocess.run(["gcc", f"-print-file-name={LIBRARY[kind]}"], capture_output=True, text=True, check=True).stdout.strip()
-    known = subprocess.run([build / "halfbyte_selfcheck", "--sets"], capture_output=True, text=True, check=True).stdout.split()
-    for name in sets or known:
+    library = subprocess.check_output(["gcc", f"-print-file-name={LIBRARY[kind]}"], text=True).strip()
+    for name in sets or subprocess.check_output([build / "halfbyte_selfcheck", "--sets"], text=True).split():
         env = {
             **options, "LD_PRELOAD": library, "PYTHONMALLOC": "malloc", "HALFBYTE_CPU": name, "HALFBYTE_THREADS": "2",
             "PYTHONPATH": "src:tests",
@@ -114,7 +114,7 @@ def main() -> int:
         at = sys.argv.index("--module")
         return run_tests(sys.argv[at + 1], sys.argv[at + 2 :])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", choices=["address", "thread", []], default=["address", "thread"])
+    parser.add_argument("kinds", nargs="+", choices=["address", "thread"])
     parser.add_argument("--sets", nargs="+", default=[], help="instruction sets; all that this machine has when left out")
     parser.add_argument("--log", type=Path)
     given = parser.parse_args()

@@ -49,7 +49,7 @@ ALLOWED: dict[int, set[str]] = {
     3: {"numpy", "ml_dtypes"},
     4: {"numpy", "ml_dtypes", "safetensors", "gguf", "huggingface_hub", "onnx", "torch", "transformers"},
     5: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
-    6: {"numpy", "ml_dtypes", "safetensors", "gguf", "transformers", "tokenizers"},
+    6: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers"},
     7: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx"}
     | {"jinja2", "vllm"},
 }
