@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+import tomllib
 
 import halfbyte as hb
 import torch
 from support.tiny_models import write_tiny
+from support.tiny_tokenizer import write_tokenizer
 
+ROOT = Path(__file__).parents[2]
 IDS = [3, 17, 42, 5, 60, 21, 8, 33]
 TOKENS = 8
 
@@ -186,3 +198,56 @@ def test_a_damaged_file_is_named(tmp_path):
     write_tiny(tmp_path / "in", "llama", "gptq", edit=lose, change_config=named, head_dim=32)
     with pytest.raises(Exception, match=r"model\.layers\.1\.self_attn\.k_proj"):
         answer(tmp_path / "in", quantization="halfbyte")
+
+
+def test_the_server_finds_the_plug_in_by_itself(tmp_path):
+    """`vllm serve FOLDER`, its engine in a process of its own: the greedy text of a completion."""
+    tiny = write(tmp_path / "in", "llama", "bitsandbytes")
+    write_tokenizer(tmp_path / "in")
+    installed = tmp_path / "installed" / "halfbyte-0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: halfbyte\nVersion: 0\n", "utf-8")
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]["vllm.general_plugins"]
+    lines = "".join(f"{name} = {target}\n" for name, target in stated.items())
+    (installed / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{lines}", "utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path / "in"), "--port", str(port),
+        "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "64", "--served-model-name", "tiny",
+    ]  # fmt: skip
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path / "installed")]), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }  # fmt: skip
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    try:
+        body = {
+            "model": "tiny",
+            "prompt": IDS,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        reply = _post(f"http://127.0.0.1:{port}/v1/completions", body, server, tmp_path / "log")
+    finally:
+        server.terminate()
+        server.wait(30)
+    assert reply["choices"][0]["token_ids"] == truth(tiny.dense)[1]
+
+
+def _post(url: str, body: dict[str, Any], server: subprocess.Popen[bytes], log: Path) -> Any:
+    """The server's answer, once it is up."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    for _ in range(600):
+        assert server.poll() is None, log.read_text("utf-8", "replace")[-3000:]
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read()) from error
+        except OSError:
+            time.sleep(0.5)
+    raise AssertionError("the server did not start")
