@@ -1,6 +1,6 @@
 """The native core under sanitizers: its own test program, and the Python tests that reach the module.
 
-    tools/sanitize.py address thread [--sets avx2 scalar] [--log FILE]
+    tools/sanitize.py address thread [--sets avx2 scalar] [--built] [--log FILE]
 
 address  AddressSanitizer and UndefinedBehaviorSanitizer; thread  ThreadSanitizer. Each builds the
 whole module with `-DHALFBYTE_SANITIZE`, preloads the sanitizer's library into Python and runs TESTS
@@ -87,11 +87,12 @@ class Log:
         return out
 
 
-def sanitize(kind: str, sets: list[str], log: Log) -> None:
+def sanitize(kind: str, sets: list[str], built: bool, log: Log) -> None:
     """Builds with one sanitizer, then runs the test program and TESTS."""
     build = ROOT / "build" / f"sanitize-{kind}"
-    log.run(["cmake", "-S", ".", "-B", str(build), f"-DHALFBYTE_SANITIZE={kind}", f"-DPython_EXECUTABLE={sys.executable}"])
-    log.run(["cmake", "--build", str(build), "--target", "_native", "halfbyte_selfcheck"])
+    if not built:
+        log.run(["cmake", "-S", ".", "-B", str(build), f"-DHALFBYTE_SANITIZE={kind}", f"-DPython_EXECUTABLE={sys.executable}"])
+        log.run(["cmake", "--build", str(build), "--target", "_native", "halfbyte_selfcheck"])
     if log.failed:
         return
     options = OPTIONS[kind]
@@ -116,6 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="+", choices=["address", "thread"])
     parser.add_argument("--sets", nargs="+", default=[], help="instruction sets; all that this machine has when left out")
+    parser.add_argument("--built", action="store_true", help="run what an earlier call built")
     parser.add_argument("--log", type=Path)
     given = parser.parse_args()
     log = Log(given.log)
@@ -123,7 +125,7 @@ def main() -> int:
     log.add(f"# command: {shlex.join(['tools/sanitize.py', *sys.argv[1:]])}")
     log.add(f"# date: {datetime.date.today()}; {platform.system()} {platform.machine()}, Python {platform.python_version()}")
     for kind in given.kinds:
-        sanitize(kind, given.sets, log)
+        sanitize(kind, given.sets, given.built, log)
     return 1 if log.failed else 0
 
 
