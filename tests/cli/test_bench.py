@@ -16,7 +16,8 @@ from halfbyte.bench import roofline, tables
 from halfbyte.bench.cpu import limits as cpu_limits
 from halfbyte.bench.cpu import linear as cpu_linear
 from halfbyte.bench.cpu import sweep
-from halfbyte.bench.cpu.peers.base import all_peers, grid_of, peers_named
+from halfbyte.bench.cpu.peers.base import grid_of
+from halfbyte.bench.cpu.peers.registry import all_peers, peers_named
 from halfbyte.bench.model import race as model
 from halfbyte.bench.model.run_one import prompt_ids
 from halfbyte.bench.records import judged, rates, rivals_of

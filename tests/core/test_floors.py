@@ -85,17 +85,14 @@ INSIDE_ALLOWED: dict[tuple[str, str], str] = {
 # Violations that their owners have still to remove. Each entry covers one importing module; an
 # entry without a violation fails.
 KNOWN_CYCLES: dict[str, str] = {
-    "bench.cpu.peers.base": "peers register themselves in the module that they subclass",
     "bench.cuda.linear": "the decoders' benchmark shares the timing loop of the products'",
 }
 KNOWN_PRIVATE: dict[str, str] = {
     "backends.cuda.arrange": "constants of the fragment order",
-    "backends.metal.experts": "a ceiling division",
     "cli.tune": "options that `bench` has too",
     "conversion.producer_equality": "bytes of a part",
 }
 KNOWN_INSIDE: dict[str, str] = {
-    "bench.cpu.limits": "bytes of a packed weight",
     "bench.cuda.decoders": "times one decoder at a time",
     "bench.cuda.linear": "times one schedule at a time",
     "bench.cuda.sweep": "times one tile at a time",
@@ -105,7 +102,6 @@ KNOWN_INSIDE: dict[str, str] = {
     "cli.tune": "writes the table of tuned tiles",
     "generation.memory_plan": "sizes of tuned tiles",
     "torch.warmup": "compiles the experts' kernels",
-    "transformers.decode.kv_cache": "aligned memory",
 }
 
 

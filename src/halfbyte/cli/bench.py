@@ -158,7 +158,7 @@ def _on_cpu(
     shapes: list[tuple[int, int]], tokens: list[int], formats: list[str], peers: str, activations: str, timing: dict[str, Any]
 ) -> Iterable[dict[str, Any]]:
     from ..bench.cpu.linear import bench as run
-    from ..bench.cpu.peers.base import peers_named
+    from ..bench.cpu.peers.registry import peers_named
 
     _check_clock(timing["clock"], timing["threads"])
     try:

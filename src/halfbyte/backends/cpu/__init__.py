@@ -28,7 +28,7 @@ from ...numerics.exact import DTYPES, bfloat16
 from ...numerics.minifloat import MINIFLOATS
 from ...tensor.qtensor import QTensor
 from ..base import X_DTYPES, Backend, Call, Prepared
-from .pack import PackedWeight, pack_weight
+from .pack import PackedWeight, aligned_empty, pack_weight
 
 _SCHEDULES = (None, "fused")
 
@@ -225,3 +225,9 @@ class CPUBackend(Backend):
 def _words(a: NDArray[Any]) -> NDArray[Any]:
     """bfloat16 as its 16-bit words, which is how it crosses to the core; other dtypes as they are."""
     return a.view(np.uint16) if a.dtype == bfloat16 else a
+
+
+__all__ = [
+    "CPUBackend", "activations_named", "aligned_empty", "at_once", "instruction_sets", "native", "set_threads",
+    "use_instruction_set",
+]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import BackendError
 from . import kernels
 from .kernels import MATVEC_ROWS, TILE
-from .launch import _ceil, weight_arrays
+from .launch import ceil_div, weight_arrays
 from .runtime import Runtime
 from .weight import MetalWeight
 
@@ -66,7 +66,7 @@ def experts(
         [m, h, top_k],
         [],
         [(m, h)],
-        (_ceil(h, across) * across, _ceil(m, rows) * rows, 1),
+        (ceil_div(h, across) * across, ceil_div(m, rows) * rows, 1),
     )
     return y
 
@@ -95,10 +95,10 @@ class _Place:
         if self.few:
             kernel = kernels.experts_matvec(w.format, dtype, gate, down)
             ints = [w.units, w.groups, n, stride, self.top_k, half, has_bias]
-            threads = (_ceil(n, MATVEC_ROWS) * kernel.group[0], self.rows, 1)
+            threads = (ceil_div(n, MATVEC_ROWS) * kernel.group[0], self.rows, 1)
             return runtime.run(kernel, [*codes, tokens, self.index, *last], ints, floats, shapes, threads)[0]
         kernel = kernels.experts_gemm(w.format, dtype, gate, down)
         ints = [w.units, w.groups, n, stride, self.experts, self.top_k, half, has_bias]
-        tiles = _ceil(self.rows, TILE) + self.experts  # one short tile an expert at most
-        threads = (_ceil(n, TILE) * kernel.group[0], tiles, 1)
+        tiles = ceil_div(self.rows, TILE) + self.experts  # one short tile an expert at most
+        threads = (ceil_div(n, TILE) * kernel.group[0], tiles, 1)
         return runtime.run(kernel, [*codes, tokens, self.order, self.offsets, *last], ints, floats, shapes, threads)[0]

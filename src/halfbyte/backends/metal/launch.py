@@ -24,7 +24,8 @@ STRIPES = 64
 """Stripes of the striped schedule: a few for each of 8 to 40 GPU cores."""
 
 
-def _ceil(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
     return -(-a // b)
 
 
@@ -42,7 +43,7 @@ def dequantize(runtime: Runtime, w: MetalWeight, dtype: str, ids: Any | None = N
     index = runtime.zeros((FEWEST_ELEMENTS,), "int32") if ids is None else runtime.cast(ids, "int32")
     kernel = kernels.dequantize(w.format, dtype, gather=ids is not None)
     across, down, _ = kernel.group
-    threads = (_ceil(w.units, across) * across, _ceil(rows, down) * down, 1)
+    threads = (ceil_div(w.units, across) * across, ceil_div(rows, down) * down, 1)
     (y,) = runtime.run(
         kernel, [*weight_arrays(runtime, w), index, w.factors], [w.units, w.groups, k, rows], [w.format.divisor], [(rows, k)],
         threads,
@@ -93,7 +94,7 @@ def linear(runtime: Runtime, x: Any, w: MetalWeight, bias: Any | None = None, sc
         if m <= MATVEC_M:
             return matvec(p)
         schedule = "double-buffered" if fused_refusal(w.format) else "fused"
-    tiles = (_ceil(n, TILE), _ceil(m, TILE))
+    tiles = (ceil_div(n, TILE), ceil_div(m, TILE))
     if schedule == "fused":
         return fused(p, "wide")
     if schedule == "striped":
@@ -106,7 +107,7 @@ def matvec(p: Product, decoder: str = "") -> Any:
     """The m ≤ 8 schedule: 1, 2 or 4 tokens a threadgroup."""
     tokens = 1 if p.m == 1 else 2 if p.m == 2 else 4
     kernel = kernels.matvec(p.w.format, p.dtype, tokens, decoder)
-    return p.run(kernel, [p.w.groups], (_ceil(p.n, MATVEC_ROWS), _ceil(p.m, tokens)))
+    return p.run(kernel, [p.w.groups], (ceil_div(p.n, MATVEC_ROWS), ceil_div(p.m, tokens)))
 
 
 def fused(p: Product, variant: str, decoder: str = "") -> Any:
@@ -116,7 +117,7 @@ def fused(p: Product, variant: str, decoder: str = "") -> Any:
         raise BackendError(f"[metal] {why}")
     kernel = kernels.gemm_fused(p.w.format, p.dtype, variant, decoder)
     p.w = replace(p.w, codes=p.runtime.words(p.runtime.aligned(p.w.codes, 4)))
-    return p.run(kernel, [p.w.units, 1, p.w.groups, 1], (_ceil(p.n, TILE), _ceil(p.m, TILE)))
+    return p.run(kernel, [p.w.units, 1, p.w.groups, 1], (ceil_div(p.n, TILE), ceil_div(p.m, TILE)))
 
 
 def striped(p: Product) -> Any:
@@ -124,9 +125,9 @@ def striped(p: Product) -> Any:
     order.
     """
     w, runtime = p.w, p.runtime
-    tiles, steps = _ceil(p.n, TILE) * _ceil(p.m, TILE), _ceil(w.units, 4)
-    per_stripe = _ceil(tiles * steps, STRIPES)
-    stripes = _ceil(tiles * steps, per_stripe)
+    tiles, steps = ceil_div(p.n, TILE) * ceil_div(p.m, TILE), ceil_div(w.units, 4)
+    per_stripe = ceil_div(tiles * steps, STRIPES)
+    stripes = ceil_div(tiles * steps, per_stripe)
     first = kernels.gemm_striped(w.format, p.dtype)
     (pieces,) = runtime.run(
         first, [*weight_arrays(runtime, w), p.x], [w.units, w.groups, p.m, p.n, p.stride, per_stripe], [],
@@ -136,7 +137,7 @@ def striped(p: Product) -> Any:
     across, down, _ = second.group
     (y,) = runtime.run(
         second, [pieces, p.bias, w.factors], [w.units, p.m, p.n, per_stripe, p.has_bias], [w.format.divisor], [(p.m, p.n)],
-        (_ceil(p.n, across) * across, _ceil(p.m, down) * down, 1),
+        (ceil_div(p.n, across) * across, ceil_div(p.m, down) * down, 1),
     )  # fmt: skip
     return y
 
@@ -147,7 +148,7 @@ def rmsnorm_matvec(runtime: Runtime, x: Any, gain: Any, w: MetalWeight, eps: flo
     row, _ = runtime.rows(x.reshape(1, k), 8 * w.units, w.order)
     gains, _ = runtime.rows(gain.reshape(1, k), 8 * w.units, w.order)
     kernel = kernels.rmsnorm_matvec(w.format, runtime.dtype_of(x))
-    threads = (_ceil(n, MATVEC_ROWS) * SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1)
+    threads = (ceil_div(n, MATVEC_ROWS) * SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1)
     (y,) = runtime.run(
         kernel, [*weight_arrays(runtime, w), row, gains, w.factors], [w.units, w.groups, n, k], [w.format.divisor, eps], [(n,)],
         threads,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.cpu.pack import aligned_empty
+from ...backends.cpu import aligned_empty
 from ..records import Record
 
 Clock = Callable[[], float]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ...backends.cpu.pack import aligned_empty
+from ...backends.cpu import aligned_empty
 from ..compat import DynamicLayer, DynamicSlidingWindowLayer
 
 SPARE = 256

@@ -58,27 +58,3 @@ def grid_of(w: F32, block: int, bits: int) -> tuple[NDArray[np.uint8], F32]:
     scales = np.maximum(np.abs(blocks).max(-1) / (half - 1), np.float32(1e-30)).astype(np.float32)
     codes = np.rint(blocks / scales[..., None]) + half
     return codes.astype(np.uint8).reshape(n, k), scales
-
-
-def all_peers() -> dict[str, Peer]:
-    """Peers by name."""
-    from .mlx import MLX_PEERS
-    from .onnxruntime import ONNXRUNTIME
-    from .openvino import OPENVINO
-    from .torch import TORCH
-
-    return {p.name: p for p in (*ONNXRUNTIME, *OPENVINO, *TORCH, *MLX_PEERS)}
-
-
-def peers_named(words: list[str]) -> list[Peer]:
-    """Peers for `--peers`: a name, or the beginning of several ("onnxruntime", "onnxruntime-4").
-    KeyError lists the names.
-    """
-    known = all_peers()
-    chosen: dict[str, Peer] = {}
-    for word in words:
-        found = {name: p for name, p in known.items() if name == word or name.startswith(word + "-")}
-        if not found:
-            raise KeyError(f"{word!r} is not a peer; known: {', '.join(known)}")
-        chosen |= found
-    return list(chosen.values())
