@@ -2,8 +2,8 @@
 the producer's own values, or refused by name.
 
 `make test-ecosystem` runs this in each producer's environment. With HALFBYTE_PRESETS=FILE the outcomes
-are appended to FILE, a JSON object a line; tools/presets_page.py makes docs/reference/presets.md
-of it.
+are appended to FILE, a JSON object a line: benchmarks/ecosystem-presets.jsonl, of which
+tools/presets_page.py makes docs/reference/presets.md.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import halfbyte as hb
 from halfbyte.errors import HalfbyteError
 
 Values = Mapping[str, np.ndarray]
-Writer = Callable[[str, str, Path], Values]
-"""(architecture, scheme, folder) -> the producer's dense values, float32, by the name of the module."""
+Writer = Callable[[str, str, Path], Values | Callable[[], Values]]
+"""(architecture, scheme, folder) -> the producer's dense values, float32, by the name of the module, or
+what gives them.
+"""
 ARCHITECTURES = ("llama", "qwen3_moe", "gpt_oss")
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32}
 """Sizes that whole groups of 128 divide."""
@@ -43,7 +45,7 @@ def tiny(arch: str) -> Any:
     return dense_model(arch, **WIDE, **more)
 
 
-def judge(folder: Path, want: Values) -> tuple[str, str]:
+def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]:
     """("read", what was compared), ("refused", the sentence) or ("wrong", the first difference)."""
     try:
         with hb.open(folder) as checkpoint:
@@ -54,12 +56,16 @@ def judge(folder: Path, want: Values) -> tuple[str, str]:
         return "refused", str(error).replace(str(folder), "…")
     if not packed:
         return "refused", "the file has no packed weights"
+    want = given() if callable(given) else given
     formats = sorted({str(q.format) for q in got.values()})
     for key, q in got.items():
         if key not in want:
             return "wrong", f"{key} is no module that the producer packed"
         arithmetics = ("exact", "producer") if q.origin else ("exact",)
-        if not any(np.array_equal(q.dequantize("float32", a), want[key]) for a in arithmetics):
+        ways = [
+            (dtype, a) for a in arithmetics for dtype in ("float32", "bfloat16")
+        ]  # a bfloat16 model's own decoder rounds to it
+        if not any(np.array_equal(q.dequantize(dtype, a).astype(np.float32), want[key]) for dtype, a in ways):
             ours = q.dequantize("float32")
             off = float(np.abs(ours - want[key]).max() / np.abs(want[key]).max()) if ours.shape == want[key].shape else np.inf
             if off > 2.0**-7:
@@ -163,7 +169,7 @@ def test_every_scheme_of_compressed_tensors(tmp_path):
 
 
 def torchao_configs() -> dict[str, Any]:
-    """Name -> an instance of every config class that needs no argument but a group size."""
+    """Name -> config class; those that map names of modules to other configs have no values of their own."""
     import torchao.prototype.mx_formats as mx
     import torchao.quantization as quantization
     from torchao.core.config import AOBaseConfig
@@ -172,12 +178,18 @@ def torchao_configs() -> dict[str, Any]:
         name: cls
         for module in (quantization, mx)
         for name, cls in vars(module).items()
-        if isinstance(cls, type) and issubclass(cls, AOBaseConfig) and cls is not AOBaseConfig
+        if name[:1].isupper()
+        if isinstance(cls, type)
+        and issubclass(cls, AOBaseConfig)
+        and cls is not AOBaseConfig
+        and "Fqn" not in name
+        and "PerModule" not in name
     }
     return dict(sorted(classes.items()))
 
 
 def torchao(arch: str, scheme: str, folder: Path) -> Values:
+
     import torch
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
@@ -208,25 +220,69 @@ def test_every_config_of_torchao(tmp_path):
 # ----------------------------------------------------------------------------------------------------------------- ModelOpt
 
 
-def modelopt(arch: str, scheme: str, folder: Path) -> Values:
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def modelopt_values(weight: Any, scale: Any, second: Any = None) -> np.ndarray:
+    """What a module's exported tensors mean: NVFP4 by ModelOpt's own decoder, the rest by its export's
+    rules.
+    """
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    import torch
+
+    if weight.ndim == 3:  # a stack of experts, each matrix (k, n)
+        pairs = zip(weight, scale, strict=True)
+        return np.stack([modelopt_values(w.T.contiguous(), s.T.contiguous(), second) for w, s in pairs])
+    n, k = weight.shape
+    if weight.dtype == torch.uint8 and scale.dtype == torch.float8_e4m3fn:
+        packed = NVFP4QTensor((n, 2 * k), torch.float32, weight)
+        scales = {"scale": scale, "double_scale": second, "block_sizes": {-1: 2 * k // scale.shape[1]}}
+        return packed.dequantize(dtype=torch.float32, **scales).numpy()
+    if scale.dtype == torch.uint8:  # powers of two, one for 32 elements
+        values = weight.float().numpy()
+        if weight.dtype == torch.uint8:
+            values = E2M1[torch.stack([weight & 15, weight >> 4], 2).reshape(n, 2 * k).numpy()]
+        return values * np.repeat(np.ldexp(np.float32(1), scale.numpy().astype(int) - 127), 32, 1)
+    if weight.dtype == torch.uint8:  # rows 2i in the low nibbles, rows 2i + 1 in the high ones
+        codes = torch.stack([weight & 15, weight >> 4], 1).reshape(-1, k).numpy().astype(np.int8)
+        signed = np.where(codes > 7, codes - 16, codes).astype(np.float32)
+        return signed * np.repeat(scale.float().numpy(), k // scale.shape[1], 1)
+    values = weight.float().numpy()
+    factors = scale.float().numpy()
+    if factors.ndim == 4:
+        factors = factors[:, 0, :, 0]
+    if factors.ndim == 2 and factors.shape != (n, 1):  # tiles of 128 by 128
+        factors = np.repeat(np.repeat(factors, 128, 0), 128, 1)[:n, :k]
+    return values * (factors.reshape(-1, 1) if factors.size in (1, n) else factors)
+
+
+def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
     import torch
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = tiny(arch).to(torch.bfloat16)
+    tiny(arch).to(torch.bfloat16).save_pretrained(folder / "dense")
+    model = AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.bfloat16)
     texts = [torch.randint(3, 96, (1, 32), generator=torch.Generator().manual_seed(i)) for i in range(2)]
     model = mtq.quantize(model, copy.deepcopy(getattr(mtq, scheme)), lambda m: [m(input_ids=t) for t in texts])
-    values = {}
     with torch.inference_mode():
-        for name, module in model.named_modules():
-            quantizer = getattr(module, "weight_quantizer", None)
-            if quantizer is not None and getattr(module, "weight", None) is not None:
-                values[name] = quantizer(module.weight.float()).float().numpy()
-                a, b = (getattr(quantizer, f"svdquant_lora_{x}", None) for x in "ab")
-                values[name] = values[name] if a is None else values[name] + (b.float() @ a.float()).numpy()
         export_hf_checkpoint(model, export_dir=str(folder))
+
+    def values() -> Values:
+        found = {}
+        for name, module in model.named_modules():
+            for leaf in ("weight", "gate_up_proj", "down_proj"):
+                stem = leaf if leaf == "weight" else f"{leaf}_weight"
+                scale = getattr(module, f"{stem}_scale", None)
+                if scale is not None:
+                    key = name if leaf == "weight" else f"{name}.{leaf}"
+                    found[key] = modelopt_values(getattr(module, leaf).data, scale, getattr(module, f"{stem}_scale_2", None))
+        return found
+
     return values
 
 
