@@ -200,16 +200,33 @@ def test_a_damaged_file_is_named(tmp_path):
         answer(tmp_path / "in", quantization="halfbyte")
 
 
-def test_the_server_finds_the_plug_in_by_itself(tmp_path):
-    """`vllm serve FOLDER`, its engine in a process of its own: the greedy text of a completion."""
-    tiny = write(tmp_path / "in", "llama", "bitsandbytes")
-    write_tokenizer(tmp_path / "in")
-    installed = tmp_path / "installed" / "halfbyte-0.dist-info"
+def install(folder: Path) -> Path:
+    """A folder for PYTHONPATH in which the package's entry points are found, as pip leaves them."""
+    installed = folder / "installed" / "halfbyte-0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: halfbyte\nVersion: 0\n", "utf-8")
     stated = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]["vllm.general_plugins"]
     lines = "".join(f"{name} = {target}\n" for name, target in stated.items())
     (installed / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{lines}", "utf-8")
+    return installed.parent
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
+@pytest.mark.parametrize(("arch", "producer"), [("llama", "gptq"), ("qwen3_moe", "mlx"), ("gpt_oss", "gpt-oss")])
+def test_two_ranks(tmp_path, monkeypatch, arch, producer):
+    """Tensor parallelism: each rank has its rows and inputs of the packed weights."""
+    tiny = write(tmp_path / "in", arch, producer)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(install(tmp_path))]))
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    check(tmp_path / "in", tiny.dense, quantization="halfbyte", tensor_parallel_size=2)
+
+
+def test_the_server_finds_the_plug_in_by_itself(tmp_path):
+    """`vllm serve FOLDER`, its engine in a process of its own: the greedy text of a completion."""
+    tiny = write(tmp_path / "in", "llama", "bitsandbytes")
+    write_tokenizer(tmp_path / "in")
+    installed = install(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -218,7 +235,7 @@ def test_the_server_finds_the_plug_in_by_itself(tmp_path):
         "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "64", "--served-model-name", "tiny",
     ]  # fmt: skip
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path / "installed")]), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(installed)]), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }  # fmt: skip
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
