@@ -9,7 +9,7 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test docs lint test-gpu test-slow test-explore test-ecosystem test-neon test-sanitize mutation native clean
+.PHONY: demo test docs lint test-gpu test-slow test-explore fuzz test-ecosystem test-neon test-sanitize mutation native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -30,6 +30,12 @@ docs: $(VENV_DOCS)/ready
 # The property tests with random seeds and 1,000 examples each; `make test` draws the same examples every time.
 test-explore: $(VENV_TEST)/ready
 	$(ONE_THREAD) HALFBYTE_HYPOTHESIS=explore $(VENV_TEST)/bin/python -m pytest -n $(JOBS) -m "hypothesis and not gpu and not slow and not ecosystem"
+
+# Mutants of small checkpoints of every kind for SECONDS; a fault ends with status 1, its files are in build/crashers (benchmarks/trust.md).
+SECONDS ?= 60
+SEED ?= 0
+fuzz: $(VENV_TEST)/ready
+	PYTHONPATH=src:tests $(ONE_THREAD) $(VENV_TEST)/bin/python -m support.fuzz --seconds $(SECONDS) --seed $(SEED) --crashers build/crashers
 
 test-gpu: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m gpu

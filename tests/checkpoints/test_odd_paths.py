@@ -81,3 +81,32 @@ def test_json_by_itself_is_told_as_such(tmp_path: Path):
             break
         metadata["x"] += "y"
     assert list(hb.open(tmp_path / "w.safetensors")) == ["a.weight"]
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+@pytest.mark.parametrize("change", ["truncated", "replaced", "rewritten"])
+def test_a_file_that_changes_while_it_is_read_is_an_error_and_no_signal(kind: str, change: str, tmp_path: Path):
+    path = tmp_path / f"m.{kind}"
+    values = np.arange(1 << 16, dtype=np.float32)
+    if kind == "safetensors":
+        save_file({"a.weight": values, "b.weight": values}, path)
+    else:
+        pair = [Tensor(n, (1 << 16,), F32, values.tobytes(), offset=i << 18) for i, n in enumerate(("a.weight", "b.weight"))]
+        path.write_bytes(GGUF(pairs=[("general.architecture", "string", "llama")], tensors=pair).bytes())
+    with hb.open(path) as checkpoint:
+        first = checkpoint["a.weight"]
+        if change == "truncated":
+            os.truncate(path, 4096)
+        elif change == "replaced":
+            (tmp_path / "new").write_bytes(path.read_bytes())
+            os.utime(tmp_path / "new", (1, 1))
+            (tmp_path / "new").replace(path)
+        else:
+            with path.open("r+b") as f:
+                f.seek(-4, 2)
+                f.write(b"\0\0\0\1")
+            os.utime(path, (1, 1))
+        if change != "replaced":  # what is open keeps the file that was replaced
+            with pytest.raises(CheckpointError, match=rf"m\.{kind}: the file was (truncated|changed)"):
+                checkpoint["b.weight"]
+        assert np.array_equal(first, values)  # what was read stays

@@ -1,4 +1,4 @@
-"""Files: checkpoints of every kind, opened lazily and memory-mapped; see
+"""Files: checkpoints of every kind, opened lazily; see
 docs/reference/checkpoints.md.
 """
 

@@ -4,7 +4,7 @@ opening, data on access.
     ckpt = open(path)
     ckpt.keys()                    module paths of packed weights, full names of dense tensors
     ckpt.info(key)                 shape, format, bytes, files; header only
-    ckpt[key]                      QTensor (packed) or array (dense), memory-mapped
+    ckpt[key]                      QTensor (packed) or array (dense), read when asked for
     ckpt.findings()                what looks wrong; findings(data=True) reads the scales too
 
 `SafetensorsCheckpoint` and `GGUFCheckpoint` implement it.

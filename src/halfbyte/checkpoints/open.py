@@ -37,7 +37,7 @@ UNFINISHED = (".shard", ".partial")
 
 
 def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, allow_unknown: Sequence[str] = ()) -> Checkpoint:
-    """The checkpoint at `path`, lazily and memory-mapped: headers are read and checked, data when
+    """The checkpoint at `path`, lazily: headers are read and checked, data when
     asked for.
 
     path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from .single import Generation, Sampling
+from .template_limits import template_limits
 
 
 class Chat:
@@ -80,7 +81,8 @@ class Chat:
         return self._template([{**first, "content": f"{self.system}\n\n{first['content']}"}, *rest])
 
     def _template(self, messages: list[dict[str, str]]) -> list[int]:
-        encoded = self.tokenizer.apply_chat_template(
-            messages, chat_template=self.template, add_generation_prompt=True, return_dict=True
-        )
+        with template_limits():
+            encoded = self.tokenizer.apply_chat_template(
+                messages, chat_template=self.template, add_generation_prompt=True, return_dict=True
+            )
         return list(encoded["input_ids"])

@@ -65,6 +65,7 @@ def server(
     model, tokenizer = load_model(path, **options)
     if tokenizer is None:
         raise UnsupportedError(f"[serve] {path} has no tokenizer; put its tokenizer.json beside the weights")
+    _limit_template(tokenizer)
     manager = _manager(model, tokenizer, name or Path(path).resolve().name)
     state = GenerationState()
     app = build_server(
@@ -84,6 +85,19 @@ def server(
         context=context, max_prompt=max_prompt, hosts=hosts, template=bool(getattr(tokenizer, "chat_template", None)),
     )  # fmt: skip
     return allow_any_origin(app) if cors else app
+
+
+def _limit_template(tokenizer: Any) -> None:
+    """The tokenizer writes conversations under the limits of `template_limits`."""
+    from ..generation.template_limits import template_limits
+
+    plain = tokenizer.apply_chat_template
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        with template_limits():
+            return plain(*args, **kwargs)
+
+    tokenizer.apply_chat_template = limited
 
 
 def allow_any_origin(app: Any) -> Any:

@@ -1,10 +1,9 @@
-"""A GGUF model on disk: one file or all shards of a split one, memory-mapped, read a tensor at a
-time.
+"""A GGUF model on disk: one file or all shards of a split one, read a tensor at a time.
 
     f = GGUFFile("model.gguf")
     f.metadata["general.architecture"]        decoded on access
     f.headers["blk.0.attn_q.weight"]          type, shape, offset, nbytes
-    f.rows("blk.0.attn_q.weight")             uint8 [*lead, n, bytes a row], a view of the file
+    f.rows("blk.0.attn_q.weight")             uint8 [*lead, n, bytes a row]
 
 Shards are named NAME-00001-of-000NN.gguf and carry split.no, split.count and split.tensors.count
 (llama.cpp's gguf-split). Opening any of them opens all; the first holds the metadata.
@@ -12,20 +11,20 @@ Shards are named NAME-00001-of-000NN.gguf and carry split.no, split.count and sp
 
 from __future__ import annotations
 
-import mmap
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedError
-from ..io.regular_file import open_regular
-from .header import Header, TensorHeader, read_header
-from .metadata import Metadata
+from ..io.regular_file import FileReader, open_regular
+from .header import MAGIC, Header, TensorHeader, read_header
+from .metadata import Metadata, ShortHeaderError
 
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 BIG_ENDIAN_HALVES: dict[str, tuple[int, ...]] = {
@@ -35,33 +34,49 @@ BIG_ENDIAN_HALVES: dict[str, tuple[int, ...]] = {
 first. These are the types that ggml's own endianness converter defines; the byte order of the other
 types' fields is undefined.
 """
-_PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+FIRST_READ = 8 << 20
+"""Bytes of the file's start that are read first: the headers of most models."""
+MOST_HEADER = 256 << 20
+"""Largest header: a vocabulary of 262,144 tokens takes 10 MB."""
 
 
 class Shard:
-    """One mapped file and its header."""
+    """One file and its header; tensors are read when they are asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             with open_regular(path) as f:
-                self.map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+                status = os.fstat(f.fileno())
+                self.header: Header = _header_of(f, str(path), status.st_size)
         except OSError as e:
             raise CheckpointError(f"[gguf] {path}: cannot be read: {e.strerror or e}") from None
-        except ValueError:
-            raise CheckpointError(f"[gguf] {path}: the file is empty") from None
-        self.header: Header = read_header(self.map, str(path))
+        self._reader = FileReader(path, status)
 
     def bytes(self, start: int, nbytes: int) -> NDArray[np.uint8]:
-        """Bytes of the file, read-only; a view of the map."""
-        return np.frombuffer(self.map, np.uint8, nbytes, start)
+        """Bytes of the file, read-only, in memory of their own."""
+        return self._reader.read(start, nbytes)
 
     def drop(self, start: int, stop: int) -> None:
-        """Drop the whole pages between two positions from resident memory."""
-        start = -(-start // _PAGE) * _PAGE
-        length = stop // _PAGE * _PAGE - start
-        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self.map.madvise(mmap.MADV_DONTNEED, start, length)
+        """The bytes are not needed any more; their memory goes with their arrays."""
+
+
+def _header_of(file: BinaryIO, path: str, size: int) -> Header:
+    """The header, from as much of the file's start as it takes."""
+    if size == 0:
+        raise CheckpointError(f"[gguf] {path}: the file is empty")
+    have = min(FIRST_READ, size)
+    while True:
+        file.seek(0)
+        data = file.read(have)
+        try:
+            return read_header(data, path, size)
+        except ShortHeaderError:
+            if have >= min(size, MOST_HEADER) or data[:4] not in (MAGIC, MAGIC[::-1]):
+                raise
+            have = min(4 * have, size, MOST_HEADER)
 
 
 class Files(Protocol):

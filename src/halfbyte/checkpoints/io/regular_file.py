@@ -11,6 +11,13 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CheckpointError
+
+_MOST = 1 << 30
+"""Bytes of one read; systems refuse more than 2 GB."""
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer."""
 
@@ -47,6 +54,70 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe, a device or a socket", str(path))
+
+
+class FileReader:
+    """Reads ranges of one file into memory.
+
+    A map of the file would end the process by a signal when another program truncates the file; a
+    read gives a short answer, which is an error here. The copy costs 0.2 s a GB of a cached file in
+    tensors of 8 MB and 0.6 s in one of 256 MB (CPU time, AMD EPYC); touching a map costs 0.07 s.
+
+    reader = FileReader(path, status)      status: of the file whose header was checked
+    reader.read(start, nbytes)             uint8 [nbytes], read-only
+    CheckpointError, naming the file, when it was changed, replaced or truncated since then.
+    """
+
+    def __init__(self, path: Path, status: os.stat_result) -> None:
+        self.path, self._status = path, status
+        self._file: BinaryIO | None = None
+
+    def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes of the file, in memory of their own."""
+        out = np.empty(nbytes, np.uint8)
+        try:
+            if self._file is None:
+                self._file = open_regular(self.path)
+                self._check()
+            at, left = 0, memoryview(out)
+            while at < nbytes:
+                count = _read_at(self._file, left[at : at + _MOST], start + at)
+                if not count:
+                    raise CheckpointError(f"[open] {self.path}: the file was truncated while it was read; open it again")
+                at += count
+            self._check()
+        except OSError as error:
+            raise CheckpointError(f"[open] {self.path}: cannot be read: {error.strerror or error}") from error
+        out.flags.writeable = False
+        return out
+
+    def prefetch(self, start: int, nbytes: int) -> None:
+        """Let the system read a range ahead, where it can."""
+        if self._file is not None and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), start, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        """Close the file; a later read opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _check(self) -> None:
+        assert self._file is not None
+        if file_version(os.fstat(self._file.fileno())) != file_version(self._status):
+            raise CheckpointError(f"[open] {self.path}: the file was changed since it was opened; open it again")
+
+
+def file_version(status: os.stat_result) -> tuple[int, ...]:
+    """Values that change when a file is replaced or written to."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_at(file: BinaryIO, into: memoryview, position: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(file.fileno(), [into], position)
+    file.seek(position)
+    return file.readinto(into)  # type: ignore[attr-defined, no-any-return]
 
 
 def stays_inside(folder: Path, path: Path) -> bool:

@@ -1,6 +1,4 @@
-"""One safetensors file: the header is checked on opening, the data are mapped on first use, arrays
-are views of the map.
-"""
+"""One safetensors file: the header is checked on opening, a tensor is read when it is asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
-from ..io.regular_file import LFS_ADVICE, LFS_POINTER, open_regular
+from ..io.regular_file import LFS_ADVICE, LFS_POINTER, FileReader, open_regular
 from .header import DTYPE_BITS, Entry, header_length, parse_header
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -37,6 +35,8 @@ class SafetensorsFile:
     path      its path
     entries   name -> Entry(dtype word, shape, start, stop), in header order
     metadata  the header's `__metadata__`
+    mapped    True: arrays are views of the mapped file. A program that truncates the file meanwhile
+              then ends this process by a signal, so that only files of `save` are read this way
 
     Raises CheckpointError naming file and tensor when the file does not hold what its header says.
     """
@@ -58,11 +58,12 @@ class SafetensorsFile:
         if len(data) != length:
             raise CheckpointError(f"[open] {path}: ended while its header was read")
         header = parse_header(data, size - 8 - length, where)
-        self._identity = _identity(status)
         self.entries: dict[str, Entry] = header.entries
         self.metadata = header.metadata
         self._data_start = header.data_start
+        self._reader = FileReader(path, status)
         self._map: mmap.mmap | None = None
+        self.mapped = False
         self._closed = False
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -80,18 +81,31 @@ class SafetensorsFile:
         return (*entry.shape[:-1], entry.shape[-1] * bits // 8), dtype
 
     def array(self, name: str) -> NDArray[Any]:
-        """The tensor, a read-only view of the mapped file; a copy only when its bytes are not
-        aligned for their dtype.
-        """
+        """The tensor, read-only, in memory of its own; a view of the mapped file when `mapped`."""
         shape, dtype = self.header(name)
         entry = self.entries[name]
         if entry.start == entry.stop:
             return np.empty(shape, dtype)
-        flat = np.frombuffer(self._mapped(), np.uint8, entry.stop - entry.start, self._data_start + entry.start)
-        if (self._data_start + entry.start) % dtype.alignment:
+        if self._closed:
+            raise CheckpointError(f"[open] {self.path}: closed; open the checkpoint again to read from it")
+        start, nbytes = self._data_start + entry.start, entry.stop - entry.start
+        flat = self._mapped_range(start, nbytes) if self.mapped else self._reader.read(start, nbytes)
+        if flat.ctypes.data % dtype.alignment:
             flat = flat.copy()
             flat.flags.writeable = False
         return flat.view(dtype).reshape(shape)
+
+    def _mapped_range(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        if self._map is None:
+            self._reader.read(0, 1)  # the file is the one whose header was checked
+            try:
+                with open_regular(self.path) as f:
+                    self._map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"[open] {self.path}: cannot be mapped: {error}") from error
+        if start + nbytes > len(self._map):
+            raise CheckpointError(f"[open] {self.path}: the file was truncated since it was opened; open it again")
+        return np.frombuffer(self._map, np.uint8, nbytes, start)
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor in the file."""
@@ -99,46 +113,15 @@ class SafetensorsFile:
         return entry.stop - entry.start
 
     def fetch(self, name: str) -> None:
-        """Prefetch the pages of the tensor: the system reads them in long runs, without blocking."""
-        if self.entries[name].start < self.entries[name].stop:
-            self._mapped()
-            self._advise(name, "MADV_WILLNEED")
+        """Prefetch the tensor: the system reads it in long runs, without blocking."""
+        entry = self.entries[name]
+        self._reader.prefetch(self._data_start + entry.start, entry.stop - entry.start)
 
     def release(self, name: str) -> None:
-        """The pages of the tensor stop counting as resident memory; they come back from the file
-        when touched.
-        """
-        self._advise(name, "MADV_DONTNEED")
-
-    def _advise(self, name: str, word: str) -> None:
-        """madvise the pages that belong to this tensor alone: its neighbours' pages may be in use."""
-        entry = self.entries[name]
-        if self._map is None or not hasattr(mmap, word):
-            return
-        start = -(-(self._data_start + entry.start) // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (self._data_start + entry.stop) // mmap.PAGESIZE * mmap.PAGESIZE - start
-        if length > 0:
-            self._map.madvise(getattr(mmap, word), start, length)
-
-    def _mapped(self) -> mmap.mmap:
-        if self._closed:
-            raise CheckpointError(f"[open] {self.path}: closed; open the checkpoint again to read from it")
-        if self._map is None:
-            try:
-                with open_regular(self.path) as f:
-                    if _identity(os.fstat(f.fileno())) != self._identity:
-                        raise CheckpointError(f"[open] {self.path}: the file was changed since it was opened; open it again")
-                    self._map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-            except OSError as error:
-                raise CheckpointError(f"[open] {self.path}: cannot be mapped: {error.strerror or error}") from error
-        return self._map
+        """The tensor is not needed any more; its memory goes with its arrays."""
 
     def close(self) -> None:
-        """Drop the map; it is unmapped when the last array taken from it is freed."""
+        """Close the file; arrays already taken stay valid."""
+        self._reader.close()
         self._map = None
         self._closed = True
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Values that change when a file is replaced or written to."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -16,6 +16,7 @@ from ...errors import CheckpointError
 from ...tensor.qtensor import QTensor
 from ..base import Checkpoint, Progress
 from ..open import open as open_checkpoint
+from .checkpoint import SafetensorsCheckpoint
 from .native_layout import OwnLayout
 from .writer import SafetensorsWriter
 
@@ -84,4 +85,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, QTensor | NDArray[Any]]:
         raise CheckpointError(f"[load] {path} was not written by halfbyte.save ({checkpoint.format}); use halfbyte.open")
     if checkpoint.metadata.get("version") != VERSION:
         raise CheckpointError(f"[load] {path}: version {checkpoint.metadata.get('version')!r}; this halfbyte reads {VERSION!r}")
+    if isinstance(checkpoint, SafetensorsCheckpoint):
+        for file in checkpoint.shards.files.values():
+            file.mapped = True  # the arrays of all tensors would fill memory
     return {key: checkpoint[key] for key in checkpoint}

@@ -73,7 +73,7 @@ class Shards:
         return Header(*self._file(tensor).header(tensor))
 
     def array(self, tensor: str) -> NDArray[Any]:
-        """The tensor, mapped."""
+        """The tensor, read-only."""
         return self._file(tensor).array(tensor)
 
     def nbytes(self, tensor: str) -> int:

@@ -1,0 +1,62 @@
+"""A chat template cannot loop for ever or fill memory."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from halfbyte.errors import HalfbyteError
+from halfbyte.generation import template_limits as limits
+from halfbyte.generation.chat import Chat
+from halfbyte.generation.template_limits import TemplateLimitError, template_limits
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWS = "{% set ns = namespace(x='x' * 4096) %}{% for a in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+
+
+class Tokenizer:
+    """Renders as transformers does, in the immutable sandbox."""
+
+    def __init__(self, template: str) -> None:
+        self.chat_template = template
+
+    def apply_chat_template(self, messages, chat_template=None, **_):
+        template = ImmutableSandboxedEnvironment().from_string(chat_template or self.chat_template)
+        return {"input_ids": [len(template.render(messages=messages))]}
+
+
+@pytest.mark.parametrize(
+    "template", [LOOPS, pytest.param(GROWS, marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc"))]
+)
+def test_a_template_that_does_not_end_is_stopped(template, monkeypatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.3 if template == LOOPS else 60)
+    monkeypatch.setattr(limits, "MEGABYTES", 100)
+    chat = Chat(None, Tokenizer(template))
+    chat.messages.append({"role": "user", "content": "hello"})
+    start = time.monotonic()
+    with pytest.raises(HalfbyteError, match="the chat template takes over"):
+        chat.prompt()
+    assert time.monotonic() - start < 20
+
+
+def test_what_ends_in_time_is_untouched():
+    chat = Chat(None, Tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    chat.messages.append({"role": "user", "content": "hello"})
+    assert chat.prompt() == [5]
+    assert not [t for t in threading.enumerate() if t.name == "halfbyte-template"]
+
+
+def test_the_error_comes_within_the_block_only():
+    for _ in range(20):
+        try:
+            with template_limits(seconds=0.02):
+                end = time.monotonic() + 0.03
+                while time.monotonic() < end:
+                    pass
+        except TemplateLimitError:
+            pass
+    time.sleep(0.05)  # nothing is raised here
