@@ -155,8 +155,10 @@ class Lock:
             while True:
                 try:
                     descriptor = reopen(path, out, create_missing=True)
-                except FileNotFoundError:  # deleted by the run that had it
-                    continue
+                except FileNotFoundError:
+                    if not path.parent.is_dir():
+                        raise
+                    continue  # deleted by the run that had it
                 text = os.read(descriptor, 32)
                 if text.strip() and not text.strip().isdigit():
                     os.close(descriptor)
