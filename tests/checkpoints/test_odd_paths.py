@@ -110,3 +110,10 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_and_no_signal(kind: st
             with pytest.raises(CheckpointError, match=rf"m\.{kind}: the file was (truncated|changed)"):
                 checkpoint["b.weight"]
         assert np.array_equal(first, values)  # what was read stays
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".safetensors", "\\ud800", "a\\u001bb.safetensors", "d/" * 2100 + "x.safetensors"])
+def test_a_shard_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path):
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a.weight": "{name}"}}}}')
+    with pytest.raises(CheckpointError, match="a name of at most 255 bytes"):
+        hb.open(tmp_path)

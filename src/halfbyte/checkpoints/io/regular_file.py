@@ -79,7 +79,7 @@ class FileReader:
             if self._file is None:
                 self._file = open_regular(self.path)
                 self._check()
-            at, left = 0, memoryview(out)
+            at, left = 0, out.data
             while at < nbytes:
                 count = _read_at(self._file, left[at : at + _MOST], start + at)
                 if not count:

@@ -119,6 +119,12 @@ def check_name(name: str, source: str) -> None:
             f"[open] {source}: shard name {name!r}; a name relative to the folder is allowed, with neither '..', backslash nor "
             f"drive. It would read a file outside the checkpoint: do not trust this folder"
         )
+    longest = max((len(part.encode("utf-8", "surrogatepass")) for part in posix.parts), default=0)
+    if longest > 255 or len(name) > 4000 or re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", name):
+        raise CheckpointError(
+            f"[open] {source}: shard name {name!r:.80}; a name of at most 255 bytes, without control characters and lone "
+            "surrogates, is allowed"
+        )
 
 
 def inside(folder: Path, name: str, source: str) -> Path:
