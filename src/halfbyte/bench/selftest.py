@@ -49,13 +49,13 @@ ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 class Outcome:
     """One kernel checked, and timed when its answers were right.
 
-    route     whose arrays the kernel ran on: numpy, torch, mlx
+    framework  whose arrays the kernel ran on: numpy, torch, mlx
     one_hot   every decoded weight came back exactly (not asked of gates)        worst  largest error as a share of its bound
     time_us   of the timed shape; None when not timed       peer_us  `mx.quantized_matmul`, where it has the format
     """
 
     format: str
-    route: str
+    framework: str
     op: str
     schedule: str
     dtype: str
@@ -85,7 +85,7 @@ class Bench:
     finished.
     """
 
-    route: str
+    framework: str
     backend: Backend
     to_device: Callable[[NDArray[Any], str], Any]
     to_numpy: Callable[[Any], NDArray[Any]]
@@ -119,7 +119,7 @@ def benches_for(device: str) -> list[Bench]:
 
 
 def _without_mlx() -> str | None:
-    """The sentence why the MLX route cannot run here, or None."""
+    """The sentence why the MLX framework cannot run here, or None."""
     if importlib.util.find_spec("mlx") is None:
         return "MLX is not installed: pip install 'halfbyte[mlx]'"
     from ..mlx.backend import MLXBackend
@@ -296,10 +296,10 @@ def _checked(
     exact = w.dequantize(dtype).astype(np.float32)
     try:
         if op in ("dequantize", "embedding"):
-            return Outcome(codec, bench.route, op, word, dtype, bool(np.array_equal(_numbers(bench, call(None)), exact)), 0.0)
+            return Outcome(codec, bench.framework, op, word, dtype, bool(np.array_equal(_numbers(bench, call(None)), exact)), 0.0)
         if schedule in GATES:
             worst = max(_gated_error(bench, w, m, dtype, call, word) for m in (2, 67))
-            return Outcome(codec, bench.route, op, word, dtype, True, worst, n=n, k=k)
+            return Outcome(codec, bench.framework, op, word, dtype, True, worst, n=n, k=k)
         y = np.concatenate(
             [_numbers(bench, call(bench.to_device(block, dtype))) for block in np.split(np.eye(k, dtype=np.float32), 2)]
         )
@@ -307,9 +307,9 @@ def _checked(
         # Eight tokens, and more than a tile of them: a schedule may have a kernel for each.
         rounds = schedule == "dequantize_then_gemm"
         worst = max(_error(bench, w, m, dtype, call, rounds) for m in (1, 2, 8, 67))
-        return Outcome(codec, bench.route, op, word, dtype, one_hot, worst, n=n, k=k)
+        return Outcome(codec, bench.framework, op, word, dtype, one_hot, worst, n=n, k=k)
     except (HalfbyteError, RuntimeError, TypeError, ValueError, SyntaxError) as e:
-        return Outcome(codec, bench.route, op, word, dtype, False, float("nan"), failure=" ".join(str(e).split())[:400])
+        return Outcome(codec, bench.framework, op, word, dtype, False, float("nan"), failure=" ".join(str(e).split())[:400])
 
 
 def _is_decoded(y: NDArray[np.float32], w: QTensor, once: NDArray[np.float32]) -> bool:

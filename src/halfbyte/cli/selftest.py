@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..bench.selftest import Bench, Outcome
 
 _COLUMNS = (
-    Column("format"), Column("route", optional=4), Column("op"), Column("schedule"), Column("dtype", optional=3),
+    Column("format"), Column("framework", optional=4), Column("op"), Column("schedule"), Column("dtype", optional=3),
     Column("one-hot"),
     Column("error / bound", True), Column("m", True), Column("n x k", optional=5), Column("us", True),
     Column("GB/s", True, optional=2), Column("mx.quantized_matmul us", True, optional=7), Column("dense us", True, optional=6),
@@ -48,7 +48,7 @@ def selftest(
     wrong = [o for o in outcomes if not o.passed]
     if not json:
         for bench in benches:
-            print(f"{bench.backend.name} ({bench.route}): {bench.backend.describe()}")
+            print(f"{bench.backend.name} ({bench.framework}): {bench.backend.describe()}")
         print_table(_COLUMNS, [_row(o) for o in outcomes])
         print(f"{plural(len(outcomes), 'result')}, {len(wrong)} wrong")
     return int(bool(wrong))
@@ -88,6 +88,6 @@ def _number(v: float | None) -> str:
 def _row(o: Outcome) -> list[str]:
     size = f"{o.n}x{o.k}" if o.time_us is not None else ""
     return [
-        o.format, o.route, o.op, o.schedule, o.dtype, "exact" if o.one_hot else "WRONG", f"{o.worst:.3f}" if o.n else "",
+        o.format, o.framework, o.op, o.schedule, o.dtype, "exact" if o.one_hot else "WRONG", f"{o.worst:.3f}" if o.n else "",
         str(o.m) if o.m else "", size, _number(o.time_us), _number(o.gbps), _number(o.peer_us), _number(o.dense_us), o.failure,
     ]  # fmt: skip

@@ -61,7 +61,7 @@ def test_the_metal_kernels_pass_on_the_cpu_build(codec):
     assert {o.schedule for o in outcomes if o.op == "variant"} == (
         set() if codec == "int8:g128" else {"fused, plain"} if codec != "mxfp4" else VARIANTS
     )
-    assert {o.route for o in outcomes} == {"torch"}
+    assert {o.framework for o in outcomes} == {"torch"}
 
 
 class Wrong(Backend):
@@ -169,7 +169,7 @@ def mlx_route(monkeypatch):
 def test_the_mlx_route_passes_on_the_cpu_build(mlx_route):
     outcomes = list(selftest.run(mlx_route, ("affine4:g64",), shape=None))
     assert [o for o in outcomes if not o.passed] == []
-    assert {o.route for o in outcomes} == {"mlx"}
+    assert {o.framework for o in outcomes} == {"mlx"}
     assert {"linear", "variant", "dequantize", "embedding", "experts", "rmsnorm_matvec"} == {o.op for o in outcomes}
     assert {o.schedule for o in outcomes if o.op == "variant"} == {"fused, plain"}
 
@@ -179,7 +179,7 @@ def test_the_mlx_route_is_timed_beside_mlx_own_product(mlx_route, capsys):
     status = main(["selftest", "--device", "mps", "--format", "affine4:g64", "--shape", "8,64", "--m", "2", "--json"])
     assert status == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {r["route"] for r in lines} == {"mlx"}
+    assert {r["framework"] for r in lines} == {"mlx"}
     timed = [r for r in lines if r["time_us"] is not None]
     assert {r["schedule"] for r in timed} >= {"automatic", "fused", "fused, plain"}
     assert all(r["time_us"] > 0 and r["dense_us"] > 0 and (r["m"], r["n"], r["k"]) == (2, 8, 64) for r in timed)
