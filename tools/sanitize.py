@@ -99,14 +99,20 @@ def sanitize(kind: str, sets: list[str], built: bool, log: Log) -> None:
     still = ["setarch", "-R"] if kind == "thread" else []  # ThreadSanitizer needs addresses that are not random
     log.run([*still, str(build / "halfbyte_selfcheck")], options, " ".join(f"{k}={v}" for k, v in options.items()) + " ")
     [module] = build.glob("_native*.so")
-    library = subprocess.check_output(["gcc", f"-print-file-name={LIBRARY[kind]}"], text=True).strip()
+    # libstdc++ too: the sanitizer takes over its throw, which Python alone does not load.
+    names = (LIBRARY[kind], "libstdc++.so")
+    library = " ".join(subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip() for name in names)
     for name in sets or subprocess.check_output([build / "halfbyte_selfcheck", "--sets"], text=True).split():
         env = {
             **options, "LD_PRELOAD": library, "PYTHONMALLOC": "malloc", "HALFBYTE_CPU": name, "HALFBYTE_THREADS": "2",
             "PYTHONPATH": "src:tests",
         }  # fmt: skip
         command = [*still, sys.executable, str(Path(__file__).resolve()), "--module", str(module), *TESTS[kind], "-m", SKIPPED]
-        log.run([*command, "-q", "-x", "-p", "no:cacheprovider"], env, " ".join(f"{k}={v}" for k, v in env.items()) + " ")
+        log.run(
+            [*command, "-q", "-x", "-s", "-p", "no:cacheprovider"],
+            env,
+            " ".join(f"{k}={shlex.quote(v)}" for k, v in env.items()) + " ",
+        )
 
 
 def main() -> int:
