@@ -16,6 +16,7 @@ from halfbyte.cli.app import main
 from halfbyte.errors import UnsupportedError
 from halfbyte.generation.chat import Chat
 from halfbyte.generation.single import Generation
+from halfbyte.generation.templates import render
 from halfbyte.transformers import load_model
 from support.tiny_models import write_tiny
 from support.tiny_tokenizer import TEMPLATE, write_tokenizer
@@ -299,3 +300,20 @@ def test_a_server_without_its_packages_says_so(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.cli.serving.server", None)
     with pytest.raises(UnsupportedError, match=r"is missing, .* pip install 'transformers\[serving\]'"):
         serving.server(folder)
+
+
+TEMPLATES = {
+    "{{ raise_exception('only one turn') }}": "TemplateError: only one turn",
+    "{{ messages[9].content }}": "UndefinedError",
+    "{% for m in messages %}": "TemplateSyntaxError",
+    "{{ 1 / 0 }}": "ZeroDivisionError",
+    "{{ messages.__class__.__mro__ }}": "SecurityError",
+    "{{ messages[0].content + 1 }}": "TypeError",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_that_raises_is_a_message(tmp_path, template):
+    with pytest.raises(UnsupportedError, match="the chat template does not render this conversation") as caught:
+        render(write_tokenizer(tmp_path), [{"role": "user", "content": "a"}], template=template)
+    assert TEMPLATES[template] in str(caught.value)

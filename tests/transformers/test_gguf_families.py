@@ -16,11 +16,13 @@ import pytest
 
 import torch
 from halfbyte.errors import UnsupportedError
+from halfbyte.generation.single import Generation, end_tokens
 from halfbyte.gguf_models.architectures import ARCHITECTURES
 from halfbyte.torch import packed_modules
 from halfbyte.transformers import load_model
 from support.gguf_families import FAMILIES, IDS, family_model, write_family
 from support.gguf_models import MODELS
+from support.gguf_writer import GGUF
 
 
 def logits(model: Any) -> np.ndarray:
@@ -46,6 +48,31 @@ def test_every_architecture_has_a_case():
     same = {"qwen3vlmoe"}  # the entry of qwen3moe
     assert set(ARCHITECTURES) == {case.partition(":")[0] for case in FAMILIES} | {entry[0] for entry in MODELS.values()} | same
     assert ARCHITECTURES["qwen3vlmoe"] is ARCHITECTURES["qwen3moe"]
+
+
+def test_a_text_ends_at_every_token_the_file_names(tmp_path, monkeypatch):
+    whole = GGUF.bytes
+
+    def with_ends(file: GGUF) -> bytes:
+        file.pairs += [("tokenizer.ggml.eot_token_id", "uint32", 7), ("tokenizer.ggml.eom_token_id", "uint32", 9)]
+        return whole(file)
+
+    monkeypatch.setattr(GGUF, "bytes", with_ends)
+    model, tokenizer = load_model(write_family(tmp_path / "m.gguf", "xverse", family_model("xverse")))
+    assert model.generation_config.eos_token_id == [2, 7, 9]
+    assert end_tokens(model, tokenizer) == {2, 7, 9}
+
+
+# A family of each kind of cache: recurrent states, convolutions, latent keys, keys of another layer.
+@pytest.mark.parametrize("case", ["mamba", "mamba2", "falcon-h1", "lfm2", "qwen35", "deepseek2", "gemma4", "llama4"])
+def test_cached_steps_choose_the_tokens_of_whole_passes(tmp_path, case):
+    model, tokenizer = load_model(write_family(tmp_path / "m.gguf", case, family_model(case)))
+    steps = [piece.token for piece in Generation(model, tokenizer, IDS, max_tokens=6, stop_ids=set())]
+    ids = list(IDS)
+    with torch.no_grad():
+        for _ in range(6):
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    assert steps == ids[len(IDS) :]
 
 
 def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):

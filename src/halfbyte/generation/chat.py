@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from .single import Generation, Sampling
-from .template_limits import template_limits
+from .templates import render
 
 
 class Chat:
@@ -26,7 +26,8 @@ class Chat:
     stop        texts that end a reply
 
     last  the `Generation` of the latest reply, with its statistics
-    Raises UnsupportedError for a tokenizer without a chat template.
+    Raises UnsupportedError for a tokenizer without a chat template, and where a template does not
+    render the conversation.
     """
 
     def __init__(
@@ -70,19 +71,13 @@ class Chat:
 
         Templates that know no system message get it at the head of the first message.
         """
-        from jinja2 import TemplateError
-
         try:
             return self._template(self.messages)
-        except TemplateError:
+        except UnsupportedError:
             if not self.system:
                 raise
         _, first, *rest = self.messages
         return self._template([{**first, "content": f"{self.system}\n\n{first['content']}"}, *rest])
 
     def _template(self, messages: list[dict[str, str]]) -> list[int]:
-        with template_limits():
-            encoded = self.tokenizer.apply_chat_template(
-                messages, chat_template=self.template, add_generation_prompt=True, return_dict=True
-            )
-        return list(encoded["input_ids"])
+        return render(self.tokenizer, messages, template=self.template)

@@ -233,11 +233,14 @@ def stores_scores(model: Any) -> bool:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end a text: eos of configuration and tokenizer, and the end-of-turn token of
-    a vocabulary that has one.
+    """The tokens that end a text: eos of configuration, generation settings and tokenizer, and the
+    end-of-turn token of a vocabulary that has one.
+
+    Of a GGUF, the generation settings have every end-of-turn token that the file names.
     """
     ids: set[int] = set()
-    for source in (getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id):
+    settings = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    for source in (getattr(model.config, "eos_token_id", None), settings, tokenizer.eos_token_id):
         if source is not None:
             ids |= set(source) if isinstance(source, list | tuple) else {source}
     turns = (tokenizer.backend_tokenizer.token_to_id(t) for t in ("<end_of_turn>", "<|eot_id|>", "<|im_end|>"))

@@ -28,7 +28,7 @@ from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError, UnsupportedError
 from ..gguf_models.config import architecture_of, config_of
 from ..gguf_models.keys import Keys
-from ..gguf_models.tokenizer import tokenizer_of
+from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of
 from ..torch.modules import packed_modules
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
 from .decode.rmsnorm import replace_rmsnorms
@@ -95,6 +95,8 @@ def load_model(
             given = architecture.parameters(Keys(checkpoint), model_settings.to_dict())
             model = empty_model(model_settings, _dtype(word, where, model_settings), given.__contains__)
             fill(model, checkpoint, architecture, activations, backend, where)
+            if (ends := end_of_turn_ids(checkpoint.metadata)) and model.generation_config is not None:
+                model.generation_config.eos_token_id = ends
         else:
             model_settings = config_of_folder(checkpoint)
             checkpoint.check("load_model")
