@@ -49,7 +49,7 @@ def written(tmp_path: Path, name: str) -> Path:
 
 OTHER_ROWS = ("exaone", "mistral3:plain")
 """They come back as another architecture, whose rows are in another order."""
-NO_GGUF = ("ernie4_5-moe", "mistral3", "olmo", "phi3:long", "phi3:short")
+NO_GGUF = ("ernie4_5-moe", "olmo", "phi3:long", "phi3:short")
 """Read, but not written yet: their key-values have no row in `stated.py`."""
 REFUSED = [name for name in FAMILIES if unsupported(architecture(name)) or name in NO_GGUF]
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, name, capsys):
     if codes == [0]:
         codes.append(main(["convert", str(folder), str(back), "--to", "gguf"]))
     assert codes[-1] == 2
-    assert "error" in capsys.readouterr().err
+    assert str(folder if len(codes) == 2 else source) in capsys.readouterr().err
     assert not back.exists()
 
 
@@ -96,7 +96,9 @@ def test_there_and_back(tmp_path, name):
 
 
 def test_every_architecture_that_is_read_has_a_case():
-    assert {MODELS[n][0] for n in MODELS} | {case.partition(":")[0] for case in FAMILIES} | {"qwen3vlmoe"} <= READ | {"qwen3vlmoe"}
+    assert {MODELS[n][0] for n in MODELS} | {case.partition(":")[0] for case in FAMILIES} | {"qwen3vlmoe"} <= READ | {
+        "qwen3vlmoe"
+    }
 
 
 SPECIAL = ["<bos>", "<eos>", "<pad>", "<|im_end|>"]

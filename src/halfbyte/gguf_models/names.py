@@ -86,8 +86,10 @@ def unsupported(architecture: Architecture) -> str:
         default = getattr(ARCHITECTURES["qwen2"], feature, None)
         if getattr(architecture, feature, None) != default:
             return feature
-    return "experts" if architecture.model_type in OTHER_EXPERTS else ""
+    return OTHER_FORMS.get(architecture.model_type, "")
 
 
-OTHER_EXPERTS = ("llama4_text", "minimax_m2")
-"""Model types whose checkpoints have other names or shapes of experts."""
+OTHER_FORMS = {"llama4_text": "experts", "minimax_m2": "experts", "ministral3": "temperature of attention"}
+"""Model types whose checkpoints have other names or shapes of experts, or state a number in another
+place.
+"""
