@@ -27,7 +27,7 @@ _COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", T
 def quantize(
     path: Annotated[Path, typer.Argument(help="A dense checkpoint: folder, .safetensors or .gguf.")],
     out: Annotated[Path, typer.Argument(help="Folder to write, or one file named *.safetensors; *.gguf for gguf.")],
-    to: Annotated[str, typer.Option("--to", help="layout:codec[:gN]: mlx:affine4:g64, gguf:q4_0, gptq:int4:g128, ...")],
+    to: Annotated[str, typer.Option("--to", help="layout:codec[:gN]: mlx:affine4:g64, gguf:q4_K_M, gptq:int4:g128, ...")],
     method: Annotated[
         str, typer.Option(help="rtn: to nearest. mse: searched scales. gptq, awq: with calibration text, which helps mse too.")
     ] = "rtn",
@@ -72,6 +72,8 @@ def quantize(
         raise FormatError(f"[quantize] --method {method}; allowed: {', '.join(METHODS)}")
     recipe, limit = recipe_of(to, rule or [], scale_dtype), parse_size(max_shard_size, "quantize")
     needed = method in ("gptq", "awq")
+    if recipe.mix and (needed or calibration is not None):
+        raise FormatError(f"[quantize] {to} with calibration; a mix of llama.cpp is rounded by --method rtn or mse without text")
     if calibration is not None and method == "rtn":
         raise FormatError("[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq")
     calibrated = (needed or calibration is not None) and not plan

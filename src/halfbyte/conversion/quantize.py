@@ -27,10 +27,11 @@ from ..spec import Format
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from .expert_formats import check_experts
+from .mixes import BoundMix
 from .outcome import spelled
 from .recipe import Recipe, format_for, module_of
 from .run import Converted, Progress
-from .targets import Goal
+from .targets import Goal, goal_named
 from .to_dense import DEFAULT_SHARD
 from .transposed_experts import reason_kept_dense, with_transposed_experts
 from .unit import QUANTIZED, Record, Unit, packed_unit
@@ -49,6 +50,7 @@ class Quantizing:
     from_packed   packed weights are decoded and rounded again
     fallen_back   module -> why its format is another one, or why it is kept
     file_names    module -> its name in a GGUF that is read under transformers' names
+    mix           llama.cpp's mix, for what no rule names
     """
 
     recipe: Recipe
@@ -57,13 +59,23 @@ class Quantizing:
     from_packed: bool = False
     fallen_back: dict[str, str] = field(default_factory=dict)
     file_names: Mapping[str, str] = field(default_factory=dict)
+    mix: BoundMix | None = None
+
+    @property
+    def file_type(self) -> int | None:
+        """llama.cpp's number of the mix."""
+        return None if self.mix is None else self.mix.mix.file_type
 
     def wanted(self, info: TensorInfo) -> tuple[str, Goal] | None:
         """(module, goal) of a tensor that is to be quantized."""
         module = module_of(info)
         if module is None or (info.quantized and not self.from_packed):
             return None
-        goal = self.recipe.of(module, len(info.shape), self.file_names.get(module, ""))
+        other = self.file_names.get(module, "")
+        goal = self.recipe.of(module, len(info.shape), other)
+        if self.mix is not None and not any(r.pattern.search(n) for r in self.recipe.rules for n in (module, other) if n):
+            codec = self.mix.codec(module, info.shape)
+            goal = None if codec is None else goal_named(f"gguf:{codec}")
         return None if goal is None else (module, goal)
 
     def format(self, info: TensorInfo) -> Format | None:
@@ -185,6 +197,11 @@ def quantize_checkpoint(
     how = Quantizing(recipe, rounder, replaced or {}, from_packed)
     if isinstance(model, ModelView):
         how.file_names = {new.removesuffix(".weight"): old.removesuffix(".weight") for old, new in model.names().items()}
+    if recipe.mix:
+        if not isinstance(method, str):
+            raise FormatError(f"[quantize] mix {recipe.mix} with calibrated rounding; allowed: --method rtn and mse without text")
+        assert isinstance(model, (GGUFView, GGUFCheckpoint))
+        how.mix = BoundMix(recipe.mix, model)
     if isinstance(model, GGUFView):
         how.file_names = model.source_names()
     if not any(how.wanted(i) for i in checkpoint.infos()):

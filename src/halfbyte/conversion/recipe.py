@@ -20,6 +20,7 @@ from ..layouts import LAYOUTS
 from ..layouts.quant_config.module_rules import check_rule
 from ..layouts.quant_config.writer import EMBEDDINGS
 from ..spec import FLOAT_SCALES, Format
+from .mixes import MIXES, mix_named
 from .targets import Goal, codecs_of, goal_named
 
 KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp", "ffn_gate_inp_shexp", "shared_expert_gate")
@@ -45,10 +46,12 @@ class Recipe:
 
     goal   for those without a rule
     rules  in order
+    mix    name of llama.cpp's mix that decides for those without a rule, "" for none
     """
 
     goal: Goal
     rules: tuple[Rule, ...] = ()
+    mix: str = ""
 
     def of(self, module: str, ndim: int, other: str = "") -> Goal | None:
         """The goal of a module's weight, None when it is kept.
@@ -78,7 +81,9 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
     >>> recipe_of("mlx:affine4:g64", ["down_proj$=affine6", "layers\\\\.0\\\\.=keep"]).rules[0].goal.target.codec
     'affine6'
     """
-    goal = goal_named(to, scale_dtype)
+    word, _, codec = to.partition(":")
+    mix = mix_named(codec) if word.lower() == "gguf" else None
+    goal = goal_named(f"gguf:{MIXES[mix].codec}" if mix else to, scale_dtype)
     if goal.target.codec is None:
         if goal.layout != "gpt-oss":
             words = codecs_of(goal.layout) or ("mxfp4", "nvfp4", "int4", "...")
@@ -99,7 +104,7 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
         params = {"checkpoint_format": "gptq_v2" if stored else "gptq"}
         goal = replace(goal, params=params)
         out = [replace(r, goal=r.goal and replace(r.goal, params=params)) for r in out]
-    return Recipe(goal, tuple(out))
+    return Recipe(goal, tuple(out), mix or "")
 
 
 def module_of(info: TensorInfo) -> str | None:

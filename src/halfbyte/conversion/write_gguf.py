@@ -45,7 +45,13 @@ def write_gguf(run: ConversionRun, out: Path, result: Converted) -> None:
         if factors.get(key):
             shapes[_factor_name(name)] = shapes[name][:-2] or (1,)
     make_folder(out.absolute().parent, out)
-    with GGUFWriter(out, home.pairs if isinstance(home, GGUFView) else pairs_of(home.file), shapes, identity(run)) as file:
+    with GGUFWriter(
+        out,
+        home.pairs if isinstance(home, GGUFView) else pairs_of(home.file),
+        shapes,
+        identity(run),
+        getattr(run.rounding, "file_type", None),
+    ) as file:
         units = resumed_units(run, file, result)
         for unit in run.units(run.keys[len(units) :]):
             key = unit.record.key

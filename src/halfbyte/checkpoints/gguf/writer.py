@@ -59,17 +59,24 @@ class GGUFWriter(ResumableFile):
 
     pairs    key-values; `general.file_type` is added when the tensors say one
     tensors  name -> shape in NumPy's order, of every tensor of the file
+    file_type  llama.cpp's number of the mix, where there is one
     work     identifies a run that can be resumed (`io/resumable_file.py`)
     Raises CheckpointError when a tensor is missing, unknown, or of another size, and when the file
     cannot be written.
     """
 
     def __init__(
-        self, path: Path, pairs: Sequence[Pair], tensors: Mapping[str, Sequence[int]], work: Mapping[str, Any] | None = None
+        self,
+        path: Path,
+        pairs: Sequence[Pair],
+        tensors: Mapping[str, Sequence[int]],
+        work: Mapping[str, Any] | None = None,
+        file_type: int | None = None,
     ) -> None:
         self._pairs = list(pairs)
         self._shapes = {name: tuple(shape) for name, shape in tensors.items()}
         self._entries = {}
+        self._stated_type = file_type
         super().__init__(path, _aligned(len(self._header())), "convert", work)
 
     def add(self, name: str, kind: str, blocks: Iterable[NDArray[Any]]) -> None:
@@ -86,7 +93,9 @@ class GGUFWriter(ResumableFile):
         self._end += _aligned(nbytes)
 
     def _file_type(self) -> int:
-        """llama.cpp's number for the type that holds most bytes."""
+        """The stated number, else llama.cpp's for the type that holds most bytes."""
+        if self._stated_type is not None:
+            return self._stated_type
         sizes: dict[int, int] = {}
         for name, (kind, _, nbytes) in self._entries.items():
             if len(self._shapes[name]) > 1:
