@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from halfbyte import format_named
 from halfbyte.backends import backend_named
 from halfbyte.bench.cpu.sweep import Case
 from halfbyte.bench.cuda import sweep as s
@@ -35,10 +36,22 @@ RECORDS = [
 
 
 def test_cases_show_where_the_fused_schedule_could_lose():
-    words = " ".join(case.why for case in s.CASES)
-    assert all(word in words for word in ("small k", "wide n", "many groups", "few outputs", "eight bits"))
-    assert len({case.why for case in s.CASES}) == len(s.CASES)  # a line of the table each
-    assert {16, 64, 1024} <= set(s.TOKENS)
+    """Cases on both sides of each limit of `schedule.pays`, and tokens on both sides of it."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from halfbyte.backends.cuda.tuning import wgmma_tiles as t
+
+    by_why = {case.why: case for case in s.CASES}
+    assert len(by_why) == len(s.CASES)  # a line of the table each
+    assert by_why["small k"].k < t.FEW_INPUTS <= by_why["square"].k
+    assert by_why["small k"].n < t.MANY_ROWS <= by_why["wide n"].n
+    assert by_why["wide n"].k < t.FEW_INPUTS
+    assert by_why["few outputs"].n <= t.FEW_ROWS < by_why["square"].n
+    formats = {why: format_named(case.codec) for why, case in by_why.items()}
+    assert formats["eight bits"].bits == 8
+    assert formats["many groups"].group_size < formats["square"].group_size
+    assert formats["many groups, E4M3 scales"].scale == "e4m3"
+    limits = (t.LEAST_TOKENS, t.FEW_INPUTS_LEAST, t.FEW_ROWS_MOST + 1)
+    assert all(min(s.TOKENS) < limit <= max(s.TOKENS) for limit in limits)
 
 
 def test_a_row_says_what_linear_takes_and_what_it_loses():
@@ -98,7 +111,7 @@ def on_the_cpu(monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton", reason="Triton is not installed")
     from halfbyte.backends.cuda.wgmma import schedule as fused
-    from halfbyte.bench.cuda import linear as cuda_linear
+    from halfbyte.bench.cuda import timing
     from support.ptx_launch import bound
 
     monkeypatch.setattr(fused, "FEW_INPUTS", 0)  # the weights here are small on purpose
@@ -112,10 +125,10 @@ def on_the_cpu(monkeypatch):
         return 10.0 + len(timed)
 
     monkeypatch.setattr(s, "DEVICE", "cpu")
-    monkeypatch.setattr(cuda_linear, "synchronize", lambda device: None)
-    monkeypatch.setattr(cuda_linear, "limits", lambda: {"read_gbps": 4000.0, "gflops": 8e5})
-    monkeypatch.setattr(cuda_linear, "graph_time_us", graph_time_us)
-    monkeypatch.setattr(cuda_linear, "ROTATE_BYTES", 1e6)
+    monkeypatch.setattr(timing, "synchronize", lambda device: None)
+    monkeypatch.setattr(timing, "limits", lambda: {"read_gbps": 4000.0, "gflops": 8e5})
+    monkeypatch.setattr(timing, "graph_time_us", graph_time_us)
+    monkeypatch.setattr(timing, "ROTATE_BYTES", 1e6)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
     with bound() as seen, mock.patch.object(torch.cuda, "current_device", return_value=None):
         yield timed, seen
@@ -168,14 +181,14 @@ def test_what_is_compiled_before_is_all_that_is_launched(on_the_cpu):
 
 
 def test_a_tile_that_does_not_fit_is_left_out_by_name(on_the_cpu, monkeypatch, capsys):
-    from halfbyte.bench.cuda import linear as cuda_linear
+    from halfbyte.bench.cuda import timing
 
     def refuse(calls, replays):
         if "fused" in str(calls[0].func):
-            raise cuda_linear.OutOfResources(300000, 232448, "shared memory")
+            raise timing.OutOfResources(300000, 232448, "shared memory")
         return 5.0
 
-    monkeypatch.setattr(cuda_linear, "graph_time_us", refuse)
+    monkeypatch.setattr(timing, "graph_time_us", refuse)
     (row,) = [r for r in s.sweep(SMALL[:1], (64,), jobs=1) if r["record"] == "sweep"]
     assert row["taken"] == "fused"
     assert "fused" not in row["time_us"]
@@ -209,7 +222,7 @@ def test_what_linear_takes_is_what_it_does(monkeypatch, word, dtype, wanted):
     linear, held = CUDABackend().linear, Prepared("cuda", w.format, w.shape, w, 0)
     for m, way in wanted.items():
         x = torch.zeros(m, 128, dtype=getattr(torch, dtype))
-        assert CUDABackend.route_of(x, w) == linear(x, held, None) == way
+        assert CUDABackend.schedule_of(x, w) == linear(x, held, None) == way
         for schedule in ("single-stage", "double-buffered", "striped", "dequantize_then_gemm"):
             assert linear(x, held, None, schedule=schedule) == schedule
         if fused.refusal(x, w) is None:

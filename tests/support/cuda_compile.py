@@ -18,12 +18,12 @@ from triton.runtime.jit import JITFunction
 import torch
 from halfbyte.backends.cuda import device as gpu
 from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda.mma.plan import TokenBlocks
 from halfbyte.backends.cuda.moe import activation, routing
 from halfbyte.backends.cuda.tuning.mma_tiles import BlockTile, FragmentTile, Tile
 from halfbyte.backends.cuda.tuning.wgmma_tiles import FusedTile
 from halfbyte.backends.cuda.weight import to_device
 from halfbyte.backends.cuda.wgmma import schedule
-from halfbyte.backends.cuda.wgmma.launch import Blocks
 from halfbyte.bench.weights import random_weight
 
 FORMATS = ("int4:g128", "mxfp4", "nvfp4", "uint4:g32", "affine4:g64", "q4_K", "q6_K", "mxfp8_e4m3", "q8_0", "affine8:g64",
@@ -104,7 +104,7 @@ def check_wgmma(name):
     if shape == "experts":
         q = random_weight(word, 128, k, 0)
         stack = type(q)(q.format, (2, 128, k), {part: torch.tensor(v).expand(2, *v.shape).numpy() for part, v in q.parts.items()})
-        table = Blocks(*(torch.zeros(4, dtype=torch.int32) for _ in range(4)))
+        table = TokenBlocks(*(torch.zeros(4, dtype=torch.int32) for _ in range(6)))
         schedule.fused_blocks(torch.zeros(4 * tile.tokens, k, dtype=dtype), to_device(stack, "cpu"), None, table, tile, 2, dtype)
     else:
         w = to_device(random_weight(word, 128, k, 0), "cpu")

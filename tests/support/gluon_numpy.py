@@ -269,6 +269,8 @@ class Kernel:
 
     @staticmethod
     def _argument(a: Any) -> Any:
+        if a is None:
+            return None
         if isinstance(a, tuple):
             return type(a)(*(Kernel._argument(v) for v in a))
         if isinstance(a, torch.Tensor):

@@ -36,12 +36,11 @@ def tune(
 
     import torch
 
-    from ..backends.cuda.tuning.table import user_file, write
+    from ..backends.cuda import write_tiles
     from ..bench.cuda.tune_mma import tune as run
 
     shapes, tokens, card = _shapes(shape), _numbers(m, "--m"), torch.cuda.get_device_name()
     entries = run(shapes, format.split(","), tokens, jobs, print_json if json else lambda record: None)
-    path = out or user_file(card)
-    write(path, card, datetime.date.today().isoformat(), entries)
+    path = write_tiles(card, entries, datetime.date.today().isoformat(), out)
     typer.echo(f"{len(entries)} tiles for {card}: {path}", err=json)
     return 0

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import checkpoints
-from ..backends.cuda.tuning.wgmma_tiles import LEAST_PAIRS, expert_tile
+from ..backends.cuda import padded_rows
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, HalfbyteError
 from ..formats import family_of, format_named
@@ -219,12 +219,10 @@ class Planner:
         """
         c, size = self.config, DTYPE_BYTES[self.dtype]
         count = getattr(c, "num_local_experts", None) or c.num_experts
-        rows, copies = pairs, 0
-        if size == 2 and pairs >= LEAST_PAIRS * count:
-            tile = expert_tile(pairs, count).tokens
-            rows, copies = min(pairs, pairs // tile + count) * tile, c.hidden_size * size
-        wide = 0 if c.model_type == "gpt_oss" else 8 * f
-        return int(rows * (copies + wide + f * size + 4 * c.hidden_size))
+        padded = padded_rows(pairs, count) if size == 2 else None
+        rows, copies = (pairs, 0) if padded is None else (padded, c.hidden_size * size)
+        apart = 0 if c.model_type == "gpt_oss" else 8 * f  # float32 gates and ups
+        return int(rows * (copies + apart + f * size + 4 * c.hidden_size))
 
 
 def _stores_scores(config: Any) -> bool:

@@ -56,13 +56,12 @@ def _steps(module: Packed, tokens: Sequence[int], top: int, dtype: torch.dtype) 
     """Numbers of tokens to call a layer with, and the dtype of the experts' shares then.
 
     Experts on CUDA change kernels where the pairs an expert gets on average pass a limit, which is
-    at another m for every number of experts. Routers give shares in the activations' dtype or in
-    float32, and the kernel that sums reads them as they are: one kernel for few tokens, and one for
-    many.
+    at another m for every number of experts. Routers return weights in the activations' dtype
+    or in float32, and the kernel that sums has one version for each.
     """
     if not isinstance(module, QExperts) or not module.device.startswith("cuda"):
         return [(m, dtype) for m in tokens]
-    from ..backends.cuda.moe import warming_tokens
+    from ..backends.cuda import warming_tokens
 
     steps = warming_tokens(tuple(tokens), top, module.num_experts)
     ends = sorted({*steps[:1], *steps[-1:]}) if dtype != torch.float32 else []

@@ -58,19 +58,19 @@ OPTIONS = {
 
 
 def check(device, names=None):
-    from halfbyte.backends.cuda.fallback import kernel as plain_kernel
+    from halfbyte.backends.cuda.fallback import kernel as fallback
 
     for name, q in cases().items():
         if names and name not in names:
             continue
         assert weight.refusal(q.format) is not None or not weight.even_groups(q), name
         held = plain.to_device(q, device)
-        got = plain_kernel.dequantize(held, torch.float32).cpu().numpy()
+        got = fallback.dequantize(held, torch.float32).cpu().numpy()
         np.testing.assert_array_equal(got, q.dequantize("float32"), err_msg=name)
-        half = plain_kernel.dequantize(held, torch.float16).cpu().numpy()
+        half = fallback.dequantize(held, torch.float16).cpu().numpy()
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(half, q.dequantize("float32").astype(np.float16), err_msg=name)
-        rows = plain_kernel.dequantize(held, torch.float32, torch.tensor([4, 0, 4], device=device)).cpu().numpy()
+        rows = fallback.dequantize(held, torch.float32, torch.tensor([4, 0, 4], device=device)).cpu().numpy()
         np.testing.assert_array_equal(rows, q.dequantize("float32")[[4, 0, 4]], err_msg=name)
         for part, want in q.parts.items():
             assert plain.canonical_parts(held)[part].tobytes() == np.ascontiguousarray(want).tobytes(), (name, part)

@@ -91,7 +91,7 @@ def test_a_wrong_register_of_x_is_seen(kernel, monkeypatch):
 @pytest.mark.parametrize("m", [1, 3, 7, 20])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_stacks_of_experts_with_gates(kernel, monkeypatch, m, dtype):
-    monkeypatch.setattr(routing, "PLANNED", -1)  # the plan by torch: the other kernel is not executed here
+    monkeypatch.setattr(routing, "COMPARED", -1)  # the table by torch: the other kernel is not executed here
     rng = np.random.default_rng(3)
     fmt, shape = format_named("mxfp4"), (4, 96, 192)
     q = QTensor(fmt, shape, random_parts(fmt, shape, rng))
@@ -100,14 +100,14 @@ def test_stacks_of_experts_with_gates(kernel, monkeypatch, m, dtype):
     index = torch.stack([torch.from_numpy(rng.permutation(4)[:2]) for _ in range(m)]).to(torch.int32)
     bias = torch.from_numpy(rng.standard_normal((4, 96)).astype(np.float32)).to(x.dtype)
     per = 1 if m == 1 else 4 if m <= 4 else 8 if m <= 8 else 16
-    plan = routing.route(index, 4, per)
+    table = routing.route(index, 4, per)
     tile = (2, 2, 2, 2, 1, 4, 1, True) if per == 16 else (2, 1, 2, 1, 4, 6, 1, per == 8)
-    y = launch.fragments(x, w, bias, FragmentTile(*tile), plan, torch.float32, gate=2)
+    y = launch.fragments(x, w, bias, FragmentTile(*tile), table, torch.float32, gate=2)
     dense, x64 = q.dequantize("float64"), x.double().numpy()
     for i in range(m):
         for t in range(2):
             e = int(index[i, t])
-            wide = dense[e] @ x64[i] + bias[e].double().numpy()
-            gate, up = np.minimum(wide[::2], 7.0), np.clip(wide[1::2], -7.0, 7.0)
+            both = dense[e] @ x64[i] + bias[e].double().numpy()
+            gate, up = np.minimum(both[::2], 7.0), np.clip(both[1::2], -7.0, 7.0)
             want = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
             np.testing.assert_allclose(y[2 * i + t].double().numpy(), want, rtol=1e-4, atol=1e-4)

@@ -77,16 +77,16 @@ def test_routes_on_the_device_are_torchs():
         values, _ = logits.float().topk(top)
         assert torch.equal(logits.float().gather(1, index.long()), values)
         torch.testing.assert_close(share, values.softmax(-1), rtol=1e-6, atol=1e-7)
-        plan = routing.route(index, experts, tokens)
-        flat, count = index.reshape(-1).cpu().numpy(), int(plan.count)
+        table = routing.route(index, experts, tokens).blocks
+        flat, count = index.reshape(-1).cpu().numpy(), int(table.count)
         order = np.argsort(flat, kind="stable")
         seen = []
         for b in range(count):
-            first, last, expert = int(plan.first[b]), int(plan.last[b]), int(plan.expert[b])
+            first, last, expert = int(table.first[b]), int(table.last[b]), int(table.expert[b])
             assert 0 < last - first <= tokens
-            rows = plan.y_rows[first:last].cpu().numpy()
+            rows = table.y_row[first:last].cpu().numpy()
             assert (flat[rows] == expert).all()
-            np.testing.assert_array_equal(plan.x_rows[first:last].cpu().numpy(), rows // top)
+            np.testing.assert_array_equal(table.x_row[first:last].cpu().numpy(), rows // top)
             seen += rows.tolist()
         np.testing.assert_array_equal(seen, order if m > 1 else np.arange(top))
 

@@ -1,5 +1,5 @@
-"""Without a GPU: its orders of a weight are bijections, decoders' bit moves give every code, tiles
-keep the kernel's rules.
+"""The orders of a weight on the GPU are bijections, and tiles keep the kernel's rules. (What the
+decoders make of the words: test_decoders.py.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from halfbyte.backends.cuda.order import PLANES, by_tiles, from_fragments, gather_e2m1, join, split, spread_e2m1, to_fragments
 from halfbyte.backends.cuda.tuning.mma_tiles import FRAGMENT_TILES, FragmentTile, fragment_tile, steps
 from halfbyte.numerics.bits import pack
-from halfbyte.numerics.minifloat import element_table
 
 
 @given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32 - 1))
@@ -109,41 +108,6 @@ def test_spreading_bits_is_a_bijection_of_words():
     words = np.random.default_rng(2).integers(-(2**31), 2**31, 4096).astype(np.int32)
     np.testing.assert_array_equal(gather_e2m1(spread_e2m1(words)), words)
     np.testing.assert_array_equal(spread_e2m1(gather_e2m1(words)), words)
-
-
-def halves(register):
-    """The two float16 of each 32-bit register."""
-    return register.astype(np.uint32).view(np.float16).reshape(-1, 2)
-
-
-def test_every_e2m1_code_in_every_place():
-    """operands._E2M1_RAW_F16, move by move."""
-    nibbles = np.stack([np.roll(np.arange(16), r) for r in range(8)], -1).astype(np.uint32)
-    w = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
-    s = spread_e2m1(w.view(np.int32)).view(np.uint32)
-    keep = np.uint32(0x8E008E00)
-    registers = [
-        s & keep,
-        (s << np.uint32(3)) & keep,
-        ((s & np.uint32(0x40384038)) * np.uint32(66)) & keep,
-        ((s & np.uint32(0x20072007)) * np.uint32(516)) & keep,
-    ]
-    table = element_table("e2m1", 4).astype(np.float32)
-    for place, register in enumerate(registers):
-        got = halves(register).astype(np.float32) * 2.0**14
-        np.testing.assert_array_equal(got[:, 0], table[nibbles[:, place]])
-        np.testing.assert_array_equal(got[:, 1], table[nibbles[:, place + 4]])
-
-
-def test_every_nibble_is_a_subnormal():
-    """operands._U4_RAW_F16: q · 2^-24, and 16 q · 2^-24 for rows g + 8."""
-    nibbles = np.stack([np.roll(np.arange(16), r) for r in range(8)], -1).astype(np.uint32)
-    w = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
-    t = w >> np.uint32(8)
-    registers = [w & np.uint32(0x000F000F), w & np.uint32(0x00F000F0), t & np.uint32(0x000F000F), t & np.uint32(0x00F000F0)]
-    for place, register in enumerate(registers):
-        got = halves(register).astype(np.float32) * (2.0**20 if place % 2 else 2.0**24)
-        np.testing.assert_array_equal(got, np.stack([nibbles[:, place], nibbles[:, place + 4]], -1))
 
 
 def test_scales_of_rows_g_and_g_plus_8_are_neighbours():

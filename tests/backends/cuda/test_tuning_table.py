@@ -9,7 +9,7 @@ import json
 import pytest
 
 from halfbyte.backends.cuda.tuning import table as f
-from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile, expert_tile, fragment_tile
+from halfbyte.backends.cuda.tuning.mma_tiles import FragmentTile, expert_tile, fragment_tile, steps
 from halfbyte.errors import BackendError
 
 CARD = "NVIDIA T9 80GB"
@@ -61,14 +61,30 @@ def test_words_of_cards():
     assert [f.word_of(c) for c in names] == ["h100", "h200", "nvidia-geforce-rtx-4090", "a100"]
 
 
-def test_shipped_files_hold_tiles():
-    files = sorted(f.SHIPPED.glob("*.json"))
-    for path in files:
-        for e in f.read(path):
-            tile = FragmentTile(*e["tile"])
-            assert tile.input_warps * tile.row_warps <= 16
-            assert e["kernel"] in ("fragments", "experts")
-            (fragment_tile if e["kernel"] == "fragments" else expert_tile)(e["k"] // 64, e["n"], e["m"], e["family"], path.stem)
+@pytest.mark.parametrize("path", sorted(f.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_call_takes_the_shipped_tile_of_its_card(path, cache):
+    """Through the functions that the launches call, by the card's full name; and no tile asks for
+    more warps than a program has, or for a step that the kernel cannot take.
+    """
+    card = json.loads(path.read_text())["card"]
+    assert f.word_of(card) == path.stem
+    entries = f.read(path)
+    assert {e["kernel"] for e in entries} <= {"fragments", "experts"}
+    assert len({f.key(e) for e in entries}) == len(entries) > 0
+    for e in entries:
+        choose = fragment_tile if e["kernel"] == "fragments" else expert_tile
+        tile = choose(e["k"] // 64, e["n"], e["m"], e["family"], card)
+        assert tile == FragmentTile(*e["tile"])
+        assert tile.input_warps * tile.row_warps <= 16
+        assert tile.ahead in (0, 1, 2)
+        groups = {"e2m1": 32, "fine": 16}.get(e["family"], 128)
+        step, _, tokens = steps(groups, e["k"] // 64, e["m"], tile)
+        assert step & (step - 1) == 0
+        assert tokens * tile.columns >= min(e["m"], 8)
+
+
+def test_shipped_cards():
+    assert [path.stem for path in sorted(f.SHIPPED.glob("*.json"))] == ["h100", "h200"]
 
 
 def test_tuning_without_a_gpu_says_what_is_missing(capsys):

@@ -47,16 +47,19 @@ def test_a_second_call_hands_over_what_the_first_did(recorder, word, dtype, n, k
     assert programs <= 132
     plain = {name for name, value in first.items() if isinstance(value, int | float)}
     assert {name: first[name] for name in plain} == {name: second[name] for name in plain}
-    assert all(second[name] is first[name] for name in ("w_map", "s_map", "a_map", "bias", "global_scale"))
-    assert first["tiles"] == first["rows"] * first["tokens"]
-    assert first["rows"] * 64 * first["config.row_blocks"] * first["config.row_groups"] >= n
-    assert first["tokens"] * first["config.tokens"] >= m
+    kept = ("w_map", "s_map", "a_map", "pointers.bias", "pointers.global_scale", "config.decoder")
+    assert all(second[name] is first[name] for name in kept)
+    assert first["pointers.bias"] is bias
+    assert first["pointers.global_scale"] is w.global_scale
+    assert (first["m"], first["n"], first["units"]) == (m, n, -(-k // 64))
+    rows = -(-n // (64 * first["config.row_blocks"] * first["config.row_groups"]))
+    tiles = rows * -(-m // first["config.tokens"])
     bits = w.format.bits
     assert list(first["w_map"].block_shape) == [4 * first["config.row_blocks"] * first["config.row_groups"], bits, 32]
     assert tuple(first["w_map"].shape) == (-(-n // 16), bits * w.tiled, 32)
-    cut = first["sharing"] > first["tiles"] % programs > 0
+    cut = first["sharing"] > tiles % programs > 0
     size = 2 * first["sharing"] * 64 * first["config.row_blocks"] * first["config.row_groups"] * first["config.tokens"]
-    assert first["partial"].numel() == (size if cut else 1)
+    assert first["pointers.partial"].numel() == (size if cut else 1)
 
 
 @pytest.mark.parametrize("element", ["e2m1", "e4m3", "e5m2"])
@@ -94,5 +97,8 @@ def test_another_tile_dtype_or_bias_is_another_kernel(recorder):
                            (300, torch.float16, None)):  # fmt: skip
         fused.fused(torch.zeros(m, 128, dtype=dtype), w, bias)
     assert len(w.launches) == 4
+    unaligned = torch.zeros(4097)[1:]
+    fused.fused(torch.zeros(64, 128, dtype=torch.float16), w, unaligned)  # its alignment is compiled in
+    assert len(w.launches) == 5
     fused.fused(torch.zeros(63, 128, dtype=torch.float16), w, None)
-    assert len(w.launches) == 4
+    assert len(w.launches) == 5

@@ -1,5 +1,5 @@
-"""What wgmma is fed, without a GPU: the places of words in lanes, and the assembly that finishes
-them, interpreted.
+"""The register operand of wgmma, without a GPU: where each lane finds its words, and the assembly
+that finishes them, executed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from halfbyte.backends.cuda import order
+from halfbyte.backends.cuda import decoders, order
 from halfbyte.backends.cuda.wgmma import operand as ro
 from halfbyte.numerics.bits import pack
 from halfbyte.numerics.minifloat import element_table
@@ -18,11 +18,12 @@ from support import ptx
 
 UINT, INT, E2M1, E4M3, E5M2 = 0, 1, 2, 5, 6
 NONE, ZERO, BIAS = 0, 1, 2
-HALF, BFLOAT, WIDE, WIDE_BFLOAT = 0, 1, 2, 3
+HALF, BFLOAT, FLOAT32, FLOAT32_BFLOAT = 0, 1, 2, 3
+ROWS = (decoders.HALF, decoders.BFLOAT, decoders.FLOAT32, decoders.FLOAT32)
 NAMES = {UINT: "uint", INT: "int", E2M1: "e2m1", E4M3: "e4m3", E5M2: "e5m2"}
 
 
-def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0, bits=4):
+def decoded(q, kind, add, arithmetic, half, scale, addend, by_16, bits=4, brings_power=False):
     """[16, 64] codes through fragment order, the layout of words and the assembly to the operand,
     as [16, 64] values.
     """
@@ -32,7 +33,8 @@ def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0, bits=4)
     layout = ro.words_layout(1, 4, by_16, bits)
     lane = np.arange(32)
     out = np.full((16, 64), np.nan)
-    text = ro.assembly(kind, add, scale_kind, way, half, bits)
+    text = decoders.pair_assembly(bits, NAMES[kind], ROWS[arithmetic], add, brings_power, half)
+    positions = decoders.PAIRS[bits, NAMES[kind], ROWS[arithmetic]].positions
     for register in range(8):  # i, block of the half, half
         at = np.zeros((32, 3), np.int64)
         for bit, base in enumerate(layout.lane_bases):
@@ -44,18 +46,18 @@ def decoded(q, kind, add, way, half, scale, addend, by_16, scale_kind=0, bits=4)
         g, t = lane // 4, lane % 4
         inputs = []
         for down in (0, 1):
-            place = np.array([ro.pair_position(kind, way, int(o), down) for o in t % 2], np.int64).astype(np.uint32)
-            places = [place[:, 0], place[:, 1]][: 0 if bits == 8 else 2 if kind == E2M1 else 1]
+            position = np.array([positions[o][down] for o in t % 2], np.int64).astype(np.uint32)
+            at_pair = [position[:, 0], position[:, 1]][: 0 if bits == 8 else 2 if kind == E2M1 else 1]
             block = 32 * (register >> 2) + 16 * ((register >> 1) & 1)
             row = g + 8 * down
             s, a = scale[row, block], addend[row, block]
-            if way >= WIDE:
+            if arithmetic >= FLOAT32:
                 s, a = (np.ascontiguousarray(v, np.float32).view(np.uint32) for v in (s, a))
             else:
                 if add == ZERO:
-                    a = -128.0 - a if way == BFLOAT else (-64.0 - a if down and bits == 4 else 1024.0 + a)
+                    a = -128.0 - a if arithmetic == BFLOAT else (-64.0 - a if down and bits == 4 else 1024.0 + a)
                 s, a = (ptx.joined(v.astype(np.float64), v.astype(np.float64), dtype) for v in (s, a))
-            inputs.append([word, *places, s, *([a] if add != NONE else [])])
+            inputs.append([word, *at_pair, s, *([a] if add != NONE else [])])
         registers = {}
         for i in range(len(inputs[0])):
             registers[f"${2 + 4 * i}"], registers[f"${4 + 4 * i}"] = inputs[0][i], inputs[1][i]
@@ -72,12 +74,12 @@ CASES = [
     (UINT, NONE, HALF, True), (INT, NONE, HALF, True), (UINT, ZERO, HALF, True), (UINT, BIAS, HALF, True),
     (E2M1, NONE, HALF, True),
     (INT, NONE, BFLOAT, False), (UINT, ZERO, BFLOAT, False), (UINT, BIAS, BFLOAT, False), (E2M1, NONE, BFLOAT, False),
-    (INT, NONE, WIDE, False), (UINT, ZERO, WIDE, False), (UINT, BIAS, WIDE, False), (UINT, BIAS, WIDE, True),
-    (E2M1, NONE, WIDE, False),
+    (INT, NONE, FLOAT32, False), (UINT, ZERO, FLOAT32, False), (UINT, BIAS, FLOAT32, False), (UINT, BIAS, FLOAT32, True),
+    (E2M1, NONE, FLOAT32, False),
 ]  # fmt: skip
 
 
-def drawn(rng, elements, add, way, stored, zeros):
+def drawn(rng, elements, add, arithmetic, stored, zeros):
     """Scales and addends of groups of 16 inputs, and the values that [16, 64] elements have with
     them, before their rounding.
     """
@@ -86,26 +88,26 @@ def drawn(rng, elements, add, way, stored, zeros):
     if add == BIAS:
         addend = (rng.standard_normal((16, 4)) * 0.1).astype(stored).astype(np.float64).repeat(16, 1)
     exact = (elements - addend) * scale if add == ZERO else elements * scale + (addend if add == BIAS else 0)
-    if way >= WIDE:  # float32 first: exact but for a bias
+    if arithmetic >= FLOAT32:  # float32 first: exact but for a bias
         exact = exact.astype(np.float32).astype(np.float64)
     return scale, addend, exact
 
 
 @pytest.mark.parametrize("by_16", [False, True])
-@pytest.mark.parametrize(("kind", "add", "way", "half"), CASES)
-def test_every_code_in_every_place_is_finished_and_rounded_once(kind, add, way, half, by_16):
+@pytest.mark.parametrize(("kind", "add", "arithmetic", "half"), CASES)
+def test_every_code_in_every_position_is_finished_and_rounded_once(kind, add, arithmetic, half, by_16):
     rng = np.random.default_rng(7)
     dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
-    stored = dtype if way != WIDE else np.dtype(ml_dtypes.bfloat16) if half else np.dtype(np.float16)
+    stored = dtype if arithmetic != FLOAT32 else np.dtype(ml_dtypes.bfloat16) if half else np.dtype(np.float16)
     table = element_table(NAMES[kind], 4).astype(np.float64)
     for _ in range(4):
         q = rng.permuted(np.tile(np.arange(16, dtype=np.uint8), (16, 4)), axis=1)
-        scale, addend, exact = drawn(rng, table[q], add, way, stored, zeros=17)
-        got = decoded(q, kind, add, way, half, scale, addend, by_16)
+        scale, addend, exact = drawn(rng, table[q], add, arithmetic, stored, zeros=17)
+        got = decoded(q, kind, add, arithmetic, half, scale, addend, by_16)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 
 
-def decoded2(q, kind, add, way, half, scale, addend):
+def decoded2(q, kind, add, arithmetic, half, scale, addend):
     """`decoded` for 2 bits: both words of a lane's rows give both pairs of a block of 16 inputs."""
     dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
     words = order.to_fragments(pack(q, 2), 64, False, NAMES[kind], 2).view(np.uint32).reshape(2, 32)
@@ -113,7 +115,7 @@ def decoded2(q, kind, add, way, half, scale, addend):
     lane = np.arange(32)
     g, t = lane // 4, lane % 4
     out = np.full((16, 64), np.nan)
-    text = ro.assembly(kind, add, 0, way, half, 2)
+    text = decoders.pair_assembly(2, NAMES[kind], ROWS[arithmetic], add, False, half)
     for block in range(4):
         registers = {}
         for down in (0, 1):
@@ -124,10 +126,10 @@ def decoded2(q, kind, add, way, half, scale, addend):
                 at += (((block + 4 * down) >> bit) & 1) * np.array(base)
             row = g + 8 * down
             s, a = scale[row, 16 * block], addend[row, 16 * block]
-            if way >= WIDE:
+            if arithmetic >= FLOAT32:
                 s, a = (np.ascontiguousarray(v, np.float32).view(np.uint32) for v in (s, a))
             else:
-                a = -128.0 - a if add == ZERO and way == BFLOAT else a
+                a = -128.0 - a if add == ZERO and arithmetic == BFLOAT else a
                 s, a = (ptx.joined(v.astype(np.float64), v.astype(np.float64), dtype) for v in (s, a))
             inputs = [words[at[:, 1], at[:, 2]], (4 * t).astype(np.uint32), s, *([a] if add != NONE else [])]
             for i, value in enumerate(inputs):
@@ -139,50 +141,50 @@ def decoded2(q, kind, add, way, half, scale, addend):
     return out
 
 
-@pytest.mark.parametrize(("kind", "add", "way", "half"), [case for case in CASES if case[0] != E2M1])
-def test_every_2_bit_code_in_every_place_is_finished_and_rounded_once(kind, add, way, half):
+@pytest.mark.parametrize(("kind", "add", "arithmetic", "half"), [case for case in CASES if case[0] != E2M1])
+def test_every_2_bit_code_in_every_position_is_finished_and_rounded_once(kind, add, arithmetic, half):
     rng = np.random.default_rng(27)
     dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
-    stored = dtype if way != WIDE else np.dtype(ml_dtypes.bfloat16) if half else np.dtype(np.float16)
+    stored = dtype if arithmetic != FLOAT32 else np.dtype(ml_dtypes.bfloat16) if half else np.dtype(np.float16)
     table = element_table(NAMES[kind], 2).astype(np.float64)
     for _ in range(4):
         q = rng.integers(0, 4, (16, 64), dtype=np.uint8)
-        scale, addend, exact = drawn(rng, table[q], add, way, stored, zeros=5)
-        got = decoded2(q, kind, add, way, half, scale, addend)
+        scale, addend, exact = drawn(rng, table[q], add, arithmetic, stored, zeros=5)
+        got = decoded2(q, kind, add, arithmetic, half, scale, addend)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 
 
 CASES8 = [
     (UINT, NONE, HALF, True), (INT, NONE, HALF, True), (UINT, ZERO, HALF, True), (UINT, BIAS, HALF, True),
     (E4M3, NONE, HALF, True), (E5M2, NONE, HALF, True),
-    (INT, NONE, WIDE, False), (UINT, ZERO, WIDE, False), (UINT, BIAS, WIDE_BFLOAT, False), (UINT, BIAS, WIDE_BFLOAT, True),
-    (E4M3, NONE, WIDE, False), (E5M2, NONE, WIDE, False),
+    (INT, NONE, FLOAT32, False), (UINT, ZERO, FLOAT32, False), (UINT, BIAS, FLOAT32_BFLOAT, False), (UINT, BIAS, FLOAT32_BFLOAT, True),
+    (E4M3, NONE, FLOAT32, False), (E5M2, NONE, FLOAT32, False),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("by_16", [False, True])
-@pytest.mark.parametrize(("kind", "add", "way", "half"), CASES8)
-def test_every_8_bit_code_in_every_place_is_finished_and_rounded_once(kind, add, way, half, by_16):
+@pytest.mark.parametrize(("kind", "add", "arithmetic", "half"), CASES8)
+def test_every_8_bit_code_in_every_position_is_finished_and_rounded_once(kind, add, arithmetic, half, by_16):
     rng = np.random.default_rng(17)
     dtype = np.dtype(np.float16) if half else np.dtype(ml_dtypes.bfloat16)
-    stored = np.dtype(ml_dtypes.bfloat16) if way == WIDE_BFLOAT else np.dtype(np.float16)
+    stored = np.dtype(ml_dtypes.bfloat16) if arithmetic == FLOAT32_BFLOAT else np.dtype(np.float16)
     table = element_table(NAMES[kind], 8).astype(np.float64)
     codes = np.flatnonzero(np.isfinite(table)).astype(np.uint8)
     for _ in range(4):
         q = rng.permuted(np.resize(codes, (16, 64)).reshape(-1)).reshape(16, 64)
-        scale, addend, exact = drawn(rng, table[q], add, way, stored, zeros=257)
-        got = decoded(q, kind, add, way, half, scale, addend, by_16, bits=8)
+        scale, addend, exact = drawn(rng, table[q], add, arithmetic, stored, zeros=257)
+        got = decoded(q, kind, add, arithmetic, half, scale, addend, by_16, bits=8)
         np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64))
 
 
 def test_raw_e2m1_meets_scales_that_bring_its_power_of_two():
-    """8-bit scales: 2^14 comes with the scale, so that one product finishes; E8M0 shifted and E4M3
-    times 2^6 alike.
+    """8-bit scales include the factor 2^14, so that one product finishes the value: E8M0 shifted,
+    E4M3 times 2^6.
     """
     rng = np.random.default_rng(8)
     table = element_table("e2m1", 4).astype(np.float64)
     q = rng.permuted(np.tile(np.arange(16, dtype=np.uint8), (16, 4)), axis=1)
     for power in (-9, 0, 15):
         scale = np.full((16, 64), 2.0**power)
-        got = decoded(q, E2M1, NONE, HALF, True, scale, scale, False, scale_kind=5)
+        got = decoded(q, E2M1, NONE, HALF, True, scale, scale, False, brings_power=True)
         np.testing.assert_array_equal(got, table[q] * 2.0 ** (power - 14))

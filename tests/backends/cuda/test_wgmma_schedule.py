@@ -1,5 +1,5 @@
-"""How the fused schedule deals out its tiles: every unit of every tile once, and parts meet as the
-kernel expects.
+"""How the schedule `fused` divides its tiles: every unit of every tile once, and parts of a cut tile
+lie where the program that adds them looks. The kernel's own functions run on integers.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -24,78 +25,92 @@ from halfbyte.backends.cuda.tuning.wgmma_tiles import (  # fmt: skip
     FusedTile,
     expert_tile,
     fused_tile,
-    parts,
     stages,
 )
 from halfbyte.backends.cuda.weight import to_device
+from halfbyte.backends.cuda.wgmma import epilogue, kernel
+from halfbyte.backends.cuda.wgmma.schedule import split_tiles
 
 
-def owner(step, sharing, units):
-    """wgmma._owner."""
-    return ((step + 1) * sharing + units - 1) // units - 1
+class Numbers:
+    """Gluon's operations on plain integers."""
+
+    minimum, maximum = min, max
+
+    @staticmethod
+    def where(condition, yes, no):
+        return yes if condition else no
 
 
-def pieces(p, programs, whole, sharing, units, k):
-    """wgmma._piece for every piece of program p: tile and its units."""
-    low, high = (min(q * units // sharing, units) for q in (p, p + 1))
-    for j in (low // k, low // k + 1):
-        first = max(low - j * k, 0)
-        yield whole * programs + j, first, max(min(high - j * k, k), first)
-    for turn in range(whole):
-        yield turn * programs + p, 0, k
+def plain(function):
+    """A function of the kernel, run on integers."""
+    return types.FunctionType(function.fn.__code__, {**function.fn.__globals__, "gl": Numbers})
 
 
-@pytest.mark.parametrize("tiles", [1, 2, 3, 31, 64, 112, 131, 132, 133, 200, 448])
-@pytest.mark.parametrize("k", [1, 3, 8, 45, 64])
-@pytest.mark.parametrize("most", [132, 114, 7])
-@pytest.mark.parametrize("wish", [0, 1, 2, 5])
-def test_every_unit_is_done_once_and_parts_meet(tiles, k, most, wish):
-    split = min(wish, k) or parts(tiles % most if tiles >= most else tiles, most, k)
-    programs = min(most, tiles * split)  # as fused.fused
-    rest = tiles % programs
-    sharing = max(1, min(programs, rest * split))
-    whole = tiles // programs
-    units = rest * k
-    seen, together = set(), {}
-    for p in range(programs):
-        for tile, first, last in pieces(p, programs, whole, sharing, units, k):
-            done = {(tile, unit) for unit in range(first, last)}
-            assert not done & seen
-            seen |= done
-            if 0 < last - first < k:
-                together.setdefault(tile - whole * programs, set()).add(p)
-    assert len(seen) == tiles * k
-    for j, programs_of in together.items():
-        assert programs_of == set(range(owner(j * k, sharing, units), owner(j * k + k - 1, sharing, units) + 1))
+PIECE, UNITS_BEFORE, OWNER, TILE_POSITION = map(plain, (kernel.piece, kernel.units_before, epilogue.owner, kernel.tile_position))
 
 
-@pytest.mark.parametrize("deep", [1, 2, 3, 4])
-@pytest.mark.parametrize(("tiles", "k", "wish"), [(112, 64, 2), (224, 64, 1), (3, 5, 0), (31, 45, 5), (448, 64, 3), (133, 1, 1)])
-def test_warpgroups_that_share_rows_take_turns_across_pieces(tiles, k, wish, deep):
-    """wgmma._consume counts the units before a piece in closed form; the producer fills one stage
-    after the other.
+def divided(tiles, units, most, wish):
+    """`split_tiles` of a weight of one row of `tiles` tiles: programs, whole rounds, programs that
+    share the rest, and the kernel's record of it.
     """
-    most = 132
-    split = min(wish, k) or parts(tiles % most if tiles >= most else tiles, most, k)
-    programs = min(most, tiles * split)
-    rest = tiles % programs
-    sharing = max(1, min(programs, rest * split))
-    whole, units = tiles // programs, rest * k
-    for p in range(programs):
-        low = min(p * units // sharing, units)
-        share = min((p + 1) * units // sharing, units) - low
+    tile = FusedTile(32, 1, 1, 4, split=wish)
+    work = split_tiles(32 * tiles, 64, units, tile, most)
+    whole = tiles // work.programs
+    rest = tiles - whole * work.programs
+    assert rest == work.rest
+    return work, whole, kernel.Split(tiles, whole, work.sharing, rest * units)
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 31, 112, 131, 132, 133, 448])
+@pytest.mark.parametrize("units", [1, 3, 8, 45])
+@pytest.mark.parametrize("most", [132, 7])
+@pytest.mark.parametrize("wish", [0, 1, 2, 5])
+def test_every_unit_is_done_once_and_parts_meet(tiles, units, most, wish):
+    work, whole, split = divided(tiles, units, most, wish)
+    done, parts_of = np.zeros((tiles, units), int), {}
+    for p in range(work.programs):
+        for index in range(whole + 2):
+            tile, first, last = PIECE(index, p, work.programs, split, units)
+            if last > first:
+                done[tile, first:last] += 1
+            if 0 < last - first < units:
+                parts_of.setdefault(tile - whole * work.programs, []).append((p, index))
+    assert (done == 1).all()
+    for j, pieces in parts_of.items():
+        first, last = (OWNER(step, split.sharing, split.units) for step in (j * units, j * units + units - 1))
+        assert [p for p, _ in pieces] == list(range(first, last + 1))
+        # Where a part lies in memory: two slots a program, the second of its second piece.
+        assert [index for _, index in pieces] == [j - (p * split.units // split.sharing) // units for p, _ in pieces]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+@pytest.mark.parametrize(("tiles", "units", "wish"), [(112, 64, 2), (224, 64, 1), (3, 5, 0), (31, 45, 5), (448, 64, 3)])
+def test_warpgroups_on_the_same_rows_alternate_across_pieces(tiles, units, wish, groups):
+    """`consume` starts a piece with the units that `units_before` counts; the producer fills one
+    stage after the other, whatever piece it belongs to.
+    """
+    work, whole, split = divided(tiles, units, 132, wish)
+    for p in range(work.programs):
+        low, high = (min(q * split.units // split.sharing, split.units) for q in (p, p + 1))
         done = 0
-        for seg, (_, first, last) in enumerate(pieces(p, programs, whole, sharing, units, k)):
-            before = max((low // k + seg) * k - low, 0) if seg < 2 else share + (seg - 2) * k
-            for turn in range(deep):
-                early = before + deep - 1 - turn
-                mine = range(early // deep, (early + last - first) // deep)
-                if last > first:
-                    assert [turn + deep * i for i in mine] == [i for i in range(done, done + last - first) if i % deep == turn]
-                else:
-                    assert not mine
+        for index in range(whole + 2):
+            _, first, last = PIECE(index, p, work.programs, split, units)
+            before = UNITS_BEFORE(index, low, high - low, units)
+            assert last == first or before == done
+            for number in range(groups):
+                early = before + groups - 1 - number
+                mine = [number + groups * i for i in range(early // groups, (early + last - first) // groups)]
+                assert mine == [i for i in range(done, done + last - first) if i % groups == number]
             done += last - first
-        assert done == share + whole * k
+        assert done == high - low + whole * units
+
+
+@pytest.mark.parametrize(("rows", "tokens", "adjacent"), [(1, 1, 8), (5, 3, 8), (7, 20, 8), (4, 9, 1), (3, 16, 4)])
+def test_every_tile_has_one_position_and_neighbours_share_rows(rows, tokens, adjacent):
+    at = [TILE_POSITION(tile, rows, tokens, adjacent) for tile in range(rows * tokens)]
+    assert sorted(at) == [(r, t) for r in range(rows) for t in range(tokens)]
+    assert [r for r, _ in at[: min(adjacent, tokens)]] == [0] * min(adjacent, tokens)
 
 
 def test_tiles_for_every_number_of_tokens():

@@ -5,14 +5,17 @@ The module imports without torch and Triton; `reason()` says what is missing.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ...errors import BackendError, ShapeError
 from ...tensor.qtensor import QTensor
 from ..base import Backend, Call, Prepared
-from .fallback import weight as plain
-from .fallback.weight import PlainWeight
+from .fallback import weight as canonical
+from .fallback.weight import CanonicalWeight
 from .weight import elements_of, even_groups, nbytes, refusal, to_device
 
 SMALL_M = 64
@@ -53,7 +56,7 @@ class CUDABackend(Backend):
         why = refusal(call.format)
         if why and call.schedule not in (None, "dequantize_then_gemm"):
             return f"{why}: it is decoded as a whole, then multiplied; schedule {call.schedule!r} needs a packed product"
-        return plain.refusal(call.format) if why else None
+        return canonical.refusal(call.format) if why else None
 
     def prepare(self, w: QTensor) -> Prepared:
         return self.prepare_on(w, "cuda")
@@ -62,69 +65,54 @@ class CUDABackend(Backend):
         if refusal(w.format) is None and even_groups(w):
             held = to_device(w, device)
             return Prepared(self.name, w.format, w.shape, held, nbytes(held))
-        why = plain.refusal(w.format)
+        why = canonical.refusal(w.format)
         if why:
             raise BackendError(f"[cuda] {why}")
-        whole = plain.to_device(w, device)
-        return Prepared(self.name, w.format, w.shape, whole, plain.nbytes(whole))
+        whole = canonical.to_device(w, device)
+        return Prepared(self.name, w.format, w.shape, whole, canonical.nbytes(whole))
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
         from .canonical import canonical_parts
 
-        return plain.canonical_parts(w.data) if isinstance(w.data, PlainWeight) else canonical_parts(w.data)
+        return canonical.canonical_parts(w.data) if isinstance(w.data, CanonicalWeight) else canonical_parts(w.data)
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
-        from . import launch
-
         held = w.data
         self._same_device("linear", x, held)
         m = x.shape[0]
         if m == 0 or elements_of(w.shape) == 0:
             y = x.new_zeros((m, w.shape[0]))
             return y if bias is None else y + bias.to(y.dtype)
-        if isinstance(held, PlainWeight):
-            from .fallback import kernel as plain_kernel
-
+        launch, fallback, fused = _modules()
+        if isinstance(held, CanonicalWeight):
             if schedule not in (None, "dequantize_then_gemm"):
                 raise BackendError(f"[linear] {w.format} is decoded as a whole, then multiplied; schedule {schedule!r} cannot")
-            return plain_kernel.linear(x, held, bias)
+            return fallback.linear(x, held, bias)
         if schedule in TILED:
             return launch.tiled(x, held, bias, schedule)
-        route = schedule or self.route_of(x, held)
-        if route == "fused":
-            from .wgmma import schedule as fused
-
-            if schedule and (why := fused.refusal(x, held)):
-                raise BackendError(f"[linear] {why}")
+        if schedule == "fused" and (why := fused.refusal(x, held)):
+            raise BackendError(f"[linear] {why}")
+        chosen = schedule or self.schedule_of(x, held)
+        if chosen == "fused":
             return fused.fused(x, held, bias)
-        if route == "dequantize_then_gemm":
+        if chosen == "dequantize_then_gemm":
             return launch.dense_matmul(x, held, bias)
-        return (launch.fragments if route == "fragments" else launch.matvec if route == "matvec" else launch.matmul)(
-            x, held, bias
-        )
+        return getattr(launch, chosen)(x, held, bias)
 
     @staticmethod
-    def route_of(x: Any, held: Any) -> str:
-        """What `linear` does with x (m, k) and a packed weight where no schedule is asked for:
-        fused, dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul.
+    def schedule_of(x: Any, held: Any) -> str:
+        """What `linear` does with x (m, k) and a packed weight where no schedule is requested: fused,
+        dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul. Kept with the
+        weight.
         """
-        from . import launch
-
-        m, wide = x.shape[0], x.element_size() == 4
-        if m > 16:
-            from .wgmma import schedule as fused
-
-            if fused.refusal(x, held) is None and fused.pays(m, held):
-                return "fused"
-        if m > (8 if wide else SMALL_M):
-            return "dequantize_then_gemm"
-        if held.fragments and not wide:
-            return "fragments"
-        return "matvec" if m == 1 or wide or launch.exceeds_float16(x, held) else "matmul"
+        key = "schedule", x.shape[0], x.dtype, x.device
+        chosen: str | None = held.launches.get(key)
+        if chosen is None:
+            chosen = held.launches[key] = _schedule_of(x, held)
+        return chosen
 
     def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
-        from . import launch
-
+        launch = _modules()[0]
         self._same_device("embedding", ids, w.data)
         flat = ids.reshape(-1).long().contiguous()
         if flat.numel() and not (flat.is_cuda and _capturing()) and (int(flat.min()) < 0 or int(flat.max()) >= w.shape[0]):
@@ -134,8 +122,7 @@ class CUDABackend(Backend):
     def dequantize(self, w: Prepared, dtype: str) -> Any:
         import torch
 
-        from . import launch
-
+        launch = _modules()[0]
         if len(w.shape) == 2:
             return self._dense(w.data, launch.TORCH_DTYPES[dtype])
         each = [self.expert(w, e).data for e in range(w.shape[0])]
@@ -144,14 +131,12 @@ class CUDABackend(Backend):
     @staticmethod
     def _dense(held: Any, dtype: Any, ids: Any | None = None) -> Any:
         """A matrix, or rows of it, decoded."""
-        from . import launch
-        from .fallback import kernel as plain_kernel
-
-        return (plain_kernel if isinstance(held, PlainWeight) else launch).dequantize(held, dtype, ids)
+        launch, fallback, _ = _modules()
+        return (fallback if isinstance(held, CanonicalWeight) else launch).dequantize(held, dtype, ids)
 
     def expert(self, w: Prepared, index: int) -> Prepared:
-        if isinstance(w.data, PlainWeight):
-            return plain.expert(w, index)
+        if isinstance(w.data, CanonicalWeight):
+            return canonical.expert(w, index)
         held = w.data.expert(index)
         return Prepared(self.name, w.format, w.shape[1:], held, nbytes(held))
 
@@ -201,3 +186,58 @@ def _capturing() -> bool:
     import torch
 
     return bool(torch.cuda.is_current_stream_capturing())
+
+
+@functools.cache
+def _modules() -> tuple[ModuleType, ModuleType, ModuleType]:
+    """The modules that launch kernels, which import torch and Triton."""
+    from . import launch
+    from .fallback import kernel
+    from .wgmma import schedule
+
+    return launch, kernel, schedule
+
+
+def _schedule_of(x: Any, held: Any) -> str:
+    """`CUDABackend.schedule_of`, worked out."""
+    launch, _, fused = _modules()
+    m, single = x.shape[0], x.element_size() == 4
+    if m > 16 and fused.refusal(x, held) is None and fused.pays(m, held):
+        return "fused"
+    if m > (8 if single else SMALL_M):
+        return "dequantize_then_gemm"
+    if held.fragments and not single:
+        return "fragments"
+    return "matvec" if m == 1 or single or launch.exceeds_float16(x, held) else "matmul"
+
+
+def padded_rows(pairs: int, experts: int) -> int | None:
+    """Rows of x that a block of experts copies for so many (token, expert) pairs in 16 bits on
+    Hopper, whole tiles for each expert; None for few pairs, which are read where they lie.
+    """
+    from .tuning.wgmma_tiles import LEAST_PAIRS, expert_tile
+
+    if pairs < LEAST_PAIRS * experts:
+        return None
+    tile = expert_tile(pairs, experts).tokens
+    return min(pairs, pairs // tile + experts) * tile
+
+
+def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int, ...]:
+    """`tokens` and the numbers between them at which a block of experts must be called too, so that
+    every kernel for any number in their range has run.
+    """
+    from . import moe
+
+    return moe.warming_tokens(tokens, top, experts)
+
+
+def write_tiles(card: str, entries: list[dict[str, Any]], measured: str, path: Path | None = None) -> Path:
+    """Measured tiles to `path`, or to the user's file for this card, which calls read from then on;
+    the path.
+    """
+    from .tuning.table import user_file, write
+
+    path = path or user_file(card)
+    write(path, card, measured, entries)
+    return path

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .order import _E2M1_PLACES, _FORWARD, _FORWARD8, _INNER, TILE_ROWS
+from .order import AXES_OF_4_BITS, AXES_OF_8_BITS, E2M1_BITS, INNER_SIZES, TILE_ROWS
 
 CODES_AT_ONCE = 1 << 24
 """Codes that are spread out at a time: a byte each, and a few copies of them."""
@@ -39,8 +39,8 @@ def to_fragments(codes: Tensor, k: int, by_16: bool = False, element: str = "uin
         else:
             pairs = q[: len(rows), : 2 * rows.shape[1]].unflatten(1, (-1, 2))
             pairs[..., 0], pairs[..., 1] = rows & 15, rows >> 4
-        q = q.reshape(last - first, 2, 8, units, 2, *_INNER[by_16])
-        q = q.permute((_FORWARD8 if bits == 8 else _FORWARD)[by_16]).reshape(-1)
+        q = q.reshape(last - first, 2, 8, units, 2, *INNER_SIZES[by_16])
+        q = q.permute((AXES_OF_8_BITS if bits == 8 else AXES_OF_4_BITS)[by_16]).reshape(-1)
         words = (q if bits == 8 else q[0::2] | (q[1::2] << 4)).view(torch.int32)
         out[first:last] = (spread_e2m1(words) if element == "e2m1" and bits == 4 else words).reshape(out[first:last].shape)
     return out
@@ -49,7 +49,7 @@ def to_fragments(codes: Tensor, k: int, by_16: bool = False, element: str = "uin
 def spread_e2m1(words: Tensor) -> Tensor:
     """`order.spread_e2m1` of int32 words."""
     out = torch.zeros_like(words)
-    for i, (magnitude, sign) in enumerate(_E2M1_PLACES):
+    for i, (magnitude, sign) in enumerate(E2M1_BITS):
         nibble = words >> (4 * i)  # the sign bit's copies lie above what is kept
         out |= (nibble & 0x00070007) << magnitude
         out |= (nibble & 0x00080008) << (sign - 3)

@@ -6,9 +6,8 @@ eight together, `element` turns codes into float32 by bit moves, and `scale_f32`
 scale. Names say what comes out: `..._f32` is the finished value; `..._raw` is a bit pattern whose
 power of two the caller folds in.
 
-`u4_f32` and its neighbours are the packed forms: two values at a time, one `lop3` each, then one
-conversion. They need inline assembly; `element(code(...))` is their twin without, and the tests
-walk both over every code.
+Words of 4-bit integers and E2M1 have a faster form, two values at a time in inline assembly:
+`word_f32` with a row of `decoders.WORDS`.
 """
 
 from __future__ import annotations
@@ -147,83 +146,17 @@ def code(j, p8, p4, p2, p1, BITS: tl.constexpr):
         return (p1 >> j) & 1
 
 
-@triton.constexpr_function
-def _eight(moves):
-    """Assembly for a word in $8 to eight float32: `moves` make the pairs of float16 a, b, c, d,
-    values i and i + 4 each.
-    """
-    ends = " ".join(f"mov.b32 {{l, h}}, {pair}; cvt.f32.f16 ${i}, l; cvt.f32.f16 ${i + 4}, h;" for i, pair in enumerate("abcd"))
-    return "{ .reg .b32 t, u, a, b, c, d, one, k; .reg .b16 l, h; " + moves + " " + ends + " }"
-
-
-@triton.constexpr_function
-def _u4(ones, sixteens):
-    """One lop3 makes two halves 1024 + q, or 1024 + 16 q; `ones` is taken from the first,
-    `sixteens` added to q after / 16.
-    """
-    return (
-        "mov.b32 one, 0x64006400; shr.u32 t, $8, 8;"
-        " lop3.b32 a, $8, 0x000f000f, one, 0xea; lop3.b32 b, $8, 0x00f000f0, one, 0xea;"
-        " lop3.b32 c, t, 0x000f000f, one, 0xea; lop3.b32 d, t, 0x00f000f0, one, 0xea;"
-        f" mov.b32 k, {ones}; sub.f16x2 a, a, k; sub.f16x2 c, c, k; mov.b32 k, 0x2c002c00; mov.b32 t, {sixteens};"
-        " fma.rn.f16x2 b, b, k, t; fma.rn.f16x2 d, d, k, t;"
-    )
-
-
-_E2M1 = tl.constexpr(
-    "shr.u32 t, $8, 3; and.b32 t, t, 0x0e000e00; lop3.b32 d, $8, 0x80008000, t, 0xea;"
-    " shl.b32 u, $8, 4; shr.u32 t, u, 3; and.b32 t, t, 0x0e000e00; lop3.b32 c, u, 0x80008000, t, 0xea;"
-    " shl.b32 u, $8, 8; shr.u32 t, u, 3; and.b32 t, t, 0x0e000e00; lop3.b32 b, u, 0x80008000, t, 0xea;"
-    " shl.b32 u, $8, 12; shr.u32 t, u, 3; and.b32 t, t, 0x0e000e00; lop3.b32 a, u, 0x80008000, t, 0xea;"
-)
-_SPREAD_E2M1 = tl.constexpr(
-    "and.b32 a, $8, 0x8e008e00; shl.b32 t, $8, 3; and.b32 b, t, 0x8e008e00;"
-    " and.b32 t, $8, 0x40384038; mul.lo.u32 t, t, 66; and.b32 c, t, 0x8e008e00;"
-    " and.b32 t, $8, 0x20072007; mul.lo.u32 t, t, 516; and.b32 d, t, 0x8e008e00;"
-)
-
-
 @triton.jit
-def _word_f32(w, MOVES: tl.constexpr):
-    """A word to eight float32, by nibble."""
+def word_f32(w, DECODER: tl.constexpr):
+    """A word of eight codes of 4 bits -> eight float32, by a row of `decoders.WORDS`."""
     return tl.inline_asm_elementwise(
-        _eight(MOVES),
+        DECODER,
         "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r",
         [w],
         dtype=(tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32),
         is_pure=True,
         pack=1,
     )
-
-
-@triton.jit
-def u4_f32(w):
-    """A word of eight nibbles -> eight float32 codes 0 … 15, in order."""
-    return _word_f32(w, _u4("0x64006400", "0xd400d400"))
-
-
-@triton.jit
-def u4b8_f32(w):
-    """A word of eight nibbles -> eight float32 values q − 8, in order: 1032 and 72 taken off
-    instead of 1024 and 64.
-    """
-    return _word_f32(w, _u4("0x64086408", "0xd480d480"))
-
-
-@triton.jit
-def e2m1_raw_f32(w):
-    """A word of eight E2M1 codes -> eight float32 values times 2^−14, in order: sign and fields
-    moved into float16 places.
-    """
-    return _word_f32(w, _E2M1)
-
-
-@triton.jit
-def spread_e2m1_f32(w):
-    """A word of `order.spread_e2m1` -> eight float32 values times 2^−14, by nibble
-    (operands._E2M1_RAW_F16 is its twin).
-    """
-    return _word_f32(w, _SPREAD_E2M1)
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import triton
@@ -11,10 +10,10 @@ import torch
 
 from . import device as gpu
 from .decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES, TABLE
+from .decoders import FRAGMENTS, PLANES, WORDS, assembly
 from .lookups import LANES
 from .mma.kernel import fragment_kernel
-from .mma.plan import Factors, Plan, make_plan
-from .mma.plan import Route as RoutePointers
+from .mma.plan import Factors, Plan, TokenBlocks, make_plan
 from .mma.plan import Weight as FragmentPointers
 from .portable.decode_tile import Format, Weight
 from .portable.dequantize import dequantize_kernel
@@ -54,8 +53,19 @@ def format_of(w: CudaWeight, packed: bool = True) -> Format:
         kind = LANES.value  # a table in a warp's lanes is 2.6 times as fast as one in memory at m = 1 (H100)
     return Format(
         words=w.words, group=group_elements(w), kind=kind, bits=f.bits, scale=SCALES[f.scale], addend=addend_kind(w),
-        per_super=super_per(w), global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, packed=packed, units=w.tiled,
+        per_super=super_per(w), global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, units=w.tiled,
+        **(word_decoders(f.bits, f.element) if packed else {}),
     )  # fmt: skip
+
+
+def word_decoders(bits: int, element: str) -> dict[str, Any]:
+    """The fields of `Format` that rows of `decoders.WORDS` fill, or none where there is no row."""
+    rows = [WORDS.get((bits, element, order)) for order in (PLANES, FRAGMENTS)]
+    first = rows[0]
+    if first is None:
+        return {}
+    texts = ["" if row is None else assembly(row, 8, "w0") for row in rows]
+    return {"decoder": texts[0], "fragment_decoder": texts[1], "power": 1.0 / first.low}
 
 
 def pointers_of(w: CudaWeight) -> Weight:
@@ -182,18 +192,10 @@ def exceeds_float16(x: torch.Tensor, w: CudaWeight) -> bool:
     return x.dtype == torch.float16 and w.format.scale == "e8m0" and not w.exact_half
 
 
-@dataclass(frozen=True)
-class Route:
-    """Tokens of a stack of experts: how many blocks; each block's expert, first pair and end of
-    pairs; each pair's rows of x and y; most tokens a block.
-    """
+class Routing(NamedTuple):
+    """Tokens of a stack of experts: the table of their blocks, and the most tokens a block."""
 
-    count: torch.Tensor
-    expert: torch.Tensor
-    first: torch.Tensor
-    last: torch.Tensor
-    x_rows: torch.Tensor
-    y_rows: torch.Tensor
+    blocks: TokenBlocks
     tokens: int
 
 
@@ -209,15 +211,14 @@ def family_of(w: CudaWeight) -> str:
 
 
 class CachedLaunch(NamedTuple):
-    """A launch that differs from an earlier one by x, bias and y alone: its grid, its other
-    arguments, and the compiled kernel. Binding the arguments and looking the kernel up again takes
-    the host longer than the GPU needs for a layer.
+    """A launch that differs from an earlier one by x, bias and y alone: the compiled kernel with its
+    grid, the weight's pointers after the bias, and the other arguments. Binding the arguments and
+    looking the kernel up again takes the host longer than the GPU needs for a layer.
     """
 
-    grid: tuple[int, int, int]
-    weight: FragmentPointers
+    launch: Any
+    weight: tuple[Any, ...]
     arguments: tuple[Any, ...]
-    compiled: Any
 
 
 def fragments(
@@ -225,60 +226,57 @@ def fragments(
     w: CudaWeight,
     bias: torch.Tensor | None,
     tile: FragmentTile | None = None,
-    route: Route | None = None,
+    routing: Routing | None = None,
     dtype: torch.dtype | None = None,
     gate: int = 0,
 ) -> torch.Tensor:
     """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m.
-    `route` for a stack of them, y of `dtype`; `gate` names the activation that makes one output of
+    `routing` for a stack of them, y of `dtype`; `gate` names the activation that makes one output of
     rows 2 j and 2 j + 1, 0 none.
     """
     n = w.shape[-2]
-    m, count = (x.shape[0], x.shape[0]) if route is None else (route.tokens, route.y_rows.numel())
+    m, count = (x.shape[0], x.shape[0]) if routing is None else (routing.tokens, routing.blocks.y_row.numel())
     x = _inputs(x, w, 64)
     if x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # rows of x are read 16 bytes at a time
     pairs = x.view(torch.int32)
     y = torch.empty((count, n // 2 if gate else n), dtype=dtype or x.dtype, device=x.device)
     key = None
-    if tile is None and route is None:
+    if tile is None and routing is None:
         of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
-        addresses = w.planes[w.format.bits].data_ptr(), w.scales.data_ptr()
-        key = ("fragments", m, pairs.stride(0), x.dtype, y.dtype, of_bias, gate, addresses)
+        # The addresses tell whether a weight's tensors were replaced.
+        key = (m, pairs.stride(0), x.dtype, y.dtype, of_bias, gate, w.planes[w.format.bits].data_ptr(), w.scales.data_ptr())
         cached = w.launches.get(key)
         if cached is not None:
-            weight = cached.weight if bias is None else cached.weight._replace(bias=bias)
-            with gpu.use(w.device):
-                cached.compiled[cached.grid](y, pairs, weight, *cached.arguments)
+            launch, rest, arguments = cached
+            with gpu.use(x.device):
+                launch(y, pairs, FragmentPointers(rest[1] if bias is None else bias, *rest), *arguments)
             return y
     if tile is None:
-        choose = fragment_tile if route is None else expert_tile
+        choose = fragment_tile if routing is None else expert_tile
         tile = choose(w.fragments, n, m, family_of(w), gpu.card_name(w.device))
-    plan, weight, unit = _fragment_plan(w, bias, x.dtype == torch.float16, m, tile, route is not None, gate)
-    s = weight.scales
-    routing = RoutePointers(s, s, s, s, s, s) if route is None else RoutePointers(
-        route.expert, route.first, route.last, route.count, route.x_rows, route.y_rows)  # fmt: skip
+    plan, rest, unit = _fragment_plan(w, bias is not None, x.dtype == torch.float16, m, tile, routing is not None, gate)
+    weight = FragmentPointers(rest[1] if bias is None else bias, *rest)
     tiles = triton.cdiv(n, 16)
-    grid = _fragment_grid(w, plan, tile, tiles, m, route)
+    grid = _fragment_grid(w, plan, tile, tiles, m, routing)
     factors = Factors(float(w.format.divisor), unit)
-    arguments = (routing, m, n, pairs.stride(0), factors, max(w.top, 0), tiles)
+    blocks = None if routing is None else routing.blocks
+    arguments = (blocks, m, n, pairs.stride(0), factors, max(w.top, 0), tiles)
     with gpu.use(w.device):
         compiled = fragment_kernel[grid](
             y, pairs, weight, *arguments, plan=plan, **gpu.launch_options(w.device),
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
     if key is not None and compiled is not None:
-        w.launches[key] = CachedLaunch(
-            (*grid, 1), weight._replace(bias=s) if bias is None else weight, (*arguments, plan), compiled
-        )
+        w.launches[key] = CachedLaunch(compiled[(*grid, 1)], rest, (*arguments, plan))
     return y
 
 
 def _fragment_plan(
-    w: CudaWeight, bias: torch.Tensor | None, half: bool, m: int, tile: FragmentTile, routed: bool, gate: int
-) -> tuple[Plan, FragmentPointers, float]:
-    """What the fragment kernel is compiled for, the weight's tensors as it reads them, and the
-    power of two its sums lack.
+    w: CudaWeight, has_bias: bool, half: bool, m: int, tile: FragmentTile, routed: bool, gate: int
+) -> tuple[Plan, tuple[Any, ...], float]:
+    """What the fragment kernel is compiled for, the weight's pointers after the bias, and the power
+    of two that its sums lack.
     """
     group = group_elements(w)
     step, groups, columns = steps(group, w.fragments, m, tile)
@@ -293,26 +291,26 @@ def _fragment_plan(
     if s.dtype in PAIRS and (addend is None or addend.element_size() == 2):
         s, scale, addend = s.view(torch.int32), PAIRS[s.dtype], None if addend is None else addend.view(torch.int32)
     rest = (s if t is None else t for t in (w.super_scales, addend, w.super_mins, w.global_scale))
-    weight = FragmentPointers(s if bias is None else bias, w.planes[w.format.bits], s, *rest)
+    weight = (w.planes[w.format.bits], s, *rest)
     plan = make_plan(
         units=w.fragments, groups=scale_groups(w), group=group, kind=ELEMENTS[w.format.element], bits=w.format.bits, scale=scale,
         addend=addend_kind(w), per_super=super_per(w), global_op=GLOBAL_OPS[w.format.global_op],
-        divide=w.format.divisor != 1.0, has_bias=bias is not None, half=half, row_tiles=tile.rows, columns=tile.columns,
+        divide=w.format.divisor != 1.0, has_bias=has_bias, half=half, row_tiles=tile.rows, columns=tile.columns,
         input_warps=tile.input_warps, row_warps=tile.row_warps, step=step, set=groups, tokens=columns, ahead=tile.ahead,
         scaled=finished, routed=routed, gate=gate, fp8=gpu.converts_fp8(w.device), pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
     return plan, weight, unit
 
 
-def _fragment_grid(w: CudaWeight, p: Plan, tile: FragmentTile, tiles: int, m: int, route: Route | None) -> tuple[int, int]:
+def _fragment_grid(w: CudaWeight, p: Plan, tile: FragmentTile, tiles: int, m: int, routing: Routing | None) -> tuple[int, int]:
     """Programs along the rows, and blocks of tokens. `tile.programs` a multiprocessor stay and
     iterate; 0: one an iteration.
     """
     blocks = triton.cdiv(m, p.tokens * p.columns)
     programs = triton.cdiv(tiles, p.row_tiles * p.row_warps)
     resident = tile.programs * gpu.multiprocessors(w.device)
-    if route is not None:
-        return min(programs * route.expert.numel(), resident), 1
+    if routing is not None:
+        return min(programs * routing.blocks.expert.numel(), resident), 1
     return min(programs, triton.cdiv(resident, blocks)) if tile.programs else programs, blocks
 
 

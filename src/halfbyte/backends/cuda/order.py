@@ -86,16 +86,16 @@ TILE_ROWS = 16
 
 # Axes of one tile's codes as (h, g, unit, s, inner four axes of 32 inputs) and where they go:
 # (unit, g, t, s, b, p, i, h).
-_INNER = {False: (4, 2, 2, 2), True: (2, 4, 2, 2)}  # t b i p, or b t i p for groups of 16
-_FORWARD = {False: (0, 3, 2, 5, 4, 6, 8, 7, 1), True: (0, 3, 2, 6, 4, 5, 8, 7, 1)}
+INNER_SIZES = {False: (4, 2, 2, 2), True: (2, 4, 2, 2)}  # t b i p, or b t i p for groups of 16
+AXES_OF_4_BITS = {False: (0, 3, 2, 5, 4, 6, 8, 7, 1), True: (0, 3, 2, 6, 4, 5, 8, 7, 1)}
 
 
 # 8 bits: (h, g, unit, s, inner four) to (unit, s, g, t, b, i, h, p).
-_FORWARD8 = {False: (0, 3, 4, 2, 5, 6, 7, 1, 8), True: (0, 3, 4, 2, 6, 5, 7, 1, 8)}
+AXES_OF_8_BITS = {False: (0, 3, 4, 2, 5, 6, 7, 1, 8), True: (0, 3, 4, 2, 6, 5, 7, 1, 8)}
 
 
 # Nibble i of a half word (lowest first) -> (lowest bit of its three magnitude bits, its sign bit).
-_E2M1_PLACES = ((9, 15), (6, 12), (3, 14), (0, 13))
+E2M1_BITS = ((9, 15), (6, 12), (3, 14), (0, 13))
 
 
 def spread_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -108,7 +108,7 @@ def spread_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
     """
     w = words.view(np.uint32)
     out = np.zeros_like(w)
-    for i, (magnitude, sign) in enumerate(_E2M1_PLACES):
+    for i, (magnitude, sign) in enumerate(E2M1_BITS):
         nibble = w >> np.uint32(4 * i)
         out |= (nibble & np.uint32(0x00070007)) << np.uint32(magnitude)
         out |= (nibble & np.uint32(0x00080008)) << np.uint32(sign - 3)
@@ -119,7 +119,7 @@ def gather_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
     """Inverse of `spread_e2m1`."""
     w = words.view(np.uint32)
     out = np.zeros_like(w)
-    for i, (magnitude, sign) in enumerate(_E2M1_PLACES):
+    for i, (magnitude, sign) in enumerate(E2M1_BITS):
         nibble = (w >> np.uint32(magnitude)) & np.uint32(0x00070007)
         nibble |= (w >> np.uint32(sign - 3)) & np.uint32(0x00080008)
         out |= nibble << np.uint32(4 * i)
@@ -144,12 +144,12 @@ def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint", 
         q = np.zeros(((last - first) * 16, units * 64), np.uint8)
         rows = codes[first * 16 : last * 16]
         q[: len(rows), :k] = rows if bits == 8 else unpack(rows, 4, k)
-        q = q.reshape(last - first, 2, 8, units, 2, *_INNER[by_16])
+        q = q.reshape(last - first, 2, 8, units, 2, *INNER_SIZES[by_16])
         if bits == 8:
-            q = np.ascontiguousarray(q.transpose(_FORWARD8[by_16]))
+            q = np.ascontiguousarray(q.transpose(AXES_OF_8_BITS[by_16]))
             out[first:last] = q.reshape(-1).view("<i4").reshape(last - first, units * 2, 32, 4)
             continue
-        q = q.transpose(_FORWARD[by_16])
+        q = q.transpose(AXES_OF_4_BITS[by_16])
         words = np.ascontiguousarray(pack(q.reshape(last - first, units, 32, 4, 8), 4)).view("<i4")[..., 0]
         out[first:last] = spread_e2m1(words) if element == "e2m1" else words
     return out
@@ -167,12 +167,12 @@ def from_fragments(
     tiles, units = words.shape[0], words.shape[1] * 4 // bits
     words = np.ascontiguousarray(words, dtype="<i4")
     if bits == 8:
-        sizes = [(tiles, 2, 8, units, 2, *_INNER[by_16])[a] for a in _FORWARD8[by_16]]
-        q = words.view(np.uint8).reshape(sizes).transpose(np.argsort(_FORWARD8[by_16]))
+        sizes = [(tiles, 2, 8, units, 2, *INNER_SIZES[by_16])[a] for a in AXES_OF_8_BITS[by_16]]
+        q = words.view(np.uint8).reshape(sizes).transpose(np.argsort(AXES_OF_8_BITS[by_16]))
         return np.ascontiguousarray(q.reshape(tiles * 16, units * 64)[:n, :k])
     raw = (gather_e2m1(words) if element == "e2m1" else words).view(np.uint8).reshape(tiles, units, 32, 4, 4)
-    sizes = [(tiles, 2, 8, units, 2, *_INNER[by_16])[a] for a in _FORWARD[by_16]]
-    q = unpack(raw, 4, 8).reshape(sizes).transpose(np.argsort(_FORWARD[by_16]))
+    sizes = [(tiles, 2, 8, units, 2, *INNER_SIZES[by_16])[a] for a in AXES_OF_4_BITS[by_16]]
+    q = unpack(raw, 4, 8).reshape(sizes).transpose(np.argsort(AXES_OF_4_BITS[by_16]))
     return pack(q.reshape(tiles * 16, units * 64)[:n, :k], 4)
 
 

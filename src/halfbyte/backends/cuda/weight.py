@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -117,24 +118,24 @@ class CudaWeight:
     top: int = -1
     launches: Launches = field(default_factory=Launches, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def words(self) -> int:
         """Words of eight elements in a row."""
         return -(-self.shape[-1] // 8)
 
-    @property
+    @cached_property
     def units(self) -> int:
         """Units of 64 inputs in a row of 4-bit codes in fragment order, else 0."""
         return self.fragments if self.format.bits == 4 else 0
 
-    @property
+    @cached_property
     def fragments(self) -> int:
         """Units of 64 inputs in a row in fragment order, of 4 or 8 bits: what the kernel for few
         tokens reads; else 0.
         """
         return self.tiled if self.format.bits > 2 else 0
 
-    @property
+    @cached_property
     def tiled(self) -> int:
         """Units of 64 inputs in a row in fragment order; 0 in plane order."""
         return -(-self.shape[-1] // 64) if in_fragments(self.format, self.shape[-1]) else 0

@@ -36,14 +36,14 @@ from ...backends.cuda.portable.matvec import matvec_kernel
 from ...backends.cuda.weight import CudaWeight, scale_groups, to_device
 from ...numerics.minifloat import element_table
 from ..weights import random_weight
-from .linear import ROTATE_BYTES, copies, graph_time_us
+from .timing import ROTATE_BYTES, copies, graph_time_us
 
-DECODERS: dict[str, tuple[int, bool]] = {
-    "u4 bits, two at a time": (0, True), "u4 bits, one by one": (0, False),
-    "E2M1 bits, two at a time": (2, True), "E2M1 bits, one by one": (2, False),
-    "table in memory": (8, False), **{f"table: {place}": (kind, False) for place, kind in PLACES.items()},
+DECODERS: dict[str, tuple[int, str]] = {
+    "u4 bits, two at a time": (0, "uint"), "u4 bits, one by one": (0, ""),
+    "E2M1 bits, two at a time": (2, "e2m1"), "E2M1 bits, one by one": (2, ""),
+    "table in memory": (8, ""), **{f"table: {place}": (kind, "") for place, kind in PLACES.items()},
 }  # fmt: skip
-"""Name -> (element kind, packed)."""
+"""Name -> (element kind, element whose row of backends/cuda/decoders.py is used)."""
 
 
 @triton.jit
@@ -55,18 +55,18 @@ def narrow_kernel(OUT, CODES, S, k, KIND: tl.constexpr, VALUES: tl.constexpr, BL
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     w = tl.load(CODES + row * (k // VALUES) + i).to(tl.int32)
     s = scale_f32(tl.load(S + row * (k // 32) + i * VALUES // 32), 0)
-    v0 = finish(element(w & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
-    v1 = finish(element((w >> 4) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+    v0 = finish(element(w & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
+    v1 = finish(element((w >> 4) & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
     out = tl.join(v0, v1)
     if VALUES >= 4:
-        v2 = finish(element((w >> 8) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
-        v3 = finish(element((w >> 12) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        v2 = finish(element((w >> 8) & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
+        v3 = finish(element((w >> 12) & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
         out = tl.join(tl.join(v0, v2), tl.join(v1, v3))
     if VALUES == 8:
-        v4 = finish(element((w >> 16) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
-        v5 = finish(element((w >> 20) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
-        v6 = finish(element((w >> 24) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
-        v7 = finish(element((w >> 28) & 15, S, KIND, 4), s, s, False, 0).to(tl.float16)
+        v4 = finish(element((w >> 16) & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
+        v5 = finish(element((w >> 20) & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
+        v6 = finish(element((w >> 24) & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
+        v7 = finish(element((w >> 28) & 15, S, KIND, 4), s, s, 1.0, 0).to(tl.float16)
         a = tl.join(tl.join(v0, v4), tl.join(v2, v6))
         out = tl.join(a, tl.join(tl.join(v1, v5), tl.join(v3, v7)))
     at = tl.program_id(1) * BLOCK * VALUES + tl.arange(0, BLOCK * VALUES)
@@ -101,9 +101,9 @@ def time_decoders(n: int, k: int) -> None:
     """One JSON line a decoder: microseconds and instructions a weight, dense, m = 1 and m = 16."""
     x = torch.randn(16, k, device="cuda", dtype=torch.float16)
     out, y = torch.empty(n, k, device="cuda", dtype=torch.float16), torch.empty(16, n, device="cuda", dtype=torch.float16)
-    for name, (kind, packed) in DECODERS.items():
+    for name, (kind, element_name) in DECODERS.items():
         ws = weights_for(n, k, kind)
-        form = launch.format_of(ws[0], packed)._replace(kind=kind)
+        form = launch.format_of(ws[0], packed=False)._replace(kind=kind, **launch.word_decoders(4, element_name))
 
         def dense(w: CudaWeight, form: Format = form) -> Any:
             return dequantize_kernel[(n // 8, w.words // 64)](

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -24,8 +23,6 @@ from functools import partial
 from typing import Any
 
 import triton
-import triton.language as tl
-from triton.runtime.errors import OutOfResources, PTXASError
 
 import torch
 
@@ -34,89 +31,12 @@ from ...backends.cuda import CUDABackend, launch
 from ...backends.cuda.moe import mixture
 from ...backends.cuda.moe.routing import top_k
 from ...backends.cuda.tuning.mma_tiles import FragmentTile, Tile
-from ...backends.cuda.weight import CudaWeight, nbytes, synchronize, to_device
+from ...backends.cuda.weight import CudaWeight, nbytes, to_device
 from ..records import rates
 from ..weights import random_weight
+from .decoders import time_decoders
 from .peers import PEERS, TritonKernels, TritonKernelsExperts
-
-ROTATE_BYTES = 256e6
-UNFIT = (OutOfResources, PTXASError)
-"""What Triton raises for a tile that the card has no shared memory, threads or registers for."""
-
-
-@triton.jit
-def _read(X, Y, BLOCK: tl.constexpr):
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    s = tl.sum(tl.load(X + o), 0)
-    if s == 123456789:
-        tl.store(Y, s)
-
-
-def graph_time_us(calls: list[Callable[[], Any]], replays: int = 9) -> float:
-    """Median microseconds a call over replays of one CUDA graph that holds all calls."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for c in calls[:2]:
-            c()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for c in calls:
-            c()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        graph.replay()
-        b.record()
-        torch.cuda.synchronize()
-        times.append(a.elapsed_time(b) * 1e3 / len(calls))
-    del graph
-    return statistics.median(times)
-
-
-def limits() -> dict[str, float]:
-    """Measured read and copy bandwidth, GB/s, and GFLOP/s of a large bfloat16 product."""
-    n = 1 << 29
-    x = torch.randint(0, 1 << 30, (n,), device="cuda", dtype=torch.int32)
-    y = torch.zeros(4, device="cuda", dtype=torch.int32)
-    read = max(
-        4 * n / graph_time_us([partial(_read[(n // b,)], x, y, BLOCK=b, num_warps=w)] * 2) / 1e3
-        for b in (2048, 4096, 8192)
-        for w in (4, 8)
-    )
-    z = torch.empty_like(x)
-    copy = 8 * n / graph_time_us([partial(z.copy_, x)] * 2) / 1e3
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = 2 * 8192**3 / graph_time_us([partial(torch.matmul, a, b)] * 4) / 1e3
-    return {"read_gbps": read, "copy_gbps": copy, "gflops": product}
-
-
-FIELDS = ("scales", "addend", "super_scales", "super_mins", "global_scale")
-
-
-def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
-    """`count` weights with other bits: planes are rolled, so every byte lies at another address."""
-    out = [w]
-    for i in range(1, count):
-        others: dict[str, Any] = {f: None if getattr(w, f) is None else getattr(w, f).clone() for f in FIELDS}
-        out.append(replace(w, planes={b: torch.roll(p, 17 * i) for b, p in w.planes.items()}, **others))
-    synchronize("cuda")
-    return out
-
-
-def stack_of(w: CudaWeight, count: int) -> CudaWeight:
-    """A stack of `count` weights with other bits."""
-    some = copies(w, count)
-    planes = {b: torch.stack([one.planes[b] for one in some]) for b in w.planes}
-    others: dict[str, Any] = {
-        f: None if getattr(w, f) is None else torch.stack([getattr(one, f) for one in some]) for f in FIELDS
-    }
-    synchronize("cuda")
-    return replace(w, shape=(count, *w.shape), planes=planes, **others)
+from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us, limits, read_kernel, stack_of
 
 
 def candidates(kind: str, words: int, m: int) -> list[Any]:
@@ -304,7 +224,7 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
         ]
         sink = torch.zeros(4, device="cuda", dtype=torch.int32)
         plain = min(
-            graph_time_us([partial(_read[(len(s) // b,)], s, sink, BLOCK=b, num_warps=4) for s in slabs])
+            graph_time_us([partial(read_kernel[(len(s) // b,)], s, sink, BLOCK=b, num_warps=4) for s in slabs])
             for b in (1024, 2048, 4096)
         )
         report(peer="read alone, n·k/2 bytes", n=n, k=k, time_us=plain, gbps=n * k / 2e3 / plain)
@@ -361,8 +281,6 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                             tile=str(results[-1][1]),
                         )
     if args.decoders:
-        from .decoders import time_decoders
-
         time_decoders(*shapes[0])
     for codec in formats if args.experts else []:
         time_experts(codec, [int(v) for v in args.experts.split(",")], dtype)

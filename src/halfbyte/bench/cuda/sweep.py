@@ -7,7 +7,7 @@ wide n, many groups, m.
     dequantize_then_gemm   the dense weight made anew, then cuBLAS
     cuBLAS float16         a dense weight that is there already: the peer
 
-Protocol: `cuda_linear`'s. Each measurement is one CUDA graph of as many calls as there are weights,
+Protocol: that of `bench.cuda.linear`. Each measurement is one CUDA graph of as many calls as there are weights,
 together past the last-level cache; float16 activations. Kernels are compiled by several processes
 before anything is timed.
 """
@@ -107,7 +107,7 @@ def compile_one(job: Job) -> None:
     from ...backends.cuda import launch
     from ...backends.cuda.weight import to_device
     from ...backends.cuda.wgmma import schedule as fused
-    from .linear import UNFIT
+    from .timing import UNFIT
 
     codec, n, k, m, schedule = job
     w = to_device(random_weight(codec, 256, k, 0), DEVICE)
@@ -135,14 +135,14 @@ def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs
 
     from ...backends.cuda import CUDABackend
     from ...backends.cuda.weight import nbytes, to_device
-    from . import linear as cuda_linear
+    from . import timing
 
     if jobs > 1:
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             pool.map(compile_one, jobs_for(cases, tokens), chunksize=1)
     limit: Record = {
         "record": "limits", "device": "cuda", "name": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "gflops_of": "bfloat16 product", **cuda_linear.limits(),
+        "triton": triton.__version__, "gflops_of": "bfloat16 product", **timing.limits(),
     }  # fmt: skip
     yield limit
     common = {"op": "linear", "device": "cuda", "dtype": "float16"}
@@ -154,15 +154,15 @@ def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs
             peer[shape] = _dense_times(xs, case.n)
         one = to_device(random_weight(case.codec, *shape, 0), DEVICE)
         size = nbytes(one)
-        ws = cuda_linear.copies(one, _count(size))
+        ws = timing.copies(one, _count(size))
         for m, x in xs.items():
             times = {}
             for schedule in served(x, one):
                 try:
-                    times[schedule] = cuda_linear.graph_time_us([served(x, w)[schedule] for w in ws], 5)
-                except cuda_linear.UNFIT as error:
+                    times[schedule] = timing.graph_time_us([served(x, w)[schedule] for w in ws], 5)
+                except timing.UNFIT as error:
                     print(f"{schedule} is left out at {case.n}x{case.k}, m = {m}: {error}", file=sys.stderr)
-            taken, base = CUDABackend.route_of(x, one), peer[shape][m]
+            taken, base = CUDABackend.schedule_of(x, one), peer[shape][m]
             about = {**common, "m": m, "n": case.n, "k": case.k, "format": str(one.format), "bits": 8 * size / (case.n * case.k)}
             if taken in times:
                 ours = {"peer": "halfbyte", "kind": "half", "schedule": taken, "ratio": times[taken] / base, "best_peer": CUBLAS}
@@ -175,7 +175,7 @@ def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs
 
 def _count(size: float) -> int:
     """Weights of so many bytes that together pass the cache."""
-    from .linear import ROTATE_BYTES
+    from .timing import ROTATE_BYTES
 
     return max(4, min(MOST_WEIGHTS, int(ROTATE_BYTES // size) + 1))
 
@@ -184,11 +184,11 @@ def _dense_times(xs: dict[int, Any], n: int) -> dict[int, float]:
     """Microseconds of cuBLAS for each m."""
     import torch
 
-    from . import linear as cuda_linear
+    from . import timing
 
     k = next(iter(xs.values())).shape[1]
     ws = [torch.randn(n, k, device=DEVICE, dtype=torch.float16) for _ in range(_count(2 * n * k))]
-    return {m: cuda_linear.graph_time_us([partial(torch.nn.functional.linear, x, w) for w in ws], 5) for m, x in xs.items()}
+    return {m: timing.graph_time_us([partial(torch.nn.functional.linear, x, w) for w in ws], 5) for m, x in xs.items()}
 
 
 def row_of(r: Record) -> list[str]:

@@ -21,7 +21,8 @@ from ...backends.cuda.tuning.mma_tiles import FragmentTile
 from ...backends.cuda.tuning.table import Entry
 from ...backends.cuda.weight import nbytes, to_device
 from ..weights import random_weight
-from .linear import ROTATE_BYTES, UNFIT, compile_tile, copies, graph_time_us
+from .linear import compile_tile
+from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us
 from .tune_wgmma import tune as tune_fused
 
 CANDIDATES: dict[int, tuple[tuple[Any, ...], ...]] = {

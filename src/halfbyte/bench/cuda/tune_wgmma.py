@@ -18,7 +18,7 @@ from ...backends.cuda.tuning.wgmma_tiles import E2M1_TILES, FUSED_TILES, LEAST_T
 from ...backends.cuda.weight import nbytes, to_device
 from ...backends.cuda.wgmma import schedule as fused
 from ..weights import random_weight
-from .linear import ROTATE_BYTES, UNFIT, copies, graph_time_us
+from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us
 
 MORE = (
     *E2M1_TILES.values(), FusedTile(32, 2, 2, 6), FusedTile(64, 1, 2, 6), FusedTile(64, 2, 2, 6), FusedTile(128, 1, 2, 6),

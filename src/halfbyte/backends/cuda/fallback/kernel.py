@@ -4,7 +4,7 @@ launch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -13,7 +13,7 @@ import torch
 
 from .. import device as gpu
 from ..decode import SCALES, scale_f32
-from .weight import GROUPINGS, PlainWeight
+from .weight import GROUPINGS, CanonicalWeight
 
 NESTED = tl.constexpr(7)
 UNSCALED = tl.constexpr(8)
@@ -21,60 +21,120 @@ _SCALES = {**SCALES, "nested": 7, "none": 8}
 _BLOCK = 1024
 
 
-@triton.jit
-def plain_kernel(
-    OUT, IDS, CODES, TABLE, S, Z, B, MAP, ABSMAX, OFFSET, GLOBAL, INDEX,
-    k, G, row_bytes, groups, first, matrix, group_size, group_rows, divisor,
-    BITS: tl.constexpr, GROUPING: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, BIAS: tl.constexpr,
-    INVERSE: tl.constexpr, GLOBAL_OP: tl.constexpr, GATHER: tl.constexpr, INDEXED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """OUT[i, :] = row i (or IDS[i]) of matrix `matrix`, whose rows begin at `first` of the whole
-    tensor. G groups a row; `groups` in all, for strided ones; group_rows rows share a scale in
-    blocks.
+class Parts(NamedTuple):
+    """Pointers to a weight's canonical parts and its element table. What is absent points at the
+    codes and is never read.
     """
-    i = tl.program_id(0).to(tl.int64)
-    row = first + (tl.load(IDS + i) if GATHER else i)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    live = j < k
-    bit = j * BITS
-    at = CODES + row * row_bytes + bit // 8
-    raw = tl.load(at, mask=live, other=0).to(tl.int32)
-    if 8 % BITS != 0:
-        raw |= tl.load(at + 1, mask=live & (bit // 8 + 1 < row_bytes), other=0).to(tl.int32) << 8
-    v = tl.load(TABLE + ((raw >> (bit % 8)) & ((1 << BITS) - 1)), mask=live, other=0).to(tl.float64)
-    if GROUPING == 0:
-        g = row * G + (tl.load(INDEX + j, mask=live, other=0) if INDEXED else j // group_size)
-    elif GROUPING == 1:
-        g = (row * k + j) // group_size
-    elif GROUPING == 2:
-        g = (row * k + j) % groups
+
+    codes: Any
+    table: Any
+    scales: Any
+    zeros: Any
+    biases: Any
+    nested_map: Any
+    nested_absmax: Any
+    nested_offset: Any
+    global_scale: Any
+    group_index: Any
+
+
+class Extent(NamedTuple):
+    """Inputs, groups and bytes of codes in a row; groups in all (strided) or along the rows (blocks);
+    the tensor's row that begins the matrix, and the matrix's number; inputs and rows that share a
+    scale; the format's divisor.
+    """
+
+    k: Any
+    row_groups: Any
+    row_bytes: Any
+    groups: Any
+    first: Any
+    matrix: Any
+    group_size: Any
+    group_rows: Any
+    divisor: Any
+
+
+class Layout(NamedTuple):
+    """What the kernel is compiled for: width of a code, kinds of grouping and scale, which parts
+    there are (zero points, biases, act-order), scales that divide, the tensor's factor (0 none, 1
+    multiplies, 2 divides).
+    """
+
+    bits: int
+    grouping: int
+    scale: int
+    zeros: bool
+    biases: bool
+    inverse: bool
+    global_op: int
+    indexed: bool
+
+    def constants(self) -> Layout:
+        """Itself; called in a kernel, the record whose fields are compile-time constants."""
+        return self
+
+
+@triton.jit
+def group_of(parts, extent, row, j, live, F: tl.constexpr):
+    """The group of inputs j of a row."""
+    if F.grouping == 0:
+        if F.indexed:
+            return row * extent.row_groups + tl.load(parts.group_index + j, mask=live, other=0)
+        else:
+            return row * extent.row_groups + j // extent.group_size
+    elif F.grouping == 1:
+        return (row * extent.k + j) // extent.group_size
+    elif F.grouping == 2:
+        return (row * extent.k + j) % extent.groups
     else:
-        g = (matrix * groups + (row - first) // group_rows) * G + j // group_size
-    if ZERO:
-        v -= tl.load(Z + g, mask=live, other=0).to(tl.float64)
-    if SCALE == NESTED:
-        s = tl.load(MAP + tl.load(S + g, mask=live, other=0).to(tl.int32), mask=live, other=0).to(tl.float64)
-        second = tl.load(ABSMAX + g // 256, mask=live, other=1).to(tl.float64)
-        s = (s / second if INVERSE else s * second) + tl.load(OFFSET).to(tl.float64)
-    elif SCALE != UNSCALED:
-        s = scale_f32(tl.load(S + g, mask=live, other=1), SCALE).to(tl.float64)
+        block_row = extent.matrix * extent.groups + (row - extent.first) // extent.group_rows
+        return block_row * extent.row_groups + j // extent.group_size
+
+
+@triton.jit
+def decode_kernel(
+    OUT, IDS, parts, extent, layout: tl.constexpr, GATHER: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """OUT[i, :] = row i (or IDS[i]) of the matrix. Grid (rows, k / BLOCK)."""
+    F: tl.constexpr = layout.constants()
+    i = tl.program_id(0).to(tl.int64)
+    row = extent.first + (tl.load(IDS + i) if GATHER else i)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = j < extent.k
+    bit = j * F.bits
+    at = parts.codes + row * extent.row_bytes + bit // 8
+    raw = tl.load(at, mask=live, other=0).to(tl.int32)
+    if 8 % F.bits != 0:
+        raw |= tl.load(at + 1, mask=live & (bit // 8 + 1 < extent.row_bytes), other=0).to(tl.int32) << 8
+    v = tl.load(parts.table + ((raw >> (bit % 8)) & ((1 << F.bits) - 1)), mask=live, other=0).to(tl.float64)
+    g = group_of(parts, extent, row, j, live, F)
+    if F.zeros:
+        v -= tl.load(parts.zeros + g, mask=live, other=0).to(tl.float64)
+    if F.scale == NESTED:
+        code = tl.load(parts.scales + g, mask=live, other=0).to(tl.int32)
+        s = tl.load(parts.nested_map + code, mask=live, other=0).to(tl.float64)
+        second = tl.load(parts.nested_absmax + g // 256, mask=live, other=1).to(tl.float64)
+        s = (s / second if F.inverse else s * second) + tl.load(parts.nested_offset).to(tl.float64)
+    elif F.scale != UNSCALED:
+        s = scale_f32(tl.load(parts.scales + g, mask=live, other=1), F.scale).to(tl.float64)
     else:
         s = v * 0 + 1.0
-    if INVERSE and SCALE != NESTED:
+    if F.inverse and F.scale != NESTED:
         v = v / s
     else:
         v = v * s
-    if GLOBAL_OP == 1:
-        v = v * tl.load(GLOBAL + matrix).to(tl.float64)
-    elif GLOBAL_OP == 2:
-        v = v / tl.load(GLOBAL + matrix).to(tl.float64)
-    v = v / divisor
-    if BIAS:
-        v += tl.load(B + g, mask=live, other=0).to(tl.float64)
-    tl.store(OUT + i * k + j, v.to(tl.float32).to(OUT.dtype.element_ty), mask=live)
+    if F.global_op == 1:
+        v = v * tl.load(parts.global_scale + extent.matrix).to(tl.float64)
+    elif F.global_op == 2:
+        v = v / tl.load(parts.global_scale + extent.matrix).to(tl.float64)
+    v = v / extent.divisor
+    if F.biases:
+        v += tl.load(parts.biases + g, mask=live, other=0).to(tl.float64)
+    tl.store(OUT + i * extent.k + j, v.to(tl.float32).to(OUT.dtype.element_ty), mask=live)
 
 
-def dequantize(w: PlainWeight, dtype: torch.dtype, ids: torch.Tensor | None = None) -> torch.Tensor:
+def dequantize(w: CanonicalWeight, dtype: torch.dtype, ids: torch.Tensor | None = None) -> torch.Tensor:
     """Dense (n, k), or the rows `ids` of it."""
     f = w.format
     n, k = w.shape
@@ -83,26 +143,24 @@ def dequantize(w: PlainWeight, dtype: torch.dtype, ids: torch.Tensor | None = No
     if not rows or not k:
         return out
     codes = w.parts["codes"]
-
-    def part(name: str) -> Any:
-        return w.parts.get(name, codes)
-
+    parts = Parts(codes, w.table, *(w.parts.get(name, codes) for name in Parts._fields[2:]))
     size = k if f.group_size == -1 else f.group_size
     block_rows = n if f.group_rows == -1 else f.group_rows
     groups = -(-w.lead * n * k // size) if f.grouping == "strided" else -(-n // block_rows)
+    extent = Extent(k, max(1, f.groups(k)), codes.shape[-1], groups, w.at * n, w.at, size, block_rows, float(f.divisor))
+    layout = Layout(
+        f.bits, GROUPINGS[f.grouping], _SCALES[f.scale], f.zero != "none", bool(f.bias), f.inverse,
+        {"": 0, "multiply": 1, "divide": 2}[f.global_op], "group_index" in w.parts,
+    )  # fmt: skip
     with gpu.use(w.device):
-        plain_kernel[(rows, triton.cdiv(k, _BLOCK))](
-            out, codes if ids is None else ids, codes, w.table, part("scales"), part("zeros"), part("biases"), part("nested_map"),
-            part("nested_absmax"), part("nested_offset"), part("global_scale"), part("group_index"),
-            k, max(1, f.groups(k)), codes.shape[-1], groups, w.at * n, w.at, size, block_rows, float(f.divisor),
-            BITS=f.bits, GROUPING=GROUPINGS[f.grouping], SCALE=_SCALES[f.scale], ZERO=f.zero != "none", BIAS=bool(f.bias),
-            INVERSE=f.inverse, GLOBAL_OP={"": 0, "multiply": 1, "divide": 2}[f.global_op], GATHER=ids is not None,
-            INDEXED="group_index" in w.parts, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False,
+        decode_kernel[(rows, triton.cdiv(k, _BLOCK))](
+            out, codes if ids is None else ids, parts, extent, layout=layout, GATHER=ids is not None, BLOCK=_BLOCK, num_warps=4,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
-def linear(x: torch.Tensor, w: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, w: CanonicalWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The weight decoded to x's dtype, then cuBLAS; float32 where MX exponents leave float16's
     range.
     """

@@ -34,7 +34,7 @@ def refusal(fmt: Format) -> str | None:
 
 
 @dataclass
-class PlainWeight:
+class CanonicalWeight:
     """Canonical parts on the device, the element table, and for a slice of a stack its place in it.
 
     parts   name -> tensor (bfloat16 as such)      table  2^bits float32
@@ -55,7 +55,7 @@ class PlainWeight:
         return self.table.device
 
 
-def to_device(q: QTensor, device: Any) -> PlainWeight:
+def to_device(q: QTensor, device: Any) -> CanonicalWeight:
     """The weight on `device`, parts as they are."""
     from ..weight import synchronize, tensor_of
 
@@ -63,7 +63,7 @@ def to_device(q: QTensor, device: Any) -> PlainWeight:
         table = np.arange(1 << q.format.bits, dtype=np.float32) - (1 << (q.format.bits - 1)) * (q.format.element == "int")
     else:
         table = element_table(q.format.element, q.format.bits).astype(np.float32)
-    held = PlainWeight(
+    held = CanonicalWeight(
         q.format, q.shape, {name: tensor_of(part, device) for name, part in q.parts.items()},
         tensor_of(table.astype(np.float32), device), int(np.prod(q.shape[:-2])),
     )  # fmt: skip
@@ -71,12 +71,12 @@ def to_device(q: QTensor, device: Any) -> PlainWeight:
     return held
 
 
-def nbytes(w: PlainWeight) -> int:
+def nbytes(w: CanonicalWeight) -> int:
     """Bytes held on the device."""
     return sum(t.numel() * t.element_size() for t in (*w.parts.values(), w.table))
 
 
-def canonical_parts(w: PlainWeight) -> dict[str, Any]:
+def canonical_parts(w: CanonicalWeight) -> dict[str, Any]:
     """The parts as they were given."""
     from ..canonical import to_numpy
 
@@ -86,5 +86,5 @@ def canonical_parts(w: PlainWeight) -> dict[str, Any]:
 def expert(p: Prepared, index: int) -> Prepared:
     """One matrix of a stack: the same tensors, and where in them it lies."""
     w = p.data
-    held = PlainWeight(w.format, w.shape[1:], w.parts, w.table, w.lead, index)
+    held = CanonicalWeight(w.format, w.shape[1:], w.parts, w.table, w.lead, index)
     return Prepared(p.backend, p.format, p.shape[1:], held, p.nbytes // w.shape[0])

@@ -79,14 +79,14 @@ def biases(bias, first, n, P: gl.constexpr):
 
 
 @gluon.jit
-def output_rows(y, y_row, first_token, m, n, P: gl.constexpr):
+def output_rows(y, blocks, span, n, P: gl.constexpr):
     """Pointers to the rows of y that a thread writes, and which of them exist."""
     Q: gl.constexpr = output_layout(P.input_warps, P.row_warps, P.tokens, P.row_tiles, P.columns, P.gate)
     RIGHT: gl.constexpr = 1 if P.tokens == 1 else 2
-    token = first_token + axis(4, P.columns, Q, 7) * 8 + axis(2, lane_pairs(P.tokens), Q, 7) * 2 + axis(6, RIGHT, Q, 7)
-    keep = token < m
+    token = span.first_token + axis(4, P.columns, Q, 7) * 8 + axis(2, lane_pairs(P.tokens), Q, 7) * 2 + axis(6, RIGHT, Q, 7)
+    keep = token < span.end_token
     if P.routed:
-        token = gl.load(y_row + token, mask=keep, other=0)
+        token = gl.load(blocks.y_row + token, mask=keep, other=0)
     return y + token.to(gl.int64) * (n // 2 if P.gate else n), keep
 
 
@@ -109,12 +109,12 @@ def store(rows, keep, acc, u0, u1, bias, factor, first, n, divisor, P: gl.conste
     if (P.global_op == 1) and (not P.divide):
         y = y * factor
     elif P.global_op:  # float64 keeps the quotient clear of float32's midpoints (docs/design/cuda.md)
-        wide = y.to(gl.float64)
+        d = y.to(gl.float64)
         if P.global_op == 1:
-            wide = wide * factor.to(gl.float64)
+            d = d * factor.to(gl.float64)
         else:
-            wide = wide / factor.to(gl.float64)
-        y = (wide / divisor).to(gl.float32)
+            d = d / factor.to(gl.float64)
+        y = (d / divisor).to(gl.float32)
     if P.has_bias:
         y = y + bias
     Q: gl.constexpr = output_layout(P.input_warps, P.row_warps, P.tokens, P.row_tiles, P.columns, P.gate)

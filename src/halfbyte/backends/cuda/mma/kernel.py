@@ -44,6 +44,7 @@ from .accumulate import (
     activations,
     add_scaled,
     initial_sum,
+    product,
     second_chain,
     stored,
     sums_of_x,
@@ -52,12 +53,9 @@ from .accumulate import (
     x_index,
     x_register,
 )
-from .accumulate import product as product
 from .epilogue import biases, output_rows, store
 from .operands import axis, decode_bytes, decode_scaled, decode_word, pieces
-from .plan import Factors, Fetched, Plan, Route, Span, Weight
-
-__all__ = ["Factors", "Plan", "Route", "Weight", "fragment_kernel"]
+from .plan import Fetched, Span, Weight
 
 
 class WeightIndex(NamedTuple):
@@ -128,18 +126,18 @@ def weight_index(P: gl.constexpr):
 
 
 @gluon.jit
-def input_index(x, x_row, first_token, m, ldx, P: gl.constexpr):
+def input_index(x, blocks, span, ldx, P: gl.constexpr):
     """Activations [input warps, row warps, 32, columns, 4 words, 2 halves] of a unit."""
     L: gl.constexpr = P.x_layout
     column = axis(2, 32, L, 6) // 4
-    token = first_token + axis(3, P.columns, L, 6) * 8 + column % P.tokens
+    token = span.first_token + axis(3, P.columns, L, 6) * 8 + column % P.tokens
     at, far, group = x_index(column, axis(2, 32, L, 6) % 4, axis(4, 4, L, 6), axis(5, 2, L, 6), P.group, P.pair)
     unit = axis(0, P.input_warps, L, 6) * P.warp_units + far
     row = token
     if P.routed:
-        row = gl.load(x_row + token, mask=token < m, other=0)
+        row = gl.load(blocks.x_row + token, mask=token < span.end_token, other=0)
     pointer = x + (row.to(gl.int64) * ldx + unit * 32 + at)
-    live = (token < m) & (axis(1, P.row_warps, L, 6) < P.row_warps)
+    live = (token < span.end_token) & (axis(1, P.row_warps, L, 6) < P.row_warps)
     return InputIndex(pointer, unit, group, live, column // P.tokens)
 
 
@@ -186,7 +184,7 @@ def multiply_finished(step, x, y, top, P: gl.constexpr):
         s1 = gl.convert_layout(scale[i // P.span * 2 + 1], L)
         z0 = gl.convert_layout(addend[i // P.span * 2], L)
         z1 = gl.convert_layout(addend[i // P.span * 2 + 1], L)
-        a = decode_scaled(gl.convert_layout(words[i], L), s0, s1, z0, z1, P.kind, P.addend, P.raw, P.half)
+        a = decode_scaled(gl.convert_layout(words[i], L), s0, s1, z0, z1, P)
         y = product(a, x[2 * i], x[2 * i + 1], y, P)
     return y
 
@@ -217,9 +215,9 @@ def multiply_codes(step, inputs, y, none, P: gl.constexpr):
             if P.pair:
                 d = (none, c[1], none, c[3])
         if P.bits == 8:
-            a = decode_bytes(words[2 * i], P.kind, P.half, P.fp8) + decode_bytes(words[2 * i + 1], P.kind, P.half, P.fp8)
+            a = decode_bytes(words[2 * i], P.decoder) + decode_bytes(words[2 * i + 1], P.decoder)
         else:
-            a = decode_word(words[i], P.kind, P.half, P.offset)
+            a = decode_word(words[i], P.decoder)
         if second_chain(i, P.pair):
             d = product(a, x[x_register(i, P.pair)], x[x_register(i, P.pair) + 1], d, P)
         else:
@@ -232,20 +230,20 @@ def multiply_codes(step, inputs, y, none, P: gl.constexpr):
 
 
 @gluon.jit
-def walk(y, x, weight, route, span, first_token, m, n, ldx, factors, top, P: gl.constexpr, WAIT: gl.constexpr):
-    """The row tiles of `span`, for the tokens from `first_token` on and below m."""
+def walk(y, x, weight, blocks, span, n, ldx, factors, top, P: gl.constexpr, WAIT: gl.constexpr):
+    """The row tiles of `span` for its tokens."""
     at = weight_index(P)
     now = fetch(weight, at, span.first, 0, span.end, top, P)
     if P.ahead == 2:
         tile = span.first + (span.stride if P.steps == 1 else 0)
         second = fetch(weight, at, tile, 0 if P.steps == 1 else P.step, span.end, top, P)
-    x_at = input_index(x, route.x_row, first_token, m, ldx, P)
+    x_at = input_index(x, blocks, span, ldx, P)
     none = gl.zeros([P.input_warps, P.row_warps, 32, P.row_tiles, P.columns], gl.float32, layout=P.layout)
     no_sum = gl.zeros([P.input_warps, P.row_warps, 32, 1, P.columns], gl.float32, layout=P.layout)
     factor = gl.load(weight.global_scale) if P.global_op else factors.unit
     if WAIT:
         gdc_wait()
-    rows, keep = output_rows(y, route.y_row, first_token, m, n, P)
+    rows, keep = output_rows(y, blocks, span, n, P)
     if P.steps == 1:  # the inputs of a warp, and their sums, stay in its registers
         inputs = load_inputs(x_at, 0, no_sum, P)
     u0 = factors.unit * (1.0 / P.unit_low)
@@ -292,7 +290,7 @@ def weight_of(weight, expert, n, tiles, P: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["m", "top", "tiles"])
-def fragment_kernel(y, x, weight, route, m, n, ldx, factors, top, tiles, plan: gl.constexpr):
+def fragment_kernel(y, x, weight, blocks, m, n, ldx, factors, top, tiles, plan: gl.constexpr):
     """y (m, n) = x · wᵀ + bias, `row_warps · row_tiles` tiles of 16 rows by `columns` blocks of 8
     columns an iteration.
 
@@ -300,8 +298,8 @@ def fragment_kernel(y, x, weight, route, m, n, ldx, factors, top, tiles, plan: g
             zero
     weight  plan.Weight, of `tiles` tiles of 16 rows          factors  plan.Factors
     top     the largest E8M0 byte
-    route   plan.Route, read where plan.routed: blocks of tokens of one expert each. All iterations
-            of all blocks are divided evenly, in order, among the programs
+    blocks  plan.TokenBlocks where plan.routed, else None. All iterations of all blocks are divided
+            evenly, in order, among the programs
     plan    plan.Plan
     """
     P: gl.constexpr = plan.constants()
@@ -312,16 +310,18 @@ def fragment_kernel(y, x, weight, route, m, n, ldx, factors, top, tiles, plan: g
         if P.pdl:
             gdc_wait()  # which expert's words to read is known only now
         iterations = (tiles + (EACH - 1)) // EACH
-        total = gl.load(route.count).to(gl.int64) * iterations
+        total = gl.load(blocks.count).to(gl.int64) * iterations
         low = (total * gl.program_id(0) // gl.num_programs(0)).to(gl.int32)
         high = (total * (gl.program_id(0) + 1) // gl.num_programs(0)).to(gl.int32)
         for block in range(low // iterations, (high + iterations - 1) // iterations):
-            one = weight_of(weight, gl.load(route.expert + block).to(gl.int64), n, tiles, P)
+            one = weight_of(weight, gl.load(blocks.expert + block).to(gl.int64), n, tiles, P)
             first = gl.maximum(low - block * iterations, 0) * EACH
             end = gl.minimum(gl.minimum(high - block * iterations, iterations) * EACH, tiles)
-            first_token = gl.load(route.first + block).to(gl.int32)
-            end_token = gl.load(route.last + block).to(gl.int32)
-            walk(y, x, one, route, Span(first, end, EACH), first_token, end_token, n, ldx, factors, top, P, False)
+            first_token = gl.load(blocks.first + block).to(gl.int32)
+            end_token = gl.load(blocks.last + block).to(gl.int32)
+            walk(y, x, one, blocks, Span(first, end, EACH, first_token, end_token), n, ldx, factors, top, P, False)
     else:
-        span = Span(gl.program_id(0) * EACH, tiles, gl.num_programs(0) * EACH)
-        walk(y, x, weight, route, span, gl.program_id(1) * (P.tokens * P.columns), m, n, ldx, factors, top, P, P.pdl)
+        span = Span(
+            gl.program_id(0) * EACH, tiles, gl.num_programs(0) * EACH, gl.program_id(1) * (P.tokens * P.columns), m
+        )  # fmt: skip
+        walk(y, x, weight, blocks, span, n, ldx, factors, top, P, P.pdl)

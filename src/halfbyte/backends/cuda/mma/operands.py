@@ -1,19 +1,11 @@
-"""Words of fragment order to operands of mma.m16n8k16: the register decode, the product, and stored
+"""Operands of mma.m16n8k16 for the `mma` kernel: words decoded in registers, the product, and stored
 scales as float32.
 
-A word is the A operand of one product for one lane: a0 and a2 belong to row g of the tile, a1 and
-a3 to row g + 8. Names say what comes out:
-
-    *_RAW_F16   a bit pattern that is the value times a power of two (`units` says which); the
-                caller multiplies it back, once
-    an output
-    others      the finished value
-
-u4 in float16 needs four `lop3` and a shift and nothing else: a nibble alone in the low mantissa
-bits is the subnormal q · 2^−24, the next one 16 q · 2^−24, and the matrix unit multiplies
-subnormals exactly. The implicit zero of `int` is then taken from the sums, through Σ x. E2M1 codes
-lie in the word so that most reach their places by one product with a constant, which runs beside
-the logic unit (`order.spread_e2m1`).
+A word is the A operand of one product for one lane: registers a0 and a2 belong to row g of the
+tile, a1 and a3 to row g + 8. The assembly that decodes it is a row of `decoders.OPERANDS`, chosen
+on the host (`plan.make_plan`). Where a row gives the value times a power of two, the power is
+multiplied back once an output; where `int` codes come out unsigned, their implicit zero is taken
+from the sums, through Σ x.
 """
 
 from __future__ import annotations
@@ -21,68 +13,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..decode import E2M1, E4M3, E4M3S, E5M2, E8M0, INT, UE4M3, UINT
+from ..decode import E4M3S, E8M0, UE4M3
 from ..portable.decode_tile import BIAS, ZERO
 
-_U4_RAW_F16 = gl.constexpr("""{
-    .reg .b32 t; shr.u32 t, $4, 8;
-    and.b32 $0, $4, 0x000f000f; and.b32 $1, $4, 0x00f000f0; and.b32 $2, t, 0x000f000f; and.b32 $3, t, 0x00f000f0; }""")
-_U4B8_RAW_F16 = gl.constexpr("""{
-    .reg .b32 t, k; shr.u32 t, $4, 8;
-    and.b32 $0, $4, 0x000f000f; and.b32 $1, $4, 0x00f000f0; and.b32 $2, t, 0x000f000f; and.b32 $3, t, 0x00f000f0;
-    mov.b32 k, 0x00080008; sub.f16x2 $0, $0, k; sub.f16x2 $2, $2, k;
-    mov.b32 k, 0x00800080; sub.f16x2 $1, $1, k; sub.f16x2 $3, $3, k; }""")
-_E2M1_RAW_F16 = gl.constexpr("""{
-    .reg .b32 t;
-    and.b32 $0, $4, 0x8e008e00; shl.b32 t, $4, 3; and.b32 $1, t, 0x8e008e00;
-    and.b32 t, $4, 0x40384038; mul.lo.u32 t, t, 66; and.b32 $2, t, 0x8e008e00;
-    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 516; and.b32 $3, t, 0x8e008e00; }""")
-_U4_F16 = gl.constexpr("""{
-    .reg .b32 t, one, k, c; mov.b32 one, 0x64006400; shr.u32 t, $4, 8;
-    lop3.b32 $0, $4, 0x000f000f, one, 0xea; lop3.b32 $1, $4, 0x00f000f0, one, 0xea;
-    lop3.b32 $2, t, 0x000f000f, one, 0xea; lop3.b32 $3, t, 0x00f000f0, one, 0xea;
-    sub.f16x2 $0, $0, one; sub.f16x2 $2, $2, one;
-    mov.b32 k, 0x2c002c00; mov.b32 c, 0xd400d400; fma.rn.f16x2 $1, $1, k, c; fma.rn.f16x2 $3, $3, k, c; }""")
-_U4B8_F16 = gl.constexpr("""{
-    .reg .b32 t, one, k, c; mov.b32 one, 0x64006400; shr.u32 t, $4, 8;
-    lop3.b32 $0, $4, 0x000f000f, one, 0xea; lop3.b32 $1, $4, 0x00f000f0, one, 0xea;
-    lop3.b32 $2, t, 0x000f000f, one, 0xea; lop3.b32 $3, t, 0x00f000f0, one, 0xea;
-    mov.b32 k, 0x64086408; sub.f16x2 $0, $0, k; sub.f16x2 $2, $2, k;
-    mov.b32 k, 0x2c002c00; mov.b32 c, 0xd480d480; fma.rn.f16x2 $1, $1, k, c; fma.rn.f16x2 $3, $3, k, c; }""")
-_E2M1_F16 = gl.constexpr("""{
-    .reg .b32 t, k; mov.b32 k, 0x74007400;
-    and.b32 $0, $4, 0x8e008e00; shl.b32 t, $4, 3; and.b32 $1, t, 0x8e008e00;
-    and.b32 t, $4, 0x40384038; mul.lo.u32 t, t, 66; and.b32 $2, t, 0x8e008e00;
-    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 516; and.b32 $3, t, 0x8e008e00;
-    mul.rn.f16x2 $0, $0, k; mul.rn.f16x2 $1, $1, k; mul.rn.f16x2 $2, $2, k; mul.rn.f16x2 $3, $3, k; }""")
-_U4_BF16 = gl.constexpr("""{
-    .reg .b32 t, one, k, c; mov.b32 one, 0x43004300; mov.b32 k, 0x3f803f80; mov.b32 c, 0xc300c300;
-    lop3.b32 $0, $4, 0x000f000f, one, 0xea; shr.u32 t, $4, 4; lop3.b32 $1, t, 0x000f000f, one, 0xea;
-    shr.u32 t, $4, 8; lop3.b32 $2, t, 0x000f000f, one, 0xea; shr.u32 t, $4, 12; lop3.b32 $3, t, 0x000f000f, one, 0xea;
-    fma.rn.bf16x2 $0, $0, k, c; fma.rn.bf16x2 $1, $1, k, c; fma.rn.bf16x2 $2, $2, k, c; fma.rn.bf16x2 $3, $3, k, c; }""")
-_U4B8_BF16 = gl.constexpr("""{
-    .reg .b32 t, one, k, c; mov.b32 one, 0x43004300; mov.b32 k, 0x3f803f80; mov.b32 c, 0xc308c308;
-    lop3.b32 $0, $4, 0x000f000f, one, 0xea; shr.u32 t, $4, 4; lop3.b32 $1, t, 0x000f000f, one, 0xea;
-    shr.u32 t, $4, 8; lop3.b32 $2, t, 0x000f000f, one, 0xea; shr.u32 t, $4, 12; lop3.b32 $3, t, 0x000f000f, one, 0xea;
-    fma.rn.bf16x2 $0, $0, k, c; fma.rn.bf16x2 $1, $1, k, c; fma.rn.bf16x2 $2, $2, k, c; fma.rn.bf16x2 $3, $3, k, c; }""")
-# bfloat16's exponent reaches 2^-126, so the power is multiplied back at once: float32 sums of raw
-# values would be subnormal.
-_E2M1_BF16 = gl.constexpr("""{
-    .reg .b32 t, u, k, z; mov.b32 k, 0x7e807e80; mov.b32 z, 0x80008000;
-    shr.u32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $0, $4, 0x80008000, t, 0xea;
-    shl.b32 u, $4, 3; and.b32 t, $4, 0x01c001c0; lop3.b32 $1, u, 0x80008000, t, 0xea;
-    shl.b32 u, $4, 1; shl.b32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $2, u, 0x80008000, t, 0xea;
-    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 68; and.b32 $3, t, 0x81c081c0;
-    fma.rn.bf16x2 $0, $0, k, z; fma.rn.bf16x2 $1, $1, k, z; fma.rn.bf16x2 $2, $2, k, z; fma.rn.bf16x2 $3, $3, k, z; }""")
-# The same with a scale in place of 2^126, rows g ($5) and g + 8 ($6): as many operations, and
-# nothing is left for the sums.
-_E2M1_SCALED_BF16 = gl.constexpr("""{
-    .reg .b32 t, u, z; mov.b32 z, 0x80008000;
-    shr.u32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $0, $4, 0x80008000, t, 0xea;
-    shl.b32 u, $4, 3; and.b32 t, $4, 0x01c001c0; lop3.b32 $1, u, 0x80008000, t, 0xea;
-    shl.b32 u, $4, 1; shl.b32 t, $4, 3; and.b32 t, t, 0x01c001c0; lop3.b32 $2, u, 0x80008000, t, 0xea;
-    and.b32 t, $4, 0x20072007; mul.lo.u32 t, t, 68; and.b32 $3, t, 0x81c081c0;
-    fma.rn.bf16x2 $0, $0, $5, z; fma.rn.bf16x2 $1, $1, $6, z; fma.rn.bf16x2 $2, $2, $5, z; fma.rn.bf16x2 $3, $3, $6, z; }""")
 _MMA_F16 = gl.constexpr(
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
 )
@@ -91,104 +24,23 @@ _MMA_BF16 = gl.constexpr(
 )
 
 
-@gluon.constexpr_function
-def decoder(kind, half, offset):
-    """The decoder's assembly. `offset`: int codes come out unsigned, and the caller takes 8 Σ x
-    away.
-    """
-    if kind == E2M1:
-        return _E2M1_RAW_F16 if half else _E2M1_BF16
-    unsigned = kind == UINT or offset
-    if half:
-        return _U4_RAW_F16 if unsigned else _U4B8_RAW_F16
-    return _U4_BF16 if unsigned else _U4B8_BF16
-
-
-# Two registers of the operand from a word of four bytes, rows g and g + 8. Bytes in the low bits
-# are subnormals, as nibbles are.
-_U8_RAW_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;")
-_E5M2_F16 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")
-_E4M3_F16 = gl.constexpr("{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }")
-
-
-@gluon.constexpr_function
-def _e4m3_by_moves():
-    """Without the instruction: fields one place down, times 2^8; 0x7F is NaN (0x7F00 + 0x100
-    carries into the sign's place).
-    """
-    lines = [
-        f"prmt.b32 t, $2, 0, {pick}; and.b32 u, t, 0x7f007f00; add.u32 n, u, 0x01000100; and.b32 n, n, 0x80008000;"
-        f" shr.u32 m, n, 6; sub.u32 n, n, m; shr.u32 u, u, 1; lop3.b32 u, t, 0x80008000, u, 0xea; mul.rn.f16x2 u, u, k;"
-        f" or.b32 ${i}, u, n;"
-        for i, pick in enumerate(("0x1404", "0x3424"))
-    ]
-    return "{ .reg .b32 t, u, n, m, k; mov.b32 k, 0x5c005c00; " + " ".join(lines) + " }"
-
-
-@gluon.constexpr_function
-def _u8_bf16(zero):
-    """Integers by the mantissa of 2^23, two to a register."""
-    lines = [
-        f"prmt.b32 t, $2, k, {0x7540 | 2 * i}; prmt.b32 u, $2, k, {0x7540 | 2 * i + 1}; mov.b32 a, t; mov.b32 b, u;"
-        f" sub.f32 a, a, {8388608.0 + zero:f}; sub.f32 b, b, {8388608.0 + zero:f}; cvt.rn.bf16x2.f32 ${i}, b, a;"
-        for i in range(2)
-    ]
-    return "{ .reg .b32 t, u, k; .reg .f32 a, b; mov.b32 k, 0x4b000000; " + " ".join(lines) + " }"
-
-
-@gluon.constexpr_function
-def _byte_decoder(kind, half, fp8):
-    if kind == E4M3:
-        return _E4M3_F16 if fp8 else _e4m3_by_moves()
-    if kind == E5M2:
-        return _E5M2_F16
-    if half:
-        return _U8_RAW_F16
-    return _u8_bf16(128.0 if kind == INT else 0.0)
+@gluon.jit
+def decode_bytes(w, DECODER: gl.constexpr):
+    """One word a lane of four 8-bit codes to two registers of the A operand, rows g and g + 8."""
+    return gl.inline_asm_elementwise(DECODER, "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
 
 
 @gluon.jit
-def decode_bytes(w, KIND: gl.constexpr, HALF: gl.constexpr, FP8: gl.constexpr):
-    """One word of four 8-bit codes to two registers of the A operand, rows g and g + 8. Float16
-    integers are raw and unsigned.
-    """
-    a, b = gl.inline_asm_elementwise(
-        _byte_decoder(KIND, HALF, FP8), "=&r,=&r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-    )
-    if (KIND >= E4M3) and (not HALF):
-        return _to_bf16(a), _to_bf16(b)
-    else:
-        return a, b
-
-
-@gluon.jit
-def _to_bf16(pair):
-    """Two float16 to two bfloat16; 8-bit floats have few enough bits."""
+def decode_word(w, DECODER: gl.constexpr):
+    """One word a lane of eight 4-bit codes to the four registers of the A operand."""
     return gl.inline_asm_elementwise(
-        """{ .reg .b16 l, h; .reg .f32 a, b; mov.b32 {l, h}, $1; cvt.f32.f16 a, l; cvt.f32.f16 b, h;
-        cvt.rn.bf16x2.f32 $0, b, a; }""",
-        "=r,r", [pair], dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def decode_word(w, KIND: gl.constexpr, HALF: gl.constexpr, OFFSET: gl.constexpr):
-    """One word a lane to the four registers of the A operand."""
-    return gl.inline_asm_elementwise(
-        decoder(KIND, HALF, OFFSET),
+        DECODER,
         "=&r,=&r,=&r,=&r,r",
         [w],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
         is_pure=True,
         pack=1,
     )
-
-
-@gluon.constexpr_function
-def _finished(kind, raw):
-    if kind == E2M1:
-        return _E2M1_RAW_F16 if raw else _E2M1_F16
-    return _U4_F16 if kind == UINT else _U4B8_F16
 
 
 @gluon.jit
@@ -256,28 +108,23 @@ def halves_f32(pair):
 
 
 @gluon.jit
-def decode_scaled(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW: gl.constexpr, HALF: gl.constexpr):
-    """One word to (q − zero) · scale or q · scale + bias in float16, rounded once: rows g (s0, z0)
-    and g + 8 (s1, z1).
-
-    RAW leaves E2M1's 2^−14 in the operand, where scales are powers of two, or few bits, that make
-    up for it. bfloat16 takes E2M1 under powers of two only.
+def decode_scaled(w, s0, s1, z0, z1, P: gl.constexpr):
+    """One word to (q − zero) · scale or q · scale + bias in x's type, rounded once: rows g (s0, z0)
+    and g + 8 (s1, z1). bfloat16 takes E2M1 under powers of two only.
     """
-    if not HALF:
+    if not P.half:
         return gl.inline_asm_elementwise(
-            _E2M1_SCALED_BF16, "=&r,=&r,=&r,=&r,r,r,r", [w, s0, s1], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            P.decoder, "=&r,=&r,=&r,=&r,r,r,r", [w, s0, s1], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
             is_pure=True, pack=1,
         )  # fmt: skip
     else:
-        return _scaled_f16(w, s0, s1, z0, z1, KIND, ADD, RAW)
+        return _scaled_f16(decode_word(w, P.decoder), s0, s1, z0, z1, P.addend)
 
 
 @gluon.jit
-def _scaled_f16(w, s0, s1, z0, z1, KIND: gl.constexpr, ADD: gl.constexpr, RAW: gl.constexpr):
-    """decode_scaled in float16."""
-    a0, a1, a2, a3 = gl.inline_asm_elementwise(
-        _finished(KIND, RAW), "=&r,=&r,=&r,=&r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
-    )
+def _scaled_f16(a, s0, s1, z0, z1, ADD: gl.constexpr):
+    """Four registers of decoded float16 pairs with their zero points or biases and scales."""
+    a0, a1, a2, a3 = a
     if ADD == BIAS:
         return _fma_f16(a0, s0, z0), _fma_f16(a1, s1, z1), _fma_f16(a2, s0, z0), _fma_f16(a3, s1, z1)
     else:

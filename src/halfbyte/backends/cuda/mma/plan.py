@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
 
-from ..decode import BF16_PAIR, E2M1, E4M3, E4M3_NORMAL, E5M2, E8M0_NORMAL, F16_PAIR, INT
+from ..decode import BF16_PAIR, E2M1, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, INT
+from ..decoders import BFLOAT16, FLOAT16, OPERANDS, SCALABLE, SCALED_BFLOAT16, WITHOUT_E4M3, Decoder, assembly
 from ..portable.decode_tile import NONE
 
 
@@ -38,15 +39,15 @@ class Weight(NamedTuple):
     global_scale: Any
 
 
-class Route(NamedTuple):
-    """Pointers to the blocks of a routed product: each block's expert and half-open range of pairs,
-    the number of blocks, and each pair's row of x and of y.
+class TokenBlocks(NamedTuple):
+    """Blocks of tokens of one expert each, as pointers or as tensors on the device: how many there
+    are; each one's expert and half-open range of (token, expert) pairs; each pair's row of x and of y.
     """
 
+    count: Any
     expert: Any
     first: Any
     last: Any
-    count: Any
     x_row: Any
     y_row: Any
 
@@ -61,11 +62,13 @@ class Factors(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Row tiles first, first + stride, … below end."""
+    """Row tiles first, first + stride, … below end, and tokens first_token to end_token."""
 
     first: Any
     end: Any
     stride: Any
+    first_token: Any
+    end_token: Any
 
 
 class Fetched(NamedTuple):
@@ -156,6 +159,8 @@ class Plan(NamedTuple):
     """Finished E2M1 operands still lack 2^14."""
     paired: bool = False
     """Scales of rows g and g + 8 are read as one number."""
+    decoder: str = ""
+    """Assembly of a word: a row of decoders.OPERANDS."""
     unit_low: float = 1.0
     """What a decoded 1 stands for in rows g."""
     unit_high: float = 1.0
@@ -204,15 +209,19 @@ def warp_units(units: int, warps: int, step: int, buffers: int) -> int:
     return step if need <= step else -(-need // (step * buffers)) * step * buffers
 
 
-def decoded_unit(kind: int, bits: int, half: bool, high: bool) -> float:
-    """What a decoded 1 stands for in rows g, and in rows g + 8 (`high`): a power of two."""
-    if not half:
-        return 1.0
-    if bits == 8:
-        return 1.0 if kind in (E4M3.value, E5M2.value) else 2.0**-24
-    if kind == E2M1.value:
-        return 2.0**-14
-    return 2.0**-20 if high else 2.0**-24
+ELEMENT_NAMES = {number: name for name, number in ELEMENTS.items() if name in ("uint", "int", "e2m1", "e4m3", "e5m2")}
+
+
+def decoder_of(p: Plan, offset: bool, raw: bool) -> Decoder:
+    """The row of `OPERANDS` for the codes of a plan. Finished weights (`scaled`) need the exact
+    value, unless the scale makes up for a power of two (`raw`).
+    """
+    if p.scaled:
+        output = SCALED_BFLOAT16 if not p.half else SCALABLE if raw else FLOAT16
+    else:
+        output = SCALABLE if p.half else BFLOAT16
+    key = p.bits, "uint" if offset else ELEMENT_NAMES[p.kind], output
+    return (OPERANDS if p.fp8 else OPERANDS | WITHOUT_E4M3)[key]
 
 
 def make_plan(**given: Any) -> Plan:
@@ -225,13 +234,15 @@ def make_plan(**given: Any) -> Plan:
     offset = p.kind == INT.value and p.half and not p.scaled and few
     span, parities = p.set * p.group // 16, 2 if p.tokens == 1 else 1
     flushes = max(1, 4 * p.step // span)
+    raw = p.scaled and p.kind == E2M1.value and p.scale in (E8M0_NORMAL.value, E4M3_NORMAL.value)
+    row = decoder_of(p, offset, raw)
+    inputs = ("w0", "s0", "s1") if p.scaled and not p.half else ("w0",)
     return p._replace(
         warp_units=each, steps=steps, exact=exact, quads=quads, offset=offset,
         full=exact and (p.groups == 1 or p.groups * p.group == p.units * 64),
         sums=not p.scaled and (p.addend != NONE.value or offset), span=span, flushes=flushes, parities=parities,
         pair=p.group // 16 if p.tokens == 1 and p.set >= 2 and p.step >= 2 else 0,
-        raw=p.scaled and p.kind == E2M1.value and p.scale in (E8M0_NORMAL.value, E4M3_NORMAL.value), paired=paired(p.scale),
-        unit_low=decoded_unit(p.kind, p.bits, p.half and not p.scaled, False),
-        unit_high=decoded_unit(p.kind, p.bits, p.half and not p.scaled, True), buffers=buffers,
+        raw=raw, paired=paired(p.scale), decoder=assembly(row, 4 if p.bits == 4 else 2, *inputs),
+        unit_low=1.0 if p.scaled else row.low, unit_high=1.0 if p.scaled else row.high, buffers=buffers,
         unroll=buffers if steps == 1 else 1,
     )  # fmt: skip

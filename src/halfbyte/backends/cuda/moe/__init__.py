@@ -12,7 +12,6 @@ so a CUDA graph replays with other tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -81,12 +80,13 @@ def mixture(
     kind, stacks = GATES[gate], tuple(w for w, _ in ups)
     if fused_experts.enough(topk_ids.numel(), down.shape[0]) and fused_experts.serves(x, stacks, down, kind, interleaved):
         return fused_experts.mixture(x, ups, down, topk_ids, topk_weights, kind, interleaved, down_bias)
-    plan = route(topk_ids, down.shape[0], tokens_a_block(x.shape[0]))
+    routing = route(topk_ids, down.shape[0], tokens_a_block(x.shape[0]))
     if kind == 0 or interleaved:
-        hidden = fragments(x, *ups[0], None, plan, gate=kind)
+        hidden = fragments(x, *ups[0], None, routing, gate=kind)
     else:
-        hidden = gated([fragments(x, w, bias, None, plan, torch.float32) for w, bias in ups], kind, x.dtype)
-    routed = fragments(hidden, down, down_bias, None, dataclasses.replace(plan, x_rows=plan.y_rows), torch.float32)
+        hidden = gated([fragments(x, w, bias, None, routing, torch.float32) for w, bias in ups], kind, x.dtype)
+    in_order = routing._replace(blocks=routing.blocks._replace(x_row=routing.blocks.y_row))
+    routed = fragments(hidden, down, down_bias, None, in_order, torch.float32)
     return weighted_sum(routed, None, topk_weights, hidden.dtype)
 
 

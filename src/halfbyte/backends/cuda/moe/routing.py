@@ -1,12 +1,12 @@
-"""Which expert serves which token, on the device: top-k of the router's logits, and the plan of a
-grouped product.
+"""Which expert serves which token, on the device: top-k of the router's logits, and the routing
+table of a grouped product.
 
 Pairs (token, slot) are put in order of expert, stably, and cut into blocks of at most `tokens`
-pairs of one expert. Nothing here waits for the host, so a CUDA graph replays with other routes.
+pairs of one expert. Nothing here waits for the host, so a CUDA graph replays with other experts.
 
     rank of a pair = pairs of lower experts + earlier pairs of its own expert
 
-Up to PLANNED pairs one kernel compares every pair with every other (no sort, no atomics, no second
+Up to COMPARED pairs one kernel compares every pair with every other (no sort, no atomics, no second
 pass); above, torch sorts.
 """
 
@@ -21,10 +21,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 import torch
 
 from .. import device as gpu
-from ..launch import Route
+from ..launch import Routing
+from ..mma.plan import TokenBlocks
 
-PLANNED = 4096
-"""Pairs up to which one kernel makes the plan: n² comparisons, 17 million here."""
+COMPARED = 4096
+"""Pairs up to which one kernel makes the table: n² comparisons, 17 million here."""
 
 
 @triton.jit
@@ -52,13 +53,13 @@ def top_kernel(LOGITS, SHARE, INDEX, m, experts, stride, TOP: tl.constexpr, E: t
         tl.store(SHARE + row * TOP + t, tl.exp(tl.load(SHARE + row * TOP + t) - best) / total)
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks", "tokens"])
-def plan_kernel(
-    IDS, COUNT, EXPERT, FIRST, LAST, XROW, YROW, pairs, blocks, experts, tokens,
-    TOP: tl.constexpr, E: tl.constexpr, SOME: tl.constexpr, MINE: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
+@triton.jit(do_not_specialize=["pairs", "count", "tokens"])
+def routing_kernel(
+    IDS, blocks, pairs, count, experts, tokens,
+    TOP: tl.constexpr, E: tl.constexpr, SOME: tl.constexpr, MINE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program 0 makes the table of blocks, the others MINE ranks each; SOME pairs are looked at a
-    step.
+    """Program 0 fills the table of `count` blocks (mma.plan.TokenBlocks) of at most `tokens` pairs;
+    each other program ranks MINE pairs. A step compares with SOME pairs.
     """
     if PDL:
         gdc_launch_dependents()
@@ -72,17 +73,17 @@ def plan_kernel(
             counts += tl.sum((ids[:, None] == e[None, :]).to(tl.int32), 0)
         each = tl.where(e < experts, (counts + tokens - 1) // tokens, 0)
         edges, ends = tl.cumsum(counts, 0), tl.cumsum(each, 0)
-        tl.store(COUNT, tl.sum(each, 0))
-        for start in range(0, blocks, BLOCKS):
-            b = start + tl.arange(0, BLOCKS)
+        tl.store(blocks.count, tl.sum(each, 0))
+        for start in range(0, count, SOME):
+            b = start + tl.arange(0, SOME)
             expert = tl.sum((ends[None, :] <= b[:, None]).to(tl.int32), 1)
             mine = e[None, :] == expert[:, None]
             inside = b - tl.sum(tl.where(mine, (ends - each)[None, :], 0), 1)
             first = tl.sum(tl.where(mine, (edges - counts)[None, :], 0), 1) + inside * tokens
             last = tl.minimum(first + tokens, tl.sum(tl.where(mine, edges[None, :], 0), 1))
-            tl.store(EXPERT + b, expert, mask=b < blocks)
-            tl.store(FIRST + b, first, mask=b < blocks)
-            tl.store(LAST + b, last, mask=b < blocks)
+            tl.store(blocks.expert + b, expert, mask=b < count)
+            tl.store(blocks.first + b, first, mask=b < count)
+            tl.store(blocks.last + b, last, mask=b < count)
     else:
         p = (tl.program_id(0) - 1) * MINE + tl.arange(0, MINE)
         mine = tl.load(IDS + p, mask=p < pairs, other=-1).to(tl.int32)
@@ -93,8 +94,8 @@ def plan_kernel(
             lower = other[None, :] < mine[:, None]
             earlier = (other[None, :] == mine[:, None]) & (q[None, :] < p[:, None])
             rank += tl.sum((lower | earlier).to(tl.int32), 1)
-        tl.store(XROW + rank, p // TOP, mask=p < pairs)
-        tl.store(YROW + rank, p, mask=p < pairs)
+        tl.store(blocks.x_row + rank, p // TOP, mask=p < pairs)
+        tl.store(blocks.y_row + rank, p, mask=p < pairs)
 
 
 @triton.jit(do_not_specialize_on_alignment=["WHERE", "WEIGHTS"])
@@ -145,44 +146,42 @@ def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, shares: torch
 
 
 def pairs_a_step(pairs: int, experts: int) -> int:
-    """Pairs that `plan_kernel` looks at a step: a power of two, so that few kernels serve all m; 0
+    """Pairs that `routing_kernel` compares with in a step: a power of two, so that few kernels serve all m; 0
     where torch sorts.
     """
-    if pairs > PLANNED:
+    if pairs > COMPARED:
         return 0
     return max(16, min(256, 8192 // triton.next_power_of_2(experts), triton.next_power_of_2(pairs)))
 
 
-def route(topk_ids: torch.Tensor, experts: int, tokens: int) -> Route:
+def route(topk_ids: torch.Tensor, experts: int, tokens: int) -> Routing:
     """Blocks of at most `tokens` pairs of one expert; topk_ids (m, top) of any integer type.
-    `x_rows` are tokens; `y_rows` the pair's place, so results come back in order.
+    `x_row` of a pair is its token, `y_row` its number, so results come back in order.
     """
     m, top = topk_ids.shape
     flat = topk_ids.reshape(-1)
     pairs = flat.numel()
     if m == 1:  # every pair its own block: the routing is the table
         count = counting(pairs, flat.device)
-        return Route(count[pairs:], flat, count, count[1:], torch.zeros_like(count), count[:-1], tokens)
+        return Routing(TokenBlocks(count[pairs:], flat, count, count[1:], torch.zeros_like(count), count[:-1]), tokens)
     blocks = min(pairs, pairs // tokens + experts)
-    if pairs > PLANNED:
+    if pairs > COMPARED:
         return _sorted(flat, top, experts, tokens, blocks)
     # Every part begins on 16 bytes: a kernel would be compiled anew for another alignment.
     sizes = [4, *[-(-blocks // 4) * 4] * 3, *[-(-pairs // 4) * 4] * 2]
     parts = torch.empty(sum(sizes), dtype=torch.int32, device=flat.device).split(sizes)
-    count, (expert, first, last) = parts[0][:1], (part[:blocks] for part in parts[1:4])
-    x_rows, y_rows = (part[:pairs] for part in parts[4:])
+    table = TokenBlocks(parts[0][:1], *(part[:blocks] for part in parts[1:4]), *(part[:pairs] for part in parts[4:]))
     some = pairs_a_step(pairs, experts)
     with gpu.use(flat.device):
-        plan_kernel[(1 + triton.cdiv(pairs, 32),)](
-            flat, count, expert, first, last, x_rows, y_rows, pairs, blocks, experts, tokens, TOP=top,
-            E=triton.next_power_of_2(experts), SOME=some,
-            MINE=32, BLOCKS=some, num_warps=4, **gpu.overlap_options(flat.device),
+        routing_kernel[(1 + triton.cdiv(pairs, 32),)](
+            flat, table, pairs, blocks, experts, tokens, TOP=top, E=triton.next_power_of_2(experts), SOME=some, MINE=32,
+            num_warps=4, **gpu.overlap_options(flat.device),
         )  # fmt: skip
-    return Route(count, expert, first, last, x_rows, y_rows, tokens)
+    return Routing(table, tokens)
 
 
-def _sorted(flat: torch.Tensor, top: int, experts: int, tokens: int, blocks: int) -> Route:
-    """The same plan by torch's sort, for many pairs."""
+def _sorted(flat: torch.Tensor, top: int, experts: int, tokens: int, blocks: int) -> Routing:
+    """The same table by torch's sort, for many pairs."""
     ids, order = torch.sort(flat, stable=True)
     edges = torch.searchsorted(ids, counting(experts, flat.device).to(ids.dtype))
     each = (edges.diff() + (tokens - 1)) // tokens
@@ -192,7 +191,7 @@ def _sorted(flat: torch.Tensor, top: int, experts: int, tokens: int, blocks: int
     first = edges[expert] + (block - (ends - each)[expert]) * tokens
     last = torch.minimum(first + tokens, edges[expert + 1])
     table = [t.to(torch.int32) for t in (ends[-1:], expert, first, last, order // top, order)]
-    return Route(table[0], table[1], table[2], table[3], table[4], table[5], tokens)
+    return Routing(TokenBlocks._make(table), tokens)
 
 
 @functools.cache

@@ -22,33 +22,33 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 import torch
 
 from .. import device as gpu
-from ..launch import Route
+from ..mma.plan import TokenBlocks
 from ..tuning.wgmma_tiles import LEAST_PAIRS, FusedTile, expert_tile
 from ..weight import CudaWeight
-from ..wgmma.launch import Blocks, arithmetic_of
+from ..wgmma.launch import arithmetic_of
 from ..wgmma.schedule import fused_blocks
 from .activation import gated
 from .routing import route, weighted_sum
 
 
-@triton.jit(do_not_specialize=["ldx"], do_not_specialize_on_alignment=["X", "WHERE", "COUNT", "FIRST", "LAST", "XROW", "YROW"])
-def gather_kernel(
-    X, OUT, WHERE, COUNT, FIRST, LAST, XROW, YROW, k, ldx, width, BT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
-    """Row `program` of the padded copy, and where its pair is. Grid (blocks · BT,)."""
+@triton.jit(do_not_specialize=["ldx"], do_not_specialize_on_alignment=["X", "WHERE"])
+def gather_kernel(X, OUT, WHERE, blocks, k, ldx, BT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Row `program` of the padded copy OUT of X, and in WHERE the row of its pair. Grid (blocks ·
+    BT,).
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     block = row // BT
-    if block < tl.load(COUNT):
-        rank = tl.load(FIRST + block) + (row % BT).to(tl.int32)
-        if rank < tl.load(LAST + block):
-            tl.store(WHERE + tl.load(YROW + rank), row.to(tl.int32))
-            source = X + tl.load(XROW + rank).to(tl.int64) * ldx
+    if block < tl.load(blocks.count):
+        rank = tl.load(blocks.first + block) + (row % BT).to(tl.int32)
+        if rank < tl.load(blocks.last + block):
+            tl.store(WHERE + tl.load(blocks.y_row + rank), row.to(tl.int32))
+            source = X + tl.load(blocks.x_row + rank).to(tl.int64) * ldx
             for start in range(0, k, BLOCK):
                 c = start + tl.arange(0, BLOCK)
-                tl.store(OUT + row * width + c, tl.load(source + c, mask=c < k), mask=c < k)
+                tl.store(OUT + row * k + c, tl.load(source + c, mask=c < k), mask=c < k)
 
 
 def serves(x: torch.Tensor, ups: tuple[CudaWeight, ...], down: CudaWeight, kind: int, interleaved: bool) -> bool:
@@ -80,19 +80,16 @@ def mixture(
     m, top = topk_ids.shape
     k = x.shape[1]
     tile = tile or expert_tile(m * top, down.shape[0])
-    plan: Route = route(topk_ids, down.shape[0], tile.tokens)
-    blocks = plan.expert.numel()
-    rows = blocks * tile.tokens
+    blocks: TokenBlocks = route(topk_ids, down.shape[0], tile.tokens).blocks
+    rows = blocks.expert.numel() * tile.tokens
     with gpu.use(x.device):
         x_pad = torch.empty((rows, k), dtype=x.dtype, device=x.device)
         where = torch.empty(m * top, dtype=torch.int32, device=x.device)
         x = x if x.stride(1) == 1 else x.contiguous()
         gather_kernel[(rows,)](
-            x, x_pad, where, plan.count, plan.first, plan.last, plan.x_rows, plan.y_rows, k, x.stride(0), k, BT=tile.tokens,
-            BLOCK=1024, num_warps=4, **gpu.overlap_options(x.device),
-        )  # fmt: skip
-        expert = plan.expert.to(torch.int32)  # at m = 1 topk_ids itself
-        table = Blocks(plan.count, expert, plan.first, plan.last)
+            x, x_pad, where, blocks, k, x.stride(0), BT=tile.tokens, BLOCK=1024, num_warps=4, **gpu.overlap_options(x.device)
+        )
+        table = blocks._replace(expert=blocks.expert.to(torch.int32))  # at m = 1 topk_ids itself
         if kind == 0 or interleaved:
             hidden = fused_blocks(x_pad, *ups[0], table, tile, kind, x.dtype)
         else:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..decode import E2M1, INT, SMALL, UINT, code, e2m1_raw_f32, element, scale_f32, u4_f32, u4b8_f32
+from ..decode import E2M1, SMALL, code, element, scale_f32, word_f32
 from ..lookups import SHARED, look_up
 
 # What is added to or taken from element · scale.
@@ -62,8 +62,10 @@ class Format(NamedTuple):
     per_super         groups that share a super scale
     global_op, divide the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's
     divisor applies
-    packed            codes are decoded by inline assembly, two at a time where there is such a form
     units             0 in plane order; in fragment order, units of 64 inputs in a row
+    decoder, fragment_decoder    assembly of a word of eight codes in either order (decoders.WORDS);
+                      "" where codes are decoded one by one
+    power             what the values of these two lack: a power of two
     """
 
     words: int
@@ -75,8 +77,10 @@ class Format(NamedTuple):
     per_super: int
     global_op: int
     divide: bool
-    packed: bool
     units: int
+    decoder: str = ""
+    fragment_decoder: str = ""
+    power: float = 1.0
 
     def constants(self) -> Format:
         """Itself; called in a kernel, the record whose fields are compile-time constants."""
@@ -140,15 +144,11 @@ def load_planes(weight, r, c, mask, F: tl.constexpr):
 
 @triton.jit
 def elements(planes, table, F: tl.constexpr):
-    """Eight float32 element values; packed E2M1 values still lack 2^14 (`lacks_power`)."""
+    """Eight float32 element values, less the factor F.power."""
     if F.kind >= SHARED:
         return look_up(planes.p4, table, F.kind)
-    elif F.packed and ((F.bits == 4) and (F.kind == UINT)):
-        return u4_f32(planes.p4)
-    elif F.packed and ((F.bits == 4) and (F.kind == INT)):
-        return u4b8_f32(planes.p4)
-    elif F.packed and ((F.bits == 4) and (F.kind == E2M1)):
-        return e2m1_raw_f32(planes.p4)
+    elif F.decoder != "":
+        return word_f32(planes.p4, F.decoder)
     else:
         v = ()
         for j in tl.static_range(8):
@@ -159,16 +159,6 @@ def elements(planes, table, F: tl.constexpr):
                 c = code(j, planes.low, planes.p4, planes.p2, planes.p1, F.bits)
             v = v + (element(c, table, F.kind, F.bits),)  # type: ignore[assignment] # Triton unrolls the loop
         return v
-
-
-@triton.constexpr_function
-def lacks_power(packed, bits, kind):
-    """True where `elements` leaves E2M1 values without their factor 2^14.
-
-    Takes fields of a Format: Triton's interpreter hands a record to a constexpr_function as a plain
-    tuple.
-    """
-    return bool(packed and bits == 4 and kind == E2M1)
 
 
 @triton.jit
@@ -196,10 +186,10 @@ def group_terms(weight, r, g, G, mask, F: tl.constexpr):
 
 
 @triton.jit
-def finish(v, s, a, RAW: tl.constexpr, ADD: tl.constexpr):
-    """One element to its value: float32, one rounding."""
-    if RAW:
-        v = v * 16384.0
+def finish(v, s, a, POWER: tl.constexpr, ADD: tl.constexpr):
+    """One element, which lacks the factor POWER, to its value: float32, one rounding."""
+    if POWER != 1.0:
+        v = v * POWER
     if ADD == ZERO:
         return (v - a) * s
     elif ADD == NONE:
@@ -211,10 +201,9 @@ def finish(v, s, a, RAW: tl.constexpr, ADD: tl.constexpr):
 @triton.jit
 def finish8(v, s, a, D: tl.constexpr, F: tl.constexpr):
     """Eight elements to their values, rounded to D."""
-    RAW: tl.constexpr = lacks_power(F.packed, F.bits, F.kind)
     out = ()
     for j in tl.static_range(8):
-        out = out + (finish(v[j], s, a, RAW, F.addend).to(D),)  # type: ignore[assignment] # Triton unrolls the loop
+        out = out + (finish(v[j], s, a, F.power, F.addend).to(D),)  # type: ignore[assignment] # Triton unrolls the loop
     return out
 
 
@@ -245,8 +234,8 @@ def apply_global_scale(v, weight, divisor, EXACT: tl.constexpr, F: tl.constexpr)
             return tl.math.div_rn(v, tl.broadcast_to(tl.load(weight.global_scale), v.shape))
     else:
         g = tl.load(weight.global_scale).to(tl.float64)
-        wide = v.to(tl.float64)
-        wide = wide * g if F.global_op == 1 else wide / g
+        d = v.to(tl.float64)
+        d = d * g if F.global_op == 1 else d / g
         if F.divide:
-            wide = wide / divisor
-        return wide.to(tl.float32)
+            d = d / divisor
+        return d.to(tl.float32)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..lookups import hold_table
-from .decode_tile import NONE, ZERO, apply_global_scale, elements, group_terms, lacks_power, load_planes
+from .decode_tile import NONE, ZERO, apply_global_scale, elements, group_terms, load_planes
 
 
 @triton.jit
@@ -53,8 +53,8 @@ def matvec_kernel(
         s, a = group_terms(weight, r[:, None], (c * 8 // F.group)[None, :], G, mask, F)
         v = elements(planes, weight.table, F)
         d, xs = _dot8(X, token * ldx, c, inside, v, F.addend != NONE)
-        if lacks_power(F.packed, F.bits, F.kind):
-            d = d * 16384.0
+        if F.power != 1.0:
+            d = d * F.power
         if F.addend == NONE:
             acc = tl.math.fma(d, s, acc)
         elif F.addend == ZERO:

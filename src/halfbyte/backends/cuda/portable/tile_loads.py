@@ -11,10 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..decode import E2M1, UINT, element, spread_e2m1_f32, u4_f32, u4b8_f32
-from .decode_tile import elements, finish, finish8, group_terms, interleave8, lacks_power, load_planes
+from ..decode import E2M1, element, word_f32
+from .decode_tile import elements, finish, finish8, group_terms, interleave8, load_planes
 
-SPREAD = tl.constexpr(((9, 15), (6, 12), (3, 14), (0, 13)))  # order._E2M1_PLACES: lowest magnitude bit and sign bit of nibble i
+SPREAD = tl.constexpr(((9, 15), (6, 12), (3, 14), (0, 13)))  # order.E2M1_BITS: lowest magnitude bit and sign bit of nibble i
 
 
 @triton.jit
@@ -29,20 +29,15 @@ def nibble_f32(w, NIBBLE: tl.constexpr, TABLE, KIND: tl.constexpr):
 
 
 @triton.jit
-def fragment_elements(w, TABLE, KIND: tl.constexpr, PACKED: tl.constexpr):
-    """A word of fragment order -> eight float32 values by nibble; packed E2M1 still lacks 2^14."""
-    if PACKED:
-        if KIND == E2M1:
-            return spread_e2m1_f32(w)
-        elif KIND == UINT:
-            return u4_f32(w)
-        else:
-            return u4b8_f32(w)
+def fragment_elements(w, TABLE, F: tl.constexpr):
+    """A word of fragment order -> eight float32 values by nibble, less the factor F.power."""
+    if F.fragment_decoder != "":
+        return word_f32(w, F.fragment_decoder)
     else:
         return (
-            nibble_f32(w, 0, TABLE, KIND), nibble_f32(w, 1, TABLE, KIND), nibble_f32(w, 2, TABLE, KIND),
-            nibble_f32(w, 3, TABLE, KIND), nibble_f32(w, 4, TABLE, KIND), nibble_f32(w, 5, TABLE, KIND),
-            nibble_f32(w, 6, TABLE, KIND), nibble_f32(w, 7, TABLE, KIND),
+            nibble_f32(w, 0, TABLE, F.kind), nibble_f32(w, 1, TABLE, F.kind), nibble_f32(w, 2, TABLE, F.kind),
+            nibble_f32(w, 3, TABLE, F.kind), nibble_f32(w, 4, TABLE, F.kind), nibble_f32(w, 5, TABLE, F.kind),
+            nibble_f32(w, 6, TABLE, F.kind), nibble_f32(w, 7, TABLE, F.kind),
         )  # fmt: skip
 
 
@@ -56,8 +51,7 @@ def fragment_block(weight, tile, unit, tiles, G, D: tl.constexpr, F: tl.constexp
     lane = tl.arange(0, 128)[None, None, :]  # 4 (4 g + t) + 2 s + b
     inside = (t < tiles) & (u < F.units)
     w = tl.load(weight.p4 + (t * F.units + u) * 128 + lane, mask=inside, other=0)
-    v = fragment_elements(w, weight.table, F.kind, F.packed)
-    RAW: tl.constexpr = lacks_power(F.packed, F.bits, F.kind)
+    v = fragment_elements(w, weight.table, F)
     row = t * 16 + lane // 16
     if F.group == 16:
         j = u * 64 + lane // 2 % 2 * 32 + lane % 2 * 16
@@ -67,10 +61,10 @@ def fragment_block(weight, tile, unit, tiles, G, D: tl.constexpr, F: tl.constexp
     s0, a0 = group_terms(weight, row, j // F.group, G, live, F)
     s1, a1 = group_terms(weight, row + 8, j // F.group, G, live, F)
     # Nibble 4 p + 2 i + h: rows g + 8 h.
-    p0 = tl.join(finish(v[0], s0, a0, RAW, F.addend).to(D), finish(v[4], s0, a0, RAW, F.addend).to(D))
-    q0 = tl.join(finish(v[2], s0, a0, RAW, F.addend).to(D), finish(v[6], s0, a0, RAW, F.addend).to(D))
-    p1 = tl.join(finish(v[1], s1, a1, RAW, F.addend).to(D), finish(v[5], s1, a1, RAW, F.addend).to(D))
-    q1 = tl.join(finish(v[3], s1, a1, RAW, F.addend).to(D), finish(v[7], s1, a1, RAW, F.addend).to(D))
+    p0 = tl.join(finish(v[0], s0, a0, F.power, F.addend).to(D), finish(v[4], s0, a0, F.power, F.addend).to(D))
+    q0 = tl.join(finish(v[2], s0, a0, F.power, F.addend).to(D), finish(v[6], s0, a0, F.power, F.addend).to(D))
+    p1 = tl.join(finish(v[1], s1, a1, F.power, F.addend).to(D), finish(v[5], s1, a1, F.power, F.addend).to(D))
+    q1 = tl.join(finish(v[3], s1, a1, F.power, F.addend).to(D), finish(v[7], s1, a1, F.power, F.addend).to(D))
     both = tl.join(tl.join(p0, q0), tl.join(p1, q1))  # [T, U, 128, p, i, h]
     # [T, U, g, t, s, b, p, i, h] -> row (T, h, g), input (U, s, t, b, i, p), or (U, s, b, t, i, p)
     # in groups of 16

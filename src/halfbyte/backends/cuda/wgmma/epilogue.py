@@ -15,7 +15,7 @@ from .gluon_compat import block_barrier
 
 @gluon.jit
 def owner(step, sharing, units):
-    """The program whose part of the remainder holds a step; plain integers will do."""
+    """The program whose part of the remainder holds a step."""
     return ((step + 1) * sharing + units - 1) // units - 1
 
 
@@ -113,20 +113,19 @@ def finished(acc, values, expert, row, n, factors, L: gl.constexpr, C: gl.conste
     """Sums to outputs in float32: the decoder's power of two, the tensor's factor, the bias.
     mma/epilogue.py says why float64.
     """
-    bias = values.bias + expert.to(gl.int64) * n
-    factor = values.global_scale + expert
     acc = acc * factors.unit
     if (C.global_op == 1) and (not C.divide):
-        acc = acc * gl.load(factor)
+        acc = acc * gl.load(values.global_scale + expert)
     elif C.global_op:
-        g = gl.load(factor).to(gl.float64)
-        wide = acc.to(gl.float64)
+        g = gl.load(values.global_scale + expert).to(gl.float64)
+        d = acc.to(gl.float64)
         if C.global_op == 1:
-            wide = wide * g
+            d = d * g
         else:
-            wide = wide / g
-        acc = (wide / factors.divisor).to(gl.float32)
+            d = d / g
+        acc = (d / factors.divisor).to(gl.float32)
     if C.has_bias:
+        bias = values.bias + expert.to(gl.int64) * n
         r = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, L))
         acc = acc + gl.expand_dims(gl.load(bias + r, mask=r < n, other=0).to(gl.float32), 1)
     return acc

@@ -38,7 +38,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..portable.decode_tile import NONE
 from .epilogue import add_parts, finished, gated_rows, hand_over, take_over
-from .gluon_compat import block_barrier, copy_in, copy_out
+from .gluon_compat import aggregate, block_barrier, copy_in, copy_out
 from .operand import operand, pair_positions, terms_layout, unit, words_layout
 
 
@@ -67,6 +67,22 @@ class Scratch(NamedTuple):
     arrivals: Any
 
 
+class Pointers(NamedTuple):
+    """What a launch reads and writes other than by tensor maps, one level of names: the fields of
+    Values, Blocks and Scratch. None: not read. (Triton 3.6 loses the names of a record in a record.)
+    """
+
+    y: Any
+    bias: Any
+    global_scale: Any
+    count: Any
+    expert: Any
+    first: Any
+    last: Any
+    partial: Any
+    arrivals: Any
+
+
 class Work(NamedTuple):
     """Numbers of a launch: tokens m, outputs n, tiles of y, programs that share those beyond whole
     rounds, blocks of rows and of tokens, and units of 64 inputs in a row.
@@ -82,7 +98,9 @@ class Work(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The shift of E8M0 scales, the power of two that the sums lack, and the format's divisor."""
+    """The shift of E8M0 scales (a float on the host: Triton specializes the integers of a record),
+    the power of two that the sums lack, and the format's divisor.
+    """
 
     shift: Any
     unit: Any
@@ -117,6 +135,22 @@ class Shared(NamedTuple):
     read: Any
 
 
+@aggregate
+class Arguments:
+    """Everything that the partitions of a kernel share. An aggregate, because Triton loses the names
+    of a record in a record where it is passed on.
+    """
+
+    maps: gl.tuple
+    y: gl.tensor
+    values: gl.tuple
+    blocks: gl.tuple
+    scratch: gl.tuple
+    shared: gl.tuple
+    work: gl.tuple
+    factors: gl.tuple
+
+
 class Split(NamedTuple):
     """A program's part of a launch: blocks of tokens, whole rounds, programs that share the rest,
     units of that rest.
@@ -137,7 +171,9 @@ class Config(NamedTuple):
     group, groups              inputs that share a scale; scale groups in a unit (1 when larger)
     scale_words                16-bit words of a unit's scales in 16 rows
     kind, bits, scale, addend  element, width of a code, kinds of scale and addend (decode.py)
-    arithmetic                 operand.HALF, BFLOAT, WIDE or WIDE_BFLOAT
+    arithmetic                 operand.HALF, BFLOAT, FLOAT32 or FLOAT32_BFLOAT
+    decoder, registers, positions    a row of decoders.PAIRS: assembly, its constraints, and where
+                               pairs lie in a word
     global_op, divide          the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the
                                format's divisor applies
     has_bias, half             a bias is added; activations are float16 (else bfloat16)
@@ -162,6 +198,9 @@ class Config(NamedTuple):
     scale: int
     addend: int
     arithmetic: int
+    decoder: str
+    registers: str
+    positions: Any
     global_op: int
     divide: bool
     has_bias: bool
@@ -213,9 +252,9 @@ def tile_position(tile, rows, tokens, ADJACENT: gl.constexpr):
     """Row block and token block of a tile: ADJACENT token blocks side by side, then down the rows."""
     each = ADJACENT * rows
     first = tile // each * ADJACENT
-    wide = gl.minimum(tokens - first, ADJACENT)
+    adjacent = gl.minimum(tokens - first, ADJACENT)
     inside = tile % each
-    return inside // wide, first + inside % wide
+    return inside // adjacent, first + inside % adjacent
 
 
 @gluon.jit
@@ -245,7 +284,7 @@ def copy_weight(maps, shared, bar, stage, row, k, live, C: gl.constexpr):
 
 
 @gluon.jit
-def produce(maps, blocks, shared, work, C: gl.constexpr):
+def produce(args, C: gl.constexpr):
     """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have
     left it.
     """
@@ -253,6 +292,10 @@ def produce(maps, blocks, shared, work, C: gl.constexpr):
     TERMS: gl.constexpr = C.scale_words + (0 if C.addend == NONE else 16 * C.groups)
     BYTES: gl.constexpr = C.tokens * 128 + BN * 8 * C.bits + max(BN // 16, 8) * TERMS * 2
     STAGES: gl.constexpr = C.stages
+    maps = args.maps
+    shared = args.shared
+    work = args.work
+    blocks = args.blocks
     tiles16 = (work.n + 15) // 16
     p = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -336,17 +379,28 @@ def join_halves(low, high, A: gl.constexpr):
 
 
 @gluon.jit
-def consume(maps, y, values, blocks, scratch, shared, work, factors, C: gl.constexpr, NUMBER: gl.constexpr):
+def units_before(index, low, own, units):
+    """Units that a program does before piece `index`: `own` in pieces 0 and 1, which begin at unit
+    `low` of the remainder.
+    """
+    return gl.where(index < 2, gl.maximum((low // units + index) * units - low, 0), own + (index - 2) * units)
+
+
+@gluon.jit
+def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
     """Consumer NUMBER: warpgroup WG of those along the rows, number WK of those on the same rows."""
     WG: gl.constexpr = NUMBER % C.row_groups
     WK: gl.constexpr = NUMBER // C.row_groups
     WGK: gl.constexpr = C.input_groups
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.tokens, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    shared = args.shared
+    work = args.work
+    shift = args.factors.shift
     positions = pair_positions(C)
     p = gl.program_id(0)
     programs = gl.num_programs(0)
-    split = split_of(work, blocks, C)
+    split = split_of(work, args.blocks, C)
     low = gl.minimum(p * split.units // split.sharing, split.units)
     own = gl.minimum((p + 1) * split.units // split.sharing, split.units) - low
     left = (split.whole * work.units + own + (WGK - 1 - WK)) // WGK
@@ -354,18 +408,15 @@ def consume(maps, y, values, blocks, scratch, shared, work, factors, C: gl.const
     phase = 0 * p
     parity = 0 * p
     if C.ahead:
-        first, second = read_stage(shared, stage, phase, left > 0, factors.shift, WG, C)
+        first, second = read_stage(shared, stage, phase, left > 0, shift, WG, C)
     for index in range(split.whole + 2):
         tile, k0, k1 = piece(index, p, programs, split, work.units)
         acc = gl.zeros([64 * C.row_blocks, C.tokens], gl.float32, layout=ACC)
         # Unit i of all that a program does is this warpgroup's where i mod WGK is WK.
-        before = gl.where(
-            index < 2, gl.maximum((low // work.units + index) * work.units - low, 0), own + (index - 2) * work.units
-        )
-        before = before + (WGK - 1 - WK)
+        before = units_before(index, low, own, work.units) + (WGK - 1 - WK)
         for k in range(before // WGK, (before + k1 - k0) // WGK):  # noqa: B007
             if not C.ahead:
-                first, second = read_stage(shared, stage, phase, True, factors.shift, WG, C)
+                first, second = read_stage(shared, stage, phase, True, shift, WG, C)
             a = join_halves(operand(first, positions, A, C), operand(second, positions, A, C), A)
             acc = warpgroup_mma(a, shared.x.index(stage).permute((1, 0)), acc, is_async=True)
             done = shared.empty.index(stage)
@@ -375,7 +426,7 @@ def consume(maps, y, values, blocks, scratch, shared, work, factors, C: gl.const
                 phase ^= 1
             left -= 1
             if C.ahead:
-                first, second = read_stage(shared, stage, phase, left > 0, factors.shift, WG, C)
+                first, second = read_stage(shared, stage, phase, left > 0, shift, WG, C)
             acc, a = warpgroup_mma_wait(0, deps=[acc, a])
             mbarrier.arrive(done)
         if k1 > k0:
@@ -383,55 +434,66 @@ def consume(maps, y, values, blocks, scratch, shared, work, factors, C: gl.const
                 hand_over(shared, (WK - 1) * C.row_groups + WG, parity, acc, C)
             else:
                 acc = take_over(shared, WG, parity, acc, C)
-                last = p >= 0
-                row, token = tile_position(tile, work.rows, split.tokens, C.adjacent)
-                if k1 - k0 < work.units:
-                    acc, last = add_parts(scratch, acc, tile - split.whole * programs, split, p, work.units, WG, C)
-                if last:
-                    write_tile(maps.y, y, values, blocks, shared, work, factors, acc, row, token, WG, ACC, C)
+                end_tile(args, split, acc, tile, k1 - k0, WG, ACC, C)
             parity ^= 1
     if C.store == 2 and WK == 0:
         tma.store_wait(0)
 
 
 @gluon.jit
-def write_tile(
-    y_map, y, values, blocks, shared, work, factors, acc, row, token, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr
-):  # fmt: skip
+def end_tile(args, split, acc, tile, units, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
+    """The sums of `units` units of a tile to y, or to the program that completes a cut tile."""
+    work = args.work
+    p = gl.program_id(0)
+    last = p >= 0
+    row, token = tile_position(tile, work.rows, split.tokens, C.adjacent)
+    if units < work.units:
+        cut_tile = tile - split.whole * gl.num_programs(0)
+        acc, last = add_parts(args.scratch, acc, cut_tile, split, p, work.units, WG, C)
+    if last:
+        write_tile(args, acc, row, token, WG, ACC, C)
+
+
+@gluon.jit
+def write_tile(args, acc, row, token, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
     """The sums of a warpgroup's rows of a tile to y."""
     ROWS: gl.constexpr = 64 * C.row_blocks
     HALVES: gl.constexpr = 2 if C.gate else 1
+    blocks = args.blocks
+    y = args.y
+    n = args.work.n
+    tile_y = args.shared.y.index(WG)
     first_row = row * (ROWS * C.row_groups) + WG * ROWS
-    end_token = work.m
+    end_token = args.work.m
     expert = 0 * row
     if C.routed:
         expert = gl.load(blocks.expert + token).to(gl.int32)
         end_token = token * C.tokens + gl.load(blocks.last + token).to(gl.int32) - gl.load(blocks.first + token).to(gl.int32)
-    out = finished(acc, values, expert, first_row, work.n, factors, ACC, C)
+    out = finished(acc, args.values, expert, first_row, n, args.factors, ACC, C)
     if C.gate:
         out = gated_rows(out, C.gate, 4)
     if C.store == 2:
         tma.store_wait(0)
         block_barrier()
-        shared.y.index(WG).permute((1, 0)).store(out.to(gl.float16 if C.half else gl.bfloat16))
+        tile_y.permute((1, 0)).store(out.to(gl.float16 if C.half else gl.bfloat16))
         fence_async_shared()
         block_barrier()
-        copy_out(y_map, [token * C.tokens, first_row // HALVES], shared.y.index(WG))
+        copy_out(args.maps.y, [token * C.tokens, first_row // HALVES], tile_y)
     else:
         L: gl.constexpr = out.type.layout
-        width = work.n // HALVES
+        width = n // HALVES
         r = first_row // HALVES + gl.arange(0, ROWS // HALVES, layout=gl.SliceLayout(1, L))[:, None]
         t = token * C.tokens + gl.arange(0, C.tokens, layout=gl.SliceLayout(0, L))[None, :]
         gl.store(y + t.to(gl.int64) * width + r, out.to(y.dtype.element_ty), mask=(r < width) & (t < end_token))
 
 
 @gluon.jit
-def partition(maps, y, values, blocks, scratch, shared, work, factors, C: gl.constexpr, NUMBER: gl.constexpr):
+def partition(args, C: gl.constexpr, NUMBER: gl.constexpr):
     """Consumer NUMBER of row_groups · input_groups, or after them the producer."""
     if NUMBER < C.row_groups * C.input_groups:
-        consume(maps, y, values, blocks, scratch, shared, work, factors, C, NUMBER)
+        consume(args, C, NUMBER)
     else:
-        produce(maps, blocks, shared, work, C)
+        produce(args, C)
 
 
 @gluon.jit
@@ -472,34 +534,37 @@ def allocate(maps, C: gl.constexpr):
     return Shared(x, words, scales, addends, y, full, empty, sums, written, read)
 
 
-@gluon.jit(
-    do_not_specialize=["m", "n", "tiles", "sharing", "rows", "tokens", "units", "shift"],
-    do_not_specialize_on_alignment=["bias", "global_scale", "count", "expert", "first", "last", "arrivals"],
-)
-def wgmma_kernel(
-    y_map, y, x_map, w_map, s_map, a_map, bias, global_scale, count, expert, first, last, partial, arrivals,
-    m, n, tiles, sharing, rows, tokens, units, shift, unit, divisor, config: gl.constexpr,
-):  # fmt: skip
+@gluon.jit(do_not_specialize=["m", "n", "sharing", "units"])
+def wgmma_kernel(y_map, x_map, w_map, s_map, a_map, pointers, m, n, sharing, units, factors, config: gl.constexpr):
     """y (m, n) = x wᵀ + bias, one tile being 64 · row_blocks · row_groups rows of w by
     `config.tokens` tokens.
 
-    The arguments are those of Maps, Values, Blocks, Scratch, Work and Factors in order. They come
-    one by one because Triton 3.6 specializes numbers and pointers inside a record whatever
-    `do_not_specialize` says, which would compile a kernel for every shape; the records are made
-    here.
+    y_map … a_map   tensor maps of y, x, words, scales and addends: Triton 3.6 takes none in a record
+    pointers        Pointers
+    m, n, sharing, units    as in Work. They come one by one because Triton specializes the integers
+                    of a record whatever `do_not_specialize` says: a kernel for every shape
+    factors         Factors
+    config          Config
 
     In a stack of experts (config.routed) block b of tokens belongs to expert[b] and has last[b] −
     first[b] tokens; x and y have `config.tokens` rows a block.
     """
     C: gl.constexpr = config.constants()
-    maps = Maps(y_map, x_map, w_map, s_map, a_map)
-    values = Values(bias, global_scale)
-    blocks = Blocks(count, expert, first, last)
-    scratch = Scratch(partial, arrivals)
-    work = Work(m, n, tiles, sharing, rows, tokens, units)
-    factors = Factors(shift, unit, divisor)
     WARPGROUPS: gl.constexpr = C.row_groups * C.input_groups
+    BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
+    maps = Maps(y_map, x_map, w_map, s_map, a_map)
+    rows = (n + (BN - 1)) // BN
+    tokens = (m + (C.tokens - 1)) // C.tokens
+    work = Work(m, n, rows * tokens, sharing, rows, tokens, units)
     shared = allocate(maps, C)
+    factors = Factors(factors.shift.to(gl.int32), factors.unit, factors.divisor)
+    y = pointers.y
+    values = Values(pointers.bias if C.has_bias else y, pointers.global_scale if C.global_op else y)
+    blocks = Blocks(y, y, y, y)  # never read
+    if C.routed:
+        blocks = Blocks(pointers.count, pointers.expert, pointers.first, pointers.last)
+    scratch = Scratch(pointers.partial, pointers.arrivals)
+    args = Arguments(maps, y, values, blocks, scratch, shared, work, factors)
     fence_async_shared()
     block_barrier()
     if C.pdl:
@@ -507,9 +572,7 @@ def wgmma_kernel(
         if C.routed:
             gdc_wait()  # which expert's words to read is known only now
     gl.warp_specialize(
-        [
-            (partition, (maps, y, values, blocks, scratch, shared, work, factors, C, number))
-            for number in (0, 1, 2, 3, 4)[: WARPGROUPS + 1]
-        ],
-        warps_of(WARPGROUPS), registers_of(WARPGROUPS),
-    )  # fmt: skip
+        [(partition, (args, C, number)) for number in (0, 1, 2, 3, 4)[: WARPGROUPS + 1]],
+        warps_of(WARPGROUPS),
+        registers_of(WARPGROUPS),
+    )

@@ -1,5 +1,7 @@
-"""Launches of the fused kernel. What does not change from call to call is worked out once and kept
-with the weight, the compiled kernel too: binding the arguments and describing five tensors again
+"""Launches of the wgmma kernel (the schedule `fused`).
+
+What does not change from call to call is kept with the weight: tile, division of the tiles, tensor
+maps, arguments and the compiled kernel. Binding the arguments and describing five tensors again
 takes the host longer than the GPU needs for a layer.
 """
 
@@ -7,26 +9,29 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import torch
 
+from .. import decoders
 from .. import device as gpu
 from ..decode import E8M0_NORMAL, ELEMENTS, SCALES
 from ..launch import GLOBAL_OPS, addend_kind
+from ..mma.plan import TokenBlocks
 from ..tuning.wgmma_tiles import FusedTile, stages
 from ..weight import CudaWeight, group_elements
-from .kernel import Blocks as BlockPointers
-from .kernel import Config, Factors, Scratch, Values, Work, wgmma_kernel
+from .kernel import Config, Factors, Pointers, wgmma_kernel
 
-HALF, BFLOAT, WIDE, WIDE_BFLOAT = 0, 1, 2, 3
+HALF, BFLOAT, FLOAT32, FLOAT32_BFLOAT = 0, 1, 2, 3
 """The arithmetics of operand.py."""
+ROWS_BY_ARITHMETIC = (decoders.HALF, decoders.BFLOAT, decoders.FLOAT32, decoders.FLOAT32)
+"""What `decoders.PAIRS` calls them."""
 ARITHMETIC = {
-    "e8m0": (HALF, BFLOAT), "e4m3": (HALF, BFLOAT), "ue4m3": (HALF, BFLOAT), "float16": (HALF, WIDE),
-    "bfloat16": (WIDE_BFLOAT, BFLOAT),
+    "e8m0": (HALF, BFLOAT), "e4m3": (HALF, BFLOAT), "ue4m3": (HALF, BFLOAT), "float16": (HALF, FLOAT32),
+    "bfloat16": (FLOAT32_BFLOAT, BFLOAT),
 }  # fmt: skip
 """Scales: the arithmetic for x in float16, and in bfloat16."""
 LARGEST = {"e2m1": 128, "e4m3": 120, "e5m2": 113}
@@ -47,20 +52,8 @@ def arithmetic_of(w: CudaWeight, half: bool) -> int | None:
         return None
     finished = ARITHMETIC[scale][0 if half else 1]
     if w.format.bits == 8 and finished == BFLOAT:  # eight bits and a power of two do not fit a bfloat16 on the way
-        return WIDE if scale == "e8m0" else WIDE_BFLOAT
+        return FLOAT32 if scale == "e8m0" else FLOAT32_BFLOAT
     return finished
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Token blocks of a stack of experts, on the device: how many there are, and each one's expert
-    and span of pairs.
-    """
-
-    count: torch.Tensor
-    expert: torch.Tensor
-    first: torch.Tensor
-    last: torch.Tensor
 
 
 @dataclass
@@ -76,18 +69,14 @@ class CachedKernel:
     compiled: Any = None
 
 
-@dataclass(frozen=True)
-class WorkSplit:
-    """How the tiles of a launch are divided: programs; tiles beyond whole rounds and programs that
-    share them; blocks of rows and of tokens; float32 values of partial sums that cut tiles leave in
-    memory.
+class WorkSplit(NamedTuple):
+    """How the tiles of a launch are divided: programs; tiles beyond whole rounds, and programs that
+    share them; float32 values of partial sums that cut tiles leave in memory.
     """
 
     programs: int
     rest: int
     sharing: int
-    rows: int
-    tokens: int
     partials: int = 0
 
 
@@ -108,9 +97,9 @@ def _map(t: torch.Tensor, box: list[int]) -> Any:
 
 
 @functools.cache
-def _no_scratch(device: torch.device) -> Scratch:
+def _no_scratch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Partial sums and counters of launches that cut no tile."""
-    return Scratch(torch.zeros(1, dtype=torch.float32, device=device), torch.zeros(1, dtype=torch.int32, device=device))
+    return torch.zeros(1, dtype=torch.float32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
 
 
 def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, routed: bool, gate: int) -> CachedKernel:
@@ -134,45 +123,46 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     elif half and e2m1 and f.scale in ("e4m3", "ue4m3"):
         unit = 256.0
     arithmetic = arithmetic_of(w, half)
-    assert arithmetic is not None  # `schedule.refusal` was asked
+    assert arithmetic is not None  # `schedule.refusal` is None
+    addends, named = addend_kind(w), ROWS_BY_ARITHMETIC[arithmetic]
     config = Config(
         tokens=tile.tokens, row_blocks=tile.rows, row_groups=tile.groups, input_groups=tile.deep,
         stages=stages(tile, bits, groups, w.scales.element_size(), w.addend is not None), group=group, groups=groups,
         scale_words=width, kind=ELEMENTS[f.element], bits=bits,
-        scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addend_kind(w), arithmetic=arithmetic,
+        scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, arithmetic=arithmetic,
+        decoder=decoders.pair_assembly(bits, f.element, named, addends, w.scales.element_size() == 1, half),
+        registers=decoders.pair_constraints(bits, f.element, addends), positions=decoders.PAIRS[bits, f.element, named].positions,
         global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, half=half, adjacent=tile.together,
         store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
-    return CachedKernel(maps, w.tiled, Factors(shift, unit, float(f.divisor)), config)
+    return CachedKernel(maps, w.tiled, Factors(float(shift), unit, float(f.divisor)), config)
 
 
 def launch(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, split: WorkSplit,
-    blocks: Blocks | None = None, gate: int = 0,
+    blocks: TokenBlocks | None = None, gate: int = 0,
 ) -> None:  # fmt: skip
     """One launch over the tiles of `split`."""
-    engine = y.dtype == x.dtype and y.shape[1] % 8 == 0
-    routed = blocks is not None
-    key = (tile, x.dtype, y.dtype, None if bias is None else bias.dtype, engine, routed, gate, w.scales.data_ptr(),
+    device, engine = x.device, y.dtype == x.dtype and y.shape[1] % 8 == 0
+    table = (None, None, None, None) if blocks is None else blocks[:4]
+    # Triton specializes the pointers of a record by their alignment.
+    aligned = tuple([t is None or t.data_ptr() % 16 == 0 for t in (bias, *table)])
+    key = (tile, x.dtype, y.dtype, bias is not None and bias.dtype, engine, blocks is None, gate, aligned, w.scales.data_ptr(),
            w.planes[w.format.bits].data_ptr())  # fmt: skip
     cached = w.launches.get(key)
     if cached is None:
         store = 2 if engine else 1
-        cached = w.launches[key] = _kernel(w, tile, x.dtype == torch.float16, bias is not None, store, routed, gate)
-    none, device = w.scales, x.device
+        cached = w.launches[key] = _kernel(w, tile, x.dtype == torch.float16, bias is not None, store, blocks is not None, gate)
     x_map = _map(x, [tile.tokens, 64])
     y_map = _map(y, [tile.tokens, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map
-    values = Values(none if bias is None else bias, none if w.global_scale is None else w.global_scale)
-    routing = BlockPointers(none, none, none, none) if blocks is None else BlockPointers(
-        blocks.count, blocks.expert, blocks.first, blocks.last)  # fmt: skip
-    work = Work(x.shape[0], w.shape[-2], split.rows * split.tokens, split.sharing, split.rows, split.tokens, cached.units)
     with gpu.use(device):
         scratch = _no_scratch(device)
         if split.partials:
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
-            scratch = Scratch(partial, gpu.arrival_counters(device, split.rest * tile.groups))
-        arguments = (y_map, y, x_map, *cached.maps, *values, *routing, *scratch, *work, *cached.factors)
+            scratch = (partial, gpu.arrival_counters(device, split.rest * tile.groups))
+        pointers = Pointers(y, bias, w.global_scale, *table, *scratch)
+        arguments = (y_map, x_map, *cached.maps, pointers, x.shape[0], w.shape[-2], split.sharing, cached.units, cached.factors)
         if cached.compiled is None:
             cached.compiled = wgmma_kernel[(split.programs,)](
                 *arguments, config=cached.config, **gpu.launch_options(device), num_warps=4, enable_fp_fusion=False

@@ -1,16 +1,17 @@
-"""Words of fragment order to finished 16-bit values in the registers that wgmma takes as its A
-operand.
+"""Words of fragment order to the register operand (A) of wgmma: finished 16-bit values.
 
 One word a lane is one 16 × 16 block of a warp's rows (of 8-bit codes, half of one), in the order in
-which wgmma wants it, so nothing moves between lanes: one to four operations a pair of weights turn
-codes into element values, one more multiplies by the scale or adds the bias. Every value is (q −
-zero) · scale or q · scale + bias rounded once to x's dtype, by one of three arithmetics:
+which wgmma reads it, so no value moves between lanes. The assembly is a row of `decoders.PAIRS`: one
+to four operations a pair of weights turn codes into element values, one more multiplies by the
+scale or adds the bias. Every value is (q − zero) · scale or q · scale + bias, rounded once to x's
+dtype, by one of these arithmetics:
 
-    half    float16 pairs; scales float16, E8M0 (times 2^(14 − shift): raw E2M1 patterns come out
-            finished), E4M3 (times 2^6)
-    bfloat  bfloat16 pairs; scales bfloat16, E8M0, E4M3, all of them exact there
-    wide    float32 one by one and a conversion a pair; scales of the 16-bit type that x does not
-            have, 8 bits and x bfloat16
+    HALF            float16 pairs; scales float16, E8M0 (times 2^(14 − shift), which completes raw
+                    E2M1 patterns), E4M3 (times 2^6)
+    BFLOAT          bfloat16 pairs; scales bfloat16, E8M0, E4M3, all of them exact there
+    FLOAT32         float32 one by one and a conversion a pair: scales of the 16-bit type that x does
+                    not have, 8 bits and x bfloat16
+    FLOAT32_BFLOAT  the same, scales bfloat16
 """
 
 from __future__ import annotations
@@ -18,110 +19,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..decode import E2M1, E4M3, E4M3S, E5M2, E8M0, E8M0_NORMAL, UE4M3, UINT
+from ..decode import E2M1, E4M3S, E8M0, E8M0_NORMAL, UE4M3
 from ..mma.operands import axis
-from ..portable.decode_tile import BIAS, NONE, ZERO
+from ..portable.decode_tile import BIAS, NONE
 
 HALF = gl.constexpr(0)
 BFLOAT = gl.constexpr(1)
-WIDE = gl.constexpr(2)
-WIDE_BFLOAT = gl.constexpr(3)  # the same, scales bfloat16
-
-
-@gluon.constexpr_function
-def assembly(kind, add, scale, way, half, bits=4):
-    """The decoder of two pairs of a word as PTX: $0 is the pair of row g, $1 that of row g + 8; of
-    2 bits a word for each row, and $2 and $3 the pairs eight inputs further. Inputs, as many
-    registers each as there are results, the third belonging to row g + 8: the word; of 2 and 4
-    bits, where in it the pairs are (`pair_positions`) and for E2M1 a multiplier; scales; addends.
-    """
-    names = ["word"] + (["place"] if bits < 8 else []) + (["times"] if kind == E2M1 else []) + ["scale", "addend"]
-    results = 4 if bits == 2 else 2
-    r = {name: [f"${results + 2 * results * i}", f"${results + 2 * results * i + 2}"] for i, name in enumerate(names)}
-    word, place, scales, addend = r["word"][0], r.get("place", []), r["scale"], r["addend"]
-    rows = (0, 1)
-    body = ".reg .b32 t, k, c;"
-    if bits == 2:  # pairs are made eight inputs apart, then put beside each other
-        body += ".reg .b32 u, v;"
-        for i in rows:
-            body += f"shr.u32 t, {r['word'][i]}, {place[0]};"
-            if way == BFLOAT:  # 128 + q
-                body += "mov.b32 k, 0x43004300; lop3.b32 u, t, 0x00030003, k, 0xea; shr.u32 t, t, 2;"
-                body += "lop3.b32 v, t, 0x00030003, k, 0xea;"
-            else:  # 1024 + q, 1024 + 4 q
-                body += "mov.b32 k, 0x64006400; lop3.b32 u, t, 0x00030003, k, 0xea; lop3.b32 v, t, 0x000c000c, k, 0xea;"
-                low, high = ("0x64006400", "0xdc00dc00") if kind == UINT else ("0x64026402", "0xdc08dc08")
-                body += f"mov.b32 k, {low}; sub.rn.f16x2 u, u, k; mov.b32 k, 0x34003400; mov.b32 c, {high};"
-                body += "fma.rn.f16x2 v, v, k, c;"
-            body += f"prmt.b32 ${i}, u, v, 0x5410; prmt.b32 ${i + 2}, u, v, 0x7632;"
-        if way == BFLOAT:
-            body += f"mov.b32 k, 0x3f803f80; mov.b32 c, {'0xc300c300' if kind == UINT else '0xc302c302'};"
-            body += "".join(f"fma.rn.bf16x2 ${i}, ${i}, k, {addend[i % 2] if add == ZERO else 'c'};" for i in range(4))
-            body += "mov.b32 c, 0x80008000;"
-        elif way == HALF and add == ZERO:
-            body += "".join(f"sub.rn.f16x2 ${i}, ${i}, {addend[i % 2]};" for i in range(4))
-    elif bits == 8 and kind == E4M3:
-        body += f".reg .b16 l, h; mov.b32 {{l, h}}, {word}; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h;"
-    elif bits == 8 and kind == E5M2:  # the upper byte of a float16
-        body += f"mov.b32 k, 0; prmt.b32 $0, {word}, k, 0x1404; prmt.b32 $1, {word}, k, 0x3424;"
-    elif bits == 8:  # 1024 + q, less 1024 + zero
-        body += f"mov.b32 k, 0x64646464; prmt.b32 $0, {word}, k, 0x4140; prmt.b32 $1, {word}, k, 0x4342;"
-        if add == ZERO and way == HALF:
-            body += "".join(f"sub.rn.f16x2 ${i}, ${i}, {addend[i]};" for i in rows)
-        else:
-            body += f"mov.b32 k, {'0x64006400' if kind == UINT else '0x64806480'};"
-            body += "".join(f"sub.rn.f16x2 ${i}, ${i}, k;" for i in rows)
-    elif kind == E2M1:
-        body += "".join(f"and.b32 t, {word}, {place[i]}; mul.lo.u32 ${i}, t, {r['times'][i]};" for i in rows)
-        if way == BFLOAT:  # times 2^-126, which one product takes back
-            body += "mov.b32 k, 0x7e807e80; mov.b32 c, 0x80008000;"
-            fields = "shr.u32 t, {0}, 3; and.b32 t, t, 0x01c001c0; lop3.b32 {0}, {0}, 0x80008000, t, 0xea;"
-            body += "".join(fields.format(f"${i}") for i in rows)
-            body += "".join(f"fma.rn.bf16x2 ${i}, ${i}, k, c;" for i in rows)
-        else:  # times 2^-14
-            body += "".join(f"and.b32 ${i}, ${i}, 0x8e008e00;" for i in rows)
-            if way >= WIDE or scale == 0:  # else the scale brings 2^14 along
-                body += "mov.b32 k, 0x74007400;" + "".join(f"mul.rn.f16x2 ${i}, ${i}, k;" for i in rows)
-    elif way == BFLOAT:  # 128 + q, less 128 + zero
-        body += "mov.b32 k, 0x43004300;"
-        body += "".join(f"shr.u32 t, {word}, {place[i]}; lop3.b32 ${i}, t, 0x000f000f, k, 0xea;" for i in rows)
-        body += f"mov.b32 k, 0x3f803f80; mov.b32 c, {'0xc300c300' if kind == UINT else '0xc308c308'};"
-        body += "".join(f"fma.rn.bf16x2 ${i}, ${i}, k, {addend[i] if add == ZERO else 'c'};" for i in rows)
-        body += "mov.b32 c, 0x80008000;"
-    else:  # 1024 + q in row g, 1024 + 16 q in row g + 8, less 1024 + zero, 64 + zero
-        body += f"mov.b32 k, 0x64006400; shr.u32 t, {word}, {place[0]};"
-        body += "lop3.b32 $0, t, 0x000f000f, k, 0xea; lop3.b32 $1, t, 0x00f000f0, k, 0xea; mov.b32 t, 0x2c002c00;"
-        if add == ZERO and way == HALF:
-            body += f"sub.rn.f16x2 $0, $0, {addend[0]}; fma.rn.f16x2 $1, $1, t, {addend[1]};"
-        else:
-            low, high = ("0x64006400", "0xd400d400") if kind == UINT else ("0x64086408", "0xd480d480")
-            body += f"mov.b32 k, {low}; mov.b32 c, {high}; sub.rn.f16x2 $0, $0, k; fma.rn.f16x2 $1, $1, t, c;"
-    for i in range(results):
-        s, a = scales[i % 2], addend[i % 2]
-        if way == BFLOAT:
-            body += f"fma.rn.bf16x2 ${i}, ${i}, {s}, {a if add == BIAS else 'c'};"  # c is −0
-        elif way == HALF and add == BIAS:
-            body += f"fma.rn.f16x2 ${i}, ${i}, {s}, {a};"
-        elif way == HALF:
-            body += f"mul.rn.f16x2 ${i}, ${i}, {s};"
-        else:
-            body += f"{{ .reg .b16 l, h; .reg .f32 v, w, s, a; mov.b32 {{l, h}}, ${i}; cvt.f32.f16 v, l; cvt.f32.f16 w, h;"
-            body += f"mov.b32 s, {s};" + (f"mov.b32 a, {a};" if add != NONE else "")
-            if add == ZERO:
-                body += "sub.rn.f32 v, v, a; sub.rn.f32 w, w, a;"
-            if add == BIAS:
-                body += "fma.rn.f32 v, v, s, a; fma.rn.f32 w, w, s, a;"
-            else:
-                body += "mul.rn.f32 v, v, s; mul.rn.f32 w, w, s;"
-            body += f"cvt.rn.{'f16x2' if half else 'bf16x2'}.f32 ${i}, w, v; }}"
-    return "{" + body + "}"
-
-
-@gluon.constexpr_function
-def constraints(kind, add, bits=4):
-    """Two results (four of 2 bits); twice as many copies of each input."""
-    inputs, results = 2 + (bits < 8) + (kind == E2M1) + (add != NONE), 4 if bits == 2 else 2
-    return ",".join(["=&r"] * results + ["r"] * (2 * results * inputs))
+FLOAT32 = gl.constexpr(2)
+FLOAT32_BFLOAT = gl.constexpr(3)
 
 
 @gluon.constexpr_function
@@ -183,30 +88,28 @@ def operand_layout(r, warps, groups):
 
 
 @gluon.constexpr_function
-def pair_position(kind, way, odd, down):
-    """(mask, multiplier) of an E2M1 pair in its word, or (shift, 0) of an integer pair: of lanes
-    with odd t, of row g + 8.
-    """
-    if kind == E2M1:  # order.spread_e2m1: sign and magnitude to bits 15 and 9 to 11
-        return [[(-0x71FF7200, 1), (0x11C011C0, 8)], [(0x40384038, 66), (0x20072007, 516)]][odd][down]
-    return (8 * odd + 4 * down if way == BFLOAT else 8 * odd, 0)
+def position_of(config, odd, down):
+    """(shift or mask, multiplier) of a pair: of lanes with odd t, of row g + 8."""
+    return config.positions[odd][down]
 
 
 @gluon.jit
 def pair_positions(C: gl.constexpr):
-    """`pair_position` of every lane and row of 4-bit codes: two tensors. Of 2 bits, a lane's shift."""
+    """Where a lane's pairs lie in its words (decoders.PairDecoder.positions), of every lane and row:
+    shifts or masks, and multipliers. Of 2 bits, a lane's shift.
+    """
     L: gl.constexpr = operand_layout(C.row_blocks, 4, max(1, C.groups // 2))
     odd = axis(4, 2, L, 10) == 1
     down = axis(8, 2, L, 10) == 1
-    EVEN: gl.constexpr = pair_position(C.kind, C.arithmetic, 0, 0)
-    EVEN_HIGH: gl.constexpr = pair_position(C.kind, C.arithmetic, 0, 1)
-    ODD: gl.constexpr = pair_position(C.kind, C.arithmetic, 1, 0)
-    ODD_HIGH: gl.constexpr = pair_position(C.kind, C.arithmetic, 1, 1)
-    place = gl.where(down, gl.where(odd, ODD_HIGH[0], EVEN_HIGH[0]), gl.where(odd, ODD[0], EVEN[0]))
+    EVEN: gl.constexpr = position_of(C, 0, 0)
+    EVEN_HIGH: gl.constexpr = position_of(C, 0, 1)
+    ODD: gl.constexpr = position_of(C, 1, 0)
+    ODD_HIGH: gl.constexpr = position_of(C, 1, 1)
+    position = gl.where(down, gl.where(odd, ODD_HIGH[0], EVEN_HIGH[0]), gl.where(odd, ODD[0], EVEN[0]))
     times = gl.where(down, gl.where(odd, ODD_HIGH[1], EVEN_HIGH[1]), gl.where(odd, ODD[1], EVEN[1]))
     if C.bits == 2:
-        place = 8 * axis(3, 2, L, 10) + 4 * axis(4, 2, L, 10)
-    return place, times
+        position = 8 * axis(3, 2, L, 10) + 4 * axis(4, 2, L, 10)
+    return position, times
 
 
 @gluon.jit
@@ -251,17 +154,17 @@ def _byte_f32(b, SCALE: gl.constexpr):
 
 @gluon.jit
 def scales(
-    v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, WAY: gl.constexpr
+    v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, ARITHMETIC: gl.constexpr
 ):  # fmt: skip
-    """Stored scales to what `assembly` multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0 in
+    """Stored scales to what the decoder multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0 in
     float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
-    (`fused_launch.LARGEST`).
+    (`launch.LARGEST`).
     """
     if SCALE == 0:
         b = gl.reshape(v, [R, W, GROUPS, 8, 2])
-        if WAY == WIDE_BFLOAT:
+        if ARITHMETIC == FLOAT32_BFLOAT:
             s = (b.to(gl.int32) << 16).to(gl.int32)
-        elif WAY == WIDE:
+        elif ARITHMETIC == FLOAT32:
             s = b.to(gl.float16, bitcast=True).to(gl.float32).to(gl.int32, bitcast=True)
         else:
             s = _twice(b.to(gl.int32))
@@ -269,9 +172,9 @@ def scales(
         b = gl.reshape(v, [R, W, GROUPS, 8]).to(gl.int32)
         low = b & 255
         high = (b >> 8) & 255
-        if WAY == BFLOAT:
+        if ARITHMETIC == BFLOAT:
             s = gl.join(_pair_of(_byte_f32(low, SCALE), True), _pair_of(_byte_f32(high, SCALE), True))
-        elif WAY >= WIDE:
+        elif ARITHMETIC >= FLOAT32:
             s = gl.join(_byte_f32(low, SCALE), _byte_f32(high, SCALE)).to(gl.int32, bitcast=True)
         elif SCALE == E4M3S:
             low, high = _e4m3_halves(b)
@@ -286,24 +189,24 @@ def scales(
 
 @gluon.jit
 def addends(
-    v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, WAY: gl.constexpr, BITS: gl.constexpr
+    v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, ARITHMETIC: gl.constexpr, BITS: gl.constexpr
 ):  # fmt: skip
-    """Stored zero points or biases to what `assembly` takes away or adds, [R, W, 8, GROUPS, 2 rows]
+    """Stored zero points or biases to what the decoder subtracts or adds, [R, W, 8, GROUPS, 2 rows]
     of int32.
     """
     b = gl.reshape(v, [R, W, GROUPS, 8, 2])
     if ADD == BIAS:
-        if WAY < WIDE:
+        if ARITHMETIC < FLOAT32:
             a = _twice(b.to(gl.int32))
-        elif WAY == WIDE_BFLOAT:
+        elif ARITHMETIC == FLOAT32_BFLOAT:
             a = b.to(gl.int32) << 16
         else:
             a = b.to(gl.float16, bitcast=True).to(gl.float32).to(gl.int32, bitcast=True)
     else:
         z = b.to(gl.float32)
-        if WAY >= WIDE:
+        if ARITHMETIC >= FLOAT32:
             a = z.to(gl.int32, bitcast=True)
-        elif WAY == BFLOAT:
+        elif ARITHMETIC == BFLOAT:
             a = _pair_of(-128.0 - z, True)
         elif BITS == 8:
             a = _pair_of(1024.0 + z, False)
@@ -363,10 +266,10 @@ def _spread(v, like, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 @gluon.jit
 def operand(half, positions, A: gl.constexpr, C: gl.constexpr):
-    """Half a unit, as `unit` gives it, to the finished A operand [64 R, 32] in layout A."""
+    """Half a unit, as `unit` returns it, to the finished A operand [64 R, 32] in layout A."""
     R: gl.constexpr = C.row_blocks
     W: gl.constexpr = 4
-    place, times = positions
+    position, times = positions
     EACH: gl.constexpr = max(1, C.groups // 2)
     L: gl.constexpr = operand_layout(R, W, EACH)
     like = gl.zeros([R, W, 8, 2, 2, EACH, 2 // EACH, 2, 2, 2], gl.int32, layout=L)
@@ -377,20 +280,18 @@ def operand(half, positions, A: gl.constexpr, C: gl.constexpr):
     w, _ = gl.broadcast(w, like)
     arguments = [w]
     if C.bits < 8:
-        place, _ = gl.broadcast(place, like)
-        arguments = arguments + [place]
+        position, _ = gl.broadcast(position, like)
+        arguments = arguments + [position]
     if C.kind == E2M1:
         times, _ = gl.broadcast(times, like)
         arguments = arguments + [times]
     arguments = arguments + [_spread(half[1], like, R, W, EACH)]
     if C.addend != NONE:
         arguments = arguments + [_spread(half[2], like, R, W, EACH)]
-    asm: gl.constexpr = assembly(C.kind, C.addend, C.scale, C.arithmetic, C.half, C.bits)
-    registers: gl.constexpr = constraints(C.kind, C.addend, C.bits)
     PACK: gl.constexpr = 8 if C.bits == 2 else 4
     if C.half:
-        v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.float16, is_pure=True, pack=PACK)
+        v = gl.inline_asm_elementwise(C.decoder, C.registers, arguments, dtype=gl.float16, is_pure=True, pack=PACK)
     else:
-        v = gl.inline_asm_elementwise(asm, registers, arguments, dtype=gl.bfloat16, is_pure=True, pack=PACK)
+        v = gl.inline_asm_elementwise(C.decoder, C.registers, arguments, dtype=gl.bfloat16, is_pure=True, pack=PACK)
     v = gl.reshape(gl.permute(v, [0, 1, 8, 2, 5, 6, 7, 3, 4, 9]), [16 * W * R, 32])
     return gl.convert_layout(v, A, assert_trivial=True)

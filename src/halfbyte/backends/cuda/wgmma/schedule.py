@@ -9,6 +9,7 @@ import functools
 import torch
 
 from .. import device as gpu
+from ..mma.plan import TokenBlocks
 from ..tuning.wgmma_tiles import (
     FEW_INPUTS,
     FEW_INPUTS_LEAST,
@@ -21,7 +22,7 @@ from ..tuning.wgmma_tiles import (
     parts,
 )
 from ..weight import NEAR, CudaWeight
-from .launch import Blocks, WorkSplit, arithmetic_of, launch
+from .launch import WorkSplit, arithmetic_of, launch
 
 
 def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
@@ -83,11 +84,11 @@ def split_tiles(m: int, n: int, units: int, tile: FusedTile, most: int) -> WorkS
     programs = min(most, tiles * split)
     rest = tiles % programs
     sharing = max(1, min(programs, rest * split))
-    return WorkSplit(programs, rest, sharing, rows, tokens, 2 * sharing * bn * tile.tokens if sharing > rest > 0 else 0)
+    return WorkSplit(programs, rest, sharing, 2 * sharing * bn * tile.tokens if sharing > rest > 0 else 0)
 
 
 def fused_blocks(
-    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, table: Blocks, tile: FusedTile, gate: int, dtype: torch.dtype
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, table: TokenBlocks, tile: FusedTile, gate: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Padded rows of x, tile.tokens a block, through each block's expert -> the same rows, of
     `dtype`.
@@ -95,6 +96,6 @@ def fused_blocks(
     n = w.shape[-2]
     blocks, rows = table.expert.numel(), -(-n // (64 * tile.rows * tile.groups))
     y = torch.empty((x.shape[0], n // 2 if gate else n), dtype=dtype, device=x.device)
-    split = WorkSplit(min(gpu.multiprocessors(x.device), rows * blocks), 1, 1, rows, blocks)
+    split = WorkSplit(min(gpu.multiprocessors(x.device), rows * blocks), 1, 1)
     launch(x, w, bias, y, tile, split, table, gate)
     return y
