@@ -79,7 +79,7 @@ def test_after_a_warm_up_no_number_of_tokens_compiles_anything(launched, e, top,
             for few in ([(m, share) for m in TOKENS for share in (HALF, torch.float32)], [(m, HALF) for m, _ in steps]):
                 assert not needed <= compiled_by(launched, block(e), few, top)
     steps_of_plans = {key[1] for m in range(1, 4097) for key in experts.kernels(m, top, e, takes) if key[0] == "plan"} - {0}
-    assert sum(name == "plan_kernel" for name, *_ in called) == len(steps_of_plans)  # of both ways, whatever a block takes
+    assert sum(name == "routing_kernel" for name, *_ in called) == len(steps_of_plans)  # of both ways, whatever a block takes
 
 
 def test_every_number_of_tokens_has_its_kernels_among_the_steps():

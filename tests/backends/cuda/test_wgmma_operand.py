@@ -157,7 +157,8 @@ def test_every_2_bit_code_in_every_position_is_finished_and_rounded_once(kind, a
 CASES8 = [
     (UINT, NONE, HALF, True), (INT, NONE, HALF, True), (UINT, ZERO, HALF, True), (UINT, BIAS, HALF, True),
     (E4M3, NONE, HALF, True), (E5M2, NONE, HALF, True),
-    (INT, NONE, FLOAT32, False), (UINT, ZERO, FLOAT32, False), (UINT, BIAS, FLOAT32_BFLOAT, False), (UINT, BIAS, FLOAT32_BFLOAT, True),
+    (INT, NONE, FLOAT32, False), (UINT, ZERO, FLOAT32, False),
+    (UINT, BIAS, FLOAT32_BFLOAT, False), (UINT, BIAS, FLOAT32_BFLOAT, True),
     (E4M3, NONE, FLOAT32, False), (E5M2, NONE, FLOAT32, False),
 ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import BackendError, ShapeError
 from ...tensor.qtensor import QTensor
 from ..base import Backend, Call, Prepared
-from .fallback import weight as canonical
+from .fallback import weight as fallback_weight
 from .fallback.weight import CanonicalWeight
 from .weight import elements_of, even_groups, nbytes, refusal, to_device
 
@@ -56,7 +56,7 @@ class CUDABackend(Backend):
         why = refusal(call.format)
         if why and call.schedule not in (None, "dequantize_then_gemm"):
             return f"{why}: it is decoded as a whole, then multiplied; schedule {call.schedule!r} needs a packed product"
-        return canonical.refusal(call.format) if why else None
+        return fallback_weight.refusal(call.format) if why else None
 
     def prepare(self, w: QTensor) -> Prepared:
         return self.prepare_on(w, "cuda")
@@ -65,16 +65,16 @@ class CUDABackend(Backend):
         if refusal(w.format) is None and even_groups(w):
             held = to_device(w, device)
             return Prepared(self.name, w.format, w.shape, held, nbytes(held))
-        why = canonical.refusal(w.format)
+        why = fallback_weight.refusal(w.format)
         if why:
             raise BackendError(f"[cuda] {why}")
-        whole = canonical.to_device(w, device)
-        return Prepared(self.name, w.format, w.shape, whole, canonical.nbytes(whole))
+        whole = fallback_weight.to_device(w, device)
+        return Prepared(self.name, w.format, w.shape, whole, fallback_weight.nbytes(whole))
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
         from .canonical import canonical_parts
 
-        return canonical.canonical_parts(w.data) if isinstance(w.data, CanonicalWeight) else canonical_parts(w.data)
+        return fallback_weight.canonical_parts(w.data) if isinstance(w.data, CanonicalWeight) else canonical_parts(w.data)
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         held = w.data
@@ -136,7 +136,7 @@ class CUDABackend(Backend):
 
     def expert(self, w: Prepared, index: int) -> Prepared:
         if isinstance(w.data, CanonicalWeight):
-            return canonical.expert(w, index)
+            return fallback_weight.expert(w, index)
         held = w.data.expert(index)
         return Prepared(self.name, w.format, w.shape[1:], held, nbytes(held))
 
