@@ -15,7 +15,7 @@ import numpy as np
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-BITWISE = {"and": operator.and_, "or": operator.or_, "shl": operator.lshift, "shr": operator.rshift}
+BITWISE = {"and": operator.and_, "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift}
 FORMULA = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "fma": lambda x, y, z: x * y + z}
 
 

@@ -33,8 +33,8 @@ class Decoder(NamedTuple):
     """A row of `WORDS` or `OPERANDS`.
 
     code        the assembly
-    low, high   what a decoded 1 stands for in rows g, and in rows g + 8: powers of two that the
-                caller multiplies back
+    low, high   what the value 1 decodes to in rows g, and in rows g + 8: powers of two that the
+                caller divides by
     """
 
     code: str

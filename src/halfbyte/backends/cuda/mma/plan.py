@@ -162,7 +162,7 @@ class Plan(NamedTuple):
     decoder: str = ""
     """Assembly of a word: a row of decoders.OPERANDS."""
     unit_low: float = 1.0
-    """What a decoded 1 stands for in rows g."""
+    """What the value 1 decodes to in rows g."""
     unit_high: float = 1.0
     """The same in rows g + 8."""
     buffers: int = 1

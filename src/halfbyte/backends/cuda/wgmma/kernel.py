@@ -564,7 +564,7 @@ def wgmma_kernel(y_map, x_map, w_map, s_map, a_map, pointers, m, n, sharing, uni
     if C.routed:
         blocks = Blocks(pointers.count, pointers.expert, pointers.first, pointers.last)
     scratch = Scratch(pointers.partial, pointers.arrivals)
-    args = Arguments(maps, y, values, blocks, scratch, shared, work, factors)
+    args = Arguments(maps, y, values, blocks, scratch, shared, work, factors)  # type: ignore[call-arg] # made by `aggregate`
     fence_async_shared()
     block_barrier()
     if C.pdl:

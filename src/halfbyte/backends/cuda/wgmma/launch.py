@@ -161,7 +161,7 @@ def launch(
         if split.partials:
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
             scratch = (partial, gpu.arrival_counters(device, split.rest * tile.groups))
-        pointers = Pointers(y, bias, w.global_scale, *table, *scratch)
+        pointers = Pointers._make((y, bias, w.global_scale, *table, *scratch))
         arguments = (y_map, x_map, *cached.maps, pointers, x.shape[0], w.shape[-2], split.sharing, cached.units, cached.factors)
         if cached.compiled is None:
             cached.compiled = wgmma_kernel[(split.programs,)](
