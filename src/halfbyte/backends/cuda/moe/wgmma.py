@@ -81,6 +81,7 @@ def mixture(
     k = x.shape[1]
     tile = tile or expert_tile(m * top, down.shape[0])
     blocks: TokenBlocks = route(topk_ids, down.shape[0], tile.tokens).blocks
+    blocks = blocks._replace(expert=blocks.expert.to(torch.int32))  # at m = 1 topk_ids itself
     rows = blocks.expert.numel() * tile.tokens
     with gpu.use(x.device):
         x_pad = torch.empty((rows, k), dtype=x.dtype, device=x.device)
@@ -89,10 +90,9 @@ def mixture(
         gather_kernel[(rows,)](
             x, x_pad, where, blocks, k, x.stride(0), BT=tile.tokens, BLOCK=1024, num_warps=4, **gpu.overlap_options(x.device)
         )
-        table = blocks._replace(expert=blocks.expert.to(torch.int32))  # at m = 1 topk_ids itself
         if kind == 0 or interleaved:
-            hidden = fused_blocks(x_pad, *ups[0], table, tile, kind, x.dtype)
+            hidden = fused_blocks(x_pad, *ups[0], blocks, tile, kind, x.dtype)
         else:
-            hidden = gated([fused_blocks(x_pad, w, bias, table, tile, 0, torch.float32) for w, bias in ups], kind, x.dtype)
-        routed = fused_blocks(hidden, down, down_bias, table, tile, 0, torch.float32)
+            hidden = gated([fused_blocks(x_pad, w, bias, blocks, tile, 0, torch.float32) for w, bias in ups], kind, x.dtype)
+        routed = fused_blocks(hidden, down, down_bias, blocks, tile, 0, torch.float32)
     return weighted_sum(routed, where, topk_weights, x.dtype)
