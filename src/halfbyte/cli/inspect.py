@@ -23,6 +23,8 @@ _COLUMNS = (
     Column("bits/weight", True), Column("bytes", True, optional=1),
 )  # fmt: skip
 
+_PREDICTIONS = (Column("engine"), Column("weight"), Column("verdict"), Column("why", optional=1))
+
 _LEDGER = (Column("tensor or key"), Column("status"), Column("beside"), Column("why"))
 
 
@@ -32,6 +34,10 @@ def inspect(
     data: Annotated[
         bool, typer.Option("--data", help="Also read the packed weights: NaN scales, overflow, equal zero points.")
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option("--for", help="What an engine will do with it: vllm==0.32, transformers, llama.cpp, mlx, sglang, ..., all."),
+    ] = None,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: checkpoint, tensors, ledger, findings.")] = False,
@@ -39,10 +45,16 @@ def inspect(
     """Show layout, format and size of every tensor, the ledger of tensors and config keys, and what
     looks wrong, worst first.
 
-    Exit status: 0 when no error was found (warnings and notes allowed), 1 when one was, 2 when the
-    checkpoint cannot be opened.
+    With --for instead a prediction from headers and configuration: fine, refused, or wrong (it
+    loads and computes something else), with the public report and the conversion that repairs it.
+
+    Exit status: 0 when no error was found (warnings and notes allowed), 1 when one was, or when an
+    engine of --for refuses the checkpoint or computes something else, 2 when it cannot be opened.
     """
     from ..checkpoints.inspect import records
+
+    if engine is not None:
+        return _predict(path, engine, config, allow_unknown, tensors, json)
 
     with open_with(path, config, allow_unknown, data) as checkpoint:
         with progress("reading") as report:
@@ -53,6 +65,28 @@ def inspect(
         else:
             _print(checkpoint, findings, tensors, data)
     return int(any(f.severity == "error" for f in findings))
+
+
+def _predict(path: Path, engine: str, config: str | None, allow_unknown: list[str] | None, each: bool, json: bool) -> int:
+    from ..checkpoints.engines import FINE, parse_engine, predictions
+
+    parse_engine(engine)
+    with open_with(path, config, allow_unknown, data=False) as checkpoint:
+        found = predictions(checkpoint, engine)
+        where = checkpoint.remote.where if checkpoint.remote else str(checkpoint.path)
+        kind = checkpoint.format
+    if json:
+        for p in found:
+            print_json(p.record())
+        return int(any(p.verdict != FINE for p in found))
+    print(f"{printable(where)}: {kind}\n")
+    shown = [p for p in found if each or not p.key]
+    print_table(_PREDICTIONS, [[f"{p.engine} {p.version}", p.key or "all", p.verdict, p.reason] for p in shown])
+    for p in {(p.reason, p.report, p.repair): p for p in found if p.verdict != FINE and p.report}.values():
+        print(f"\n{p.engine}, {p.verdict}: {p.reason}\n  report: {p.report}")
+        if p.repair:
+            print(f"  repair: {printable(p.repair)}")
+    return int(any(p.verdict != FINE for p in found))
 
 
 def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool, data: bool) -> None:

@@ -1,0 +1,290 @@
+"""What an inference engine will do with a checkpoint, predicted from headers and configuration.
+
+    for p in predictions(checkpoint, "vllm==0.32"): print(p.verdict, p.key, p.reason)
+
+A rule is a row of `RULES`: engine, versions, condition, verdict, reason, the public report it comes
+from, and the target of `halfbyte convert --to` that repairs it. Verdicts: *refused*, the engine
+raises an error; *wrong*, it loads the file and computes something else; *fine*, no rule applies to
+a kind that the engine reads. A file of a kind for which an engine has no row in `READS` is refused.
+Of the data only tensor scales are read, four bytes each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CheckpointError
+from .base import Checkpoint, TensorInfo
+
+FINE, REFUSED, WRONG = "fine", "refused", "wrong"
+VERDICTS = (WRONG, REFUSED, FINE)
+"""Worst first."""
+Version = tuple[int, ...]
+NEWEST: Version = (9998,)
+LATEST: Version = (9999,)
+"""Of an engine that is named without a version; and above every version."""
+ENGINES = ("vllm", "transformers", "llama.cpp", "mlx", "sglang", "gptqmodel")
+
+READS: dict[str, tuple[str, ...]] = {
+    "vllm": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
+             "gguf", "bitsandbytes", "hqq"),
+    "sglang": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
+               "gguf", "bitsandbytes"),
+    "transformers": ("dense", "gptq", "awq", "compressed-tensors", "gpt-oss", "torchao", "fp8", "auto-round", "quark", "gguf",
+                     "bitsandbytes", "hqq"),
+    "llama.cpp": ("gguf",),
+    "mlx": ("dense", "mlx", "gpt-oss"),
+    "gptqmodel": ("dense", "gptq", "awq"),
+}  # fmt: skip
+"""Engine -> `Checkpoint.format` of what some version of it reads."""
+TARGETS = {
+    "vllm": "compressed-tensors", "sglang": "compressed-tensors", "transformers": "compressed-tensors", "llama.cpp": "gguf",
+    "mlx": "mlx", "gptqmodel": "gptq",
+}  # fmt: skip
+"""Engine -> the target that it reads in most versions."""
+UNREAD_REPORTS = {
+    "llama.cpp": "https://github.com/ggml-org/llama.cpp/issues/10965",
+    "mlx": "https://github.com/ml-explore/mlx-lm/issues/727",
+}
+"""Engine -> the public report of kinds that it does not read."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What conditions see: the checkpoint, its quantization config, and one weight (None for the
+    whole).
+    """
+
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+    info: TensorInfo | None
+
+    @property
+    def bits(self) -> int:
+        """Of the weight's codes, 0 for the whole."""
+        return self.info.format.bits if self.info is not None and self.info.format is not None else 0
+
+    @property
+    def experts(self) -> bool:
+        """True for a weight of experts."""
+        return self.info is not None and ".experts" in self.info.key
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One restriction.
+
+    formats  `Checkpoint.format` of the files that it concerns
+    since    first version with it, before: first version without it; () for always
+    applies  the condition, of each weight; `whole` for a condition of the configuration
+    to       target of `convert --to` that repairs it, "" where none does
+    report   the public report it comes from
+    """
+
+    engine: str
+    formats: tuple[str, ...]
+    verdict: str
+    reason: str
+    report: str
+    applies: Callable[[Facts], bool]
+    since: Version = ()
+    before: Version = LATEST
+    to: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What an engine will do with a weight, or with the whole (key "")."""
+
+    engine: str
+    version: str
+    key: str
+    verdict: str
+    reason: str = ""
+    report: str = ""
+    repair: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"record": "prediction", **self.__dict__}
+
+
+def _act_order(f: Facts) -> bool:
+    """Groups follow an index of inputs; with one group a row the index has no effect."""
+    if f.config.get("desc_act") and f.config.get("group_size") != -1:
+        return True
+    return any(_value(g, "weights", "actorder") in ("group", "dynamic", True) for g in _groups(f.config))
+
+
+def _any_v2(f: Facts) -> bool:
+    return f.config.get("checkpoint_format") == "gptq_v2"
+
+
+def _sparse(f: Facts) -> bool:
+    sparsity = f.config.get("sparsity_config")
+    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
+    structure = sparsity.get("sparsity_structure") if isinstance(sparsity, dict) else None
+    return structure == "2:4" or "marlin-24" in words or "sparse-24-bitmask" in words
+
+
+def _asymmetric_experts(f: Facts) -> bool:
+    return f.experts and f.info is not None and f.info.format is not None and f.info.format.zero == "int"
+
+
+def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = config.get("config_groups")
+    return [g for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+
+
+def _value(group: Mapping[str, Any], *path: str) -> Any:
+    value: Any = group
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _always(f: Facts) -> bool:
+    return True
+
+
+def _fork_or_removed(f: Facts) -> bool:
+    return f.info is not None and f.info.quantized and f.info.format is None
+
+
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Projections that engines fuse into one matrix."""
+TENSOR_SCALES = (".weight_scale_2", ".weight_global_scale")
+
+
+def _two_scales(f: Facts) -> bool:
+    """An NVFP4 projection that is fused with others of another tensor scale. The scales, four bytes
+    each, are read; not over the network.
+    """
+    if f.info is None or f.info.format is None or not f.info.format.global_op or f.experts:
+        return False
+    path, _, last = f.info.key.rpartition(".")
+    names = next((group for group in FUSED if last in group), ())
+    shards = getattr(f.checkpoint, "shards", None)
+    if not names or shards is None or f.checkpoint.remote is not None:
+        return False
+    tensors = [t for n in names for s in TENSOR_SCALES if (t := f"{path}.{n}{s}") in shards]
+    return len({shards.array(t).tobytes() for t in tensors}) > 1
+
+
+TRANSFORMERS_GGUF = frozenset({
+    "llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "falcon", "phi3", "bloom", "t5", "stablelm", "gpt2",
+    "starcoder2", "mamba", "nemotron", "gemma2", "gemma3", "umt5", "deci", "lfm2", "gpt-oss", "minimax-m2",
+})  # fmt: skip
+"""`general.architecture` of GGUF files that transformers 5 builds a model of."""
+
+
+def _no_transformers_gguf(f: Facts) -> bool:
+    return str(f.checkpoint.config.get("model_type")) not in TRANSFORMERS_GGUF
+
+
+_VLLM = "https://github.com/vllm-project/vllm"
+RULES: tuple[Rule, ...] = (
+    Rule("vllm", ("gguf",), REFUSED, "vLLM has no GGUF reader since 0.24; its plug-in vllm-gguf-plugin has one",
+         f"{_VLLM}/pull/39612", _always, since=(0, 24), to="compressed-tensors", whole=True),
+    Rule("vllm", ("bitsandbytes",), REFUSED, "vLLM has no bitsandbytes reader since 0.27", f"{_VLLM}/issues/39583", _always,
+         since=(0, 27), to="compressed-tensors", whole=True),
+    Rule("vllm", ("hqq",), REFUSED, "vLLM 0.24 and newer have no HQQ reader", f"{_VLLM}/issues/39583", _always, since=(0, 24),
+         to="compressed-tensors", whole=True),
+    Rule("vllm", ("compressed-tensors",), REFUSED, "2:4 sparse weights are not read since 0.19.1", f"{_VLLM}/pull/36799", _sparse,
+         since=(0, 19, 1), to="compressed-tensors", whole=True),
+    Rule("vllm", ("gptq", "compressed-tensors"), WRONG,
+         "the group index (act-order) is ignored since 0.30: weights are multiplied with scales of other groups",
+         f"{_VLLM}/pull/54809", _act_order, since=(0, 30), whole=True),
+    Rule("vllm", ("gptq",), WRONG, "gptq_v2 zero points are read as v1, one too high, before 0.11.1", f"{_VLLM}/pull/26092",
+         _any_v2, before=(0, 11, 1), to="gptq-v1", whole=True),
+    Rule("vllm", ("compressed-tensors",), REFUSED, "experts with zero points are not read",
+         "https://github.com/vllm-project/llm-compressor/issues/2628",
+         _asymmetric_experts),
+    Rule("vllm", ("compressed-tensors", "modelopt"), WRONG,
+         "projections that are fused (q, k, v; gate, up) have unequal tensor scales, of which one is used for all",
+         f"{_VLLM}/issues/41045", _two_scales),
+    Rule("vllm", ("awq",), REFUSED, "AWQ words of 4 bits are read, no others",
+         "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="compressed-tensors"),
+    Rule("sglang", ("compressed-tensors",), REFUSED, "2:4 sparse weights are not read", f"{_VLLM}/pull/36799", _sparse,
+         to="compressed-tensors", whole=True),
+    Rule("gptqmodel", ("awq",), REFUSED, "AWQ words of 4 bits are read, no others",
+         "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="gptq"),
+    Rule("llama.cpp", ("gguf",), REFUSED, "the tensor's type is not one that llama.cpp has",
+         "https://github.com/ggml-org/llama.cpp/issues/10965", _fork_or_removed),
+    Rule("transformers", ("gguf",), REFUSED, "transformers has no GGUF reader for this architecture",
+         "https://github.com/huggingface/transformers/issues/33260",
+         _no_transformers_gguf, whole=True),
+)  # fmt: skip
+"""Every rule that is known, with its report."""
+
+
+def parse_engine(text: str) -> list[tuple[str, Version, str]]:
+    """(engine, version, version as text) of `vllm==0.32`, `vllm`, or all of them for `all`.
+
+    CheckpointError for an engine that has no rules. Without a version the newest is meant.
+    """
+    if text == "all":
+        return [(name, NEWEST, "newest") for name in ENGINES]
+    match = re.fullmatch(r"([\w.]+?)(?:==(\d+(?:\.\d+)*))?", text)
+    if match is None or match[1] not in ENGINES:
+        raise CheckpointError(
+            f"[inspect] --for {text!r}; allowed: {', '.join(ENGINES)}, each also with ==VERSION (vllm==0.32), and all"
+        )
+    version = tuple(map(int, match[2].split("."))) if match[2] else NEWEST
+    return [(match[1], version, match[2] or "newest")]
+
+
+def predictions(checkpoint: Checkpoint, engine: str) -> list[Prediction]:
+    """One prediction for the whole of each engine, and one for each weight that a rule concerns;
+    the worst first within an engine.
+    """
+    out: list[Prediction] = []
+    for name, version, text in parse_engine(engine):
+        found = list(_of(checkpoint, name, version, text))
+        found.sort(key=lambda p: (VERDICTS.index(p.verdict), p.key))
+        worst = found[0].verdict if found else FINE
+        if not any(p.key == "" for p in found):
+            reason = f"{len(found):,} weights, see below" if found else "no known restriction concerns it"
+            found.insert(0, Prediction(name, text, "", worst, reason))
+        out += found
+    return out
+
+
+def _of(checkpoint: Checkpoint, engine: str, version: Version, text: str) -> Iterator[Prediction]:
+    kind = checkpoint.format
+    if kind not in READS[engine]:
+        why, report = f"{engine} reads no {kind} checkpoints", UNREAD_REPORTS.get(engine, "")
+        yield Prediction(engine, text, "", REFUSED, why, report, _command(checkpoint, TARGETS[engine]))
+        return
+    config = _quantization(checkpoint)
+    rules = [r for r in RULES if r.engine == engine and kind in r.formats and r.since <= version < r.before]
+    for rule in rules:
+        if rule.whole and rule.applies(Facts(checkpoint, config, None)):
+            yield Prediction(engine, text, "", rule.verdict, rule.reason, rule.report, _command(checkpoint, rule.to))
+    each = [r for r in rules if not r.whole]
+    for info in _packed(checkpoint) if each else ():
+        for rule in each:
+            if rule.applies(Facts(checkpoint, config, info)):
+                yield Prediction(engine, text, info.key, rule.verdict, rule.reason, rule.report, _command(checkpoint, rule.to))
+
+
+def _packed(checkpoint: Checkpoint) -> Iterable[TensorInfo]:
+    return (i for i in checkpoint.infos() if i.quantized)
+
+
+def _quantization(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The quantization config that the checkpoint is read with, {} where it has none."""
+    scheme = getattr(checkpoint, "scheme", None)
+    return scheme.raw if scheme is not None else {}
+
+
+def _command(checkpoint: Checkpoint, target: str) -> str:
+    """The command that repairs, "" without a target."""
+    if not target:
+        return ""
+    name = checkpoint.path.name or "model"
+    return f"halfbyte convert {checkpoint.path} {name}-{target.partition(':')[0]} --to {target} --plan"

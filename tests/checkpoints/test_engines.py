@@ -1,0 +1,143 @@
+"""Predictions of what inference engines do with a checkpoint: rules, versions, the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte.checkpoints.engines import ENGINES, READS, RULES, TARGETS, VERDICTS, parse_engine, predictions
+from halfbyte.cli import main
+from halfbyte.errors import CheckpointError
+from halfbyte.layouts import LAYOUTS, layout_aliases
+from support.gguf_writer import F32, GGUF, Q8_0, Tensor
+from support.safetensors_bytes import MLX, A, gptq_weight, mlx_weight, under, write
+
+AT = "model.layers.0."
+
+
+def folder(path: Path, tensors: dict[str, np.ndarray], config: dict) -> Path:
+    write(path / "model.safetensors", tensors)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def gptq(path: Path, **changes: object) -> Path:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False, **changes}
+    return folder(path, under(A, gptq_weight()), {"quantization_config": config})
+
+
+def nvfp4(path: Path, *scales: float) -> Path:
+    tensors: dict[str, np.ndarray] = {}
+    for name, scale in zip(("q_proj", "k_proj", "v_proj"), scales, strict=True):
+        tensors |= {
+            f"{AT}self_attn.{name}.weight_packed": np.zeros((16, 32), np.uint8),
+            f"{AT}self_attn.{name}.weight_scale": np.full((16, 4), 0x38, np.uint8).view("uint8"),
+            f"{AT}self_attn.{name}.weight_global_scale": np.array([scale], np.float32),
+        }
+    import ml_dtypes
+
+    tensors = {k: v.view(ml_dtypes.float8_e4m3fn) if k.endswith("weight_scale") else v for k, v in tensors.items()}
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    config = {
+        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+        "config_groups": {"g": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+    return folder(path, tensors, {"quantization_config": config})
+
+
+def verdict(path: Path, engine: str) -> tuple[str, str]:
+    """Verdict and reason for the whole."""
+    with hb.open(path) as checkpoint:
+        found = predictions(checkpoint, engine)
+    assert found[0].key == ""
+    return found[0].verdict, found[0].reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "want"),
+    [
+        ("vllm==0.32", {}, "fine"),
+        ("vllm==0.32", {"desc_act": True}, "wrong"), ("vllm==0.29.1", {"desc_act": True}, "fine"),
+        ("vllm", {"desc_act": True}, "wrong"),
+        ("vllm==0.32", {"desc_act": True, "group_size": -1}, "fine"),
+        ("vllm==0.11", {"checkpoint_format": "gptq_v2"}, "wrong"), ("vllm==0.11.1", {"checkpoint_format": "gptq_v2"}, "fine"),
+        ("gptqmodel", {"desc_act": True}, "fine"), ("transformers", {}, "fine"),
+        ("llama.cpp", {}, "refused"), ("mlx", {}, "refused"),
+    ],
+)  # fmt: skip
+def test_gptq(engine, changes, want, tmp_path):
+    if changes.get("group_size") == -1:
+        path = folder(
+            tmp_path, under(A, gptq_weight(group=64)),
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "sym": True, **changes}},
+        )  # fmt: skip
+    else:
+        path = gptq(tmp_path, **changes)
+    assert verdict(path, engine)[0] == want
+
+
+def test_mlx_runs_on_mlx_alone(tmp_path):
+    path = folder(tmp_path, under(A, mlx_weight()), MLX)
+    assert {name: verdict(path, name)[0] for name in ENGINES} == dict.fromkeys(ENGINES, "refused") | {"mlx": "fine"}
+
+
+def test_a_gguf_and_the_versions_that_dropped_it(tmp_path):
+    words = GGUF(tensors=[
+        Tensor("blk.0.attn_q.weight", (32, 4), Q8_0, bytes(4 * 34)), Tensor("blk.0.attn_norm.weight", (4,), F32, bytes(16)),
+    ])  # fmt: skip
+    path = tmp_path / "m.gguf"
+    path.write_bytes(words.bytes())
+    assert verdict(path, "llama.cpp") == ("fine", "no known restriction concerns it")
+    assert verdict(path, "vllm==0.23")[0] == "fine"
+    assert verdict(path, "vllm==0.24")[0] == "refused"
+    assert verdict(path, "transformers")[0] == "fine"
+    words.pairs = [("general.architecture", "string", "plamo2")]
+    path.write_bytes(words.bytes())
+    assert verdict(path, "transformers") == ("refused", "transformers has no GGUF reader for this architecture")
+
+
+def test_unequal_tensor_scales_of_fused_projections_are_wrong_and_equal_ones_fine(tmp_path):
+    with hb.open(nvfp4(tmp_path, 500.0, 500.0, 400.0)) as checkpoint:
+        found = predictions(checkpoint, "vllm==0.32")
+    assert [p.key for p in found if p.key] == [f"{AT}self_attn.{n}" for n in ("k_proj", "q_proj", "v_proj")]
+    assert {p.verdict for p in found} == {"wrong"}
+    assert verdict(nvfp4(tmp_path, 500.0, 500.0, 500.0), "vllm==0.32")[0] == "fine"
+
+
+def test_the_command_prints_reason_report_and_repair(tmp_path, capsys):
+    path = gptq(tmp_path, desc_act=True)
+    assert main(["inspect", str(path), "--for", "all"]) == 1
+    out = capsys.readouterr().out
+    assert "the group index (act-order) is ignored since 0.30" in out
+    assert "report: https://github.com/vllm-project/vllm/pull/54809" in out
+    assert f"repair: halfbyte convert {path}" in out
+    assert main(["inspect", str(path), "--for", "gptqmodel", "--json"]) == 0
+    (record,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (record["record"], record["engine"], record["verdict"]) == ("prediction", "gptqmodel", "fine")
+
+
+@pytest.mark.parametrize("text", ["tensorrt", "vllm==", "vllm=0.3", "vllm==x", ""])
+def test_other_engines_are_refused_with_the_list(text, tmp_path, capsys):
+    with pytest.raises(CheckpointError, match=r"allowed: vllm, transformers, llama\.cpp"):
+        parse_engine(text)
+    assert main(["inspect", str(gptq(tmp_path)), "--for", text]) == 2
+    assert "allowed: vllm" in capsys.readouterr().err
+
+
+def test_the_rules_are_consistent():
+    words = {"dense", "gguf", "fp8", "gpt-oss", *LAYOUTS, "awq", "auto-round", "compressed-tensors"}
+    assert set(READS) == set(TARGETS) == set(ENGINES)
+    assert {kind for kinds in READS.values() for kind in kinds} <= words
+    targets = {*LAYOUTS, *layout_aliases()}
+    for rule in RULES:
+        assert rule.engine in ENGINES
+        assert rule.verdict in VERDICTS[:2]
+        assert set(rule.formats) <= set(READS[rule.engine])
+        assert rule.report.startswith("https://github.com/")
+        assert rule.since < rule.before
+        assert rule.to in ("", *targets)
+    assert set(TARGETS.values()) <= targets
