@@ -52,7 +52,10 @@ def read_config(raw: Mapping[str, Any], where: str) -> ConfigReader:
     word = str(method).lower().replace("compressed_tensors", "compressed-tensors")
     readers = readers_by_method()
     if word not in readers:
-        raise CheckpointError(f"[config] {where}: quant_method {method!r} is not read; read: {', '.join(readers)}")
+        raise CheckpointError(
+            f"[config] {where}: quant_method {method!r} is not read; read: {', '.join(readers)}. Where the tensors are those of "
+            """one of these, give its config instead: --config '{"quant_method": "gptq", ...}' (config= in Python)"""
+        )
     return readers[word](raw, where)
 
 
