@@ -75,6 +75,7 @@ def convert_checkpoint(
         like.check("convert")
         checkpoint = RenamedLike(checkpoint, rows_by_name(like))
     else:
+        check_suffix(out, goal)
         checkpoint = as_gguf(checkpoint) if goal.layout == "gguf" else as_model(checkpoint, goal.layout)
     return write_checkpoint(
         checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
@@ -255,14 +256,19 @@ def _with_gptq_version(checkpoint: Checkpoint, goal: Goal) -> Goal:
     return replace(goal, params={**goal.params, "checkpoint_format": version})
 
 
-def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: bool, inputs: Iterable[Path] = ()) -> None:
-    """CheckpointError when `out` is the source, is of the wrong kind, or may not be replaced. A
-    plan writes nothing.
-    """
+def check_suffix(out: Path, goal: Goal) -> None:
+    """CheckpointError when the name of `out` is not that of the target's kind of file."""
     if goal.layout == "gguf" and out.suffix != ".gguf":
         raise CheckpointError(f"[convert] {out}: a gguf target is one file, named *.gguf")
     if goal.layout != "gguf" and out.suffix == ".gguf":
         raise CheckpointError(f"[convert] {out}: {goal.layout} is written as a folder, or as one file named *.safetensors")
+
+
+def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: bool, inputs: Iterable[Path] = ()) -> None:
+    """CheckpointError when `out` is the source, is of the wrong kind, or may not be replaced. A
+    plan writes nothing.
+    """
+    check_suffix(out, goal)
     if not plan:
         suffixes = (".gguf",) if goal.layout == "gguf" else (".safetensors",)
         check_output_path("convert", source, out, overwrite, suffixes, inputs)
