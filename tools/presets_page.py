@@ -13,8 +13,10 @@ from pathlib import Path
 HEAD = """# Producers' schemes
 
 Every scheme that these packages offer, enumerated from the package itself, on a tiny llama,
-qwen3-moe and gpt-oss. Read: every weight equals the producer's own values bit for bit, in exact or
-in the producer's arithmetic. Refused: by name, with the reason. Not written: the producer itself
+qwen3-moe and gpt-oss. Read: every weight equals the producer's own values, in exact or in the
+producer's arithmetic; a weight that differs in a bit is shown with its deviation, at most 2^-7 of
+the largest value. Of ModelOpt's schemes NVFP4 alone is compared with ModelOpt's own decoder, the
+others with their formulas. Refused: by name, with the reason. Not written: the producer itself
 does not write it on a machine without a GPU, with the first words of its error. Run by
 `make test-ecosystem` (`tests/producers/test_presets_ecosystem.py`); `tools/presets_page.py` makes
 this page.
