@@ -54,15 +54,11 @@ class CompositeLinear(QLinear):
         if self.extra == "low-rank":
             wide = torch.promote_types(x.dtype, self.lora_a.dtype)
             low = nn.functional.linear(x.to(wide), self.lora_a.to(wide))
-            y: Tensor = super().forward(x)
+            y = self.product(x, self.bias)
             return (y + nn.functional.linear(low, self.lora_b.to(wide))).to(x.dtype)
-        bias, self.bias = self.bias, None
-        try:
-            y = super().forward(_blockwise(x, self.input_transform, self.norms[0]))
-        finally:
-            self.bias = bias
+        y = self.product(_blockwise(x, self.input_transform, self.norms[0]), None)
         y = _blockwise(y, self.output_transform, self.norms[1])
-        return y if bias is None else y + bias
+        return y if self.bias is None else y + self.bias
 
     def canonical(self, piece: str = "") -> QTensor:
         base = super().canonical(piece)

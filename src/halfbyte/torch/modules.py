@@ -131,10 +131,14 @@ class PackedLinear(Packed):
     bias: nn.Parameter | None
 
     def forward(self, x: Tensor) -> Tensor:
-        if custom_ops.needs_dispatch(x, self.bias):
-            y: Tensor = custom_ops.linear(x, self.bias, self.handle, self.out_features)
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x · wᵀ + bias with a bias of the caller's."""
+        if custom_ops.needs_dispatch(x, bias):
+            y: Tensor = custom_ops.linear(x, bias, self.handle, self.out_features)
             return y
-        return self.compute(x, self.bias)
+        return self.compute(x, bias)
 
     def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x · wᵀ + bias, without the dispatcher."""
@@ -171,12 +175,13 @@ class QLinear(PackedLinear):
         """The packed weight."""
         return self.packed[""]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x · wᵀ + bias with a bias of the caller's."""
         if not torch.compiler.is_compiling():
-            y: Tensor | None = at_once(x, self.packed[""].prepared, self.bias, self.activations)
+            y: Tensor | None = at_once(x, self.packed[""].prepared, bias, self.activations)
             if y is not None:
                 return y
-        return super().forward(x)
+        return super().product(x, bias)
 
     def extra_repr(self) -> str:
         return f"n={self.out_features}, k={self.in_features}, bias={self.bias is not None}, {super().extra_repr()}"

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ..errors import BackendError
-from .source import Source
+from .source import Projection, Source
 
 logger = init_logger("vllm.halfbyte")
 
@@ -39,11 +39,13 @@ READ = (
 
 def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> str | None:
     """Why vLLM's own kernels cannot run a checkpoint on a CPU, as vLLM 0.32 has them."""
-    text = str(settings).lower()
-    if method == "mxfp4" or "mxfp4" in text:
-        return "no MXFP4 kernel for CPUs"
-    if "nvfp4" in text:
-        return "no NVFP4 kernel for CPUs"
+    groups = (settings.get("config_groups") or {}).values()
+    formats = [group.get("format") for group in groups if isinstance(group, dict)]
+    stated = [settings.get("quant_algo"), settings.get("format"), *formats]
+    kinds = f"{method} {' '.join(map(str, stated))}".lower()
+    for kind in ("mxfp4", "nvfp4"):
+        if kind in kinds:
+            return f"no {kind.upper()} kernel for CPUs"
     experts = [getattr(hf_config, name, 0) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts")]
     if method in ("gptq", "awq") and any(experts):
         return "no kernel for packed experts on CPUs"
@@ -65,6 +67,7 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         self.settings = dict(settings or {})
         self.mapper: Any = None
         self.path = ""
+        self._layers: tuple[dict[str, str], dict[str, dict[Projection, str]]] | None = None
         _use_loader()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -107,11 +110,11 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Names of transformers' modules -> vLLM's."""
-        self.mapper = hf_to_vllm_mapper
+        self.mapper, self._layers = hf_to_vllm_mapper, None
 
     def open(self, path: str) -> None:
         """Opens the checkpoint that the next model of this process is made from."""
-        self.path = path
+        self.path, self._layers = path, None
         _opened[path] = Source(path)
 
     def source(self) -> Source:
@@ -129,6 +132,14 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         """Keys of all packed experts, which vLLM's models never load."""
         return {key for keys in self.source().experts.values() for key in keys.values()}
 
+    def _by_layer(self) -> tuple[dict[str, str], dict[str, dict[Projection, str]]]:
+        """The source's matrices and experts by the names of vLLM's layers."""
+        if self._layers is None:
+            source = self.source()
+            matrices = {self._vllm_name(name): key for name, key in source.matrices.items()}
+            self._layers = matrices, {self._vllm_name(name): keys for name, keys in source.experts.items()}
+        return self._layers
+
     def _vllm_name(self, name: str) -> str:
         if self.mapper is None:
             return name
@@ -144,15 +155,13 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
 
         if not isinstance(layer, RoutedExperts | LinearBase | VocabParallelEmbedding):
             return None
-        source = self.source()
+        matrices, experts = self._by_layer()
         if isinstance(layer, RoutedExperts):
-            experts = {self._vllm_name(name): keys for name, keys in source.experts.items()}
             stacks = experts.get(prefix.removesuffix(".routed_experts"))
             return None if stacks is None else HalfbyteExpertsMethod(layer.moe_config, stacks, prefix)
-        matrices = {self._vllm_name(name): key for name, key in source.matrices.items()}
         keys = self._keys(prefix, matrices)
         if isinstance(layer, VocabParallelEmbedding):
-            if not keys and prefix.endswith("lm_head") and source.is_tied():
+            if not keys and prefix.endswith("lm_head") and self.source().is_tied():
                 keys = _table(matrices)
             return HalfbyteEmbeddingMethod(keys) if keys else None
         return HalfbyteLinearMethod(keys) if keys else UnquantizedLinearMethod()

@@ -9,7 +9,7 @@ experts whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
@@ -24,7 +24,7 @@ from ..tensor.concat import concat_rows, incompatibility, stack
 from ..tensor.qtensor import QTensor
 from ..tensor.shard import shard_inputs, shard_rows
 from ..torch.experts import QExperts
-from ..torch.packed_weight import PackedWeight
+from .linear import prepared
 from .source import Projection, Source
 
 GATES = {
@@ -76,8 +76,8 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
     def fill(self, layer: nn.Module, source: Source, device: str) -> None:
         """Reads, cuts, joins and prepares the experts of this rank.
 
-        Raises CheckpointError for experts that are missing or of another shape, ShapeError for
-        weights that cannot be cut for this rank; both name the layer.
+        Raises CheckpointError for experts that are missing or of another shape, ShapeError or
+        UnsupportedError for weights that cannot be cut for this rank; all name the layer.
         """
         ours = _local_experts(layer)
         pieces = {p: self._piece(source, p, ours) for p in dict.fromkeys(p for p, _ in self.keys)}
@@ -85,14 +85,12 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
         interleaved = gate == "swiglu_clamped" and "gate_up_proj" in pieces
         try:
             pieces = _cut(pieces, layer, interleaved)
-        except ShapeError as error:
+        except (ShapeError, UnsupportedError) as error:
             raise type(error)(f"[vllm] {self.name}: {error}") from error
-        weights: dict[str, Any] = {}
-        for name, piece in pieces.items():
-            if isinstance(piece, QTensor):
-                weights[name] = _prepared(piece, device, self.activations, layer.halfbyte_dtype)
-            else:
-                weights[name] = [_prepared(q, device, self.activations, layer.halfbyte_dtype) for q in piece]
+        weights: dict[str, Any] = {
+            name: _each(piece, lambda q: prepared(q, device, self.activations, layer.halfbyte_dtype))
+            for name, piece in pieces.items()
+        }
         biases = {}
         if self.moe.has_bias:
             if "gate_up_proj" not in weights:
@@ -169,7 +167,7 @@ class _BiasLoader:
                 return False if return_success else None
             target = target[slot]
             if shard_id in ("w1", "w3"):
-                target = target.chunk(2)["w1w3".index(shard_id) // 2]
+                target = target.chunk(2)[("w1", "w3").index(shard_id)]
         target.copy_(loaded)
         return True if return_success else None
 
@@ -218,11 +216,6 @@ def _cut(pieces: dict[str, Piece], layer: nn.Module, interleaved: bool) -> dict[
     return pieces
 
 
-def _each(piece: Piece, cut: Any) -> Piece:
-    return cut(piece) if isinstance(piece, QTensor) else [cut(q) for q in piece]
-
-
-def _prepared(w: QTensor, device: str, activations: str, dtype: torch.dtype) -> PackedWeight:
-    weight = PackedWeight.of(w, device=device, activations=activations)
-    weight.dtype = dtype
-    return weight
+def _each(piece: Piece, function: Callable[[QTensor], Any]) -> Any:
+    """The function of a stack, or of each matrix."""
+    return function(piece) if isinstance(piece, QTensor) else [function(q) for q in piece]

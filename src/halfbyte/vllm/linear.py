@@ -19,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, ShapeError
+from ..errors import CheckpointError, ShapeError, UnsupportedError
 from ..tensor.concat import concat_rows, incompatibility
 from ..tensor.qtensor import QTensor
 from ..tensor.shard import shard_inputs, shard_rows
@@ -36,7 +36,14 @@ def product(module: PackedLinear, x: Tensor, bias: Tensor | None) -> Tensor:
     if torch.compiler.is_compiling():
         y: Tensor = torch.ops.halfbyte.linear_at(x, bias, module.handle.tensor, module.out_features)
         return y
-    return module.compute(x, bias)
+    return module.product(x, bias)
+
+
+def prepared(w: QTensor, device: str, activations: str, dtype: torch.dtype) -> PackedWeight:
+    """A weight on the device of its layer, for activations of the layer's dtype."""
+    weight = PackedWeight.of(w, device=device, activations=activations)
+    weight.dtype = dtype
+    return weight
 
 
 class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is not type-checked
@@ -74,15 +81,15 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
         weights = [source.weight(key) for key in self.keys]
         try:
             pieces = _cut(layer, weights, self.keys)
-        except ShapeError as error:
+        except (ShapeError, UnsupportedError) as error:
             raise type(error)(f"[vllm] {layer.prefix}: {error}") from error
         if incompatibility(pieces) is None:
             whole = pieces[0] if len(pieces) == 1 else concat_rows(pieces)
             layer.halfbyte = QLinear(
-                _prepared(whole, device, self.activations, layer.halfbyte_dtype), activations=self.activations
+                prepared(whole, device, self.activations, layer.halfbyte_dtype), activations=self.activations
             )
         else:
-            parts = [_prepared(w, device, self.activations, layer.halfbyte_dtype) for w in pieces]
+            parts = [prepared(w, device, self.activations, layer.halfbyte_dtype) for w in pieces]
             layer.halfbyte = ConcatLinear(parts, activations=self.activations)
         for key in self.keys:
             source.release(key)
@@ -136,12 +143,6 @@ class HalfbyteEmbeddingMethod(HalfbyteLinearMethod):
 
 def _dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(weight.canonical().dequantize("float32")).to(dtype)
-
-
-def _prepared(w: QTensor, device: str, activations: str, dtype: torch.dtype) -> PackedWeight:
-    weight = PackedWeight.of(w, device=device, activations=activations)
-    weight.dtype = dtype
-    return weight
 
 
 def _cut(layer: nn.Module, weights: Sequence[QTensor], keys: Sequence[str]) -> list[QTensor]:

@@ -71,7 +71,10 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
                 if isinstance(method, HalfbyteLinearMethod):
                     method.fill(layer, source, device)
                     done.update(method.keys)
-            loaded = model.load_weights(source.dense(done | self.config.expert_keys()))
+            rest = done | self.config.expert_keys()
+            if expanded := [key for key in source.matrices.values() if key not in rest]:
+                logger.warning("dequantized, for vLLM's layer takes no packed weight: %s", ", ".join(expanded))
+            loaded = model.load_weights(source.dense(rest))
             for layer in model.modules():
                 method = getattr(layer, "quant_method", None)
                 if isinstance(method, HalfbyteExpertsMethod):
