@@ -13,6 +13,8 @@ import halfbyte
 import torch
 from halfbyte.cli import main
 from halfbyte.conversion.mixes import MIXES
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import recipe_of
 from support import gguf_families
 from support.gguf_families import FAMILIES, family_model, write_family
 
@@ -54,6 +56,23 @@ def test_a_rule_comes_before_the_mix_and_calibration_is_refused(tmp_path, capsys
     assert main([*arguments, "--rule", "token_embd=keep", "--rule", "attn_q$=q8_0"]) == 0
     found = types(out)
     assert (found["token_embd"], found["blk.0.attn_q"], found["blk.1.ffn_up"]) == ("float32", "Q8_0", "Q4_K")
+
+
+def test_an_interrupted_mix_is_not_taken_up_as_another(tmp_path):
+    """Both mixes have one default type and one length of header."""
+    source, out = file(tmp_path, "internlm2", 9), tmp_path / "out.gguf"
+
+    def stop(done: int, total: int, key: str) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with halfbyte.open(source) as checkpoint:
+        with pytest.raises(KeyboardInterrupt):
+            quantize_checkpoint(checkpoint, out, recipe_of("gguf:Q4_K_M"), "rtn", progress=stop)
+        done = quantize_checkpoint(checkpoint, out, recipe_of("gguf:Q4_K_S"), "rtn")
+        quantize_checkpoint(checkpoint, tmp_path / "whole.gguf", recipe_of("gguf:Q4_K_S"), "rtn")
+    assert done.resumed == 0
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
 
 @pytest.mark.ecosystem("llama-cpp-python")

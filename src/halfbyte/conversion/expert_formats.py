@@ -72,8 +72,8 @@ def _becomes(info: TensorInfo, recipe: Recipe) -> tuple[str, str]:
     if goal is None:
         if info.quantized:
             return spelled(info.format) if info.format else "packed", ""
-        rule = next((r.text for r in recipe.rules if r.pattern.search(module or info.key)), None)
-        return "", f"rule {rule!r}" if rule else f"{recipe.goal.layout} keeps {info.dtype} {list(info.shape)}"
+        rule = recipe.rule(module or info.key)
+        return "", f"rule {rule.text!r}" if rule else f"{recipe.goal.layout} keeps {info.dtype} {list(info.shape)}"
     try:
         return spelled(format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]), ""
     except ShapeError as error:

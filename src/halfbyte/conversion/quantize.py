@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ class Quantizing:
     replaced      dense tensors that take another value (AWQ's folded scales), by key
     from_packed   packed weights are decoded and rounded again
     fallen_back   module -> why its format is another one, or why it is kept
-    file_names    module -> its name in a GGUF that is read under transformers' names
     mix           llama.cpp's mix, for what no rule names
     """
 
@@ -58,7 +57,6 @@ class Quantizing:
     replaced: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     from_packed: bool = False
     fallen_back: dict[str, str] = field(default_factory=dict)
-    file_names: Mapping[str, str] = field(default_factory=dict)
     mix: BoundMix | None = None
 
     @property
@@ -71,9 +69,8 @@ class Quantizing:
         module = module_of(info)
         if module is None or (info.quantized and not self.from_packed):
             return None
-        other = self.file_names.get(module, "")
-        goal = self.recipe.of(module, len(info.shape), other)
-        if self.mix is not None and not any(r.pattern.search(n) for r in self.recipe.rules for n in (module, other) if n):
+        goal = self.recipe.of(module, len(info.shape))
+        if self.mix is not None and self.recipe.rule(module) is None:
             codec = self.mix.codec(module, info.shape)
             goal = None if codec is None else goal_named(f"gguf:{codec}")
         return None if goal is None else (module, goal)
@@ -187,6 +184,12 @@ def quantize_checkpoint(
         checkpoint = GGUFView(Replaced(rows_by_name(checkpoint), replaced or {}))
         rounder, replaced = rounder if isinstance(method, str) else checkpoint.rounder(rounder), {}
     model = checkpoint
+    if isinstance(model, ModelView):
+        recipe = replace(
+            recipe, names={new.removesuffix(".weight"): old.removesuffix(".weight") for old, new in model.names().items()}
+        )
+    elif isinstance(model, GGUFView):
+        recipe = replace(recipe, names=model.source_names())
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
@@ -195,15 +198,11 @@ def quantize_checkpoint(
         rounder, names = model.rounder(method), model.names()
         replaced = {names[key]: np.asarray(model.arranged(names[key], array)) for key, array in (replaced or {}).items()}
     how = Quantizing(recipe, rounder, replaced or {}, from_packed)
-    if isinstance(model, ModelView):
-        how.file_names = {new.removesuffix(".weight"): old.removesuffix(".weight") for old, new in model.names().items()}
     if recipe.mix:
         if not isinstance(method, str):
             raise FormatError(f"[quantize] mix {recipe.mix} with calibrated rounding; allowed: --method rtn and mse without text")
         assert isinstance(model, (GGUFView, GGUFCheckpoint))
         how.mix = BoundMix(recipe.mix, model)
-    if isinstance(model, GGUFView):
-        how.file_names = model.source_names()
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
             f"[quantize] {checkpoint.path}: no weight to quantize; {len(checkpoint)} tensors, see halfbyte inspect"
@@ -223,7 +222,7 @@ def quantize_checkpoint(
     word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(
         checkpoint, Path(out), recipe.goal, lossy=True, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
-        progress=progress, rounding=how, method=[word, *(r.text for r in recipe.rules)],
+        progress=progress, rounding=how, method=[word, *([recipe.mix] if recipe.mix else []), *(r.text for r in recipe.rules)],
     )  # fmt: skip
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
     result.notes += [*expert_notes, kept] if kept else expert_notes

@@ -9,8 +9,8 @@ stack of experts' matrices. A rule may name these too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..checkpoints import TensorInfo
 from ..errors import FormatError, ShapeError
@@ -47,20 +47,23 @@ class Recipe:
     goal   for those without a rule
     rules  in order
     mix    name of llama.cpp's mix that decides for those without a rule, "" for none
+    names  module -> a second name of it, to which rules may refer too
     """
 
     goal: Goal
     rules: tuple[Rule, ...] = ()
     mix: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, module: str, ndim: int, other: str = "") -> Goal | None:
-        """The goal of a module's weight, None when it is kept.
+    def rule(self, module: str) -> Rule | None:
+        """The first rule for a module, None for none."""
+        names = (module, self.names.get(module, module))
+        return next((r for r in self.rules if any(r.pattern.search(n) for n in names)), None)
 
-        other  a second name of the module, to which rules may refer too
-        """
-        for rule in self.rules:
-            if rule.pattern.search(module) or (other and rule.pattern.search(other)):
-                return rule.goal
+    def of(self, module: str, ndim: int) -> Goal | None:
+        """The goal of a module's weight, None when it is kept."""
+        if (rule := self.rule(module)) is not None:
+            return rule.goal
         last = module.rpartition(".")[2]
         # gpt-oss is MXFP4 in its experts only, and its loaders look for it nowhere else.
         weight = (ndim == 2 and self.goal.layout != "gpt-oss") or (ndim == 3 and EXPERTS.search(module) is not None)

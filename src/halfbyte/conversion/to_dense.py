@@ -469,6 +469,12 @@ def _by_width(tensors: list[Output]) -> list[Output]:
     return sorted(tensors, key=lambda t: -DTYPES[t.dtype].itemsize)
 
 
+def carried_model_files(folder: Path, op: str) -> dict[str, Path]:
+    """Tokenizer, template and similar files of a folder that an output gets as they are, by name."""
+    found = carried_files(folder, CARRIED, op)
+    return {n: p for n, p in found.items() if n not in (*SIDE_CONFIGS, "config.json") and not n.endswith(".index.json")}
+
+
 def _model_files(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, Any], dict[str, Path]]:
     """config.json without its quantization, and the tokenizer and other model files to copy."""
     source = checkpoint.path
@@ -476,9 +482,7 @@ def _model_files(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, Any], di
         return {"config.json": untied(dense_config({**checkpoint.config, "dtype": dtype}, dtype), checkpoint)}, {}
     if not source.is_dir():
         return {}, {}
-    skipped = (*SIDE_CONFIGS, "config.json")
-    found = carried_files(source, CARRIED, "dequantize")
-    carried = {n: p for n, p in found.items() if n not in skipped and not n.endswith(".index.json")}
+    carried = carried_model_files(source, "dequantize")
     # A GGUF's configuration is derived from its header; only a config.json is copied.
     if not (source / "config.json").is_file():
         return {}, carried

@@ -17,10 +17,8 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.io.journal import WriteError, make_folder
-from ..checkpoints.io.output_path import CARRIED, check_output_path
-from ..checkpoints.io.safe_files import carried_files
+from ..checkpoints.io.output_path import check_output_path
 from ..checkpoints.quant_config import write_config
-from ..checkpoints.safetensors.folder import SIDE_CONFIGS
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
@@ -32,7 +30,7 @@ from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, input_files, resumed_units
 from .targets import Goal, goal_named
-from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS, beside_weights, untied
+from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS, beside_weights, carried_model_files, untied
 from .unit import Rounding, Unit, from_note
 from .write_gguf import gguf_template, write_gguf
 
@@ -206,11 +204,7 @@ def folder_of(checkpoint: Checkpoint) -> Path | None:
 def _carried(checkpoint: Checkpoint) -> dict[str, Path]:
     """Tokenizer, template and similar files to copy, by name."""
     folder = folder_of(checkpoint)
-    if folder is None:
-        return {}
-    skipped = (*SIDE_CONFIGS, "config.json")
-    found = carried_files(folder, CARRIED, "convert")
-    return {n: p for n, p in found.items() if n not in skipped and not n.endswith(".index.json")}
+    return {} if folder is None else carried_model_files(folder, "convert")
 
 
 def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:

@@ -54,6 +54,10 @@ TILE, BLOCK = 16, 128
 """Sides of a tile of codes, and of a block of the Hadamard transform."""
 
 
+MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
+"""Codebook -> the factor of its state, which files keep in a marker tensor."""
+
+
 @cache
 def codebook_values(codebook: str) -> F64:
     """Value of each of the 65536 states, float64 [65536], read-only; each is a float16 number."""
@@ -61,12 +65,12 @@ def codebook_values(codebook: str) -> F64:
         raise FormatError(f"[exl3] codebook {codebook!r}; allowed: {', '.join(CODEBOOKS)}")
     state = np.arange(1 << 16, dtype=np.uint32)
     if codebook == "mul1":
-        x = state * np.uint32(0x83DCD12D)
+        x = state * np.uint32(MULTIPLIERS["mul1"])
         total = x.view(np.uint8).reshape(-1, 4).sum(axis=1, dtype=np.float64)
         factor, offset = np.array([0x1EEE, 0xC931], np.uint16).view(np.float16).astype(np.float64)
         value = ((1024 + total) * factor + offset).astype(np.float16)
     else:
-        x = state * np.uint32(89226354) + np.uint32(64248484) if codebook == "3inst" else state * np.uint32(0xCBAC1FED)
+        x = state * np.uint32(89226354) + np.uint32(64248484) if codebook == "3inst" else state * np.uint32(MULTIPLIERS["mcg"])
         y = (x & np.uint32(0x8FFF8FFF)) ^ np.uint32(0x3B603B60)
         low, high = (y & np.uint32(0xFFFF)).astype(np.uint16), (y >> np.uint32(16)).astype(np.uint16)
         value = low.view(np.float16) + high.view(np.float16)

@@ -107,7 +107,6 @@ class GGUFView(View):
         super().__init__(source)
         if not (find_spec("transformers") and find_spec("tokenizers")):
             raise UnsupportedError(_NEEDED.format(path=source.path))
-        self.format = source.format
         self.settings = _settings(source)
         self.arch, self.architecture = architecture_for(source, str(self.settings.model_type))
         self.heads = int(self.settings.num_attention_heads)
@@ -131,7 +130,7 @@ class GGUFView(View):
         stems = {path: stem for stem, path in self.architecture.names.items()}
         tops = {path: stem for stem, path in self.architecture.top.items()}
         found: dict[str, dict[int, _Piece]] = {}
-        where: dict[str, tuple[str, str]] = {}
+        stem_by_name: dict[str, str] = {}
         unknown: list[str] = []
         for key in self.source.keys():  # noqa: SIM118 a checkpoint's keys are in file order
             if _OTHER_MODALITY.fullmatch(key):
@@ -142,14 +141,14 @@ class GGUFView(View):
                 unknown.append(key)
             for name, stem, number, piece in slots:
                 found.setdefault(name, {})[number] = piece
-                where[name] = (stem, name)
+                stem_by_name[name] = stem
         if unknown:
             raise UnsupportedError(
                 f"[convert] {self.source.path}: {', '.join(unknown[:4])}{' ...' if len(unknown) > 4 else ''} have no name in a "
                 f"GGUF of architecture {self.arch}"
             )
         for name, numbered in found.items():
-            stem = where[name][0]
+            stem = stem_by_name[name]
             pieces = [numbered[i] for i in sorted(numbered)]
             stacked = stem.endswith("_exps") and -1 not in numbered
             if stacked and sorted(numbered) != list(range(len(numbered))):
@@ -450,8 +449,7 @@ def _comparable(rope: Any) -> Any:
     """Rotation parameters without what files do not state."""
     if not isinstance(rope, dict):
         return rope
-    kept = {k: _comparable(v) for k, v in rope.items() if v is not None}
-    return kept | ({"rope_type": kept["rope_type"]} if "rope_type" in kept else {})
+    return {k: _comparable(v) for k, v in rope.items() if v is not None}
 
 
 def _halves(stems: Mapping[str, str], path: str, projection: str, interleaved: bool) -> Iterator[tuple[str, str]]:

@@ -256,9 +256,12 @@ def as_model(checkpoint: Checkpoint, layout: str, stacks: bool = False) -> Check
     layout  the target's, "" for dense safetensors
     stacks  dense stacks of experts stay whole
     """
-    if not isinstance(checkpoint, GGUFCheckpoint) or no_model(checkpoint):
+    if not isinstance(checkpoint, GGUFCheckpoint):
         return checkpoint
-    return ModelView(checkpoint, switch=layout == "mlx", joined=layout not in ("", "mlx"), stacks=stacks)
+    try:
+        return ModelView(checkpoint, switch=layout == "mlx", joined=layout not in ("", "mlx"), stacks=stacks)
+    except (UnsupportedError, CheckpointError):
+        return checkpoint
 
 
 def no_model(checkpoint: GGUFCheckpoint) -> str:

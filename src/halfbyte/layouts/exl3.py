@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import LayoutError, UnsupportedError
 from ..formats import FAMILIES
-from ..formats.exl3 import BLOCK, CODEBOOKS, TILE, unpack_signs
+from ..formats.exl3 import BLOCK, CODEBOOKS, MULTIPLIERS, TILE, unpack_signs
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, label, require
@@ -31,8 +31,6 @@ from .claims import PARAMETERS
 from .quant_config.reader import PlainReader
 
 I16, I32, F16 = np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.float16)
-MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
-"""Codebook -> the value of its marker tensor."""
 
 
 class EXL3Config(PlainReader):
@@ -47,20 +45,16 @@ class EXL3Config(PlainReader):
         "notes of the writer": ("version",),
     }
 
+    unchecked = ("bits", "head_bits", "vision_bits", "mtp_bits", "tensor_storage", "original_quantization_config")
+
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        averages = ("bits", "head_bits", "vision_bits", "mtp_bits", "tensor_storage", "original_quantization_config")
-        super().__init__({k: v for k, v in raw.items() if k not in averages}, where)
-        self._all = raw
+        super().__init__(raw, where)
         word = raw.get("codebook")
         if word is not None and word not in CODEBOOKS:
             raise UnsupportedError(f"[config] {where}: codebook is {word!r:.40}; read: {', '.join(CODEBOOKS)}")
 
-    def key_uses(self) -> tuple[Any, ...]:
-        parameters, self.raw = self.raw, self._all
-        try:
-            return super().key_uses()
-        finally:
-            self.raw = parameters
+    def parameters(self, module: str) -> dict[str, Any] | None:
+        return {k: v for k, v in self.raw.items() if k not in self.unchecked}
 
 
 class EXL3(Layout):

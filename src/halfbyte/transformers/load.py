@@ -89,13 +89,13 @@ def load_model(
                 checkpoint.check("load_model")
             model_settings = config_of(checkpoint)
             checkpoint.check("load_model")
-            tokenizer = tokenizer_of(checkpoint)
+            tokenizer, ends = tokenizer_of(checkpoint), end_of_turn_ids(checkpoint.metadata)
             checkpoint.file.release_header()  # the vocabulary's pages
             architecture = architecture_of(checkpoint)
             given = architecture.parameters(Keys(checkpoint), model_settings.to_dict())
             model = empty_model(model_settings, _dtype(word, where, model_settings), given.__contains__)
             fill(model, checkpoint, architecture, activations, backend, where)
-            if (ends := end_of_turn_ids(checkpoint.metadata)) and model.generation_config is not None:
+            if ends and model.generation_config is not None:
                 model.generation_config.eos_token_id = ends
         else:
             model_settings = config_of_folder(checkpoint)

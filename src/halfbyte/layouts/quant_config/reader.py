@@ -60,6 +60,7 @@ class ConfigReader(ABC):
               below
     harmless  what they are -> paths of keys that do not change any weight's values, everything
               below them included
+    unchecked keys of any value: numbers that are no integer, configs within the config
     layouts   names of layouts it can mean, or their beginnings ("awq" is every "awq-..."), most
               likely first
     raw       the dictionary
@@ -70,12 +71,13 @@ class ConfigReader(ABC):
     methods: ClassVar[tuple[str, ...]] = ()
     consumed: ClassVar[tuple[str, ...]] = ()
     harmless: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    unchecked: ClassVar[tuple[str, ...]] = ()
     layouts: tuple[str, ...]
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw = raw
         self.where = where
-        check_numbers(raw, where)
+        check_numbers({k: v for k, v in raw.items() if k not in self.unchecked}, where)
         self.layouts = getattr(type(self), "layouts", (self.method,))
 
     @classmethod

@@ -23,7 +23,7 @@ from ...errors import UnsupportedError
 from ...gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
 from ...gguf_models.keys import Keys
 from ...gguf_models.names import LONG_ROTATION, ROTATION_FACTORS
-from ...tensor.concat import concat_rows, incompatibility
+from ...tensor.concat import concat_rows, incompatibility, take_rows
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
 from .base import Filling, first_names
@@ -155,7 +155,7 @@ class GGUFFilling(Filling):
         """The packed weight, its rows in transformers' order."""
         weight = self.packed(key)
         order = self.row_order(key, weight.shape[0])
-        return weight if order is None else _reordered(weight, order)
+        return weight if order is None else take_rows(weight, order)
 
     def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
         """As in `Filling`; a weight whose inputs have another order in the file gathers them first."""
@@ -193,7 +193,7 @@ class GGUFFilling(Filling):
         if join is None and len(packed) == len(keys) and incompatibility(packed) is None:
             weight = concat_rows(packed)
             order = None if order_of is None else order_of(self.model.config, weight.shape[0])
-            self.put_packed(keys[0], weight if order is None else _reordered(weight, order), path, leaf)
+            self.put_packed(keys[0], weight if order is None else take_rows(weight, order), path, leaf)
             return
         arrays = [
             self.weight(key).dequantize("float32") if self.checkpoint.info(key).quantized else self.values(key, path, leaf)
@@ -241,11 +241,3 @@ def _linear_layers(model: Any) -> None:
         if type(module).__name__ == "Conv1D":
             k, n = module.weight.shape
             model.set_submodule(path, nn.Linear(k, n, device="meta", dtype=module.weight.dtype))
-
-
-def _reordered(weight: QTensor, order: NDArray[np.int64]) -> QTensor:
-    """The rows of a ggml weight in another order: every part but the factor of the whole has one
-    entry a row.
-    """
-    parts = {p: a if p == "global_scale" else a[order] for p, a in weight.parts.items()}
-    return QTensor(weight.format, weight.shape, parts, origin=weight.origin, details=weight.details)
