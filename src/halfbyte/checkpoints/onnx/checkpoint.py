@@ -48,11 +48,9 @@ class ONNXCheckpoint(Checkpoint):
         for node in self.model.nodes:
             if operator(node) in BLOCKED:
                 self._add(node)
-        self._dense = [
-            name for name, t in self.model.tensors.items() if name not in self._claimed and t.kind not in (*CODES, *WHOLE)
-        ]
-        taken = set(self._weights) | set(self._biases)
-        if twice := next((name for name in self._dense if name in taken), None):
+        dense = (n for n, t in self.model.tensors.items() if n not in self._claimed and t.kind not in (*CODES, *WHOLE))
+        self._dense = dict.fromkeys(dense)
+        if twice := next((name for name in self._dense if name in self._weights or name in self._biases), None):
             raise CheckpointError(f"[onnx] {path}: {twice!r} is an initializer and the key of a packed weight")
 
     def _add(self, node: Any) -> None:
@@ -64,17 +62,18 @@ class ONNXCheckpoint(Checkpoint):
         if missing := computed(parts, self.model):
             self._unread[codes] = f"its {missing} are computed by the graph ({parts[missing]}), not constants"
             return
-        if any(w.parts == parts and w.kind == operator(node) for w in self._weights.values()):
+        integers = operator(node) == "DequantizeLinear" and self.model.tensors[codes].kind == "INT32"
+        found = self._biases if integers else self._weights
+        if any(w.parts == parts and w.kind == operator(node) for w in found.values()):
             return  # the same weight, read by a second node
         key = key_of(codes)
-        if key in self._weights or (key in self.model.tensors and key != codes):
-            key = codes if codes not in self._weights else f"{codes}#{node.name or node.output[0]}"
-        if key in self._weights:
+        if key in found or (key in self.model.tensors and key != codes):
+            key = codes if codes not in found else f"{codes}#{node.name or node.output[0]}"
+        if key in found:
             raise CheckpointError(
                 f"[onnx] {self.path}: two nodes read {codes!r} with other scales and have one name, {node.name!r}"
             )
-        integers = operator(node) == "DequantizeLinear" and self.model.tensors[codes].kind == "INT32"
-        (self._biases if integers else self._weights)[key] = Weight(key, node, parts)
+        found[key] = Weight(key, node, parts)
         for part, name in parts.items():
             self._claimed.setdefault(name, (key, part))
 
@@ -90,8 +89,8 @@ class ONNXCheckpoint(Checkpoint):
 
     def info(self, key: str) -> TensorInfo:
         tensors = self.model.tensors
-        if key in self._weights or key in self._biases:
-            parts = [tensors[n] for n in {**self._weights, **self._biases}[key].parts.values()]
+        if (weight := self._weights.get(key) or self._biases.get(key)) is not None:
+            parts = [tensors[n] for n in weight.parts.values()]
             files = tuple(dict.fromkeys(t.file.name for t in parts))
             nbytes = sum(t.nbytes for t in parts)
             if key in self._biases:

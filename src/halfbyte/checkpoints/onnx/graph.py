@@ -5,7 +5,7 @@
     model.readers["w_Q4"]             (node, input number) of everything that reads it
 
 The model's own file is parsed by the `onnx` package (protobuf allows it 2 GB); external data are
-mapped, and only read when a tensor is asked for. The name of an external file must stay below the
+only read when a tensor is asked for. The name of an external file must stay below the
 model's folder. Initializers and nodes of subgraphs and `Constant` nodes are included; the bodies of
 model-local functions are not.
 
@@ -15,7 +15,6 @@ Source: the ONNX specification, onnx.proto and "External Data".
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedError
-from ..io.regular_file import open_regular
+from ...numerics.bits import pack, unpack
+from ..io.regular_file import FileReader, open_regular
 from ..safetensors.folder import inside
 
 PLAIN: dict[str, Any] = {
@@ -87,7 +87,7 @@ class Tensor:
         """Of an element."""
         return NARROW.get(self.kind) or 8 * self.dtype.itemsize
 
-    def _find_external(self, about: str) -> tuple[Path, int]:
+    def _find_external(self, about: str) -> tuple[Path, int, os.stat_result]:
         entries = {str(e.key): str(e.value) for e in self._proto.external_data}
         numbers = {}
         for key, usual in (("offset", 0), ("length", self.nbytes)):
@@ -102,31 +102,25 @@ class Tensor:
                 f"{numbers['length']:,}"
             )
         try:
-            size = os.stat(path).st_size
+            status = os.stat(path)
         except OSError as error:
             raise CheckpointError(
                 f"{about}: its external data are in {path.name!r}, which is not here; put it beside the model"
             ) from error
-        if numbers["offset"] + self.nbytes > size:
+        if numbers["offset"] + self.nbytes > status.st_size:
             raise CheckpointError(
                 f"{about} lies at bytes {numbers['offset']:,} to {numbers['offset'] + self.nbytes:,} of {path.name}, which has "
-                f"{size:,}; that file is cut short or belongs to another model"
+                f"{status.st_size:,}; that file is cut short or belongs to another model"
             )
-        return path, numbers["offset"]
+        return path, numbers["offset"], status
 
-    def raw(self, maps: dict[Path, mmap.mmap]) -> NDArray[np.uint8]:
-        """Its bytes as stored, read-only. maps: the open maps of external files."""
+    def raw(self, files: dict[Path, FileReader]) -> NDArray[np.uint8]:
+        """Its bytes as stored, read-only. files: the external files that were opened."""
         if self._external is not None:
-            path, offset = self._external
-            if not self.nbytes:
-                return np.zeros(0, np.uint8)
-            if path not in maps:
-                try:
-                    with open_regular(path) as f:
-                        maps[path] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-                except (OSError, ValueError) as error:
-                    raise CheckpointError(f"[onnx] {path}: cannot be mapped: {error}") from error
-            return np.frombuffer(maps[path], np.uint8, self.nbytes, offset)
+            path, offset, status = self._external
+            if path not in files:
+                files[path] = FileReader(path, status)
+            return files[path].read(offset, self.nbytes)
         if self._proto.HasField("raw_data"):
             return np.frombuffer(self._proto.raw_data, np.uint8)
         return self._typed()
@@ -141,15 +135,12 @@ class Tensor:
             raise CheckpointError(f"[onnx] {self.model}: initializer {self.name!r} is damaged: {error}") from error
         if self.kind in NARROW:
             width = NARROW[self.kind]
-            fields = values.reshape(-1).astype(np.int8).view(np.uint8) & ((1 << width) - 1)
-            fields = np.pad(fields, (0, -fields.size % (8 // width)))
-            shifts = (np.arange(8 // width) * width).astype(np.uint8)
-            return np.asarray(np.bitwise_or.reduce(fields.reshape(-1, 8 // width) << shifts, axis=1), np.uint8)
+            return pack(values.reshape(-1).astype(np.int8).view(np.uint8) & ((1 << width) - 1), width)
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
-    def array(self, maps: dict[Path, mmap.mmap]) -> NDArray[Any]:
+    def array(self, files: dict[Path, FileReader]) -> NDArray[Any]:
         """The values; narrow integers one a byte. A read-only view where the bytes allow it."""
-        raw = self.raw(maps)
+        raw = self.raw(files)
         if self.kind not in NARROW:
             if (raw.ctypes.data % self.dtype.alignment) != 0:
                 raw = raw.copy()
@@ -157,8 +148,7 @@ class Tensor:
             out.flags.writeable = False
             return out
         width, count = NARROW[self.kind], math.prod(self.shape)
-        shifts = (np.arange(8 // width) * width).astype(np.uint8)
-        fields = ((raw[:, None] >> shifts) & ((1 << width) - 1)).reshape(-1)[:count]
+        fields = unpack(raw, width, count)
         if self.signed:
             half = 1 << (width - 1)
             fields = ((fields ^ half).astype(np.int8) - np.int8(half)).astype(np.int8)
@@ -182,7 +172,7 @@ class Model:
                 f"[onnx] {path}: reading ONNX models needs the package onnx: pip install 'halfbyte[onnx]'"
             ) from None
         self.path = path
-        self.maps: dict[Path, mmap.mmap] = {}
+        self.files: dict[Path, FileReader] = {}
         try:
             with open_regular(path) as f:
                 data = f.read()
@@ -236,11 +226,13 @@ class Model:
 
     def array(self, name: str) -> NDArray[Any]:
         """The values of an initializer."""
-        return self.tensors[name].array(self.maps)
+        return self.tensors[name].array(self.files)
 
     def close(self) -> None:
-        """Drop the maps; arrays taken from them stay valid."""
-        self.maps = {}
+        """Close the external files; arrays taken from them stay valid."""
+        for file in self.files.values():
+            file.close()
+        self.files = {}
 
 
 def operator(node: Any) -> str:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ...errors import LayoutError
 from ...formats import format_named
 from ...layouts import Described, Header, layout_named
-from ...numerics.bits import pack
+from ...numerics.bits import pack, unpack
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from .graph import Model, Tensor, attributes, operator, unsupported
@@ -301,12 +301,7 @@ class View:
     def _fields(self, tensor: Tensor, last: int) -> NDArray[Any]:
         """Integers one an element; bytes that hold several are taken apart along the last axis."""
         values = self.model.array(tensor.name)
-        if not self.packed or self.bits == 8:
-            return values
-        per = 8 // self.bits
-        shifts = (np.arange(per) * self.bits).astype(np.uint8)
-        fields = (values[..., None] >> shifts) & ((1 << self.bits) - 1)
-        return fields.reshape(*values.shape[:-1], -1)[..., :last]
+        return unpack(values, self.bits, last) if self.packed else values
 
     def _oriented(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.swapaxes(-1, -2) if self.transposed else values
