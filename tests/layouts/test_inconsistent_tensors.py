@@ -52,8 +52,9 @@ CASES: dict[str, tuple[str, Format]] = {
     "torchao intx": ("torchao", UINT4),
     "torchao float8": ("torchao", format_named("fp8_e4m3", 32)),
     "halfbyte": ("halfbyte", UINT4),
+    "exl3": ("exl3", UINT4),
 }
-"""label -> (layout, format of the weight that is damaged)."""
+"""label -> (layout, format of the weight that is damaged; EXL3's has no codec of its own)."""
 DTYPES = (
     np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.float16, np.float32, np.float64, ml_dtypes.bfloat16,
     ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu,
@@ -76,6 +77,13 @@ STACKS = ("modelopt-stack", "compressed-tensors-stack", "vllm-experts")
 def valid(label: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """A module in this layout and its config."""
     name, fmt = CASES[label]
+    if name == "exl3":
+        rng = np.random.default_rng(0)
+        scales = [rng.standard_normal(128).astype(np.float16) for _ in range(2)]
+        trellis = rng.integers(-(1 << 15), 1 << 15, (8, 8, 64)).astype(np.int16)
+        return {"trellis": trellis, "suh": scales[0], "svh": scales[1], "mcg": np.array(-877912083, np.int32)}, {
+            "codebook": "mcg"
+        }
     q = integer_tensor(4, (64, 64), 32, zeros=(1, 15)) if fmt == UINT4 else finite_tensor(fmt, (64, 64), 0)
     if fmt.inverse and fmt.scale == "nested":
         nested = {"nested_map": np.arange(-128, 128, dtype=np.float32), "nested_absmax": np.full(1, 147, np.float32)}

@@ -248,6 +248,10 @@ CONFIGS: dict[str, tuple[dict, dict[str, dict | None]]] = {
         {"lm_head": None, "model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"dtype": "fp4"}, "a.router": None,
          "model.layers.0.self_attn.q_proj": {"dtype": "fp8_e4m3"}, "model.layers.0.mlp.o_proj": None},
     ),
+    "exl3, bits on average": (
+        {"quant_method": "exl3", "version": "1.4.6", "bits": 3.84, "head_bits": 6, "codebook": "mcg", "out_scales": "auto"},
+        {"model.layers.0.mlp.up_proj": {"codebook": "mcg"}, "lm_head": {"codebook": "mcg"}},
+    ),
     "onnx node": ({"K": 256, "N": 32, "bits": 4, "block_size": 32}, {"any": {"K": 256, "block_size": 32}}),
 }  # fmt: skip
 

@@ -32,9 +32,14 @@ SHOWN = 4
 """Kinds of modules that the report lists."""
 
 
-def required_by_transformers(config: Mapping[str, Any], keys: Iterable[str]) -> tuple[list[Requirement], str] | str:
-    """(requirements, a clause that names what is not compared, "" for nothing); or why nothing is
-    compared, as a clause.
+Shape = tuple[int, ...]
+
+
+def required_by_transformers(
+    config: Mapping[str, Any], keys: Iterable[str]
+) -> tuple[list[Requirement], str, dict[str, Shape]] | str:
+    """(requirements, a clause that names what is not compared, "" for nothing, the shapes that
+    transformers gives them); or why nothing is compared, as a clause.
 
     keys  modules and parameters of the file, without `.weight`
     """
@@ -48,15 +53,17 @@ def required_by_transformers(config: Mapping[str, Any], keys: Iterable[str]) -> 
     keys = set(keys)
     ours, theirs = _stem(keys), _stem(names)
     kinds: dict[str, list[str]] = {}
-    for name in names:
+    shapes: dict[str, Shape] = {}
+    for name, shape in names.items():
         moved = ours + name[len(theirs) :] if theirs and name.startswith(theirs) else name
         kinds.setdefault(_kind(moved), []).append(moved)
+        shapes[moved] = shape
     have = Counter(map(_kind, keys))
     compared = [name for kind, same in kinds.items() if have[kind] for name in same]
     left = [kind for kind in kinds if not have[kind]]
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     clause = f"{', '.join(left[:SHOWN])}{more}, which the file has under no such name; the others are compared" if left else ""
-    return [Requirement(((name,),)) for name in compared], clause
+    return [Requirement(((name,),)) for name in compared], clause, shapes
 
 
 def _kind(name: str) -> str:
@@ -70,9 +77,9 @@ def _stem(names: Iterable[str]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _parameters(config: str) -> tuple[str, ...] | str:
-    """Paths of the parameters of a causal language model, without `.weight`; or why there are none,
-    as a verb's phrase.
+def _parameters(config: str) -> dict[str, Shape] | str:
+    """Shapes of the parameters of a causal language model, by path without `.weight`; or why there
+    are none, as a verb's phrase.
     """
     settings: dict[str, Any] = json.loads(config)
     with _quiet():
@@ -91,8 +98,8 @@ def _parameters(config: str) -> tuple[str, ...] | str:
             except Exception:  # an architecture's constructor raises whatever its code does
                 continue
             tied = getattr(made.get_text_config(), "tie_word_embeddings", False)
-            names = [n for n, _ in model.named_parameters(remove_duplicate=False) if not (tied and n.startswith("lm_head"))]
-            return tuple(n.removesuffix(".weight") for n in names)
+            parameters = model.named_parameters(remove_duplicate=False)
+            return {n.removesuffix(".weight"): tuple(p.shape) for n, p in parameters if not (tied and n.startswith("lm_head"))}
     return "builds no language model of its config.json"
 
 

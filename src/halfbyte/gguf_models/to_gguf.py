@@ -504,8 +504,10 @@ def _settings(source: Checkpoint) -> Any:
     try:
         return AutoConfig.for_model(kind, **raw).get_text_config(decoder=True)
     except Exception as error:  # its checks raise errors of many kinds
-        raise CheckpointError(
-            f"[convert] {source.path}: its config.json describes no {kind}: {' '.join(str(error).split())[:300]}"
+        raise UnsupportedError(
+            f"[convert] {source.path}: its config.json describes no {kind} that transformers knows "
+            f"({' '.join(str(error).split())[:120]}). Give a GGUF of the same model, of any type, with --like: names, tokenizer "
+            "and key-values are taken from it (llama.cpp's convert_hf_to_gguf.py makes one)"
         ) from error
 
 

@@ -4,10 +4,12 @@ reader, or never end.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,21 +73,20 @@ class FileReader:
     def __init__(self, path: Path, status: os.stat_result) -> None:
         self.path, self._status = path, status
         self._file: BinaryIO | None = None
+        self._opening = threading.Lock()
 
     def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
         """Bytes of the file, in memory of their own."""
         out = np.empty(nbytes, np.uint8)
         try:
-            if self._file is None:
-                self._file = open_regular(self.path)
-                self._check()
+            file = self._opened()
             at, left = 0, out.data
             while at < nbytes:
-                count = _read_at(self._file, left[at : at + _MOST], start + at)
+                count = _read_at(file, left[at : at + _MOST], start + at)
                 if not count:
                     raise CheckpointError(f"[open] {self.path}: the file was truncated while it was read; open it again")
                 at += count
-            self._check()
+            self._check(file)
         except OSError as error:
             raise CheckpointError(f"[open] {self.path}: cannot be read: {error.strerror or error}") from error
         out.flags.writeable = False
@@ -93,8 +94,9 @@ class FileReader:
 
     def prefetch(self, start: int, nbytes: int) -> None:
         """Let the system read a range ahead, where it can."""
-        if self._file is not None and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file.fileno(), start, nbytes, os.POSIX_FADV_WILLNEED)
+        if nbytes and hasattr(os, "posix_fadvise"):  # 0 would mean: to the end of the file
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._opened().fileno(), start, nbytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""
@@ -102,9 +104,17 @@ class FileReader:
         if file is not None:
             file.close()
 
-    def _check(self) -> None:
-        assert self._file is not None
-        if file_version(os.fstat(self._file.fileno())) != file_version(self._status):
+    def _opened(self) -> BinaryIO:
+        """The file. Threads share one: a second one in its place would be closed under the first."""
+        with self._opening:
+            if self._file is None:
+                file = open_regular(self.path)
+                self._check(file)
+                self._file = file
+            return self._file
+
+    def _check(self, file: BinaryIO) -> None:
+        if file_version(os.fstat(file.fileno())) != file_version(self._status):
             raise CheckpointError(f"[open] {self.path}: the file was changed since it was opened; open it again")
 
 

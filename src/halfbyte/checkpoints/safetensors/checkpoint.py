@@ -452,7 +452,7 @@ class SafetensorsCheckpoint(Checkpoint):
             return "there is no config.json", []
         prefix = prefix_of(self._keys)
         needs: list[Requirement] | str = "no tensor is named like a decoder's layer"
-        note = ""
+        note, stated = "", None
         if prefix is not None:
             needs = required(self.config, prefix)
         if isinstance(needs, str):
@@ -461,7 +461,7 @@ class SafetensorsCheckpoint(Checkpoint):
             found = required_by_transformers(self.config, [k.removesuffix(".weight") for k in self._keys])
             if isinstance(found, str):
                 return found, []
-            needs, note = found
+            needs, note, stated = found
         shapes: dict[str, tuple[int, ...]] = {}
         for key, tensor in self._keys.items():
             if tensor:
@@ -475,7 +475,8 @@ class SafetensorsCheckpoint(Checkpoint):
                 for name in names:
                     unreadable = name in self._modules and not isinstance(self.reading_or_error(name), Reading)
                     if name in shapes and not unreadable:
-                        expected[name] = _vocabulary(expected_shape(self.config, name), name, shapes[name])
+                        wanted = expected_shape(self.config, name) if stated is None else _matrix(stated[name], shapes[name])
+                        expected[name] = _vocabulary(wanted, name, shapes[name])
         return note, requirement_entries(needs, shapes, expected)
 
     def label_findings(self) -> list[Finding]:
@@ -514,6 +515,13 @@ def _says_own(config: Mapping[str, Any]) -> bool:
 def _against_config(reading: Reading) -> bool:
     """True for a weight that is read as another layout than the config means."""
     return reading.odd is not None and reading.odd.code == "layout-disagrees"
+
+
+def _matrix(stated: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int | None, int | None]:
+    """(n, k) of a matrix as transformers has it; (None, None) for other tensors and for GPT-2's
+    layers, which keep (k, n).
+    """
+    return (stated[0], stated[1]) if len(stated) == 2 and shape != stated[::-1] else (None, None)
 
 
 def _vocabulary(size: tuple[int | None, int | None], name: str, shape: tuple[int, ...]) -> tuple[int | None, int | None]:
