@@ -63,8 +63,8 @@ def page() -> str:
         [
             HEAD,
             "## Architectures that run\n",
-            "Each gives the logits of transformers' own model bit for bit, and llama.cpp's within its rounding",
-            "(benchmarks/gguf.md). A `llama` file with experts becomes `mixtral`.\n",
+            "Each gives the logits of transformers' own model bit for bit. Beside llama.cpp's, from float32",
+            "files and from quantized ones: benchmarks/gguf.md. A `llama` file with experts becomes `mixtral`.\n",
             table(("GGUF", "transformers"), architectures),
             "## Architectures that do not\n",
             table(("GGUF", "why"), grouped(UNREAD)),

@@ -73,8 +73,8 @@ class Log:
         if self.path:
             self.path.write_text("\n".join(self.lines) + "\n")
 
-    def run(self, command: list[str], env: dict[str, str] | None = None, prefix: str = "") -> str:
-        """Runs a command, logs it and its last line; its output."""
+    def run(self, command: list[str], env: dict[str, str] | None = None, prefix: str = "") -> bool:
+        """Runs a command, logs it and its last line; whether it passed."""
         words = [os.path.relpath(w, ROOT) if os.path.isabs(w) and w.startswith(str(ROOT)) else w for w in command]
         done = subprocess.run(command, env={**os.environ, **(env or {})}, cwd=ROOT, capture_output=True, text=True)
         out = (done.stdout + done.stderr).strip()
@@ -84,16 +84,17 @@ class Log:
             self.add("\n".join(out.splitlines()[-60:]))
         outcome = "passed" if done.returncode == 0 else f"FAILED, status {done.returncode}"
         self.add(f"-> {outcome}: {(out.splitlines() or [''])[-1]}")
-        return out
+        return done.returncode == 0
 
 
 def sanitize(kind: str, sets: list[str], built: bool, log: Log) -> None:
     """Builds with one sanitizer, then runs the test program and TESTS."""
     build = ROOT / "build" / f"sanitize-{kind}"
-    if not built:
-        log.run(["cmake", "-S", ".", "-B", str(build), f"-DHALFBYTE_SANITIZE={kind}", f"-DPython_EXECUTABLE={sys.executable}"])
-        log.run(["cmake", "--build", str(build), "--target", "_native", "halfbyte_selfcheck"])
-    if log.failed:
+    steps = [
+        ["cmake", "-S", ".", "-B", str(build), f"-DHALFBYTE_SANITIZE={kind}", f"-DPython_EXECUTABLE={sys.executable}"],
+        ["cmake", "--build", str(build), "--target", "_native", "halfbyte_selfcheck"],
+    ]
+    if not built and not all(log.run(step) for step in steps):
         return
     options = OPTIONS[kind]
     still = ["setarch", "-R"] if kind == "thread" else []  # ThreadSanitizer needs addresses that are not random

@@ -133,8 +133,12 @@ def _family_word(config: Mapping[str, Any]) -> str:
     return str(text_config(config).get("model_type") or config.get("model_type") or "").replace("-", "_")
 
 
-def required(config: Mapping[str, Any], prefix: str) -> list[Requirement] | str:
-    """The tensors of the model, names with `prefix`; or why they are not checked, as a clause."""
+def required(config: Mapping[str, Any], prefix: str, tensors: int) -> list[Requirement] | str:
+    """The tensors of the model, names with `prefix`; or why they are not checked, as a clause.
+
+    tensors  how many the checkpoint has: layers and experts are named up to one more than it can
+             hold, whatever number the configuration states
+    """
     text = text_config(config)
     word = _family_word(config)
     family, layers = FAMILIES.get(word), text.get("num_hidden_layers")
@@ -150,12 +154,14 @@ def required(config: Mapping[str, Any], prefix: str) -> list[Requirement] | str:
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if not (family.tied if tied is None else tied):
         out.append(Requirement((("lm_head",), (prefix + "lm_head",), (_outer(prefix) + "lm_head",))))
-    for i in range(layers):
-        out += _layer(f"{prefix}layers.{i}.", family, text, hidden, head)
+    for i in range(min(layers, tensors + 1)):
+        out += _layer(f"{prefix}layers.{i}.", family, text, hidden, head, tensors)
     return out
 
 
-def _layer(at: str, family: Family, text: Mapping[str, Any], hidden: int | None, head: int | None) -> list[Requirement]:
+def _layer(
+    at: str, family: Family, text: Mapping[str, Any], hidden: int | None, head: int | None, tensors: int
+) -> list[Requirement]:
     out = [_projection(at, name) for name in (*family.attention, *family.mlp)]
     out += [_vector(at + name, hidden) for name in family.norms] + [_vector(at + name, head) for name in family.head_norms]
     biases = family.attention if text.get("attention_bias") and not family.biases else family.biases
@@ -168,11 +174,11 @@ def _layer(at: str, family: Family, text: Mapping[str, Any], hidden: int | None,
     if family.router:
         out.append(_module(at + family.router, *(at + r for r in _ROUTERS.get(family.router, ()))))
         count = _size(text, "num_local_experts") or _size(text, "num_experts")
-        out += [_experts(at, name, count) for name in ("gate_proj", "up_proj", "down_proj") if count]
+        out += [_experts(at, name, min(count, tensors + 1)) for name in ("gate_proj", "up_proj", "down_proj") if count]
         if family.expert_biases and count:
             inner = _size(text, "intermediate_size")
-            out.append(_expert_bias(at, "gate_up_proj", count, inner and 2 * inner))
-            out.append(_expert_bias(at, "down_proj", count, hidden))
+            out.append(_expert_bias(at, "gate_up_proj", count, inner and 2 * inner, tensors))
+            out.append(_expert_bias(at, "down_proj", count, hidden, tensors))
     return out
 
 
@@ -193,27 +199,29 @@ def _experts(at: str, name: str, count: int) -> Requirement:
     return Requirement((each[0], *each[1:], *((s,) for s in stacks)))
 
 
-def _expert_bias(at: str, name: str, count: int, size: int | None) -> Requirement:
+def _expert_bias(at: str, name: str, count: int, size: int | None, tensors: int) -> Requirement:
     """The biases of one projection of all experts, as a stack or apart."""
     halves = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
     path = f"{at}mlp.experts."
     names = [(f"{path}{name}_bias",), (f"{path}{name}.bias",), tuple(f"{path}{h}.bias" for h in halves)]
-    names += [tuple(f"{path}{e}.{h}.bias" for e in range(count) for h in group) for group in (halves, (name,))]
+    each = range(min(count, tensors + 1))
+    names += [tuple(f"{path}{e}.{h}.bias" for e in each for h in group) for group in (halves, (name,))]
     names.append(tuple(f"{path}{h}_bias" for h in halves))
     return Requirement(tuple(dict.fromkeys(names)), None if size is None else (count, size))
 
 
-def required_gguf(architecture: str, blocks: int | None, tied: bool) -> list[Requirement] | str:
+def required_gguf(architecture: str, blocks: int | None, tied: bool, tensors: int) -> list[Requirement] | str:
     """The tensors of a GGUF model without `.weight`; or why they are not checked.
 
-    tied  the file has no `output.weight`: the embedding serves
+    tied     the file has no `output.weight`: the embedding serves
+    tensors  as for `required`
     """
     if architecture not in GGUF_FAMILIES:
         return f"general.architecture {architecture!r} is not in the table"
     if not blocks:
         return f"{architecture}.block_count is missing"
     out = [_module("token_embd"), _module("output_norm")]
-    for i in range(blocks):
+    for i in range(min(blocks, tensors + 1)):
         at = f"blk.{i}."
         out += [_module(at + n) for n in ("attn_norm", "attn_output", "ffn_norm", *GGUF_FAMILIES[architecture])]
         out += [_module(at + n, at + "attn_qkv") for n in ("attn_q", "attn_k", "attn_v")]

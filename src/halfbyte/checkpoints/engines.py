@@ -12,6 +12,7 @@ Of the data only tensor scales are read, four bytes each.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -286,5 +287,7 @@ def _command(checkpoint: Checkpoint, target: str) -> str:
     """The command that repairs, "" without a target."""
     if not target:
         return ""
-    name = checkpoint.path.name or "model"
-    return f"halfbyte convert {checkpoint.path} {name}-{target.partition(':')[0]} --to {target} --plan"
+    source = str(checkpoint.path) if checkpoint.remote is None else checkpoint.remote.where
+    name = source.partition("@")[0].rpartition("/")[2] if checkpoint.remote else checkpoint.path.name or "model"
+    out = f"{name}-{target.partition(':')[0]}"
+    return f"halfbyte convert {shlex.quote(source)} {shlex.quote(out)} --to {target} --plan"

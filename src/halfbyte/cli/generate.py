@@ -53,7 +53,7 @@ def generate(
 
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
     texts = [sys.stdin.read() if p == "-" else p for p in prompt]
-    import_model_code(path)
+    import_model_code(path, config_of(config))
     start = time.perf_counter()
     model, tokenizer = load_model(
         path, activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from .single import Generation, Sampling
+from .template_limits import TemplateLimitError
 from .templates import render
 
 
@@ -73,8 +74,8 @@ class Chat:
         """
         try:
             return self._template(self.messages)
-        except UnsupportedError:
-            if not self.system:
+        except UnsupportedError as error:
+            if not self.system or isinstance(error, TemplateLimitError):
                 raise
         _, first, *rest = self.messages
         return self._template([{**first, "content": f"{self.system}\n\n{first['content']}"}, *rest])

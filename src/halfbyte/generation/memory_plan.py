@@ -116,7 +116,7 @@ class Planner:
             raise CheckpointError(f"[plan] dtype {self.dtype!r}; allowed: {', '.join(DTYPE_BYTES)}")
         self.config, self.matrices, remote = _contents(self.path, codec, config, allow_unknown)
         self.stores_scores = _stores_scores(self.config)
-        self.overhead = _resident_memory(self.path, self.config, remote) if device == "cpu" else CUDA_OVERHEAD
+        self.overhead = _resident_memory(self.path, self.config, remote, config) if device == "cpu" else CUDA_OVERHEAD
 
     def plan(self, context: int, *, batch: int = 1, device_memory: int | None = None, codec: str | None = None) -> Plan:
         """The bytes for a context; `codec` for every matrix that can be packed, in place of what it
@@ -328,11 +328,12 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
     return config, matrices
 
 
-def _resident_memory(path: Path, config: Any, remote: bool) -> int:
+def _resident_memory(path: Path, config: Any, remote: bool, override: Mapping[str, Any] | None) -> int:
     """Bytes this process holds with everything imported that the model needs, and its tokenizer; 0
     where the system does not say.
 
-    remote  the checkpoint is on the hub: its tokenizer, some megabytes, is not downloaded for this
+    remote    the checkpoint is on the hub: its tokenizer, some megabytes, is not downloaded for this
+    override  the quantization config to read with
     """
     from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
     from ..transformers.load import import_model_code
@@ -344,8 +345,8 @@ def _resident_memory(path: Path, config: Any, remote: bool) -> int:
         if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     elif _has_tensors(path):
-        import_model_code(path)
-        with checkpoints.open(path) as checkpoint:
+        import_model_code(path, override)
+        with checkpoints.open(path, override) as checkpoint:
             if isinstance(checkpoint, GGUFCheckpoint):
                 from ..gguf_models.tokenizer import tokenizer_of
 

@@ -160,13 +160,13 @@ def model_config(checkpoint: Checkpoint) -> Any:
     return config_of(checkpoint) if isinstance(checkpoint, GGUFCheckpoint) else config_of_folder(checkpoint)
 
 
-def import_model_code(path: str | Path) -> None:
+def import_model_code(path: str | Path, config: Mapping[str, Any] | None = None) -> None:
     """Imports what `load_model` will need for this file, so that its time can be told from the
-    model's.
+    model's; `config` as for `load_model`.
     """
     from .compat import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    with open_checkpoint(path) as checkpoint:
+    with open_checkpoint(path, config) as checkpoint:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config(checkpoint))]
 
 

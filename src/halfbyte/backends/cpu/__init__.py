@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import BackendError
+from ...errors import BackendError, HalfbyteError
 from ...numerics.array_interop import torch_state
 from ...numerics.exact import DTYPES, bfloat16
 from ...numerics.minifloat import MINIFLOATS
@@ -124,7 +124,7 @@ def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | No
         # Sizes as arguments: torch takes 1 µs longer to read them from a tuple.
         y = x.new_empty(shape[0], n) if len(shape) == 2 else x.new_empty(*shape[:-1], n)
         w.data.linear(x, bias, activations_named(activations), y)
-    except Exception:
+    except (HalfbyteError, RuntimeError, TypeError, ValueError, KeyError, BufferError):
         return None
     return y
 

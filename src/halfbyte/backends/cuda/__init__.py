@@ -16,6 +16,7 @@ from ...tensor.qtensor import QTensor
 from ..base import Backend, Call, Prepared
 from .fallback import weight as fallback_weight
 from .fallback.weight import CanonicalWeight
+from .tuning.wgmma_tiles import FEW_ROWS_MOST
 from .weight import elements_of, even_groups, nbytes, refusal, to_device
 
 SMALL_M = 64
@@ -105,7 +106,7 @@ class CUDABackend(Backend):
         dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul. Kept with the
         weight.
         """
-        key = "schedule", x.shape[0], x.dtype, x.device
+        key = "schedule", min(x.shape[0], FEW_ROWS_MOST + 1), x.dtype, x.device  # no choice changes above it
         chosen: str | None = held.launches.get(key)
         if chosen is None:
             chosen = held.launches[key] = _schedule_of(x, held)

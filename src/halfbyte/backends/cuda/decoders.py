@@ -25,6 +25,7 @@ Integers become floats without a conversion: q in the low mantissa bits of 1024.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -337,6 +338,7 @@ def _numbered(code: str, operands: dict[str, str]) -> str:
     return re.sub(r"\b[yqwpfsz][0-9]\b", lambda name: operands[name[0]], code)
 
 
+@functools.cache  # launches ask for it on every call
 def assembly(decoder: Decoder, results: int, *inputs: str) -> str:
     """A row of `WORDS` or `OPERANDS` as Triton takes it: the results, then the named inputs."""
     names = [*(f"y{i}" for i in range(results)), *inputs]

@@ -169,7 +169,8 @@ class GGUFCheckpoint(Checkpoint):
                 continue
             entries.append(sort_tensor(name, dtype, header.shape, owner, tensors))
         architecture = str(meta.get("general.architecture", ""))
-        needs = required_gguf(architecture, meta.typed(f"{architecture}.block_count", "integer"), "output.weight" not in headers)
+        blocks = meta.typed(f"{architecture}.block_count", "integer")
+        needs = required_gguf(architecture, blocks, "output.weight" not in headers, len(headers))
         if isinstance(needs, str):
             return Ledger(tuple(entries), needs)
         shapes = {name.removesuffix(".weight"): shape for name, shape in tensors.items()}

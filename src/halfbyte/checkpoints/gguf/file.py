@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,12 @@ class Shard:
         try:
             with open_regular(path) as f:
                 status = os.fstat(f.fileno())
-                self.header: Header = _header_of(f, str(path), status.st_size)
+
+                def read(start: int, stop: int) -> bytes:
+                    f.seek(start)
+                    return f.read(stop - start)
+
+                self.header: Header = header_from(read, str(path), status.st_size, FIRST_READ)
         except OSError as e:
             raise CheckpointError(f"[gguf] {path}: cannot be read: {e.strerror or e}") from None
         self._reader = FileReader(path, status)
@@ -59,24 +64,37 @@ class Shard:
         """Bytes of the file, read-only, in memory of their own."""
         return self._reader.read(start, nbytes)
 
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
     def drop(self, start: int, stop: int) -> None:
         """The bytes are not needed any more; their memory goes with their arrays."""
 
 
-def _header_of(file: BinaryIO, path: str, size: int) -> Header:
-    """The header, from as much of the file's start as it takes."""
+def header_from(read: Callable[[int, int], bytes], path: str, size: int, first: int) -> Header:
+    """The header of a file of `size` bytes, from as much of its start as it takes.
+
+    read   read(start, stop) -> bytes of the file
+    first  bytes that are read first
+    """
     if size == 0:
         raise CheckpointError(f"[gguf] {path}: the file is empty")
-    have = min(FIRST_READ, size)
+    data, wanted = b"", min(first, size)
     while True:
-        file.seek(0)
-        data = file.read(have)
+        more = read(len(data), wanted)
+        data += more
         try:
             return read_header(data, path, size)
-        except ShortHeaderError:
-            if have >= min(size, MOST_HEADER) or data[:4] not in (MAGIC, MAGIC[::-1]):
+        except ShortHeaderError as error:
+            if error.needed > size or not more or data[:4] not in (MAGIC, MAGIC[::-1]):
                 raise
-            have = min(4 * have, size, MOST_HEADER)
+            if error.needed > MOST_HEADER:
+                raise CheckpointError(
+                    f"[gguf] {path}: its header takes {error.needed:,} bytes or more; up to {MOST_HEADER:,} are read, so it is "
+                    "damaged"
+                ) from None
+            wanted = min(max(2 * wanted, error.needed), size, MOST_HEADER)
 
 
 class Files(Protocol):
@@ -200,6 +218,8 @@ class GGUFFile:
         """Close the files; arrays already taken stay valid. Reading afterwards raises
         CheckpointError.
         """
+        for shard in self._shards:
+            shard.close()
         self._shards = []
 
     def __enter__(self) -> GGUFFile:

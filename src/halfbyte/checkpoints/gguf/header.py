@@ -93,7 +93,7 @@ def read_header(data: Any, path: str, size: int | None = None) -> Header:
     Raises CheckpointError, naming the file and the key or tensor, for whatever does not fit
     together; UnsupportedError for a version or tensor type that is known and not read.
     """
-    cursor = Cursor(data, path)
+    cursor = Cursor(data, path, size=size)
     if bytes(data[:4]) == MAGIC[::-1]:
         raise UnsupportedError(
             f"[gguf] {path}: starts with {MAGIC[::-1]!r}: its writer swapped the bytes of the magic too; write it again"

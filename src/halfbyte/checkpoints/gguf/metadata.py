@@ -38,32 +38,40 @@ _DAMAGED = "it is cut short or its header is damaged"
 
 
 class ShortHeaderError(CheckpointError):
-    """A header that runs past the bytes that are there."""
+    """A header that runs past the bytes that are there; it needs at least `needed` of the file's."""
+
+    needed = 0
 
 
 class Cursor:
-    """A position in a file's bytes; every step is checked against the end."""
+    """A position in a file's bytes; every step is checked against the end.
 
-    def __init__(self, data: Any, path: str, order: Order = "<", position: int = 0) -> None:
+    size  bytes of the whole file, of which `data` may be the beginning
+    """
+
+    def __init__(self, data: Any, path: str, order: Order = "<", position: int = 0, size: int | None = None) -> None:
         self.data, self.path, self.order, self.position = data, path, order, position
         self.end = len(data)
+        self.size = self.end if size is None else size
 
     def at(self, position: int) -> Cursor:
         """Another cursor on the same bytes."""
-        return Cursor(self.data, self.path, self.order, position)
+        return Cursor(self.data, self.path, self.order, position, self.size)
 
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"[gguf] {self.path}: {message}")
 
-    def short(self, message: str) -> ShortHeaderError:
-        """The error for what runs past the end."""
-        return ShortHeaderError(f"[gguf] {self.path}: {message}; {_DAMAGED}")
+    def short(self, message: str, needed: int) -> ShortHeaderError:
+        """The error for what runs past the end; `needed` bytes of the file would hold it, or more."""
+        error = ShortHeaderError(f"[gguf] {self.path}: {message}; {_DAMAGED}")
+        error.needed = needed
+        return error
 
     def step(self, nbytes: int, what: str) -> int:
         """Moves past `nbytes` and returns where they start."""
         start = self.position
         if nbytes > self.end - start:
-            raise self.short(f"{what} needs {nbytes} bytes at byte {start}, the file ends at {self.end}")
+            raise self.short(f"{what} needs {nbytes} bytes at byte {start}, the file ends at {self.size}", start + nbytes)
         self.position = start + nbytes
         return start
 
@@ -77,9 +85,10 @@ class Cursor:
         of the file.
         """
         n: int = self.number("Q", what)
-        left = self.end - self.position
-        if n * smallest > left:
-            raise self.short(f"{what} is {n}, of {smallest} bytes or more each, and {left} bytes are left")
+        needed = self.position + n * smallest
+        if needed > self.end:
+            left = self.size - self.position
+            raise self.short(f"{what} is {n}, of {smallest} bytes or more each, and {left} bytes are left", needed)
         return n
 
     def string(self, what: str, longest: int | None = None) -> str:
@@ -122,7 +131,7 @@ class Cursor:
         except (struct.error, OverflowError):  # past the end, or past what an offset can be
             position = self.end + 1
         if position > self.end:
-            raise self.short(f"the strings of {what} run past the end of the file at {self.end}")
+            raise self.short(f"the strings of {what} run past the end of the file at {self.size}", self.end + 1)
         self.position = position
 
     def step_value(self, kind: int, what: str, depth: int = 0) -> None:

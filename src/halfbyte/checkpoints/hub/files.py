@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..gguf.file import Shard
-from ..gguf.header import MAGIC, Header, read_header
-from ..gguf.metadata import ShortHeaderError
+from ..gguf.file import Shard, header_from
+from ..gguf.header import Header
 from ..safetensors.file import SafetensorsFile
 from ..safetensors.header import header_length, parse_header
 from .repository import RemoteFile, Repository
@@ -21,8 +20,6 @@ FIRST_BYTES = 1 << 16
 """Of a safetensors file: the headers of most shards fit, so that one request is enough."""
 FIRST_GGUF = 1 << 18
 """Of a GGUF file: doubled until the header, which holds the vocabulary, is complete."""
-MOST_GGUF = 1 << 28
-"""Longest GGUF header that is read."""
 
 
 class RemoteSafetensors(SafetensorsFile):
@@ -60,22 +57,13 @@ class RemoteShard(Shard):
     def __init__(self, file: RemoteFile) -> None:
         self.path = file.path
         self._file = file
-        self.header: Header = self._read_header()
-
-    def _read_header(self) -> Header:
-        file, data, wanted = self._file, b"", FIRST_GGUF
-        while True:
-            data += file.read(len(data), wanted)
-            complete = len(data) >= min(file.size, MOST_GGUF)
-            try:
-                return read_header(data, str(self.path), file.size)
-            except ShortHeaderError:
-                if complete or data[:4] != MAGIC:
-                    raise
-            wanted = min(2 * wanted, file.size, MOST_GGUF)
+        self.header: Header = header_from(file.read, str(file.path), file.size, FIRST_GGUF)
 
     def bytes(self, start: int, nbytes: int) -> NDArray[np.uint8]:
         return np.frombuffer(self._file.data(start, start + nbytes), np.uint8)
+
+    def close(self) -> None:
+        """Nothing: no file is open."""
 
     def drop(self, start: int, stop: int) -> None:
         """Nothing: arrays are copies."""

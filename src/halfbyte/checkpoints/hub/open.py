@@ -38,7 +38,7 @@ def open_remote(name: HubName, config: Mapping[str, Any] | None) -> Checkpoint:
 
         checkpoint: Checkpoint = GGUFCheckpoint(Path(found[0]), RemoteGGUF(repository, found))
     else:
-        sources = _sources(repository, found)
+        sources = _sources(repository)
         checkpoint = SafetensorsCheckpoint(sources.folder, sources, config)
     checkpoint.remote = repository
     return checkpoint
@@ -88,7 +88,7 @@ def _parts(file: str, names: list[str]) -> list[str]:
     return parts
 
 
-def _sources(repository: Repository, found: list[str]) -> Sources:
+def _sources(repository: Repository) -> Sources:
     """Configuration from the cache, shards by ranges."""
     name = repository.name
     top = {n for n in repository.sizes if "/" not in n}
@@ -97,15 +97,16 @@ def _sources(repository: Repository, found: list[str]) -> Sources:
     folder = Path(repository.where)
     for small in [*wanted, *([index] if index else [])]:
         folder = repository.small(small).parent
-    sources = sources_of(folder, index, (name.file,) if name.file else repository.sizes)
-    sources.findings = [f for f in sources.findings if f.code != "unreferenced-file" or not name.file]
+    if name.file:
+        sources = Sources(folder, {name.file: folder / name.file}, lone=True)
+    else:
+        sources = sources_of(folder, index, repository.sizes)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         opened = dict(zip(sources.shards, pool.map(lambda n: RemoteSafetensors(repository.file(n)), sources.shards), strict=True))
     sources.opened = opened
     sources.findings.append(
         Finding("note", "read-remotely", "", f"read from {repository.where} on the hub: headers and configuration, no weights")
     )
-    del found
     return sources
 
 

@@ -62,7 +62,7 @@ class Tensor:
         self.nbytes = (
             -(-math.prod(self.shape) * NARROW[kind] // 8) if kind in NARROW else math.prod(self.shape) * self.dtype.itemsize
         )
-        self._external: tuple[Path, int] | None = None
+        self._external: tuple[Path, int, os.stat_result] | None = None
         if proto.data_location == 1:
             self._external = self._find_external(about)
         elif proto.HasField("raw_data") and len(proto.raw_data) != self.nbytes:

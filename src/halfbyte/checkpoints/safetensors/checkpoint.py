@@ -454,7 +454,7 @@ class SafetensorsCheckpoint(Checkpoint):
         needs: list[Requirement] | str = "no tensor is named like a decoder's layer"
         note, stated = "", None
         if prefix is not None:
-            needs = required(self.config, prefix)
+            needs = required(self.config, prefix, len(self._keys))
         if isinstance(needs, str):
             if not self.config.get("model_type") or in_table(self.config):
                 return needs, []

@@ -13,6 +13,7 @@ import torch
 
 from .. import device as gpu
 from ..decode import SCALES, scale_f32
+from ..launch import GLOBAL_OPS
 from .weight import GROUPINGS, CanonicalWeight
 
 NESTED = tl.constexpr(7)
@@ -150,7 +151,7 @@ def dequantize(w: CanonicalWeight, dtype: torch.dtype, ids: torch.Tensor | None 
     extent = Extent(k, max(1, f.groups(k)), codes.shape[-1], groups, w.at * n, w.at, size, block_rows, float(f.divisor))
     layout = Layout(
         f.bits, GROUPINGS[f.grouping], _SCALES[f.scale], f.zero != "none", bool(f.bias), f.inverse,
-        {"": 0, "multiply": 1, "divide": 2}[f.global_op], "group_index" in w.parts,
+        GLOBAL_OPS[f.global_op], "group_index" in w.parts,
     )  # fmt: skip
     with gpu.use(w.device):
         decode_kernel[(rows, triton.cdiv(k, _BLOCK))](

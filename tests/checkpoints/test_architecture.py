@@ -1,0 +1,36 @@
+"""What a configuration requires, bounded by what the checkpoint can hold."""
+
+from __future__ import annotations
+
+from halfbyte.checkpoints.architecture import required, required_gguf
+
+MOST = 2**31 - 1
+
+
+def test_blocks_that_no_file_of_this_size_has_are_not_all_listed():
+    """A header that states 131,072 blocks took 22 s to inspect."""
+    needs = required_gguf("llama", MOST, True, 20)
+    assert not isinstance(needs, str)
+    assert needs == required_gguf("llama", 21, True, 20)
+    assert {n.name.split(".")[1] for n in needs if n.name.startswith("blk.")} == {str(i) for i in range(21)}
+
+
+def test_experts_that_no_file_of_this_size_has_are_not_all_listed():
+    config = {"model_type": "mixtral", "num_hidden_layers": 2, "num_local_experts": MOST, "hidden_size": 64}
+    needs = required(config, "model.", 20)
+    assert not isinstance(needs, str)
+    each = [names for need in needs for names in need.names if ".experts.0." in names[0]]
+    assert {len(names) for names in each} == {21}
+
+
+def test_what_the_file_can_hold_is_required_whole():
+    config = {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 1,
+        "num_local_experts": 32,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+    }
+    assert required(config, "model.", 32) == required(config, "model.", 10**6)
+    [bias] = [need for need in required(config, "model.", 3) if need.name.endswith("gate_up_proj_bias")]
+    assert bias.shape == (32, 192)
