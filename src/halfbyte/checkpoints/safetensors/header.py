@@ -45,12 +45,14 @@ _DTYPES = {word.encode(): word for word in DTYPE_BITS}
 _W = rb"[ \t\r\n]{0,256}"
 """White space between tokens; the padding after the last brace has no such limit."""
 _ENTRY = re.compile(
-    rb'%(w)s"([^"\\]{1,%(name)d})"%(w)s:%(w)s\{%(w)s"dtype"%(w)s:%(w)s"(\w{1,16})"%(w)s,'
+    rb'%(w)s"([^"\\\x00-\x1f\x7f]{1,%(name)d})"%(w)s:%(w)s\{%(w)s"dtype"%(w)s:%(w)s"(\w{1,16})"%(w)s,'
     rb'%(w)s"shape"%(w)s:%(w)s\[([0-9, ]{0,512})\]%(w)s,'
     rb'%(w)s"data_offsets"%(w)s:%(w)s\[%(w)s(0|[1-9]\d{0,19})%(w)s,%(w)s(0|[1-9]\d{0,19})%(w)s\]%(w)s\}%(w)s([,}])'
     % {b"w": _W, b"name": MAX_NAME}
 )
-"""An entry as the common writers spell it; others are parsed by `_slow_entry`."""
+"""An entry as the common writers spell it, without control characters in its name; others are
+parsed by `_slow_entry`.
+"""
 _VALUE = re.compile(_W + rb":" + _W + rb"(\{[^{}]{0,%d}\})" % MAX_ENTRY + _W + rb"([,}])")
 _PAIR = re.compile(_W + rb'"([^"]*)"' + _W + rb":" + _W + rb'"([^"]*)"' + _W + rb"([,}])")
 _METADATA = re.compile(_W + rb":" + _W + rb"\{" + _W + rb"(\}" + _W + rb"([,}]))?")
@@ -121,7 +123,7 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
         if match and kind:
             position, closed = match.end(), after == b"}"
             entry = Entry(kind[0], kind[1], int(start), int(stop))
-            name = _text(raw_name, where, "a tensor's name")
+            name, printable = _text(raw_name, where, "a tensor's name"), raw_name.isascii()
         else:
             quoted, position = _name(data, position, where)
             name = _unquote(quoted, where, "a tensor's name")
@@ -135,11 +137,11 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
                 raise CheckpointError(
                     f"[open] {where}: tensor {name!r}: its entry is not an object of dtype, shape and data_offsets"
                 )
-            entry = _slow_entry(value[1], where, name)
+            entry, printable = _slow_entry(value[1], where, name), False
             position, closed = value.end(), value[2] == b"}"
         if name in entries:
             raise CheckpointError(f"[open] {where}: tensor {name!r} is given twice in the header")
-        if not name.isprintable():
+        if not printable and not name.isprintable():
             raise CheckpointError(f"[open] {where}: tensor {name!r}: its name holds control characters")
         if kind is None or kind[2] != entry.stop - entry.start:
             _check_size(name, entry, where)
@@ -229,16 +231,15 @@ def _check_size(name: str, entry: Entry, where: str) -> None:
 
 def _check_cover(entries: dict[str, Entry], data_size: int, where: str) -> None:
     """The tensors cover the data exactly."""
-    order = sorted(entries, key=lambda name: entries[name][2:])
     if max((e.stop for e in entries.values()), default=0) > data_size:
-        past = next(name for name in order if entries[name].stop > data_size)
+        past = min((n for n, e in entries.items() if e.stop > data_size), key=lambda name: entries[name][2:])
         e = entries[past]
         raise CheckpointError(
             f"[open] {where}: tensor {past!r} lies at bytes {e.start:,} to {e.stop:,} of the data, "
             f"but the file holds {data_size:,}; the file is cut short or damaged"
         )
     end, before = 0, ""
-    for name in order:
+    for name in sorted(entries, key=lambda name: entries[name][2:]):
         start = entries[name].start
         if start != end:
             kind = "overlaps" if start < end else f"leaves {start - end:,} bytes unused after"
