@@ -53,9 +53,6 @@ AUXILIARY = re.compile(
 configuration determines.
 """
 
-RELEASE_EVERY = 16
-"""Blocks of values after which mapped pages are released: 64 MB of a float32 tensor."""
-
 _ROUNDED = ("float16", "bfloat16", "float32")
 
 Progress = Callable[[int, int, str], None]
@@ -226,20 +223,10 @@ def _compare(a: Checkpoint, b: Checkpoint, match: Match, rtol: float, dtype: str
         return Comparison("shape", **facts)
     as_dtype = dtype or _common_dtype(x, y, arithmetic)
     difference = ErrorStats()
-    for number, (start, stop) in enumerate(x.blocks(), 1):
+    for start, stop in x.blocks():
         difference.add(x.read(start, stop, as_dtype, arithmetic), y.read(start, stop, as_dtype, arithmetic))
-        if number % RELEASE_EVERY == 0:
-            _release(a, b, match)
-    _release(a, b, match)
     status = "identical" if difference.identical else "close" if difference.within(rtol) else "different"
     return Comparison(status, **facts, compared_as=as_dtype, difference=difference)
-
-
-def _release(a: Checkpoint, b: Checkpoint, match: Match) -> None:
-    """Release the pages read so far, so that a dense tensor larger than memory can be compared."""
-    for checkpoint, keys in ((a, match.left_keys), (b, match.right_keys)):
-        for key in keys:
-            checkpoint.release(key)
 
 
 def _view(checkpoint: Checkpoint, pieces: Sequence[Piece], several: bool) -> RowView:

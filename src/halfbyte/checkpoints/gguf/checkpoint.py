@@ -138,7 +138,7 @@ class GGUFCheckpoint(Checkpoint):
         return weight
 
     def release(self, key: str) -> None:
-        """Drop the pages of `key` from resident memory; they are read again when touched."""
+        """As `Checkpoint.release`."""
         self.file.release(self.tensor_name(key))
 
     def ledger(self) -> Ledger:

@@ -205,7 +205,7 @@ class GGUFFile:
         return array
 
     def release(self, name: str) -> None:
-        """Drop a tensor's pages from resident memory; they are read again when touched."""
+        """As `Checkpoint.release`."""
         shard, h = self._header(name)
         shard.drop(h.offset, h.offset + h.nbytes)
 

@@ -220,10 +220,6 @@ class SafetensorsCheckpoint(Checkpoint):
             return self.shards.array(key)
         reading, raw = self.reading(key), self.raw(key)
         q = self._transforms.applied(key, self._made(key, reading.layout.unpack, raw))
-        for suffix, array in raw.items():
-            if not any(np.may_share_memory(array, part) for part in q.parts.values()):
-                # Every bit has been copied: the file's pages need not stay resident.
-                self.shards.release(own_suffixes(reading.layout, self._modules[key])[suffix])
         warn_of_overflow(q, key)
         return q
 
@@ -297,7 +293,7 @@ class SafetensorsCheckpoint(Checkpoint):
             self.shards.fetch(tensor)
 
     def release(self, key: str) -> None:
-        """The pages behind `key` stop counting as resident memory; they come back when touched."""
+        """As `Checkpoint.release`, for each tensor of the module."""
         for tensor in self._modules.get(key, {key: key}).values():
             self.shards.release(tensor)
 
