@@ -42,6 +42,16 @@ def test_folder_and_its_saved_copy(tmp_path, arch, producer):
     check_dense(tmp_path / "saved", tmp_path / "dense-saved")
 
 
+def test_case_76_square_down_projections_keep_their_orientation(tmp_path):
+    """gpt-oss with hidden = intermediate, where no shape tells (n, k) from (k, n)."""
+    tiny = write_tiny(tmp_path / "in", "gpt_oss", "gpt-oss", intermediate_size=64)
+    down = tiny.dense.model.layers[0].mlp.experts.down_proj
+    assert down.shape[1] == down.shape[2]
+    check_dense(tmp_path / "in", tmp_path / "dense")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32).eval()
+    assert torch.equal(logits(read, ids()), logits(tiny.dense, ids()))
+
+
 def test_experts_that_are_no_stack(tmp_path):
     """Experts of two formats are saved one by one; gate's and up's scales differ."""
     codecs = {f"model.layers.0.mlp.experts.{e}.up_proj": f"affine4:g{32 << e % 2}" for e in range(4)}
