@@ -23,7 +23,7 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..conversion.recipe import KEPT_LAST
 from ..errors import CheckpointError, UnsupportedError
-from ..gguf_models.architecture import EXPERTS
+from ..gguf_models.architecture import EXPERTS, PART
 from ..gguf_models.config import architecture_of, config_of
 from ..gguf_models.names import ROTATION_FACTORS
 from ..gguf_models.tokenizer import tokenizer_of
@@ -161,8 +161,16 @@ class GGUFSource(Source):
         self._filling.architecture = architecture_of(checkpoint)
         self.norm_offset = 1.0 if self._filling.architecture.norm_offset else 0.0
         self.slots = {}
+        layers = self.model.config.num_hidden_layers
         for key in checkpoint:
-            slot = self._filling.slot(checkpoint.tensor_name(key))
+            name = checkpoint.tensor_name(key)
+            slot = self._filling.slot(name)
+            if slot is not None and (PART in slot[0] or self._filling.is_unused(name, layers)):
+                raise UnsupportedError(
+                    f"[quantize] {checkpoint.path}: {name} is joined with other tensors, or not used, in "
+                    f"{checkpoint.config['model_type']}, which calibration does not walk; use --method mse or rtn, or quantize "
+                    "the model's own folder"
+                )
             if slot is not None:
                 path, _, piece = slot[0].partition(EXPERTS)
                 self.slots[key] = Slot(path, slot[1], piece)

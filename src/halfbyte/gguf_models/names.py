@@ -31,21 +31,29 @@ ONE_ROW = "ffn_gate_inp_shexp"
 def slot(architecture: Architecture, name: str) -> tuple[str, str] | None:
     """(module path, parameter) of a tensor of the file, None when the architecture does not know
     it.
+
+    Some tensors of recurrent layers end without "weight".
     """
     stem, _, leaf = name.rpartition(".")
-    if match := LAYER.fullmatch(stem):
-        within = architecture.names.get(match[2])
+    match = LAYER.fullmatch(stem)
+    if match is None and (match := LAYER.fullmatch(name)):
+        leaf = "weight"
+    if match:
+        within = architecture.names.get(f"{match[2]}.{leaf}", architecture.names.get(match[2]))
         if within is None:
             return None
         path, parameter, own = within.partition(PARAMETER)
-        return f"{architecture.layers}.{match[1]}.{path}", own if parameter else leaf
-    return (architecture.top[stem], leaf) if stem in architecture.top else None
+        return ".".join(p for p in (architecture.layers, match[1], path) if p), own if parameter else leaf
+    if stem not in architecture.top:
+        return None
+    path, parameter, own = architecture.top[stem].partition(PARAMETER)
+    return path, own if parameter else leaf
 
 
 def stem_of(name: str) -> str:
     """The stem of a tensor of a layer, "" for one outside the layers."""
-    match = LAYER.fullmatch(name.rpartition(".")[0])
-    return match[2] if match else ""
+    match = LAYER.fullmatch(name)
+    return match[2].removesuffix(".weight").removesuffix(".bias") if match else ""
 
 
 def row_order(architecture: Architecture, stem: str, rows: int, heads: int, head_dim: int) -> NDArray[np.int64] | None:

@@ -8,7 +8,6 @@ logarithm, and tensors that were split are joined.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import Any
 
@@ -20,17 +19,15 @@ from torch import nn
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError
-from ...gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
+from ...gguf_models.architecture import EXPERTS, PART, Architecture
 from ...gguf_models.keys import Keys
-from ...gguf_models.names import LONG_ROTATION, ROTATION_FACTORS
+from ...gguf_models.names import LAYER, LONG_ROTATION, ROTATION_FACTORS, row_order, slot, stem_of
 from ...tensor.concat import concat_rows, incompatibility, take_rows
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
 from .base import Filling, first_names
 from .experts import fill_experts
 from .module_paths import Slot
-
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def fill(
@@ -101,55 +98,29 @@ class GGUFFilling(Filling):
         """Whether a tensor belongs to what is not run: layers that predict further tokens, or a
         stem that the architecture names as not used.
         """
-        match = _LAYER.match(name)
+        match = LAYER.match(name)
         layer, stem = (int(match[1]), match[2]) if match else (-1, name)
         if layers <= layer < self.checkpoint.metadata[f"{Keys(self.checkpoint).arch}.block_count"] or name in LONG_ROTATION:
             return True
         return self.architecture.absent(self.model.config, layer, stem.removesuffix(".weight"))
 
     def slot(self, name: str) -> tuple[str, str] | None:
-        """(module path, parameter) of a GGUF tensor, None when the architecture does not know it.
-
-        Some tensors of recurrent layers end without "weight".
-        """
-        stem, _, leaf = name.rpartition(".")
-        match = _LAYER.fullmatch(stem)
-        if match is None and (match := _LAYER.fullmatch(name)):
-            leaf = "weight"
-        if match:
-            within = self.architecture.names.get(f"{match[2]}.{leaf}", self.architecture.names.get(match[2]))
-            if within is None:
-                return None
-            path, parameter, name = within.partition(PARAMETER)
-            return ".".join(p for p in (self.architecture.layers, match[1], path) if p), name if parameter else leaf
-        top = self.architecture.top
-        if stem not in top:
-            return None
-        path, parameter, name = top[stem].partition(PARAMETER)
-        return path, name if parameter else leaf
+        """(module path, parameter) of a GGUF tensor, None when the architecture does not know it."""
+        return slot(self.architecture, name)
 
     def stem(self, key: str) -> str:
         """The stem of a layer's tensor, "" for one outside the layers."""
-        name = self.checkpoint.tensor_name(key)
-        match = _LAYER.fullmatch(name)
-        return match[2].removesuffix(".weight").removesuffix(".bias") if match else ""
+        return stem_of(self.checkpoint.tensor_name(key))
 
     def row_order(self, key: str, rows: int) -> NDArray[np.int64] | None:
-        """Rows in transformers' order where llama.cpp has another.
-
-        Rotated pairs: head h, half j, pair i lies at head h, pair i, half j. Fused heads: head h of
-        projection j lies at j, h.
-        """
-        stem = self.stem(key)
+        """Rows in transformers' order where llama.cpp has another (`names.row_order`)."""
+        stem, config = self.stem(key), self.model.config
         if stem in self.architecture.orders:
-            return self.architecture.orders[stem](self.model.config, rows)
-        if self.architecture.fused_heads and stem == "attn_qkv":
-            heads = self.model.config.num_attention_heads
-            return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
-        if not self.architecture.interleaved or stem not in ("attn_q", "attn_k"):
-            return None
-        half = self.model.config.head_dim // 2
-        return np.arange(rows).reshape(-1, half, 2).swapaxes(1, 2).reshape(-1)
+            return self.architecture.orders[stem](config, rows)
+        # Recurrent models have no heads, and in Gemma 4 their size differs from layer to layer.
+        heads = config.num_attention_heads if self.architecture.fused_heads else 0
+        size = config.head_dim if self.architecture.interleaved else 0
+        return row_order(self.architecture, stem, rows, heads, size)
 
     def weight(self, key: str) -> QTensor:
         """The packed weight, its rows in transformers' order."""
