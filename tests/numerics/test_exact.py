@@ -11,7 +11,7 @@ from itertools import pairwise
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halfbyte import QTensor, format_named
@@ -184,14 +184,12 @@ def as_float(a: np.ndarray) -> float:
 
 
 @given(st.lists(awkward, min_size=1, max_size=5), st.sampled_from(DTYPES))
-@settings(max_examples=400)
 def test_sums_round_once(values, dtype):
     exact = sum(map(Fraction, values))
     assert as_float(round_sum([one(v) for v in values], dtype)) == slow.rounded(exact, dtype)
 
 
 @given(st.lists(st.tuples(awkward, awkward), min_size=1, max_size=3), st.sampled_from(DTYPES))
-@settings(max_examples=400)
 def test_sums_of_products_round_once(pairs, dtype):
     terms = [t for a, b in pairs for t in two_product(one(a), one(b))]
     exact = sum((Fraction(a) * Fraction(b) for a, b in pairs), Fraction(0))
@@ -199,7 +197,6 @@ def test_sums_of_products_round_once(pairs, dtype):
 
 
 @given(st.lists(awkward, min_size=1, max_size=4), awkward.filter(bool), st.sampled_from(DTYPES))
-@settings(max_examples=400)
 def test_quotients_round_once(values, divisor, dtype):
     exact = sum(map(Fraction, values)) / Fraction(divisor)
     assert as_float(round_quotient([one(v) for v in values], one(divisor), dtype)) == slow.rounded(exact, dtype)

@@ -28,8 +28,9 @@ NUMPY = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bflo
 
 def exponent_of(x: Fraction) -> int:
     """floor(log2 x) of a positive rational."""
-    e = x.numerator.bit_length() - x.denominator.bit_length()
-    return e if x >= Fraction(2) ** e else e - 1
+    n, d = x.numerator, x.denominator
+    e = n.bit_length() - d.bit_length()
+    return e if (n >= d << e if e >= 0 else n << -e >= d) else e - 1
 
 
 def rounded(x: Fraction, dtype: str) -> float:
@@ -40,16 +41,14 @@ def rounded(x: Fraction, dtype: str) -> float:
         return 0.0
     magnitude = abs(x)
     e = max(exponent_of(magnitude), SMALLEST_EXPONENT[dtype])
-    ulp = Fraction(2) ** (e - MANTISSA_BITS[dtype])
-    steps = magnitude / ulp
-    whole = math.floor(steps)
-    rest = steps - whole
-    if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole % 2):
+    shift = MANTISSA_BITS[dtype] - e
+    n, d = magnitude.numerator << max(shift, 0), magnitude.denominator << max(-shift, 0)
+    whole, rest = divmod(n, d)  # in units of the last place, 2^-shift
+    if 2 * rest > d or (2 * rest == d and whole % 2):
         whole += 1
-    value = whole * ulp
-    if value >= Fraction(2) ** (LARGEST_EXPONENT[dtype] + 1):
-        value = INF
-    return math.copysign(float(value), x)
+    if whole.bit_length() - shift > LARGEST_EXPONENT[dtype] + 1:
+        return math.copysign(INF, x)
+    return math.copysign(math.ldexp(whole, -shift), x)
 
 
 def number(x) -> Fraction | float:

@@ -19,6 +19,10 @@ from support.sharding_runs import MODELS, check_model, check_products, run_two, 
 from support.sharding_worker import weight
 
 WORDS = [w for f in FAMILIES.values() for w in f.codecs]
+MULTIPLIED = ["mxfp4", "mxint8", "nvfp4", "int4", "uint3", "bnb_int8", "affine4", "fp8_e4m3", "nf4", "hqq4", "q4_1", "q8_0",
+              "q2_K", "q4_K", "iq4_nl", "iq2_xs", "tq1_0"]  # fmt: skip
+"""A format of each family and each kind of scale; `make test-slow` multiplies the others too."""
+REST = [pytest.param(w, marks=pytest.mark.slow) for w in WORDS if w not in MULTIPLIED]
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -121,13 +125,17 @@ def test_tiles_of_rows():
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    """What two gloo processes computed of every format, and in every model's folder."""
+def two_processes(tmp_path_factory, request):
+    """What two gloo processes computed of the formats that are asked for, and in every model's
+    folder.
+    """
     folders = write_models(tmp_path_factory)
-    return run_two(tmp_path_factory.mktemp("store") / "store", "cpu", WORDS, list(folders.values())), folders
+    wanted = {word for item in request.session.items for word in [getattr(item, "callspec", None)] if word}
+    words = sorted({call.params["word"] for call in wanted if "word" in call.params} & set(WORDS))
+    return run_two(tmp_path_factory.mktemp("store") / "store", "cpu", words, list(folders.values())), folders
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", [*MULTIPLIED, *REST])
 def test_two_processes_multiply_as_one_does(two_processes, word):
     """Column, row and expert sharding of every format: equal by rows, the sums of two halves within
     float32's rounding.

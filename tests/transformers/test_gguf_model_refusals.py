@@ -152,7 +152,7 @@ def test_numbers_of_the_header_at_random(tmp_path, monkeypatch, arch):
     monkeypatch.setattr(GGUF, "bytes", changed)
     model = dense_model(arch)
     outcomes = {True: 0, False: 0}
-    for _ in range(60):
+    for _ in range(24):
         path = write(tmp_path / "m.gguf", arch, model, packed=False)
         tracemalloc.start()
         start = time.process_time()
@@ -165,4 +165,4 @@ def test_numbers_of_the_header_at_random(tmp_path, monkeypatch, arch):
         tracemalloc.stop()
         assert time.process_time() - start < 1
         assert peak < 50_000_000
-    assert min(outcomes.values()) > 5, outcomes
+    assert min(outcomes.values()) > 2, outcomes
