@@ -334,7 +334,7 @@ def test_a_killed_run_leaves_nothing_that_opens_and_is_taken_up(tmp_path, after)
         with pytest.raises(CheckpointError, match=r"shard is part of an unfinished result; run the same command again"):
             halfbyte.open(path)
     done = convert(source, tmp_path / "out", to="gptq", workers=1, max_shard_size=1)
-    assert done.resumed == -1
+    assert done.resumed == after
     assert identical(source, tmp_path / "out")
     fresh = convert(source, tmp_path / "fresh", to="gptq", workers=1, max_shard_size=1)
     assert fresh.records == done.records
