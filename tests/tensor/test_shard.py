@@ -130,8 +130,8 @@ def two_processes(tmp_path_factory, request):
     folder.
     """
     folders = write_models(tmp_path_factory)
-    wanted = {word for item in request.session.items for word in [getattr(item, "callspec", None)] if word}
-    words = sorted({call.params["word"] for call in wanted if "word" in call.params} & set(WORDS))
+    parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    words = [word for word in WORDS if any(p.get("word") == word for p in parameters)]
     return run_two(tmp_path_factory.mktemp("store") / "store", "cpu", words, list(folders.values())), folders
 
 
