@@ -651,19 +651,6 @@ def test_load_model_applies_transforms_that_modules_share(tmp_path: Path):
     assert agree(logits(hb.load_model(tmp_path / "again", dtype="float32")[0], ids()), logits(model, ids()))
 
 
-@pytest.mark.parametrize("format_", ["sparse-24-bitmask", "marlin-24"])
-def test_two_of_four_sparse_weights_are_refused_by_name(format_: str, tmp_path: Path):
-    tensors, _ = ct_module(np.random.default_rng(20))
-    config = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
-        "sparsity_config": {"format": format_, "sparsity_structure": "2:4", "targets": ["Linear"]},
-    }  # fmt: skip
-    folder = write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config)
-    with pytest.raises(UnsupportedError, match=format_):
-        values(folder)
-
-
 # ----------------------------------------------------------------------------------------------------------------- ModelOpt
 
 

@@ -52,11 +52,15 @@ def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]
             checkpoint.check("dequantize")
             packed = [info.key for info in checkpoint.infos() if info.quantized]
             got = {key: checkpoint[key] for key in packed}
+            dense = {key: checkpoint[key] for key in checkpoint if not packed}
     except HalfbyteError as error:
         return "refused", str(error).replace(str(folder), "…")
+    want = given() if callable(given) else given
+    if not packed and all(f"{name}.weight" in dense for name in want):
+        different = [name for name in want if not np.array_equal(dense[f"{name}.weight"].astype(np.float32), want[name])]
+        return ("wrong", f"{different[0]} differs") if different else ("read", f"{len(want)} dense weights")
     if not packed:
         return "refused", "the file has no packed weights"
-    want = given() if callable(given) else given
     formats = sorted({str(q.format) for q in got.values()})
     for key, q in got.items():
         if key not in want:
@@ -163,6 +167,90 @@ def test_every_scheme_of_compressed_tensors(tmp_path):
     schemes = [name for name, scheme in PRESET_SCHEMES.items() if scheme.get("weights") is not None]
     assert len(schemes) > 20
     every("compressed-tensors", schemes, compressed_tensors, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------ compressed-tensors, 2:4 sparse
+
+
+def sparse_schemes() -> list[str]:
+    """The sparse words of the package's list of formats, each with what it quantizes."""
+    from compressed_tensors.config import CompressionFormat
+
+    words = [f.value for f in CompressionFormat if f.value.startswith("sparse") or f.value.startswith("marlin")]
+    inner = {
+        word: ("int4 group", "int4 channel", "int8 channel") if "marlin" in word else ("", "float8", "int8") for word in words
+    }
+    return [f"{word} {kind}".strip() for word, kinds in inner.items() for kind in kinds]
+
+
+def compressed_tensors_sparse(arch: str, scheme: str, folder: Path) -> Values:
+    """Weights with two values in each four inputs, under the scheme on every Linear but the head."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.compressors.sparse_compressors.sparse_24_bitmask import get_24_bytemasks
+    from compressed_tensors.config import BitmaskConfig, Sparse24BitMaskConfig
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        apply_quantization_config,
+    )
+    from compressed_tensors.quantization.lifecycle.forward import quantize
+
+    import torch
+
+    word, _, kind = scheme.partition(" ")
+    model = tiny(arch).to(torch.float16 if word == "marlin-24" else torch.bfloat16)
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
+    for module in linears.values():
+        module.weight.data *= get_24_bytemasks(module.weight.data)
+    quantization = None
+    if kind:
+        bits = int(kind.split()[0].removeprefix("float").removeprefix("int"))
+        strategy = "group" if kind.endswith("group") else "channel"
+        type_ = "float" if "float" in kind else "int"
+        size = 128 if strategy == "group" else None
+        args = QuantizationArgs(num_bits=bits, type=type_, strategy=strategy, group_size=size, symmetric=True)
+        form = word if word == "marlin-24" else f"{type_}-quantized"
+        group = QuantizationScheme(targets=["Linear"], weights=args, format=form)
+        quantization = QuantizationConfig(
+            config_groups={"group_0": group}, ignore=["lm_head"], quantization_status="initialized", format=form
+        )
+        apply_quantization_config(model, quantization)
+        for module in linears.values():
+            w = module.weight.data.float()
+            top = w.abs().amax(1, keepdim=True) if size is None else w.reshape(len(w), -1, size).abs().amax(-1)
+            module.weight_scale.data = (top / (448 if type_ == "float" else 2 ** (bits - 1) - 0.5)).to(module.weight_scale.dtype)
+    classes = {"sparse-bitmask": BitmaskConfig, "sparse-24-bitmask": Sparse24BitMaskConfig}
+    sparsity = classes[word](targets=["Linear"], ignore=["lm_head"]) if word in classes else None
+    compressor = ModelCompressor(quantization_config=quantization, sparsity_config=sparsity)
+    if word == "marlin-24":  # it has no decompressor: the integers from before
+        from safetensors.torch import save_file
+
+        values = {}
+        for name, module in linears.items():
+            scale = module.weight_scale.data.to(torch.float16)
+            args = module.quantization_scheme.weights
+            q = quantize(x=module.weight.data, scale=scale, zero_point=None, args=args).float()
+            values[name] = (q * scale.float().repeat_interleave(q.shape[1] // scale.shape[1], 1)).numpy()
+        schemes = {name: module.quantization_scheme for name, module in linears.items()}
+        state = compressor.quantization_compressor[word].compress(model.state_dict(), schemes)
+        folder.mkdir()
+        save_file({name: t.contiguous() for name, t in state.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+        model.config.save_pretrained(folder)
+        compressor.update_config(folder)
+        return values
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    compressor.decompress_model(model)
+    return {name: model.get_submodule(name).weight.detach().to(torch.float32).numpy() for name in linears}
+
+
+@pytest.mark.ecosystem("compressed-tensors-sparse")
+def test_every_sparse_scheme_of_compressed_tensors(tmp_path):
+    schemes = sparse_schemes()
+    assert len(schemes) > 8
+    every("compressed-tensors", schemes, compressed_tensors_sparse, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------------ torchao

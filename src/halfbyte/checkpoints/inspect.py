@@ -164,6 +164,7 @@ FIXES: dict[str, str] = {
     "packed-but-skipped": "take the module out of the config's list of modules left dense",
     "padded-words": "",
     "quantized-vector": "",
+    "sparse-expanded": "",
     "tied-head-twice": "delete one of the two tensors, or set tie_word_embeddings to what the model was trained with",
     "unclaimed-bytes": "",
     "unexpected-width": "correct bits and group_size of this module in the quantization config, or the sizes in config.json",

@@ -17,6 +17,7 @@ from .awq.gemv_fast import AWQGemvFast
 from .awq.marlin import AWQMarlin
 from .base import Described, Header, Holds, Layout
 from .bitsandbytes import BitsAndBytes
+from .compressed_tensors.marlin24 import Marlin24
 from .compressed_tensors.read import CompressedTensors, CompressedTensorsStack
 from .exl3 import EXL3
 from .fine_grained_fp8 import FineGrainedFP8
@@ -44,6 +45,7 @@ _ALL: tuple[type[Layout], ...] = (
     AWQMarlin,
     CompressedTensors,
     CompressedTensorsStack,
+    Marlin24,
     MetalMarlin,
     ModelOpt,
     ModelOptStack,

@@ -66,14 +66,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         ("marlin_24",),
     ),
     Recognised(
-        "compressed-tensors 2:4 Marlin",
-        (),
-        ("weight_packed", "meta", "scale_packed"),
-        "codes of a 2:4 sparse weight in the order of one kernel",
-        "vLLM, or pack-quantized",
-        ("marlin-24",),
-    ),
-    Recognised(
         "Marlin",
         ("marlin",),
         ("B", "s"),
@@ -103,14 +95,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         (),
         "int4 pairs for 8-bit activations",
         "a checkpoint in block FP8, GPTQ or AWQ",
-    ),
-    Recognised(
-        "sparse-24-bitmask",
-        (),
-        ("compressed", "bitmask"),
-        "the values of a 2:4 sparse weight and a bit mask of their positions",
-        "the model saved without sparsity compression",
-        ("sparse-24-bitmask", "sparse-bitmask"),
     ),
     Recognised(
         "ParoQuant", ("paroquant", "paro"), ("theta", "pairs", "channel_scales"), "codes under pairwise rotations", "GPTQModel"

@@ -31,6 +31,8 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
     "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
     "compressed-tensors": [[TORCH, TRANSFORMERS, "compressed-tensors==0.20.0", "accelerate"]],
+    # The last release that writes 2:4 sparse weights.
+    "compressed-tensors-sparse": [[TORCH, TRANSFORMERS, "compressed-tensors==0.14.0.1", "accelerate"]],
     "modelopt": [[TORCH, TRANSFORMERS, "nvidia-modelopt==0.47.0", "accelerate", "requests"]],  # it imports requests unasked
     "transformers": [[TORCH, TRANSFORMERS, "bitsandbytes==0.50.2", "torchao==0.18.0", "accelerate"]],
     "hqq": [[TORCH, TRANSFORMERS, "hqq==0.2.8.post1", "accelerate"]],

@@ -103,7 +103,7 @@ def _config(c: Headers) -> Iterator[Finding]:
     symmetric = c.scheme.method == "gptq" and c.scheme.raw.get("sym") is not False
     if keys and not symmetric and not any(c.scheme.raw.get(key) for key in keys):
         yield Finding("note", "assumed-key", "", f"the config has no {keys[0]}: {default}")
-    if not c.packed_keys():
+    if not c.packed_keys() and not c.shards.sparse:
         yield Finding("warning", "config-without-weights", "", f"the config says {c.scheme.method}, but no tensor is packed")
     for key in c.packed_keys():
         if c.scheme.parameters(key) is None:

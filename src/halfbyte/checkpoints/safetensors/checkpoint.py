@@ -31,6 +31,7 @@ from ..ledger import (
     AUXILIARY,
     CLAIMED,
     CONSUMED,
+    DENSE,
     MISSING,
     UNKNOWN,
     UNREADABLE,
@@ -49,6 +50,7 @@ from .folder import Sources, read_configs
 from .modules import ANCHORS, SUSPECT, group, own_suffixes, suffixes_of
 from .native_layout import OwnLayout
 from .shards import Shards
+from .sparse import PARTS as SPARSE_PARTS
 from .transforms import Transforms
 
 Made = TypeVar("Made")
@@ -198,7 +200,7 @@ class SafetensorsCheckpoint(Checkpoint):
             raise self.missing(key)
         if key not in self._modules:
             header = self.shards.header(key)
-            files: tuple[str, ...] = (self.shards.shard_of(key),)
+            files = self.shards.shards_of(key)
             return TensorInfo(key, "dense", "", None, header.shape, header.dtype.name, self.shards.nbytes(key), files)
         reading = self.reading_or_error(key)
         tensors = list(self._modules[key].values())
@@ -206,7 +208,7 @@ class SafetensorsCheckpoint(Checkpoint):
             own = own_suffixes(reading.layout, self._modules[key])
             tensors = [own[s] for s in reading.layout.claims(own)]
         first = self.shards.header(max(tensors, key=self.shards.nbytes))
-        files = tuple(dict.fromkeys(map(self.shards.shard_of, tensors)))
+        files = tuple(dict.fromkeys(shard for tensor in tensors for shard in self.shards.shards_of(tensor)))
         nbytes = sum(map(self.shards.nbytes, tensors))
         if not isinstance(reading, Reading):
             return TensorInfo(key, "quantized", "", None, first.shape, first.dtype.name, nbytes, files)
@@ -324,8 +326,19 @@ class SafetensorsCheckpoint(Checkpoint):
                 uses = self.scheme.key_uses()
                 entries += key_entries(replace(u, use=CONSUMED) if u.path in METADATA_KEYS else u for u in uses)
             modules, problems = self._modules_of_the_model()
-            self._ledger = Ledger(tuple(dict.fromkeys([*entries, *problems])), modules)
+            stored = [own for entry in entries for own in self._stored(entry)]
+            self._ledger = Ledger(tuple(dict.fromkeys([*stored, *problems])), modules)
         return self._ledger
+
+    def _stored(self, entry: Entry) -> Iterator[Entry]:
+        """An entry of a sparse weight as entries of the tensors that the file has; others as they are."""
+        if entry.subject != "tensor" or entry.name not in self.shards.sparse or entry.status == MISSING:
+            yield entry
+            return
+        for part, tensor in self.shards.sparse[entry.name].tensors.items():
+            status = CLAIMED if entry.status == DENSE else entry.status
+            owner = entry.owner or entry.name.removesuffix(".weight")
+            yield replace(entry, name=tensor, status=status, owner=owner, part=part, why=entry.why or SPARSE_PARTS[part])
 
     def _claimed(self) -> Iterator[Entry]:
         """Entries of the tensors of packed weights."""
@@ -494,7 +507,20 @@ class SafetensorsCheckpoint(Checkpoint):
         if self.format == "gptq" and self.remote is not None:
             text = "zero points are not read over the network: whether the version label fits them is not checked"
             unread.append(Finding("note", "gptq-label-unread", "", text))
-        return [*self._sources.findings, *self._odd, *header_findings(self), *self.label_findings(), *unread]
+        return [
+            *self._sources.findings,
+            *self._odd,
+            *self._sparse_findings(),
+            *header_findings(self),
+            *self.label_findings(),
+            *unread,
+        ]
+
+    def _sparse_findings(self) -> Iterator[Finding]:
+        if self.shards.sparse:
+            count = f"{len(self.shards.sparse)} weights are" if len(self.shards.sparse) > 1 else "1 weight is"
+            text = "stored as the values of a sparse matrix and a mask; expanded when read, products use the expanded weight"
+            yield Finding("note", "sparse-expanded", "", f"{count} {text}")
 
     def close(self) -> None:
         self.shards.close()

@@ -53,6 +53,8 @@ FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 
 T = TypeVar("T")
 
+SPARSITY = (None, "dense", "sparse-24-bitmask", "sparse-bitmask")
+"""`format` words of `sparsity_config` that are read; which weights are sparse, their tensors say."""
 READ = (None, "mixed-precision", *INTEGER, *dict.fromkeys(WORDS.values()))
 """`format` words of a config whose weights are read. Which one a module has, its dtypes say."""
 
@@ -78,7 +80,7 @@ class CompressedTensorsConfig(ConfigReader):
     method = "compressed-tensors"
     methods = ("sparseml",)
     consumed = (
-        "format", "ignore", "config_groups.*.targets", "config_groups.*.format",
+        "format", "ignore", "sparsity_config.format", "config_groups.*.targets", "config_groups.*.format",
         *(f"config_groups.*.weights.{key}" for key in (
             "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "actorder", "scale_dtype", "zp_dtype",
         )),
@@ -94,7 +96,12 @@ class CompressedTensorsConfig(ConfigReader):
         "how transforms are computed": (
             "transform_config.config_groups.*.precision", "transform_config.config_groups.*.requires_grad",
         ),
-        "a model that is not sparse": ("sparsity_config", "moe_sparsity_config"),
+        "which weights the writer made sparse; their tensors show it": (
+            *(f"sparsity_config.{key}" for key in (
+                "targets", "ignore", "global_sparsity", "sparsity_structure", "registry_requires_subclass",
+            )),
+            "moe_sparsity_config",
+        ),
         "notes of the writer": ("quantization_status", "global_compression_ratio", "version", "run_compressed"),
     }  # fmt: skip
 
@@ -102,10 +109,10 @@ class CompressedTensorsConfig(ConfigReader):
         super().__init__(raw, where)
         self._transforms = transforms_of(self._object("transform_config").get("config_groups") or {}, where)
         sparsity = self._object("sparsity_config").get("format")
-        if sparsity not in (None, "dense"):
+        if sparsity not in SPARSITY:
             raise UnsupportedError(
-                f"[config] {where}: sparsity_config has format {sparsity}, which is recognised and not read; read: dense. "
-                "Save the model without sparsity compression"
+                f"[config] {where}: sparsity_config has format {sparsity!r:.80}, which is not read; read: "
+                f"{', '.join(word for word in SPARSITY if word)}. Save the model without sparsity compression"
             )
         # Wrappers of a vision tower put `.linear` behind a name that its tensors may not have.
         ignore = self._names("ignore")
