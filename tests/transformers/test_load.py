@@ -450,3 +450,15 @@ def test_no_token_is_an_empty_answer(loaded):
     nothing = experts(torch.zeros(0, 64), torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2))
     assert nothing.shape == (0, 64)
     assert model.config.vocab_size == VOCAB
+
+
+@pytest.mark.parametrize(("arch", "producer"), [("llama", "gptq"), ("gemma3_text", "mlx"), ("gpt_oss", "gpt-oss")])
+def test_a_model_compiles_to_one_graph(tmp_path, arch, producer):
+    """Norms, products and experts: no graph break, and one graph for all layers."""
+    write_tiny(tmp_path, arch, producer)
+    model, graphs = hb.load_model(tmp_path)[0], []
+    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    with torch.no_grad():
+        for tokens in (ids(), ids() + 1):
+            assert torch.equal(compiled(tokens, use_cache=False).logits, model(tokens, use_cache=False).logits)
+    assert len(graphs) == 1

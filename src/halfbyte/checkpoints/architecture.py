@@ -151,8 +151,9 @@ def required(config: Mapping[str, Any], prefix: str, tensors: int) -> list[Requi
     hidden, heads = _size(text, "hidden_size"), _size(text, "num_attention_heads")
     head = _size(text, "head_dim") or (hidden // heads if hidden and heads else None)
     out = [_module(prefix + "embed_tokens"), _vector(prefix + "norm", hidden)]
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    if not (family.tied if tied is None else tied):
+    # A multimodal model as a whole ties by the outer value, its language model alone by the inner.
+    stated = [c["tie_word_embeddings"] for c in (text, config) if c.get("tie_word_embeddings") is not None]
+    if not (any(stated) if stated else family.tied):
         out.append(Requirement((("lm_head",), (prefix + "lm_head",), (_outer(prefix) + "lm_head",))))
     for i in range(min(layers, tensors + 1)):
         out += _layer(f"{prefix}layers.{i}.", family, text, hidden, head, tensors)

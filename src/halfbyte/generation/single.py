@@ -141,7 +141,7 @@ class Generation:
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.sampling = max_tokens, sampling or Sampling()
         self.prompt_ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else list(prompt)
-        self.context: int = model.config.max_position_embeddings
+        self.context: int = model.config.get_text_config(decoder=True).max_position_embeddings
         if not self.prompt_ids:
             raise GenerationError("[generate] the prompt has no tokens; give some text")
         if len(self.prompt_ids) > self.context:

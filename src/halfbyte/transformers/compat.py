@@ -15,14 +15,19 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
 import transformers
 
 __all__ = [
-    "CONFIG_MAPPING", "DEFAULT_GATE", "MODEL_FOR_CAUSAL_LM_MAPPING", "DynamicLayer", "DynamicSlidingWindowLayer",
+    "CONFIG_MAPPING", "DEFAULT_GATE", "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "QUANTIZATION_TABLES", "DynamicLayer", "DynamicSlidingWindowLayer",
     "WeightRenaming", "get_model_conversion_mapping", "prefer_callers_config",
 ]  # fmt: skip
+
+QUANTIZATION_TABLES: tuple[dict[str, Any], ...] = (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING)
+"""Quantization method -> configuration class, and -> quantizer."""
 
 OLDEST, TESTED = (5, 0), (5, 24)
 """The oldest version that has these names, and the newest that the tests ran with."""

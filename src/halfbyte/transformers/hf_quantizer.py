@@ -11,9 +11,9 @@ meanwhile, and filled from the files afterwards, whatever wrote them. Where the 
 HalfbyteConfig, the quantization config of the files is hidden from transformers
 (`compat.prefer_callers_config`), because `halfbyte.open` reads it.
 
-transformers has no plug-in mechanism: a folder that `save_pretrained` wrote opens in
-from_pretrained only where the program has imported `halfbyte.transformers`. Without it transformers
-warns of an unknown quantization type and leaves weights random.
+A program that does not import halfbyte reads such a folder too where halfbyte is installed
+(`halfbyte_autoload`). Where it is not, transformers warns of an unknown quantization type and
+leaves weights random.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import CheckpointError, FormatError, UnsupportedError
 from ..torch.modules import Packed, QEmbedding, packed_modules
 from ..torch.state import tensors_of
-from .compat import WeightRenaming, prefer_callers_config
+from .compat import QUANTIZATION_TABLES, WeightRenaming, prefer_callers_config
 from .fill.safetensors import FolderFilling
 
 METHOD = "halfbyte"
+
+for _table in QUANTIZATION_TABLES:
+    _table.pop(METHOD, None)  # what halfbyte_autoload entered in place of the classes below
 
 
 @register_quantization_config(METHOD)

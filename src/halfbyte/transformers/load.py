@@ -11,6 +11,8 @@ embedding's bytes.
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,10 +166,14 @@ def import_model_code(path: str | Path, config: Mapping[str, Any] | None = None)
     """Imports what `load_model` will need for this file, so that its time can be told from the
     model's; `config` as for `load_model`.
     """
-    from .compat import MODEL_FOR_CAUSAL_LM_MAPPING
+    from .compat import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     with open_checkpoint(path, config) as checkpoint:
-        MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config(checkpoint))]
+        kind = type(model_config(checkpoint))
+    for classes in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+        if kind in classes:
+            classes[kind]  # imports the module that defines it
+            return
 
 
 def model_size(model: nn.Module) -> Size:
@@ -186,11 +192,19 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
     Raises UnsupportedError when transformers cannot build it, or the architecture does not say how
     to compute a buffer.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = _class_for(config).from_config(config, dtype=dtype)
+    except ImportError as error:
+        text = config.get_text_config(decoder=True)
+        if text is config:
+            raise
+        package = getattr(error, "name", None) or _package_of(str(error))
+        warnings.warn(
+            f"[load_model] {config.model_type} without its other towers, which need {package}: the language model is loaded",
+            RuntimeWarning, stacklevel=3,
+        )  # fmt: skip
+        return empty_model(text, dtype, filled)
     except Exception as error:  # whatever its code meets in a configuration that makes no sense
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise UnsupportedError(
@@ -215,6 +229,25 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
             if bool(getattr(module, n).isnan().any()) and not filled(f"{name}.{n}"):
                 raise UnsupportedError(f"[load_model] {type(model).__name__} does not say how to compute its buffer {name}.{n}")
     return model
+
+
+def _class_for(config: Any) -> Any:
+    """transformers' class that builds a language model of this configuration: the causal one, or
+    for a multimodal model without one the whole, whose vision tower then is loaded too.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from .compat import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    kind = type(config)
+    whole = kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if whole else AutoModelForCausalLM
+
+
+def _package_of(message: str) -> str:
+    """The package that an ImportError of transformers asks for in words."""
+    found = re.search(r"requires the (\w+) library", message)
+    return found[1] if found else "a package that is not installed"
 
 
 def _with_ancestors(path: str) -> list[str]:

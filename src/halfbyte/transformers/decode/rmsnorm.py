@@ -37,6 +37,9 @@ class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
 
     def current_scale(self) -> Tensor:
         """The factor of each column, float32."""
+        if torch.compiler.is_compiling():  # a graph has no `_version`; it computes the factor itself
+            weight = self.weight.float()
+            return 1.0 + weight if self.plus_one else weight
         if self.weight._version != self.seen:  # written in place: a checkpoint loaded into the module
             self._refresh()
         return self.scale
@@ -45,11 +48,11 @@ class RMSNorm(nn.Module):  # type: ignore[misc] # torch is not type-checked
         if x.device.type != "cpu":
             other: Tensor = self.plain(x)
             return other
-        self.current_scale()
+        scale = self.current_scale()
         if x.dtype == torch.float32:
-            y: Tensor = torch.rms_norm(x, self.scale.shape, self.scale, self.eps)
+            y: Tensor = torch.rms_norm(x, scale.shape, scale, self.eps)
             return y
-        return torch.rms_norm(x.float(), self.scale.shape, self.scale, self.eps).type_as(x)
+        return torch.rms_norm(x.float(), scale.shape, scale, self.eps).type_as(x)
 
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, eps={self.eps}{', 1 + weight' if self.plus_one else ''}"

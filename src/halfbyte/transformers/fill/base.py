@@ -43,7 +43,7 @@ class Filling:
         try:
             module: nn.Module = self.model.get_submodule(path)
         except AttributeError:
-            have = f"a {type(self.model).__name__} of {self.model.config.num_hidden_layers} layers"
+            have = f"a {type(self.model).__name__} of {self.model.config.get_text_config(decoder=True).num_hidden_layers} layers"
             raise self.error(f"tensor {key!r} belongs to {path}, which {have} does not have") from None
         return module
 

@@ -10,6 +10,7 @@ where they do not.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
@@ -35,6 +36,10 @@ INPUT_SCALE = ".pre_quant_scale"
 IGNORED = tuple(joint + word for word in (*BENIGN, "inv_freq") for joint in "._")
 """Endings of tensors that no weight module uses: scales of activations and caches, rotary tables.
 """
+TOWER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|embed_vision|embed_audio|multi_modal_projector|mtp)(?:\.|$)")
+"""A component of the names of tensors that belong to other towers of a multimodal model."""
+TOWER_CONFIGS = {"vision_config", "audio_config"}
+"""Keys of a multimodal model's config.json."""
 ALONG_OUTPUTS = re.compile(r".*\.experts\.\w+_proj_weight_scale")
 """What only a stack has whose groups do not run along the inputs: other scales of stacks belong to
 a packed weight.
@@ -63,6 +68,7 @@ class FolderFilling(Filling):
                 f"[load_model] {self.checkpoint.path}: {first_names(across)} scale groups along the outputs (ModelOpt's MXFP4 of "
                 "stacked experts), which no product reads; export them as NVFP4"
             )
+        unknown = self.without_towers(unknown)
         if unknown:
             raise UnsupportedError(
                 f"[load_model] {self.checkpoint.path}: {first_names(unknown)} have no counterpart in "
@@ -84,6 +90,22 @@ class FolderFilling(Filling):
                 self.put_input_scale(path, scales)
         self.tie()
         self.check_full()
+
+    def without_towers(self, unknown: list[str]) -> list[str]:
+        """`unknown` without the tensors of other modalities, of which a warning tells, where the
+        model is the language model of a multimodal checkpoint.
+        """
+        whole = TOWER_CONFIGS & set(self.checkpoint.config)
+        if not whole or TOWER_CONFIGS & set(self.model.config.to_dict()):
+            return unknown
+        towers = [key for key in unknown if TOWER.search(key)]
+        if towers:
+            warnings.warn(
+                f"[load_model] {self.checkpoint.path}: {type(self.model).__name__} is the language model alone; "
+                f"{len(towers):,} tensors of other towers are not loaded ({first_names(towers)})",
+                RuntimeWarning, stacklevel=4,
+            )  # fmt: skip
+        return [key for key in unknown if key not in set(towers)]
 
     def nbytes(self, keys: dict[Slot, str]) -> int:
         return sum(self.checkpoint.info(k).nbytes for k in keys.values())
