@@ -16,7 +16,7 @@ from halfbyte.cli.app import main
 from halfbyte.errors import UnsupportedError
 from halfbyte.generation.chat import Chat
 from halfbyte.generation.single import Generation
-from halfbyte.generation.templates import render
+from halfbyte.generation.templates import CHATML, render
 from halfbyte.transformers import load_model
 from support.tiny_models import write_tiny
 from support.tiny_tokenizer import TEMPLATE, write_tokenizer
@@ -218,9 +218,7 @@ def listening(folder, tmp_path):
 
 @pytest.mark.ecosystem("applications")
 def test_openais_client_talks_to_the_server(listening, loaded):
-    """Streamed and whole; a model without a chat template continues text and says why it does not
-    converse.
-    """
+    """Streamed and whole; a model without a chat template converses by ChatML."""
     import openai
 
     model, tokenizer = loaded
@@ -238,22 +236,49 @@ def test_openais_client_talks_to_the_server(listening, loaded):
         talks.chat.completions.create(**{**asked, "model": "other"})
     text = {"model": "tiny", "prompt": "<tok7>", "max_tokens": 3, "temperature": 0}
     assert continues.completions.create(**text).choices[0].text == talks.completions.create(**text).choices[0].text
-    with pytest.raises(openai.BadRequestError) as refused:
-        continues.chat.completions.create(**asked)
-    assert "[serve] the tokenizer has no chat template" in refused.value.response.text
+    prompt = render(tokenizer, asked["messages"], template=CHATML)
+    assert continues.chat.completions.create(**asked).usage.prompt_tokens == len(prompt)
+
+
+@pytest.mark.ecosystem("applications")
+@pytest.mark.parametrize("batching", [True, False])
+def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, loaded, batching):
+    from fastapi.testclient import TestClient
+
+    from halfbyte.transformers.serve import server
+
+    model, tokenizer = loaded
+    app = server(folder, name="tiny", batching=batching, chat_template=CHATML)
+    assert not app.state.chatml
+    replies: dict[int, str] = {}
+    with TestClient(app) as client:
+
+        def ask(i: int) -> None:
+            body = {"prompt": f"<tok{7 + i}> <tok9>", "max_tokens": 5, "temperature": 0}
+            replies[i] = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(200)
+    for i in range(4):
+        alone = Generation(model, tokenizer, f"<tok{7 + i}> <tok9>", max_tokens=5)
+        list(alone)
+        assert replies[i].split() == tokenizer.decode(alone.tokens).split()
 
 
 @pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("template", [True, False])
 def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
     """Whatever answers: a route, the router (404, 405), validation (422), transformers (400), the
-    middleware for want of a template (400), an exception (500). A preflight is allowed at every
+    middleware (400), an exception (500). A preflight is allowed at every
     path. Without `cors` no reply has them.
     """
     from fastapi.testclient import TestClient
 
     from halfbyte.transformers.serve import server
-    from halfbyte.transformers.serve_requests import CONVERSATIONS
+    from halfbyte.transformers.serve_requests import CHAT, RESPONSES
 
     where = shutil.copytree(folder, tmp_path / "model")
     if not template:
@@ -261,8 +286,8 @@ def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
     talk = {"model": "other", "messages": [{"role": "user", "content": "<tok7>"}]}
     asked = [
         (200, "GET", "/v1/models", None), (404, "GET", "/no/such", None), (405, "DELETE", "/v1/models", None),
-        (405, "GET", CONVERSATIONS[0], None), (400, "POST", "/v1/completions", ["no", "object"]),
-        (400, "POST", "/v1/completions", {"model": "other", "prompt": "<tok7>"}), (400, "POST", CONVERSATIONS[0], talk),
+        (405, "GET", CHAT, None), (400, "POST", "/v1/completions", ["no", "object"]),
+        (400, "POST", "/v1/completions", {"model": "other", "prompt": "<tok7>"}), (400, "POST", CHAT, talk),
         (500, "GET", "/raises", None),
     ]  # fmt: skip
     origin = {"Origin": "https://page.example"}
@@ -280,7 +305,7 @@ def test_every_reply_has_cors_headers_when_asked(folder, tmp_path, template):
                 given = {k: v for k, v in reply.headers.items() if k.startswith("access-control")}
                 wanted = {"access-control-allow-origin": origin["Origin"], "access-control-allow-credentials": "true"}
                 assert given == (wanted if cors else {})
-            for path in (*CONVERSATIONS, "/v1/completions"):
+            for path in (CHAT, RESPONSES, "/v1/completions"):
                 wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
                 preflight = client.options(path, headers=origin | wish)
                 assert preflight.status_code == (200 if cors else 405)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UnsupportedError
-from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
+from .drawing import ChatTemplate, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .failures import complain
 from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
 from .terminal import print_json, printable
@@ -34,9 +34,7 @@ def chat(
     repeat_penalty: RepeatPenalty = 1.0,
     stop: Stop = None,
     seed: Seed = 0,
-    chat_template: Annotated[
-        str | None, typer.Option("--chat-template", help="chatml, or a file with a Jinja template; the model's own by default.")
-    ] = None,
+    chat_template: ChatTemplate = None,
     activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",

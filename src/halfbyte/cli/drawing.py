@@ -1,5 +1,5 @@
 """The options by which `generate` and `chat` draw a token from its probabilities
-(`generation.Sampling`).
+(`generation.Sampling`), and the chat template of `chat` and `serve`.
 """
 
 from __future__ import annotations
@@ -15,3 +15,6 @@ Seed = Annotated[int, typer.Option(help="Seed of the draws.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Least probability, relative to the likeliest token's.")]
 RepeatPenalty = Annotated[float, typer.Option("--repeat-penalty", help="Above 1 makes the last 64 tokens less likely.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be given several times.")]
+ChatTemplate = Annotated[
+    str | None, typer.Option("--chat-template", help="chatml, or a file with a Jinja template; the model's own by default.")
+]

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from .drawing import ChatTemplate
+from .failures import complain
 from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
 from .terminal import printable
 
@@ -20,6 +22,10 @@ def serve(
         str | None, typer.Option(help="What requests call the model; its file's or folder's name without it.")
     ] = None,
     max_prompt: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt; the model's context if that is less.")] = 8192,
+    chat_template: ChatTemplate = None,
+    batching: Annotated[
+        bool, typer.Option("--batching", help="Batch requests that come at the same time; else one waits for the other.")
+    ] = False,
     cors: Annotated[bool, typer.Option("--cors", help="Allow requests from any origin.")] = False,
     activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
@@ -33,13 +39,17 @@ def serve(
     """
     path = downloaded(path)
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
+    from ..generation.templates import template_named
     from ..transformers.serve import server
 
+    template = None if chat_template is None else template_named(chat_template, "serve")[0]
     local = ("localhost", "127.0.0.1", "::1")
     hosts = None if host in ("0.0.0.0", "::", "") else (*local, host)
-    app = server(path, name=name, cors=cors, hosts=hosts, max_prompt=max_prompt, activations=activations, backend=backend,
-                 device=device, dtype=dtype,
-                 config=config_of(config), allow_unknown=allow_unknown or ())  # fmt: skip
+    app = server(path, name=name, cors=cors, hosts=hosts, max_prompt=max_prompt, chat_template=template, batching=batching,
+                 activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
+                 allow_unknown=allow_unknown or ())  # fmt: skip
+    if app.state.chatml:
+        complain("note: the tokenizer has no chat template; ChatML is used, which the model may not have been made for")
     import uvicorn
 
     print(printable(f"{path} at http://{host}:{port}/v1"), file=sys.stderr)

@@ -20,8 +20,10 @@ ENDS = {"chatml": ("<|im_end|>", "<|im_start|>")}
 """Texts that end a reply, for a vocabulary that has no token for them."""
 
 
-def template_named(name: str) -> tuple[str, tuple[str, ...]]:
+def template_named(name: str, command: str = "chat") -> tuple[str, tuple[str, ...]]:
     """(template, texts that end a reply) of a name in `TEMPLATES`, or of a Jinja file.
+
+    command  what was called, for the message
 
     Raises UnsupportedError for what is neither.
     """
@@ -29,11 +31,13 @@ def template_named(name: str) -> tuple[str, tuple[str, ...]]:
         return TEMPLATES[name], ENDS[name]
     path = Path(name).expanduser()
     if not path.is_file():
-        raise UnsupportedError(f"[chat] --chat-template {name}; allowed: {', '.join(TEMPLATES)}, or a file with a Jinja template")
+        raise UnsupportedError(
+            f"[{command}] --chat-template {name}; allowed: {', '.join(TEMPLATES)}, or a file with a Jinja template"
+        )
     try:
         return path.read_text(encoding="utf-8"), ()
     except UnicodeDecodeError as error:
-        raise UnsupportedError(f"[chat] --chat-template {path} is not UTF-8: byte {error.start}") from error
+        raise UnsupportedError(f"[{command}] --chat-template {path} is not UTF-8: byte {error.start}") from error
 
 
 def render(

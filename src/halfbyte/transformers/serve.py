@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..generation.single import end_tokens
+from ..generation.templates import CHATML
 from .load import load_model
 from .serve_requests import RequestCheck
 
@@ -33,6 +35,8 @@ def server(
     cors: bool = False,
     hosts: Sequence[str] | None = None,
     max_prompt: int = 8192,
+    chat_template: str | None = None,
+    batching: bool = False,
     **options: Any,
 ) -> Any:
     """The application.
@@ -41,6 +45,10 @@ def server(
     cors        let pages of any origin read its replies, errors too
     hosts       allowed Host headers, without port; None for all
     max_prompt  tokens of a prompt, at most the model's context
+    chat_template  a Jinja template in place of the tokenizer's own; ChatML where neither is given,
+                which `app.state.chatml` says
+    batching    requests at the same time are batched by transformers' continuous batching; without
+                it one waits for the other. Pages of its cache take memory from the start
     options     those of `load_model`
 
     Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint
@@ -65,9 +73,15 @@ def server(
     model, tokenizer = load_model(path, **options)
     if tokenizer is None:
         raise UnsupportedError(f"[serve] {path} has no tokenizer; put its tokenizer.json beside the weights")
+    chatml = chat_template is None and not getattr(tokenizer, "chat_template", None)
+    if chatml or chat_template is not None:
+        tokenizer.chat_template = CHATML if chatml else chat_template
+        end = tokenizer.backend_tokenizer.token_to_id("<|im_end|>")
+        if end is not None and model.generation_config is not None:
+            model.generation_config.eos_token_id = sorted({end, *end_tokens(model, tokenizer)})
     _limit_template(tokenizer)
     manager = _manager(model, tokenizer, name or Path(path).resolve().name)
-    state = GenerationState()
+    state = GenerationState(continuous_batching=batching)
     app = build_server(
         manager,
         ChatCompletionHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
@@ -79,10 +93,11 @@ def server(
         ),
         generation_state=state,
     )
+    app.state.chatml = chatml
     context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_prompt)
     app.add_middleware(
         RequestCheck, name=manager.force_model, count=lambda text: len(tokenizer(text, verbose=False)["input_ids"]),
-        context=context, max_prompt=max_prompt, hosts=hosts, template=bool(getattr(tokenizer, "chat_template", None)),
+        context=context, max_prompt=max_prompt, hosts=hosts,
     )  # fmt: skip
     return allow_any_origin(app) if cors else app
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-CONVERSATIONS = (CHAT, RESPONSES)
-"""Endpoints that write messages by the tokenizer's chat template."""
 ENDPOINTS = {CHAT: "POST", COMPLETIONS: "POST", RESPONSES: "POST", "/v1/models": "GET", "/health": "GET"}
 BODY_LIMIT = 4 << 20
 """Bytes of a request."""
@@ -54,14 +52,19 @@ class RequestCheck:
     context     tokens of prompt and answer together
     max_prompt  tokens of a prompt
     hosts       allowed Host headers without port; None for all
-    template    whether the tokenizer has a chat template
     """
 
     def __init__(
-        self, app: Any, *, name: str, count: Callable[[str], int], context: int, max_prompt: int, hosts: Sequence[str] | None,
-        template: bool,
-    ) -> None:  # fmt: skip
-        self.app, self.name, self.count, self.template = app, name, count, template
+        self,
+        app: Any,
+        *,
+        name: str,
+        count: Callable[[str], int],
+        context: int,
+        max_prompt: int,
+        hosts: Sequence[str] | None,
+    ) -> None:
+        self.app, self.name, self.count = app, name, count
         self.context, self.max_prompt = context, min(max_prompt, context)
         self.hosts = None if hosts is None else {h.lower() for h in hosts}
 
@@ -124,11 +127,6 @@ class RequestCheck:
             raise RequestError(
                 f"model {str(body['model'])[:80]!r} is not served; allowed: {self.name!r}. No model is loaded because a request "
                 "names it", "model", "model_not_found",
-            )  # fmt: skip
-        if path in CONVERSATIONS and not self.template:
-            raise RequestError(
-                "the tokenizer has no chat template: the model was not made for conversation, or the template was left out; "
-                "/v1/completions continues plain text", "messages", "no_chat_template",
             )  # fmt: skip
         self.check_fields(body)
         text = {CHAT: self.messages, COMPLETIONS: self.prompt, RESPONSES: self.input}[path](body)
