@@ -1,11 +1,13 @@
-"""The native core under sanitizers: its own test program, and the Python tests that reach the module.
+"""The native core under sanitizers: its own test program, and the Python tests that reach the
+module.
 
     tools/sanitize.py address thread [--sets avx2 scalar] [--built] [--log FILE]
 
 address  AddressSanitizer and UndefinedBehaviorSanitizer; thread  ThreadSanitizer. Each builds the
 whole module with `-DHALFBYTE_SANITIZE`, preloads the sanitizer's library into Python and runs TESTS
 once for each instruction set of this machine (`HALFBYTE_CPU`) on two threads. A report ends the
-process, so a run that passes had none. Needs GCC, CMake and nanobind; exits with 1 where a step fails.
+process, so a run that passes had none. Needs GCC, CMake and nanobind; exits with 1 where a step
+fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The compiled core (native/python/). Arrays are NumPy arrays or torch tensors on the CPU; NumPy's bfloat16 crosses as uint16."""
+"""The compiled core (native/python/). Arrays are NumPy arrays or torch tensors on the CPU; NumPy's
+bfloat16 crosses as uint16.
+"""
 
 import enum
 from typing import Any

@@ -247,8 +247,8 @@ def linear(
 def product(
     x: Any, w: Weight, bias: Any | None, activations: str = "exact", backend: str | None = None, schedule: str | None = None
 ) -> Any:
-    """`linear` for a caller that has checked that x and bias are arrays with memory of their own and
-    record no gradient.
+    """`linear` for a caller that has checked that x and bias are arrays with memory of their own
+    and record no gradient.
     """
     _check_mode("linear", activations, schedule)
     dtype = _check_dtype("linear", x)
@@ -375,8 +375,8 @@ def experts(
                   as `up_bias` is
     activations   "exact" or "int8", as in `linear`
     Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run
-    in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or topk_ids
-    do not fit.
+    in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or
+    topk_ids do not fit.
     """
     _check_mode("experts", activations, None)
     x = _check_x("experts", x)

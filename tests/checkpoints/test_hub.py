@@ -57,7 +57,8 @@ def failure(name: str = "org/model") -> str:
     return str(raised.value)
 
 
-# ------------------------------------------------------------------------------------------------ names
+# ------------------------------------------------------------------------------------------------
+# names
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,8 @@ def test_a_folder_of_that_name_is_opened_and_one_beside_it_is_missed(tmp_path, m
     assert hb.open("hf://org/model").remote is not None
 
 
-# ------------------------------------------------------------------------------------------------ what is read
+# ------------------------------------------------------------------------------------------------
+# what is read
 
 
 def test_headers_are_read_and_under_one_percent_of_the_bytes(hub):
@@ -186,7 +188,8 @@ def test_a_gguf_is_opened_by_its_header(hub, monkeypatch):
     assert "2 models: a/model-Q8_0.gguf (1.12 MB), model-Q4_K.gguf (1.12 MB); open one" in failure()
 
 
-# ------------------------------------------------------------------------------------------------ downloads
+# ------------------------------------------------------------------------------------------------
+# downloads
 
 
 def test_a_command_that_reads_weights_says_the_size_and_downloads_once(hub, capsys):
@@ -233,7 +236,8 @@ def test_plan_reads_headers(hub):
     assert len(hub.requests) == 1
 
 
-# ------------------------------------------------------------------------------------------------ servers
+# ------------------------------------------------------------------------------------------------
+# servers
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ SPECIAL = ["<bos>", "<eos>", "<pad>", "<|im_end|>"]
 
 
 def folder_of(path: Path, name: str, kind: str) -> Any:
-    """A model's folder with a tokenizer of its own: BPE on bytes as LLaMA 3's, or on characters with
-    byte tokens as LLaMA 2's; and a chat template.
+    """A model's folder with a tokenizer of its own: BPE on bytes as LLaMA 3's, or on characters
+    with byte tokens as LLaMA 2's; and a chat template.
     """
     text = ["Hello world, it is 12 o'clock. 日本語 naïve café\n\n  def f(x):\n    return x"] * 4
     if kind == "bytes":

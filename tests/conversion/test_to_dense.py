@@ -311,8 +311,8 @@ def test_a_failure_leaves_nothing(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
 def test_an_interrupted_run_is_resumed(name, tmp_path):
-    """Tensors that were written are not decoded again, and the bytes and the report are those of one
-    run.
+    """Tensors that were written are not decoded again, and the bytes and the report are those of
+    one run.
     """
     folder = model(tmp_path)
     with open_checkpoint(folder) as ckpt:

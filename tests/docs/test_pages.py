@@ -4,8 +4,11 @@ lead somewhere.
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import shlex
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -30,7 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def command_lines(page: Path) -> list[str]:
     """Lines of unnamed code blocks that call `halfbyte` with a command, comments removed."""
     text = "\n".join(blocks(page, ""))
-    lines = text.replace("\\\n", " ").splitlines()
+    lines = text.replace("\\n", " ").splitlines()
     return [line.split(" #")[0].strip() for line in lines if re.match(r"halfbyte [a-z]", line)]
 
 
@@ -89,3 +92,32 @@ def test_prose_is_wrapped_at_100_columns(page):
         if len(line) > 100 and not structure and max(map(len, words)) < 80:
             wide.append(line)
     assert wide == []
+
+
+def prose_lines(text: str) -> list[tuple[int, str]]:
+    """(number, line) of docstrings and of comments that are alone on their lines, without rows of
+    tables and diagrams (two spaces or a bar between columns), examples, and the closing quotes.
+    """
+    lines = text.splitlines()
+    found = {t.start[0] for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT}
+    found = {number for number in found if lines[number - 1].lstrip().startswith("#")}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    kept = ((number, lines[number - 1].removesuffix('"""')) for number in sorted(found))
+    return [(n, line) for n, line in kept if not re.search(r"\S {2,}\S|^\s*(\||>>>|\.\.\. |# ---)|[─│]|fmt: ", line)]
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "tools", "examples"])
+def test_prose_in_sources_is_wrapped_at_100_columns(folder):
+    wide = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for number, line in prose_lines(path.read_text(encoding="utf-8")):
+            if len(line) > 100 and max(map(len, line.split())) < 80:
+                wide.append(f"{path.relative_to(ROOT)}:{number}: {line}")
+    assert wide == []
+
+
+def test_prose_is_told_from_tables_and_code():
+    text = '"""A sentence.\n\n    a   b\n| x | y |\n>>> f(1)\n"""\n# A comment.\nx = 1  # behind code\n'
+    assert [line for _, line in prose_lines(text)] == ['"""A sentence.', "", "", "# A comment."]

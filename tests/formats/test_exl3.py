@@ -1,4 +1,6 @@
-"""EXL3 against a slow reference written from its definition: Python integers for bits, Fractions for values."""
+"""EXL3 against a slow reference written from its definition: Python integers for bits, Fractions
+for values.
+"""
 
 from __future__ import annotations
 

@@ -165,7 +165,9 @@ def test_marlin_positions_that_another_writer_chose_are_kept():
 
 
 def moved(meta: np.ndarray, row: int, quad: int) -> np.ndarray:
-    """The positions 0 and 1 in the nibble of four inputs, at the address that the layout's table gives."""
+    """The positions 0 and 1 in the nibble of four inputs, at the address that the layout's table
+    gives.
+    """
     n = meta.shape[1] // 2
     c, nibble = divmod(quad, 4)
     r0, r1, r2, r345 = row & 1, row >> 1 & 1, row >> 2 & 1, row >> 3 & 7

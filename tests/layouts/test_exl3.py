@@ -1,5 +1,5 @@
-"""EXL3 files against weights computed from the definition (`support/exl3_reference.py`), through every
-way into the library.
+"""EXL3 files against weights computed from the definition (`support/exl3_reference.py`), through
+every way into the library.
 """
 
 from __future__ import annotations

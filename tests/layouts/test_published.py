@@ -74,7 +74,8 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
     return (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
 
 
-# ------------------------------------------------------------------------------------------------------ FP8 of many kinds
+# ------------------------------------------------------------------------------------------------------
+# FP8 of many kinds
 
 
 @pytest.mark.parametrize("suffix", ["weight_scale_inv", "scale"])
@@ -168,7 +169,8 @@ def test_case_73_a_scale_in_another_shard_is_found_and_missing_it_is_named(tmp_p
         values(folder)
 
 
-# -------------------------------------------------------------------------------------------- GPTQ words of other producers
+# -------------------------------------------------------------------------------------------- GPTQ
+# words of other producers
 
 
 def gptq_words(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -250,7 +252,8 @@ def test_case_61_what_autoround_writes_besides_is_refused_by_name(change: dict, 
         values(write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config))
 
 
-# ---------------------------------------------------------------------------------------------------------- Quark's exports
+# ----------------------------------------------------------------------------------------------------------
+# Quark's exports
 
 
 def test_case_74_quarks_mxfp4_with_exclude_globs_and_fp8_layers(tmp_path: Path):
@@ -296,7 +299,9 @@ def test_case_74_what_quark_writes_besides_is_refused_by_name(weight: dict, tmp_
 
 
 def svd_module(rng: np.random.Generator, n: int, k: int, rank: int = 8) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """As ModelOpt's SVDQuant export names them; the weight in float64, where all of these sums are exact."""
+    """As ModelOpt's SVDQuant export names them; the weight in float64, where all of these sums are
+    exact.
+    """
     codes, scales = rng.integers(0, 16, (n, k)), finite_e4m3(rng, n, k // 16)
     a, b = ((rng.integers(-8, 8, s) / 64).astype(ml_dtypes.bfloat16) for s in ((rank, k), (n, rank)))
     tensors = {
@@ -361,7 +366,8 @@ def test_case_68_load_model_adds_the_low_rank_part(tmp_path: Path):
     assert agree(logits(again, ids()), logits(model, ids()))
 
 
-# ------------------------------------------------------------------------------------------------- GPTQ files met in the wild
+# -------------------------------------------------------------------------------------------------
+# GPTQ files met in the wild
 
 
 def gptq_folder(path: Path, modules: dict[str, dict[str, np.ndarray]], config: dict[str, Any], **beside: Any) -> Path:
@@ -434,7 +440,8 @@ def test_narrow_and_wide_pack_dtypes_are_the_same_bits(dtype: Any, tmp_path: Pat
     np.testing.assert_array_equal(values(folder), want)
 
 
-# ------------------------------------------------------------------------------------------------------- compressed-tensors
+# -------------------------------------------------------------------------------------------------------
+# compressed-tensors
 
 
 def ct_words(codes: np.ndarray, bits: int = 4) -> np.ndarray:
@@ -525,7 +532,9 @@ def test_case_65_ignore_entries_of_a_wrapped_linear(tmp_path: Path):
 
 
 def transform_config(kind: str, *uses: tuple[str, str, dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """(target, location, further keys) of each use in one group `v`, as compressed-tensors dumps it."""
+    """(target, location, further keys) of each use in one group `v`, as compressed-tensors dumps
+    it.
+    """
     apply = [{"targets": [t], "location": at, "inverse": False, "ignore": [], **also} for t, at, also in uses]
     group = {"type": kind, "apply": apply, "randomize": False, "requires_grad": False, "head_dim": None, "precision": "float32"}
     return {
@@ -651,7 +660,8 @@ def test_load_model_applies_transforms_that_modules_share(tmp_path: Path):
     assert agree(logits(hb.load_model(tmp_path / "again", dtype="float32")[0], ids()), logits(model, ids()))
 
 
-# ----------------------------------------------------------------------------------------------------------------- ModelOpt
+# -----------------------------------------------------------------------------------------------------------------
+# ModelOpt
 
 
 def nvfp4_module(rng: np.random.Generator, n: int = 32, k: int = 64):
@@ -713,7 +723,8 @@ def test_case_69_mixed_precision_without_a_table_is_w4afp8(tmp_path: Path):
         values(write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config))
 
 
-# --------------------------------------------------------------------------------------------------------- fused MXFP4 names
+# ---------------------------------------------------------------------------------------------------------
+# fused MXFP4 names
 
 
 def test_case_75_vllms_fused_expert_names(tmp_path: Path):
@@ -755,7 +766,8 @@ def test_case_75_fused_expert_names_load_and_dequantize_to_the_models_own(tmp_pa
     assert torch.equal(logits(again, ids()), logits(model, ids()))
 
 
-# ------------------------------------------------------------------------------------------- configs as the exporters write them
+# -------------------------------------------------------------------------------------------
+# configs as the exporters write them
 
 WHOLE: dict[str, dict[str, Any]] = {
     "GPTQModel": {

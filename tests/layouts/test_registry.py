@@ -75,7 +75,8 @@ def test_misfit_is_what_pack_refuses(name: str):
                 continue
             fitting += 1
             assert set(tensors) <= {*layout.required, *layout.optional}
-    # Shapes or formats that the others have no use for: test_exl3, test_golden_* and their own tests pack them.
+    # Shapes or formats that the others have no use for: test_exl3, test_golden_* and their own
+    # tests pack them.
     elsewhere = ("bitsandbytes", "hqq", "awq-marlin", "modelopt-stack", "exl3", "compressed-tensors-marlin-24")
     assert fitting >= (0 if name in elsewhere else 1), name
 

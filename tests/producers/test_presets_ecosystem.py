@@ -1,8 +1,8 @@
-"""Every scheme that an installed producer offers, enumerated from its package: a tiny model is read with
-the producer's own values, or refused by name.
+"""Every scheme that an installed producer offers, enumerated from its package: a tiny model is read
+with the producer's own values, or refused by name.
 
-`make test-ecosystem` runs this in each producer's environment. With HALFBYTE_PRESETS=FILE the outcomes
-are appended to FILE, a JSON object a line: benchmarks/ecosystem-presets.jsonl, of which
+`make test-ecosystem` runs this in each producer's environment. With HALFBYTE_PRESETS=FILE the
+outcomes are appended to FILE, a JSON object a line: benchmarks/ecosystem-presets.jsonl, of which
 tools/presets_page.py makes docs/reference/presets.md.
 """
 
@@ -24,8 +24,8 @@ from halfbyte.errors import HalfbyteError
 
 Values = Mapping[str, np.ndarray]
 Writer = Callable[[str, str, Path], Values | Callable[[], Values]]
-"""(architecture, scheme, folder) -> the producer's dense values, float32, by the name of the module, or
-what gives them.
+"""(architecture, scheme, folder) -> the producer's dense values, float32, by the name of the
+module, or what gives them.
 """
 ARCHITECTURES = ("llama", "qwen3_moe", "gpt_oss")
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32}
@@ -79,8 +79,8 @@ def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]
 
 
 def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path) -> None:
-    """Writes and judges every scheme of every architecture, records the outcomes, and fails for wrong
-    ones.
+    """Writes and judges every scheme of every architecture, records the outcomes, and fails for
+    wrong ones.
     """
     version = f"{producer} {importlib.metadata.version(producer)}"
     lines, wrong, read = [], [], 0
@@ -105,7 +105,8 @@ def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path) -> N
     assert read
 
 
-# ------------------------------------------------------------------------------------------------------- compressed-tensors
+# -------------------------------------------------------------------------------------------------------
+# compressed-tensors
 
 
 def compressed_tensors(arch: str, scheme: str, folder: Path) -> Values:
@@ -169,7 +170,8 @@ def test_every_scheme_of_compressed_tensors(tmp_path):
     every("compressed-tensors", schemes, compressed_tensors, tmp_path)
 
 
-# ------------------------------------------------------------------------------------------ compressed-tensors, 2:4 sparse
+# ------------------------------------------------------------------------------------------
+# compressed-tensors, 2:4 sparse
 
 
 def sparse_schemes() -> list[str]:
@@ -253,11 +255,14 @@ def test_every_sparse_scheme_of_compressed_tensors(tmp_path):
     every("compressed-tensors", schemes, compressed_tensors_sparse, tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------------------ torchao
+# ------------------------------------------------------------------------------------------------------------------
+# torchao
 
 
 def torchao_configs() -> dict[str, Any]:
-    """Name -> config class; those that map names of modules to other configs have no values of their own."""
+    """Name -> config class; those that map names of modules to other configs have no values of
+    their own.
+    """
     import torchao.prototype.mx_formats as mx
     import torchao.quantization as quantization
     from torchao.core.config import AOBaseConfig
@@ -305,15 +310,16 @@ def test_every_config_of_torchao(tmp_path):
     every("torchao", schemes, torchao, tmp_path)
 
 
-# ----------------------------------------------------------------------------------------------------------------- ModelOpt
+# -----------------------------------------------------------------------------------------------------------------
+# ModelOpt
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def modelopt_values(weight: Any, scale: Any, second: Any = None) -> np.ndarray:
-    """What a module's exported tensors mean: NVFP4 by ModelOpt's own decoder, the rest by its export's
-    rules.
+    """What a module's exported tensors mean: NVFP4 by ModelOpt's own decoder, the rest by its
+    export's rules.
     """
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 

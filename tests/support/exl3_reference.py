@@ -42,7 +42,9 @@ def slow_value(codebook: str, state: int) -> Fraction:
 
 
 def slow_states(tile: np.ndarray) -> dict[tuple[int, int], int]:
-    """(input, output) -> state, of one tile of int16 words, from one Python integer that holds the whole stream."""
+    """(input, output) -> state, of one tile of int16 words, from one Python integer that holds the
+    whole stream.
+    """
     bits = len(tile) // 16
     words = np.ascontiguousarray(tile).view(np.uint32).tolist()
     stream = int("".join(f"{w:032b}" for w in words), 2)

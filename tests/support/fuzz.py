@@ -1,4 +1,5 @@
-"""Fuzzes the readers: structure-aware mutants of small checkpoints, guided by where they are refused.
+"""Fuzzes the readers: structure-aware mutants of small checkpoints, guided by where they are
+refused.
 
     python -m support.fuzz --seconds 60 [--seed 0] [--crashers FOLDER]        (make fuzz SECONDS=60)
 
@@ -57,7 +58,9 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 def seeds(work: Path) -> list[Folder]:
-    """Small whole checkpoints: own layout, GPTQ's names under each config, shards and an index, a GGUF, a journal."""
+    """Small whole checkpoints: own layout, GPTQ's names under each config, shards and an index, a
+    GGUF, a journal.
+    """
     rng = np.random.default_rng(0)
     w = rng.standard_normal((8, 128)).astype(np.float32)
     path = work / "seed.safetensors"

@@ -151,8 +151,8 @@ def mrope(hidden: int) -> list[tuple[str, str, Any]]:
     return [("rope.dimension_sections", "array[int32]", [max(1, hidden // 128), max(1, hidden // 128), hidden // 64 - 1, 0])]
 
 
-# architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a function of the width that
-# gives them
+# architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a
+# function of the width that gives them
 FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "arcee": (UNTIED, []),
     "baichuan": (UNTIED | {"num_key_value_heads": HEADS, "num_hidden_layers": 32}, []),

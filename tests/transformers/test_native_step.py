@@ -179,7 +179,8 @@ def test_a_norm_written_in_place_counts(tmp_path):
     assert all(agree(text(feed), want) for feed, want in zip(FEEDS, wanted, strict=False))
 
 
-# ------------------------------------------------------------------------------------------------------------------ one operation
+# ------------------------------------------------------------------------------------------------------------------
+# one operation
 
 
 def operations():

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .expert_names import words_for
+
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 """Keys of a multimodal model's config.json that hold the configuration of its language model."""
 _TOWERS = ("vision", "visual", "audio", "mtp", "draft", "eagle")
@@ -91,7 +93,6 @@ _FUSED = {
     "mlp.gate_proj": "mlp.gate_up_proj", "mlp.up_proj": "mlp.gate_up_proj",
 }  # fmt: skip
 _ROUTERS = {"mlp.gate": ("block_sparse_moe.gate",), "mlp.router": ("mlp.gate",)}
-_EXPERT = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 GGUF_FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": (), "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"), "qwen3": ("attn_q_norm", "attn_k_norm"),
@@ -187,16 +188,10 @@ def _experts(at: str, name: str, count: int) -> Requirement:
     """One projection of all experts: a stack, a fused stack, or a matrix for each expert under the
     names in use.
     """
-    paths = ("mlp.experts", "mlp.switch_mlp", "block_sparse_moe.experts", "block_sparse_moe.switch_mlp")
-    stacks = [f"{at}{path}.{name}" for path in paths]
-    if name != "down_proj":
-        stacks += [f"{at}mlp.experts.gate_up_proj", f"{at}block_sparse_moe.experts.gate_up_proj"]
-    stacks.append(f"{at}mlp.experts.{'w2' if name == 'down_proj' else 'w13'}")
-    each = [
-        tuple(f"{at}{path}.{e}.{word}" for e in range(count))
-        for path in ("mlp.experts", "block_sparse_moe.experts")
-        for word in (name, _EXPERT[name], *(["gate_up_proj"] if name != "down_proj" else []))
-    ]
+    words = words_for(name) if name == "down_proj" else (*words_for(name), *words_for("gate_up_proj"))
+    modules = ("mlp.experts", "block_sparse_moe.experts")
+    stacks = [f"{at}{module}.{word}" for module in (*modules, "mlp.switch_mlp", "block_sparse_moe.switch_mlp") for word in words]
+    each = [tuple(f"{at}{module}.{e}.{word}" for e in range(count)) for module in modules for word in words]
     return Requirement((each[0], *each[1:], *((s,) for s in stacks)))
 
 

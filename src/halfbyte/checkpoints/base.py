@@ -143,8 +143,8 @@ class Checkpoint(ABC):
         """Prefetch the pages of `key`, without waiting for them."""
 
     def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
-        """The caller has no more use for `key`. Files are read into memory of the arrays' own, so there is
-        nothing to do; a reader that keeps pages would let them go here. Arrays stay valid.
+        """The caller has no more use for `key`. Files are read into memory of the arrays' own, so
+        there is nothing to do; a reader that keeps pages would let them go here. Arrays stay valid.
         """
 
     def ledger(self) -> Ledger:

@@ -4,10 +4,10 @@ model on torch's meta device, where nothing is allocated.
     required_by_transformers(config, keys)    requirements, and kinds of modules that cannot be
                                               compared because the file has none of them
 
-Files may name modules otherwise than transformers does (it renames on loading), so a kind of module,
-`model.layers.*.mixer.in_proj`, is compared only where the file has one of that name: then every
-layer that has it in the model must have it in the file. transformers and torch are imported here,
-late; no code that comes with a checkpoint is run.
+Files may name modules otherwise than transformers does (it renames on loading), so a kind of
+module, `model.layers.*.mixer.in_proj`, is compared only where the file has one of that name: then
+every layer that has it in the model must have it in the file. transformers and torch are imported
+here, late; no code that comes with a checkpoint is run.
 """
 
 from __future__ import annotations

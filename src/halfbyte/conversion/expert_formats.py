@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..errors import FormatError, ShapeError
 from .outcome import spelled
 from .recipe import DTYPES, Recipe, format_for, module_of
@@ -21,10 +21,7 @@ from .transposed_experts import with_transposed_experts
 
 ENGINES = {"gguf": "llama.cpp", "mlx": "mlx-lm"}
 """Layouts whose engines multiply each projection on its own -> the engine."""
-_EXPERTS = (
-    re.compile(r"(?P<path>.+\.(?:experts|switch_mlp))(?:\.\d+)?\.(?P<piece>w[123]|(?:gate|up|down|gate_up)_proj)(?:\.weight)?"),
-    re.compile(r"(?P<path>blk\.\d+)\.ffn_(?P<piece>gate|up|down|gate_up)_exps(?:\.weight)?"),
-)
+_GGUF_EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down|gate_up)_exps(?:\.weight)?")
 
 
 def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
@@ -35,9 +32,9 @@ def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
     """
     layers: dict[str, dict[str, list[tuple[TensorInfo, str, str]]]] = defaultdict(lambda: defaultdict(list))
     for info in with_transposed_experts(checkpoint, recipe).infos():
-        match = next((m for pattern in _EXPERTS if (m := pattern.fullmatch(info.key))), None)
-        if match is not None and (info.quantized or info.dtype in DTYPES):
-            layers[match["path"]][match["piece"]].append((info, *_becomes(info, recipe)))
+        found = _experts_and_projection(info.key)
+        if found is not None and (info.quantized or info.dtype in DTYPES):
+            layers[found[0]][found[1]].append((info, *_becomes(info, recipe)))
     refused: dict[str, list[str]] = {}
     noted: dict[str, list[str]] = {}
     why = packed = ""
@@ -63,6 +60,16 @@ def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
         )
         return [note]
     return []
+
+
+def _experts_and_projection(key: str) -> tuple[str, str] | None:
+    """(path of the experts of a layer, projection) of an expert's weight, under the key's own
+    names.
+    """
+    if match := _GGUF_EXPERTS.fullmatch(key):
+        return match[1], match[2]
+    found = expert_names.parse(key)
+    return None if found is None or found.leaf == "bias" else (found.module, found.projection)
 
 
 def _becomes(info: TensorInfo, recipe: Recipe) -> tuple[str, str]:

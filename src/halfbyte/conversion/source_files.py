@@ -1,5 +1,5 @@
-"""The files that a checkpoint is read from, and the identity of a source: a run is resumed only from
-the same one.
+"""The files that a checkpoint is read from, and the identity of a source: a run is resumed only
+from the same one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.journal import make_folder
 from ..checkpoints.io.output_path import CARRIED, check_output_path
@@ -64,12 +64,6 @@ INTERLEAVED_EXPERTS = ("gpt_oss",)
 first.
 """
 
-_EXPERTS = re.compile(
-    r"(?P<path>.+)\.(?:experts|switch_mlp)\.(?:(?P<expert>\d+)\.)?(?P<projection>gate_up_proj|gate_proj|up_proj|down_proj|w13|w2)"
-    r"(?P<leaf>\.weight|\.bias)?"
-)
-_VLLM_EXPERTS = {"w13": "gate_up_proj", "w2": "down_proj"}
-"""vLLM's names of stacked projections -> those of transformers; the gate's rows come first."""
 _PART = re.compile(r"(.+\.(?:qkv_proj|gate_up_proj))\.(\d+)")
 
 DTYPES = {d.name: d for d in NUMPY_DTYPES.values()}
@@ -195,19 +189,18 @@ def _joined_outputs(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, list[
     groups: dict[str, dict[tuple[str, str], dict[int | None, TensorInfo]]] = {}
     parts: dict[str, dict[int, TensorInfo]] = {}
     for info in checkpoint.infos():
-        if match := _EXPERTS.fullmatch(info.key):
-            leaf = "bias" if match["leaf"] == ".bias" else "weight"
-            expert = None if match["expert"] is None else int(match["expert"])
-            path = f"{match['path']}.experts"
-            word = match["projection"]
-            if word in _VLLM_EXPERTS and (expert is not None or kind in INTERLEAVED_EXPERTS):
+        if found := expert_names.parse(info.key):
+            if found.word == "w13" and kind in INTERLEAVED_EXPERTS:
                 continue
-            groups.setdefault(path, {}).setdefault((_VLLM_EXPERTS.get(word, word), leaf), {})[expert] = info
+            groups.setdefault(found.path, {}).setdefault((found.projection, found.leaf or "weight"), {})[found.expert] = info
         elif info.quantized and (match := _PART.fullmatch(info.key)):
             parts.setdefault(match[1], {})[int(match[2])] = info
     out: list[Output] = []
     for path, projections in groups.items():
-        stacked = any(None in infos and infos[None].key != f"{path}.{name}" for (name, _), infos in projections.items())
+        stacked = any(
+            None in infos and infos[None].key != f"{path}.{name}{'_bias' if leaf == 'bias' else ''}"
+            for (name, leaf), infos in projections.items()
+        )
         stacked |= any(infos[None].quantized for infos in projections.values() if None in infos)
         if stacked:
             out += _expert_outputs(checkpoint, path, projections, dtype, kind)

@@ -7,8 +7,8 @@
 
 U and V stand for block-diagonal matrices: a square of size s on the k inputs (or n outputs) is
 repeated k / s times. `transform_norms`, int32 [2], are what the squares of the input's and the
-output's divisor are: 1 for a matrix as it is, s for a Hadamard matrix of ±1. Either transform may be
-absent, and its norm is 1 then.
+output's divisor are: 1 for a matrix as it is, s for a Hadamard matrix of ±1. Either transform may
+be absent, and its norm is 1 then.
 
 Sums are exact: factors are cut into slices of so few bits that products of slices add without
 rounding in float64 (Ozaki et al. 2012), and the sum of all is rounded once. The square root of a
@@ -145,8 +145,8 @@ class Composite(Family):
 
 
 def slices(x: F64, bits: int) -> list[F64]:
-    """x as a sum of matrices whose entries are, row by row, whole numbers of at most `bits` bits times
-    one power of two. Exact; entries that are not finite stay in the first.
+    """x as a sum of matrices whose entries are, row by row, whole numbers of at most `bits` bits
+    times one power of two. Exact; entries that are not finite stay in the first.
     """
     out = []
     rest = np.where(np.isfinite(x), x, 0.0)
@@ -178,7 +178,9 @@ def exact_product(a: F64, b: F64) -> list[F64]:
 
 
 def _blockwise(terms: list[F64], square: F64) -> list[F64]:
-    """The sum of terms [m, k] times a block-diagonal matrix of `square` [s, s], exact, as few terms."""
+    """The sum of terms [m, k] times a block-diagonal matrix of `square` [s, s], exact, as few
+    terms.
+    """
     size = square.shape[0]
     out: list[F64] = []
     for term in terms:

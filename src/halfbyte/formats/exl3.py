@@ -2,8 +2,9 @@
 
     Wᵀ[i, j] = input_scale[i] · output_scale[j] / 128 · Σ_a Σ_b  s(i, a) · s(j, b) · codebook[state(a, b)]
 
-a and b run over the block of 128 inputs and of 128 outputs that i and j are in; s(i, a) = (−1)^popcount(i & a) is the 128 × 128
-Sylvester-Hadamard matrix, whose two factors 1/√128 give the 1/128.
+a and b run over the block of 128 inputs and of 128 outputs that i and j are in; s(i, a) =
+(−1)^popcount(i & a) is the 128 × 128 Sylvester-Hadamard matrix, whose two factors 1/√128 give the
+1/128.
 
 | tensor | dtype | shape | meaning |
 |---|---|---|---|
@@ -12,13 +13,15 @@ Sylvester-Hadamard matrix, whose two factors 1/√128 give the 1/128.
 | `su`, `sv` | int16 | [k/16], [n/16] | older files: signs alone, bit i of word w set where element 16w + i is −1 |
 | `mcg`, `mul1` | int32 | [] | present when the codebook is that one; without either it is the first |
 
-A tile is a stream of 256 · bits bits, the words of 32 bits in order and each from its highest bit. The state of code t is the 16
-bits that end with the code, (t + 1) · bits − 16 to (t + 1) · bits, and wraps around: the trellis is tail-biting. Code t is the
-element (input r, output c) with, for lane = t / 8 and j = t mod 8,
+A tile is a stream of 256 · bits bits, the words of 32 bits in order and each from its highest bit.
+The state of code t is the 16 bits that end with the code, (t + 1) · bits − 16 to (t + 1) · bits,
+and wraps around: the trellis is tail-biting. Code t is the element (input r, output c) with, for
+lane = t / 8 and j = t mod 8,
 
     r = 2 · (lane mod 4) + (j mod 2) + 8 · (j / 2 mod 2),    c = lane / 4 + 8 · (j / 4)
 
-The codebooks are procedural. With x = the state times a constant, modulo 2^32, and float16 arithmetic rounded once:
+The codebooks are procedural. With x = the state times a constant, modulo 2^32, and float16
+arithmetic rounded once:
 
 | codebook | x | value |
 |---|---|---|
@@ -26,12 +29,13 @@ The codebooks are procedural. With x = the state times a constant, modulo 2^32, 
 | `mcg` | state · 0xCBAC1FED | the same |
 | `mul1` | state · 0x83DCD12D | fma(1024 + sum of the 4 bytes of x, h(0x1EEE), h(0xC931)) |
 
-h reads 16 bits as a float16. The codebook's own rounding is part of its definition; everything after it is exact here: a sum of
-16384 float16 numbers fits 53 bits, and the product with the two scales is rounded once. ExLlamaV3's own reconstruction rounds to
-float16 four times (after each transform and after each scale) and sums in float32, so its float16 result differs from this one.
+h reads 16 bits as a float16. The codebook's own rounding is part of its definition; everything
+after it is exact here: a sum of 16384 float16 numbers fits 53 bits, and the product with the two
+scales is rounded once. ExLlamaV3's own reconstruction rounds to float16 four times (after each
+transform and after each scale) and sums in float32, so its float16 result differs from this one.
 
-Source: the sources of ExLlamaV3 (MIT): `exl3_dq.cuh`, `codebook.cuh`, `exl3_lib/quantize.py`. The trellis is QTIP's (Tseng et al.
-2024), the incoherence transform QuIP#'s (Tseng et al. 2024).
+Source: the sources of ExLlamaV3 (MIT): `exl3_dq.cuh`, `codebook.cuh`, `exl3_lib/quantize.py`. The
+trellis is QTIP's (Tseng et al. 2024), the incoherence transform QuIP#'s (Tseng et al. 2024).
 """
 
 from __future__ import annotations
@@ -94,7 +98,8 @@ def states(trellis: NDArray[np.int16]) -> NDArray[np.uint16]:
         )
     rows, columns, words = trellis.shape
     bits = words // TILE
-    # Bits in stream order: halves of a 32-bit word swapped, then each from its highest bit; the last 16 are put in front again.
+    # Bits in stream order: halves of a 32-bit word swapped, then each from its highest bit; the
+    # last 16 are put in front again.
     halves = trellis.astype("<i2", copy=False).view(np.uint8).reshape(rows, columns, words // 2, 2, 2)[..., ::-1, ::-1]
     stream = np.unpackbits(np.ascontiguousarray(halves).reshape(rows, columns, 2 * words), axis=-1)
     stream = np.concatenate([stream[..., -16:], stream], axis=-1)
@@ -114,7 +119,9 @@ def unpack_signs(words: NDArray[np.int16]) -> NDArray[np.float16]:
 
 
 def _hadamard(x: F64) -> F64:
-    """The unnormalised Sylvester-Hadamard transform of every 128 elements of the last axis. Exact while sums fit 53 bits."""
+    """The unnormalised Sylvester-Hadamard transform of every 128 elements of the last axis. Exact
+    while sums fit 53 bits.
+    """
     shape = x.shape
     step = 1
     while step < BLOCK:

@@ -1,12 +1,13 @@
-r"""How byte-level vocabularies split text before merging: `tokenizer.ggml.pre` -> expressions and flags.
+r"""How byte-level vocabularies split text before merging: `tokenizer.ggml.pre` -> expressions and
+flags.
 
     PRE_TOKENIZERS["qwen2"].splits     expressions applied one after another, each to the pieces that the one before left
     PRE_TOKENIZERS["tekken"].add_bos   True
 
-An expression cuts a piece at each of its matches; what lies between two matches is a piece too. The names are those of
-llama.cpp's `llama-vocab.cpp`; the expressions follow the models' own tokenizers where those are published, and llama.cpp's
-behaviour elsewhere. They are written for Oniguruma, the engine of the `tokenizers` library: `(?i:...)` ignores case and `&&`
-intersects classes.
+An expression cuts a piece at each of its matches; what lies between two matches is a piece too. The
+names are those of llama.cpp's `llama-vocab.cpp`; the expressions follow the models' own tokenizers
+where those are published, and llama.cpp's behaviour elsewhere. They are written for Oniguruma, the
+engine of the `tokenizers` library: `(?i:...)` ignores case and `&&` intersects classes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ STATED: dict[str, tuple[Field, ...]] = {
     "qwen2moe": (Field("expert_count", "num_experts"), _USED),
     "qwen3moe": (Field("expert_count", "num_experts"), _USED, Field("expert_feed_forward_length", "moe_intermediate_size")),
 }  # fmt: skip
-"""general.architecture -> fields; one that the configuration lacks, or has as None, is not stated."""
+"""general.architecture -> fields; one that the configuration lacks, or has as None, is not stated.
+"""
 
 CONSTANT: dict[str, tuple[tuple[str, str, int], ...]] = {
     "dots1": (("expert_gating_func", "uint32", 2),),

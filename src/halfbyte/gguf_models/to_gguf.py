@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.writer import Pair
 from ..checkpoints.views.base import View
@@ -44,20 +44,8 @@ _NEEDED = (
 _OTHER_MODALITY = re.compile(r"(.*\.)?(vision_tower|visual|vision_model|multi_modal_projector|audio_tower|embed_vision)\..+")
 """Tensors of an image or sound encoder beside the text model."""
 _WRAPPERS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head", "lm_head"))
-_SPELLINGS = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\.block_sparse_moe\.experts\.(\d+)\.w1\b", r".mlp.experts.\1.gate_proj"),
-        (r"\.block_sparse_moe\.experts\.(\d+)\.w2\b", r".mlp.experts.\1.down_proj"),
-        (r"\.block_sparse_moe\.experts\.(\d+)\.w3\b", r".mlp.experts.\1.up_proj"),
-        (r"\.block_sparse_moe\.gate\b", ".mlp.gate"),
-        (r"\.switch_mlp\.", ".experts."),
-        (r"\.experts\.(\d+)\.(w1|w2|w3)\b", lambda m: f".experts.{m[1]}.{ {'w1': 'gate', 'w2': 'down', 'w3': 'up'}[m[2]] }_proj"),
-    )
-)
-"""Other names of the same modules, in checkpoints of the hub and of MLX."""
-_ONE_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|gate_up_proj)(?:\.(weight|bias))?")
-_ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_proj|up_proj|down_proj|gate_up_proj)(?:[._](weight|bias))?")
+_MIXTRAL_MODULE = ".block_sparse_moe."
+"""The module of Mixtral's checkpoints that its class in transformers calls `mlp`."""
 _FUSED = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
           "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}  # fmt: skip
 FLOAT32 = ("ffn_gate_inp", ONE_ROW, "attn_sinks", "exp_probs_b")
@@ -170,8 +158,8 @@ class GGUFView(View):
         name = key if not info.quantized else f"{key}.weight"
         for old, new in _WRAPPERS:
             name = new + name[len(old) :] if name.startswith(old) else name
-        for pattern, spelled in _SPELLINGS:
-            name = pattern.sub(spelled, name)
+        if not any(path.startswith(_MIXTRAL_MODULE[1:]) for path in stems):
+            name = name.replace(_MIXTRAL_MODULE, ".mlp.")
         layers = f"{self.architecture.layers}."
         for candidate in (name, f"model.{name}", f"transformer.{name}", f"gpt_neox.{name}"):
             path, _, leaf = candidate.rpartition(".")
@@ -189,17 +177,13 @@ class GGUFView(View):
     ) -> Iterator[tuple[str, str, int, _Piece]]:
         """The same for a tensor of a layer."""
         start = f"blk.{number}."
-        if match := _ONE_EXPERT.fullmatch(within):
-            path, expert, projection, leaf = match[1], int(match[2]), match[3], match[4] or "weight"
-            for stem, rows in _halves(stems, path, projection, interleaved=False):
-                yield f"{start}{stem}.{leaf}", stem, expert, _Piece(key, rows)
-            return
-        if match := _ALL_EXPERTS.fullmatch(within):
-            path, projection, leaf = match[1], match[2], match[3] or "weight"
-            interleaved = self.architecture.model_type in INTERLEAVED
-            native = not info.quantized and leaf == "weight" and not within.endswith(".weight")
-            for stem, rows in _halves(stems, path, projection, interleaved):
-                yield f"{start}{stem}.{leaf}", stem, -1, _Piece(key, rows, native and interleaved)
+        if found := expert_names.parse(within):
+            leaf = found.leaf or "weight"
+            interleaved = found.expert is None and found.gate_up_alternate(self.architecture.model_type in INTERLEAVED)
+            parameter = found.expert is None and not info.quantized and not found.leaf
+            piece_number = -1 if found.expert is None else found.expert
+            for stem, rows in _halves(stems, found.path, found.projection, interleaved):
+                yield f"{start}{stem}.{leaf}", stem, piece_number, _Piece(key, rows, parameter and interleaved)
             return
         path, _, leaf = within.rpartition(".")
         if f"{path}{PARAMETER}{leaf}" in stems:

@@ -192,8 +192,8 @@ class ModelView(View):
         return {t.keys[0]: key for key, t in self._tensors.items() if len(t.keys) == 1 and t.expert is None}
 
     def rounder(self, rounder: Callable[[str, NDArray[Any], Format], QTensor]) -> Callable[[str, NDArray[Any], Format], QTensor]:
-        """A function that rounds modules of the file, for modules of the view: in the file's order of
-        rows.
+        """A function that rounds modules of the file, for modules of the view: in the file's order
+        of rows.
         """
 
         def rounded(module: str, x: NDArray[Any], fmt: Format) -> QTensor:

@@ -8,10 +8,10 @@
 | `mcg`, `mul1` | int32 [] | the multiplier of that codebook; without either it is `3inst` |
 
 k and n are multiples of 128. A head is padded to that: its weight is the slice of the rows that the
-model's config.json gives it. Half-integer rates, tiles of 16 · bits + 8 words, are refused by name. Config:
-`quant_method: exl3`; `codebook`, where it is written, must be the one that a weight's tensors name,
-`bits` and `tensor_storage` restate what the tensors say. Source: ExLlamaV3's loader and compiler
-(MIT).
+model's config.json gives it. Half-integer rates, tiles of 16 · bits + 8 words, are refused by name.
+Config: `quant_method: exl3`; `codebook`, where it is written, must be the one that a weight's
+tensors name, `bits` and `tensor_storage` restate what the tensors say. Source: ExLlamaV3's loader
+and compiler (MIT).
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ def experts(
     gate_up_bias: mx.array | None = None,
     down_bias: mx.array | None = None,
 ) -> mx.array:
-    """`halfbyte.experts` on MLX arrays: x (..., k), topk_ids and topk_weights (m, top_k) -> (..., h) in
-    x's dtype.
+    """`halfbyte.experts` on MLX arrays: x (..., k), topk_ids and topk_weights (m, top_k) -> (...,
+    h) in x's dtype.
     """
     _dtype("experts", x)
     lead, k = x.shape[:-1], x.shape[-1]

@@ -31,7 +31,8 @@ class TorchState:
 
     kind, parameter, floats     torch.Tensor, torch.nn.Parameter, the dtypes that are computed
     modes, transforms, tracing  torch's own functions: the number of dispatch modes, the innermost
-                                transform of torch.func or None, the state of torch.jit.trace or None
+                                transform of torch.func or None, the state of torch.jit.trace or
+                                None
     grad_enabled, forward_ad    torch.is_grad_enabled, the module torch.autograd.forward_ad
     """
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..checkpoints import TensorInfo
+from ..checkpoints import TensorInfo, expert_names
 from ..errors import CheckpointError
 from .names import PLUS_ONE_GGUF, ROTARY_GGUF, TRANSPOSED_EXPERTS, Dialect, Rules, canonical_names, module_of
 
@@ -142,7 +142,7 @@ def _whole(side: Side, key: str, foreign: bool) -> Piece:
             return Piece(key, rows="rotary", heads=heads)
     if foreign and not d.gguf and d.architecture.removesuffix("_text") in PLUS_ONE_GGUF and re.search(r"norm$", name):
         return Piece(key, add_one=True)
-    if info.kind == "dense" and len(info.shape) == 3 and _STACK.fullmatch(name) and not key.endswith(".weight"):
+    if info.kind == "dense" and len(info.shape) == 3 and _STACK.fullmatch(name) and not key.endswith(("weight", ".w13", ".w2")):
         return Piece(key, transposed=d.architecture in TRANSPOSED_EXPERTS)
     return Piece(key)
 
@@ -160,6 +160,9 @@ def _atoms(side: Side, key: str, foreign: bool) -> list[Atom]:
         prefix, projection, tail = stack[1], stack[2], stack[3] or ""
         base = replace(_whole(side, key, foreign), vector=bias)
         interleaved = side.infos[key].layout == "gpt-oss" or (side.dialect.architecture == "gpt_oss" and not side.dialect.gguf)
+        found = expert_names.parse(key)
+        if found is not None:
+            interleaved = found.gate_up_alternate(interleaved)
         halves = ("even", "odd") if interleaved else ("first", "second")
         out: list[Atom] = []
         for e in range(shape[0]):

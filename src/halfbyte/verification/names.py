@@ -4,8 +4,8 @@
     -> layers.3.self_attn.q_proj
 
 Canonical names are those of LLaMA in transformers, without the wrappers in front and without
-`.weight`. GGUF's names come from its tensor name table (gguf-py, `constants.py`); w1, w2, w3 are
-Mixtral's, `switch_mlp` is MLX's. Other names are given as rules, `old=new`.
+`.weight`. GGUF's names come from its tensor name table (gguf-py, `constants.py`), those of experts
+from `checkpoints/expert_names.py`. Other names are given as rules, `old=new`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints import expert_names
 from ..errors import CheckpointError
 
 _WRAPPERS = frozenset({"model", "language_model", "text_model", "transformer", "base_model"})
@@ -42,17 +43,12 @@ _GGUF_LAYER = {
 _SAME: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
-        (r"\.block_sparse_moe\.experts\.(\d+)\.w1\b", r".mlp.experts.\1.gate_proj"),
-        (r"\.block_sparse_moe\.experts\.(\d+)\.w2\b", r".mlp.experts.\1.down_proj"),
-        (r"\.block_sparse_moe\.experts\.(\d+)\.w3\b", r".mlp.experts.\1.up_proj"),
         (r"\.block_sparse_moe\.", ".mlp."),
         (r"\.feed_forward\.", ".mlp."),
-        (r"\.mlp\.switch_mlp\.", ".mlp.experts."),
         (r"\.mlp\.gate$", ".mlp.router"),
         (r"\.mlp\.gate\.bias$", ".mlp.router.bias"),
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.self_attn\.W_pack\b", ".self_attn.qkv_proj"),
-        (r"(\.experts\.\w+_proj)_bias$", r"\1.bias"),
     )
 )
 
@@ -139,6 +135,9 @@ def canonical(key: str, dialect: Dialect = Dialect(), layer_has_post_norm: bool 
     name = ".".join(parts)
     for pattern, new in _SAME:
         name = pattern.sub(new, name)
+    if found := expert_names.parse(name):
+        expert = "" if found.expert is None else f".{found.expert}"
+        return f"{found.path}{expert}.{found.projection}{'.bias' if found.leaf == 'bias' else ''}"
     return name
 
 

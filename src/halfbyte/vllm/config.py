@@ -2,8 +2,8 @@
 
 A checkpoint that this vLLM reads by itself on this device is left to it. Taken over are those whose
 method vLLM has no class for (bitsandbytes, HQQ, MLX, halfbyte's own), whose configuration its class
-refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those that no kernel of vLLM runs
-on a CPU (MXFP4, NVFP4, experts in GPTQ and AWQ).
+refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those that no kernel of vLLM
+runs on a CPU (MXFP4, NVFP4, experts in GPTQ and AWQ).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from vllm.model_executor.utils import set_weight_attrs
 import torch
 from torch import Tensor, nn
 
+from ..checkpoints import expert_names
 from ..errors import CheckpointError, ShapeError, UnsupportedError
 from ..tensor.concat import concat_rows, incompatibility, stack
 from ..tensor.qtensor import QTensor
@@ -82,7 +83,8 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
         ours = _local_experts(layer)
         pieces = {p: self._piece(source, p, ours) for p in dict.fromkeys(p for p, _ in self.keys)}
         gate = GATES[self.moe.activation]
-        interleaved = gate == "swiglu_clamped" and "gate_up_proj" in pieces
+        joint = next((expert_names.parse(key) for (name, _), key in self.keys.items() if name == "gate_up_proj"), None)
+        interleaved = joint is not None and joint.gate_up_alternate(gate == "swiglu_clamped")
         try:
             pieces = _cut(pieces, layer, interleaved)
         except (ShapeError, UnsupportedError) as error:

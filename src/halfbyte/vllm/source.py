@@ -11,22 +11,18 @@ Only headers are read until a weight is asked for.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from torch import Tensor
 
+from ..checkpoints import expert_names
 from ..checkpoints import open as open_checkpoint
 from ..errors import UnsupportedError
 from ..tensor.qtensor import QTensor
 from ..torch.state import tensor
-from ..transformers.fill.module_paths import EXPERT_WORDS
 from ..transformers.fill.safetensors import INPUT_SCALE
-
-_ONE_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
-_ALL_EXPERTS = re.compile(r"(.+)\.(?:experts|switch_mlp)\.(\w+_proj)")
 
 Projection = tuple[str, int | None]
 """(gate_proj, up_proj, gate_up_proj or down_proj; the expert, None for a stack of all)."""
@@ -56,11 +52,8 @@ class Source:
         for key in self.checkpoint:
             if not self.checkpoint.info(key).quantized:
                 continue
-            one, whole = _ONE_EXPERT.fullmatch(key), _ALL_EXPERTS.fullmatch(key)
-            if one is not None and one[3] in EXPERT_WORDS:
-                self.experts[one[1]][EXPERT_WORDS[one[3]], int(one[2])] = key
-            elif whole is not None and whole[2] in EXPERT_WORDS:
-                self.experts[f"{whole[1]}.experts"][EXPERT_WORDS[whole[2]], None] = key
+            if found := expert_names.parse(key):
+                self.experts[found.path][found.projection, found.expert] = key
             else:
                 self.matrices[key] = key
 
@@ -82,8 +75,8 @@ class Source:
         self.checkpoint.release(key)
 
     def dense(self, done: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor whose key is not in `done`, under its name in a dense checkpoint: what vLLM's
-        models load themselves. A packed weight among them is dequantized.
+        """Every tensor whose key is not in `done`, under its name in a dense checkpoint: what
+        vLLM's models load themselves. A packed weight among them is dequantized.
         """
         for key in self.checkpoint:
             if key in done:
@@ -100,5 +93,5 @@ class Source:
     def _name(self, key: str) -> str:
         if not self.checkpoint.info(key).quantized:
             return key
-        whole = _ALL_EXPERTS.fullmatch(key)
-        return key if whole is not None and whole[2] in EXPERT_WORDS else f"{key}.weight"
+        found = expert_names.parse(key)
+        return key if found is not None and found.expert is None else f"{key}.weight"

@@ -47,8 +47,8 @@ def check_exact(y: np.ndarray, x: np.ndarray, dense: np.ndarray) -> None:
     """Within 1e-5 of each row's absolute sum per element, and 2e-6 of the true product in relative
     RMS.
 
-    Of fewer than 16 outputs the RMS is compared with that of the absolute sums: a single product may
-    cancel, and float32 then has few of its digits right.
+    Of fewer than 16 outputs the RMS is compared with that of the absolute sums: a single product
+    may cancel, and float32 then has few of its digits right.
     """
     true = x.astype(np.float64) @ dense.astype(np.float64).T
     bound = np.abs(x).astype(np.float64) @ np.abs(dense).astype(np.float64).T

@@ -1,5 +1,5 @@
-"""How the schedule `fused` divides its tiles: every unit of every tile once, and parts of a cut tile
-lie where the program that adds them looks. The kernel's own functions run on integers.
+"""How the schedule `fused` divides its tiles: every unit of every tile once, and parts of a cut
+tile lie where the program that adds them looks. The kernel's own functions run on integers.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def on_metal(monkeypatch):
     return runtime
 
 
-# ---- kernels ---------------------------------------------------------------------------------------------
+# ---- kernels
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -208,7 +209,8 @@ def test_experts_through_the_route(on_metal):
         bounds.assert_within(as_numpy(y), *bounds.experts(xs.astype(np.float64), up, down, ix, sh, **kind), "float32", 32)
 
 
-# ---- MLX's own CPU ---------------------------------------------------------------------------------------
+# ---- MLX's own CPU
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -306,7 +308,8 @@ def test_experts_on_the_cpu(gate, interleaved):
     assert not module.trainable_parameters()["gate_up"]
 
 
-# ---- modules ---------------------------------------------------------------------------------------------
+# ---- modules
+# ---------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -492,7 +495,8 @@ def test_case_32_no_tokens():
     assert hm.linear(mx.zeros((2, 0, 64)), w).shape == (2, 0, 9)
 
 
-# ---- the example, and the stand-in against MLX itself -------------------------------------------------------------------------
+# ---- the example, and the stand-in against MLX itself
+# -------------------------------------------------------------------------
 
 
 def test_the_example_runs_and_its_checker_can_fail():

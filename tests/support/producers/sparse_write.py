@@ -2,8 +2,8 @@
 `compressed-tensors-sparse`, writes tests/data/compressed_tensors_sparse.safetensors.
 
 Modules of each kind as the package's own compressors write them, and beside each its dense values
-by the package's own decompressor: `want.MODULE`. Marlin has none; its integers are the quantized ones
-from before the compression.
+by the package's own decompressor: `want.MODULE`. Marlin has none; its integers are the quantized
+ones from before the compression.
 """
 
 from __future__ import annotations

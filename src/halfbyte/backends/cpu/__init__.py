@@ -97,8 +97,8 @@ def activations_named(name: str) -> Any:
 
 
 def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | None:
-    """x · wᵀ + bias for tensors of torch's own classes on the CPU that record no gradient, x a matrix
-    of any strides or contiguous; None for all else.
+    """x · wᵀ + bias for tensors of torch's own classes on the CPU that record no gradient, x a
+    matrix of any strides or contiguous; None for all else.
 
     The core reads x and bias through torch's DLPack functions, which fail for tensors without
     memory of their own; negative views, which they do not see, and modes are excluded here. Every

@@ -102,9 +102,9 @@ class CUDABackend(Backend):
 
     @staticmethod
     def schedule_of(x: Any, held: Any) -> str:
-        """What `linear` does with x (m, k) and a packed weight where no schedule is requested: fused,
-        dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul. Kept with the
-        weight.
+        """What `linear` does with x (m, k) and a packed weight where no schedule is requested:
+        fused, dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul. Kept
+        with the weight.
         """
         key = "schedule", min(x.shape[0], FEW_ROWS_MOST + 1), x.dtype, x.device  # no choice changes above it
         chosen: str | None = held.launches.get(key)

@@ -1,4 +1,5 @@
-"""Decoders: packed codes to floating-point values in registers, one table row for each kind of code.
+"""Decoders: packed codes to floating-point values in registers, one table row for each kind of
+code.
 
 A row is PTX over named operands, which `assembly` and `pair_assembly` replace by the numbers of
 Triton's inline assembly:
@@ -236,8 +237,8 @@ _E2M1_POSITIONS = (((-0x71FF7200, 1), (0x11C011C0, 8)), ((0x40384038, 66), (0x20
 
 
 def _pairs_of_2_bits(low: str, high: str) -> str:
-    """1024 + q and 1024 + 4 q of each row's word, less 1024 (+ 2 of `int`), eight inputs apart; then
-    put beside each other.
+    """1024 + q and 1024 + 4 q of each row's word, less 1024 (+ 2 of `int`), eight inputs apart;
+    then put beside each other.
     """
     return ".reg .b32 u, v; " + _rows(
         "shr.u32 t, w#, p0; mov.b32 k, 0x64006400;"

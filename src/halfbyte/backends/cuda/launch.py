@@ -211,9 +211,9 @@ def family_of(w: CudaWeight) -> str:
 
 
 class CachedLaunch(NamedTuple):
-    """A launch that differs from an earlier one by x, bias and y alone: the compiled kernel with its
-    grid, the weight's pointers after the bias, and the other arguments. Binding the arguments and
-    looking the kernel up again takes the host longer than the GPU needs for a layer.
+    """A launch that differs from an earlier one by x, bias and y alone: the compiled kernel with
+    its grid, the weight's pointers after the bias, and the other arguments. Binding the arguments
+    and looking the kernel up again takes the host longer than the GPU needs for a layer.
     """
 
     launch: Any
@@ -231,8 +231,8 @@ def fragments(
     gate: int = 0,
 ) -> torch.Tensor:
     """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m.
-    `routing` for a stack of them, y of `dtype`; `gate` names the activation that makes one output of
-    rows 2 j and 2 j + 1, 0 none.
+    `routing` for a stack of them, y of `dtype`; `gate` names the activation that makes one output
+    of rows 2 j and 2 j + 1, 0 none.
     """
     n = w.shape[-2]
     m, count = (x.shape[0], x.shape[0]) if routing is None else (routing.tokens, routing.blocks.y_row.numel())

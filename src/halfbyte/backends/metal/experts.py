@@ -41,8 +41,8 @@ def experts(
     limit: float = 7.0,
     alpha: float = 1.702,
 ) -> Any:
-    """y[i] = Σ_t topk_weights[i, t] · down_e(act(gate_up_e(x[i]))), e = topk_ids[i, t]; sums over t in
-    order, float32 throughout.
+    """y[i] = Σ_t topk_weights[i, t] · down_e(act(gate_up_e(x[i]))), e = topk_ids[i, t]; sums over t
+    in order, float32 throughout.
 
     x (m, k); gate_up (e, 2f, k), or (e, f, k) with gate "none"; down (e, h, f); topk_ids and
     topk_weights (m, top_k); biases (e, 2f) and (e, h) or None. Returns (m, h) in x's dtype.

@@ -7,9 +7,9 @@ wide n, many groups, m.
     dequantize_then_gemm   the dense weight made anew, then cuBLAS
     cuBLAS float16         a dense weight that is there already: the peer
 
-Protocol: that of `bench.cuda.linear`. Each measurement is one CUDA graph of as many calls as there are weights,
-together past the last-level cache; float16 activations. Kernels are compiled by several processes
-before anything is timed.
+Protocol: that of `bench.cuda.linear`. Each measurement is one CUDA graph of as many calls as there
+are weights, together past the last-level cache; float16 activations. Kernels are compiled by
+several processes before anything is timed.
 """
 
 from __future__ import annotations

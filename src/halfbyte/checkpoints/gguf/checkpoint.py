@@ -31,8 +31,8 @@ from .metadata import Metadata
 from .runnable import refusal
 
 GEMMA4_SCALES = (".ffn_gate_inp.scale", ".ffn_down_exps.scale")
-"""Gemma 4's own numbers, which belong to no layout: what its router's inputs are multiplied with, and
-each expert's output.
+"""Gemma 4's own numbers, which belong to no layout: what its router's inputs are multiplied with,
+and each expert's output.
 """
 PROJECTOR = (
     "is a vision projector (general.architecture clip): the image encoder that belongs to a language model, not the model; open "

@@ -111,7 +111,8 @@ class Reader:
         name = weight.parts.get(part)
         return None if name is None else self.model.tensors[name]
 
-    # ---------------------------------------------------------------------------------------- MatMulNBits
+    # ----------------------------------------------------------------------------------------
+    # MatMulNBits
 
     def _config(self, weight: Weight) -> dict[str, int]:
         given = attributes(weight.node)
@@ -141,7 +142,8 @@ class Reader:
                 return wanted
         return shape
 
-    # ------------------------------------------------------------------------------- GatherBlockQuantized
+    # -------------------------------------------------------------------------------
+    # GatherBlockQuantized
 
     def _gather(self, weight: Weight) -> View:
         given, codes, scales, zeros = attributes(weight.node), *self._three(weight)
@@ -161,7 +163,8 @@ class Reader:
         usual = 1 << (bits - 1) if packed else 0
         return View(self.model, codes, scales, zeros, (n, k), groups, block, bits, usual=usual, packed=packed)
 
-    # ---------------------------------------------------------------------------------- DequantizeLinear
+    # ----------------------------------------------------------------------------------
+    # DequantizeLinear
 
     def _linear(self, weight: Weight) -> View:
         given, codes, scales, zeros = attributes(weight.node), *self._three(weight)
@@ -223,7 +226,8 @@ class Reader:
         ]
         return bool(first) and all(first)
 
-    # -------------------------------------------------------------------------------------------- shared
+    # --------------------------------------------------------------------------------------------
+    # shared
 
     def _three(self, weight: Weight) -> tuple[Tensor, Tensor, Tensor | None]:
         codes, scales = self._part(weight, "codes"), self._part(weight, "scales")
@@ -272,7 +276,9 @@ class View:
 
     @property
     def format(self) -> Format:
-        """int where the zero point is the middle code by definition, uint with zero points elsewhere."""
+        """int where the zero point is the middle code by definition, uint with zero points
+        elsewhere.
+        """
         middle = self.zeros is None and (self.codes.signed or self.usual == 1 << (self.bits - 1))
         return format_named(f"{'int' if middle else 'uint'}{self.bits}", self.block, scale_dtype=str(self.scales.dtype))
 

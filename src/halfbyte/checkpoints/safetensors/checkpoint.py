@@ -331,7 +331,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._ledger
 
     def _stored(self, entry: Entry) -> Iterator[Entry]:
-        """An entry of a sparse weight as entries of the tensors that the file has; others as they are."""
+        """An entry of a sparse weight as entries of the tensors that the file has; others as they
+        are.
+        """
         if entry.subject != "tensor" or entry.name not in self.shards.sparse or entry.status == MISSING:
             yield entry
             return

@@ -51,8 +51,8 @@ class SparseWeight(NamedTuple):
 
 
 def find_sparse(names: Iterable[str], header: Callable[[str], Header], array: Callable[[str], Array]) -> dict[str, SparseWeight]:
-    """`m.weight` -> the sparse weight of module `m`, for each whose tensors have the types and sizes
-    above; others stay tensors of their own.
+    """`m.weight` -> the sparse weight of module `m`, for each whose tensors have the types and
+    sizes above; others stay tensors of their own.
     """
     known = set(names)
     found = {}

@@ -1,5 +1,5 @@
-"""The stored matrices of a config's transforms (`ConfigReader.transforms`), and the weights that they
-belong to.
+"""The stored matrices of a config's transforms (`ConfigReader.transforms`), and the weights that
+they belong to.
 
 A matrix is tensor `MODULE.GROUP_SIDE.weight`. Modules of one group share a matrix of one size, and
 a file then has it under one of their names only.

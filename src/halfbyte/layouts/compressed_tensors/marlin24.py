@@ -186,8 +186,8 @@ def _meta(positions: NDArray[np.int64]) -> NDArray[np.int16]:
 
 
 def _usual_positions(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
-    """The positions that the producer chooses for four codes [n, k/4, 4]: those of the values that are
-    not 0, filled up with zeros where there are fewer than two.
+    """The positions that the producer chooses for four codes [n, k/4, 4]: those of the values that
+    are not 0, filled up with zeros where there are fewer than two.
     """
     mask: NDArray[np.int64] = ((codes != 1 << (bits - 1)) << np.arange(4)).sum(-1)
     return np.asarray(CHOICE[mask])

@@ -54,7 +54,8 @@ FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 T = TypeVar("T")
 
 SPARSITY = (None, "dense", "sparse-24-bitmask", "sparse-bitmask")
-"""`format` words of `sparsity_config` that are read; which weights are sparse, their tensors say."""
+"""`format` words of `sparsity_config` that are read; which weights are sparse, their tensors say.
+"""
 READ = (None, "mixed-precision", *INTEGER, *dict.fromkeys(WORDS.values()))
 """`format` words of a config whose weights are read. Which one a module has, its dtypes say."""
 

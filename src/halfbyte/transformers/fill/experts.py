@@ -34,7 +34,8 @@ Keys = Mapping[Slot, str]
 _CLAMPED = ("GptOssExperts",)
 """Experts whose gate is gpt-oss's."""
 _PRESCALED = ("Llama4TextExperts",)
-"""Experts that take every token once for each expert, times its score; their parameters are (k, n)."""
+"""Experts that take every token once for each expert, times its score; their parameters are (k, n).
+"""
 
 
 class PrescaledExperts(QExperts):

@@ -13,7 +13,6 @@ matched approximately.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...checkpoints import expert_names
 from ...layouts.quant_config.module_rules import FUSED, aliases
-
-EXPERT_WORDS = {
-    "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "gate_proj": "gate_proj", "up_proj": "up_proj",
-    "down_proj": "down_proj", "gate_up_proj": "gate_up_proj", "w13": "gate_up_proj",
-}  # fmt: skip
-_ONE_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
-_ALL_EXPERTS = re.compile(r"(.+)\.(?:experts|switch_mlp)\.(\w+?_proj|w13|w2)(?:(?:\.|_)(weight|bias))?")
 
 
 @dataclass(frozen=True)
@@ -72,17 +65,12 @@ class SlotResolver:
             yield from aliases(start)
 
     def _slot(self, name: str) -> Slot | None:
-        if match := _ONE_EXPERT.fullmatch(name):
-            path, expert, word, leaf = match.groups()
-            if is_experts(self.modules.get(path)) and word in EXPERT_WORDS:
-                return Slot(path, leaf, EXPERT_WORDS[word], int(expert))
-        if match := _ALL_EXPERTS.fullmatch(name):
-            path, word, kind = f"{match[1]}.experts", match[2], match[3]
-            experts = self.modules.get(path)
-            # The rows of w13 are the gate's, then those of the up projection.
-            apart = word != "w13" or getattr(experts, "is_concatenated", True)
-            if is_experts(experts) and word in EXPERT_WORDS and apart:
-                return Slot(path, kind or "weight", EXPERT_WORDS[word])
+        if found := expert_names.parse(name):
+            experts = self.modules.get(found.path)
+            # A parameter whose gate and up rows alternate cannot be filled from w13.
+            fits = found.word != "w13" or getattr(experts, "is_concatenated", True)
+            if is_experts(experts) and fits:
+                return Slot(found.path, found.leaf or "weight", found.projection, found.expert)
         path, _, leaf = name.rpartition(".")
         module = self.modules.get(path)
         if module is not None and isinstance(getattr(module, leaf, None), torch.Tensor):

@@ -40,9 +40,9 @@ class Parts(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Inputs, groups and bytes of codes in a row; groups in all (strided) or along the rows (blocks);
-    the tensor's row that begins the matrix, and the matrix's number; inputs and rows that share a
-    scale; the format's divisor.
+    """Inputs, groups and bytes of codes in a row; groups in all (strided) or along the rows
+    (blocks); the tensor's row that begins the matrix, and the matrix's number; inputs and rows that
+    share a scale; the format's divisor.
     """
 
     k: Any

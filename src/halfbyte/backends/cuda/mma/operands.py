@@ -1,5 +1,5 @@
-"""Operands of mma.m16n8k16 for the `mma` kernel: words decoded in registers, the product, and stored
-scales as float32.
+"""Operands of mma.m16n8k16 for the `mma` kernel: words decoded in registers, the product, and
+stored scales as float32.
 
 A word is the A operand of one product for one lane: registers a0 and a2 belong to row g of the
 tile, a1 and a3 to row g + 8. The assembly that decodes it is a row of `decoders.OPERANDS`, chosen

@@ -41,7 +41,8 @@ class Weight(NamedTuple):
 
 class TokenBlocks(NamedTuple):
     """Blocks of tokens of one expert each, as pointers or as tensors on the device: how many there
-    are; each one's expert and half-open range of (token, expert) pairs; each pair's row of x and of y.
+    are; each one's expert and half-open range of (token, expert) pairs; each pair's row of x and of
+    y.
     """
 
     count: Any

@@ -146,8 +146,8 @@ def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, shares: torch
 
 
 def pairs_a_step(pairs: int, experts: int) -> int:
-    """Pairs that `routing_kernel` compares with in a step: a power of two, so that few kernels serve all m; 0
-    where torch sorts.
+    """Pairs that `routing_kernel` compares with in a step: a power of two, so that few kernels
+    serve all m; 0 where torch sorts.
     """
     if pairs > COMPARED:
         return 0

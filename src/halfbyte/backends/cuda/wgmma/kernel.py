@@ -69,7 +69,8 @@ class Scratch(NamedTuple):
 
 class Pointers(NamedTuple):
     """What a launch reads and writes other than by tensor maps, one level of names: the fields of
-    Values, Blocks and Scratch. None: not read. (Triton 3.6 loses the names of a record in a record.)
+    Values, Blocks and Scratch. None: not read. (Triton 3.6 loses the names of a record in a
+    record.)
     """
 
     y: Any
@@ -137,8 +138,8 @@ class Shared(NamedTuple):
 
 @aggregate
 class Arguments:
-    """Everything that the partitions of a kernel share. An aggregate, because Triton loses the names
-    of a record in a record where it is passed on.
+    """Everything that the partitions of a kernel share. An aggregate, because Triton loses the
+    names of a record in a record where it is passed on.
     """
 
     maps: gl.tuple

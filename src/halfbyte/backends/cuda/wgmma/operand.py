@@ -1,8 +1,8 @@
 """Words of fragment order to the register operand (A) of wgmma: finished 16-bit values.
 
 One word a lane is one 16 × 16 block of a warp's rows (of 8-bit codes, half of one), in the order in
-which wgmma reads it, so no value moves between lanes. The assembly is a row of `decoders.PAIRS`: one
-to four operations a pair of weights turn codes into element values, one more multiplies by the
+which wgmma reads it, so no value moves between lanes. The assembly is a row of `decoders.PAIRS`:
+one to four operations a pair of weights turn codes into element values, one more multiplies by the
 scale or adds the bias. Every value is (q − zero) · scale or q · scale + bias, rounded once to x's
 dtype, by one of these arithmetics:
 
@@ -95,8 +95,8 @@ def position_of(config, odd, down):
 
 @gluon.jit
 def pair_positions(C: gl.constexpr):
-    """Where a lane's pairs lie in its words (decoders.PairDecoder.positions), of every lane and row:
-    shifts or masks, and multipliers. Of 2 bits, a lane's shift.
+    """Where a lane's pairs lie in its words (decoders.PairDecoder.positions), of every lane and
+    row: shifts or masks, and multipliers. Of 2 bits, a lane's shift.
     """
     L: gl.constexpr = operand_layout(C.row_blocks, 4, max(1, C.groups // 2))
     odd = axis(4, 2, L, 10) == 1
@@ -156,8 +156,8 @@ def _byte_f32(b, SCALE: gl.constexpr):
 def scales(
     v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, ARITHMETIC: gl.constexpr
 ):  # fmt: skip
-    """Stored scales to what the decoder multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0 in
-    float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
+    """Stored scales to what the decoder multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0
+    in float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
     (`launch.LARGEST`).
     """
     if SCALE == 0:
