@@ -148,7 +148,7 @@ def test_a_run_that_ends_before_its_walk_leaves_what_an_earlier_one_had_done(tmp
     assert main(arguments(tmp_path, method)) != 0
     (tmp_path / "elsewhere.txt").rename(text)
     with monkeypatch.context() as patch:
-        patch.setattr(walking._Calibration, "begin", None)
+        patch.setattr(walking, "first_inputs", None)
         assert main(arguments(tmp_path, method)) != 0
 
     def full(path, *a, **k):

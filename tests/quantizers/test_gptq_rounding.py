@@ -148,7 +148,7 @@ def test_what_does_not_fit():
     with pytest.raises(FormatError, match="the Hessian has NaN or infinite entries"):
         gptq(w, np.where(h > 0, np.nan, h), "int4:g32")
     with pytest.raises(FormatError, match="no grid of one scale a group"):
-        gptq(np.zeros((2, 256), np.float32), np.eye(256), "q4_K")
+        gptq(np.zeros((2, 256), np.float32), np.eye(256), "hqq4")
 
 
 @pytest.mark.parametrize("codec", ["int4:g32", "mxfp4", "nvfp4", "uint4:g32"])

@@ -120,9 +120,9 @@ def test_a_long_weight_is_searched_in_pieces(monkeypatch):
     assert mse(x, "int4:g32") == whole
 
 
-@pytest.mark.parametrize("codec", ["q4_K", "hqq4", "bnb_int8", "q6_K"])
-def test_formats_without_a_grid_say_so(codec):
-    with pytest.raises(FormatError, match=r"has no grid of one scale a group; allowed for mse and gptq: int"):
+@pytest.mark.parametrize("codec", ["iq2_xxs", "hqq4", "bnb_int8", "tq1_0"])
+def test_formats_without_a_search_say_so(codec):
+    with pytest.raises(FormatError, match=r"has no grid of one scale a group; allowed for mse and gptq: int.* q2_K to q6_K"):
         mse(np.zeros((2, 256), np.float32), codec)
 
 

@@ -6,9 +6,10 @@ writes the result.
 """
 
 try:
+    from .importance import collect_importance
     from .spool import Spool
     from .walk import Calibrated, calibrate
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"{e.name}, which calibration needs; pip install 'halfbyte[transformers]'", name=e.name) from e
 
-__all__ = ["Calibrated", "Spool", "calibrate"]
+__all__ = ["Calibrated", "Spool", "calibrate", "collect_importance"]

@@ -25,23 +25,31 @@ class InputStatistics:
     """One input of a layer.
 
     names    paths of the linear modules that share it, or an expert's (`matrices.expert_input`)
-    hessian  Σ x xᵀ, float32 [k, k] on the model's device; None before the first token
+    hessian  Σ x xᵀ, float32 [k, k] on the model's device; None before the first token, and where
+             only the squares are collected
+    squares  its diagonal Σ x², float64 [k], where only the squares are collected
     tokens   rows x seen
     norm     path of the norm module whose output the input is, "" when it is none
     """
 
     names: list[str] = field(default_factory=list)
     hessian: Tensor | None = None
+    squares: Tensor | None = None
     tokens: int = 0
     norm: str = ""
+    squares_only: bool = False
 
     def add(self, x: Tensor) -> None:
         """Rows x [..., k]."""
         rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
+        self.tokens += rows.shape[0]
+        if self.squares_only:
+            added = rows.square().sum(0, dtype=torch.float64)
+            self.squares = added if self.squares is None else self.squares + added
+            return
         if self.hessian is None:
             self.hessian = torch.zeros(rows.shape[1], rows.shape[1], device=rows.device)
         self.hessian.addmm_(rows.T, rows)
-        self.tokens += rows.shape[0]
 
 
 class InputCollector:
@@ -50,9 +58,17 @@ class InputCollector:
 
     linear   linear modules, by path in the layer
     experts  experts modules of transformers, by path
+    squares_only  no Hessians, which take k² numbers
     """
 
-    def __init__(self, layer: nn.Module, linear: Mapping[str, nn.Module], experts: Mapping[str, nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        linear: Mapping[str, nn.Module],
+        experts: Mapping[str, nn.Module] | None = None,
+        squares_only: bool = False,
+    ) -> None:
+        self._squares_only = squares_only
         self.groups: list[InputStatistics] = []
         self.expert_norms: set[str] = set()
         """Norms whose output experts read; the router reads it too."""
@@ -104,7 +120,7 @@ class InputCollector:
         return seen
 
     def _new(self, norm: str = "") -> InputStatistics:
-        group = InputStatistics(norm=norm)
+        group = InputStatistics(norm=norm, squares_only=self._squares_only)
         self.groups.append(group)
         return group
 

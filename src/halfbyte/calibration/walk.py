@@ -28,7 +28,7 @@ from ..conversion.quantize import check_dense, round_searched
 from ..conversion.recipe import Recipe, format_for, module_of
 from ..conversion.transposed_experts import with_transposed_experts
 from ..errors import FormatError, HalfbyteError, ShapeError
-from ..quantizers import Factored, factored, gptq, has_grid, mse, on_tensors
+from ..quantizers import Factored, factored, gptq, has_search, mse, on_tensors
 from ..quantizers.groups import checked_importance
 from ..spec import Format
 from ..tensor.concat import stack
@@ -118,7 +118,7 @@ def calibrate(
     result.layers = source.count
     calibration = _Calibration(checkpoint, source, recipe, method, act_order)
     with torch.no_grad():
-        hidden, arguments = calibration.begin(ids, where)
+        hidden, arguments = first_inputs(source, ids, where)
         layers = [] if spool is None else spool.resume(job_key(checkpoint, recipe, result.name))
         result.resumed = len(layers)
         if spool is not None and layers:
@@ -168,6 +168,25 @@ class _Recorder(nn.Module):  # type: ignore[misc] # torch is not type-checked
         return hidden
 
 
+def first_inputs(source: Source, ids: list[list[int]], device: str) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
+    """Hidden states before the first layer, and the other arguments of each layer."""
+    source.start()
+    layers = source.model.get_submodule(source.prefix)
+    real = list(layers)
+    recorders = [_Recorder(layer) for layer in real]
+    for i, recorder in enumerate(recorders):
+        layers[i] = recorder
+    inner = source.model.get_submodule(source.prefix.rpartition(".")[0]) if "." in source.prefix else source.model
+    firsts: list[Tensor] = []
+    handle = recorders[0].register_forward_pre_hook(lambda module, args: firsts.append(args[0]))
+    for sequence in ids:
+        inner(input_ids=torch.tensor([sequence], device=device), use_cache=False)
+    handle.remove()
+    for i, layer in enumerate(real):
+        layers[i] = layer
+    return firsts, [recorder.arguments for recorder in recorders]
+
+
 class _Calibration:
     def __init__(
         self,
@@ -184,25 +203,6 @@ class _Calibration:
         self._factored: dict[bool, Factored] = {}
         """Factored Hessian of the current input, on the model's device and on the host."""
 
-    def begin(self, ids: list[list[int]], device: str) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
-        """Hidden states before the first layer, and the other arguments of each layer."""
-        source = self.source
-        source.start()
-        layers = source.model.get_submodule(source.prefix)
-        real = list(layers)
-        recorders = [_Recorder(layer) for layer in real]
-        for i, recorder in enumerate(recorders):
-            layers[i] = recorder
-        inner = source.model.get_submodule(source.prefix.rpartition(".")[0]) if "." in source.prefix else source.model
-        firsts: list[Tensor] = []
-        handle = recorders[0].register_forward_pre_hook(lambda module, args: firsts.append(args[0]))
-        for sequence in ids:
-            inner(input_ids=torch.tensor([sequence], device=device), use_cache=False)
-        handle.remove()
-        for i, layer in enumerate(real):
-            layers[i] = layer
-        return firsts, [recorder.arguments for recorder in recorders]
-
     def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> tuple[LayerResult, list[Tensor]]:
         """Quantize a layer: its result, and its outputs."""
         self._done = LayerResult()
@@ -210,19 +210,17 @@ class _Calibration:
         prefix = f"{self.source.prefix}.{number}"
         matrices = layer_matrices(layer, prefix, self.source.slots, lambda key: self.checkpoint.info(key).shape[-2])
         wanted = {key: fmt for key in {m.key for m in matrices} if (fmt := self._wanted(key)) is not None}
-        linear = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
-        experts = {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate")}
-        with InputCollector(layer, linear, experts) as inputs:
+        with InputCollector(layer, *multiplying(layer)) as inputs:
             for h in hidden:
-                _run(layer, h, arguments)
+                run_layer(layer, h, arguments)
                 inputs.sequence_done()
         if self.method == "awq":
             Scaling(
                 self.checkpoint, self.source, layer, prefix, inputs, matrices, wanted, self._done,
-                lambda: _run(layer, hidden[0], arguments),
+                lambda: run_layer(layer, hidden[0], arguments),
             ).scale()  # fmt: skip
         self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
-        out = [_run(layer, h, arguments) for h in hidden]
+        out = [run_layer(layer, h, arguments) for h in hidden]
         self.source.drop(number)
         return self._done, out
 
@@ -273,7 +271,7 @@ class _Calibration:
 
     def _round(self, weight: Tensor, hessian: Tensor | None, fmt: Format) -> QTensor:
         """On the weight's GPU where the format supports it, else in NumPy."""
-        if hessian is None or not has_grid(fmt):
+        if hessian is None or not has_search(fmt):
             return round_searched("", weight.cpu().numpy(), fmt)
         there = weight.is_cuda and on_tensors(fmt)
         w, h = (weight, hessian) if there else (weight.cpu().numpy(), hessian.cpu().numpy())
@@ -308,7 +306,14 @@ class _Calibration:
                 )
 
 
-def _run(layer: nn.Module, hidden: Tensor, arguments: tuple[Any, dict[str, Any]]) -> Tensor:
+def multiplying(layer: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """(linear modules, experts modules) of a layer, by path."""
+    linear = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
+    return linear, {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate")}
+
+
+def run_layer(layer: nn.Module, hidden: Tensor, arguments: tuple[Any, dict[str, Any]]) -> Tensor:
+    """The outputs of a layer, under the arguments that the model gives it."""
     out = layer(hidden, *arguments[0], **arguments[1])
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result

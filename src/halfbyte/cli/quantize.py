@@ -37,6 +37,10 @@ def quantize(
     calibration: Annotated[
         Path | None, typer.Option(help="Text file whose tokens calibrate gptq, awq and mse; not the text you will measure with.")
     ] = None,
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(help="Importance matrix that weights mse's errors, in llama.cpp's GGUF form; see halfbyte imatrix."),
+    ] = None,
     context: Annotated[int, typer.Option(min=8, help="Tokens of a calibration sequence.")] = 512,
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
@@ -60,6 +64,7 @@ def quantize(
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
     from ..conversion.expert_formats import check_experts
+    from ..conversion.importance import ImportanceRounder, digest_of, gguf_modules, read_importance
     from ..conversion.quantize import quantize_checkpoint
     from ..conversion.recipe import module_of, recipe_of
     from ..conversion.to_dense import parse_size
@@ -76,6 +81,9 @@ def quantize(
         raise FormatError(f"[quantize] {to} with calibration; a mix of llama.cpp is rounded by --method rtn or mse without text")
     if calibration is not None and method == "rtn":
         raise FormatError("[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq")
+    if imatrix is not None and (method != "mse" or calibration is not None):
+        given = f"--method {method}" if method != "mse" else "--calibration"
+        raise FormatError(f"[quantize] --imatrix with {given}; allowed: --method mse without --calibration")
     calibrated = (needed or calibration is not None) and not plan
     if needed and not plan and calibration is None:
         raise FormatError(f"[quantize] --method {method} wants --calibration FILE, a text like those the model will read")
@@ -107,6 +115,10 @@ def quantize(
                 )  # fmt: skip
             rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
             walked = {"layers": found.layers, "layers_resumed": found.resumed}
+        if imatrix is not None:
+            weighted = ImportanceRounder(read_importance(imatrix), gguf_modules(checkpoint))
+            weighted.check()
+            rounder, named = weighted, f"mse under {digest_of(imatrix)}"
         with progress("planning" if plan else "quantizing", in_bytes=True) as report:
             done = quantize_checkpoint(
                 checkpoint, out, recipe, rounder, replaced=replaced, from_packed=from_packed, plan=plan, workers=workers,

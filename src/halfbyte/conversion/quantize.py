@@ -22,11 +22,12 @@ from ..errors import CheckpointError, FormatError, ShapeError
 from ..gguf_models.to_gguf import GGUFView, Replaced
 from ..gguf_models.view import ModelView, as_model
 from ..numerics.error_stats import ErrorStats
-from ..quantizers import mse
+from ..quantizers import has_search, mse
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from .expert_formats import check_experts
+from .importance import ImportanceRounder
 from .mixes import BoundMix
 from .outcome import spelled
 from .recipe import Recipe, format_for, module_of
@@ -124,13 +125,8 @@ def round_to_nearest(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
 
 
 def round_searched(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
-    """`mse`: searched scales where the format is a grid; K-quants have a search of their own."""
-    try:
-        return mse(x, fmt)
-    except FormatError as error:
-        if "no grid" not in str(error):
-            raise
-        return quantize(x, fmt)
+    """`mse`: searched scales where the format has them; to nearest in others."""
+    return mse(x, fmt) if has_search(fmt) else quantize(x, fmt)
 
 
 ROUNDERS: dict[str, Rounder] = {"rtn": round_to_nearest, "mse": round_searched}
@@ -199,8 +195,10 @@ def quantize_checkpoint(
         replaced = {names[key]: np.asarray(model.arranged(names[key], array)) for key, array in (replaced or {}).items()}
     how = Quantizing(recipe, rounder, replaced or {}, from_packed)
     if recipe.mix:
-        if not isinstance(method, str):
-            raise FormatError(f"[quantize] mix {recipe.mix} with calibrated rounding; allowed: --method rtn and mse without text")
+        if not isinstance(method, (str, ImportanceRounder)):
+            raise FormatError(
+                f"[quantize] mix {recipe.mix} with calibrated rounding; allowed: --method rtn, mse, and mse with --imatrix"
+            )
         assert isinstance(model, (GGUFView, GGUFCheckpoint))
         how.mix = BoundMix(recipe.mix, model)
     if not any(how.wanted(i) for i in checkpoint.infos()):
@@ -225,5 +223,10 @@ def quantize_checkpoint(
         progress=progress, rounding=how, method=[word, *([recipe.mix] if recipe.mix else []), *(r.text for r in recipe.rules)],
     )  # fmt: skip
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
+    if isinstance(method, ImportanceRounder) and (without := sorted(set(method.without))):
+        result.notes.append(
+            f"{len(without)} weights have no entry in the importance matrix, and their inputs count the same: "
+            f"{', '.join(without[:6])}{', ...' if len(without) > 6 else ''}"
+        )
     result.notes += [*expert_notes, kept] if kept else expert_notes
     return result

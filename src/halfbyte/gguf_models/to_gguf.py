@@ -87,11 +87,12 @@ class GGUFView(View):
     pairs     key-values of the header
     notes     what the file cannot state
     left_out  keys of the source that the file does not get
+    names_only  no header is made, which needs the tokenizer
     Raises UnsupportedError for a model that no GGUF of the tables describes, CheckpointError when
     files or tensors of the folder are missing.
     """
 
-    def __init__(self, source: Checkpoint) -> None:
+    def __init__(self, source: Checkpoint, names_only: bool = False) -> None:
         super().__init__(source)
         if not (find_spec("transformers") and find_spec("tokenizers")):
             raise UnsupportedError(_NEEDED.format(path=source.path))
@@ -108,8 +109,9 @@ class GGUFView(View):
         self.shapes = {t.name: self.info(key).shape for key, t in self._tensors.items()}
         if self._divisors is not None:
             self.shapes[ROTATION_FACTORS] = self._divisors.shape
-        self.pairs = self._pairs()
-        self._read_back()
+        self.pairs = [] if names_only else self._pairs()
+        if not names_only:
+            self._read_back()
 
     # Names
 
@@ -217,6 +219,17 @@ class GGUFView(View):
     def source_names(self) -> dict[str, str]:
         """Module of the file -> its name in the folder, the first of several."""
         return {key.removesuffix(".weight"): t.pieces[0].key.removesuffix(".weight") for key, t in self._tensors.items()}
+
+    def modules_of_source(self) -> dict[str, tuple[str, int | None]]:
+        """Module of the folder -> (module of the file, its number in a stack): the first one of a
+        module that the file splits.
+        """
+        found: dict[str, tuple[str, int | None]] = {}
+        for t in self._tensors.values():
+            for number, piece in enumerate(t.pieces if t.name.endswith(".weight") else ()):
+                where = t.name.removesuffix(".weight"), number if t.stacked else None
+                found.setdefault(piece.key.removesuffix(".weight"), where)
+        return found
 
     def _tensor(self, key: str) -> _Tensor:
         if key not in self._tensors:

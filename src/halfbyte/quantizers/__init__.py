@@ -17,10 +17,11 @@ from __future__ import annotations
 from .awq_search import awq_scales, fold_into_rows
 from .gptq_rounding import Factored, factored, gptq, weighted_error
 from .grid import has_grid, on_tensors
-from .mse_search import mse
+from .mse_search import has_search, mse
 
 METHODS = ("rtn", "mse", "gptq", "awq")
 
 __all__ = [
-    "METHODS", "Factored", "awq_scales", "factored", "fold_into_rows", "gptq", "has_grid", "mse", "on_tensors", "weighted_error",
+    "METHODS", "Factored", "awq_scales", "factored", "fold_into_rows", "gptq", "has_grid", "has_search", "mse", "on_tensors",
+    "weighted_error",
 ]  # fmt: skip

@@ -7,9 +7,10 @@ With U the upper Cholesky factor of the inverse of H + λ·mean(diag H)·I, roun
 e_j = (w_j − ŵ_j) / U_jj subtracts e_j · U_j,l from every later input l. Updates are applied
 immediately within a block of inputs, and once a block to the rest.
 
-Any `grid.Grid` is supported: integers, affine, MX, NVFP4. A group's parameters are fitted at its
-first input, to the updated weights. With `act_order` inputs are processed by falling diag H and
-parameters are fitted beforehand, so that groups stay in order and need no index.
+Any `grid.Grid` is supported: integers, affine, MX, NVFP4; and the super-blocks of Q2_K to Q6_K and
+IQ4_XS. The parameters of a group (of a super-block) are fitted at its first input, to the updated
+weights. With `act_order` inputs are processed by falling diag H and parameters are fitted
+beforehand, so that groups stay in order and need no index.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .arrays import functions, host
 from .fitting import fit, fit_factor, fit_weight
 from .grid import F64, Grid, Params, factor_of
 from .groups import checked_importance
+from .super_blocks import SuperBlockColumns, check_array, has_super_blocks
 
 BLOCK = 64
 """Inputs per block of updates."""
@@ -88,8 +90,11 @@ def gptq(weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = Fa
     are not finite.
     """
     fmt, xp = format_named(codec), functions(weight)
-    grid = Grid(fmt)
-    grid.check(weight if is_torch(weight) else np.zeros(0))
+    columns: _GroupColumns | SuperBlockColumns = SuperBlockColumns(fmt) if has_super_blocks(fmt) else _GroupColumns(Grid(fmt))
+    if isinstance(columns, SuperBlockColumns):
+        check_array(weight if is_torch(weight) else np.zeros(0), fmt, "gptq")
+    else:
+        columns.grid.check(weight if is_torch(weight) else np.zeros(0))
     x = xp.cast(weight if is_torch(weight) else require_finite(weight, fmt.name), xp.float64)
     given = hessian.factor if isinstance(hessian, Factored) else hessian
     if x.ndim != 2 or tuple(given.shape) != (x.shape[1], x.shape[1]):
@@ -97,14 +102,9 @@ def gptq(weight: Any, hessian: Any, codec: str | Format, *, act_order: bool = Fa
     if not xp.isfinite(x).all():
         raise FormatError(f"[gptq] the weight has NaN or infinite values; {fmt.name} holds finite weights only")
     ready = hessian if isinstance(hessian, Factored) else factored(xp.array(hessian), act_order=act_order, damping=damping)
-    params: Params | None = None
-    if ready.act_order:
-        grid, params = fit_weight(grid, x, ready.importance)
-    elif fmt.global_op and math.prod(x.shape):
-        # The default tensor scale depends on the largest element alone.
-        largest = int(xp.amax(xp.abs(x), axis=1).argmax())
-        grid = fit_factor(grid.with_factor(factor_of(quantize(host(x[largest : largest + 1]), fmt))), x, ready.importance)
-    return _walk(x, grid, params, ready.importance, ready.order, ready.factor)
+    if not math.prod(x.shape):
+        return quantize(host(x), fmt)
+    return _walk(x, columns, columns.before(x, ready), ready)
 
 
 def inverse_factor(h: F64, damping: float) -> F64:
@@ -123,14 +123,50 @@ def inverse_factor(h: F64, damping: float) -> F64:
     return upper
 
 
-def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDArray[np.intp], factor: F64) -> QTensor:
-    """Codes of x [n, k], inputs in `order`; parameters are given, or fitted at each group's first
-    input.
+class _GroupColumns:
+    """Groups under one scale each, fitted one column of them after another.
+
+    grid  values are rounded on
+    span  inputs of a group
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid, self.span = grid, grid.fmt.group_size
+        self._fitted: list[Params] = []
+
+    def before(self, x: F64, ready: Factored) -> list[Params]:
+        """What is fitted to the weights x [n, k] before the walk: the tensor scale, where the format
+        has one, and with act_order the parameters of every group.
+        """
+        if ready.act_order:
+            self.grid, params = fit_weight(self.grid, x, ready.importance)
+            self._fitted = [params.at((slice(None), g)) for g in range(params.scale.shape[1])]
+        elif self.grid.fmt.global_op:
+            # The default tensor scale depends on the largest element alone.
+            largest = int(functions(x).amax(functions(x).abs(x), axis=1).argmax())
+            factor = factor_of(quantize(host(x[largest : largest + 1]), self.grid.fmt))
+            self.grid = fit_factor(self.grid.with_factor(factor), x, ready.importance)
+        return list(self._fitted)
+
+    def fit(self, x: F64, importance: F64) -> list[Params]:
+        """The parameters [n] of the next group, for weights x [n, span]."""
+        self._fitted.append(fit(self.grid, x, importance[None]))
+        return self._fitted[-1:]
+
+    def tensor(self, codes: NDArray[np.uint8], shape: tuple[int, int]) -> QTensor:
+        """The packed weight of codes [n, k] under the fitted parameters."""
+        return self.grid.tensor(codes, _beside(self._fitted, shape[0]), shape)
+
+
+def _walk(x: F64, columns: _GroupColumns | SuperBlockColumns, fitted: list[Params], ready: Factored) -> QTensor:
+    """Codes of x [n, k], inputs in their order; the parameters of groups are `fitted`, or come from
+    `columns` at the first input of each of its spans.
     """
     n, k = x.shape
-    xp = functions(x)
+    xp, grid, factor, order = functions(x), columns.grid, ready.factor, ready.order
     size = k if grid.fmt.group_size == -1 else grid.fmt.group_size
-    fitted = [params.at((slice(None), g)) for g in range(params.scale.shape[1])] if params is not None else []
+    span = k if columns.span == -1 else columns.span
+    given = bool(fitted)
     # Inputs are rows here, so that what is read and written for one of them lies together.
     w = xp.ascontiguousarray(x[:, xp.array(order)].T)
     pivots = host(factor.diagonal()).tolist()
@@ -139,13 +175,13 @@ def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDA
         errors = xp.zeros((stop - start, n))
         for j in range(start, stop):
             column = int(order[j])
-            if params is None and column % size == 0:
-                last = min(column + size, k)
+            if not given and column % span == 0:
+                last = min(column + span, k)
                 # Inputs beyond this block have not received its errors yet.
                 seen = w[column:last] + 0.0
                 if last > stop:
                     seen[stop - column :] -= factor[start:j, stop:last].T @ errors[: j - start]
-                fitted.append(fit(grid, xp.ascontiguousarray(seen.T), importance[None, column:last]))
+                fitted += columns.fit(xp.ascontiguousarray(seen.T), ready.importance[column:last])
             own, e = grid.nearest(w[j], fitted[column // size])
             e -= w[j]
             e /= -pivots[j]
@@ -155,7 +191,7 @@ def _walk(x: F64, grid: Grid, params: Params | None, importance: F64, order: NDA
         w[stop:] -= factor[start:stop, stop:].T @ errors
     w = w[xp.array(np.argsort(order))]
     codes = [grid.codes_of(w[g * size : (g + 1) * size], params) for g, params in enumerate(fitted)]
-    return grid.tensor(xp.concatenate(codes).T if codes else np.empty((n, 0), np.uint8), _beside(fitted, n), (n, k))
+    return columns.tensor(host(xp.concatenate(codes).T), (n, k))
 
 
 def _beside(groups: list[Params], n: int) -> Params:

@@ -5,7 +5,7 @@ and of the scale search.
 
 Formats whose groups run along rows and whose scales are one level of floats, powers of two, or E4M3
 under one tensor scale: integers, affine, Q4_0 … Q8_0, MX, NVFP4, FP4, FP8, IQ4_NL, NF4. K-quants
-and flat blocks have their own encoders only.
+are fitted by `super_blocks`; flat blocks have their own encoders only.
 
 For integers and E2M1, numbers may be torch tensors instead of arrays (`arrays`).
 """
@@ -131,7 +131,7 @@ class Grid:
         if not simple or f.scale not in _LEVELS or (f.divisor != 1.0 and not f.global_op):
             raise FormatError(
                 f"[quantize] {f} has no grid of one scale a group; allowed for mse and gptq: int, uint, affine, q4_0 to q8_0, "
-                "mxfp, nvfp4, fp4, fp8, iq4_nl, nf4. Use rtn"
+                "q2_K to q6_K, iq4_nl, iq4_xs, mxfp, nvfp4, fp4, fp8, nf4. Use rtn"
             )
 
     @cached_property
@@ -304,7 +304,7 @@ def factor_of(q: QTensor) -> float:
 
 
 def has_grid(fmt: Format) -> bool:
-    """True for a format that `mse` and `gptq` support."""
+    """True for a format of one scale a group."""
     try:
         Grid(fmt)
     except FormatError:
