@@ -14,6 +14,7 @@ import halfbyte
 import torch
 from halfbyte.calibration import Spool, calibrate
 from halfbyte.calibration.folding import fold, upstream_of
+from halfbyte.calibration.spool import job_key
 from halfbyte.calibration.statistics import InputCollector
 from halfbyte.calibration.walk import CalibrationError, token_sequences
 from halfbyte.checkpoints import open as open_checkpoint
@@ -24,6 +25,7 @@ from halfbyte.errors import CheckpointError
 from halfbyte.tensor.quantize import quantize
 from halfbyte.transformers import load_model
 from support.calibration_models import WORDS, drift, gguf_drift, write_model, write_text
+from support.gguf_families import family_model, write_family
 from support.gguf_models import VOCABULARY, dense_model, write
 from transformers import PreTrainedTokenizerFast
 
@@ -245,3 +247,33 @@ def test_layers_that_are_done_are_mapped_from_a_folder(tmp_path, to):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "in", "memory", "text.txt"]
     for path in (tmp_path / "memory").iterdir():
         assert path.read_bytes() == (tmp_path / "folder" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("method", ["gptq", "mse"])
+def test_a_mix_of_llama_cpp_is_calibrated(tmp_path, monkeypatch, method):
+    """256 wide, so that rows are super-blocks: types are the mix's, the logits move less than with
+    rounding to nearest, and a Q4_K_M in progress is not taken up as a Q4_K_S.
+    """
+    model = family_model("internlm2", 256)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if "norm" in key:
+                p.copy_(torch.exp(torch.randn_like(p)))
+    write_family(tmp_path / "in.gguf", "internlm2", model)
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (20, 48)).tolist()
+    monkeypatch.setattr("halfbyte.calibration.walk.token_sequences", lambda *a: ids)
+    (tmp_path / "text.txt").write_text("")
+    common = ["quantize", str(tmp_path / "in.gguf")]
+    found = ["--method", method, "--calibration", str(tmp_path / "text.txt")]
+    kinds = {}
+    for name, more in (("rtn", []), ("found", found)):
+        out = tmp_path / f"{name}.gguf"
+        assert main([*common, str(out), "--to", "gguf:Q4_K_M", *more]) == 0
+        with halfbyte.open(out) as written:
+            kinds[name] = {k: str(written.info(k).format) for k in written}
+    assert kinds["rtn"] == kinds["found"]
+    assert {"q4_K:g32", "q6_K:g16"} <= set(kinds["found"].values())
+    assert gguf_drift(tmp_path / "found.gguf", model) < 0.95 * gguf_drift(tmp_path / "rtn.gguf", model)
+    with halfbyte.open(tmp_path / "in.gguf") as source:
+        jobs = [job_key(source, recipe_of(f"gguf:{mix}"), "gptq") for mix in ("Q4_K_M", "Q4_K_S")]
+    assert jobs[0] != jobs[1]

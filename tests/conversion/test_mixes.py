@@ -47,12 +47,9 @@ def test_q4_k_m_has_six_bits_where_llama_cpp_has_them(tmp_path, capsys):
     assert torch.isfinite(halfbyte.load_model(out)[0](torch.tensor([[1, 2, 3]])).logits).all()
 
 
-def test_a_rule_comes_before_the_mix_and_calibration_is_refused(tmp_path, capsys):
+def test_a_rule_comes_before_the_mix(tmp_path):
     source, out = file(tmp_path, "internlm2", 2), tmp_path / "out.gguf"
     arguments = ["quantize", str(source), str(out), "--to", "gguf:Q4_K_S"]
-    (tmp_path / "text").write_text("x")
-    assert main([*arguments, "--method", "gptq", "--calibration", str(tmp_path / "text")]) == 2
-    assert "a mix of llama.cpp is rounded by --method rtn" in capsys.readouterr().err
     assert main([*arguments, "--rule", "token_embd=keep", "--rule", "attn_q$=q8_0"]) == 0
     found = types(out)
     assert (found["token_embd"], found["blk.0.attn_q"], found["blk.1.ffn_up"]) == ("float32", "Q8_0", "Q4_K")

@@ -175,5 +175,5 @@ def job_key(checkpoint: Checkpoint, recipe: Any, name: str) -> dict[str, Any]:
         "source": str(path), "config": hashlib.sha256(config.encode()).hexdigest()[:16],
         "files": [[f, s.st_size, s.st_mtime_ns] for f, s in stats],
         "to": str(recipe.goal), "params": dict(recipe.goal.params), "scale_dtype": recipe.goal.scale_dtype,
-        "rules": [r.text for r in recipe.rules], "how": name, "version": 1,
+        "mix": recipe.mix, "rules": [r.text for r in recipe.rules], "how": name, "version": 1,
     }  # fmt: skip

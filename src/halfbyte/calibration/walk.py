@@ -22,12 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..conversion.expert_formats import check_experts
+from ..conversion.importance import gguf_modules
+from ..conversion.mixes import BoundMix
 from ..conversion.quantize import check_dense, round_searched
 from ..conversion.recipe import Recipe, format_for, module_of
+from ..conversion.targets import goal_named
 from ..conversion.transposed_experts import with_transposed_experts
 from ..errors import FormatError, HalfbyteError, ShapeError
+from ..gguf_models.to_gguf import GGUFView
 from ..quantizers import Factored, factored, gptq, has_search, mse, on_tensors
 from ..quantizers.groups import checked_importance
 from ..spec import Format
@@ -198,6 +203,11 @@ class _Calibration:
     ) -> None:
         self.checkpoint, self.source, self.recipe = checkpoint, source, recipe
         self.method, self.act_order = method, act_order
+        self._mix: BoundMix | None = None
+        self._gguf_modules: dict[str, tuple[str, int | None]] = {}
+        if recipe.mix:
+            home = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else GGUFView(checkpoint)
+            self._mix, self._gguf_modules = BoundMix(recipe.mix, home), gguf_modules(home)
         self._done = LayerResult()
         self._stacks: dict[str, list[tuple[int, QTensor]]] = {}
         self._factored: dict[bool, Factored] = {}
@@ -229,6 +239,9 @@ class _Calibration:
         info = self.checkpoint.info(key)
         module = module_of(info)
         goal = None if module is None else self.recipe.of(module, len(info.shape))
+        if self._mix is not None and module is not None and self.recipe.rule(module) is None:
+            codec = self._mix.codec(self._gguf_modules.get(module, (module, None))[0], info.shape)
+            goal = None if codec is None else goal_named(f"gguf:{codec}")
         if goal is None:
             return None
         try:

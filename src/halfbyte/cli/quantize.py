@@ -77,8 +77,6 @@ def quantize(
         raise FormatError(f"[quantize] --method {method}; allowed: {', '.join(METHODS)}")
     recipe, limit = recipe_of(to, rule or [], scale_dtype), parse_size(max_shard_size, "quantize")
     needed = method in ("gptq", "awq")
-    if recipe.mix and (needed or calibration is not None):
-        raise FormatError(f"[quantize] {to} with calibration; a mix of llama.cpp is rounded by --method rtn or mse without text")
     if calibration is not None and method == "rtn":
         raise FormatError("[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq")
     if imatrix is not None and (method != "mse" or calibration is not None):

@@ -195,10 +195,6 @@ def quantize_checkpoint(
         replaced = {names[key]: np.asarray(model.arranged(names[key], array)) for key, array in (replaced or {}).items()}
     how = Quantizing(recipe, rounder, replaced or {}, from_packed)
     if recipe.mix:
-        if not isinstance(method, (str, ImportanceRounder)):
-            raise FormatError(
-                f"[quantize] mix {recipe.mix} with calibrated rounding; allowed: --method rtn, mse, and mse with --imatrix"
-            )
         assert isinstance(model, (GGUFView, GGUFCheckpoint))
         how.mix = BoundMix(recipe.mix, model)
     if not any(how.wanted(i) for i in checkpoint.infos()):
