@@ -17,8 +17,8 @@ float quantize(const float *x, int64_t count, int8_t *q) {
   }
   if (peak == 0.0f || !(peak <= 3.4028234663852886e38f)) {
     for (i = 0; i < count; ++i) q[i] = 0;
-    // fmaxabs drops NaN on some sets: look again only in this rare case and in the finite one below
-    // through the sum.
+    // fmaxabs ignores NaN on some instruction sets: they are looked for in this rare case, and
+    // otherwise found by the sum below.
     if (peak != 0.0f) return __builtin_nanf("");
     for (i = 0; i < count; ++i)
       if (x[i] != x[i]) return __builtin_nanf("");
@@ -43,8 +43,8 @@ float quantize(const float *x, int64_t count, int8_t *q) {
   return nan ? __builtin_nanf("") : peak / 127.0f;
 }
 
-// Input i goes to partial sum i mod 16, the sixteen are added in order, and last what is left of a
-// multiple of sixteen: an order that every vector width can follow, so that all instruction sets
+// Input i is added to partial sum i mod 16, then the sixteen sums in order, then the inputs past
+// the last multiple of sixteen. Every vector width can compute this order, so all instruction sets
 // return the same bits.
 template <class V>
 float sum_of(const float *x, int64_t count) {
@@ -95,7 +95,7 @@ inline uint16_t float_to_half(float f) {
   const uint32_t u = bits_of(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
   if (a > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x1ff));
   if (a >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
-  if (a < 0x38800000) {  // subnormal: adding 1/2 at the right place rounds in the addition
+  if (a < 0x38800000) {  // subnormal: adding 1/2 makes the addition round at the right bit
     const float r = float_of(a) + 0.5f;
     return (uint16_t)(sign | (bits_of(r) - 0x3f000000u));
   }

@@ -3,8 +3,8 @@
 // ----------------------------------------------------------------------------------------------------------------
 // codes to bytes
 
-// Where a panel's planes are, at some input: addresses as numbers, since those of planes a width
-// lacks are never followed.
+// Addresses of a panel's planes at some input, as integers: those of planes that a width lacks are
+// not valid pointers.
 struct Planes {
   uintptr_t p8, p4, p2, p1;
 
@@ -16,8 +16,8 @@ struct Planes {
   void advance(int64_t inputs) {
     p8 += inputs * 16, p4 += inputs * 8, p2 += inputs * 4, p1 += inputs * 2;
   }
-  // Asks for what is read `prefetch_bytes` bytes from here: the panels of a tile are as many
-  // streams, more than the hardware follows by itself.
+  // Prefetches what is read `prefetch_bytes` bytes further on: the panels of a tile are more
+  // streams than the hardware prefetcher follows.
   template <int BITS, int INPUTS>
   HB_INLINE void prefetch(int prefetch_bytes) const {
     if constexpr (BITS == 8) prefetch_units<INPUTS / 4>(p8 + prefetch_bytes);
@@ -34,8 +34,8 @@ struct Planes {
   }
 };
 
-// The codes of inputs 4i to 4i + 3 from a place that is whole units of every plane of the width, W
-// rows from byte `at` of a unit.
+// The codes of inputs 4i to 4i + 3, counted from an input at which every plane of the width begins
+// a unit; W rows from byte `at` of a unit.
 template <class V, int BITS, int i>
 HB_INLINE typename V::B code_at(const Planes &p, int at) {
   using B = typename V::B;
@@ -67,7 +67,7 @@ HB_INLINE typename V::B code_at(const Planes &p, int at) {
   }
 }
 
-// Inputs in which a width has whole units of all its planes.
+// Number of inputs that are whole units of every plane of a width.
 constexpr int unit_inputs(int bits) { return bits == 8 ? 4 : bits & 1 ? 32 : bits & 2 ? 16 : 8; }
 
 // Calls emit(step, half, codes) for each vector of four consecutive inputs; step counts fours from

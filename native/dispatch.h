@@ -1,5 +1,5 @@
-// The instruction sets this machine has, the one in use, and the processor core that decides
-// between schedules.
+// The instruction sets of this machine, the one in use, and the processor core, on which the choice
+// of schedules depends.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Part of kernels.inl: codes of a panel as floats, into a buffer or on the way.
+// Part of kernels.inl: codes of a panel as floats, into a buffer or in registers.
 
 // ---------------------------------------------------------------------------------------------------------------
 // codes to floats
@@ -22,9 +22,9 @@ inline typename V::I plain_byte(typename V::I lanes) {
     return V::iand(V::template srl<8 * b>(lanes), V::iset(0xff));
 }
 
-// A minifloat code, exponent above mantissa, sign bit on top: shift it onto float32's fields and
-// let one product set the bias right; this gets the subnormal codes right too. Codes past `last`
-// are infinity or NaN: forcing the exponent to ones makes them so, by their own mantissa.
+// A minifloat code (sign, exponent, mantissa) is shifted onto float32's fields; one product
+// corrects the bias, of subnormal codes too. Codes above `last` are infinity or NaN: their exponent
+// is set to ones, and the mantissa decides between the two.
 template <class V>
 struct Minifloat {
   int shift, sign_shift, last;
@@ -87,7 +87,7 @@ void decode_f32_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, 
     for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(w.values[c] / w.unit);
   const auto table = V::tload(entries);
   const bool looked_up = BITS == 4 && w.element == Element::table;
-  // Whole numbers pass through signed bytes; unsigned 8-bit codes get the 128 they lack afterwards.
+  // Integers are decoded as signed bytes; for unsigned 8-bit codes 128 is added afterwards.
   const bool wide = BITS == 8 && w.offset != 128;
   const B low = V::bset(BITS == 8 ? 128 : w.offset);
   const typename V::F back = V::fset((float)(128 - w.offset));
@@ -126,16 +126,16 @@ void decode_f32(const Weight &w, int64_t panel, int64_t k0, int64_t count, float
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// codes to floats, on the way
+// codes to floats in registers, while the product is computed
 
-// Elements of a width as floats, straight from the planes: `four` takes the codes of four inputs,
-// `element` one of them. TABLE: elements of a table; for 8 bits on sets that go through signed
-// bytes, an offset other than 128.
+// Elements of a width as floats, read from the planes: `four` loads the codes of four inputs,
+// `element` decodes one of them. TABLE: elements of a table; for 8 bits on instruction sets that
+// use signed bytes, an offset other than 128.
 //
-// Three ways. A permutation of the sixteen or thirty-two floats there are, which reads the low bits
-// of a lane and ignores the rest. Codes written under the exponent of a power of two M whose last
-// place is worth their lowest bit, less M + offset: both exact. Or signed bytes (codes of 8 bits
-// less 128, the rest added back), shifted down and converted.
+// One of three methods. (1) A permutation of the sixteen or thirty-two floats of the table, indexed
+// by the low bits of a lane. (2) The code is written into the mantissa of a power of two M whose
+// unit in the last place is the code's lowest bit, and M + offset is subtracted; both are exact.
+// (3) Signed bytes (8-bit codes minus 128, added back later), shifted down and converted.
 template <class V, int BITS, bool TABLE>
 struct FloatDecoder {
   using F = typename V::F;
@@ -199,7 +199,7 @@ struct FloatDecoder {
   }
 
  private:
-  // Fields whose other bits nobody reads.
+  // Fields; the bits above them are ignored by the permutation.
   template <int i>
   static HB_INLINE B nibble(const Planes &p, int at) {
     return V::template shifted<4 * (i % 2)>(V::bload(Planes::unit(p.p4, i / 2, at)));

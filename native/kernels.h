@@ -10,8 +10,8 @@ namespace halfbyte {
 // One block of inputs of a product: `panels` panels from `panel` on against `tokens` rows of
 // activations, added to `total`.
 //
-// Activations lie in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or [k][token]
-// floats, so that the inner loops walk one address.
+// Activations are stored in tiles of tokens (`tile_tokens`), a tile as [k/4][token][4] bytes or
+// [k][token] floats, so that the inner loops walk one address.
 struct Block {
   const Weight *weight;
   int64_t panel, k0;  // inputs k0 .. k0 + segments * seg of kernel order

@@ -1,13 +1,13 @@
-// The loops, written once over a vector type V. Included by one translation unit an instruction
+// The kernels, written once over a vector type V. Included by one translation unit an instruction
 // set, inside an unnamed namespace, so that no function compiled for one set can be linked into
 // another. Nothing of the standard library is instantiated here for that reason.
 //
 // V has W lanes of 32 bits (W divides 16), H = 16 / W vectors cover a panel. Types: F floats, I
 // int32, B the same register as bytes.
 
-// Loops over the sums of a tile must vanish, or the sums live in memory; compilers stop short of
-// that by themselves. HALFBYTE_SMALL: instrumented builds, where that much code takes minutes to
-// compile.
+// Loops over the sums of a tile must be unrolled completely, or the sums are kept in memory;
+// compilers do not unroll that far by themselves. HALFBYTE_SMALL: instrumented builds, in which the
+// unrolled code takes minutes to compile.
 #if defined(HALFBYTE_SMALL)
 #define HB_UNROLL_FOR for
 #define HB_INLINE inline

@@ -92,8 +92,8 @@ void load_row(const Kernels &ks, const Matrix &x, int64_t row, int64_t k, float 
   }
 }
 
-// What the tasks of one call share. Activations lie one block of inputs after another, token after
-// token within a block.
+// What the tasks of one call share. Activations are stored one block of inputs after another, token
+// after token within a block.
 struct Plan {
   const Kernels *ks;
   const Weight *w;

@@ -1,11 +1,11 @@
-// Part of kernels.inl: what the instruction set can do at peak, for `halfbyte bench` to hold
-// products against.
+// Part of kernels.inl: peak rates of the instruction set, with which `halfbyte bench` compares
+// products.
 
-// Twelve independent sums hide the latency of a product on every core of the last ten years and
-// still fit sixteen registers.
+// Twelve independent sums hide the latency of a fused multiply-add (4 to 5 cycles, two a cycle) and
+// fit sixteen registers.
 constexpr int kChains = 12;
 
-// Bytes, float32 operations or 8-bit operations done, a product and a sum being two. `data` has
+// Returns bytes read, or float32 or 8-bit operations done; a product and a sum are two. `data` has
 // `count` bytes to read, or 512 from which operands come; `count` is then the number of rounds.
 template <class V>
 double probe(Probe kind, const uint8_t *data, int64_t count) {
@@ -40,11 +40,10 @@ double probe(Probe kind, const uint8_t *data, int64_t count) {
     (void)keep;
     return 2.0 * V::W * kChains * (double)count;
   }
-  // One operand is loaded a round, or a compiler would take the products out of the loop.
+  // One operand is loaded in each round, or a compiler would hoist the products out of the loop.
   const auto x = V::broadcast4((const int8_t *)data + 256);
   volatile int32_t keep;
-  if constexpr (V::sums_in_16_bits) {  // as the tiles do it: the way to 32 bits comes once in many
-                                       // products
+  if constexpr (V::sums_in_16_bits) {  // as in the tiles: widened to 32 bits once in many products
     typename V::P sums[kChains];
     HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::products(V::bset(c), x);
     for (int64_t i = 0; i < count; ++i) {

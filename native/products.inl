@@ -1,6 +1,6 @@
 // Part of kernels.inl: the tiles that multiply, from a buffer or from the planes.
 
-// The entries of a tile's segments as `decode_scales` has put them in a buffer.
+// The entries of a tile's segments, from the buffer that `decode_scales` wrote.
 template <class V, int NV>
 struct BufferedScales {
   using F = typename V::F;
@@ -23,8 +23,8 @@ struct BufferedScales {
 template <class V, int MT, int NV, bool SPANS = false>
 struct Tile {
   using F = typename V::F;
-  // Sums stay in registers from segment to segment where there is room for them beside those of the
-  // segment (and those of a span).
+  // The total stays in registers from segment to segment where they suffice for it beside the sums
+  // of the segment (and of the span).
   static constexpr bool in_registers = (SPANS ? 3 : 2) * MT * NV + NV <= V::registers - 6;
   const float *x_sum;  // [segment][MT], from the block's first segment on
   float *total;
@@ -41,8 +41,8 @@ struct Tile {
   }
 
   // total += bias * x_sum + (sum - zero * x_sum) * scale, where `sum` is segment s's sum of
-  // products. A single non-zero activation of 1 so gives the weight's exact value rounded once: the
-  // difference and the first term are exact, and the last step is one fused product and sum.
+  // products. With a single non-zero activation of 1 the result is the weight's exact value rounded
+  // once: the difference and the first term are exact, and the last step is one fused multiply-add.
   template <class Scales>
   HB_INLINE void apply_scales(F (&sum)[MT][NV], int s, const Scales &scales) {
     const float *of = x_sum + s * MT;
@@ -61,8 +61,8 @@ struct Tile {
   }
 
   // part += (sum - zero * x_sum) * scale, in units of the activations' scale, and at the end of a
-  // span total += part * that scale. Of a single activation everything up to the last product is
-  // exact: `span` is several segments only where it can be.
+  // span total += part * that scale. With a single non-zero activation everything up to the last
+  // product is exact; `span` is several segments only for weights where this is true.
   template <class Scales>
   HB_INLINE void fold(F (&part)[MT][NV], F (&sum)[MT][NV], int s, const Scales &scales) {
     const float *of = x_sum + s * MT;
@@ -104,9 +104,9 @@ struct Tile {
   }
 };
 
-// How the rows of a tile come: decoded in a buffer, or from the planes of a width, through a table
-// or not. UNROLL inputs are unrolled; segments are whole iterations, or a SINGLE one: code without
-// a loop, since between two loops compilers copy the sums from register to register.
+// Source of a tile's rows: a buffer of decoded codes, or the planes of a width, with a table or
+// without. UNROLL inputs are unrolled. A segment is a whole number of iterations, or a SINGLE one,
+// compiled without a loop: between two loops compilers copy the sums between registers.
 template <int UNROLL, int BITS, bool TABLE = false, bool SINGLE = false>
 struct FromPlanes {
   static constexpr int unroll = UNROLL, bits = BITS;
@@ -126,7 +126,7 @@ HB_INLINE auto decoder_of(const Weight &w) {
     return 0;
 }
 
-// Where a tile finds its scales.
+// Source of a tile's scales.
 template <class V, int MT, int NV, class Source>
 HB_INLINE auto scales_of(const Block &b, int v0) {
   if constexpr (Source::fused && MT <= kFewTokens)
@@ -135,9 +135,9 @@ HB_INLINE auto scales_of(const Block &b, int v0) {
     return BufferedScales<V, NV>(b, v0);
 }
 
-// MT tokens by NV vectors of rows. F: products a partial sum takes before it is folded (instruction
-// sets whose products are 16-bit); 0: signed bytes, or sets that sum in 32 bits at once. SPANS: a
-// scale of the activations covers several segments.
+// MT tokens by NV vectors of rows. F: number of products added to a 16-bit partial sum before it is
+// widened (instruction sets whose products are 16-bit); 0: signed bytes, or sets that sum in 32
+// bits. SPANS: one scale of the activations covers several segments.
 template <class V, int MT, int NV, int F, class Source, bool SPANS>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
@@ -295,9 +295,9 @@ void tile_f32(const Block &b, int t0, int v0) {
   tile.finish();
 }
 
-// The same for one token and one vector of rows, decoded on the way, MANY segments side by side: as
-// many sums under way as a core needs, though memory is read in one stream. Every sum is made in
-// the same order.
+// The same for one token and one vector of rows, decoded in registers, MANY segments at a time:
+// enough independent sums to hide latency, while memory is read in one stream. Each sum is computed
+// in the same order as in other tiles.
 template <class V, int MANY, class Source>
 void interleaved_f32(const Block &b, int v) {
   using F = typename V::F;
@@ -352,19 +352,19 @@ inline void tiles_of(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
   int v = 0;
   for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F, Source, SPANS>(b, t0, v);
-  if constexpr (NV > 1 && !Source::fused)  // a call that decodes on the way has all of its panels
+  if constexpr (NV > 1 && !Source::fused)  // a fused call has all of its panels
     for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source, SPANS>(b, t0, v);
 }
 
 template <class V, int MT, int NV, int F, class Source>
 inline void tiles_i8(const Block &b, int t0) {
-  if constexpr (Source::bits <= 4)  // wider codes have a scale of the activations a segment
+  if constexpr (Source::bits <= 4)  // wider codes: one scale of the activations per segment
     if (b.span > 1) return tiles_of<V, MT, NV, F, Source, true>(b, t0);
   tiles_of<V, MT, NV, F, Source, false>(b, t0);
 }
 
-// Asks for the share of the next block's codes that falls to tokens t0 .. t1 of this one: decoding
-// then finds them near, and the memory is busy while products are made.
+// Prefetches a share of the next block's codes while tokens t0 .. t1 of this block are multiplied,
+// so that memory is read during the products and decoding finds the codes in the cache.
 inline void prefetch_next(const Block &b, int t0, int t1) {
   if (!b.next_inputs) return;
   const Weight &w = *b.weight;
@@ -381,7 +381,8 @@ inline void prefetch_next(const Block &b, int t0, int t1) {
   prefetch(w.plane8, 8), prefetch(w.plane4, 4), prefetch(w.plane2, 2), prefetch(w.plane1, 1);
 }
 
-// Tokens from t on, fewer than a largest tile: by fours, twos and ones, in so many vectors of rows.
+// Tokens from t on, fewer than the largest tile: in tiles of four, two and one, each with its
+// number of vectors of rows.
 template <class V, int FOUR, int TWO, int ONE, int F, class Source>
 void last_i8(const Block &b, int t) {
   if constexpr (Source::fused || V::i8.tokens > 4)
@@ -410,8 +411,8 @@ void blocks_i8(const Block &b) {
       tiles_i8<V, 8, V::i8.vectors, F, Source>(b, t);
   if constexpr (Source::fused && V::one_panel_tiles)
     if (b.one_panel) return last_i8<V, 1, 1, 1, F, Source>(b, t);
-  // Two super-scales and minima beside codes and scales: of more panels at once the memory follows
-  // so many streams no longer.
+  // Super-scales and minima are two more streams for each panel: with more panels the hardware
+  // prefetcher does not follow all streams.
   if constexpr (Source::fused && V::i8.vectors_minima < V::i8.vectors_one)
     if (b.weight->super_mins)
       return last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_minima, F, Source>(b,
@@ -419,7 +420,7 @@ void blocks_i8(const Block &b) {
   last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_one, F, Source>(b, t);
 }
 
-// The widths that are decoded on the way; the rest go through the buffer.
+// The widths that fused tiles decode in registers; the others are decoded into the buffer.
 template <class V>
 bool fuses_i8(const Weight &w) {
   if (!V::fuses) return false;
@@ -439,7 +440,7 @@ void buffered_i8(const Block &b) {
 }
 
 // Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps.
-// Signed bytes have their own way (0).
+// 0 for signed bytes, which are summed otherwise.
 template <class V>
 constexpr int steps(int peak) {
   return V::sums_in_16_bits ? peak : 0;
@@ -504,8 +505,8 @@ void blocks_f32(const Block &b) {
       tiles_f32<V, 8, V::f32.vectors, Source>(b, t);
   if constexpr (Source::fused && V::one_panel_tiles)
     if (b.one_panel && b.tokens == 1) {
-      // Eight bits a code: memory is busy with one segment, and the streams of four are more than
-      // it follows.
+      // With 8-bit codes one segment uses the memory bandwidth, and the streams of four are more
+      // than the prefetcher follows.
       for (int v = 0; v < b.panels * (kPanelRows / V::W); ++v)
         interleaved_f32<V, Source::bits == 8 ? 1 : 4, Source>(b, v);
       return;

@@ -15,7 +15,7 @@ namespace {
 void codes_of_row(const uint8_t *row, int64_t row_bytes, int bits, int64_t k, uint8_t *out) {
   const uint64_t mask = (1u << bits) - 1;
   int64_t j = 0;
-  // Eight codes are `bits` whole bytes; a whole 64-bit word is read only where it lies inside the
+  // Eight codes are `bits` whole bytes; a whole 64-bit word is read only where it is inside the
   // row.
   for (; j + 8 <= k && j / 8 * bits + 8 <= row_bytes; j += 8) {
     uint64_t word;
@@ -305,7 +305,7 @@ void RowDecoder::decode(int64_t row, Dtype dtype, void *out) {
 template <class Out>
 void RowDecoder::decode_as(int64_t row, Out *out) {
   const Weight &w = w_;
-  // Where a group's entry lies: [row][group], or [panel][group][16].
+  // Index of a group's entry: [row][group], or [panel][group][16].
   auto entry = [&](int64_t g, int64_t per_row) {
     return w.panel_order ? (row / kPanelRows * per_row + g) * kPanelRows + row % kPanelRows
                          : row * per_row + g;

@@ -5,8 +5,8 @@
 
 namespace halfbyte {
 
-// Canonical codes [n][row_bytes] -> the planes of `w` (addresses in `planes`, 8, 4, 2, 1 bit in
-// turn), for panels first
+// Canonical codes [n][row_bytes] -> the planes of `w` (addresses in `planes`, 8, 4, 2 and 1
+// bits), for panels first
 // .. last.
 void pack_panels(const Weight &w, const uint8_t *codes, int64_t row_bytes, uint8_t *const planes[4],
                  int64_t first, int64_t last);

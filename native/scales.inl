@@ -1,4 +1,4 @@
-// Part of kernels.inl: the entries of a panel's groups as floats, into a buffer or where they lie.
+// Part of kernels.inl: the entries of a panel's groups as floats, into a buffer or in registers.
 
 template <class V>
 inline typename V::F e8m0(typename V::I b) {
@@ -68,9 +68,8 @@ void decode_scales_of(const Weight &w, int64_t panel, int64_t s0, int64_t count,
   }
 }
 
-// The entries of a tile's groups where they lie, one group after another, for NV vectors of rows:
-// what a product that decodes on the way reads, so that the scales come along with the codes
-// instead of being waited for first.
+// The entries of a tile's groups, read from the weight one group after another, for NV vectors of
+// rows. Fused tiles use them, so that scales are loaded along with the codes.
 template <class V, int NV>
 struct PanelScales {
   using F = typename V::F;
@@ -110,7 +109,7 @@ struct PanelScales {
       scales[j] = V::fmul(scales[j], unit);
     }
   }
-  // One switch a segment, which a processor soon foresees.
+  // One switch for each segment; its branch is predicted.
   HB_INLINE void load() {
     if constexpr (NV == 1)
       if (one_panel) prefetch();
@@ -135,7 +134,8 @@ struct PanelScales {
         return load_scales<Scale::none>();
     }
   }
-  // One panel's entries are streams too slow for the hardware to follow beside the codes'.
+  // The entries of one panel are read too slowly for the hardware prefetcher to follow them beside
+  // the codes.
   HB_INLINE void prefetch() const {
     constexpr int kScalePrefetchBytes = 1024;
     const int bytes = w.scale == Scale::f16 || w.scale == Scale::bf16 ? 2

@@ -1,8 +1,8 @@
 // A packed weight as the kernels see it: plain numbers and addresses, no ownership.
 //
 // Panel order: rows are taken sixteen at a time (a panel), inputs in kernel order k' (see below),
-// and a panel's codes lie in up to four bit planes of 64-byte units. A unit has sixteen 32-bit
-// lanes, one a row; byte b of a lane holds field f for input 4f + b of the unit:
+// and a panel's codes are stored in up to four bit planes of 64-byte units. A unit has sixteen
+// 32-bit lanes, one a row; byte b of a lane holds field f for input 4f + b of the unit:
 //
 //     plane   bits of the code   fields a byte   inputs a unit
 //     8       all                1               4
@@ -11,13 +11,13 @@
 //     1       next 1             8               32
 //
 // so that shifting a whole vector by a constant gives four consecutive inputs of sixteen rows, one
-// byte each: what the dot-product instructions of every instruction set eat. Codes of 3, 5, 6 and 7
-// bits take planes 2+1, 4+1, 4+2 and 4+2+1 and keep their size. Parts with one entry a group lie as
-// [panel][group][16].
+// byte each: the operand of every instruction set's dot product. Codes of 3, 5, 6 and 7
+// bits take planes 2+1, 4+1, 4+2 and 4+2+1 and keep their size. Parts with one entry for each
+// group are [panel][group][16].
 //
 // Kernel order k': every group is padded to `group` inputs (a multiple of 8), so k' = groups *
-// group; `gather[k']` is the input a place holds, or -1 for padding. Act-order is nothing but such
-// a gather.
+// group; `gather[k']` is the input at position k', or -1 for padding. Act-order is such a
+// gather.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ from halfbyte.bench.cpu.peers.base import grid_of
 from halfbyte.bench.cpu.peers.registry import all_peers, peers_named
 from halfbyte.bench.model import race as model
 from halfbyte.bench.model.run_one import prompt_ids
-from halfbyte.bench.records import judged, rates, rivals_of
+from halfbyte.bench.records import peers_of, rates, with_ratios
 from halfbyte.bench.roofline import draw, intensity
 from halfbyte.bench.weights import random_weight
 from halfbyte.cli import main
@@ -100,10 +100,10 @@ def test_the_ratio_is_to_the_best_peer_of_the_kind_within_five_percent_in_bits()
         _time("near", "int8", 4.25 * 1.01, 8.0), _time("nearer", "int8", 4.5, 10.0), _time("far", "int8", 4.25, 1.0),
         _time("other kind", "exact", 4.5, 1.0), _time("other m", "int8", 4.5, 1.0, m=4),
     ]  # fmt: skip
-    assert [r["peer"] for r in rivals_of(mine, [mine, *peers])] == ["near", "nearer"]
-    first = judged([mine, *peers])[0]
+    assert [r["peer"] for r in peers_of(mine, [mine, *peers])] == ["near", "nearer"]
+    first = with_ratios([mine, *peers])[0]
     assert (first["ratio"], first["best_peer"]) == (0.75, "near")
-    assert "ratio" not in judged([mine, peers[2]])[0]
+    assert "ratio" not in with_ratios([mine, peers[2]])[0]
 
 
 def test_few_tokens_are_held_against_the_read_limit_and_more_against_the_arithmetic():
@@ -136,7 +136,7 @@ def test_peers_multiply_right(name):
     codes = np.random.default_rng(1).integers(1, 16, (32, 256))
     codes[:, ::32] = 1  # every group's largest magnitude is 7 steps
     w = (codes - 8).astype(np.float32) * np.float32(2**-6)
-    y = peer.hold([w, -w], 1)(x)[1]()
+    y = peer.pack([w, -w], 1)(x)[1]()
     y = np.asarray(y[0] if isinstance(y, list) else y.float() if hasattr(y, "float") else y)
     eight = any(word in name for word in ("8bit", "u8", "affine8", "mxfp8"))
     own_grid = 0.04 if eight else 0.2 if name.startswith("mlx") else 0.0
@@ -177,7 +177,7 @@ def test_markdown_has_a_table_a_kind_with_the_best_peers_letter(capsys):
     assert lines[4].startswith("| A: torch-dense | 32 |")
     assert lines[5].startswith("| `mxfp4:g32` | 4.25 |")
     mine = {**_time("halfbyte", "int8", 4.5, 500.0), "fraction": 0.5}
-    rows = list(tables.markdown(judged([mine, _time("near", "int8", 4.5, 1000.0)])))
+    rows = list(tables.markdown(with_ratios([mine, _time("near", "int8", 4.5, 1000.0)])))
     assert rows[-1] == "| `halfbyte` | 4.5 | 0.50, 0.50 A, 50 % |"
 
 

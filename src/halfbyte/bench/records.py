@@ -1,5 +1,5 @@
-"""Records of a benchmark, one a contender, shape and m, and what is judged from them: fractions of
-the limits, ratios to peers.
+"""Records of a benchmark, one a contender, shape and m, and what follows from them: fractions of
+the measured limits, ratios to peers.
 
     limits   device, threads, read_gbps, gflops, gops, and `name` of the machine; the rates are 0
              where nothing was measured
@@ -22,12 +22,12 @@ SAME_BITS = 0.05
 format's.
 """
 FEW_TOKENS = 8
-"""Up to so many tokens a product is held against the read limit, beyond against the arithmetic's.
+"""Up to so many tokens a product is compared with the read limit, above with the arithmetic limit.
 """
 
 
 def name_of(record: Record) -> str:
-    """What a row is called: the format for ours, the peer's name for another library's."""
+    """The name of a row: the format for halfbyte, the peer's name for another library."""
     return f"halfbyte {record['format']}" if record["peer"] == "halfbyte" else str(record["peer"])
 
 
@@ -42,7 +42,7 @@ def rates(record: Record, nbytes: float, seconds: float, limits: Record) -> Reco
     return record
 
 
-def rivals_of(record: Record, records: Sequence[Record]) -> list[Record]:
+def peers_of(record: Record, records: Sequence[Record]) -> list[Record]:
     """Other libraries' results of the same shape, m and kind whose weights are within 5 % of
     `record`'s in bits.
     """
@@ -54,15 +54,15 @@ def rivals_of(record: Record, records: Sequence[Record]) -> list[Record]:
     ]  # fmt: skip
 
 
-def judged(records: Sequence[Record]) -> list[Record]:
-    """The records, ours with `ratio` (our time over the best rival's) and `best_peer`; without a
-    rival neither is there.
+def with_ratios(records: Sequence[Record]) -> list[Record]:
+    """The records; those of halfbyte with `ratio` (its time over the best peer's) and `best_peer`,
+    where there is a comparable peer.
     """
     out = []
     for r in records:
-        rivals = rivals_of(r, records) if r["record"] == "time" and r["peer"] == "halfbyte" and "ratio" not in r else []
-        if rivals:
-            best = min(rivals, key=lambda other: float(other["time_us"]))
+        peers = peers_of(r, records) if r["record"] == "time" and r["peer"] == "halfbyte" and "ratio" not in r else []
+        if peers:
+            best = min(peers, key=lambda other: float(other["time_us"]))
             r = {**r, "ratio": r["time_us"] / best["time_us"], "best_peer": best["peer"]}
         out.append(r)
     return out

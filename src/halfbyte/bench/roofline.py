@@ -3,9 +3,9 @@ limits measured in the run.
 
     draw(limits, times, "roofline.png")
 
-The slanted line is the read limit, the flat ones are the arithmetic's. A product of m tokens with b
-bits a weight does 16 · m / b operations a byte. Works for any device whose records have the words
-of `records`.
+The slanted line is the read limit, the horizontal ones are the arithmetic limits. A product of m
+tokens with b bits a weight does 16 · m / b operations a byte. Works for any device whose records
+have the words of `records`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ def intensity(r: Record) -> float:
 
 
 def check_drawable() -> None:
-    """UnsupportedError when matplotlib is not installed: better said before minutes of timing than
-    after.
-    """
+    """Raises UnsupportedError when matplotlib is not installed; called before the timing starts."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError("[bench] --plot needs matplotlib, which is missing; `pip install 'halfbyte[bench]'` brings it")
 
 
 def draw(limits: Record, times: Sequence[Record], path: str | Path) -> None:
-    """Writes the picture of records `time` with `gbps` and `gflops` as a file matplotlib knows by
-    its suffix (PNG, SVG, PDF).
+    """Write the roofline of the records `time` with `gbps` and `gflops`; the suffix of `path`
+    chooses the file type (PNG, SVG, PDF).
 
-    A panel a kind of activations that ours has, a colour a format, a mark an m; other libraries are
-    grey.
+    One panel for each kind of activations of halfbyte's records, one colour for each format, one
+    marker for each m; other libraries are grey.
     """
     check_drawable()
     import matplotlib

@@ -1,12 +1,11 @@
-"""Check a device's kernels against the referee, and time them: what the owner of a machine runs and
-pastes into a report.
+"""Check a device's kernels against `backends.reference`, and time them: `halfbyte selftest`.
 
 For each format and schedule two checks. One-hot activations must return the decoded weight exactly:
 y = I · wᵀ is w. Random activations must stay within the bound of float32 sums: |error| ≤ ulp · |y|
 + 2^−24 (k + 8) Σ|x·w|, reported as the largest share of it (1 is the bound). Then the time of the
-wanted shape, median of several, beside `mx.quantized_matmul` where MLX has the format and beside
-the dense product of the device. On a Mac both runtimes are taken, torch's and MLX's, each with its
-own arrays.
+given shape, the median of several runs, beside `mx.quantized_matmul` where MLX has the format and
+beside the dense product of the device. On a Mac the kernels run under both runtimes, torch and MLX,
+each with its own arrays.
 """
 
 from __future__ import annotations
@@ -36,22 +35,24 @@ FORMATS = (
 Product = Callable[[Any, Prepared], Any]
 """Activations on the device and a prepared weight -> a product."""
 GATES = ("swiglu", "swiglu_clamped", "geglu")
-"""Activations of experts, each with kernels of its own: the one place where exp and tanh come in.
+"""Gates of experts. Each has kernels of its own, the only ones that compute exp or tanh.
 """
 CHECKED_SHAPE = (70, 256)
 """n of no whole tile, k of a few groups of every size."""
 ROTATED_BYTES = 256 << 20
-"""Of distinct weights a timing goes through in turn, more than any chip's last cache."""
+"""Bytes of distinct weights that a timing cycles through: more than the last cache of any chip."""
 ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One kernel checked, and timed when its answers were right.
+    """One kernel checked, and timed when its results were right.
 
     framework  whose arrays the kernel ran on: numpy, torch, mlx
-    one_hot   every decoded weight came back exactly (not asked of gates)        worst  largest error as a share of its bound
-    time_us   of the timed shape; None when not timed       peer_us  `mx.quantized_matmul`, where it has the format
+    one_hot    every decoded weight was returned exactly (not checked for gates)
+    worst      largest error as a share of its bound
+    time_us    of the timed shape; None when not timed
+    peer_us    of `mx.quantized_matmul`, where it has the format
     """
 
     format: str
@@ -81,9 +82,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """How a device is spoken to: its backend, arrays there and back, and waiting until some are
-    finished.
-    """
+    """Access to a device: its backend, copies of arrays to and from it, and waiting for results."""
 
     framework: str
     backend: Backend
@@ -119,7 +118,7 @@ def benches_for(device: str) -> list[Bench]:
 
 
 def _without_mlx() -> str | None:
-    """The sentence why the MLX framework cannot run here, or None."""
+    """Why MLX cannot run here, as a sentence, or None."""
     if importlib.util.find_spec("mlx") is None:
         return "MLX is not installed: pip install 'halfbyte[mlx]'"
     from ..mlx.backend import MLXBackend
@@ -134,7 +133,7 @@ def _numpy_bench(backend: Backend) -> Bench:
 
 
 def mlx_bench(backend: Backend | None = None) -> Bench:
-    """MLX arrays on halfbyte's kernels, never on MLX's own; `backend` is the tests'."""
+    """MLX arrays on halfbyte's kernels, never on MLX's own; tests pass their own `backend`."""
     import mlx.core as mx
 
     from ..mlx.backend import MLXBackend
@@ -173,7 +172,7 @@ def run(
     """Every format, schedule and dtype the backend serves, checked; then timed at (n, k) = shape
     for each m of `tokens`.
 
-    shape None: no timing. A kernel that raises is an outcome too, with the message as its failure.
+    shape None: no timing. A kernel that raises gives an outcome with the message as its failure.
     """
     for codec in formats:
         weight = random_weight(codec, *CHECKED_SHAPE)
@@ -195,8 +194,8 @@ def random_weight(codec: str, n: int, k: int) -> QTensor:
 
 
 def _copies(backend: Backend, w: QTensor) -> list[Prepared]:
-    """The weight as often as exceeds the last cache several times, 32 at most: a call that finds it
-    there reads no memory.
+    """Copies of the weight, together several times the size of the last cache, 32 at most: a call
+    whose weight is in the cache reads no memory.
     """
     first = backend.prepare(w)
     return [first, *(backend.prepare(w) for _ in range(min(32, ROTATED_BYTES // max(1, first.nbytes) + 1) - 1))]
@@ -212,32 +211,32 @@ def _calls(bench: Bench, w: QTensor, dtype: str) -> Iterator[tuple[str, str | No
         yield from _metal_variants(backend, w)
         yield from _metal_others(bench, backend, w, dtype)
     if backend.refuses(Call("dequantize", w.format, dtype)) is None:
-        yield "dequantize", None, lambda x, held: backend.dequantize(held, dtype)
+        yield "dequantize", None, lambda x, prepared: backend.dequantize(prepared, dtype)
 
 
 def _scheduled(backend: Backend, schedule: str | None) -> Product:
-    return lambda x, held: backend.linear(x, held, None, schedule=schedule)
+    return lambda x, prepared: backend.linear(x, prepared, None, schedule=schedule)
 
 
 def _metal_variants(backend: Any, w: QTensor) -> Iterator[tuple[str, str | None, Product]]:
-    """Kernels kept for comparison, which no schedule picks: the plain fused design, and the other
-    ways to decode E2M1.
+    """Kernels kept for comparison, which no schedule picks: the simple fused kernel, and the other
+    decoders of E2M1.
     """
     from ..backends.metal import launch
     from ..backends.metal.kernels import E2M1_DECODERS
     from ..backends.metal.weight import fused_refusal
 
-    def of(x: Any, held: Prepared) -> launch.Product:
-        return launch.Product(backend.runtime, x, held.data, None)
+    def of(x: Any, prepared: Prepared) -> launch.Product:
+        return launch.Product(backend.runtime, x, prepared.data, None)
 
     def decoded(decoder: str) -> tuple[Product, Product]:
         return (
-            lambda x, held: launch.matvec(of(x, held), decoder),
-            lambda x, held: launch.fused(of(x, held), "wide", decoder),
+            lambda x, prepared: launch.matvec(of(x, prepared), decoder),
+            lambda x, prepared: launch.fused(of(x, prepared), "wide", decoder),
         )
 
     if fused_refusal(w.format) is None:
-        yield "variant", "fused, plain", lambda x, held: launch.fused(of(x, held), "")
+        yield "variant", "fused, plain", lambda x, prepared: launch.fused(of(x, prepared), "")
     for decoder in (d for d in E2M1_DECODERS if d and w.format.element == "e2m1"):
         matvec, fused = decoded(decoder)
         yield "variant", f"matvec, {decoder}", matvec
@@ -245,8 +244,8 @@ def _metal_variants(backend: Any, w: QTensor) -> Iterator[tuple[str, str | None,
 
 
 def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterator[tuple[str, str | None, Product]]:
-    """The other verbs' kernels, made to give x · wᵀ: experts by way of an identity, the norm with
-    an eps that undoes it.
+    """The kernels of the other functions, with arguments that make them return x · wᵀ: experts with
+    an identity as down projection, rmsnorm with an eps that makes it the identity.
     """
     from ..backends.metal import launch
 
@@ -257,20 +256,20 @@ def _metal_others(bench: Bench, backend: Any, w: QTensor, dtype: str) -> Iterato
         codes, scales = pack(8 + np.eye(f, dtype=np.uint8), 4), np.ones((f, 1), np.float16)
         identity = backend.prepare(QTensor(format_named("int4", -1), (1, f, f), {"codes": codes[None], "scales": scales[None]}))
 
-        def product(x: Any, held: Prepared) -> Any:
+        def product(x: Any, prepared: Prepared) -> Any:
             routing = np.zeros((x.shape[0], 1), np.float32)
             index, share = bench.to_device(routing, "int32"), bench.to_device(routing + 1, "float32")
             return backend.experts(x, up, identity, index, share, gate=gate)
 
         return product
 
-    def rmsnorm(x: Any, held: Prepared) -> Any:
+    def rmsnorm(x: Any, prepared: Prepared) -> Any:
         eps = 1.0 - (bench.to_numpy(x).astype(np.float64) ** 2).mean(1)
         gain = bench.to_device(np.ones(x.shape[1], np.float32), dtype)
-        return [launch.rmsnorm_matvec(backend.runtime, row, gain, held.data, float(e)) for row, e in zip(x, eps, strict=True)]
+        return [launch.rmsnorm_matvec(backend.runtime, row, gain, prepared.data, float(e)) for row, e in zip(x, eps, strict=True)]
 
-    def embedding(_: Any, held: Prepared) -> Any:
-        return backend.embedding(bench.to_device(np.arange(n, dtype=np.float32), "int32"), held, dtype)
+    def embedding(_: Any, prepared: Prepared) -> Any:
+        return backend.embedding(bench.to_device(np.arange(n, dtype=np.float32), "int32"), prepared, dtype)
 
     yield "embedding", None, embedding
     yield "experts", None, experts("none", n)
@@ -284,8 +283,8 @@ def _numbers(bench: Bench, y: Any) -> NDArray[np.float32]:
     return np.stack([bench.to_numpy(row) for row in y]) if isinstance(y, list) else bench.to_numpy(y)
 
 
-def _bound(product: Product, held: Prepared) -> Callable[[Any], Any]:
-    return lambda x: product(x, held)
+def _bound(product: Product, prepared: Prepared) -> Callable[[Any], Any]:
+    return lambda x: product(x, prepared)
 
 
 def _checked(
@@ -421,13 +420,13 @@ def _mlx_us(w: QTensor, size: tuple[int, int, int], dtype: str) -> float | None:
     if mode is None:
         return None
     m, n, k = size
-    held = [p.data for p in _copies(MLXBackend(), random_weight(str(format_named(w.format.name, w.format.group_size)), n, k))]
-    words = [h.codes.view(mx.uint32) for h in held]
+    prepared = [p.data for p in _copies(MLXBackend(), random_weight(str(format_named(w.format.name, w.format.group_size)), n, k))]
+    words = [h.codes.view(mx.uint32) for h in prepared]
     x = mx.array(np.random.default_rng(0).standard_normal((m, k)).astype(np.float32)).astype(getattr(mx, dtype))
-    mx.eval(words, x, [h.scales for h in held])
+    mx.eval(words, x, [h.scales for h in prepared])
 
     def call(i: int) -> Any:
-        h = held[i % len(held)]
-        return mx.quantized_matmul(x, words[i % len(held)], h.scales, h.addends, transpose=True, **mode)
+        h = prepared[i % len(prepared)]
+        return mx.quantized_matmul(x, words[i % len(prepared)], h.scales, h.addends, transpose=True, **mode)
 
     return median_us(call, mx.eval)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from .records import Record, name_of
 
 HEADS = ("what", "activations", "bits", "weight", "m", "time, us", "GB/s", "GFLOP/s", "of limit", "of best peer", "which is")
-"""Headings of `row_of`; those from the third on are numbers."""
+"""Headings of `row_of`; the third and later ones are of numbers."""
 
 
 def limits_line(limits: Record) -> str:
@@ -35,10 +35,10 @@ def row_of(r: Record) -> list[str]:
 
 
 def markdown(records: Sequence[Record]) -> Iterator[str]:
-    """Lines of Markdown: the limits, then a table a shape and kind with a column an m.
+    """Lines of Markdown: the limits, then for each shape and kind a table with a column for each m.
 
-    A cell is the time in ms; for ours also the ratio to the best peer of the kind within 5 % in
-    bits, with that peer's letter, and the share of the limit.
+    A cell is the time in ms; for halfbyte also the ratio to the best peer of the kind within 5 %
+    in bits, with that peer's letter, and the fraction of the limit.
     """
     for r in records:
         if r["record"] == "limits":

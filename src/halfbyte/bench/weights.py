@@ -1,5 +1,5 @@
-"""Random packed weights for benchmarks: every bit of the codes drawn, scales of ordinary size;
-never zeros, never one twice.
+"""Random packed weights for benchmarks: every bit of the codes is random, scales are of ordinary
+size, no weight is zero and no two are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..tensor.qtensor import QTensor
 
 
 def random_weight(codec: str | Format, n: int, k: int, seed: int) -> QTensor:
-    """A packed (n, k) weight of random bits. E8M0 scales lie near 2^−9, E4M3 near 1, float scales
+    """A packed (n, k) weight of random bits. E8M0 scales are near 2^−9, E4M3 near 1, float scales
     near 0.01.
     """
     rng = np.random.default_rng(seed)

@@ -4,10 +4,13 @@
     integer  (c' − z') · s'     z' stored in `uint`, the middle code in `int`
     affine   c' · s' + o'       MLX; Q4_1 and Q5_1 of GGUF
 
-Codes are unchanged where the target has a zero point or bias for them. Otherwise all codes of a
-group are shifted, c' = c + d, if the codes that occur stay in range; a group that exceeds the range
-by one step at the top is written with a negative scale. A group whose scale is 0 equals its offset
-everywhere: its codes are one above the zero point, and the offset is its scale.
+Codes are unchanged where the target can store their zero point or bias. Otherwise all codes of a
+group are shifted, c' = c + d, when every code that occurs stays in the target's range; a group that
+exceeds the range by one at the top gets the negated codes and a negative scale. In a group with
+scale 0 every value is the offset o: its codes become z' + 1 and its scale o.
+
+An edge is exact when these functions return parts; they raise MisfitError, with the reason, when
+the target has no parts with the same values.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ def holds_affine(fmt: Format) -> bool:
 
 
 def to_affine(values: AffineValues, fmt: Format, checks: Checks, round_biases: bool = False, least_zero: int = 0) -> Parts:
-    """The parts of `fmt` with these values. MisfitError when there are none.
+    """The parts of `fmt` that have exactly these values. Raises MisfitError when there are none.
 
     least_zero    the smallest zero point the layout can store
-    round_biases  let biases round to their dtype: for a caller that compares the values of the
-                  target's decoder afterwards
+    round_biases  round biases to their dtype; the caller then compares the values that the
+                  target's decoder gives
     """
     q, groups = values.q, Regrouping(values.q, fmt)
     family_of(fmt).geometry(fmt, q.shape)
@@ -55,13 +58,13 @@ def to_affine(values: AffineValues, fmt: Format, checks: Checks, round_biases: b
 
 
 _FIT_FLOAT32 = ("float16", "e8m0", "e4m3", "ue4m3", "u4", "u6", "i6", "i8")
-"""Kinds of scale that, times a small integer or a float16, always are float32 numbers."""
+"""Kinds of scale whose products with a small integer or a float16 are always exact in float32."""
 
 
 def cast(values: F64, fmt: Format, what: str, checks: Checks, from_kind: str = "") -> NDArray[Any]:
     """float64 numbers in the scale dtype of `fmt`, exactly. MisfitError otherwise.
 
-    from_kind  kind of scale they were computed from, where that alone proves that they fit
+    from_kind  kind of scale that they were computed from, when this kind alone proves that they fit
     """
     dtype = SCALE_DTYPES[fmt.scale]
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -122,9 +125,7 @@ def _affine(
 
 
 def _kind(values: AffineValues) -> str:
-    """Kind of scale of which `values.scale` are values, "" when they are products of two float
-    scales.
-    """
+    """Kind of scale that `values.scale` was read from, "" for products of two float scales."""
     fmt = values.q.format
     return (
         "" if fmt.global_op else "i8" if fmt.super_size or (values.numbers is not None and fmt.scale != "float32") else fmt.scale
@@ -172,7 +173,7 @@ def _integers(
 
 
 def _whole_zero(scale: F64, offset: F64 | None, checks: Checks) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """(z with −z · s = o, groups that are constant): MisfitError unless every z is whole."""
+    """(z with −z · s = o, which groups are constant). MisfitError unless every z is an integer."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         zero = np.rint(-offset / scale) if offset is not None else np.zeros_like(scale)
         wrong = ~((-zero * scale == offset) & (np.abs(zero) < 1 << 15))

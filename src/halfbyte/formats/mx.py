@@ -3,8 +3,8 @@
     value = element(code) · 2^(scale_byte − 127)
 
 mxfp4 (E2M1), mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2 and mxint8 follow the OCP Microscaling
-Formats (MX) specification 1.0. Block 32 is the standard; 16 and 64 are non-standard variants, asked
-for by group size. mxint2 and mxint4 exist in microxcaling only.
+Formats (MX) specification 1.0. Blocks of 32 are the standard; 16 and 64 are non-standard variants,
+chosen by the group size. mxint2 and mxint4 exist in microxcaling only.
 
 Scale rules, with amax the block's largest magnitude, emax the element's largest exponent and M its
 largest value:
@@ -12,7 +12,7 @@ largest value:
 | `scale` | exponent | used by |
 |---|---|---|
 | `floor` | floor(log2 amax) − emax | OCP, ggml, microxcaling, torchao FLOOR |
-| `even` | the same of amax rounded to the element's mantissa width, ties up | compressed-tensors, torchao EVEN |
+| `even` | `floor` of amax rounded to the element's mantissa width, ties up | compressed-tensors, torchao EVEN |
 | `ceil` | ceil(log2(amax / M)) | MLX, ModelOpt, torchao RCEIL |
 | `ceil_log2` | ceil(log2 amax) − emax | torchao CEIL |
 
@@ -60,7 +60,7 @@ class MXPolicy:
     zeros       `minifloat.ZEROS`, sign of codes whose magnitude is 0
     zero_byte   scale byte of an all-zero block
     symmetric   MXINT saturates at ±(2^(bits−1) − 1), leaving its lowest code unused
-    byte0       what elements of a block with scale byte 0 are divided by (the byte means 2^−127)
+    byte0       divisor of the elements of a block with scale byte 0 (whose value is 2^−127)
     compute     arithmetic of amax / M, its logarithm and the division by the scale, one of
                 `policy.COMPUTE`
     """
@@ -126,16 +126,16 @@ class MX(Family):
         exponent = block_exponents(np.abs(blocks).max(axis=-1), fmt, rule)
         with np.errstate(under="ignore"):
             scale = np.where(exponent == -127, rule.byte0, np.ldexp(1.0, exponent)).astype(blocks.dtype)
-        # A power of two below float16's range, where a producer computes in float16: its scale is
-        # 0, and it stores 1.
+        # A producer that computes in float16 gets 0 for a power of two below float16's range, and
+        # stores 1.
         exponent, scale = np.where(scale == 0, 0, exponent), np.where(scale == 0, blocks.dtype.type(1), scale)
         codes = round_elements(blocks / scale[..., None], fmt, rule)
         return {"codes": pack(ungrouped(codes, fmt, x.shape), fmt.bits), "scales": e8m0_encode(exponent)}
 
 
 def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[np.int64]:
-    """Unbiased exponents of the block scales, clipped to −127 … 127, by the rules of the table
-    above.
+    """Unbiased exponents of the block scales, clipped to −127 … 127, by the rules of the module's
+    table.
     """
     table = element_table(fmt.element, fmt.bits)
     largest = float(np.nanmax(np.where(np.isinf(table), np.nan, table)))
@@ -170,8 +170,8 @@ def block_exponents(amax: NDArray[Any], fmt: Format, rule: MXPolicy) -> NDArray[
 
 
 def _ceil_log2_ratio(amax: NDArray[Any], largest: float, compute: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """ceil(log2(amax / largest)) and where the ratio is 0. Not exact: the ratio in the dtype asked
-    for, its log in float32.
+    """(ceil(log2(amax / largest)), where the ratio is 0). Exact, or with the ratio rounded to the
+    dtype `compute` and its logarithm to float32.
     """
     if compute == "exact":
         # Least e with amax ≤ largest · 2^e, by comparison of mantissas.

@@ -1,10 +1,10 @@
 """GPTQ: codes down k in int32 words, v1 and v2 zero points, act-order, and GPTQModel's planar
 words.
 
-| tensor | dtype | shape | what |
+| tensor | dtype | shape | content |
 |---|---|---|---|
-| `qweight` | int32 | [k·bits/32, n] | column r is the canonical row r: a little-endian bit stream down k, LSB first |
-| `qzeros` | int32 | [G, n·bits/32] | zero points, the same stream along n |
+| `qweight` | int32 | [k·bits/32, n] | column r has the codes of output r: a little-endian bit stream along k |
+| `qzeros` | int32 | [G, n·bits/32] | zero points: such a stream along n |
 | `scales` | float16 | [G, n] | |
 | `g_idx` | int32 | [k] | group of each input; optional |
 
@@ -18,11 +18,11 @@ The config's `checkpoint_format` says how zero points are stored:
 | `gptq_v2` | z | stored |
 | `gptq_p` | z, planar | stored; per 32 codes, in both tensors, the words of the low plane come first, then the higher ones |
 
-A zero point 0 in a v1 word of GPTQModel borrows from its neighbours; only adding the same ones back
-restores them all. `meta.quantizer` names GPTQModel where it wrote the file. A `qzeros` without
-elements stands for the middle code everywhere. Words may be int8, int16 or int64 (`pack_dtype`):
-the same stream in other pieces. 5, 6 and 7 bits are planar under every word. Source: AutoGPTQ 0.7
-and GPTQModel 7.7, by the files they write.
+GPTQModel subtracts the ones from the whole word, so a zero point 0 borrows from the field above it;
+adding the same word of ones restores all fields. `meta.quantizer` names GPTQModel in the files that
+it wrote. With an empty `qzeros` every zero point is the middle code, 2^(bits−1). Words may be int8,
+int16 or int64 (`pack_dtype`): the same bit stream in words of another width. 5, 6 and 7 bits are
+planar under every `checkpoint_format`. Source: files written by AutoGPTQ 0.7 and GPTQModel 7.7.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def variant(config: Config, bits: int) -> Variant:
 
 
 class GPTQConfig(ConfigReader):
-    """AutoGPTQ's and GPTQModel's config. `dynamic` holds rules in order: `-:regex` dense, `+:regex`
-    or `regex` with other parameters.
+    """AutoGPTQ's and GPTQModel's config. `dynamic` is an ordered list of rules: `-:regex` leaves a
+    module dense, `+:regex` or `regex` gives it other parameters.
     """
 
     method = "gptq"
@@ -170,8 +170,8 @@ class GPTQConfig(ConfigReader):
         return "desc_act" in raw or "checkpoint_format" in raw
 
     def _listed(self) -> tuple[str, ...]:
-        """Names of the modules of a block that are quantized, from a list or a list of lists; ()
-        when the config lists none.
+        """Names of the quantized modules of a block, from a list or a list of lists; () when the
+        config has none.
         """
         value = self.raw.get("modules_in_block_to_quantize") or self.raw.get("inside_layer_modules") or []
         lists = value if isinstance(value, list) else [value]
@@ -371,8 +371,8 @@ class GPTQ(Layout):
         elif how.writer == "autogptq":
             check_zero_range(self.name, q, zeros, 1, top + 1, _NO_ZERO)
         else:
-            # GPTQModel's own v1 files may wrap, which only a reader that knows the writer undoes:
-            # nothing else is written so.
+            # GPTQModel's v1 words may wrap, which only a reader that checks `meta.quantizer`
+            # undoes: only weights that came from such a file are written so.
             check_zero_range(self.name, q, zeros, 0 if own.get("zeros") == "v1 gptqmodel" else 1, top, _NO_ZERO)
         fields = transpose(zeros)
         if how.version == 1 and not how.wordwise:
@@ -387,7 +387,7 @@ class GPTQ(Layout):
         return words
 
     def config(self, q: QTensor) -> dict[str, Any]:
-        """v2 zero points where v1 has no code for one of them, else v1, which everything reads."""
+        """v2 zero points where v1 cannot store one of them, else v1, which all readers support."""
         self.check_fits(q)
         zeros = stored_zeros(q)
         middle = 1 << (q.format.bits - 1)
@@ -403,15 +403,15 @@ class GPTQ(Layout):
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
         """`quantization_config`, one width and group for most modules and `dynamic` rules for the
-        others (the first match decides), and the same as quantize_config.json for readers of
-        AutoGPTQ's time.
+        others (the first match decides), and the same as quantize_config.json, which
+        AutoGPTQ reads.
         """
         keys = ("bits", "group_size")
         base = most_common(packed, keys)
         dynamic: dict[str, dict[str, Any]] = {}
         for p in differing(packed, base, keys):
             dynamic[f"+:^{re.escape(p.name)}$"] = {k: p.params[k] for k in keys}
-        # The head is dense by default, and no reader looks for embeddings.
+        # Readers take the head as dense by default and never quantize embeddings.
         for name in dense_modules(dense):
             if name.rpartition(".")[2] != "lm_head":
                 dynamic[f"-:^{re.escape(name)}$"] = {}

@@ -5,10 +5,10 @@ that MLX also has.
     w = hm.prepare(halfbyte.open("model.safetensors")["model.layers.0.mlp.down_proj"])
     y = hm.linear(x, w)
 
-For the formats MLX itself has (affine in groups of 32, 64, 128; mxfp4, mxfp8, nvfp4 without a
-factor) `linear` calls `mx.quantized_matmul`: use that. All the rest, from GPTQ to NVFP4 with a
-global scale, runs on halfbyte's own Metal kernels without being requantized; where there is no
-Metal, as on Linux, it is decoded by MLX operations a block of rows at a time.
+For the formats that MLX has (affine in groups of 32, 64, 128; mxfp4, mxfp8, nvfp4 without a global
+scale) `linear` calls `mx.quantized_matmul`. All other formats, from GPTQ to NVFP4 with a global
+scale, run on halfbyte's Metal kernels without being requantized; without Metal, as on Linux, MLX
+operations decode them a block of rows at a time.
 
 No Metal kernel of halfbyte has run on Apple hardware yet (docs/design/metal.md). Needs the extra:
 pip install 'halfbyte[mlx]'.

@@ -1,5 +1,5 @@
-"""The Metal backend on MLX arrays: the kernels `halfbyte.mlx` runs, behind the calls every backend
-has, so that one selftest serves both runtimes.
+"""The Metal backend on MLX arrays: the kernels of `halfbyte.mlx` behind the interface of all
+backends, so that one selftest checks both runtimes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..backends.metal.mlx_runtime import MLXRuntime
 
 
 class MLXBackend(MetalBackend):
-    """halfbyte's kernels, never `mx.quantized_matmul`. Arrays are MLX's; indices are not looked at,
-    since MLX is lazy.
+    """halfbyte's kernels, never `mx.quantized_matmul`. Arrays are MLX's. Indices are not checked:
+    reading them would evaluate MLX's lazy graph.
 
-    runtime  the tests' own; `mx.fast.metal_kernel` when left out
+    runtime  None for `mx.fast.metal_kernel`; tests pass their own
     """
 
     def __init__(self, runtime: MLXRuntime | None = None) -> None:

@@ -2,8 +2,7 @@
 
     value = ((element(code) − zero) · scale · factor) / divisor + bias      float64 throughout, so that only the last step rounds
 
-Source: docs/design/layering.md, the one formula. MLX has float64 on the CPU only, which is where
-this runs.
+Source: the formula of docs/design/layering.md. MLX has float64 on the CPU only, where this runs.
 """
 
 from __future__ import annotations

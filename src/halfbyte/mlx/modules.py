@@ -1,10 +1,12 @@
-"""MLX modules that hold packed weights, and how to get them from any checkpoint.
+"""MLX modules of packed weights, and their construction from any checkpoint.
 
-    QLinear     y = x · wᵀ + bias      QEmbedding  y = w[ids] · scale      QExperts  gate_up and down of a mixture
+    QLinear      y = x · wᵀ + bias
+    QEmbedding   y = w[ids] · scale
+    QExperts     gate_up and down of a mixture of experts
 
-The packed arrays are the module's parameters, frozen: `save_weights` and `load_weights` move them
-as any others. Nothing is requantized: a GPTQ, AWQ, compressed-tensors, NVFP4 or gpt-oss weight
-keeps its codes, scales and zero points bit for bit.
+The packed arrays are frozen parameters of the module, which `save_weights` and `load_weights` write
+and read as any others. Nothing is requantized: a GPTQ, AWQ, compressed-tensors, NVFP4 or gpt-oss
+weight keeps its codes, scales and zero points bit for bit.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _ARRAYS = ("codes", "scales", "addends", "factors", "order")
 
 
 class Packed(nn.Module):  # type: ignore[misc] # mlx is not type-checked
-    """What all have: the arrays of one packed weight as parameters, its format as plain attributes."""
+    """Base class: the arrays of one packed weight as parameters, its format as plain attributes."""
 
     def __init__(self, weight: MetalWeight) -> None:
         super().__init__()
@@ -119,7 +121,7 @@ def linears(checkpoint: Mapping[str, Any], keys: Iterable[str] | None = None) ->
     """(key, QLinear) of each packed matrix of a checkpoint (`halfbyte.open`), one at a time; stacks
     of experts are left out.
 
-    keys  those wanted; None for all. Raises CheckpointError for a wanted key that is not a packed
+    keys  which keys; None for all. Raises CheckpointError for a given key that is not a packed
           matrix.
     """
     wanted = None if keys is None else list(keys)
@@ -137,8 +139,8 @@ def linears(checkpoint: Mapping[str, Any], keys: Iterable[str] | None = None) ->
 
 
 def replace_modules(model: nn.Module, checkpoint: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Put a QLinear or QEmbedding in place of each Linear or Embedding of `model` whose weight the
-    checkpoint holds packed.
+    """Replace each Linear or Embedding of `model` whose weight is packed in the checkpoint by a
+    QLinear or QEmbedding.
 
     prefix  what the checkpoint's keys have before the model's own module paths ("model.")
     Returns the paths replaced. Raises CheckpointError when a weight's shape is not the module's.

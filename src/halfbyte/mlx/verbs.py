@@ -1,4 +1,4 @@
-"""The verbs on MLX arrays: prepare, linear, embedding, dequantize, experts."""
+"""halfbyte's functions on MLX arrays: prepare, linear, embedding, dequantize, experts."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _runtime() -> MLXRuntime:
 
 
 def on_metal() -> bool:
-    """True when halfbyte's Metal kernels serve: MLX has Metal and its default device is the GPU."""
+    """True when halfbyte's Metal kernels run: MLX has Metal and its default device is the GPU."""
     return bool(mx.metal.is_available()) and mx.default_device() == mx.gpu
 
 
 def prepare(q: QTensor) -> MetalWeight:
-    """The weight as MLX arrays in the order the kernels (and `mx.quantized_matmul`) read: the same
-    bits, no copy kept elsewhere.
+    """The weight as MLX arrays in the order that the kernels (and `mx.quantized_matmul`) read: the
+    same bits, without another copy.
 
     Raises BackendError, with the reason, for formats without a Metal kernel.
     """
@@ -77,8 +77,8 @@ def _integers(op: str, name: str, a: mx.array) -> None:
 def linear(x: mx.array, w: MetalWeight, bias: mx.array | None = None, *, schedule: str | None = None) -> mx.array:
     """y = x · wᵀ + bias, (..., k) -> (..., n) in x's dtype.
 
-    schedule  None: `mx.quantized_matmul` for the formats MLX has, else halfbyte's choice. "mlx"
-              insists on the former; one of `backends.base.SCHEDULES` on halfbyte's kernels
+    schedule  None: `mx.quantized_matmul` for the formats that MLX has, else halfbyte's choice.
+              "mlx" requires the former, a name of `backends.base.SCHEDULES` that kernel of halfbyte
     Raises ShapeError when shapes or dtypes do not fit, BackendError when the schedule cannot serve
     the format here.
     """
@@ -132,8 +132,8 @@ def dequantize(w: MetalWeight, dtype: str = "float32") -> mx.array:
 def embedding(ids: mx.array, w: MetalWeight, *, dtype: str = "float32") -> mx.array:
     """Rows of w by index, decoded: (*ids.shape, k) of `dtype`.
 
-    Raises ShapeError for what is no matrix, no index or no float dtype. The indices themselves are
-    not looked at: MLX is lazy.
+    Raises ShapeError for what is no matrix, no index or no float dtype. The indices are not
+    checked: reading them would evaluate MLX's lazy graph.
     """
     if dtype not in _FLOATS:
         raise ShapeError(f"[embedding] dtype {dtype!r}; allowed: {', '.join(_FLOATS)}")
@@ -200,7 +200,7 @@ def experts(
         share = mx.where(topk_ids == e, topk_weights.astype(mx.float32), 0.0).sum(axis=1)
         hidden = _decoded_linear(wide, gate_up.expert(e), None if gate_up_bias is None else gate_up_bias[e])
         out = _decoded_linear(apply_gate(gate, hidden, interleaved), down.expert(e), None if down_bias is None else down_bias[e])
-        # An expert a token was not sent to must not reach it, not even as 0 · NaN.
+        # An expert must not contribute to tokens that are not routed to it, not even 0 · NaN.
         total = total + mx.where((topk_ids == e).any(axis=1)[:, None], share[:, None] * out, 0.0)
     return total.astype(x.dtype).reshape(*lead, down.shape[1])
 

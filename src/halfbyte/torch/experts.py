@@ -2,11 +2,11 @@
 
     y[i] = Σ_t topk_weights[i, t] · down_e(act(gate_e(x[i]), up_e(x[i]))),   e = topk_ids[i, t]
 
-Weights come as stacks (e, n, k), gate and up in one (`gate_up_proj`) or apart (`gate_proj`,
-`up_proj`: their formats or global scales differ), or one by one (`3.down_proj`: the experts'
-formats differ, or their groups run over a flattened matrix). Stacks of one backend go through
-`ops.experts`; everything else, and what a backend refuses there, is a loop over the experts that
-have tokens.
+A weight is a stack (e, n, k), gate and up in one (`gate_up_proj`) or separate (`gate_proj`,
+`up_proj`, where their formats or global scales differ), or one matrix for each expert
+(`3.down_proj`, where formats differ or groups run over a flattened matrix). Stacks of one backend
+are multiplied by `ops.experts`; all others, and those that it refuses, by a loop over the experts
+that have tokens.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class QExperts(Packed):
                  stack (e, n, k), or e matrices
     biases       projection name -> (e, n)
     gate         one of `ops.GATES` but "none"
-    interleaved  rows of gate_up_proj, or of gate_proj and up_proj one after the other, alternate
-                 gate, up, gate, up, … (gpt-oss); else gate's rows come first
+    interleaved  rows of gate_up_proj, or of gate_proj followed by up_proj, alternate gate, up, gate,
+                 up, … (gpt-oss); else gate's rows come first
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class QExperts(Packed):
 
     @property
     def at_once(self) -> bool:
-        """True where `ops.experts` takes the weights: stacks of one backend, gates and ups in one
-        or not taking turns.
+        """True where `ops.experts` takes the weights: stacks of one backend, gate and up in one
+        stack or not interleaved.
         """
         if not all(self.stacked.values()) or (self.interleaved and not self.joined):
             return False
@@ -95,17 +95,17 @@ class QExperts(Packed):
         return self.compute(x, topk_ids, topk_weights)
 
     def compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """The sum over the routed experts, now."""
+        """`forward` without the custom operation: the sum over the routed experts."""
         masked = topk_ids >= self.num_experts
-        taped = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)  # `ops.experts` passes no gradient on
+        taped = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)  # `ops.experts` has no gradient
         if taped or not self.at_once or (x.device.type, x.dtype) in self._looped:
             return self._each(x, topk_ids, topk_weights)
         if x.device.type == "cpu":
-            # Masked slots cost nothing in the loop, and `ops.experts` knows none.
+            # `ops.experts` takes no masked slots; the loop skips them.
             return self._each(x, topk_ids, topk_weights) if bool(masked.any()) else self._together(x, topk_ids, topk_weights)
         try:
-            # A truth test would wait for the device and end the recording of a graph: a masked slot
-            # takes expert 0, times zero.
+            # Reading a tensor here would synchronize with the device and end the capture of a
+            # graph, so a masked slot becomes expert 0 with weight 0.
             return self._together(x, topk_ids.masked_fill(masked, 0), topk_weights.masked_fill(masked, 0))
         except BackendError as error:
             warnings.warn(f"{error}; one expert after another instead, slower", RuntimeWarning, stacklevel=2)
@@ -157,7 +157,7 @@ class QExperts(Packed):
 
 
 def apply_gate(kind: str, gate: Tensor, up: Tensor) -> Tensor:
-    """`ops.apply_gate` on torch tensors, gate and up given apart."""
+    """`ops.apply_gate` on torch tensors, gate and up as two tensors."""
     if kind == "swiglu":
         return silu(gate) * up
     if kind == "swiglu_clamped":

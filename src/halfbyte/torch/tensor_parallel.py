@@ -1,15 +1,15 @@
-"""A packed model over several processes: a rank holds some heads, some of each feed-forward layer,
-some experts.
+"""Tensor parallelism for packed models: a rank has some attention heads, a part of each
+feed-forward layer, and some experts.
 
     torch.distributed.init_process_group("gloo")
     model, tokenizer = load_model(path)
     parallelize(model)                      every rank calls it; outputs are the whole model's on
                                             every rank
 
-This is tensor parallelism. q, k, v, gate and up are cut by rows (every rank has its own outputs), o
-and down by inputs, on boundaries of their groups; the sums meet in one all-reduce each. Fused
-projections are cut within each part. Experts go to ranks whole. Embedding, head, norms and routers
-stay on every rank. A bias of a layer cut by inputs is added once, after the sum.
+q, k, v, gate and up are sharded by rows (every rank computes its own outputs), o and down by inputs
+at group boundaries, each followed by one all-reduce. Fused projections are sharded within each
+part. An expert is on one rank as a whole. Embedding, head, norms and routers are replicated. The
+bias of a layer sharded by inputs is added once, after the sum.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SummedLinear(nn.Module):  # type: ignore[misc] # torch is not type-checked
 
 
 class SummedExperts(nn.Module):  # type: ignore[misc]
-    """Experts first to last on this rank: the sum over ranks is the mixture."""
+    """The experts of this rank, numbered from `first`; the sum over the ranks is the mixture."""
 
     def __init__(self, inner: QExperts, first: int, group: Any = None) -> None:
         super().__init__()
@@ -60,22 +60,22 @@ class SummedExperts(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         here = (topk_ids >= self.first) & (topk_ids < self.first + self.inner.num_experts)
-        # A slot of another rank's expert is masked: it contributes nothing here.
+        # A slot of another rank's expert is masked and contributes nothing.
         local = torch.where(here, topk_ids - self.first, self.inner.num_experts)
         return summed(self.inner(x, local, topk_weights), self.group)
 
 
 def summed(x: Tensor, group: Any = None) -> Tensor:
-    """Σ over ranks, in float32 whatever x is, rounded once."""
+    """Σ over ranks in float32, rounded once to x's dtype."""
     total = x.to(torch.float32).contiguous()
     dist.all_reduce(total, group=group)
     return total.to(x.dtype)
 
 
 def parallelize(model: Any, rank: int | None = None, ranks: int | None = None, group: Any = None) -> Any:
-    """Cuts a model in place and returns it.
+    """Shard a model in place and return it.
 
-    rank, ranks  this process and their number; None asks torch.distributed
+    rank, ranks  of this process, and how many there are; None: those of torch.distributed
     group        a process group, None for all
 
     Raises ShapeError where there are fewer heads, groups or experts than ranks, UnsupportedError
@@ -104,8 +104,8 @@ def _linears(module: nn.Module, *names: str) -> bool:
 
 
 def _cut_attention(attention: Any, config: Any, rank: int, ranks: int, group: Any) -> None:
-    """Heads of keys and values to ranks, each with its heads of queries, on boundaries of the
-    output projection's groups.
+    """Distribute heads of keys and values, each with its heads of queries, over the ranks at group
+    boundaries of the output projection.
     """
     heads, kv = config.num_attention_heads, config.num_key_value_heads
     head = attention.head_dim
@@ -118,7 +118,7 @@ def _cut_attention(attention: Any, config: Any, rank: int, ranks: int, group: An
     if "qkv_proj" in attention._modules:
         sizes = (heads * head, kv * head, kv * head)
         attention.qkv_proj = cut_rows(attention.qkv_proj, _sections(sizes, (queries, keys, keys)))
-        # Some models count heads by the configuration when they take the fused projection apart.
+        # Some models split the fused projection by the configuration's numbers of heads.
         attention.config = copy.copy(attention.config)
         attention.config.num_attention_heads, attention.config.num_key_value_heads = (last - first) * per, last - first
     else:
@@ -144,7 +144,7 @@ def _cut_feed_forward(mlp: Any, rank: int, ranks: int, group: Any) -> None:
 
 
 def cut_experts(experts: QExperts, rank: int, ranks: int, group: Any) -> SummedExperts:
-    """The experts of one rank; tokens of the others contribute nothing here."""
+    """The experts of one rank; slots of other experts contribute nothing."""
     first, last = split(experts.num_experts, ranks)[rank]
     weights: dict[str, Any] = {}
     biases: dict[str, Tensor] = {}
@@ -164,7 +164,7 @@ def cut_experts(experts: QExperts, rank: int, ranks: int, group: Any) -> SummedE
 
 
 def _unit(module: nn.Module) -> int:
-    """Inputs between places where a layer may be cut."""
+    """Number of inputs between two positions at which a layer may be cut."""
     if not isinstance(module, Packed):
         return 1
     return math.lcm(*(input_unit(h.canonical()) for h in module.packed.values()))
@@ -196,7 +196,7 @@ def cut_rows(module: nn.Module, bounds: Sequence[Bounds]) -> nn.Module:
 
 
 def _rows_of(module: Packed, start: int, stop: int) -> list[tuple[PackedWeight, QTensor]]:
-    """Rows start to stop, from whichever of the module's weights hold them."""
+    """Rows start to stop of a module, with the weight that each range belongs to."""
     out, first = [], 0
     for weight in module.packed.values():
         n = weight.shape[0]

@@ -1,16 +1,15 @@
-"""A code of four bits to its value by a table: the twins of decode.py's bit moves, one for each
-place a table can live.
+"""Look-up tables for 4-bit codes, one variant for each memory that a table can be in; decode.py has
+the bit operations.
 
-    global   16 float32 in memory, through the first-level cache (`decode.element`, TABLE)
-    shared   16 float32 in shared memory: entries lie in 16 banks, equal entries are one broadcast,
-             so no access waits for another
-    lanes    registers: lane l of a warp holds entry l mod 16, a shuffle brings it; five bits of the
-             word are an index, no mask
-    bytes    registers: 16 float16 as four planes of eight bytes, which `prmt` picks four at a time;
-             exact for tables that are float16 (E2M1, integers, IQ4_NL), NF4 is not
-    tree     registers: 15 selects a value
+    global   16 float32 in global memory, read through the first-level cache (`decode.element`, TABLE)
+    shared   16 float32 in shared memory, in 16 banks; equal entries are broadcast: no bank conflict
+    lanes    registers: lane l of a warp has entry l mod 16, read by a shuffle with five bits of the
+             word as the lane
+    bytes    registers: 16 float16 as four planes of eight bytes, of which `prmt` selects four at a
+             time; exact for tables of float16 values (E2M1, integers, IQ4_NL), not for NF4
+    tree     registers: 15 selects for each value
 
-Each takes a word of eight nibbles and gives eight float32, in order.
+Each maps a word of eight nibbles to eight float32, in order.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ def _bytes():
         first = 4 * half
         lines.append("" if half == 0 else "shr.u32 u, $8, 16;")
         lines.append(f"and.b32 s, {word}, 0x7777;")
-        # All ones in byte i where nibble i is 8 or more: its bit 3 to a byte's sign, which prmt
-        # spreads over the byte.
+        # All ones in byte i where nibble i is 8 or more: bit 3 is moved to the byte's sign bit,
+        # which prmt replicates over the byte.
         lines.append(f"and.b32 m, {word}, 0x8888; prmt.b32 n, m, 0, 0x4140; shl.b32 t, n, 4; and.b32 t, t, 0x00800080;")
         lines.append("and.b32 n, n, 0x00800080; shl.b32 n, n, 8; or.b32 m, t, n; prmt.b32 m, m, 0, 0xba98;")
         for name, base in (("x", 9), ("y", 13)):
@@ -88,7 +87,7 @@ def _bytes():
 
 @triton.jit
 def hold_table(TABLE, KIND: tl.constexpr):
-    """Once a program, before any look-up in shared memory: the table is put there. Declares the
+    """Copy the table to shared memory, once a program before the first look-up. Declares the
     variable for the whole kernel.
     """
     if KIND == SHARED:
@@ -111,7 +110,7 @@ def look_up(w, TABLE, KIND: tl.constexpr):
     f: tl.constexpr = (tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32)
     if KIND == LANES:
         lane = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
-        v = tl.load(TABLE + (lane & 15))  # a scalar to Triton, but each thread's own
+        v = tl.load(TABLE + (lane & 15))  # a scalar to Triton, one value for each thread
         return tl.inline_asm_elementwise(_lanes(), "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r", [w, v], dtype=f, is_pure=True, pack=1)
     elif KIND == SHARED:
         return tl.inline_asm_elementwise(_shared(), "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r", [w], dtype=f, is_pure=False, pack=1)

@@ -11,24 +11,24 @@ word.
 Rows are padded with zero codes to whole words of eight. `split` and `join` are inverses on every
 code.
 
-4-bit integers and E2M1 lie in *fragment order* instead: int32 [tiles of 16 rows, units of 64
-inputs, 32 lanes, 4 words], one word being what a lane holds of the A operand of one mma.m16n8k16.
+4-bit integers and E2M1 are stored in *fragment order* instead: int32 [tiles of 16 rows, units of 64
+inputs, 32 lanes, 4 words]. One word is the part of a lane in the A operand of one mma.m16n8k16.
 Within a tile, row = 8 h + g. Within a unit, half s and
 
     input = 32 s + 8 t + 4 b + 2 i + p        (groups of 32 and more: a lane's inputs are 16
                                               contiguous bytes of x)
     input = 32 s + 16 b + 4 t + 2 i + p       (groups of 16: no word mixes two groups)
 
-Lane 4 g + t holds that code in word 2 s + b, nibble 4 p + 2 i + h; the bits of E2M1 nibbles are
-spread as their decoder likes them. Rows are padded to 16, inputs to 64, with code 0. Scales follow:
-[tiles, groups, 8, 2], rows g and g + 8 side by side.
+That code is in lane 4 g + t, word 2 s + b, nibble 4 p + 2 i + h. The bits of E2M1 nibbles are
+permuted for their decoder (`spread_e2m1`). Rows are padded to 16, inputs to 64, with code 0. Scales
+are [tiles, groups, 8, 2], rows g and g + 8 adjacent.
 
-8-bit codes lie the same way, half a unit after the other: int32 [tiles, 2 units, 32 lanes, 4
-words], where half s of a unit has its code in word 2 b + i, byte 2 h + p: one word is two of the
-four registers of the operand.
+8-bit codes are stored likewise, one half of a unit after the other: int32 [tiles, 2 units, 32
+lanes, 4 words]. In half s of a unit a code is in word 2 b + i, byte 2 h + p: one word has the codes
+of two of the operand's four registers.
 
-2-bit codes keep the order of the stream within a word of 16 inputs; words lie as int32 [tiles,
-units, 16 rows, 4 words].
+2-bit codes keep the order of the stream within a word of 16 inputs; words are int32 [tiles, units,
+16 rows, 4 words].
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ E2M1_BITS = ((9, 15), (6, 12), (3, 14), (0, 13))
 
 
 def spread_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Words of eight E2M1 nibbles -> the same bits, sign and magnitude apart: `s b c d` `aaa` `bbb`
-    `ccc` `ddd` in each half.
+    """Words of eight E2M1 nibbles -> the same bits with signs and magnitudes separated: `s b c d`
+    `aaa` `bbb` `ccc` `ddd` in each half.
 
-    float16 wants the sign in bit 15 and the magnitude in bits 9 to 11. Nibble 0 is there; 1 is
-    three places to the right as a whole; 2 and 3 get there by one multiplication, 2^6 + 2 and 2^9 +
-    4, that shifts sign and magnitude by their own distances (operands.py).
+    The decoder needs the sign in bit 15 and the magnitude in bits 9 to 11 of a float16. Nibble 0 is
+    stored there; nibble 1 is stored three bits lower; one multiplication each, by 2^6 + 2 and 2^9 +
+    4, moves sign and magnitude of nibbles 2 and 3 by their two distances (`decoders.py`).
     """
     w = words.view(np.uint32)
     out = np.zeros_like(w)
@@ -128,7 +128,7 @@ def gather_e2m1(words: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint", bits: int = 4) -> NDArray[np.int32]:
     """Canonical codes of 4 or 8 bits [n, bytes] -> int32 [ceil(n/16), ceil(k/64) · bits/4, 32, 4],
-    some tiles at a time so that memory stays flat; of 2 bits [ceil(n/16), ceil(k/64), 16, 4].
+    a few tiles at a time to bound memory; of 2 bits [ceil(n/16), ceil(k/64), 16, 4].
     """
     n = codes.shape[0]
     tiles, units = -(-n // 16), -(-k // 64)
@@ -177,8 +177,8 @@ def from_fragments(
 
 
 def by_tiles(scales: NDArray[Any]) -> NDArray[Any]:
-    """Per-group values [n, G] -> [ceil(n/16), G, 8, 2]: rows g and g + 8 of a tile side by side,
-    padding rows zero; a lane needs both.
+    """Per-group values [n, G] -> [ceil(n/16), G, 8, 2]: rows g and g + 8 of a tile adjacent, since
+    a lane needs both; padding rows are zero.
     """
     n, groups = scales.shape
     tiles = -(-n // TILE_ROWS)

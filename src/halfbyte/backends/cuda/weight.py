@@ -21,12 +21,12 @@ from .order import TILE_ROWS, split
 
 TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
 KERNEL_ELEMENTS = ("uint", "int", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint", *TABLES)
-"""Elements that decode.py knows, by name; kept here so that a refusal needs no Triton."""
+"""Elements that decode.py decodes, by name; here, so that a refusal needs no Triton."""
 HALF_MAX, HALF_STEP = 65504.0, 2.0**-24
 
 
 def refusal(fmt: Format) -> str | None:
-    """The sentence why this format has no CUDA kernel, or None."""
+    """Why this format has no CUDA kernel, as a sentence, or None."""
     if fmt.opaque:
         return f"{fmt.name} is kept as {fmt.kept_as} and has no CUDA kernel; dequantize it on the CPU"
     if fmt.element not in KERNEL_ELEMENTS:
@@ -50,8 +50,8 @@ FRAGMENT_ELEMENTS = {2: ("uint", "int"), 4: ("uint", "int", "e2m1"), 8: ("uint",
 
 
 def even_groups(q: QTensor) -> bool:
-    """True when act-order groups, if there are any, hold as many inputs each, so that sorting
-    undoes them.
+    """True when act-order groups, if there are any, have the same number of inputs, so that sorting
+    the inputs by group makes groups contiguous.
     """
     index = q.parts.get("group_index")
     if index is None or q.format.group_size == -1:
@@ -70,8 +70,8 @@ def in_fragments(fmt: Format, k: int) -> bool:
 
 
 class Launches(dict[Any, Any]):
-    """What launches of a weight keep from call to call: tensor maps, arguments, compiled kernels. A
-    copy or a pickle of the weight starts without any.
+    """Cache of a weight's launches: tensor maps, arguments, compiled kernels. Copies and pickles of
+    the weight start with an empty one.
     """
 
     def __deepcopy__(self, memo: Any) -> Launches:
@@ -91,10 +91,10 @@ class CudaWeight:
                 tiles, units, 16, 8]} with scales and addends [*lead, tiles, groups, 16]
     order         permutation of the inputs that makes act-order groups contiguous, or None
     exact_half    every decoded value is exact in float16 (checked on the data for MX scales)
-    normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN): checked on the data, spares
-    kernels the selects
-    plain_scales  no E4M3 scale is NaN, no UE4M3 scale has a sign or is 0x7F: checked on the data,
-                  two decode together
+    normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN), checked on the data:
+                  kernels omit the selects
+    plain_scales  no E4M3 scale is NaN, no UE4M3 scale has a sign or is 0x7F, checked on the data:
+                  kernels decode two at a time
     scales_half   element · scale in float16 is exact or rounds once, in the normal range: checked
                   on the data
     top           largest E8M0 byte where all lie within NEAR of it (E2M1: element · 2^(b - top + 1)
@@ -145,7 +145,7 @@ class CudaWeight:
         return next(iter(self.planes.values())).device
 
     def tensors(self) -> list[Any]:
-        """Every tensor held."""
+        """All tensors of the weight."""
         rest = [self.scales, self.addend, self.super_scales, self.super_mins, self.global_scale, self.table, self.order]
         return [*self.planes.values(), *(t for t in rest if t is not None)]
 
@@ -163,7 +163,7 @@ class CudaWeight:
 
 
 def tensor_of(array: NDArray[Any], device: Any) -> Any:
-    """A NumPy array on the device; bfloat16 crosses as raw words."""
+    """A NumPy array on the device; bfloat16 is copied as 16-bit words."""
     import torch
 
     array = np.ascontiguousarray(array)
@@ -175,8 +175,8 @@ def tensor_of(array: NDArray[Any], device: Any) -> Any:
 
 
 def _exact_half(q: QTensor) -> bool:
-    """True when every element · scale is a float16 number, judged from the range of the scale bytes
-    (8-bit scales only).
+    """True when every element · scale is exact in float16, by the range of the scale bytes (8-bit
+    scales only).
     """
     if q.format.scale not in ("e8m0", "e4m3", "ue4m3") or not q.parts["scales"].size:
         return q.format.scale not in ("e8m0",)
@@ -207,13 +207,13 @@ def _plain_scales(q: QTensor) -> bool:
 
 
 NEAR = {"e2m1": 24, "e4m3": 21, "e5m2": 8}
-"""How far E8M0 scales may lie apart so that element · scale, shifted as a whole, is exact in
+"""Largest difference of E8M0 bytes for which element · scale, times one power of two, is exact in
 float16.
 """
 
 
 def _top(q: QTensor) -> int:
-    """The largest E8M0 byte when no other is further below it than NEAR says, else -1."""
+    """The largest E8M0 byte when the smallest is at most NEAR below it, else -1."""
     scales = q.parts["scales"]
     if q.format.scale != "e8m0" or not _normal_scales(q):
         return -1
@@ -237,8 +237,8 @@ def _scales_half(q: QTensor) -> bool:
 
 
 def to_device(q: QTensor, device: Any) -> CudaWeight:
-    """The weight in GPU order on `device`. One part at a time: host memory never holds a second
-    copy of the whole weight.
+    """The weight in GPU order on `device`. Parts are converted one at a time, so that host
+    memory has no second copy of the whole weight.
     """
     from .arrange import by_tiles
 
@@ -294,8 +294,8 @@ def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) ->
 
 
 def synchronize(device: Any) -> None:
-    """Wait until the device has written its weights: kernels read them before the kernel launched
-    before them has ended (launch.py).
+    """Wait until the weights are written on the device: a kernel may read them before the preceding
+    kernel has ended (programmatic dependent launch, launch.py).
     """
     import torch
 
@@ -304,7 +304,7 @@ def synchronize(device: Any) -> None:
 
 
 def nbytes(w: CudaWeight) -> int:
-    """Bytes held on the device."""
+    """Bytes on the device."""
     return sum(t.numel() * t.element_size() for t in w.tensors())
 
 

@@ -1,5 +1,5 @@
-"""What this CPU can do, measured now on the threads of the run: bytes read, float32 fused products,
-8-bit products, a second.
+"""Limits of this CPU, measured on the threads of the run: bytes read, float32 fused multiply-adds
+and 8-bit products, a second.
 
 Loops of the native core in the instruction set in use; without it, NumPy's reductions and its BLAS'
 float32 product.
@@ -22,9 +22,9 @@ from ..records import Record
 
 Clock = Callable[[], float]
 READ_BYTES = 1 << 28
-"""Read in one go at least, and three times the last cache."""
+"""Least number of bytes of one read; it is also at least three times the last cache."""
 SECONDS = 0.05
-"""A loop of arithmetic runs about so long; the best of nine counts."""
+"""Seconds of one loop of arithmetic; the result is the best of nine."""
 
 
 def machine_name() -> str:
@@ -38,7 +38,7 @@ def machine_name() -> str:
 
 
 def last_cache_bytes() -> int:
-    """Size of the largest cache the system tells of, 0 where it tells nothing."""
+    """Size of the largest cache that the system reports, 0 where it reports none."""
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -48,9 +48,9 @@ def last_cache_bytes() -> int:
     return max(sizes)
 
 
-def together(loops: Sequence[Callable[[], float]], clock: Clock = time.perf_counter) -> float:
-    """Work a second of loops that return the work they did, one a thread, all at once; the best of
-    nine.
+def parallel_rate(loops: Sequence[Callable[[], float]], clock: Clock = time.perf_counter) -> float:
+    """Work a second of loops that run at the same time, one a thread, and return the work they did;
+    the best of nine.
     """
 
     def once() -> float:
@@ -93,18 +93,18 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
         start = time.perf_counter()
         core.probe(kind, operands, rounds)
         rounds = max(1000, int(rounds * SECONDS / (time.perf_counter() - start)))
-        return together([lambda: float(core.probe(kind, operands, rounds))] * threads, clock)
+        return parallel_rate([lambda: float(core.probe(kind, operands, rounds))] * threads, clock)
 
     def reader(part: NDArray[Any]) -> Callable[[], float]:
         return lambda: float(core.probe(core.Probe.read, part, 0))
 
-    read = together([reader(p) for p in parts], clock)
+    read = parallel_rate([reader(p) for p in parts], clock)
     return {"read_gbps": read / 1e9, "gflops": rate(core.Probe.fma) / 1e9, "gops": rate(core.Probe.dot) / 1e9}
 
 
 def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Record:
-    """The same from NumPy. Its BLAS takes its thread count from the environment at import, so the
-    product is of all.
+    """The same by NumPy. Its BLAS reads the number of threads from the environment at import, so
+    the product uses all of those.
     """
 
     def reader(part: NDArray[Any]) -> Callable[[], float]:
@@ -122,5 +122,5 @@ def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Reco
         return 2.0 * 1024**3
 
     words = memory.view(np.int64)
-    read = together([reader(p) for p in np.array_split(words, threads)], clock)
-    return {"read_gbps": read / 1e9, "gflops": together([product], clock) / 1e9, "gops": 0.0, "gflops_of": "float32 product"}
+    read = parallel_rate([reader(p) for p in np.array_split(words, threads)], clock)
+    return {"read_gbps": read / 1e9, "gflops": parallel_rate([product], clock) / 1e9, "gops": 0.0, "gflops_of": "float32 product"}

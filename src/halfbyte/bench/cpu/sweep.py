@@ -1,14 +1,14 @@
-"""Where each schedule of the CPU product wins and loses: small k, few and many outputs, short
+"""Times of every schedule of the CPU product over shapes: small k, few and many outputs, short
 groups, one token to many.
 
-    fused                  codes decoded on the way to the product, in registers or a cache block at
-                           a time: what `linear` does
+    fused                  codes decoded in registers or one cache block at a time: what `linear`
+                           does
     fused, int8            the same with activations rounded to 8 bits
-    dequantize_then_gemm   the dense float32 weight made anew, then torch's product (NumPy's where
+    dequantize_then_gemm   the weight decoded to float32, then torch's product (NumPy's where
                            torch is missing)
 
-The dense product is the exact class, so its ratio is to `fused`; int8 stands beside. Same protocol
-as `cpu_linear`.
+Ratios are to `fused`, which is exact as the dense product is; int8 is given beside it. The protocol
+is that of `bench.cpu.linear`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .peers.base import F32, Calls
 
 
 class Case(NamedTuple):
-    """One weight of the sweep, and what it is there for."""
+    """One weight of the sweep, and what it represents."""
 
     why: str
     codec: str
@@ -53,7 +53,7 @@ CASES = (
 )
 TOKENS = (1, 2, 4, 8, 16, 64, 256)
 MOST_WEIGHTS = 64
-"""Copies of a small weight; past so many the time to make them would be longer than the sweep."""
+"""Most copies of a small weight; making more would take longer than the sweep."""
 FUSED, FUSED_INT8, DENSE = "fused", "fused, int8", "dequantize_then_gemm"
 HEADS = ("why", "format", "weight", "m", "fused, us", "fused int8, us", "dense, us", "dense / fused", "int8 / fused")
 """Headings of `row_of`."""
@@ -72,8 +72,8 @@ def dense_product(threads: int) -> Callable[[F32, Prepared], Any]:
 def sweep(
     cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, threads: int = 1, rounds: int = 3, clock: str = "wall"
 ) -> Iterator[Record]:
-    """The limits, then a record "sweep" a case and m with `time_us` of each schedule and the record
-    "time" of the fused ones.
+    """The limits, then for each case and m a record "sweep" with `time_us` of each schedule, and
+    the records "time" of the fused ones.
     """
     from ...backends.cpu import native, set_threads
 
@@ -85,33 +85,33 @@ def sweep(
     dense = dense_product(threads)
     for case in cases:
         first = ops.prepare(random_weight(case.codec, case.n, case.k, 0), backend="cpu")
-        turn = 2 * first.nbytes + 4 * case.n * case.k  # the dense weight passes through the caches too
-        count = max(LEAST_WEIGHTS, math.ceil(max(ROTATE_BYTES, 3 * last_cache_bytes()) / turn))
+        touched = 2 * first.nbytes + 4 * case.n * case.k  # the dense weight passes through the caches too
+        count = max(LEAST_WEIGHTS, math.ceil(max(ROTATE_BYTES, 3 * last_cache_bytes()) / touched))
         others = range(1, min(count, MOST_WEIGHTS))
-        held = [first, *(ops.prepare(random_weight(case.codec, case.n, case.k, i), backend="cpu") for i in others)]
+        weights = [first, *(ops.prepare(random_weight(case.codec, case.n, case.k, i), backend="cpu") for i in others)]
         for m in tokens:
             x = np.random.default_rng(9).standard_normal((m, case.k)).astype(np.float32)
-            medians = race(_schedules(x, held, dense), rounds, 0.0, CLOCKS[clock])
+            medians = race(_schedules(x, weights, dense), rounds, 0.0, CLOCKS[clock])
             seconds = dict(zip((FUSED, FUSED_INT8, DENSE), medians, strict=True))
             shape = {"m": m, "n": case.n, "k": case.k, "format": str(first.format), "bits": first.bits_per_weight}
             for name, kind in ((FUSED, "exact"), (FUSED_INT8, "int8")):
                 ours = {"peer": "halfbyte", "kind": kind, "activations": kind, "schedule": FUSED}
                 yield rates({"record": "time", **common, **ours, **shape}, first.nbytes, seconds[name], limit)
             yield {"record": "sweep", **common, "why": case.why, **shape, "time_us": {s: t * 1e6 for s, t in seconds.items()}}
-        del held
+        del weights
 
 
-def _schedules(x: F32, held: list[Prepared], dense: Callable[[F32, Prepared], Any]) -> list[Calls]:
+def _schedules(x: F32, weights: list[Prepared], dense: Callable[[F32, Prepared], Any]) -> list[Calls]:
     def fused(w: Prepared, mode: str) -> Callable[[], Any]:
         return lambda: ops.linear(x, w, activations=mode)
 
     def by_way_of_dense(w: Prepared) -> Callable[[], Any]:
         return lambda: dense(x, w)
 
-    # The dense weight is far past the cache whichever it is made from: a few do.
-    few = [by_way_of_dense(w) for w in held[:LEAST_WEIGHTS]]
-    half = len(held) // 2  # the same weights, but not one that the other mode has just had in the cache
-    return [[fused(w, "exact") for w in held], [fused(w, "int8") for w in held[half:] + held[:half]], few]
+    # A dense weight is far larger than the cache, so a few are enough.
+    few = [by_way_of_dense(w) for w in weights[:LEAST_WEIGHTS]]
+    half = len(weights) // 2  # another half of the weights: none that the other mode left in the cache
+    return [[fused(w, "exact") for w in weights], [fused(w, "int8") for w in weights[half:] + weights[:half]], few]
 
 
 def row_of(r: Record) -> list[str]:
@@ -124,8 +124,8 @@ def row_of(r: Record) -> list[str]:
 
 
 def markdown(records: Sequence[Record]) -> Iterator[str]:
-    """A row a case and a column an m: dense / fused, and int8 / fused after it; above 1 the fused
-    schedule is faster.
+    """One row for each case and one column for each m: dense / fused, then int8 / fused; above 1
+    the fused schedule is faster.
     """
 
     def line(mine: ByTokens) -> Iterator[Line]:

@@ -1,5 +1,5 @@
-"""Four-bit codes decoded by bit operations and by tables in every place a table can live, on an
-NVIDIA GPU.
+"""Four-bit codes decoded by bit operations and by tables in registers, shared, constant and global
+memory, on an NVIDIA GPU.
 
     python -m halfbyte.bench.cuda.decoders --shape 14336,4096
 

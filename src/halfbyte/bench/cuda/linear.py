@@ -1,12 +1,12 @@
-"""linear, dequantize and experts on an NVIDIA GPU beside cuBLAS and what is installed of other
-libraries, in one run.
+"""`linear`, `dequantize` and `experts` on an NVIDIA GPU beside cuBLAS and the other libraries that
+are installed, in one run.
 
     python -m halfbyte.bench.cuda.linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4
     --experts 1,16
 
 Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that
-the last-level cache never holds the next one; all calls are captured in one CUDA graph; the median
-of nine replays counts. The limit is the best of several read kernels in the same run.
+no weight is still in the last-level cache; all calls are captured in one CUDA graph; the result is
+the median of nine replays. The limit is the best of several read kernels in the same run.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ Block = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def block_of(codec: str, hidden: int, experts: int, top: int, dtype: torch.dtype) -> tuple[Block, torch.Tensor, torch.Tensor]:
-    """gpt-oss' block, (x, router logits) -> y: top-k, hidden -> 2 hidden, clamped swiglu, ->
-    hidden; and its two biases.
+    """The mixture of experts of gpt-oss as a function (x, router logits) -> y, and its two biases:
+    top-k, hidden -> 2 hidden, clamped swiglu, -> hidden.
     """
     up = stack_of(to_device(random_weight(codec, 2 * hidden, hidden, 0), "cuda"), experts)
     down = stack_of(to_device(random_weight(codec, hidden, hidden, 1), "cuda"), experts)
@@ -111,8 +111,9 @@ def block_of(codec: str, hidden: int, experts: int, top: int, dtype: torch.dtype
 
 
 def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int = 32, top: int = 4, hidden: int = 2880) -> None:
-    """gpt-oss-20b's block: 32 experts, top 4, 2880; other logits a call. Beside it triton_kernels',
-    where it is installed, on weights of the same bits, with scales laid out for 4 warps and for 8.
+    """Time the mixture of experts of gpt-oss-20b (32 experts, top 4, 2880), each call with other
+    logits, and triton_kernels' one where it is installed, on the same weights, with scales laid
+    out for 4 and for 8 warps.
     """
     block, bu, bd = block_of(codec, hidden, experts, top, dtype)
     peers = []
@@ -139,8 +140,8 @@ def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int
 def time_peers(
     names: list[str], n: int, k: int, ms: list[int], limit: dict[str, float], common: dict[str, Any]
 ) -> dict[int, float]:  # fmt: skip
-    """A record a peer and m; the least time of each m. What is not installed is said once, on the
-    standard error output.
+    """Report a record for each peer and m; returns the least time for each m. What is not installed
+    is reported once, on standard error.
     """
     best: dict[int, float] = {}
     for name in names:
@@ -168,12 +169,12 @@ _sink: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("_sink", defaul
 
 
 def report(**row: Any) -> None:
-    """Hands one record to whoever runs `main`."""
+    """Pass one record to the caller of `main`."""
     _sink.get()(row)
 
 
 def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]], None] = print_line) -> None:
-    """Command line; each record goes to `sink`. Records "limits" and "time" have the words of
+    """Command line; each record goes to `sink`. Records "limits" and "time" have the keys of
     `records`.
     """
     _sink.set(sink)

@@ -1,8 +1,8 @@
 """Other libraries' products on an NVIDIA GPU, set up as their own users set them up, for timing
 beside ours in the same run.
 
-A peer makes weights of random bits and returns one argument-less call a weight. What is not
-installed is a sentence; nothing is imported before it is asked for.
+A peer makes weights of random bits and returns for each a call without arguments. `reason` says
+what is not installed; nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROUP = 128
 
 
 class CudaPeer(ABC):
-    """One way of another library to multiply.
+    """One product of another library.
 
     name     what reports call it       format  of its weight
     bits     bits a weight it reads, scales included
@@ -35,14 +35,14 @@ class CudaPeer(ABC):
     modules: ClassVar[tuple[str, ...]] = ()
 
     def reason(self) -> str | None:
-        """None when it can run, else the sentence that says what is missing."""
+        """None when it can run, else what is missing, as a sentence."""
         for module in self.modules:
             if importlib.util.find_spec(module) is None:
                 return f"{module} is not installed"
         return None
 
     def refuses(self, n: int, k: int) -> str | None:
-        """None when it takes the shape, else the sentence that says why not."""
+        """None when it takes the shape, else why not, as a sentence."""
         return None if k % GROUP == 0 else f"k = {k} is not whole groups of {GROUP}"
 
     @abstractmethod
@@ -55,7 +55,7 @@ class CudaPeer(ABC):
 
     @abstractmethod
     def dense(self, w: Any) -> torch.Tensor:
-        """The weight's values, float32 (n, k), so that a wrong set-up shows."""
+        """The weight's values, float32 (n, k), to check the set-up against."""
 
     def calls(self, x: torch.Tensor, weights: list[Any]) -> Calls:
         """One call a weight."""
@@ -70,7 +70,7 @@ class CudaPeer(ABC):
 
 
 class Dense(CudaPeer):
-    """cuBLAS through torch: what a dense float16 model costs."""
+    """cuBLAS through torch, the product of a dense float16 model."""
 
     name, format, bits, dtype = "cublas-fp16", "float16", 16.0, torch.float16
 
@@ -105,8 +105,8 @@ class TinyGemm(CudaPeer):
 
 
 class GemLite(CudaPeer):
-    """gemlite's A16Wn: uint4 in groups of 128 with scale and zero, float16; its own choice of
-    kernel and its shipped tuning.
+    """gemlite's A16Wn: uint4 in groups of 128 with scale and zero, float16; kernel and tuning as
+    the library chooses.
     """
 
     name, bits, dtype, modules = "gemlite-u4", 4.25, torch.float16, ("gemlite",)
@@ -117,8 +117,8 @@ class GemLite(CudaPeer):
         codes = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
         scales = torch.rand(n * k // GROUP, 1, device="cuda", dtype=torch.float16) * 0.02 + 0.01
         zeros = torch.full_like(scales, 8)
-        held = A16Wn(device="cuda:0", dtype=torch.float16).from_weights(codes, scales, zeros, 4, GROUP)
-        return held, codes, scales
+        prepared = A16Wn(device="cuda:0", dtype=torch.float16).from_weights(codes, scales, zeros, 4, GROUP)
+        return prepared, codes, scales
 
     def product(self, x: torch.Tensor, w: Any) -> torch.Tensor:
         return w[0](x)
@@ -129,7 +129,7 @@ class GemLite(CudaPeer):
 
 
 class TritonKernels(CudaPeer):
-    """OpenAI's triton_kernels as vllm's wheel carries it: mxfp4, bfloat16, its Hopper layouts,
+    """OpenAI's triton_kernels as vllm's wheel contains it: mxfp4, bfloat16, its layouts for Hopper,
     scales for 4 or 8 warps.
     """
 

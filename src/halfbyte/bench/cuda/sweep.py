@@ -1,11 +1,11 @@
-"""Where each schedule of the CUDA product wins and loses, and which one `linear` takes: small k,
-wide n, many groups, m.
+"""Times of every schedule of the CUDA product over shapes (small k, wide n, many groups, m), and
+the schedule that `linear` chooses.
 
     fragments              codes decoded in registers, for few tokens
-    fused                  the same for many: decoded pieces are wgmma's register operand (compute
+    fused                  the same for many tokens, wgmma's register operand (compute
                            capability 9.0)
-    dequantize_then_gemm   the dense weight made anew, then cuBLAS
-    cuBLAS float16         a dense weight that is there already: the peer
+    dequantize_then_gemm   the weight decoded to a dense one, then cuBLAS
+    cuBLAS float16         a dense weight in memory: the peer
 
 Protocol: that of `bench.cuda.linear`. Each measurement is one CUDA graph of as many calls as there
 are weights, together past the last-level cache; float16 activations. Kernels are compiled by
@@ -38,9 +38,9 @@ CASES = (
 TOKENS = (16, 32, 64, 128, 256, 1024)
 FRAGMENTS, FUSED, DENSE, CUBLAS = "fragments", "fused", "dequantize_then_gemm", "cuBLAS float16"
 MOST_FRAGMENT_TOKENS = 256
-"""Tokens up to which the fragment kernel is timed: it reads the weight once for 64 of them."""
+"""Most tokens for which the fragment kernel is timed: it reads the weight once for every 64."""
 MOST_WEIGHTS = 256
-"""Copies of a small weight: of 1 MB they are past the cache."""
+"""Copies of a small weight: of 1 MB each they exceed the cache."""
 DEVICE = "cuda"
 HEADS = (
     "why", "format", "weight", "m", "fragments, us", "fused, us", "dequantize, us", "cuBLAS, us", "linear takes", "of cuBLAS",
@@ -68,8 +68,8 @@ def served(x: Any, w: Any) -> dict[str, Callable[[], Any]]:
 
 
 def jobs_for(cases: Sequence[Case], tokens: Sequence[int]) -> list[Job]:
-    """A job for every kernel of a sweep, none twice: no m and no n is part of one but by its tile,
-    no k of the fused.
+    """One job for every kernel of a sweep. m and n are part of a kernel through its tile alone; k
+    is no part of the fused kernel.
     """
     import torch
 
@@ -101,7 +101,7 @@ def _tile(schedule: str, w: Any, n: int, m: int) -> Any:
 
 
 def compile_one(job: Job) -> None:
-    """Compiles a job's kernel into Triton's cache, on a weight of few rows with the tile of many."""
+    """Compile a job's kernel into Triton's cache, on a weight of few rows with the tile of many."""
     import torch
 
     from ...backends.cuda import launch
@@ -120,14 +120,14 @@ def compile_one(job: Job) -> None:
             fused.fused(x, w, None, tile)
         else:
             launch.dequantize(w, x.dtype)
-    except UNFIT:  # said when it is timed
+    except UNFIT:  # reported when it is timed
         return
 
 
 def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs: int = 8) -> Iterator[Record]:
-    """The limits, then a case and m: a record "time" of what `linear` takes, and a record "sweep"
-    with `time_us` of each schedule that serves, `taken` the one that `linear` takes and `fastest`
-    of ours.
+    """The limits, then for each case and m a record "time" of the schedule that `linear` chooses,
+    and a record "sweep" with `time_us` of each schedule that takes the shape, `taken`, the chosen
+    one, and `fastest`.
     """
     import triton
 
@@ -174,7 +174,7 @@ def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs
 
 
 def _count(size: float) -> int:
-    """Weights of so many bytes that together pass the cache."""
+    """Number of weights of so many bytes that together exceed the cache."""
     from .timing import ROTATE_BYTES
 
     return max(4, min(MOST_WEIGHTS, int(ROTATE_BYTES // size) + 1))

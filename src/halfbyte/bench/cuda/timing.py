@@ -33,7 +33,7 @@ def read_kernel(X, Y, BLOCK: tl.constexpr):
 
 
 def graph_time_us(calls: list[Callable[[], Any]], replays: int = 9) -> float:
-    """Median microseconds a call over replays of one CUDA graph that holds all calls."""
+    """Median microseconds a call over replays of one CUDA graph of all calls."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -79,7 +79,9 @@ FIELDS = ("scales", "addend", "super_scales", "super_mins", "global_scale")
 
 
 def copies(w: CudaWeight, count: int) -> list[CudaWeight]:
-    """`count` weights with other bits: planes are rolled, so every byte lies at another address."""
+    """`count` weights with other bits: the bit planes are rolled, so every byte is at another
+    address.
+    """
     out = [w]
     for i in range(1, count):
         others: dict[str, Any] = {f: None if getattr(w, f) is None else getattr(w, f).clone() for f in FIELDS}

@@ -1,5 +1,5 @@
-"""The best tiles of the fragment kernel for shapes, formats and tokens on the card at hand, as
-entries of tuning/table.py.
+"""The fastest tiles of the fragment kernel for shapes, formats and tokens on this card, as entries
+of backends/cuda/tuning/table.py.
 
 Formats of one family (`int`, `affine`, `e2m1`, `wide`) share a tile: the one with the least product
 of times. Everything is compiled by `jobs` processes before anything is timed.
@@ -42,12 +42,12 @@ def tiles_for(m: int) -> list[FragmentTile]:
 
 
 def tune(
-    shapes: list[tuple[int, int]], formats: list[str], ms: list[int], jobs: int, tell: Callable[[dict[str, Any]], None]
+    shapes: list[tuple[int, int]], formats: list[str], ms: list[int], jobs: int, report: Callable[[dict[str, Any]], None]
 ) -> list[Entry]:
-    """Entries for every family, shape and m; `tell` gets one record a measurement. The fragment
-    kernel's m end at 64.
+    """Entries for every family, shape and m up to 64; `report` gets one record for each
+    measurement.
     """
-    later = tune_fused(shapes, formats, ms, jobs, tell)
+    later = tune_fused(shapes, formats, ms, jobs, report)
     ms = [m for m in ms if m <= max(CANDIDATES)]
     weights = {codec: to_device(random_weight(codec, 16, 4096, 0), "cpu") for codec in formats}
     chosen = [codec for codec in formats if weights[codec].fragments]
@@ -71,7 +71,7 @@ def tune(
                         us = math.inf
                     times[launch.family_of(one), m, tile].append(us)
                     record = {"op": "tune", "format": codec, "n": n, "k": k, "m": m, "tile": list(vars(tile).values())}
-                    tell({**record, "time_us": us})
+                    report({**record, "time_us": us})
         for family in sorted({f for f, _, _ in times}):
             for m in ms:
                 best = min((t for f, at, t in times if f == family and at == m), key=lambda t: math.prod(times[family, m, t]))

@@ -1,4 +1,4 @@
-"""The best tiles of the fused schedule for shapes and tokens on a Hopper card, as entries of
+"""The fastest tiles of the fused schedule for shapes and tokens on a Hopper card, as entries of
 backends/cuda/tuning/table.py.
 """
 
@@ -43,7 +43,7 @@ def compile_one(job: tuple[str, FusedTile]) -> None:
 
 
 def tune(
-    shapes: list[tuple[int, int]], formats: list[str], ms: list[int], jobs: int, tell: Callable[[dict[str, Any]], None]
+    shapes: list[tuple[int, int]], formats: list[str], ms: list[int], jobs: int, report: Callable[[dict[str, Any]], None]
 ) -> list[Entry]:
     """Entries for every shape and m from LEAST_TOKENS on; all formats share a tile, the one with
     the least product of times.
@@ -72,7 +72,7 @@ def tune(
                         us = math.inf
                     times[m, tile].append(us)
                     record = {"op": "tune", "format": codec, "n": n, "k": k, "m": m, "tile": list(vars(tile).values())}
-                    tell({**record, "time_us": us})
+                    report({**record, "time_us": us})
         for m in ms:
             best = min(candidates(m), key=lambda t: math.prod(times[m, t]) if times[m, t] else math.inf)
             entries.append({"kernel": "fused", "family": "4-bit", "n": n, "k": k, "m": m, "tile": list(vars(best).values())})

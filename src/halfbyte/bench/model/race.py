@@ -1,9 +1,9 @@
 """A whole model on the CPU beside llama.cpp: time until it is ready, peak memory, tokens a second
 of a prompt and of decoding.
 
-Each contender runs in a process of its own (`model_run`), one after another, the order turned by
-one every round, so that a change of the machine's speed meets all of them; the median of the rounds
-counts. All see the same file, token ids and threads.
+Each contender runs in a process of its own (`run_one`), one after another. The order rotates by one
+a round, so that a change of the machine's speed affects all contenders; the result is the median of
+the rounds. All get the same file, token ids and number of threads.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ HEADS = ("what", "ready, s", "peak, MB", "prompt, tokens/s", "decode, tokens/s",
 
 
 def llama_reason() -> str | None:
-    """None when llama.cpp can run here, else the sentence that says what is missing."""
+    """None when llama.cpp can run here, else what is missing, as a sentence."""
     if find_spec("llama_cpp") is None:
         return "llama_cpp is not installed (pip install llama-cpp-python builds it for this machine)"
     return None
 
 
 def contenders_of(activations: Sequence[str], with_llama: bool) -> list[str]:
-    """Ours in each mode of activations, then llama.cpp, which belongs to the int8 class."""
+    """halfbyte in each mode of activations, then llama.cpp, whose activations are 8-bit integers."""
     return [*activations, *([LLAMA] if with_llama else [])]
 
 
 def run_one(what: str, path: Path, threads: int, prompt: int, decode: int, clock: str) -> Record:
-    """One contender in a process of its own. BackendError with the last line it wrote when it
-    fails.
+    """Measure one contender in a process of its own. Raises BackendError with the last line of its
+    output when it fails.
     """
     count = str(threads)
     # OpenMP's threads of torch and llama.cpp, and BLAS' of NumPy, are set from outside: some
@@ -69,8 +69,8 @@ def bench_model(
     decode: int = 128,
     clock: str = "wall",
 ) -> Iterator[Record]:
-    """A record "model" for each contender, ours with `prompt_ratio` and `decode_ratio` to
-    llama.cpp's of the same rounds.
+    """A record "model" for each contender; those of halfbyte have `prompt_ratio` and `decode_ratio`
+    to llama.cpp in the same rounds.
     """
     if not path.is_file():
         raise UnsupportedError(f"[bench] --model {path}: no such file; a .gguf file, which llama.cpp reads too, is allowed")

@@ -1,12 +1,11 @@
-"""One model, one contender, in a process of its own; the parent is `model`. Prints one line of
-JSON.
+"""Measure one contender on one model; `race` starts this module in a process of its own. Prints one
+line of JSON.
 
     python -m halfbyte.bench.model.run_one exact|int8|llama.cpp FILE THREADS PROMPT DECODE
     wall|processor
 
-`ready_s` starts when the libraries are imported. The prompt is measured at its second run, since
-the first one allocates. Decoding is greedy: the next token is the largest of the logits in either
-library.
+`ready_s` starts when the libraries are imported. The prompt is timed in its second run: the first
+allocates. Decoding is greedy in both libraries.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ Step = Callable[[list[int]], int]
 
 
 def prompt_ids(count: int, vocabulary: int) -> list[int]:
-    """Tokens from all over the vocabulary, the same for everybody."""
+    """Token ids spread over the vocabulary, the same for every contender."""
     return [2, *((1000 + 37 * i) % vocabulary for i in range(1, count))]
 
 
 Made = tuple[Iterator[Step], int, float]
-"""Fresh states of a model, each a function from new tokens to the next one; its vocabulary; seconds
-until it was ready.
+"""(a generator of fresh states of a model, each a function from new tokens to the next one; the
+size of the vocabulary; seconds until the model was ready).
 """
 
 
 def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
-    """Our model, every packed product in the given mode of activations."""
+    """halfbyte's model, every packed product in the given mode of activations."""
     from ...checkpoints import open as open_checkpoint
 
     open_checkpoint(path).close()  # what is damaged is reported before torch is imported
@@ -68,7 +67,7 @@ def _likeliest(text: Callable[[list[int]], Any], ids: list[int]) -> int:
 
 
 def llama(path: str, threads: int, context: int, now: Clock) -> Made:
-    """llama.cpp's."""
+    """llama.cpp's model."""
     import llama_cpp
 
     start = now()
@@ -90,7 +89,7 @@ def llama(path: str, threads: int, context: int, now: Clock) -> Made:
 
 
 def main(what: str, path: str, threads: int, prompt: int, decode: int, clock: str) -> None:
-    """Measures and prints."""
+    """Measure one contender and print its record."""
     now = CLOCKS[clock]
     made = llama(path, threads, prompt + decode + 8, now) if what == "llama.cpp" else halfbyte(what, path, threads, now)
     states, vocabulary, ready = made

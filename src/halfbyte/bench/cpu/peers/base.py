@@ -1,8 +1,8 @@
 """Other libraries' products on the CPU, set up as their own users set them up, for timing beside
 ours in the same run.
 
-A peer packs dense weights itself and then makes one argument-less call a weight for each x. What is
-not installed is a sentence.
+A peer packs dense weights itself and then returns, for an x, one call without arguments for each
+weight. `reason` says what is not installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ready = Callable[[F32], Calls]
 
 
 class Peer(ABC):
-    """One way of another library to multiply by a weight.
+    """One product of another library.
 
     name     what `--peers` and reports call it
     kind     `exact`, `int8` or `half`: only results of one kind are compared
@@ -35,22 +35,22 @@ class Peer(ABC):
         self.name, self.kind, self.bits = name, kind, bits
 
     def reason(self) -> str | None:
-        """None when it can run, else the sentence that says what is missing."""
+        """None when it can run, else what is missing, as a sentence."""
         for module in self.modules:
             if importlib.util.find_spec(module) is None:
                 return f"{module} is not installed"
         return None
 
     @abstractmethod
-    def hold(self, weights: list[F32], threads: int) -> Ready:
-        """Packs the dense (n, k) weights. What comes back makes, for x (m, k), a product x · wᵀ for
-        each, ready to be called.
+    def pack(self, weights: list[F32], threads: int) -> Ready:
+        """Pack the dense (n, k) weights. Returns a function from x (m, k) to one call for each
+        weight, which computes x · wᵀ.
         """
 
 
 def grid_of(w: F32, block: int, bits: int) -> tuple[NDArray[np.uint8], F32]:
-    """Codes (n, k) around 2^(bits−1) and scales (n, k / block): w rounded to the nearest of a
-    symmetric grid a block.
+    """w rounded to the nearest of a symmetric grid in each block of inputs: codes (n, k), of which
+    2^(bits−1) is zero, and scales (n, k / block).
     """
     n, k = w.shape
     half = 1 << (bits - 1)

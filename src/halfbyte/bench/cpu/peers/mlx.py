@@ -31,12 +31,12 @@ class MLX(Peer):
             return f"mlx cannot start: {problem}"
         return None
 
-    def hold(self, weights: list[F32], threads: int) -> Ready:
+    def pack(self, weights: list[F32], threads: int) -> Ready:
         import mlx.core as mx
 
         mx.set_default_device(mx.cpu)
-        held = [mx.quantize(mx.array(w), **self.options) for w in weights]
-        mx.eval(held)
+        packed_weights = [mx.quantize(mx.array(w), **self.options) for w in weights]
+        mx.eval(packed_weights)
 
         def product(x: Any, parts: Any) -> Any:
             codes, scales, *bias = parts
@@ -46,7 +46,7 @@ class MLX(Peer):
 
         def calls(x: F32) -> Calls:
             mine = mx.array(x)
-            return [partial(product, mine, parts) for parts in held]
+            return [partial(product, mine, parts) for parts in packed_weights]
 
         return calls
 

@@ -1,8 +1,8 @@
 """onnxruntime's MatMulNBits: 4 and 8 bits, blocks of 32 to 128, accuracy level 0 (float32 products)
 and 4 (8-bit activations).
 
-A session a weight: sessions would share the prepacked buffer of equal weights, so weights are
-distinct.
+One session for each weight. Weights are distinct, since sessions share the prepacked buffer of
+equal ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OnnxRuntime(Peer):
         # A block has a float32 scale; the zero point is implicit.
         super().__init__(f"onnxruntime-{accuracy}{middle}-b{block}", "int8" if accuracy == 4 else "exact", width + 32 / block)
 
-    def hold(self, weights: list[F32], threads: int) -> Ready:
+    def pack(self, weights: list[F32], threads: int) -> Ready:
         import onnxruntime as ort
 
         options = ort.SessionOptions()

@@ -25,7 +25,7 @@ class OpenVINO(Peer):
         name = f"openvino-{'int8-' if dynamic else ''}u{width}-g{group}"
         super().__init__(name, "int8" if dynamic else "exact", width + (16 + width) / group)  # a float16 scale, a zero point
 
-    def hold(self, weights: list[F32], threads: int) -> Ready:
+    def pack(self, weights: list[F32], threads: int) -> Ready:
         import openvino as ov
 
         core = ov.Core()

@@ -12,14 +12,14 @@ from .base import F32, Calls, Peer, Ready, grid_of
 
 
 class TorchDense(Peer):
-    """torch's float32 linear: what a dense model costs."""
+    """torch's float32 linear, the product of a dense model."""
 
     modules = ("torch",)
 
     def __init__(self) -> None:
         super().__init__("torch-dense", "exact", 32.0)
 
-    def hold(self, weights: list[F32], threads: int) -> Ready:
+    def pack(self, weights: list[F32], threads: int) -> Ready:
         import torch
 
         torch.set_num_threads(threads)
@@ -41,22 +41,25 @@ class TorchInt4(Peer):
         self.group = group
         super().__init__(f"torch-int4pack-g{group}", "half", 4 + 32 / group)
 
-    def hold(self, weights: list[F32], threads: int) -> Ready:
+    def pack(self, weights: list[F32], threads: int) -> Ready:
         import torch
 
         torch.set_num_threads(threads)
-        held = []
+        packed_weights = []
         for w in weights:
             n, k = w.shape
             codes, scales = grid_of(w, self.group, 4)
             packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
             both = torch.zeros((k // self.group, n, 2), dtype=torch.bfloat16)  # scale, then what is added
             both[..., 0] = torch.from_numpy(np.ascontiguousarray(scales.T))
-            held.append((packed, both))
+            packed_weights.append((packed, both))
 
         def calls(x: F32) -> Calls:
             tx = torch.from_numpy(x).bfloat16()
-            return [partial(torch.ops.aten._weight_int4pack_mm_for_cpu, tx, packed, self.group, both) for packed, both in held]
+            return [
+                partial(torch.ops.aten._weight_int4pack_mm_for_cpu, tx, packed, self.group, both)
+                for packed, both in packed_weights
+            ]
 
         return calls
 
