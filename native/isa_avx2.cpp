@@ -1,4 +1,5 @@
-// AVX2, FMA and F16C: eight lanes.
+// AVX2, FMA and F16C: the vector type V of eight lanes, for which kernels.inl is compiled. The
+// products are in products.inl: `blocks_i8` and `blocks_f32`, of one token `interleaved_f32`.
 #include <immintrin.h>
 
 #include "kernels.h"

@@ -69,7 +69,6 @@ def test_rows_come_by_name_with_every_bit(tmp_path):
                 assert view[f"{key}.bias"].tolist() == biases(e)[first::2].tolist()
                 assert not np.array_equal(stored[key].parts["codes"], want.parts["codes"])
                 view.fetch(key)
-                view.release(key)
         assert view["model.norm.weight"].tolist() == [1.0] * K
 
 

@@ -10,7 +10,6 @@
        mode 2   the call fails with errno `value`; with `sticky` all later ones too
    halfbyte_exchange(error)                     renameat2 always fails with that errno; 0: it works
    halfbyte_count()                             calls so far
-   halfbyte_log(fd)                             writes "n name path" for each call
 
    Counted: opens that create or truncate, write, pwrite, writev, sendfile, copy_file_range, rename*, link, symlink, unlink*,
    rmdir, mkdir, fsync, fdatasync, ftruncate, truncate, posix_fallocate, mmap of a file that may be written. */
@@ -35,7 +34,7 @@ static char root[PATH_MAX];
 static size_t root_length;
 static atomic_long count;
 static long at;
-static int mode, value, sticky, exchange_error, log_fd = -1;
+static int mode, value, sticky, exchange_error;
 
 void halfbyte_arm(const char *folder, long n, int how, int error, int from_then_on) {
     snprintf(root, sizeof root, "%s", folder);
@@ -45,7 +44,6 @@ void halfbyte_arm(const char *folder, long n, int how, int error, int from_then_
 }
 void halfbyte_exchange(int error) { exchange_error = error; }
 long halfbyte_count(void) { return atomic_load(&count); }
-void halfbyte_log(int fd) { log_fd = fd; }
 
 static int below(const char *path) {
     char full[PATH_MAX];
@@ -68,36 +66,27 @@ static const char *path_of(int fd, char *out) {
     return out;
 }
 
-/* 0: execute; 1: fail with errno; 2: execute, then kill. */
-static int step(const char *name, const char *path) {
-    if (!below(path)) return 0;
-    long n = atomic_fetch_add(&count, 1) + 1;
-    if (log_fd >= 0) {
-        char line[PATH_MAX + 64];
-        int length = snprintf(line, sizeof line, "%ld %s %s\n", n, name, path);
-        syscall(SYS_write, log_fd, line, length);
-    }
-    if (!at || (sticky ? n < at : n != at)) return 0;
-    if (mode == 0) {
-        syscall(SYS_kill, getpid(), SIGKILL);
-        for (;;) pause();
-    }
-    if (mode == 1) return 2;
-    errno = value;
-    return 1;
-}
-
 static void die(void) {
     syscall(SYS_kill, getpid(), SIGKILL);
     for (;;) pause();
 }
 
+/* 0: execute; 1: fail with errno; 2: execute, then kill. */
+static int step(const char *path) {
+    if (!below(path)) return 0;
+    long n = atomic_fetch_add(&count, 1) + 1;
+    if (!at || (sticky ? n < at : n != at)) return 0;
+    if (mode == 0) die();
+    if (mode == 1) return 2;
+    errno = value;
+    return 1;
+}
 
 #define ON_PATH(result, name, parameters, path, ...)           \
     result name parameters {                                   \
         static result(*real) parameters;                       \
         if (!real) *(void **)&real = dlsym(RTLD_NEXT, #name);  \
-        int what = step(#name, path);                          \
+        int what = step(path);                                 \
         if (what == 1) return -1;                              \
         result r = real(__VA_ARGS__);                          \
         if (what == 2) die();                                  \
@@ -118,7 +107,7 @@ ON_PATH(int, truncate64, (const char *a, off_t n), a, a, n)
 int renameat2(int d, const char *a, int e, const char *b, unsigned int flags) {
     static int (*real)(int, const char *, int, const char *, unsigned int);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "renameat2");
-    int what = step("renameat2", b);
+    int what = step(b);
     if (what == 1) return -1;
     if (exchange_error && below(b)) {
         errno = exchange_error;
@@ -134,7 +123,7 @@ int renameat2(int d, const char *a, int e, const char *b, unsigned int flags) {
         static result(*real) parameters;                       \
         char path[PATH_MAX];                                   \
         if (!real) *(void **)&real = dlsym(RTLD_NEXT, #name);  \
-        int what = step(#name, path_of(fd, path));             \
+        int what = step(path_of(fd, path));                    \
         if (what == 1) return -1;                              \
         result r = real(__VA_ARGS__);                          \
         if (what == 2) die();                                  \
@@ -156,7 +145,7 @@ ON_FILE(int, posix_fallocate, (int fd, off_t a, off_t n), fd, fd, a, n)
         static ssize_t(*real) parameters;                      \
         char path[PATH_MAX];                                   \
         if (!real) *(void **)&real = dlsym(RTLD_NEXT, #name);  \
-        int what = step(#name, path_of(fd, path));             \
+        int what = step(path_of(fd, path));                    \
         if (what == 1) return -1;                              \
         if (what == 2) n /= 2;                                 \
         ssize_t r = real(__VA_ARGS__);                         \
@@ -178,7 +167,7 @@ WRITES(pwrite64, (int fd, const void *from, size_t n, off_t o), fd, from, n, o)
             va_end(more);                                                              \
         }                                                                              \
         if (!real) *(void **)&real = dlsym(RTLD_NEXT, name);                           \
-        int what = flags & (O_CREAT | O_TRUNC) ? step(name, path) : 0;                 \
+        int what = flags & (O_CREAT | O_TRUNC) ? step(path) : 0;                       \
         if (what == 1) return -1;                                                      \
         int r = real(__VA_ARGS__);                                                     \
         if (what == 2) die();                                                          \
@@ -205,7 +194,7 @@ int openat64(int d, const char *path, int flags, ...) {
 void *mmap(void *where, size_t n, int prot, int flags, int fd, off_t o) {
     if (fd >= 0 && (prot & PROT_WRITE) && (flags & MAP_SHARED)) {
         char path[PATH_MAX];
-        int what = step("mmap", path_of(fd, path));
+        int what = step(path_of(fd, path));
         if (what == 1) return MAP_FAILED;
         if (what == 2) die();
     }

@@ -142,11 +142,6 @@ class Checkpoint(ABC):
     def fetch(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to fetch
         """Prefetch the pages of `key`, without waiting for them."""
 
-    def release(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to release
-        """The caller has no more use for `key`. Files are read into memory of the arrays' own, so
-        there is nothing to do; a reader that keeps pages would let them go here. Arrays stay valid.
-        """
-
     def ledger(self) -> Ledger:
         """Who accounts for every tensor and every key of the quantization config (`ledger.py`);
         from headers alone.
@@ -180,7 +175,6 @@ class Checkpoint(ABC):
                 if progress is not None:
                     progress(done, len(packed), key)
                 found += weight_findings(self.__getitem__, key)
-                self.release(key)
             if progress is not None:
                 progress(len(packed), len(packed), "")
         return sorted(dict.fromkeys(found), key=lambda f: SEVERITIES.index(f.severity))

@@ -180,12 +180,6 @@ class RenamedLike(Checkpoint):
         cast = out if isinstance(other, QTensor) else out.astype(other.dtype)
         return cast if np.array_equal(cast.astype(np.float64), out.astype(np.float64)) else out
 
-    def release(self, key: str) -> None:
-        own = self._of(key)
-        if own in self._matches:
-            for left in self._matches[own][0].left_keys:
-                self.source.release(left)
-
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self.like.metadata

@@ -105,16 +105,13 @@ class ConversionRun:
                 self.lost += [(unit.record.key, o) for o in unit.outcomes if o.kind == "lossy"][:1]
             if not self.lost:
                 yield unit
-            self.checkpoint.release(unit.record.key)
             self.step(unit.record)
         if self.lost:
             raise refusal(self.goal, self.lost)
 
     def planned(self, keys: Sequence[str]) -> Iterator[Unit]:
         """Units without arrays, not counted as done."""
-        for unit in self._ordered(keys, write=False):
-            yield unit
-            self.checkpoint.release(unit.record.key)
+        yield from self._ordered(keys, write=False)
 
     def step(self, record: Record) -> None:
         """Count a key as done."""
@@ -145,9 +142,8 @@ class ConversionRun:
 
     def tensors(self, unit: Unit) -> Iterator[tuple[str, np.dtype[Any], tuple[int, ...], Iterator[np.ndarray[Any, Any]]]]:
         """The arguments of a writer: name, dtype, shape, blocks."""
-        key = unit.record.key
         for name, array in unit.arrays.items():
-            yield name, array.dtype, array.shape, blocks(array, lambda: self.checkpoint.release(key))
+            yield name, array.dtype, array.shape, blocks(array)
 
 
 def resumed_units(run: ConversionRun, file: ResumableFile, result: Converted) -> list[Unit]:

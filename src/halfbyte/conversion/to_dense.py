@@ -340,7 +340,6 @@ class _Walk:
                 self.resume(note)
             for t in _by_width(tensors)[len(out.notes) :]:
                 out.add_blocks(t.name, DTYPES[t.dtype], t.shape, self.counted(t))
-                self.release(t)
                 out.unit_done(self.note([t]))
 
     def folder(self, path: Path, parts: list[list[Output]], work: dict[str, Any], limit: int, beside: Mapping[str, Any]) -> None:
@@ -367,12 +366,6 @@ class _Walk:
         """The arguments of a writer, for the tensors of a shard."""
         for t in _by_width(tensors):
             yield t.name, DTYPES[t.dtype], t.shape, self.counted(t)
-            self.release(t)
-
-    def release(self, t: Output) -> None:
-        """A tensor has been written: its sources are not needed any more."""
-        for key in {t.info.key, *(key for keys in t.sources for key in keys)}:
-            self.checkpoint.release(key)
 
     def note(self, tensors: list[Output]) -> dict[str, Any]:
         """What a resumed run must know of tensors that were written."""

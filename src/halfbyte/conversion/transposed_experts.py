@@ -57,9 +57,6 @@ class TransposedExperts(View):
     def fetch(self, key: str) -> None:
         self.source.fetch(self._of.get(key, key))
 
-    def release(self, key: str) -> None:
-        self.source.release(self._of.get(key, key))
-
 
 def stacks_of(checkpoint: Checkpoint) -> list[str]:
     """Dense stacks of experts that transformers stores as parameters, not as weights of modules."""

@@ -7,7 +7,7 @@ whose models keep them in two modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -227,14 +227,12 @@ def _gate_and_up_bias(key: str, bias: NDArray[Any]) -> Iterator[tuple[str, NDArr
         yield key, bias
 
 
-def blocks(array: NDArray[Any], release: Callable[[], None]) -> Iterator[NDArray[Any]]:
-    """`array` in blocks of whole rows, its pages released after each block is written."""
+def blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """`array` in blocks of whole rows, of about BLOCK_BYTES."""
     if array.ndim < 2 or array.nbytes <= BLOCK_BYTES:
         yield array
-        release()
         return
     rows = array.reshape(-1, array.shape[-1]) if array.flags.c_contiguous else array
     step = max(1, BLOCK_BYTES * len(rows) // array.nbytes)
     for start in range(0, len(rows), step):
         yield rows[start : start + step]
-        release()

@@ -246,7 +246,6 @@ def _with_gptq_version(checkpoint: Checkpoint, goal: Goal) -> Goal:
         if zeros is None or bool((zeros != 1 << (fmt.bits - 1)).any()):
             version = "gptq_v2"
             break
-        checkpoint.release(info.key)
     return replace(goal, params={**goal.params, "checkpoint_format": version})
 
 

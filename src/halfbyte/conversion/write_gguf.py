@@ -7,13 +7,10 @@ from a GGUF of the same model (`gguf_names.RenamedLike`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
@@ -58,10 +55,10 @@ def write_gguf(run: ConversionRun, out: Path, result: Converted) -> None:
             name = tensor_name(home, key)
             if not unit.outcomes:
                 (array,) = unit.arrays.values()
-                file.add(name, _PLAIN[array.dtype.name], _released(run, key, array))
+                file.add(name, _PLAIN[array.dtype.name], blocks(array))
             else:
                 outcome = unit.outcomes[0]
-                file.add(name, outcome.config["type"], _released(run, key, np.asarray(outcome.tensors["weight"])))
+                file.add(name, outcome.config["type"], blocks(np.asarray(outcome.tensors["weight"])))
                 if factors.get(key):
                     file.add(_factor_name(name), "F32", [np.asarray(outcome.tensors["scale"], np.float32)])
             file.unit_done(unit.note())
@@ -104,7 +101,3 @@ def _surely_has_factor(run: ConversionRun, key: str) -> bool:
 
 def _factor_name(name: str) -> str:
     return f"{name.removesuffix('.weight')}.scale"
-
-
-def _released(run: ConversionRun, key: str, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    return blocks(array, lambda: run.checkpoint.release(key))

@@ -333,10 +333,6 @@ class GGUFView(View):
         for p in self._tensors[key].pieces if key in self._tensors else ():
             self.source.fetch(p.key)
 
-    def release(self, key: str) -> None:
-        for p in self._tensors[key].pieces if key in self._tensors else ():
-            self.source.release(p.key)
-
     # Header
 
     def _pairs(self) -> list[Pair]:

@@ -220,10 +220,6 @@ class ModelView(View):
         for k in self.source_keys(key):
             self.source.fetch(k)
 
-    def release(self, key: str) -> None:
-        for k in self.source_keys(key):
-            self.source.release(k)
-
 
 def model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of a model with these settings: with the class, and the rotation also under the

@@ -92,7 +92,6 @@ def load_model(
             model_settings = config_of(checkpoint)
             checkpoint.check("load_model")
             tokenizer, ends = tokenizer_of(checkpoint), end_of_turn_ids(checkpoint.metadata)
-            checkpoint.file.release_header()  # the vocabulary's pages
             architecture = architecture_of(checkpoint)
             given = architecture.parameters(Keys(checkpoint), model_settings.to_dict())
             model = empty_model(model_settings, _dtype(word, where, model_settings), given.__contains__)

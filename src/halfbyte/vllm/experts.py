@@ -99,8 +99,6 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
                 raise UnsupportedError(f"[vllm] {self.name}: gate and up apart with a joint bias; convert to one gate_up_proj")
             biases = {"gate_up_proj": layer.w13_bias.data, "down_proj": layer.w2_bias.data}
         layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=self.activations)
-        for key in self.keys.values():
-            source.release(key)
 
     def _piece(self, source: Source, projection: str, ours: list[int]) -> Piece:
         if (projection, None) in self.keys:

@@ -91,8 +91,6 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
         else:
             parts = [prepared(w, device, self.activations, layer.halfbyte_dtype) for w in pieces]
             layer.halfbyte = ConcatLinear(parts, activations=self.activations)
-        for key in self.keys:
-            source.release(key)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x · wᵀ + bias."""

@@ -70,10 +70,6 @@ class Source:
         assert isinstance(found, QTensor)
         return found
 
-    def release(self, key: str) -> None:
-        """Let the file's pages of `key` go."""
-        self.checkpoint.release(key)
-
     def dense(self, done: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Every tensor whose key is not in `done`, under its name in a dense checkpoint: what
         vLLM's models load themselves. A packed weight among them is dequantized.
@@ -88,7 +84,6 @@ class Source:
                 array = self.checkpoint[key]
                 assert not isinstance(array, QTensor)
                 yield name, tensor(array)
-            self.release(key)
 
     def _name(self, key: str) -> str:
         if not self.checkpoint.info(key).quantized:

@@ -214,14 +214,14 @@ def _schedule_of(x: Any, held: Any) -> str:
 
 def padded_rows(pairs: int, experts: int) -> int | None:
     """Rows of x that a block of experts copies for so many (token, expert) pairs in 16 bits on
-    Hopper, whole tiles for each expert; None for few pairs, which are read where they lie.
+    Hopper, whole tiles for each expert; None for few pairs, whose rows are not copied.
     """
-    from .tuning.wgmma_tiles import LEAST_PAIRS, expert_tile
+    from .tuning.wgmma_tiles import LEAST_PAIRS, expert_tile, most_blocks
 
     if pairs < LEAST_PAIRS * experts:
         return None
     tile = expert_tile(pairs, experts).tokens
-    return min(pairs, pairs // tile + experts) * tile
+    return most_blocks(pairs, experts, tile) * tile
 
 
 def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int, ...]:

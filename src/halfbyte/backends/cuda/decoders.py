@@ -90,6 +90,19 @@ def _nibbles(ones: str, sixteens: str) -> str:
 
 PLANES, FRAGMENTS = "planes", "fragments"
 """Orders of a word (`order`)."""
+_E2M1 = """and.b32 y0, w0, 0x8e008e00; shl.b32 t, w0, 3; and.b32 y1, t, 0x8e008e00;
+    and.b32 t, w0, 0x40384038; mul.lo.u32 t, t, 66; and.b32 y2, t, 0x8e008e00;
+    and.b32 t, w0, 0x20072007; mul.lo.u32 t, t, 516; and.b32 y3, t, 0x8e008e00;"""
+"""Eight E2M1 codes in fragment order as float16 times 2^-14, four registers y0 to y3; register t.
+"""
+
+
+def _into_abcd(code: str) -> str:
+    """`code` with the registers of `_eight`, a to d, for y0 to y3."""
+    for result, register in zip(("y0", "y1", "y2", "y3"), "abcd", strict=True):
+        code = code.replace(result, register)
+    return code
+
 
 WORDS: dict[tuple[int, str, str], Decoder] = {
     (4, "uint", PLANES): Decoder(_eight(_nibbles("0x64006400", "0xd400d400"))),
@@ -102,11 +115,7 @@ WORDS: dict[tuple[int, str, str], Decoder] = {
         " shl.b32 u, w0, 8; shr.u32 t, u, 3; and.b32 t, t, 0x0e000e00; lop3.b32 b, u, 0x80008000, t, 0xea;"
         " shl.b32 u, w0, 12; shr.u32 t, u, 3; and.b32 t, t, 0x0e000e00; lop3.b32 a, u, 0x80008000, t, 0xea;"
     ), 2.0**-14),
-    (4, "e2m1", FRAGMENTS): Decoder(_eight(
-        "and.b32 a, w0, 0x8e008e00; shl.b32 t, w0, 3; and.b32 b, t, 0x8e008e00;"
-        " and.b32 t, w0, 0x40384038; mul.lo.u32 t, t, 66; and.b32 c, t, 0x8e008e00;"
-        " and.b32 t, w0, 0x20072007; mul.lo.u32 t, t, 516; and.b32 d, t, 0x8e008e00;"
-    ), 2.0**-14),
+    (4, "e2m1", FRAGMENTS): Decoder(_eight(_into_abcd(_E2M1)), 2.0**-14),
 }  # fmt: skip
 """Results y0 to y7 are elements 0 to 7 of a word in plane order, nibbles 0 to 7 in fragment
 order.
@@ -124,9 +133,6 @@ _BITS = """{ .reg .b32 t; shr.u32 t, w0, 8;
     and.b32 y0, w0, 0x000f000f; and.b32 y1, w0, 0x00f000f0; and.b32 y2, t, 0x000f000f; and.b32 y3, t, 0x00f000f0; }"""
 _ONES = """lop3.b32 y0, w0, 0x000f000f, one, 0xea; lop3.b32 y1, w0, 0x00f000f0, one, 0xea;
     lop3.b32 y2, t, 0x000f000f, one, 0xea; lop3.b32 y3, t, 0x00f000f0, one, 0xea;"""
-_E2M1 = """and.b32 y0, w0, 0x8e008e00; shl.b32 t, w0, 3; and.b32 y1, t, 0x8e008e00;
-    and.b32 t, w0, 0x40384038; mul.lo.u32 t, t, 66; and.b32 y2, t, 0x8e008e00;
-    and.b32 t, w0, 0x20072007; mul.lo.u32 t, t, 516; and.b32 y3, t, 0x8e008e00;"""
 _E2M1_BFLOAT16 = """shr.u32 t, w0, 3; and.b32 t, t, 0x01c001c0; lop3.b32 y0, w0, 0x80008000, t, 0xea;
     shl.b32 u, w0, 3; and.b32 t, w0, 0x01c001c0; lop3.b32 y1, u, 0x80008000, t, 0xea;
     shl.b32 u, w0, 1; shl.b32 t, w0, 3; and.b32 t, t, 0x01c001c0; lop3.b32 y2, u, 0x80008000, t, 0xea;

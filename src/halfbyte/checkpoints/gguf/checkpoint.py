@@ -132,14 +132,8 @@ class GGUFCheckpoint(Checkpoint):
         if scale := self._scale_name(name):
             tensors["scale"] = self.file.dense(scale)
         weight = layout_named("gguf").unpack(tensors, {"type": header.type.name}, key)
-        if not weight.format.opaque:
-            self.file.release(name)  # every bit has been copied into the parts
         warn_of_overflow(weight, key)
         return weight
-
-    def release(self, key: str) -> None:
-        """As `Checkpoint.release`."""
-        self.file.release(self.tensor_name(key))
 
     def ledger(self) -> Ledger:
         meta = self.metadata
@@ -226,8 +220,6 @@ class GGUFCheckpoint(Checkpoint):
         x, y = self.file.raw(a.name), self.file.raw(b.name)
         step = 1 << 24
         same = all(np.array_equal(x[i : i + step], y[i : i + step]) for i in range(0, len(x), step))
-        self.file.release(a.name)
-        self.file.release(b.name)
         return same
 
     def close(self) -> None:

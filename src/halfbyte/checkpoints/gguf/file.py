@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedError
-from ..io.regular_file import FileReader, open_regular
+from ..io.regular_file import FileReader, Reader, open_regular
 from .header import MAGIC, Header, TensorHeader, read_header
 from .metadata import Metadata, ShortHeaderError
 
@@ -58,7 +58,7 @@ class Shard:
                 self.header: Header = header_from(read, str(path), status.st_size, FIRST_READ)
         except OSError as e:
             raise CheckpointError(f"[gguf] {path}: cannot be read: {e.strerror or e}") from None
-        self._reader = FileReader(path, status)
+        self._reader: Reader = FileReader(path, status)
 
     def bytes(self, start: int, nbytes: int) -> NDArray[np.uint8]:
         """Bytes of the file, read-only, in memory of their own."""
@@ -67,9 +67,6 @@ class Shard:
     def close(self) -> None:
         """Close the file."""
         self._reader.close()
-
-    def drop(self, start: int, stop: int) -> None:
-        """The bytes are not needed any more; their memory goes with their arrays."""
 
 
 def header_from(read: Callable[[int, int], bytes], path: str, size: int, first: int) -> Header:
@@ -203,16 +200,6 @@ class GGUFFile:
         array = raw.view(h.dtype).reshape(h.shape)
         array.flags.writeable = False
         return array
-
-    def release(self, name: str) -> None:
-        """As `Checkpoint.release`."""
-        shard, h = self._header(name)
-        shard.drop(h.offset, h.offset + h.nbytes)
-
-    def release_header(self) -> None:
-        """`release` for the key-values: the vocabulary's pages."""
-        for shard in self._shards:
-            shard.drop(0, shard.header.data_start)
 
     def close(self) -> None:
         """Close the files; arrays already taken stay valid. Reading afterwards raises

@@ -5,7 +5,6 @@ each tensor by one range request when it is asked for.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,33 +21,33 @@ FIRST_GGUF = 1 << 18
 """Of a GGUF file: doubled until the header, which holds the vocabulary, is complete."""
 
 
+class RangeReader:
+    """Reads ranges of a file on the hub, as `FileReader` reads those of a local one."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+
+    def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes of the file, read-only."""
+        return np.frombuffer(self._file.data(start, start + nbytes), np.uint8)
+
+    def prefetch(self, start: int, nbytes: int) -> None:
+        """Nothing: a range is requested when it is read."""
+
+    def close(self) -> None:
+        """Nothing: no file is open."""
+
+
 class RemoteSafetensors(SafetensorsFile):
     """A safetensors file on the hub."""
 
     def __init__(self, file: RemoteFile) -> None:
-        self.path = file.path
-        self._file = file
         data = file.read(0, FIRST_BYTES)
-        length = header_length(data[:8], file.size, str(self.path))
+        length = header_length(data[:8], file.size, str(file.path))
         if len(data) < 8 + length:
             data += file.read(len(data), 8 + length)
-        header = parse_header(data[8 : 8 + length], file.size - 8 - length, str(self.path))
-        self.entries, self.metadata, self._data_start = header.entries, header.metadata, header.data_start
-
-    def array(self, name: str) -> NDArray[Any]:
-        shape, dtype = self.header(name)
-        entry = self.entries[name]
-        data = self._file.data(self._data_start + entry.start, self._data_start + entry.stop)
-        return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
-
-    def fetch(self, name: str) -> None:
-        """Nothing: a range is read when it is used."""
-
-    def release(self, name: str) -> None:
-        """Nothing: arrays are copies."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+        header = parse_header(data[8 : 8 + length], file.size - 8 - length, str(file.path))
+        self._begin(file.path, header, RangeReader(file))
 
 
 class RemoteShard(Shard):
@@ -56,17 +55,8 @@ class RemoteShard(Shard):
 
     def __init__(self, file: RemoteFile) -> None:
         self.path = file.path
-        self._file = file
         self.header: Header = header_from(file.read, str(file.path), file.size, FIRST_GGUF)
-
-    def bytes(self, start: int, nbytes: int) -> NDArray[np.uint8]:
-        return np.frombuffer(self._file.data(start, start + nbytes), np.uint8)
-
-    def close(self) -> None:
-        """Nothing: no file is open."""
-
-    def drop(self, start: int, stop: int) -> None:
-        """Nothing: arrays are copies."""
+        self._reader = RangeReader(file)
 
 
 class RemoteGGUF:

@@ -11,7 +11,7 @@ import re
 import stat
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,19 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe, a device or a socket", str(path))
+
+
+class Reader(Protocol):
+    """Ranges of one file, wherever it is."""
+
+    def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes of the file, uint8 [nbytes], read-only."""
+
+    def prefetch(self, start: int, nbytes: int) -> None:
+        """Start to read a range ahead, without waiting for it."""
+
+    def close(self) -> None:
+        """Close the file."""
 
 
 class FileReader:

@@ -294,11 +294,6 @@ class SafetensorsCheckpoint(Checkpoint):
         for tensor in self._modules.get(key, {key: key}).values():
             self.shards.fetch(tensor)
 
-    def release(self, key: str) -> None:
-        """As `Checkpoint.release`, for each tensor of the module."""
-        for tensor in self._modules.get(key, {key: key}).values():
-            self.shards.release(tensor)
-
     def reading_or_error(self, key: str) -> Reading | HalfbyteError:
         """`reading`, or the error it would raise."""
         if key not in self._readings:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
-from ..io.regular_file import LFS_ADVICE, LFS_POINTER, FileReader, open_regular
-from .header import DTYPE_BITS, Entry, header_length, parse_header
+from ..io.regular_file import LFS_ADVICE, LFS_POINTER, FileReader, Reader, open_regular
+from .header import DTYPE_BITS, Entry, FileHeader, header_length, parse_header
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     word: np.dtype(dtype)
@@ -42,7 +42,6 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         where = str(path)
         try:
             with open_regular(path) as f:
@@ -58,10 +57,15 @@ class SafetensorsFile:
         if len(data) != length:
             raise CheckpointError(f"[open] {path}: ended while its header was read")
         header = parse_header(data, size - 8 - length, where)
+        self._begin(path, header, FileReader(path, status))
+
+    def _begin(self, path: Path, header: FileHeader, reader: Reader) -> None:
+        """The state of a newly opened file."""
+        self.path = path
         self.entries: dict[str, Entry] = header.entries
         self.metadata = header.metadata
         self._data_start = header.data_start
-        self._reader = FileReader(path, status)
+        self._reader = reader
         self._map: mmap.mmap | None = None
         self.mapped = False
         self._closed = False
@@ -116,9 +120,6 @@ class SafetensorsFile:
         """Prefetch the tensor: the system reads it in long runs, without blocking."""
         entry = self.entries[name]
         self._reader.prefetch(self._data_start + entry.start, entry.stop - entry.start)
-
-    def release(self, name: str) -> None:
-        """The tensor is not needed any more; its memory goes with its arrays."""
 
     def close(self) -> None:
         """Close the file; arrays already taken stay valid."""

@@ -52,8 +52,6 @@ def save(
             weight = weights[name]
             for key, array in _tensors(name, weight, layout):
                 out.add(key, array)
-            if isinstance(weights, Checkpoint):
-                weights.release(name)
         if progress is not None:
             progress(len(names), len(names), "")
 

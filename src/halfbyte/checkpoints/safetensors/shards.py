@@ -106,11 +106,6 @@ class Shards:
         for t in self.stored(tensor):
             self._file(t).fetch(t)
 
-    def release(self, tensor: str) -> None:
-        """The pages of `tensor` stop counting as resident memory; they come back when touched."""
-        for t in self.stored(tensor):
-            self._file(t).release(t)
-
     def _file(self, tensor: str) -> SafetensorsFile:
         return self.files[self._shard_of[tensor]]
 

@@ -42,9 +42,6 @@ class View(Checkpoint):
     def fetch(self, key: str) -> None:
         self.source.fetch(key)
 
-    def release(self, key: str) -> None:
-        self.source.release(key)
-
     def ledger(self) -> Ledger:
         return self.source.ledger()
 

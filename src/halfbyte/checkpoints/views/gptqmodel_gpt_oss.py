@@ -91,7 +91,3 @@ class AlternatingRows(View):
     def fetch(self, key: str) -> None:
         for half in self._halves(key) or (key,):
             self.source.fetch(half)
-
-    def release(self, key: str) -> None:
-        for half in self._halves(key) or (key,):
-            self.source.release(half)

@@ -107,10 +107,6 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     _check_shapes(filling, path, module, pieces)
     for name in list(pieces):
         weights[name] = _prepared(filling, pieces.pop(name))
-        # At most one projection's file pages stand beside what was made of them.
-        for slot, key in keys.items():
-            if slot.projection == name or (name == "gate_up_proj" and slot.projection in ("gate_proj", "up_proj")):
-                filling.checkpoint.release(key)
     biases = {}
     for name in weights:
         bias = _bias(filling, path, name, experts, keys)
@@ -150,10 +146,7 @@ def _piece(filling: Filling, path: str, piece: str, experts: int, keys: Keys) ->
         raise filling.error(
             f"no tensor for {first_names(lost)}" if lost else f"{path} has {experts} experts; {len(single)} are stored"
         )
-    weights = []
-    for e in range(experts):
-        weights.append(filling.packed(single[e]))
-        filling.checkpoint.release(single[e])
+    weights = [filling.packed(single[e]) for e in range(experts)]
     return stack(weights) if incompatibility(weights, stacked=True) is None else weights
 
 

@@ -83,8 +83,6 @@ class FolderFilling(Filling):
             if only is not None and next(iter(keys)).path not in only:
                 continue
             self.put(group, keys)
-            for key in keys.values():
-                self.checkpoint.release(key)
         for path, scales in self.input_scales.items():
             if only is None or path in only:
                 self.put_input_scale(path, scales)

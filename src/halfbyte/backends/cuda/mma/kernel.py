@@ -1,14 +1,14 @@
-"""m = 1 to 64 for packed weights: codes decoded in registers straight into the matrix unit's
-operand (docs/design/cuda.md).
+"""The product for 1 to 64 tokens on every NVIDIA GPU, Hopper included: codes are decoded in
+registers into the operand of `mma` (docs/design/cuda.md). More tokens on Hopper: `wgmma/kernel.py`.
 
     acc[row, token] += scale[row, g] · Σ_{j in g} element[row, j] · x[token, j]
 
-The weight lies in *fragment order* (`order.to_fragments`): one 32-bit word of a lane is the A
-operand of one mma.m16n8k16, eight codes of rows g and g + 8 at the inputs this lane owns, and the
-words of 64 inputs lie together, 16 bytes a lane. One load brings four operands, a few logic
-operations make the four half2 registers of each, and one instruction multiplies them with eight
-tokens. The inputs of a lane are 16 contiguous bytes of x. There is no shared memory, no barrier
-before the end and no dense tile.
+The weight is in *fragment order* (`order.to_fragments`): one 32-bit word of a lane is its part of
+the A operand of one mma.m16n8k16, eight codes of rows g and g + 8, and the words of 64 inputs are
+contiguous, 16 bytes a lane. One load gives four operands, a few logic operations make the four
+half2 registers of each, and one instruction multiplies them with eight tokens. The inputs of a lane
+are 16 contiguous bytes of x. There is no shared memory, no barrier before the end and no dense
+tile.
 
     a program                    one warp                       one product (mma.m16n8k16)
     rows ↓   inputs →            row_tiles tiles of 16 rows     lane 4 g + t: rows g and g + 8,
@@ -20,16 +20,16 @@ before the end and no dense tile.
 
 With fewer than eight tokens a column holds the x of one group and zeros elsewhere, so `set` groups
 share an accumulator without a scale between them, and each lane scales the groups of its own
-columns only. At m = 1 groups 2 j and 2 j + 1 share the registers of x: a product with the words of
-one is right in the even columns and meaningless in the odd ones, the other's the other way round,
-so each has accumulators of its own and contributes its columns.
+columns only. At m = 1 groups 2 j and 2 j + 1 share the registers of x: the product with the words
+of group 2 j is valid in the even columns alone, that with group 2 j + 1 in the odd ones, so each
+group has its own accumulators and contributes its columns.
 
-Where the inputs of a warp are one step, their x stays in registers for all tiles of the program.
-The next words are loaded while the current ones are multiplied, and the first ones before the
-previous kernel has ended (programmatic dependent launch: weights do not depend on it, x does). The
-partial sums of a tile are added at its end, in order. Products are exact and sums float32: scales
-multiply float32 sums, so E8M0 scales outside float16's range cost nothing. Zero points and biases
-multiply Σ x of their group, one more product with an operand of ones.
+When one step covers the inputs of a warp, their x stays in registers for all tiles of the program.
+The next words are loaded while the current ones are multiplied, and the first words before the
+previous kernel has ended (programmatic dependent launch: x depends on that kernel, weights do not).
+The partial sums of a tile are added at its end, in order. Products are exact and sums float32:
+scales multiply float32 sums, so E8M0 scales outside float16's range cost nothing. Zero points and
+biases multiply Σ x of their group, one more product with an operand of ones.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import torch
 from .. import device as gpu
 from ..launch import Routing
 from ..mma.plan import TokenBlocks
+from ..tuning.wgmma_tiles import most_blocks
 
 COMPARED = 4096
 """Pairs up to which one kernel makes the table: n² comparisons, 17 million here."""
@@ -164,7 +165,7 @@ def route(topk_ids: torch.Tensor, experts: int, tokens: int) -> Routing:
     if m == 1:  # every pair its own block: the routing is the table
         count = counting(pairs, flat.device)
         return Routing(TokenBlocks(count[pairs:], flat, count, count[1:], torch.zeros_like(count), count[:-1]), tokens)
-    blocks = min(pairs, pairs // tokens + experts)
+    blocks = most_blocks(pairs, experts, tokens)
     if pairs > COMPARED:
         return _sorted(flat, top, experts, tokens, blocks)
     # Every part begins on 16 bytes: a kernel would be compiled anew for another alignment.

@@ -118,6 +118,11 @@ def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: boo
     return min(tile.stages, (SHARED_BYTES - other) // stage)
 
 
+def most_blocks(pairs: int, experts: int, tokens: int) -> int:
+    """Upper bound of the number of blocks of at most `tokens` (token, expert) pairs of one expert."""
+    return min(pairs, pairs // tokens + experts)
+
+
 def expert_tile(pairs: int, experts: int) -> FusedTile:
     """Tile of a block of experts."""
     return next(tile for limit, tile in EXPERT_TILES.items() if pairs <= limit * experts)

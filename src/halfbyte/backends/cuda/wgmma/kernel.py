@@ -1,5 +1,6 @@
-"""m from 17 up on Hopper for weights in fragment order: yᵀ = W xᵀ, W the register operand of wgmma
-(docs/design/cuda-gemm.md).
+"""The product on Hopper for 17 tokens and more: yᵀ = W xᵀ, weights in fragment order as the
+register operand of wgmma (docs/design/cuda-gemm.md). Fewer tokens are multiplied by
+`mma/kernel.py`, on Hopper too; `CUDABackend.schedule_of` chooses.
 
     a tile of y                                   a program
     rows ↓    tokens →                            ┌ producer warp ─────────────────────────────────────┐
@@ -7,22 +8,21 @@
     │ warpgroup 0  │  │ 64 · row_blocks rows      └───────────────┬────────────────────────────────────┘
     ├──────────────┤  ┘                              full ↓       │       ↑ empty        (stages of shared memory)
     │ warpgroup 1  │                              ┌ consumer warpgroups ────────────┴──────────────────┐
-    └──────────────┘                              │ words → registers, decoded; wgmma with the x of
-                                                  all │
+    └──────────────┘                              │ words → registers, decoded; wgmma with the x of all │
     row_groups warpgroups along the rows,         └─────────────────────────────────────────────────────┘
     input_groups warpgroups on the same rows, each every input_groups-th unit of 64 inputs
 
-Per unit of 64 inputs the producer has the copy engine bring x (`tokens` rows of 128 bytes,
-swizzled), words, scales and addends into a stage of shared memory. A consumer warpgroup finishes
-its words in registers (operand.py), multiplies them with the x that all warpgroups share, and
-(`ahead`) reads the next words while the products run. Warpgroups do not wait for each other, so one
-decodes while the other's products run. There is no dense tile. The sums of warpgroups on the same
-rows are added in shared memory at the end of a tile.
+For each unit of 64 inputs the producer warp copies x (`tokens` rows of 128 bytes, swizzled), words,
+scales and addends to a stage of shared memory by TMA. A consumer warpgroup decodes its words in
+registers (operand.py), multiplies them with the x that all warpgroups share and, with `ahead`,
+reads the next words during the products. Warpgroups do not wait for each other, so one decodes
+while the products of another run. There is no dense tile. The sums of warpgroups on the same rows
+are added in shared memory at the end of a tile.
 
-A launch has as many programs as fit the machine. The tiles that make no whole round come first,
-their units divided evenly among `sharing` programs; a tile cut in parts is summed in order by the
-program that finishes last, so results do not change from run to run. Then each program takes every
-num_programs-th tile. Copies run up to `stages` units ahead, across tiles.
+A launch has as many programs as are resident at once. The tiles of an incomplete last round are
+computed first, their units divided evenly among `sharing` programs; a divided tile is summed in
+order by the program that finishes last, so results are the same in every run. Then each program
+computes every num_programs-th tile. Copies run up to `stages` units ahead, across tiles.
 
 Index names follow mma/plan.py. A *piece* is the units of one tile that one program does.
 """
