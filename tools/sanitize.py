@@ -25,12 +25,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = {
     "address": (
-        "tests/backends/cpu", "tests/numerics/test_transpose.py", "tests/transformers/test_bpe_merges.py",
+        "tests/backends/cpu", "tests/numerics/test_transpose.py", "tests/gguf_models/test_bpe_merges.py",
         "tests/transformers/test_native_step.py",
     ),
     "thread": (
         "tests/backends/cpu/test_boundary.py", "tests/backends/cpu/test_offsets.py", "tests/numerics/test_transpose.py",
-        "tests/transformers/test_bpe_merges.py",
+        "tests/gguf_models/test_bpe_merges.py",
     ),
 }  # fmt: skip
 """Bindings, products and packing, transposes, merges, the decoding step. What waits for a timing or

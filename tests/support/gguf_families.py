@@ -2,7 +2,7 @@
 them.
 
 The names are the inverse of the library's own table; that they are llama.cpp's is shown where
-llama.cpp itself loads these files and gives the same logits (test_gguf_families.py).
+llama.cpp itself loads these files and gives the same logits (test_families.py).
 """
 
 from __future__ import annotations

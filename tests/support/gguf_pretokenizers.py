@@ -1,5 +1,5 @@
 """Tokens that llama.cpp makes with each pre-tokenizer of one small vocabulary: the cases of
-test_gguf_pretokenizers.py.
+test_pretokenizers.py.
 
     python tests/support/gguf_pretokenizers.py      records them again (needs llama-cpp-python)
 
