@@ -1,7 +1,7 @@
 """What a weight format is, before any bits are read.
 
 A `Format` is the complete description of how codes become numbers. It describes structure only
-(element table, bits, groups, kinds of scale and zero point), never where the bytes lie in a file:
+(element table, bits, groups, kinds of scale and zero point), never where the bytes are in a file:
 that is a layout. Kernels dispatch on these fields, not on the name.
 
     value = ((element(code) − zero) · scale · super_scale · global) + bias − min · super_min

@@ -107,7 +107,7 @@ class Backend(ABC):
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
         """The canonical parts `prepare` was given, byte for byte; None where the backend cannot
-        turn its order back.
+        convert its order back.
         """
         return None
 

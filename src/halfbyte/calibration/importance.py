@@ -1,5 +1,5 @@
-"""Importance matrices from calibration text: the squares of every input of a model's layers, collected
-one layer at a time.
+"""Importance matrices from calibration text: the squares of every input of a model's layers,
+collected one layer at a time.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def _experts(at: str, name: str, count: int) -> Requirement:
 
 
 def _expert_bias(at: str, name: str, count: int, size: int | None, tensors: int) -> Requirement:
-    """The biases of one projection of all experts, as a stack or apart."""
+    """The biases of one projection of all experts, as a stack or separate."""
     halves = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
     path = f"{at}mlp.experts."
     names = [(f"{path}{name}_bias",), (f"{path}{name}.bias",), tuple(f"{path}{h}.bias" for h in halves)]

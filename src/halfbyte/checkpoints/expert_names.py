@@ -53,7 +53,7 @@ class ExpertName:
 
 
 def parse(name: str) -> ExpertName | None:
-    """`name` taken apart; None when it is not a projection of experts.
+    """The parts of `name`; None when it is not a projection of experts.
 
     >>> parse("layers.0.block_sparse_moe.experts.3.w1.weight").projection
     'gate_proj'

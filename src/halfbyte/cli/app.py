@@ -69,7 +69,7 @@ def _options(
         bool, typer.Option("--version", "-v", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options that stand before the command."""
+    """Options that come before the command."""
     if context.invoked_subcommand is None:
         from halfbyte import __version__
 

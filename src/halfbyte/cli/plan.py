@@ -53,7 +53,7 @@ def plan(
     ]  # fmt: skip
     print_table((Column("for"), Column("bytes", True)), [[name, human_bytes(n)] for name, n in rows])
     if made.loading > made.weights + made.cache + made.activations:
-        print(f"the most is held while the weights are read: {human_bytes(made.overhead + made.loading)}")
+        print(f"peak while the weights are read: {human_bytes(made.overhead + made.loading)}")
     limit = getattr(planner.config, "max_position_embeddings", None)
     if limit and context > limit:
         print(f"the model was made for texts of up to {limit:,} tokens")

@@ -14,7 +14,7 @@ POLICY = "OMP_WAIT_POLICY"
 
 
 def let_threads_sleep() -> bool:
-    """Asks for sleeping threads unless the user has chosen or torch is already there; True when it
+    """Sets OMP_WAIT_POLICY to passive unless it is set or torch is already imported; True when it
     did.
     """
     if "torch" in sys.modules or POLICY in os.environ:

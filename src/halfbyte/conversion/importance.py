@@ -6,9 +6,9 @@ llama.cpp's GGUF form.
     NAME.in_sum2        float32 [e, k]: Σ x² of input j over the tokens that reached matrix e
     NAME.counts         float32 [e, 1]: how many these were
 
-NAME is a weight of a GGUF ("blk.0.ffn_down.weight"); e is 1 but for stacks of experts. The importance
-of input j is in_sum2 / counts; inputs of a matrix that no token reached count the same. Source of
-the form: llama.cpp's `tools/imatrix`.
+NAME is a weight of a GGUF ("blk.0.ffn_down.weight"); e is 1 but for stacks of experts. The
+importance of input j is in_sum2 / counts; inputs of a matrix that no token reached count the same.
+Source of the form: llama.cpp's `tools/imatrix`.
 """
 
 from __future__ import annotations

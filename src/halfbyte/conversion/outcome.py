@@ -62,14 +62,14 @@ class Outcome:
 
 @dataclass
 class Checks:
-    """Conditions that were checked and held, in order; with any, an edge is `exact-if` instead of
-    `exact`.
+    """Conditions that were checked and are true, in order; with any, an edge is `exact-if` instead
+    of `exact`.
     """
 
     met: list[str] = field(default_factory=list)
 
     def add(self, clause: str) -> None:
-        """Note a condition that held."""
+        """Note a condition that is true."""
         if clause not in self.met:
             self.met.append(clause)
 

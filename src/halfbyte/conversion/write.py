@@ -171,7 +171,7 @@ def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
     modules = [*(p.name for p in packed), *(d.name.removesuffix(".weight") for d in dense)]
     names = [module.rpartition(".")[2] for module in modules]
     if not {"lm_head", "output"} & set(names) and set(EMBEDDINGS) & set(names):
-        # A tied head has no tensor, yet a reader that packs every Linear of the model must be told
+        # A tied head has no tensor, yet a reader that packs every Linear of the model needs to know
         # to leave it dense.
         dense.append(DenseTensor("lm_head.weight", (0, 0)))
     return write_config(goal.layout, packed, dense) if packed else ConfigFiles({})

@@ -8,8 +8,8 @@
 Codecs: `int1` … `int8`, `uint1` … `uint8`, `bnb_int8`. Any group size, −1 for the whole row; 128
 unless given (bnb_int8: −1 only). Format options: `scale_dtype` (float16; bnb_int8: float32), `rows`
 (rows that share a scale: tiles of rows × group_size, −1 for all), `inverse` (`intN` only). A signed
-producer code q of N bits is held as q + 2^(N−1); its signed zero point z, if any, as z + 2^(N−1) in
-`uintN`.
+producer code q of N bits is stored as q + 2^(N−1); its signed zero point z, if any, as z + 2^(N−1)
+in `uintN`.
 """
 
 from __future__ import annotations

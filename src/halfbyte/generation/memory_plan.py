@@ -12,7 +12,7 @@ activations  of one pass over `context` tokens: the larger of a feed-forward blo
              to memory (gpt-oss), of a pass over the tokens that `generation.prompt_chunk` allows,
              and three copies of heads · tokens · context, one of which outlives it. Experts on a
              GPU copy the tokens of each to whole tiles
-loading      the most that is held while tensors are read, the largest first: those before it and
+loading      the peak while tensors are read, the largest first: those before it and
              twice the one being read
 overhead     what the program holds besides: on the CPU measured in this process, with the libraries
              and the tokenizer loaded; on a GPU its context
@@ -44,7 +44,7 @@ SCORE_COPIES = 3
 PANEL_ROWS = 16
 """Rows to which the CPU kernels' order is padded."""
 CODECS = ("int8:g128", "int6:g128", "int5:g128", "int4:g32", "int4:g128", "mxfp4", "int3:g128", "int2:g128")
-"""What the matrices might be held in instead, widest first."""
+"""Other formats for the matrices, widest first."""
 
 
 class Matrix(NamedTuple):
@@ -60,7 +60,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes, by what they are for. `device_memory` is None when nothing was said of it."""
+    """Bytes, by what they are for. `device_memory` is None when it was not given."""
 
     path: str
     context: int
@@ -214,8 +214,8 @@ class Planner:
 
     def _routed(self, pairs: int, f: int) -> int:
         """Bytes of a block of experts on a GPU for `pairs` of a token and an expert: rows of x, of
-        hidden values and of float32 results; gates and ups in float32 besides where they do not lie
-        side by side.
+        hidden values and of float32 results; gates and ups in float32 besides where they are not
+        interleaved.
         """
         c, size = self.config, DTYPE_BYTES[self.dtype]
         count = getattr(c, "num_local_experts", None) or c.num_experts
@@ -242,7 +242,7 @@ def packed_nbytes(fmt: Format, shape: Sequence[int], rows: int = 1) -> int:
 
 
 def _loading(sizes: Iterable[int]) -> int:
-    """The most that is held while tensors are read, the largest first."""
+    """Peak bytes while tensors are read, the largest first."""
     held = most = 0
     for size in sorted(sizes, reverse=True):
         most = max(most, held + 2 * size)

@@ -3,8 +3,8 @@
     pairs = merges(vocabulary, rank)      the lowest rank of the joined token first, then the
                                           longest left part
 
-A vocabulary of 262,144 tokens has 1.2 million places to cut one; the native core looks up both
-sides of each, and Python does where there is no core.
+The tokens of a vocabulary of 262,144 can be cut at 1.2 million positions; the native core looks up
+both sides of each, and Python does where there is no core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def merges(vocabulary: Iterable[str], rank: Mapping[str, float]) -> Pairs:
 
 
 def _joined(words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-    """Left and right parts as places among the words, word after word, the longest left part first;
+    """Left and right parts as indices of words, word after word, the longest left part first;
     None without a core.
     """
     core = native()

@@ -27,7 +27,7 @@ def _heads_together(config: Any, parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _latent(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of the attention. Files with split projections state the lengths of a head apart."""
+    """Sizes of the attention. Files with split projections state the lengths of a head separately."""
     heads, rotated = keys.size("attention.head_count"), keys.size("rope.dimension_count")
     key = keys.get("attention.key_length_mla", "integer", 0) or keys.size("attention.key_length")
     value = keys.get("attention.value_length_mla", "integer", 0) or keys.size("attention.value_length")

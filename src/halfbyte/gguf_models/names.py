@@ -1,4 +1,5 @@
-"""Where a tensor of a GGUF file lies in transformers' model, and how its rows are ordered there.
+"""Which parameter of transformers' model a tensor of a GGUF file is, and how its rows are ordered
+there.
 
     slot(ARCHITECTURES["llama"], "blk.3.attn_q.weight")   ("model.layers.3.self_attn.q_proj",
                                                           "weight")

@@ -4,7 +4,7 @@ it holds.
     view = ModelView(open("model.gguf"))     view["model.layers.0.self_attn.q_proj"], view.config
 
 Whole rows are moved, so packed weights keep every bit; Gemma's norms lose the 1 that the file has
-added. Stacks of experts keep their projections apart (`experts.gate_proj`), as MLX stores them;
+added. Stacks of experts keep their projections separate (`experts.gate_proj`), as MLX stores them;
 `joined` alternates the rows of gpt-oss's gate and up, as its own checkpoints do. Dense stacks are
 read one expert at a time, under the names of the hub's checkpoints.
 """

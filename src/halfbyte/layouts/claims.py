@@ -23,7 +23,7 @@ as such.
 
 CONSUMED, HARMLESS, UNKNOWN = "consumed", "harmless", "unknown"
 """The `use` of a config key: it decides how weights are read; it does not change their values;
-nobody knows.
+no reader knows.
 """
 
 

@@ -11,7 +11,7 @@
 
 A saved module also carries its parameters as tensors (`nbits`, `group_size`, `shape`, `axis`,
 `packing`, ...: numbers, or text as bytes). They are read from there, else from the config: `nbits`,
-`group_size`, `axis`, and `shape`, (n, k), which nothing else tells.
+`group_size`, `axis`, and `shape`, (n, k), which is stored nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Codes to bytes and back: the canonical little-endian bit stream.
 
 Code j of a row occupies bits j·b to j·b + b − 1 of the row's bytes, counting from bit 0 of byte 0;
-every row starts on a byte. For 4 bits that is low nibble first; for 3 bits eight codes lie in three
+every row starts on a byte. For 4 bits that is low nibble first; for 3 bits eight codes fill three
 bytes.
 
 >>> pack(np.array([[1, 2, 3]], np.uint8), 4).tolist()

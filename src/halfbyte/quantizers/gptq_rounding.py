@@ -135,8 +135,8 @@ class _GroupColumns:
         self._fitted: list[Params] = []
 
     def before(self, x: F64, ready: Factored) -> list[Params]:
-        """What is fitted to the weights x [n, k] before the walk: the tensor scale, where the format
-        has one, and with act_order the parameters of every group.
+        """What is fitted to the weights x [n, k] before the walk: the tensor scale, where the
+        format has one, and with act_order the parameters of every group.
         """
         if ready.act_order:
             self.grid, params = fit_weight(self.grid, x, ready.importance)

@@ -3,9 +3,9 @@
     value = element(code) · sc · d − mn · dmin        sc, mn small integers of a group, d and dmin float16 of a super-block
     error = Σ_j h_j · (x_j − value_j)²                h the importance of input j
 
-The start is the better one of two, for each super-block: the parameters of the format's own encoder,
-and those of the weighted best line (or scale) of each group. It is refined by coordinate descent,
-`ROUNDS` times, codes always being the nearest ones:
+The start is the better one of two, for each super-block: the parameters of the format's own
+encoder, and those of the weighted best line (or scale) of each group. It is refined by coordinate
+descent, `ROUNDS` times, codes always being the nearest ones:
 
 1. d and dmin of a super-block by weighted least squares, rounded to float16;
 2. sc and mn of each group: in the first round scales from a quarter to five quarters, since a large
@@ -13,7 +13,8 @@ and those of the weighted best line (or scale) of each group. It is refined by c
    next to them.
 
 A change is kept only where the error falls, so the result is never worse than the encoder's.
-llama.cpp's quantizers weight an error by the value's magnitude, too; their bytes are not reproduced.
+llama.cpp's quantizers weight an error by the value's magnitude, too; their bytes are not
+reproduced.
 """
 
 from __future__ import annotations
@@ -274,9 +275,9 @@ class _Search:
         return best
 
     def _wide(self, at: Blocks) -> Iterator[Blocks]:
-        """Scales well below and above those of `at`: of either sign without a minimum; with one, spans
-        that begin at the lowest level, end at the highest, or lie between, under the best minimum
-        for their codes.
+        """Scales well below and above those of `at`: of either sign without a minimum; with one,
+        spans that begin at the lowest level, end at the highest, or lie between, under the best
+        minimum for their codes.
         """
         if not self.fmt.minimum:
             for factor in (*FACTORS, *-FACTORS):

@@ -1,4 +1,4 @@
-"""The transformers configuration, tokenizer and generation settings that lie beside a checkpoint's
+"""The transformers configuration, tokenizer and generation settings that are beside a checkpoint's
 tensors.
 
 Nothing that a checkpoint names is executed or fetched: custom code (`auto_map`), kernels of the hub
@@ -24,7 +24,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "voc
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:
-    """The folder a checkpoint's files lie in."""
+    """The folder of a checkpoint's files."""
     return checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
 
 

@@ -52,7 +52,7 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
 
     activations  "exact" or "int8"
     backend      None picks the best one that serves
-    meta         who wrote the checkpoint that a saved model came from, where that tells how to read
+    meta         who wrote the checkpoint that a saved model came from, where reading depends on it
                  it (`has_split_gate_up`)
     """
 
@@ -72,7 +72,7 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
 
 
 class _Aside(nn.Module):  # type: ignore[misc]
-    """Stands where a packed module will: no parameters, so that transformers loads nothing for it."""
+    """Placeholder of a packed module: no parameters, so that transformers loads nothing for it."""
 
 
 @register_quantizer(METHOD)
@@ -88,7 +88,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         for path in self.places:
             model.set_submodule(path, _Aside())
         if self.modules:
-            # What is tied is settled by the filling; transformers knows no packed weight to tie.
+            # The filling ties weights; transformers ties no packed ones.
             model.all_tied_weights_keys = {
                 a: b for a, b in model.all_tied_weights_keys.items() if not self._aside(a) and not self._aside(b)
             }
@@ -175,7 +175,7 @@ class Accounting:
 
 
 def memory_footprint(model: Any, return_buffers: bool = True) -> int:
-    """Bytes of parameters, packed weights and, unless told otherwise, buffers; shared ones counted
+    """Bytes of parameters, packed weights and, by default, buffers; shared ones counted
     once.
     """
     packed = {id(w): w for m in packed_modules(model).values() for w in m.packed.values()}

@@ -162,7 +162,7 @@ def model_config(checkpoint: Checkpoint) -> Any:
 
 
 def import_model_code(path: str | Path, config: Mapping[str, Any] | None = None) -> None:
-    """Imports what `load_model` will need for this file, so that its time can be told from the
+    """Imports what `load_model` will need for this file, so that its time can be separated from the
     model's; `config` as for `load_model`.
     """
     from .compat import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -176,7 +176,7 @@ def import_model_code(path: str | Path, config: Mapping[str, Any] | None = None)
 
 
 def model_size(model: nn.Module) -> Size:
-    """Bytes and weights held by a model's packed modules and parameters."""
+    """Bytes and weights of a model's packed modules and parameters."""
     packed = {id(h): h for m in packed_modules(model).values() for h in m.packed.values()}.values()
     parameters = list(model.parameters())
     nbytes = sum(w.nbytes for w in packed) + sum(p.numel() * p.element_size() for p in parameters)
@@ -244,7 +244,7 @@ def _class_for(config: Any) -> Any:
 
 
 def _package_of(message: str) -> str:
-    """The package that an ImportError of transformers asks for in words."""
+    """The package that an ImportError of transformers names."""
     found = re.search(r"requires the (\w+) library", message)
     return found[1] if found else "a package that is not installed"
 

@@ -72,7 +72,7 @@ def experts(
 
 
 class _Place:
-    """Where the routed rows lie: as they are for few, sorted by expert for many."""
+    """Order of the routed rows: unchanged for few, sorted by expert for many."""
 
     def __init__(self, runtime: Runtime, index: Any, experts: int, rows: int, top_k: int) -> None:
         self.runtime, self.index, self.experts, self.rows, self.top_k = runtime, index, experts, rows, top_k

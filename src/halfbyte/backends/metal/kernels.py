@@ -24,7 +24,7 @@ E2M1_DECODERS = {
     "": "e2m1_code", "single": "e2m1_single_code", "subnormal": "e2m1_subnormal_code", "constant": "e2m1_constant_code",
     "threadgroup": "e2m1_threadgroup_code",
 }  # fmt: skip
-"""Ways to decode E2M1: "" in pairs, what every kernel does; the others are variants of two kernels,
+"""Decoders of E2M1: "" in pairs, which every kernel uses; the others are variants of two kernels,
 to be compared on a Mac.
 """
 

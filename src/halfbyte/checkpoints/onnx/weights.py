@@ -305,7 +305,7 @@ class View:
         return QTensor(fmt, self.shape, parts, origin="onnxruntime", name=name)
 
     def _fields(self, tensor: Tensor, last: int) -> NDArray[Any]:
-        """Integers one an element; bytes that hold several are taken apart along the last axis."""
+        """Integers one an element; bytes of several elements are unpacked along the last axis."""
         values = self.model.array(tensor.name)
         return unpack(values, self.bits, last) if self.packed else values
 

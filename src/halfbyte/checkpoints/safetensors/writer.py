@@ -89,7 +89,7 @@ class SafetensorsWriter(ResumableFile):
         self.add_blocks(name, array.dtype, array.shape, [array])
 
     def add_blocks(self, name: str, dtype: np.dtype[Any], shape: Sequence[int], blocks: Iterable[NDArray[Any]]) -> None:
-        """Append a tensor given as blocks of `dtype` in C order: a dense matrix is never held in
+        """Append a tensor given as blocks of `dtype` in C order: a dense matrix is never in
         memory as a whole.
         """
         word = WORDS.get(dtype.newbyteorder("="))

@@ -1,7 +1,7 @@
 """Rounding policies: the options of a family's `encode` as a frozen dataclass, with the field names
 that users write.
 
-The policies themselves stand beside their encoders: `IntegerPolicy`, `FloatPolicy`, `TablePolicy`
+The policies themselves are beside their encoders: `IntegerPolicy`, `FloatPolicy`, `TablePolicy`
 in this package, `MXPolicy`, `NVFP4Policy`, `AffinePolicy` in the modules of their families. What
 each producer uses is `Family.policies`.
 """

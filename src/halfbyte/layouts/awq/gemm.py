@@ -6,9 +6,9 @@
 | `qzeros` | int32 | [G, n·bits/32], zero points as they are |
 | `scales` | float16 | [G, n] |
 
-Nibble i of a word, counted from the lowest, holds column [0, 2, 4, 6, 1, 3, 5, 7][i] of its eight,
-so codes 0 … 7 of eight columns make 0x75316420. Eight-bit files (vLLM reads them) order four
-columns [0, 2, 1, 3]. Source: AutoAWQ 0.2, by the files it writes.
+Nibble i of a word, counted from the lowest, is the code of column [0, 2, 4, 6, 1, 3, 5, 7][i] of
+its eight, so codes 0 … 7 of eight columns make 0x75316420. Eight-bit files (vLLM reads them) order
+four columns [0, 2, 1, 3]. Source: AutoAWQ 0.2, by the files it writes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_
 I32 = np.dtype(np.int32)
 FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
-"""Column held by each field of a word, lowest field first."""
+"""Column of each field of a word, lowest field first."""
 
 
 def key_in(config: Config, transformers: str, autoawq: str) -> str:

@@ -94,7 +94,7 @@ class Filling:
         self.model.set_submodule(path, QEmbedding(table, scale=scale, dtype=self.model.dtype, backend=self.backend))
 
     def layer(self, weight: QTensor, bias: torch.Tensor | None = None) -> QLinear:
-        """The module of one weight: dense parts beside packed ones are multiplied apart."""
+        """The module of one weight: dense parts beside packed ones are multiplied separately."""
         if weight.format.extra not in EXTRA_PARTS:
             return self.linear(self.prepare(weight), bias)
         options: dict[str, Any] = {"device": self.device, "backend": self.backend, "activations": self.activations}

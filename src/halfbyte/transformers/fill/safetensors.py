@@ -90,7 +90,7 @@ class FolderFilling(Filling):
         self.check_full()
 
     def without_towers(self, unknown: list[str]) -> list[str]:
-        """`unknown` without the tensors of other modalities, of which a warning tells, where the
+        """`unknown` without the tensors of other modalities, which a warning names, where the
         model is the language model of a multimodal checkpoint.
         """
         whole = TOWER_CONFIGS & set(self.checkpoint.config)
