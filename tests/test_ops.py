@@ -193,7 +193,7 @@ def test_case_33_threads_share_a_cold_weight(rng):
 def test_a_better_backend_is_passed_over_with_one_warning_a_reason(rng, monkeypatch):
     absent = AbsentBackend("fast", "cpu", "it is not built")
     monkeypatch.setattr(ops, "backends_for", lambda device: [absent, backend_named("reference")])
-    monkeypatch.setattr(ops, "_told", set())
+    monkeypatch.setattr(ops, "_warned", set())
     x, w = np.zeros((1, 64), np.float32), weight(rng, 4, 64)
     other = quantize(np.ones((4, 64), np.float32), "int4:g32")
     with pytest.warns(RuntimeWarning, match=r"mxfp4:g32 runs on the reference backend, slowly: fast: it is not built$") as told:

@@ -45,14 +45,14 @@ ArrayT = TypeVar("ArrayT", NDArray[Any], "torch.Tensor")
 
 _lock = threading.Lock()
 _prepared: dict[int, dict[str, Prepared]] = {}
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backend:
     """The backend that serves `call` on a torch device ("cpu", "cuda:1"), or the one named.
 
-    Raises BackendError with each candidate's own sentence when none does. Passing over a better
-    backend is said once a reason, as a warning.
+    Raises BackendError with the reason of each candidate when none does. A warning, once for each
+    reason, names better backends that were not used.
     """
     if backend is not None:
         chosen = backend_named(backend)
@@ -65,7 +65,7 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
         why = candidate.reason() or candidate.refuses(call)
         if why is None:
             if refused:
-                _tell_once(call, candidate, refused)
+                _warn_once(call, candidate, refused)
             return candidate
         refused.append(f"{candidate.name}: {why}")
     raise BackendError(
@@ -74,13 +74,11 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
     )
 
 
-def _tell_once(call: Call, chosen: Backend, refused: list[str]) -> None:
-    """Warn of reasons not given before: one that holds for every format is said once, not once a
-    format and verb.
-    """
-    new = [reason for reason in refused if reason not in _told]
+def _warn_once(call: Call, chosen: Backend, refused: list[str]) -> None:
+    """Warn of reasons not given before; one that applies to every format is given once."""
+    new = [reason for reason in refused if reason not in _warned]
     if new:
-        _told.update(new)
+        _warned.update(new)
         message = f"[{call.op}] {call.format} runs on the {chosen.name} backend, slowly: {'; '.join(new)}"
         warnings.warn(message, RuntimeWarning, stacklevel=_frames_of_this_package() + 1)
 
@@ -224,8 +222,8 @@ def linear(
     backend      None picks by x's device; a name forces one
     schedule     None picks; a name forces one where the backend has it
     Returns (..., n) in x's dtype, on x's device. Raises ShapeError when shapes or dtypes do not
-    fit, BackendError with the reason when no backend serves the call. A (k, n) weight is refused
-    where its shape shows it; a square one cannot be told apart.
+    fit, BackendError with the reason when no backend serves the call. A transposed (k, n)
+    weight is refused unless it is square.
     """
     plain_bias = bias is None or (type(bias) is np.ndarray and bias.shape == w.shape[:1])
     if backend is None and schedule is None and plain_bias and activations in ACTIVATIONS and _is_plain(x, w):

@@ -46,8 +46,8 @@ from .quant_config.reader import SkipListReader
 _STATES = {"nf4": "weight.quant_state.bitsandbytes__nf4", "fp4": "weight.quant_state.bitsandbytes__fp4"}
 _WORDS = {"nf4": "nf4", "fp4": "bnb_fp4"}
 _TABLE_SLACK = 1e-6
-"""Largest difference of a stored table from ours: versions computed 1/192 and its like in different
-ways.
+"""Largest difference of a stored table from ours: versions of bitsandbytes rounded 1/192 and
+similar entries differently.
 """
 
 

@@ -1,4 +1,4 @@
-"""The canonical parts of a weight that lies in the GPU's order: the inverse of `weight.to_device`,
+"""The canonical parts of a weight in the GPU's order: the inverse of `weight.to_device`,
 byte for byte.
 """
 

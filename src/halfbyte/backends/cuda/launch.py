@@ -82,7 +82,7 @@ def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = Non
     """Dense (n, k), or the rows `ids` of it, on the weight's device. Two-dimensional weights only.
     Values are rounded to float32 and then to `dtype`, except where the float32 value is exact
     (integers and floats of up to 8 bits under 16-bit or 8-bit float scales without addend): a value
-    whose float32 lies on the middle between two of `dtype` may be one step away.
+    whose float32 is the midpoint of two of `dtype` may be one step off.
     """
     n, k = w.shape
     rows = n if ids is None else ids.numel()

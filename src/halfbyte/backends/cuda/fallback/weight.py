@@ -72,7 +72,7 @@ def to_device(q: QTensor, device: Any) -> CanonicalWeight:
 
 
 def nbytes(w: CanonicalWeight) -> int:
-    """Bytes held on the device."""
+    """Bytes on the device."""
     return sum(t.numel() * t.element_size() for t in (*w.parts.values(), w.table))
 
 
@@ -84,7 +84,7 @@ def canonical_parts(w: CanonicalWeight) -> dict[str, Any]:
 
 
 def expert(p: Prepared, index: int) -> Prepared:
-    """One matrix of a stack: the same tensors, and where in them it lies."""
+    """One matrix of a stack: the same tensors, and its offset in them."""
     w = p.data
     held = CanonicalWeight(w.format, w.shape[1:], w.parts, w.table, w.lead, index)
     return Prepared(p.backend, p.format, p.shape[1:], held, p.nbytes // w.shape[0])

@@ -59,8 +59,8 @@ from .plan import Fetched, Span, Weight
 
 
 class WeightIndex(NamedTuple):
-    """Where a lane's words and scales lie; what differs between lanes is apart from what is
-    constant a register.
+    """Indices of a lane's words and scales; terms that differ between lanes are separate from those
+    that are the same for a register.
     """
 
     w_far: Any

@@ -37,8 +37,8 @@ def tokens_a_block(m: int) -> int:
 
 
 def kernels(m: int, top: int, experts: int, fused: bool) -> frozenset[tuple[Any, ...]]:
-    """What tells the kernels of m tokens from those of other numbers, `fused` where that schedule
-    takes the weights: pairs a step of the plan; the fused tile, or tokens a block.
+    """The compile-time arguments that depend on m: pairs a step of the plan; the fused tile, or
+    tokens a block. `fused`: that schedule takes the weights.
     """
     pairs = m * top
     step = ("table",) if m == 1 else ("plan", pairs_a_step(pairs, experts))

@@ -1,5 +1,5 @@
-"""Gates and ups that were summed apart come together: outputs.gated for products that lie in
-memory.
+"""The gated activation of gate and up products in memory; `mma/epilogue.gated` has that of products
+in registers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A block of the weight as one dense tile in x's dtype, for the schedules that hand the matrix unit
-a decoded tile.
+"""A block of the weight as one dense tile in x's dtype, for the schedules whose operand is a
+decoded tile.
 
-Fragment order is read as it lies, whole units of 512 bytes, and decoded word by word; rows and
-inputs are put in order by a permutation of the tile, which costs a pass through shared memory that
-the tile takes anyway. Plane order goes word by word.
+Fragment order is read in units of 512 bytes and decoded word by word; a permutation of the tile, on
+its way through shared memory, puts rows and inputs in order. Plane order is decoded word by word.
 """
 
 from __future__ import annotations

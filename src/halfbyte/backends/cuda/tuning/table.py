@@ -65,7 +65,7 @@ def write(path: Path, card: str, measured: str, entries: list[Entry]) -> None:
 
 
 def key(e: Entry) -> tuple[Any, ...]:
-    """What tells entries apart."""
+    """Keys that identify an entry."""
     return e["kernel"], e["family"], e["n"], e["k"], e["m"]
 
 

@@ -12,11 +12,12 @@ from .table import found
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Tokens a tile; blocks of 64 rows a warpgroup; warpgroups along the rows (1 or 2); stages of
-    64 inputs, or as many as fit; parts that a tile beyond whole rounds is cut into along its inputs
-    (0: `parts` says); token blocks side by side; warpgroups that share rows and take turns along
-    the inputs (`groups` · `deep` ≤ 4); the next words read while products run (2: but for E8M0
-    scales, where that is slower).
+    """Shape and pipeline of a tile. tokens; rows: blocks of 64 rows of a warpgroup; groups:
+    warpgroups along the rows (1 or 2); stages of 64 inputs, fewer where they do not fit; split:
+    parts along the inputs of a tile in the incomplete last round (0: by `parts`); then token blocks
+    that are adjacent in the order of tiles; deep: warpgroups on the same rows, each with every
+    deep-th unit of inputs (groups · deep ≤ 4); and whether the next words are read while products
+    run (2: except with E8M0 scales, where that is slower).
     """
 
     tokens: int

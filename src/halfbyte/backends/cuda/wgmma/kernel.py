@@ -355,8 +355,8 @@ def own_rows(v, WG: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def read_stage(shared, stage, phase, more, shift, WG: gl.constexpr, C: gl.constexpr):
-    """A warpgroup's words and terms of a stage, its two halves apart. What follows the last unit is
-    never multiplied.
+    """A warpgroup's words and terms of a stage, as two halves. Words after the last unit are never
+    multiplied.
     """
     R: gl.constexpr = C.row_blocks
     LW: gl.constexpr = words_layout(R, 4, C.group == 16, C.bits)
@@ -499,8 +499,8 @@ def partition(args, C: gl.constexpr, NUMBER: gl.constexpr):
 
 @gluon.jit
 def allocate(maps, C: gl.constexpr):
-    """The shared memory of a program, barriers initialized; what a kernel does not need stands for
-    something it has.
+    """The shared memory of a program, barriers initialized. Buffers that a kernel does not need are
+    another name for one that it has.
     """
     WGS: gl.constexpr = C.row_groups
     WGK: gl.constexpr = C.input_groups

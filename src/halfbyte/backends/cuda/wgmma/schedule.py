@@ -51,8 +51,8 @@ def pays(m: int, w: CudaWeight) -> bool:
 
 
 def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
-    """x in the weight's input order, as the copy engine can read it: rows a multiple of 16 bytes
-    apart, 16-byte aligned.
+    """x in the weight's input order, as TMA reads it: the stride of rows a multiple of 16 bytes,
+    16-byte aligned.
     """
     if w.order is not None:
         x = x.index_select(1, w.order)
