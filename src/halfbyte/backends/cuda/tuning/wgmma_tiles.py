@@ -12,12 +12,17 @@ from .table import found
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Shape and pipeline of a tile. tokens; rows: blocks of 64 rows of a warpgroup; groups:
-    warpgroups along the rows (1 or 2); stages of 64 inputs, fewer where they do not fit; split:
-    parts along the inputs of a tile in the incomplete last round (0: by `parts`); then token blocks
-    that are adjacent in the order of tiles; deep: warpgroups on the same rows, each with every
-    deep-th unit of inputs (groups · deep ≤ 4); and whether the next words are read while products
-    run (2: except with E8M0 scales, where that is slower).
+    """Shape and pipeline of a tile.
+
+    tokens    of a tile
+    rows      blocks of 64 rows of a warpgroup
+    groups    warpgroups along the rows, 1 or 2
+    stages    of 64 inputs in shared memory; fewer where they do not fit
+    split     parts along the inputs of a tile in the incomplete last round; 0: by `parts`
+    together  token blocks that are adjacent in the order of tiles
+    deep      warpgroups on the same rows, each with every deep-th unit of inputs; groups · deep ≤ 4
+    ahead     read the next words while products run: 0 never, 1 always, 2 except with E8M0 scales,
+              where that is slower
     """
 
     tokens: int
