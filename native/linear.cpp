@@ -15,14 +15,15 @@
 namespace halfbyte {
 namespace {
 
-constexpr int64_t kTokens = 256;          // activations prepared at a time
-constexpr int64_t kLongestSegment = 128;  // and span
-// Sums of a span of several segments are in units of the activations' scale, 127 times as large:
-// the weight's scales are divided by this meanwhile, so that no value leaves float32's range.
+constexpr int64_t kTokens = 256;          // tokens whose activations are prepared at a time
+constexpr int64_t kLongestSegment = 128;  // and longest span
+// The sums of a span of several segments are in units of the activations' scale, up to 127 times as
+// large as their value; the weight's scales are divided by this number until the span ends, so that
+// no sum overflows float32.
 constexpr float kLift = 128.0f;
 
-// Subnormal scales and values count: E8M0's smallest is one. Another library may have set this
-// thread to flush them.
+// Subnormal scales and values must be exact (E8M0's smallest is one); another library may have set
+// this thread to flush them to zero.
 class KeepSubnormals {
  public:
 #if defined(__x86_64__) || defined(_M_X64)
@@ -43,8 +44,8 @@ class KeepSubnormals {
 #endif
 };
 
-// A buffer that a thread keeps from call to call, aligned to a cache line; never null, so that no
-// sum of no inputs passes a null pointer on.
+// A buffer that a thread reuses in later calls, aligned to a cache line; never null, also for a
+// product of no inputs.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }
@@ -182,14 +183,14 @@ void store_results(const Plan &p, const float *total, int64_t stride, int64_t ro
 
 thread_local Scratch total_scratch, panel_scratch, scale_scratch, line_scratch;
 
-// Panels first .. first + count against every token.
+// Multiplies panels first .. first + count by every token.
 void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtype dtype,
                 char *out) {
   const Weight &w = *p.w;
   const Kernels &ks = *p.ks;
-  // Fused tiles are compiled for kFusedPanels panels only. Fewer panels at the end are computed
-  // again with those before them where a block is the whole row, and go through the buffer
-  // otherwise; the sums are the same.
+  // Fused tiles are compiled for kFusedPanels panels only. When fewer remain at the end, the tile
+  // overlaps the panels before them if a block is the whole row; otherwise they are decoded into
+  // the buffer. The sums are the same.
   const int done = p.schedule.whole_rows ? kFusedPanels - count : 0;
   first -= done, count += done;
   const int64_t width = (int64_t)count * kPanelRows;
@@ -206,7 +207,7 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
                    ? (float)w.unit
                    : 1.0f;
   if (p.int8 && p.span != p.seg) unit /= kLift;
-  // Bytes that suit the dot product as they are need no buffer.
+  // Bytes that are operands of the dot product as stored need no buffer.
   const bool direct = p.int8 && w.bits == 8 && ks.unsigned_bytes;
   const bool decode = !fused && !direct;
   const int64_t inputs_of_first_block = p.inputs < p.schedule.block ? p.inputs : p.schedule.block;

@@ -133,8 +133,8 @@ void two_product(double a, double b, double &p, double &e) {
   e = ((ah * bh - p) + ah * bl + al * bh) + al * bl;
 }
 
-// hi + lo rounded to odd: what may be rounded again to a narrower type as if from the real number
-// (Boldo and Melquiond 2008).
+// hi + lo rounded to odd: rounding it again to a narrower type is as exact as rounding the real
+// number (Boldo and Melquiond 2008).
 double to_odd(double hi, double lo) {
   if (lo == 0 || !std::isfinite(hi) || (bits_of(hi) & 1)) return hi;
   return std::nextafter(hi, lo > 0 ? std::numeric_limits<double>::infinity()

@@ -5,8 +5,8 @@ namespace {
 
 constexpr int64_t kBlockBytes =
     16384;  // decoded at a time: with its activations it stays in the first-level cache
-// 8-bit codes of longer rows take four panels side by side in the exact class: each stream is then
-// long enough to prefetch, 10 % faster.
+// From this row length on tiles of 8-bit codes take four panels in the exact class: each stream is
+// then long enough for the prefetcher, 10 % faster.
 constexpr int64_t kLongRow = 2048;
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -25,8 +25,8 @@ Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool
   const Tiles &tiles = int8 ? ks.i8 : ks.f32;
   const bool few = tokens <= kFewTokens, eight_bits = w.bits == 8;
   Schedule s{};
-  // Six bits are two planes and four operations for a vector of codes: registers do not hold them
-  // beside the products of six tokens.
+  // A vector of 6-bit codes takes two planes and four operations, whose registers are not free
+  // beside the sums of six tokens.
   const bool core_fuses = core.fused_tokens && !(int8 && w.bits == 6);
   const int fused_tokens = core_fuses ? core.fused_tokens : tiles.fused_tokens;
   s.fused = w.panel_order && tokens <= fused_tokens && (int8 ? ks.fuses_i8 : ks.fuses_f32)(w);
@@ -46,8 +46,8 @@ Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool
   const bool core_distance = core.prefetch_bytes && (s.one_panel || (int8 && eight_bits));
   s.prefetch_bytes = !prefetches ? 0 : core_distance ? core.prefetch_bytes : kPrefetchBytes;
 
-  // Where only few tokens are fused their tiles have four; panels of such a call that go through
-  // the buffer follow that order.
+  // Where only few tokens are fused, tiles have four tokens; panels of such a call that are decoded
+  // into the buffer use the same order of activations.
   if (s.fused && fused_tokens < tiles.tokens)
     s.tile_tokens = 4;
   else if (int8 && tokens >= core.alternative_tile_from)

@@ -45,7 +45,7 @@ struct Array {
   static bool from(nb::handle object, Array &out);
 };
 
-// float32, float16, and bfloat16 or the 16-bit words that stand for it in NumPy. ShapeProblem for
+// float32, float16, and bfloat16 or the 16-bit words that represent it in NumPy. ShapeProblem for
 // others.
 Dtype dtype_of(const char *operation, const char *name, const Array &a);
 

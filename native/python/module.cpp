@@ -186,7 +186,7 @@ class BoundStep : public Step {
 
 [[noreturn]] void refuse_step(const std::string &what) { throw ShapeProblem("[step] " + what); }
 
-// The caches a text writes to, and the angles of its next positions: what `run` indexes.
+// The caches of a sequence and the angles of its next positions, which `run` indexes.
 void bind_caches(BoundStep &s, const std::vector<nb::object> &keys,
                  const std::vector<nb::object> &values, const std::vector<nb::object> &cosines,
                  const std::vector<nb::object> &sines) {

@@ -1,9 +1,9 @@
 // The interpreter's lock, released while computing, and how that ends when the interpreter does.
 //
-// A daemon thread that asks for the lock of an interpreter that is going away is ended by
-// pthread_exit, whose unwinding C++ frames turn into an abort. So `close` (registered with Python's
-// atexit) waits until every computation has the lock back, and computations that start later keep
-// it.
+// A daemon thread that requests the lock of an interpreter that is shutting down is ended by
+// pthread_exit, whose unwinding through C++ frames aborts the process. So `close` (registered with
+// Python's atexit) waits until every computation has the lock back, and computations that start
+// later keep it.
 #pragma once
 
 #include <Python.h>
