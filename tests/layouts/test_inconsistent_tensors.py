@@ -154,8 +154,8 @@ def test_what_does_not_fit_is_refused_and_what_fits_is_read_to_the_byte(label: s
 
 def test_the_cases_are_all_the_layouts_of_single_modules() -> None:
     """GGUF's blocks and stacks of experts have tests of their own (test_gguf.py,
-    test_modelopt_stacked_experts.py, test_published.py), and so has marlin-24, whose weights are 2:4
-    (test_compressed_tensors_sparse.py).
+    test_modelopt_stacked_experts.py, test_published.py), and so has marlin-24, whose weights are
+    2:4 (test_compressed_tensors_sparse.py).
     """
     assert {name for name, _ in CASES.values()} == set(LAYOUTS) - {"gguf", "compressed-tensors-marlin-24", *STACKS}
 
