@@ -4,12 +4,14 @@ values.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -310,26 +312,27 @@ def test_experts_of_different_bits(tmp_path):
     assert agree(logits(model, ids()), logits(tiny.dense, ids()))
 
 
-def test_the_pages_of_a_projection_are_released_before_the_next_is_held(tmp_path, monkeypatch):
-    """All of a layer's experts on disk beside all of them in memory would be twice the layer, not
-    the layer and a tensor.
+def test_a_projection_is_freed_before_the_next_is_packed(tmp_path, monkeypatch):
+    """The canonical parts of all of a layer's experts beside all of them packed would be twice the
+    layer, not the layer and a tensor.
     """
-    from halfbyte.checkpoints.safetensors.checkpoint import SafetensorsCheckpoint
     from halfbyte.torch.packed_weight import PackedWeight
 
-    events = []
-    hold, release = PackedWeight.of.__func__, SafetensorsCheckpoint.release
-    monkeypatch.setattr(
-        PackedWeight,
-        "of",
-        classmethod(lambda c, w, **o: (events.append(w) if isinstance(w, hb.QTensor) else None, hold(c, w, **o))[1]),
-    )
-    monkeypatch.setattr(SafetensorsCheckpoint, "release", lambda self, key: (events.append(key), release(self, key))[1])
+    seen, alive = [], []
+    plain = PackedWeight.of.__func__
+
+    def of(cls, w, **options):
+        if isinstance(w, hb.QTensor):
+            gc.collect()
+            alive.append([shape for shape, earlier in seen if earlier() is not None])
+            seen.append((w.shape, weakref.ref(w)))
+        return plain(cls, w, **options)
+
+    monkeypatch.setattr(PackedWeight, "of", classmethod(of))
     write_tiny(tmp_path, "gpt_oss", "gpt-oss", num_hidden_layers=1, layer_types=["full_attention"])
     load_model(tmp_path)
-    experts = [e if isinstance(e, str) else e.shape for e in events if not isinstance(e, str) or ".experts." in e]
-    base = "model.layers.0.mlp.experts."
-    assert experts[:4] == [(4, 256, 64), f"{base}gate_up_proj", f"{base}gate_up_proj_bias", (4, 64, 128)]
+    assert [shape for shape, _ in seen if len(shape) == 3] == [(4, 256, 64), (4, 64, 128)]
+    assert not any(alive)
 
 
 def test_case_55_a_model_with_any_text_loads_under_any_locale(tmp_path):
