@@ -1,26 +1,35 @@
-"""Mutation testing: change one operator, comparison, constant or term of a source file and see its
-tests fail.
+"""Mutation testing: change one operator, comparison, constant or term of a source file and see a
+test fail.
 
-    python tools/mutate.py formats numerics tensor producers --count 120 --seed 1 --out
-    build/mutation/values.jsonl
-    python tools/mutate.py layouts --count 100            # any package or module below
-                                                          src/halfbyte, spelled with slashes
-    python tools/mutate.py --report build/mutation/*.jsonl
+    python tools/mutate.py formats layouts checkpoints --count 300 --seed 14 --workers 4
+    python tools/mutate.py layouts/awq --show             # any package or module below src/halfbyte
+    python tools/mutate.py --report build/mutation/mutants.jsonl
 
 Mutants are drawn from all sites of the files named, with a fixed seed, each file in proportion to
-its sites. The package is copied to a temporary folder once and a mutant overwrites one file there:
-the working tree is never changed, and several runs may go on at the same time. Do not edit the
-tests meanwhile; run long samples in a clone. Tests run with `-x`, the mapped files in order, until
-one fails (killed), the limit of CPU time passes (killed: a hang is noticed), or all pass
-(survived). A mutant that cannot be imported counts as killed.
+its sites. The sources are never changed: a mutant exists as compiled code alone. Do not edit
+sources or tests while a sample runs; run long ones in a clone.
 
-`--out` gets one JSON line a mutant: file, line, what was changed, killed, the test file, seconds.
-Started again with the same `--out`, a run skips the mutants listed there. `--show` prints the
-mutants and runs nothing. `TESTS` maps sources to test files, first match wins; without an entry the
-test file of the mirrored path is used (`layouts/gptq.py`: `tests/layouts/test_gptq.py`).
+1. Recording: the tests of `TESTS` run once, a process for some files of tests, and a trace notes
+   which functions of the package each test calls and how long it takes, for at most `CASES` cases
+   of a test function (`build/mutation/calls/`, one file for a file of tests, used again until it
+   is deleted).
+2. Functions: one process collects these tests and forks the workers. For each mutant inside a
+   function a worker forks; the child gives the living functions their mutated code and runs the
+   tests that call the function until one fails, different test functions first and fast ones
+   first, then the cases of these test functions that were not recorded.
+3. Fresh: mutants of module and class bodies (tables, defaults), and those that step 2 left, run in
+   a new process that imports the mutated file: the tests that call the function, then the mirrored
+   file of tests, then those that call any function of the file or of a file that imports it. Steps
+   2 and 3 overlap.
 
-Left alone: docstrings and messages, annotations, raised errors, `__repr__`, and the constants of
-block sizes listed in `PERFORMANCE`, which change the speed and not the result.
+A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
+its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
+seconds of tests against one mutant. Tests that fail or skip while recorded are not used. One JSON
+line a mutant goes to `--out`; a run continues after the mutants listed there.
+
+Left alone: docstrings and messages, annotations, raised errors, `__repr__`, the arguments of
+`KEYWORDS` and the constants of `PERFORMANCE`, which change checks of the interpreter, the speed or
+the memory and not the result.
 """
 
 from __future__ import annotations
@@ -28,100 +37,54 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import glob
+import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import random
-import resource
+import re
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from types import CodeType, FrameType, FunctionType
+from typing import Any, ClassVar
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "halfbyte"
+BUILD = ROOT / "build" / "mutation"
 
-QUANTIZE = ["tests/tensor/test_quantize_golden.py", "tests/tensor/test_quantize_edges.py", "tests/tensor/test_quantize_shapes.py"]
-QUANTIZE += ["tests/tensor/test_quantize_refusals.py"]
-GOLDEN = [
-    f"tests/layouts/test_golden_{p}.py"
-    for p in ("mlx", "compressed_tensors", "modelopt", "torchao", "hqq", "bitsandbytes", "gguf", "onnxruntime", "gptq")
-]
-LAYOUTS = [
-    "tests/layouts",
-    "tests/checkpoints/test_golden.py",
-    "tests/checkpoints/test_open.py",
-    "tests/conversion/test_edges.py",
-]
-LAYOUTS += ["tests/conversion/test_write.py"]
-CHECKPOINTS = [
-    "tests/checkpoints",
-    "tests/cli/test_failures.py",
-    "tests/conversion/test_write.py",
-    "tests/conversion/test_resume.py",
-]
-CONVERSION = ["tests/conversion/test_edges.py", "tests/conversion/test_conditions.py", "tests/conversion/test_rare_conditions.py"]
-CONVERSION += ["tests/conversion/test_write.py", "tests/conversion", "tests/cli/test_convert.py", "tests/cli/test_quantize.py"]
-TESTS: list[tuple[str, list[str]]] = [
-    ("formats/ggml", ["tests/formats/ggml", "tests/layouts/test_golden_gguf.py", "tests/layouts/test_gguf.py"]),
-    (
-        "formats/decode",
-        ["tests/formats/test_decode.py", *GOLDEN, "tests/numerics/test_exact.py", "tests/formats", "tests/tensor"],
-    ),
-    ("formats/nvfp4", ["tests/formats/test_nvfp4.py", *QUANTIZE]),
-    ("formats/mx", ["tests/formats/test_mx.py", *QUANTIZE]),
-    ("formats/base", ["tests/tensor/test_quantize_refusals.py", "tests/tensor/test_quantize_shapes.py", "tests/docs"]),
-    ("formats/options", ["tests/tensor/test_quantize_refusals.py", *QUANTIZE]),
-    ("formats", [*QUANTIZE, "tests/layouts/test_zero_points.py", "tests/docs", *GOLDEN, "tests/formats"]),
-    ("numerics/array_interop", ["tests/numerics", "tests/test_ops.py"]),
-    ("numerics/transpose", ["tests/numerics/test_transpose.py"]),
-    ("numerics/minifloat", ["tests/numerics/test_minifloat.py", *QUANTIZE[:2]]),
-    ("numerics/exact", ["tests/numerics/test_exact.py", "tests/formats"]),
-    ("numerics", ["tests/numerics"]),
-    ("producers/gptq_awq", ["tests/producers", "tests/layouts/test_golden_gptq.py", "tests/layouts/test_golden_awq.py"]),
-    ("producers/transformers_mxfp4", ["tests/producers", "tests/layouts/test_golden_gpt_oss.py"]),
-    ("producers", ["tests/producers", *GOLDEN]),
-    ("tensor/quantize", QUANTIZE),
-    ("tensor/qtensor", ["tests/tensor/test_qtensor.py", "tests/tensor/test_shard.py", *QUANTIZE]),
-    *((f"tensor/{name}", [f"tests/tensor/test_{name}.py"]) for name in ("act_order", "concat", "notebook", "row_view", "shard")),
-    ("tensor", ["tests/tensor"]),
-    ("layouts/awq", ["tests/layouts/test_awq.py", *LAYOUTS]),
-    (
-        "layouts/gguf",
-        ["tests/layouts/test_gguf.py", "tests/layouts/test_golden_gguf.py", "tests/checkpoints/test_gguf_reader.py"],
-    ),
-    ("layouts/gptq", ["tests/layouts/test_gptq.py", *LAYOUTS]),
-    ("layouts/hqq", ["tests/layouts/test_hqq.py", *LAYOUTS]),
-    ("layouts/mlx", ["tests/layouts/test_mlx.py", *LAYOUTS]),
-    ("layouts/onnx", ["tests/layouts/test_onnx.py", *LAYOUTS]),
-    ("layouts/torchao", ["tests/layouts/test_torchao.py", *LAYOUTS]),
-    ("layouts/modelopt", ["tests/layouts/test_modelopt.py", "tests/layouts/test_modelopt_stacked_experts.py", *LAYOUTS]),
-    ("layouts/bitsandbytes", ["tests/layouts/test_bitsandbytes.py", *LAYOUTS]),
-    ("layouts/compressed_tensors", ["tests/layouts/test_compressed_tensors.py", *LAYOUTS]),
-    ("layouts/quant_config/safe_regex", ["tests/layouts/test_safe_regex.py"]),
-    ("layouts/quant_config/module_rules", ["tests/layouts/test_module_rules.py", *LAYOUTS]),
-    ("layouts", LAYOUTS),
-    ("checkpoints/gguf", ["tests/checkpoints/test_gguf_reader.py", "tests/checkpoints/test_gguf_hostile.py", *CHECKPOINTS]),
-    ("checkpoints/safetensors", ["tests/checkpoints/test_safetensors_hostile.py", *CHECKPOINTS]),
-    ("checkpoints/findings", ["tests/checkpoints/test_findings.py", *CHECKPOINTS]),
-    ("checkpoints/inspect", ["tests/checkpoints/test_inspect.py", *CHECKPOINTS]),
-    ("checkpoints", CHECKPOINTS),
-    ("conversion/to_dense", ["tests/conversion/test_to_dense.py", *CONVERSION]),
-    ("conversion", CONVERSION),
-]
-"""Source prefix -> test files and folders in the order they run, those that fail soonest first."""
+TESTS = ["formats", "numerics", "tensor", "producers", "layouts", "checkpoints", "conversion", "verification"]
+TESTS += ["docs/test_adding_a_format.py", "docs/test_adding_a_layout.py", "backends/cpu/test_decode.py"]
+TESTS += [f"backends/cuda/test_{name}.py" for name in ("canonical", "decoders", "order")]
+"""Folders and files below tests/ that run against mutants."""
 
 PRELOADED = ("numpy", "ml_dtypes", "safetensors", "gguf", "torch", "hypothesis", "rich.console", "typer")
 
-PERFORMANCE = {"BLOCK_ELEMENTS", "_BLOCK", "_CHUNK", "_TILE", "_LINE", "_WORDS", "BLOCK_BYTES"}
+PERFORMANCE = {"BLOCK_ELEMENTS", "_BLOCK", "_CHUNK", "_TILE", "_LINE", "_WORDS", "BLOCK_BYTES", "ROWS", "BLOCK", "CHUNK"}
+PERFORMANCE |= {"BUFFER", "STEP", "_PIECE", "_MOST", "IN_FLIGHT", "FIRST_READ", "FIRST_BYTES", "FIRST_GGUF", "ATTEMPTS", "WAIT"}
+PERFORMANCE |= {"LONGEST_WAIT", "BYTES_PER_SECOND", "PATIENCE", "QUIET_BYTES", "CONNECTIONS", "SAMPLED", "SHOWN", "ENTRY_ROOM"}
+"""Constants of block sizes, buffers, waits and lengths of messages."""
+
+KEYWORDS = {"strict", "copy", "stacklevel", "maxsize", "frozen", "slots", "exist_ok", "indent", "ensure_ascii", "daemon"}
+"""Keyword arguments whose value is left alone."""
+
+CASES = 12
+"""Cases of a parametrized test function that are recorded."""
+
+RECORDED_SECONDS = 60
+"""Seconds after which no more tests of a file are recorded."""
+
+KILLED, SURVIVED, SLOW, EMPTY = 1, 0, 3, 4
+"""Exit codes of a process that runs tests against one mutant."""
 
 BINARY: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
@@ -134,12 +97,16 @@ COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }  # fmt: skip
 
 
+KINDS = ["nibble", "shift", "order", "function", "operator", "term", "comparison", "condition", "sign", "constant", "assembly"]
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """One change: the `index`-th site of a file, with its line and the text before and after."""
+    """One change: the `index`-th site of a file, its kind, its line and the text before and after."""
 
     file: str
     index: int
+    kind: str
     line: int
     before: str
     after: str
@@ -149,34 +116,91 @@ class Mutant:
         return f"{self.file}:{self.index}"
 
 
-def mutations(node: ast.AST) -> Iterator[ast.AST]:
-    """The changed nodes that a node may be replaced by."""
+FUNCTIONS = {
+    "right_shift": "left_shift", "left_shift": "right_shift", "bitwise_or": "bitwise_and", "bitwise_and": "bitwise_or",
+    "minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min", "floor": "ceil", "ceil": "floor",
+    "rint": "floor", "all": "any", "any": "all", "zeros": "ones", "ones": "zeros",
+}  # fmt: skip
+"""Functions and methods whose name is exchanged."""
+
+
+ASSEMBLY = re.compile(r"(?:\b(?:mov|and|lop3|shr|shl|prmt|fma|sub|mul)\.[a-z0-9.]+ |^0x[0-9a-f]+$)")
+"""What a string of GPU assembly, or a number for one, contains."""
+
+NUMBER = re.compile(r"(?<![\w.%$#])(?:0x[0-9a-fA-F]+|\d+)(?![\w.])")
+
+OPCODES = {"shr": "shl", "shl": "shr", "sub": "add", "and": "or"}
+
+
+def assembly_mutations(text: str) -> Iterator[str]:
+    """Each number of a string of assembly without its lowest bit (1 for 0), and each instruction of
+    `OPCODES` exchanged.
+    """
+    for found in NUMBER.finditer(text):
+        value = int(found[0], 0)
+        changed = value & (value - 1) if value else 1
+        yield text[: found.start()] + (hex(changed) if found[0].startswith("0x") else str(changed)) + text[found.end() :]
+    for found in re.finditer(r"\b(shr|shl|sub|and)(?=\.)", text):
+        yield text[: found.start()] + OPCODES[found[0]] + text[found.end() :]
+
+
+def _constant(node: ast.AST, value: object) -> bool:
+    """Whether a node is a number, or a call such as `np.uint8(4)` of it."""
+    if isinstance(node, ast.Call) and len(node.args) == 1:
+        node = node.args[0]
+    return isinstance(node, ast.Constant) and node.value == value and not isinstance(node.value, bool)
+
+
+def _with(node: Any, **fields: object) -> Any:
+    """A copy of a node with some fields replaced."""
+    changed = copy.deepcopy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """(kind, changed node) of every change of a node. Kinds: nibble (low for high), shift, order
+    (two neighbours of a literal list of numbers), function (`FUNCTIONS`), operator, term (dropped),
+    comparison, condition, sign, constant (off by one), assembly.
+    """
     if isinstance(node, ast.BinOp) and type(node.op) in BINARY and not isinstance(node.left, ast.JoinedStr):
-        changed = copy.deepcopy(node)
-        changed.op = BINARY[type(node.op)]()
-        yield changed
+        right = node.right.func if isinstance(node.right, ast.Call) else None  # np.uint8(15) stays of that type
+        for op, number, other, to in ((ast.BitAnd, 15, ast.RShift, 4), (ast.RShift, 4, ast.BitAnd, 15)):
+            if isinstance(node.op, op) and _constant(node.right, number):
+                constant: ast.expr = ast.Constant(to)
+                yield "nibble", _with(node, op=other(), right=ast.Call(right, [constant], []) if right else constant)
+        kind = "shift" if isinstance(node.op, (ast.LShift, ast.RShift)) else "operator"
+        yield kind, _with(node, op=BINARY[type(node.op)]())
         if isinstance(node.op, (ast.Add, ast.Sub, ast.BitOr)):
-            yield copy.deepcopy(node.left)
+            yield "term", copy.deepcopy(node.left)
     elif isinstance(node, ast.AugAssign) and type(node.op) in BINARY:
-        changed_assign = copy.deepcopy(node)
-        changed_assign.op = BINARY[type(node.op)]()
-        yield changed_assign
+        yield "operator", _with(node, op=BINARY[type(node.op)]())
     elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARE:
-        flipped = copy.deepcopy(node)
-        flipped.ops[0] = COMPARE[type(node.ops[0])]()
-        yield flipped
+        yield "comparison", _with(node, ops=[COMPARE[type(node.ops[0])](), *node.ops[1:]])
     elif isinstance(node, ast.BoolOp):
-        swapped = copy.deepcopy(node)
-        swapped.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield swapped
+        yield "condition", _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub, ast.Invert)):
-        yield copy.deepcopy(node.operand)
+        yield "sign", copy.deepcopy(node.operand)
+    elif isinstance(node, ast.Attribute) and node.attr in FUNCTIONS:
+        yield "function", _with(node, attr=FUNCTIONS[node.attr])
+    elif isinstance(node, ast.Name) and node.id in FUNCTIONS:
+        yield "function", _with(node, id=FUNCTIONS[node.id])
+    elif isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) > 1:
+        first, second, *rest = node.elts
+        if all(isinstance(e, ast.Constant) and isinstance(e.value, (int, float)) for e in (first, second)) and (
+            ast.unparse(first) != ast.unparse(second)
+        ):
+            yield "order", _with(node, elts=[second, first, *rest])
     elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         if isinstance(node.value, bool):
-            yield ast.Constant(not node.value)
+            yield "condition", ast.Constant(not node.value)
         else:
-            yield ast.Constant(node.value + 1)
-            yield ast.Constant(node.value - 1)
+            yield "constant", ast.Constant(node.value + 1)
+            yield "constant", ast.Constant(node.value - 1)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ASSEMBLY.search(node.value):
+        for text in assembly_mutations(node.value):
+            yield "assembly", ast.Constant(text)
 
 
 def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
@@ -184,19 +208,36 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
     result.
     """
 
+    def left_alone(node: ast.AST) -> bool:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            return node.name in ("__repr__", "__str__", "_repr_html_")
+        if isinstance(node, ast.Assign):
+            return isinstance(node.targets[0], ast.Name) and node.targets[0].id in PERFORMANCE
+        if isinstance(node, ast.AnnAssign):
+            return isinstance(node.target, ast.Name) and node.target.id in PERFORMANCE
+        if isinstance(node, ast.keyword):
+            return node.arg in KEYWORDS
+        if isinstance(node, ast.Call):  # an error that is made before it is raised, a warning
+            return ast.unparse(node.func).rpartition(".")[2].endswith(("Error", "warn", "Warning"))
+        return False
+
     def visit(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == "__repr__":
-            return
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in PERFORMANCE:
+        if left_alone(node):
             return
         for field, value in ast.iter_fields(node):
             if field in ("annotation", "returns", "type_params", "decorator_list", "op", "ops"):
                 continue
             children = value if isinstance(value, list) else [value]
             for position, child in enumerate(children):
-                if not isinstance(child, ast.AST) or isinstance(child, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)):
+                if not isinstance(child, ast.AST) or isinstance(child, (ast.Raise, ast.Import, ast.ImportFrom)):
+                    continue
+                if isinstance(child, ast.JoinedStr):
+                    text = [(i, c) for i, c in enumerate(child.values) if isinstance(c, ast.Constant)]
+                    yield from ((child, "values", i, c) for i, c in text if ASSEMBLY.search(str(c.value)))
                     continue
                 if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                    continue
+                if left_alone(child):
                     continue
                 yield node, field, position if isinstance(value, list) else None, child
                 yield from visit(child)
@@ -204,116 +245,38 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
     yield from visit(tree)
 
 
-def sites(path: Path) -> Iterator[tuple[Mutant, ast.AST, ast.AST, str, int | None, ast.AST, ast.AST]]:
-    """Every mutant of a file: the mutant, the tree, and parent, field, position, node and changed
-    node of `_replace`.
+def sites(path: Path) -> Iterator[tuple[Mutant, Callable[[], ast.Module]]]:
+    """Every mutant of a file, with a function that applies it to the file's tree and returns that
+    tree; only one may be applied.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name, index = path.relative_to(SOURCE).as_posix(), 0
     for parent, field, position, node in list(candidates(tree)):
-        for changed in mutations(node):
+        for kind, changed in mutations(node):
             ast.copy_location(changed, node)
-            mutant = Mutant(name, index, getattr(node, "lineno", 0), ast.unparse(node), ast.unparse(changed))
-            yield mutant, tree, parent, field, position, node, changed
+
+            def apply(parent=parent, field=field, position=position, changed=changed) -> ast.Module:  # type: ignore[no-untyped-def]
+                if position is None:
+                    setattr(parent, field, changed)
+                else:
+                    getattr(parent, field)[position] = changed
+                return ast.fix_missing_locations(tree)
+
+            yield Mutant(name, index, kind, getattr(node, "lineno", 0), ast.unparse(node), ast.unparse(changed)), apply
             index += 1
 
 
-def mutated_source(mutant: Mutant) -> str:
-    """The whole source of the mutant's file with its change."""
-    for found, tree, parent, field, position, _, changed in sites(SOURCE / mutant.file):
+def compiled(mutant: Mutant) -> tuple[CodeType, CodeType]:
+    """The module code of the mutant's file, as it is and changed, with the same line numbers."""
+    path = SOURCE / mutant.file
+    original = compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
+    for found, apply in sites(path):
         if found.index == mutant.index:
-            _replace(parent, field, position, changed)
-            return ast.unparse(ast.fix_missing_locations(tree))
+            return original, compile(apply(), str(path), "exec", dont_inherit=True)
     raise ValueError(f"{mutant.key} is no site of {mutant.file}")
 
 
-def _replace(parent: ast.AST, field: str, position: int | None, node: ast.AST) -> None:
-    if position is None:
-        setattr(parent, field, node)
-    else:
-        getattr(parent, field)[position] = node
-
-
-def tests_of(file: str) -> list[str]:
-    """Test files and folders of a source file, those that exist."""
-    for prefix, tests in TESTS:
-        if file.startswith(prefix):
-            return [t for t in tests if (ROOT / t).exists()]
-    folder, _, name = file.rpartition("/")
-    mirrored = f"tests/{folder}/test_{name.removesuffix('.py')}.py"
-    return [t for t in (mirrored, f"tests/{folder}") if (ROOT / t).exists()][:1]
-
-
-class Runner:
-    """Runs tests against a copy of the package in which one file is mutated."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.folder = Path(tempfile.mkdtemp(prefix="halfbyte-mutation-"))
-        shutil.copytree(SOURCE, self.folder / "halfbyte", ignore=shutil.ignore_patterns("__pycache__"))
-        paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        self.environment = os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder)
-
-    def passes(self, test: str) -> bool:
-        """Whether pytest passes in a child process that is forked after the large packages are
-        imported: half the time.
-        """
-        for package in PRELOADED:
-            importlib.import_module(package)
-        output = self.folder / "output"
-        child = os.fork()
-        if child == 0:
-            self._run_child(test, output)
-        deadline = time.monotonic() + 20 * self.limit  # of a child that sleeps; one that computes meets its limit of CPU time
-        while True:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                return False
-            time.sleep(0.05)
-        if os.WIFSIGNALED(status):
-            return False
-        code = os.WEXITSTATUS(status)
-        if code not in (0, 1, 2, 5):
-            raise RuntimeError(f"pytest {test} ended with {code}: {output.read_text('utf-8', 'replace')[-400:]}")
-        return code in (0, 5)
-
-    def _run_child(self, test: str, output: Path) -> NoReturn:
-        code = 3
-        try:
-            with output.open("w") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(self.limit), int(self.limit) + 5))
-            os.chdir(ROOT)
-            os.environ.update(self.environment)
-            sys.path.insert(0, str(self.folder))
-            sys.dont_write_bytecode = True
-            code = int(pytest.main(["-x", "-p", "no:cacheprovider", "-m", "not gpu and not slow and not ecosystem", test]))
-        finally:
-            os._exit(code)
-
-    def killer(self, file: str, source: str) -> str | None:
-        """The first mapped test file that fails with `source` in place of the file, None when all
-        pass.
-        """
-        target = self.folder / "halfbyte" / file
-        original = target.read_text(encoding="utf-8")
-        target.write_text(source, encoding="utf-8")
-        try:
-            return next((t for t in tests_of(file) if not self.passes(t)), None)
-        finally:
-            target.write_text(original, encoding="utf-8")
-
-
-def chosen(packages: list[str], count: int, seed: int) -> list[Mutant]:
+def chosen(packages: list[str], count: int, seed: int, kinds: list[str] = KINDS) -> list[Mutant]:
     """`count` mutants of the files of some packages (or modules), drawn without replacement."""
     files: list[Path] = []
     for package in packages:
@@ -322,58 +285,533 @@ def chosen(packages: list[str], count: int, seed: int) -> list[Mutant]:
         if not found:
             raise SystemExit(f"{package}: no package or module below {SOURCE}")
         files += found
-    everything = [site[0] for file in files if tests_of(file.relative_to(SOURCE).as_posix()) for site in sites(file)]
+    everything = [mutant for file in files for mutant, _ in sites(file) if mutant.kind in kinds]
     return random.Random(seed).sample(everything, min(count, len(everything)))
 
 
+def inner(code: CodeType) -> list[CodeType]:
+    """Code of the functions and classes directly inside."""
+    return [c for c in code.co_consts if isinstance(c, CodeType)]
+
+
+def all_codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and all inside it."""
+    yield code
+    for child in inner(code):
+        yield from all_codes(child)
+
+
+def name_of(code: CodeType) -> str:
+    """Key of a function: its file, qualified name and first line."""
+    return f"{Path(code.co_filename).relative_to(SOURCE).as_posix()}:{code.co_qualname}:{code.co_firstlineno}"
+
+
+def recorded_name(name: str) -> str:
+    """`name_of` without the line: what a recording lists, which edits of other functions leave."""
+    return name.rpartition(":")[0]
+
+
+def shallow(code: CodeType) -> tuple[Any, ...]:
+    """A code object without those of the functions inside it."""
+    constants = tuple((type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType))
+    return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+
+
+def function_changes(original: CodeType, changed: CodeType) -> tuple[dict[str, CodeType], list[str]] | None:
+    """(new code of every function that must be replaced, names of those whose own body changed), or
+    None where a module or class body changed, which runs when it is imported.
+    """
+    before, after = list(all_codes(original)), list(all_codes(changed))
+    names = [name_of(c) for c in before]
+    if names != [name_of(c) for c in after]:
+        return None
+    own = [(name, b) for name, b, a in zip(names, before, after, strict=True) if shallow(b) != shallow(a)]
+    optimized = 1  # CO_OPTIMIZED: a function, not a module or class body
+    if not own or any(not b.co_flags & optimized or names.count(name) > 1 for name, b in own):
+        return None
+    replaced = {name: a for name, b, a in zip(names, before, after, strict=True) if a != b and b.co_flags & optimized}
+    return replaced, [name for name, _ in own]
+
+
+class Recorder:
+    """Pytest plugin: which functions of the package each test calls, and its seconds."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, tuple[float, list[str]]] = {}
+        self.seen: dict[int, CodeType] = {}
+        self.good = True
+        self.end = time.monotonic() + RECORDED_SECONDS
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep at most `CASES` cases of a test function, evenly spread."""
+        functions: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            functions[item.nodeid.split("[")[0]].append(item)
+        items[:] = [c[i * len(c) // n] for c in functions.values() for n in [min(CASES, len(c))] for i in range(n)]
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> None:
+        self.seen[id(frame.f_code)] = frame.f_code
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.seen, self.good = {}, True
+        start = time.process_time()
+        sys.settrace(self._trace)  # type: ignore[arg-type]
+        try:
+            return (yield)  # type: ignore[misc]
+        finally:
+            sys.settrace(None)
+            if self.good:
+                calls = {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(str(SOURCE))}
+                self.tests[item.nodeid] = round(time.process_time() - start, 4), sorted(calls)
+            if time.monotonic() > self.end:
+                item.session.shouldstop = "the file took its time"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.good &= report.outcome == "passed"
+
+
+def test_files() -> list[Path]:
+    """The files of `TESTS`, the largest first."""
+    found: set[Path] = set()
+    for name in TESTS:
+        path = ROOT / "tests" / name
+        found |= set(path.rglob("test_*.py")) if path.is_dir() else {path}
+    return sorted(found, key=lambda p: (-p.stat().st_size, p))
+
+
+def recording_of(file: Path) -> Path:
+    """Where the recording of a file of tests lies."""
+    return BUILD / "calls" / (file.relative_to(ROOT / "tests").as_posix().replace("/", ".") + ".json")
+
+
+def record(file: Path) -> int:
+    """Run a file of tests under the trace and write its recording."""
+    recorder = Recorder()
+    pytest.main(pytest_arguments([str(file)]), plugins=[recorder])
+    names = sorted({c for _, calls in recorder.tests.values() for c in calls})
+    index = {name: i for i, name in enumerate(names)}
+    tests = {t: [seconds, [index[c] for c in calls]] for t, (seconds, calls) in recorder.tests.items()}
+    target = recording_of(file)
+    target.with_suffix(".part").write_text(json.dumps({"names": names, "tests": tests}), encoding="utf-8")
+    target.with_suffix(".part").rename(target)
+    return SURVIVED
+
+
+def importers(file: str) -> list[str]:
+    """Files of the package that import a module, by its name in their text."""
+    module = "halfbyte." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    parent, _, name = module.rpartition(".")
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text("utf-8")
+        if (
+            f"from {module} import" in text
+            or f"import {module}\n" in text
+            or re.search(rf"from {re.escape(parent)} import .*\b{name}\b", text)
+        ):
+            found.append(path.relative_to(SOURCE).as_posix())
+    return found
+
+
+class Calls:
+    """What the recordings say: tests of a function and of a file, in the order to run them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.of_function: dict[str, list[str]] = defaultdict(list)
+        self.of_file: dict[str, set[str]] = defaultdict(set)
+        for path in sorted((BUILD / "calls").glob("*.json")):
+            recorded = json.loads(path.read_text(encoding="utf-8"))
+            for test, (seconds, calls) in recorded["tests"].items():
+                self.seconds[test] = seconds
+                for name in (recorded["names"][call] for call in calls):
+                    self.of_function[name].append(test)
+                    self.of_file[name.split(":")[0]].add(test)
+
+    def ordered(self, tests: Iterable[str]) -> list[str]:
+        """One case of every test function, then a second of each, and so on, fast ones first."""
+        functions: dict[str, list[str]] = defaultdict(list)
+        for test in sorted(tests, key=lambda t: (self.seconds[t], t)):
+            functions[test.split("[")[0]].append(test)
+        rank = {test: i for cases in functions.values() for i, test in enumerate(cases)}
+        return sorted(rank, key=lambda t: (rank[t], self.seconds[t], t))
+
+    def for_functions(self, names: list[str]) -> list[str]:
+        return self.ordered({t for name in names for t in self.of_function.get(recorded_name(name), [])})
+
+    def for_file(self, file: str) -> list[str]:
+        """The mirrored file's tests, those that call a function of the file, those of its importers."""
+        package, _, module = file.removesuffix(".py").rpartition("/")
+        mirror = f"/test_{module}.py::"
+        tests = [t for t in self.ordered(self.seconds) if mirror in t and package.split("/")[0] in t]
+        tests += self.ordered(self.of_file.get(file, ()))
+        tests += self.ordered({t for other in importers(file) for t in self.of_file.get(other, ())})
+        return list(dict.fromkeys(tests))
+
+
+def run_until_failure(items: list[pytest.Item], calls: Calls, budget: float, note: Path) -> int:
+    """Run tests one after another in this process; write the name of the one that fails to `note`.
+
+    Returns KILLED, SURVIVED, SLOW (stopped at `budget` seconds of recorded time) or EMPTY.
+    """
+
+    class Reports:
+        failed = False
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            Reports.failed |= report.outcome == "failed"
+
+    if not items:
+        return EMPTY
+    items[0].config.pluginmanager.register(Reports())
+    spent = 0.0
+
+    def hung(signum: int, frame: FrameType | None) -> None:
+        os._exit(KILLED)
+
+    signal.signal(signal.SIGPROF, hung)
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        seconds = calls.seconds.get(item.nodeid, 1.0)
+        note.write_text(item.nodeid, encoding="utf-8")
+        signal.setitimer(signal.ITIMER_PROF, 10 + 20 * seconds)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if Reports.failed:
+            return KILLED
+        spent += seconds
+        if spent > budget:
+            return SLOW
+    return SURVIVED
+
+
+def forked(work: Callable[[], int], longest: float = 150) -> int:
+    """Exit code of `work` in a forked process without output; one that dies by a signal counts as
+    killed, and so does one that takes `longest` seconds by the clock.
+    """
+    child = os.fork()
+    if child == 0:
+        code = KILLED
+        try:
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(null, descriptor)
+            code = work()
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + longest
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            shutil.rmtree(BUILD / "temp" / str(child), ignore_errors=True)
+            return KILLED if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+OPTIONS = ["-q", "-s", "--no-header", "-p", "no:cacheprovider", "-m", "not gpu and not slow and not ecosystem"]
+
+
+def pytest_arguments(tests: list[str]) -> list[str]:
+    """The command line of pytest for some tests."""
+    return [*OPTIONS, f"--basetemp={BUILD / 'temp' / str(os.getpid())}", *tests]
+
+
+class Queue:
+    """Numbers in a pipe, which forked processes take one by one when they are free."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        self.children: list[int] = []
+
+    def put(self, number: int) -> None:
+        os.write(self.writer, number.to_bytes(4, "little"))
+
+    def start(self, workers: int, work: Callable[[int], object]) -> None:
+        """Fork processes that call `work` with each number until the queue is closed."""
+        for _ in range(workers):
+            child = os.fork()
+            if child == 0:
+                os.close(self.writer)
+                try:
+                    while len(number := os.read(self.reader, 4)) == 4:
+                        work(int.from_bytes(number, "little"))
+                except BaseException:  # a forked process may not return into pytest
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)
+            self.children.append(child)
+
+    def close(self) -> None:
+        """Wait until every number is worked on."""
+        os.close(self.writer)
+        for child in self.children:
+            os.waitpid(child, 0)
+        os.close(self.reader)
+
+
+def work_split(count: int, workers: int, work: Callable[[int], object]) -> None:
+    """Call `work` with 0 to count - 1, each once, in some forked processes."""
+    queue = Queue()
+    queue.start(min(workers, count), work)
+    for number in range(count):
+        queue.put(number)
+    queue.close()
+
+
+class Judge:
+    """Runs tests against a mutant: `attempt(tests, mutated)` says how a process with or without the
+    mutant ended and names the test that it ended in.
+    """
+
+    passing: ClassVar[dict[str, bool]] = {}
+
+    def __init__(self, attempt: Callable[[list[str], bool], tuple[int, str]]) -> None:
+        self.attempt = attempt
+
+    def verdict(self, tests: list[str]) -> tuple[int, str]:
+        """(exit code, killing test). A kill counts if the test fails alone too, and passes alone
+        without the mutant.
+        """
+        while True:
+            code, test = self.attempt(tests, True)
+            if code != KILLED or test == COLLECTION:
+                return code, test
+            if test not in self.passing:
+                self.passing[test] = self.attempt([test], False)[0] != KILLED
+            if self.passing[test] and (test == tests[0] or self.attempt([test], True)[0] == KILLED):
+                return code, test
+            tests = [t for t in tests if t != test]
+
+
+class FunctionMutants:
+    """Pytest plugin: in place of the loop over collected tests, one fork a mutant of a function."""
+
+    def __init__(
+        self, mutants: list[Mutant], calls: Calls, budget: float, workers: int, done: Callable[[int, int, float, str], None]
+    ) -> None:
+        self.mutants, self.calls, self.budget, self.workers, self.done = mutants, calls, budget, workers, done
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        cases: dict[str, list[str]] = defaultdict(list)
+        for test in items:
+            cases[test.split("[")[0]].append(test)
+        living: dict[str, list[FunctionType]] = defaultdict(list)
+        for function in gc.get_objects():
+            if type(function) is FunctionType and function.__code__.co_filename.startswith(str(SOURCE)):
+                living[name_of(function.__code__)].append(function)
+        gc.collect()
+        gc.freeze()
+
+        def work(number: int) -> None:
+            mutant, start = self.mutants[number], time.monotonic()
+            changes = function_changes(*compiled(mutant))
+            if changes is None:
+                self.done(number, EMPTY, 0.0, "")
+                return
+            replaced, own = changes
+            tests = [t for t in self.calls.for_functions(own) if t in items]
+            others = [c for t in dict.fromkeys(t.split("[")[0] for t in tests) for c in cases[t]]
+            tests = list(dict.fromkeys([*tests, *others]))
+            note = BUILD / f"running-{os.getpid()}"
+
+            def attempt(tests: list[str], mutated: bool) -> tuple[int, str]:
+                def child() -> int:
+                    factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+                    factory._given_basetemp, factory._basetemp = BUILD / "temp" / str(os.getpid()), None
+                    for name, code in replaced.items() if mutated else ():
+                        for function in living.get(name, []):
+                            function.__code__ = code
+                    return run_until_failure([items[t] for t in tests], self.calls, self.budget, note)
+
+                return forked(child), note.read_text("utf-8") if note.exists() else ""
+
+            code, test = Judge(attempt).verdict(tests)
+            self.done(number, code, time.monotonic() - start, test)
+
+        work_split(len(self.mutants), self.workers, work)
+        return True
+
+
+class FreshMutant:
+    """Pytest plugin: runs the tests named, in their order, in a process that imports one mutant."""
+
+    def __init__(self, tests: list[str], calls: Calls, budget: float, note: Path) -> None:
+        self.tests, self.calls, self.budget, self.note = tests, calls, budget, note
+        self.code = KILLED  # collection failed: the file cannot be imported
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            return True
+        items = {item.nodeid: item for item in session.items}
+        self.code = run_until_failure([items[t] for t in self.tests if t in items], self.calls, self.budget, self.note)
+        return True
+
+
+def run_fresh(file: str, code: CodeType, tests: list[str], calls: Calls, budget: float) -> tuple[int, str]:
+    """Exit code and last test of the tests named, run in a fork that imports `code` for a file."""
+    note = BUILD / f"running-{os.getpid()}"
+    note.write_text(COLLECTION, encoding="utf-8")
+    target, get_code = str(SOURCE / file), importlib.machinery.SourceFileLoader.get_code
+
+    def work() -> int:
+        def replaced(self: importlib.machinery.SourceFileLoader, fullname: str) -> CodeType | None:
+            return code if self.path == target else get_code(self, fullname)
+
+        importlib.machinery.SourceFileLoader.get_code = replaced  # type: ignore[method-assign]
+        plugin = FreshMutant(tests, calls, budget, note)
+        # A few tests are named one by one; of many the files are collected.
+        arguments = tests if len(tests) <= FIRST else sorted({t.split("::")[0] for t in tests})
+        pytest.main(pytest_arguments(arguments), plugins=[plugin])
+        return plugin.code
+
+    return forked(work), note.read_text("utf-8")
+
+
+COLLECTION = "collection"
+"""Name in place of a test's where a process ended before it ran one."""
+
+FIRST = 40
+"""Tests of the first try of a fresh process, which collects only their files."""
+
+
+def judge_fresh(mutant: Mutant, calls: Calls, budget: float) -> tuple[int, str]:
+    """Exit code and killing test of a mutant whose file is imported anew."""
+    original, changed = compiled(mutant)
+    changes = function_changes(original, changed)
+    tests = list(dict.fromkeys([*(calls.for_functions(changes[1]) if changes else []), *calls.for_file(mutant.file)]))
+    if not tests:
+        return EMPTY, ""
+
+    def attempt(tests: list[str], mutated: bool) -> tuple[int, str]:
+        return run_fresh(mutant.file, changed if mutated else original, tests, calls, budget)
+
+    code, test = EMPTY, ""
+    spent = 0.0
+    most = next((i for i, t in enumerate(tests) if (spent := spent + calls.seconds[t]) > budget), len(tests))
+    for some in (tests[:FIRST], tests[: most + 1])[: 1 if changes else 2]:
+        code, test = Judge(attempt).verdict(some)
+        if code == KILLED:
+            break
+    return code, test
+
+
+def run_sample(mutants: list[Mutant], budget: float, workers: int, out: Path) -> None:
+    """Record what is not recorded, then run every mutant that `out` does not list."""
+    (BUILD / "temp").mkdir(parents=True, exist_ok=True)
+    (BUILD / "calls").mkdir(exist_ok=True)
+    os.chdir(ROOT)
+    sys.dont_write_bytecode = True
+    for package in PRELOADED:
+        importlib.import_module(package)
+    files = [file for file in test_files() if not recording_of(file).exists()]
+    work_split(len(files), workers, lambda number: forked(lambda: record(files[number]), 600) and None)
+    calls = Calls()
+
+    def done(mutant: Mutant, code: int, seconds: float, test: str) -> None:
+        row = {"key": mutant.key, **asdict(mutant), "killed": code == KILLED, "complete": code != SLOW, "test": test}
+        line = json.dumps(row | {"seconds": round(seconds, 1)}) + "\n"
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+
+    def left() -> list[Mutant]:
+        listed = {json.loads(line)["key"] for line in out.read_text().splitlines()} if out.exists() else set()
+        return [m for m in mutants if m.key not in listed]
+
+    waiting = left()
+    if not waiting:
+        return
+    queue = Queue()
+
+    def tried(number: int, code: int, seconds: float, test: str) -> None:
+        if code == KILLED:
+            done(waiting[number], code, seconds, test)
+        else:
+            queue.put(number)
+
+    def fresh(number: int) -> None:
+        start = time.monotonic()
+        code, test = judge_fresh(waiting[number], calls, budget)
+        done(waiting[number], code, time.monotonic() - start, test if code == KILLED else "")
+
+    def functions() -> int:
+        plugin = FunctionMutants(waiting, calls, budget, workers, tried)
+        return int(pytest.main(pytest_arguments([str(f) for f in test_files()]), plugins=[plugin]))
+
+    queue.start(workers, fresh)
+    forked_long(functions)
+    queue.close()
+
+
+def forked_long(work: Callable[[], int]) -> None:
+    """Run `work` in a forked process that keeps its output; raises SystemExit if it fails."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFEXITED(status) or os.WEXITSTATUS(status) not in (0, 1, 5):
+        raise SystemExit(f"a process of tests ended with status {status}")
+
+
 def report(paths: list[str]) -> str:
-    """The score a package, and every survivor."""
-    rows = [json.loads(line) for path in paths for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    lines = []
-    for package in sorted({r["file"].split("/")[0] for r in rows}):
-        of = [r for r in rows if r["file"].split("/")[0] == package]
-        killed = sum(r["killed"] for r in of)
-        lines.append(f"{package}: {killed} of {len(of)} killed ({killed / len(of):.1%})")
-    survivors = (f"{r['file']}:{r['line']}  {r['before']}  ->  {r['after']}" for r in rows if not r["killed"])
-    return "\n".join([*lines, *survivors])
+    """The score a package and a kind, and every survivor."""
+    rows = {(row := json.loads(line))["key"]: row for path in paths for line in Path(path).read_text("utf-8").splitlines()}
+
+    def scores(key: Callable[[dict[str, Any]], str]) -> Iterator[str]:
+        for group in sorted({key(r) for r in rows.values()}):
+            of = [r for r in rows.values() if key(r) == group]
+            killed = sum(r["killed"] for r in of)
+            yield f"{group}: {killed} of {len(of)} killed ({killed / len(of):.1%})"
+
+    survivors = [
+        f"{r['key']} line {r['line']} {r['before']} -> {r['after']}{'' if r['complete'] else ' (stopped at the budget)'}"
+        for r in rows.values()
+        if not r["killed"]
+    ]
+    lines = [*scores(lambda r: r["file"].split("/")[0]), *scores(lambda r: r["kind"]), *scores(lambda r: "all"), *survivors]
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Run, show or report, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="*", help="packages or modules below src/halfbyte")
-    parser.add_argument("--count", type=int, default=120)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds of CPU time a test file or folder may take")
-    parser.add_argument("--out", type=Path, default=Path("build/mutation/mutants.jsonl"))
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=14)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="draw only these")
+    parser.add_argument("--keys", nargs="+", default=[], metavar="FILE:INDEX", help="these mutants instead of a sample")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests against one mutant")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--record", action="store_true", help="record the tests and stop")
+    parser.add_argument("--out", type=Path, default=BUILD / "mutants.jsonl")
     parser.add_argument("--show", action="store_true", help="print the mutants, run nothing")
     parser.add_argument("--report", nargs="+", metavar="JSONL", help="print the score and the survivors of finished runs")
     args = parser.parse_args()
     if args.report:
-        print(report([path for pattern in args.report for path in sorted(glob.glob(pattern))]))
+        print(report(args.report))
         return
-    mutants = chosen(args.packages, args.count, args.seed)
+    if args.record:
+        run_sample([], args.budget, args.workers, args.out.absolute())
+        return
+    if args.keys:
+        files = sorted({key.split(":")[0] for key in args.keys})
+        mutants = [m for file in files for m, _ in sites(SOURCE / file) if m.key in args.keys]
+    else:
+        mutants = chosen(args.packages, args.count, args.seed, args.kinds)
     if args.show:
         for mutant in mutants:
-            print(f"{mutant.file}:{mutant.line}  {mutant.before}  ->  {mutant.after}")
+            print(f"{mutant.key} line {mutant.line} {mutant.kind}  {mutant.before}  ->  {mutant.after}")
         return
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    done = {json.loads(line)["key"] for line in args.out.read_text().splitlines()} if args.out.exists() else set()
-    runner = Runner(args.limit)
-    try:
-        for mutant in mutants:
-            if mutant.key in done:
-                continue
-            start = time.monotonic()
-            test = runner.killer(mutant.file, mutated_source(mutant))
-            row = {"key": mutant.key, **asdict(mutant), "killed": test is not None, "test": test or ""}
-            with args.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(row | {"seconds": round(time.monotonic() - start, 1)}) + "\n")
-            print(
-                f"{'killed  ' if test else 'SURVIVED'} {mutant.file}:{mutant.line}  {mutant.before} -> {mutant.after}", flush=True
-            )
-    finally:
-        runner.close()
+    run_sample(mutants, args.budget, args.workers, args.out.absolute())
+    print(report([str(args.out)]))
 
 
 if __name__ == "__main__":
