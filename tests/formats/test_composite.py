@@ -129,3 +129,29 @@ def test_what_cannot_be_is_refused():
         hb.quantize(np.ones((6, 32), np.float32), q.format)
     with pytest.raises(HalfbyteError, match="only a matrix"):
         QTensor(q.format, (1, 6, 32), {p: x[None] for p, x in q.parts.items()})
+
+
+def test_a_product_over_many_inner_terms_is_exact():
+    """65,536 products of full float64 mantissas: a slice that is a bit too wide rounds in the sum."""
+    count = 1 << 16
+    a = np.full((1, count), 2.0 - 2.0**-52)
+    terms = exact_product(a, a.T.copy())
+    assert sum(Fraction(float(t[0, 0])) for t in terms) == count * Fraction(2.0 - 2.0**-52) ** 2
+
+
+@pytest.mark.parametrize("norm", [3, 96])
+def test_the_root_of_a_norm_decides_values_beside_a_midpoint(norm):
+    """Values whose quotient by the root lies within float64's rounding of a midpoint of float32."""
+    middle = (RNG.integers(1 << 23, 1 << 24, (32, 32)) + 0.5) * 2.0**-24
+    beside = middle * np.sqrt(norm)
+    unit = np.zeros((32, 32), np.float32)
+    np.fill_diagonal(unit, 1)
+    base = hb.quantize(unit, "int4:g16")
+    parts = {**base.parts, "scales": np.ones_like(base.parts["scales"])}
+    parts["codes"] = hb.quantize(unit * 7, "int4:g16").parts["codes"]
+    whole = QTensor(base.format, base.shape, parts)
+    exact = fractions(whole.dequantize("float64"))
+    transforms = {"input_transform": beside, "transform_norms": np.array([norm, 1], np.int32)}
+    q = QTensor(base.format.with_(extra="transform"), base.shape, {**parts, **transforms})
+    root = Fraction(isqrt(norm * 10**120), 10**60)
+    assert nearest(q.dequantize("float32"), [[x / root for x in row] for row in times(exact, fractions(beside.T))])

@@ -292,3 +292,35 @@ def test_nibbles_turned_at_once_are_codes_put_in_order(n, k):
     assert np.array_equal(words_of_rows(rows, k), wanted)
     assert np.array_equal(rows_of_words(wanted), rows)
     assert np.array_equal(rows_of_words(np.asfortranarray(wanted)), rows)
+
+
+def test_strips_of_marlin_stay_apart_in_a_wide_weight() -> None:
+    """63 strips and more, where a division by 63 in place of 64 shows."""
+    n, k = 64 * 63, 16
+    rng = np.random.default_rng(4)
+    tensors = {"qweight": words(rng, 1, 2 * n), "scales": halves(rng, 1, n)}
+    q = MARLIN.unpack(tensors, {"bits": 4, "group_size": k})
+    last = MARLIN.unpack(
+        {"qweight": tensors["qweight"][:, -128:], "scales": tensors["scales"][:, -64:]}, {"bits": 4, "group_size": k}
+    )
+    assert np.array_equal(q.parts["codes"][-64:], last.parts["codes"])
+    assert np.array_equal(q.parts["scales"][-64:].view(np.uint16), last.parts["scales"].view(np.uint16))
+    assert same_tensors(MARLIN.pack(q, {}), tensors)
+
+
+def test_gemv_fast_keeps_rows_beyond_its_own_number() -> None:
+    tensors = foreign("awq-gemv_fast", np.random.default_rng(5), 8, 64, 32)
+    usual = tensors["scales"].shape[0]
+    config = {"bits": 4, "group_size": 32}
+    assert "rows" not in FAST.unpack(tensors, config).details
+    more = {s: np.concatenate([t, t[:8]]) if s != "qweight" else t for s, t in tensors.items()}
+    q = FAST.unpack(more, config)
+    assert q.details["rows"] == usual + 8
+    assert same_tensors(FAST.pack(q, config), more)
+
+
+def test_gemv_fast_names_the_zero_point_that_does_not_come_back() -> None:
+    parts = {"codes": np.zeros((4, 32), np.uint8), "scales": np.ones((4, 1), np.float16), "zeros": np.full((4, 1), 3, np.int16)}
+    parts["scales"][2, 0] = 0
+    with pytest.raises(LayoutError, match=r"zero point 3 at group \(2, 0\) under scale 0"):
+        FAST.pack(QTensor(format_named("uint4", -1), (4, 64), parts), {})

@@ -213,6 +213,9 @@ def test_what_does_not_fit_is_refused() -> None:
     for junk in (b"{", b"[]", b'{"shape": 3}', b"\xff\xfe", b"[" * 5000):
         with pytest.raises(LayoutError, match="is not a quantization state in JSON"):
             BNB.unpack({**tensors, key: np.frombuffer(junk, np.uint8)}, {}, "m")
+    for shape, group in (((-8, 64), 64), ((8, -64), 64), ((-8, -64), 64), ((8, 64), 0), ((8, 64), -64)):
+        with pytest.raises(LayoutError, match="wanted quant_type 'nf4', a blocksize of 1 or more, sizes of 0 or more"):
+            BNB.unpack({**tensors, key: state_bytes("nf4", group, shape, False)}, {}, "m")
     with pytest.raises(LayoutError, match="says quant_type 'fp4'"):
         BNB.unpack({**tensors, key: state_bytes("fp4", 64, (8, 64), False)}, {}, "m")
     with pytest.raises(LayoutError, match="was passed as a header; its bytes say the shape"):

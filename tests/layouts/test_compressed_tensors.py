@@ -112,7 +112,8 @@ def test_whole_32s_are_never_ambiguous() -> None:
 
 def test_bits_nobody_reads_are_kept() -> None:
     rng = np.random.default_rng(0)
-    for bits, k, width in ((4, 100, 13), (3, 50, 5)):  # the tail of the last word; the two top bits of every padded word as well
+    # The tail of the last word; the two top bits of every padded word as well, alone where only padded words have the width.
+    for bits, k, width in ((4, 100, 13), (3, 50, 5), (3, 64, 7)):
         tensors = {
             "weight_packed": words(rng, 37, width),
             "weight_scale": halves(rng, 37, 1),
@@ -389,3 +390,32 @@ def test_blocks_of_all_rows_or_all_inputs_are_read_back(word: str, rows: int, sh
     assert back.shape == q.shape
     assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
     assert back.parts["scales"].tobytes() == q.parts["scales"].tobytes()
+
+
+@pytest.mark.parametrize("code", [-9, 8])
+def test_a_code_below_or_above_its_width_is_refused(code: int) -> None:
+    tensors, config = broken({"weight_packed": None, "weight_zero_point": None, "weight": np.full((16, 128), -8, np.int8)})
+    tensors["weight"][3, 5] = 7
+    assert LAYOUT.unpack(tensors, config, "down").shape == (16, 128)
+    tensors["weight"][3, 5] = code
+    with pytest.raises(LayoutError, match=rf"down\.weight runs from {min(code, -8)} to {max(code, -8)}; 4 bits hold -8 to 7"):
+        LAYOUT.unpack(tensors, config, "down")
+
+
+@pytest.mark.parametrize(("zero", "fits"), [(32767 - 8, True), (-(32767 - 8), True), (32767 - 7, False), (-(32767 - 7), False)])
+def test_zero_points_take_16_bits(zero: int, fits: bool) -> None:
+    tensors, config = broken({"weight_packed": None, "weight": np.zeros((16, 128), np.int8)})
+    tensors["weight_zero_point"] = np.full((16, 4), zero, np.int32)
+    if fits:
+        assert np.array_equal(LAYOUT.unpack(tensors, config, "down").parts["zeros"], np.full((16, 4), zero + 8))
+    else:
+        with pytest.raises(LayoutError, match=rf"runs from {zero} to {zero}; zero points take 16 bits"):
+            LAYOUT.unpack(tensors, config, "down")
+
+
+@pytest.mark.parametrize("structure", [[0, 16], [8, 0], [-8, 16], [8.0, 16], ["8", 16], [8], [8, 16, 1], 8, None])
+def test_a_block_structure_is_two_positive_sizes(structure: object) -> None:
+    tensors = {"weight": np.zeros((16, 128), FLOAT8), "weight_scale": np.ones((2, 8), np.float32)}
+    config = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": structure}
+    with pytest.raises(LayoutError, match="wanted two positive sizes, rows and columns"):
+        LAYOUT.unpack(tensors, config, "down")

@@ -83,3 +83,15 @@ def test_tensors_that_do_not_fit_are_named(change, message):
 def test_a_tile_size_that_is_none_is_refused():
     with pytest.raises(LayoutError, match="weight_block_size is 128; two whole numbers"):
         FP8.unpack(tensors(4, 4, (128, 128)), {"weight_block_size": 128}, "m")
+
+
+@pytest.mark.parametrize("size", [[0, 4], [4, -1], [4.0, 4], [True, 4], ["4", 4], [4], [4, 4, 4]])
+def test_a_tile_is_two_whole_numbers_above_0(size):
+    with pytest.raises(LayoutError, match="two whole numbers above 0"):
+        FP8.unpack(tensors(4, 4, (4, 4)), {"weight_block_size": size}, "m")
+
+
+def test_one_scale_a_tensor_has_no_tile_in_the_config():
+    q = FP8.unpack({"weight": tensors(4, 8, (4, 8))["weight"], "weight_scale": np.ones((), np.float32)}, {}, "m")
+    assert (q.format.group_rows, q.format.group_size) == (-1, -1)
+    assert FP8.config(q)["weight_block_size"] is None

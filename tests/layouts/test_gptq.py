@@ -267,3 +267,14 @@ def test_other_codecs_are_refused() -> None:
         GPTQ.pack(q, V1)
     with pytest.raises(LayoutError, match="the layout holds integers"):
         GPTQ.config(q)
+
+
+@pytest.mark.parametrize(("config", "first", "last"), [(V1, 1, 16), (V1_MODEL, 1, 15), (V2, 0, 15)])
+def test_case_02_the_first_and_last_zero_point_of_each_form(config: dict, first: int, last: int) -> None:
+    for zero in (first, last):
+        q = integer_tensor(4, (32, 64), 32, zeros=(zero, zero))
+        back = GPTQ.unpack(GPTQ.pack(q, config), {**config, "bits": 4, "group_size": 32})
+        assert np.array_equal(back.parts["zeros"], q.parts["zeros"])
+    for zero in (first - 1, last + 1):
+        with pytest.raises(LayoutError, match=f"64 zero points lie outside {first} to {last}"):
+            GPTQ.pack(integer_tensor(4, (32, 64), 32, zeros=(zero, zero)), config)

@@ -156,3 +156,10 @@ def test_a_reference_of_norm_1_is_no_special_case():
 def test_errors_whose_squares_underflow_beside_a_norm_of_1():
     stats = error_stats(np.array([[1.0, 0.0]]), np.array([[1.0, 1e-200]]))
     assert stats.relative_rms == stats.max_relative_error == 1e-200
+
+
+def test_single_numbers_and_empty_arrays():
+    d = error_stats(np.float32(2.0), np.float32(1.5))
+    assert (d.count, d.differing, d.max_abs_error, d.worst) == (1, 1, 0.5, (0, 0))
+    for shape in ((0,), (0, 3), (3, 0)):
+        assert error_stats(np.zeros(shape), np.zeros(shape)).count == 0
