@@ -140,3 +140,15 @@ def test_a_scale_below_float16_is_stored_as_1():
     assert q.parts["scales"].tolist() == [[127, 127 - 22]]
     assert q.dequantize()[0, 32] == 2.0**-20
     assert not q.dequantize()[0, :32].any()
+
+
+@pytest.mark.parametrize(
+    ("policy", "want"), [("torchao", 2.0), ("torchao-even", 2.0), ("torchao-ceil", 2.0), ("torchao-rceil", 0.0), ("ocp", 4.0)]
+)
+def test_what_each_producer_divides_a_block_with_scale_byte_0_by(policy, want):
+    """4 · 2^-127, whose block has scale byte 0: torchao divides by 2^-126, or by 1."""
+    x = np.zeros((1, 32))
+    x[0, 0] = 2.0**-125
+    q = quantize(x, "mxfp4", policy=policy)
+    assert q.parts["scales"][0, 0] == 0
+    assert q.dequantize("float64")[0, 0] == want * 2.0**-127

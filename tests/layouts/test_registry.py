@@ -113,3 +113,37 @@ def test_a_stack_of_no_experts_is_still_a_stack():
     for name in ("gpt-oss", "vllm-experts"):
         back = LAYOUTS[name].unpack(LAYOUTS[name].pack(q, {}), {})
         assert back.shape == (0, 4, 64)
+
+
+FIRST_4, UNSIGNED_TOO = (4, 8, 2, 3, 5, 6, 7), ("int", "uint")
+TARGETS: dict[str, tuple[str, ...]] = {
+    "gptq": tuple(f"{sign}{b}" for b in FIRST_4 for sign in UNSIGNED_TOO),
+    "awq-gemm": ("int4", "uint4", "int8", "uint8"),
+    "compressed-tensors": (
+        *(f"{sign}{b}" for b in (*FIRST_4, 1) for sign in UNSIGNED_TOO),
+        *("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2"),
+    ),
+    "metal-marlin": ("int4", "uint4", "fp4"),
+    "modelopt": ("int4", "int8", "nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"),
+    "gpt-oss": ("mxfp4",),
+    "gguf": (
+        *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "nvfp4_ue4m3", "iq4_nl", "iq4_xs"),
+        *("q2_K", "q3_K", "q4_K", "q5_K", "q6_K"),
+    ),
+    "onnx": ("uint4", "uint8", "uint2"),
+    "mlx": (*(f"affine{b}" for b in (4, 8, 6, 5, 3, 2, 1)), "mxfp4", "nvfp4", "mxfp8_e4m3"),
+}
+"""Codecs that a target of each layout may name, and the order in which one without a codec tries them."""
+GROUPS = {"gguf": (32,), "onnx": (256, 128, 64, 32, 16), "mlx": (128, 64, 32)}
+LEVELS = {"compressed-tensors": ("divide",), "modelopt": ("multiply",), "gguf": ("none", "multiply"), "mlx": ("none", "amax")}
+WIDER = {"gguf": (4, 5, 8), "mlx": (2, 3, 4, 5, 6, 8)}
+"""Where these differ from any group, no global scale, and 4 and 8 bits."""
+
+
+def test_targets_of_every_layout_and_their_order():
+    held = {name: layout.holds for name, layout in LAYOUTS.items() if layout.holds is not None}
+    assert {name: h.codecs for name, h in held.items()} == TARGETS
+    for name, h in held.items():
+        scales = ("float16",) if name == "gguf" else ("float16", "bfloat16", "float32")
+        found = h.groups, h.levels, h.wider, tuple(sorted(h.scales))
+        assert found == (GROUPS.get(name, ()), LEVELS.get(name, ()), WIDER.get(name, (4, 8)), tuple(sorted(scales))), name
