@@ -77,10 +77,13 @@ PERFORMANCE |= {"LONGEST_WAIT", "BYTES_PER_SECOND", "PATIENCE", "QUIET_BYTES", "
 KEYWORDS = {"strict", "copy", "stacklevel", "maxsize", "frozen", "slots", "exist_ok", "indent", "ensure_ascii", "daemon"}
 """Keyword arguments whose value is left alone."""
 
-CASES = 12
+CASES = 8
 """Cases of a parametrized test function that are recorded."""
 
-RECORDED_SECONDS = 60
+TOOL = 4
+"""Number under which `sys.monitoring` knows the recorder."""
+
+RECORDED_SECONDS = 40
 """Seconds after which no more tests of a file are recorded."""
 
 KILLED, SURVIVED, SLOW, EMPTY = 1, 0, 3, 4
@@ -208,6 +211,14 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
     result.
     """
 
+    def same_by_definition(parent: ast.AST, node: ast.AST) -> bool:
+        """True for the order of what `in` is asked about, and for unions of types."""
+        if isinstance(parent, ast.Compare) and isinstance(node, (ast.Tuple, ast.List)):
+            return isinstance(parent.ops[0], (ast.In, ast.NotIn))
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        alias = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and isinstance(parent, (ast.Assign, ast.BinOp))
+        return alias and bool(names) and all(n.id[:1].isupper() and not n.id.isupper() for n in names)
+
     def left_alone(node: ast.AST) -> bool:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             return node.name in ("__repr__", "__str__", "_repr_html_")
@@ -239,7 +250,8 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
                     continue
                 if left_alone(child):
                     continue
-                yield node, field, position if isinstance(value, list) else None, child
+                if not same_by_definition(node, child):
+                    yield node, field, position if isinstance(value, list) else None, child
                 yield from visit(child)
 
     yield from visit(tree)
@@ -352,15 +364,38 @@ class Recorder:
     def _trace(self, frame: FrameType, event: str, argument: object) -> None:
         self.seen[id(frame.f_code)] = frame.f_code
 
+    def _started(self, code: CodeType, offset: int) -> object:
+        self.seen[id(code)] = code
+        return sys.monitoring.DISABLE
+
+    def _watch(self) -> None:
+        """Note every code object that starts: once each by `sys.monitoring`, else by a trace."""
+        if sys.version_info >= (3, 12):
+            events = sys.monitoring.events.PY_START
+            if sys.monitoring.get_tool(TOOL) is None:
+                sys.monitoring.use_tool_id(TOOL, "mutate")
+                sys.monitoring.register_callback(TOOL, events, self._started)
+            sys.monitoring.set_events(TOOL, events)
+            sys.monitoring.restart_events()
+        else:
+            sys.settrace(self._trace)
+
+    @staticmethod
+    def _ignore() -> None:
+        if sys.version_info >= (3, 12):
+            sys.monitoring.set_events(TOOL, 0)
+        else:
+            sys.settrace(None)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.seen, self.good = {}, True
         start = time.process_time()
-        sys.settrace(self._trace)  # type: ignore[arg-type]
+        self._watch()
         try:
             return (yield)  # type: ignore[misc]
         finally:
-            sys.settrace(None)
+            self._ignore()
             if self.good:
                 calls = {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(str(SOURCE))}
                 self.tests[item.nodeid] = round(time.process_time() - start, 4), sorted(calls)
@@ -419,12 +454,15 @@ class Calls:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.slowest: dict[str, float] = {}
         self.of_function: dict[str, list[str]] = defaultdict(list)
         self.of_file: dict[str, set[str]] = defaultdict(set)
         for path in sorted((BUILD / "calls").glob("*.json")):
             recorded = json.loads(path.read_text(encoding="utf-8"))
             for test, (seconds, calls) in recorded["tests"].items():
                 self.seconds[test] = seconds
+                function = test.split("[")[0]
+                self.slowest[function] = max(seconds, self.slowest.get(function, 0.0))
                 for name in (recorded["names"][call] for call in calls):
                     self.of_function[name].append(test)
                     self.of_file[name.split(":")[0]].add(test)
@@ -436,6 +474,11 @@ class Calls:
             functions[test.split("[")[0]].append(test)
         rank = {test: i for cases in functions.values() for i, test in enumerate(cases)}
         return sorted(rank, key=lambda t: (rank[t], self.seconds[t], t))
+
+    def expected(self, test: str) -> float:
+        """Seconds of a test; of a case that was not recorded those of the slowest one that was."""
+        function = test.split("[")[0]
+        return self.seconds.get(test, self.slowest.get(function, 1.0))
 
     def for_functions(self, names: list[str]) -> list[str]:
         return self.ordered({t for name in names for t in self.of_function.get(recorded_name(name), [])})
@@ -472,7 +515,7 @@ def run_until_failure(items: list[pytest.Item], calls: Calls, budget: float, not
 
     signal.signal(signal.SIGPROF, hung)
     for item, following in zip(items, [*items[1:], None], strict=True):
-        seconds = calls.seconds.get(item.nodeid, 1.0)
+        seconds = calls.expected(item.nodeid)
         note.write_text(item.nodeid, encoding="utf-8")
         signal.setitimer(signal.ITIMER_PROF, 10 + 20 * seconds)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -585,6 +628,15 @@ class Judge:
             tests = [t for t in tests if t != test]
 
 
+def cases_of(tests: list[str], items: Iterable[str]) -> list[str]:
+    """All cases among `items` of the functions of some tests, in the order of the tests."""
+    cases: dict[str, list[str]] = {t.split("[")[0]: [] for t in tests}
+    for item in items:
+        if item.split("[")[0] in cases:
+            cases[item.split("[")[0]].append(item)
+    return [c for some in cases.values() for c in some]
+
+
 class FunctionMutants:
     """Pytest plugin: in place of the loop over collected tests, one fork a mutant of a function."""
 
@@ -595,9 +647,6 @@ class FunctionMutants:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
-        cases: dict[str, list[str]] = defaultdict(list)
-        for test in items:
-            cases[test.split("[")[0]].append(test)
         living: dict[str, list[FunctionType]] = defaultdict(list)
         for function in gc.get_objects():
             if type(function) is FunctionType and function.__code__.co_filename.startswith(str(SOURCE)):
@@ -613,8 +662,7 @@ class FunctionMutants:
                 return
             replaced, own = changes
             tests = [t for t in self.calls.for_functions(own) if t in items]
-            others = [c for t in dict.fromkeys(t.split("[")[0] for t in tests) for c in cases[t]]
-            tests = list(dict.fromkeys([*tests, *others]))
+            tests = list(dict.fromkeys([*tests, *cases_of(tests, items)]))
             note = BUILD / f"running-{os.getpid()}"
 
             def attempt(tests: list[str], mutated: bool) -> tuple[int, str]:
@@ -646,7 +694,10 @@ class FreshMutant:
         if session.testsfailed:
             return True
         items = {item.nodeid: item for item in session.items}
-        self.code = run_until_failure([items[t] for t in self.tests if t in items], self.calls, self.budget, self.note)
+        chosen = [t for t in self.tests if t in items]
+        if len(self.tests) > 1:  # then the cases that were not recorded
+            chosen += [c for c in cases_of(chosen, items) if c not in set(chosen)]
+        self.code = run_until_failure([items[t] for t in chosen], self.calls, self.budget, self.note)
         return True
 
 
@@ -663,7 +714,8 @@ def run_fresh(file: str, code: CodeType, tests: list[str], calls: Calls, budget:
         importlib.machinery.SourceFileLoader.get_code = replaced  # type: ignore[method-assign]
         plugin = FreshMutant(tests, calls, budget, note)
         # A few tests are named one by one; of many the files are collected.
-        arguments = tests if len(tests) <= FIRST else sorted({t.split("::")[0] for t in tests})
+        functions = list(dict.fromkeys(t.split("[")[0] for t in tests))
+        arguments = tests if len(tests) == 1 else functions if len(tests) <= FIRST else sorted({t.split("::")[0] for t in tests})
         pytest.main(pytest_arguments(arguments), plugins=[plugin])
         return plugin.code
 
