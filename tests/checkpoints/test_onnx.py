@@ -306,3 +306,11 @@ def test_config_and_several_models_are_refused_with_a_way_on(tmp_path):
     (tmp_path / "n.onnx").write_bytes(path.read_bytes())
     with pytest.raises(CheckpointError, match=r"2 ONNX models \(m\.onnx, n\.onnx\); open one of them"):
         hb.open(tmp_path)
+
+
+def test_a_vector_has_one_scale(tmp_path):
+    for axis in ({"axis": 0}, {"axis": 0, "block_size": 32}):
+        graph = Graph()
+        graph.dequantize("w", codes("int8", (64,)), "int8", scales((64,) if "block_size" not in axis else (2,)), **axis)
+        with pytest.raises(HalfbyteError, match=r"several scales of a vector \[64\]; one scale is read"):
+            hb.open(graph.save(tmp_path / "m.onnx"))["w"]

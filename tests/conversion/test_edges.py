@@ -512,3 +512,35 @@ def test_stacks_have_a_tensor_scale_a_matrix():
     assert outcome.kind == "exact-if"
     assert outcome.weight.parts["global_scale"].shape == (3,)
     assert same(q, outcome.weight)
+
+
+def half_everywhere(power):
+    """0.5 · 2^power in every place, under float32 scales, in FP4."""
+    scales = np.ldexp(np.ones((1, 1)), power).astype(np.float32)
+    return QTensor(format_named("fp4:g32", scale_dtype="float32"), (1, 32), {"codes": HALVES, "scales": scales})
+
+
+HALVES = pack(np.ones((1, 32), np.uint8), 4)
+
+
+@pytest.mark.parametrize(("power", "byte"), [(-127, 0), (-126, 1), (0, 127), (127, 254)])
+def test_powers_of_two_that_e8m0_has(power, byte):
+    q = half_everywhere(power)
+    outcome = convert_weight(q, goal_named("gpt-oss:mxfp4"))
+    assert outcome.kind == "exact-if"
+    assert outcome.weight.parts["scales"].tolist() == [[byte]]
+    assert same(q, outcome.weight)
+
+
+def test_powers_of_two_that_e8m0_lacks():
+    """Of 2^128 the byte would be 255, which is NaN: 0.5 · 2^128 is rounded anew, to 2^127. 2^-128 has
+    no byte.
+    """
+    assert convert_weight(half_everywhere(-128), goal_named("gpt-oss:mxfp4")).kind == "lossy"
+    for power, code in ((119, 1), (120, 2)):
+        parts = {"codes": HALVES, "scales": np.full((1, 2), 0x78, np.uint8)}  # 2^8
+        q = QTensor(format_named("nvfp4"), (1, 32), {**parts, "global_scale": np.asarray(2.0**power, np.float32)})
+        outcome = convert_weight(q, goal_named("gpt-oss:mxfp4"))
+        assert same(q, outcome.weight)
+        assert outcome.weight.parts["scales"].tolist() == [[254]]
+        assert set(unpack(outcome.weight.parts["codes"], 4, 32)[0].tolist()) == {code}

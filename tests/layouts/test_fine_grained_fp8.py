@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import halfbyte as hb
 from halfbyte.errors import LayoutError
+from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -95,3 +96,9 @@ def test_one_scale_a_tensor_has_no_tile_in_the_config():
     q = FP8.unpack({"weight": tensors(4, 8, (4, 8))["weight"], "weight_scale": np.ones((), np.float32)}, {}, "m")
     assert (q.format.group_rows, q.format.group_size) == (-1, -1)
     assert FP8.config(q)["weight_block_size"] is None
+
+
+@pytest.mark.parametrize(("group", "rows", "fits"), [(32, 32, True), (-1, -1, True), (-1, 32, False), (32, -1, False)])
+def test_tiles_have_rows_and_columns(group, rows, fits):
+    why = FP8.misfit(format_named("fp8_e4m3", group, rows=rows, scale_dtype="float32"), (64, 64))
+    assert why == ("" if fits else "tiles have a number of rows and of columns")
