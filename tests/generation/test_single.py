@@ -157,7 +157,8 @@ def test_the_hooks_see_a_large_array():
         small = np.zeros(LIMIT // 8, np.float32)
         large = np.ones(LIMIT // 4 + 1, np.float32)
         small += large[: small.size]
-    assert [size for _, size in seen] == [pytest.approx(LIMIT, abs=4096)]
+    ((_, size),) = seen
+    assert LIMIT <= size <= LIMIT + 4096
     with NoLargeFloats() as hook:
         torch.ones(LIMIT // 4)
         torch.ones(LIMIT + 1, dtype=torch.uint8)

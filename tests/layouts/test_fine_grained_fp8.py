@@ -102,3 +102,11 @@ def test_one_scale_a_tensor_has_no_tile_in_the_config():
 def test_tiles_have_rows_and_columns(group, rows, fits):
     why = FP8.misfit(format_named("fp8_e4m3", group, rows=rows, scale_dtype="float32"), (64, 64))
     assert why == ("" if fits else "tiles have a number of rows and of columns")
+
+
+def test_one_scale_a_row_and_an_even_number_of_fp4_codes():
+    row, groups = (format_named("fp8_e4m3", size, scale_dtype="float32") for size in (-1, 32))
+    assert FP8.misfit(row, (64, 64)) == ""
+    assert "in tiles, rows or one piece" in FP8.misfit(groups, (64, 64))
+    assert FP8.misfit(format_named("mxfp4"), (33, 64)) == ""
+    assert "k = 33 is odd" in FP8.misfit(format_named("mxfp4"), (64, 33))

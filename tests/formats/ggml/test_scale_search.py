@@ -43,12 +43,18 @@ def test_a_scale_that_misses_the_peak_by_over_half_a_step_is_the_next_larger(sig
     assert float16_reaching(np.array([np.float32(0.2 * step)]), np.array([np.float32(0.9 * step)]), 127, FORMAT).tolist() == [0]
 
 
+def test_the_scale_of_iq4_reaches_its_peak():
+    """127.8 steps of the smallest float16 are over half a step beyond 127 of them: the scale is 2."""
+    x = np.zeros((1, 64), np.float32)
+    x[0, 3], x[0, 40] = -127.8 * 2.0**-24, -127.3 * 2.0**-24
+    scales = quantize(x, "iq4_nl", scale="extreme").parts["scales"]
+    assert scales.tolist() == [[2 * 2.0**-24, 2.0**-24]]
+
+
 def groups_of(rng, count):
-    kinds = [
-        rng.standard_normal((count, 32)),
-        np.abs(rng.standard_normal((count, 32))) + 0.5,
-        -np.abs(rng.standard_normal((count, 32))),
-    ]
+    normal = rng.standard_normal((4, count, 32))
+    kinds = [normal[0], np.abs(normal[1]) + 0.5, -np.abs(normal[2]), np.abs(normal[3]) + 1]
+    kinds[3][:, 5] = -0.1  # a line through most of the values would have an offset above 0
     return np.concatenate(kinds).astype(np.float32)
 
 
