@@ -314,3 +314,11 @@ def test_a_vector_has_one_scale(tmp_path):
         graph.dequantize("w", codes("int8", (64,)), "int8", scales((64,) if "block_size" not in axis else (2,)), **axis)
         with pytest.raises(HalfbyteError, match=r"several scales of a vector \[64\]; one scale is read"):
             hb.open(graph.save(tmp_path / "m.onnx"))["w"]
+
+
+def test_names_that_are_there_and_names_that_are_not(tmp_path):
+    with hb.open(small(tmp_path)) as checkpoint:
+        assert all(key in checkpoint for key in tuple(checkpoint))
+        assert "b" in checkpoint
+        assert "w_scale" not in checkpoint
+        assert "nonesuch" not in checkpoint

@@ -396,6 +396,14 @@ def test_constant_groups_of_a_scale_of_zero():
     assert outcome.weight.dequantize()[0, :32].tolist() == [3.5] * 32
 
 
+def test_groups_of_zeros_have_zero_point_0():
+    parts = {"codes": pack(all_codes(2, 64), 4), "scales": np.array([[0, 0.5], [0.25, 0]], np.float16)}
+    q = QTensor(format_named("affine4", 32), (2, 64), {**parts, "biases": np.array([[0, -1], [-1, 0]], np.float16)})
+    outcome = convert_weight(q, goal_named("gptq-v2"))
+    assert same(q, outcome.weight)
+    assert outcome.weight.parts["zeros"].tolist() == [[0, 2], [4, 0]]
+
+
 @pytest.mark.parametrize("word", ["int4", "uint4", "affine4"])
 @pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, 6e-8, -65504.0])
 def test_adversarial_scales_keep_their_values(word, scale):
@@ -416,6 +424,14 @@ def test_nvfp4_reciprocal_of_a_power_of_two_is_exact_and_of_others_equal():
         assert outcome.kind == kind, (g, outcome)
         assert np.array_equal(outcome.weight.parts["codes"], two.parts["codes"])
         assert np.array_equal(outcome.weight.dequantize("bfloat16", "producer"), two.dequantize("bfloat16"))
+
+
+def test_nvfp4_products_of_nan_block_scales_are_equal_too():
+    q = finite_tensor(format_named("nvfp4"), (4, 64), 6)
+    scales = q.parts["scales"].copy()
+    scales[1, 2] = 0x7F
+    nan = QTensor(q.format, q.shape, {**q.parts, "scales": scales, "global_scale": np.array(3e-4, np.float32)})
+    assert convert_weight(nan, goal_named("compressed-tensors")).kind == "equal"
 
 
 def test_nvfp4_products_that_differ_are_lossy(monkeypatch):

@@ -125,3 +125,13 @@ def test_what_does_not_fit_is_refused() -> None:
     high = random_tensor(format_named("uint4", 32), (2, 32), 0)
     with pytest.raises(LayoutError, match="zero points run from 16 to 16; it stores 0 to 15"):
         ONNX.pack(QTensor(high.format, high.shape, {**high.parts, "zeros": np.full((2, 1), 16, np.int16)}), {})
+
+
+def test_padding_of_zero_points_is_kept_and_the_usual_one_is_not_noted() -> None:
+    tensors, config = foreign(np.random.default_rng(2), 4, 2, 96, 32)
+    for padding in (0x0, 0x8):
+        tensors["weight_zero_points"] = np.array([[0x21, padding << 4 | 3], [0x54, padding << 4 | 6]], np.uint8)
+        q = check_round_trip(ONNX, tensors, config)
+        assert q.parts["zeros"].tolist() == [[1, 2, 3], [4, 5, 6]]
+        assert ("zero_padding" in q.details) == (padding != 8)
+        assert "scales_shape" not in q.details

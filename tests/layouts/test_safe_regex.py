@@ -63,7 +63,8 @@ def test_letters_in_either_case(pattern, name, want):
     "pattern",
     [r"a{2}", r"a{,2}b", r"a{2,}", r"a{2,3}?b", r"a{x}", r"a{", r"{", r"a{1", r"[]a]", r"[^]a]", r"[a-]", r"[-a]", r"[\]]",
      r"[\d_]+", r"[^\d]+$", r"\x61", r"\u0061b", r"(?P<layer>a)b", r"a|b|", r"(|a)b", r"\Aab\Z", r"(a(b(c)))", r"a\.b", r"\-",
-     r"[\w.]+", r"(?:a|b){3}", r"(?:ab?){2,}", r"x*$", r"(?<=a)b", r"a(?<=a)b", r"a(?<!b)b", r"(?!ab)a", r".*\bb"],
+     r"[\w.]+", r"(?:a|b){3}", r"(?:ab?){2,}", r"x*$", r"(?<=a)b", r"a(?<=a)b", r"a(?<!b)b", r"(?!ab)a", r".*\bb",
+     r"a(?<=^a)b", r"ab(?<=a\bb|ab)c"],
 )  # fmt: skip
 def test_each_construct_of_the_subset_means_what_re_means(pattern):
     names = ["a", "b", "ab", "aab", "aaab", "abc", "a{x}", "a{", "{", "a{1", "]", "a-", "-a", "a.b", "_1", "1", "a b", "abab", ""]

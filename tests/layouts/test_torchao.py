@@ -207,3 +207,14 @@ def test_what_does_not_fit_is_refused() -> None:
     far = QTensor(q.format, q.shape, {**q.parts, "zeros": np.full((2, 2), 300, np.int16)})
     with pytest.raises(LayoutError, match="zero points run from 292 to 292, beyond int8"):
         TORCHAO.pack(far, {})
+
+
+@pytest.mark.parametrize(("zero", "fits"), [(-(1 << 14), True), ((1 << 14) - 1, True), (-(1 << 14) - 1, False), (1 << 14, False)])
+def test_zero_points_far_outside_the_codes_are_refused(zero: int, fits: bool) -> None:
+    tensors, config = foreign("affine uint4", np.random.default_rng(0))
+    tensors["weight_zero_point"] = np.full((6, 4), zero, np.int32)
+    if fits:
+        check_round_trip(TORCHAO, tensors, config)
+    else:
+        with pytest.raises(LayoutError, match=rf"weight_zero_point runs from {zero} to {zero}; wanted those of 4-bit codes"):
+            TORCHAO.unpack(tensors, config, "m")

@@ -1,0 +1,431 @@
+"""Faults planted by hand in kernels: each must make a test fail (benchmarks/mutation.md).
+
+    python tools/plant.py triton metal --workers 4
+    python tools/plant.py native --out build/planted/native.jsonl      # builds the core once
+    python tools/plant.py triton --table build/planted/faults.jsonl    # a Markdown table of a finished run
+
+A fault of a Triton or Metal kernel replaces one text in a copy of src/. The faults of the native
+core are compiled at once, each behind a number that the environment variable HB_PLANT selects, so
+that one build serves all. Each fault runs the tests named beside it until one fails; without a
+fault the same tests must pass. Needs what these tests need: Triton, a C++ compiler, and for
+`native` CMake and nanobind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build" / "planted"
+LIMIT = 240
+"""Seconds of one run of tests; a fault that takes longer counts as found."""
+
+
+class Fault(NamedTuple):
+    """`before` becomes `after` in a file; `tests` are formats for the interpreter, or arguments of
+    pytest.
+    """
+
+    file: str
+    before: str
+    after: str
+    what: str
+    tests: str = ""
+
+
+DECODE, TILE = "backends/cuda/decode.py", "backends/cuda/portable/decode_tile.py"
+TRITON = [
+    Fault(
+        DECODE,
+        "((c & 8) << 12) | ((c & 7) << 9)",
+        "((c & 8) << 12) | ((c & 7) << 8)",
+        "E2M1: magnitude shifted by 8, not 9",
+        "fp4",
+    ),
+    Fault(
+        DECODE,
+        "((c & 32) << 10) | ((c & 31) << 7)",
+        "((c & 32) << 9) | ((c & 31) << 7)",
+        "E2M3: sign shifted by 9, not 10",
+        "mxfp6_e2m3",
+    ),
+    Fault(DECODE, "* 4096.0", "* 8192.0", "E3M2: twice the value", "mxfp6_e3m2"),
+    Fault(
+        DECODE,
+        "bitcast=True).to(tl.float32) * 256.0\n    return tl.where((c & 0x7F)",
+        "bitcast=True).to(tl.float32) * 128.0\n    return tl.where((c & 0x7F)",
+        "E4M3: half the value",
+        "mxfp8_e4m3",
+    ),
+    Fault(DECODE, "(c << 8).to(tl.int16)", "(c << 7).to(tl.int16)", "E5M2: shifted by 7, not 8", "mxfp8_e5m2"),
+    Fault(DECODE, "0x00400000, b << 23", "0x00400000, b << 22", "E8M0: shifted by 22, not 23", "mxfp4"),
+    Fault(
+        DECODE,
+        "float(1 << (BITS - 1))\n    elif KIND == E2M1",
+        "float(1 << BITS)\n    elif KIND == E2M1",
+        "INT: offset 2^bits",
+        "int4:g32",
+    ),
+    Fault(DECODE, "c ^ (1 << (BITS - 1))", "c ^ (1 << (BITS - 2))", "MXINT: wrong bit turned", "mxint8"),
+    Fault(
+        DECODE,
+        "(((p2 >> (2 * j)) & 3) << 4) | (((p1 >> j) & 1) << 6)",
+        "(((p2 >> (2 * j)) & 3) << 4) | (((p1 >> j) & 1) << 5)",
+        "7 bits: top bit one place too low",
+        "affine7:g32 uint7:g32",
+    ),
+    Fault(DECODE, "(((p2 >> (2 * j)) & 3) << 4)\n", "(((p2 >> j) & 3) << 4)\n", "6 bits: wrong pair of the plane", "affine6:g32"),
+    Fault(DECODE, "(((p1 >> j) & 1) << 4)", "(((p1 >> (7 - j)) & 1) << 4)", "5 bits: bits in reverse order", "affine5:g32"),
+    Fault(DECODE, "return (p4 >> (4 * j)) & 15", "return (p4 >> (4 * (j ^ 1))) & 15", "4 bits: nibbles swapped", "nf4:g64"),
+    Fault(
+        DECODE,
+        "((p2 >> (2 * j)) & 3) | (((p1 >> j) & 1) << 2)",
+        "((p2 >> (2 * j)) & 3) | (((p1 >> (j ^ 1)) & 1) << 2)",
+        "3 bits: top bits of neighbours swapped",
+        "uint3:g64",
+    ),
+    Fault(DECODE, "return (p2 >> (2 * j)) & 3", "return (p2 >> (2 * (j ^ 1))) & 3", "2 bits: neighbours swapped", "uint2:g32"),
+    Fault(DECODE, "return (p1 >> j) & 1", "return (p1 >> (j ^ 1)) & 1", "1 bit: neighbours swapped", "affine1:g32"),
+    Fault(
+        TILE, "(word >> (8 * (j % 4))) & 255", "(word >> (8 * (3 - j % 4))) & 255", "8 bits: bytes in reverse order", "int8:g32"
+    ),
+    Fault(
+        TILE,
+        "lo = tl.load(weight.p8 + 2 * at, mask=mask, other=0)\n        hi = tl.load(weight.p8 + 2 * at + 1",
+        "lo = tl.load(weight.p8 + 2 * at + 1, mask=mask, other=0)\n        hi = tl.load(weight.p8 + 2 * at",
+        "8 bits: halves of eight inputs swapped",
+        "mxfp8_e5m2",
+    ),
+    Fault(TILE, "at = r * G + g\n", "at = r * G + tl.maximum(g - 1, 0)\n", "scales: the group before", "nvfp4 affine4:g64"),
+    Fault(
+        TILE,
+        "up = r * (G // F.per_super) + g // F.per_super",
+        "up = r * (G // F.per_super) + (g + 1) // F.per_super % (G // F.per_super)",
+        "super-blocks: one group too early",
+        "q6_K",
+    ),
+    Fault(TILE, "a = -low * tl.load", "a = low * tl.load", "minimums: wrong sign", "q4_K"),
+    Fault(TILE, "return (v - a) * s", "return v * s", "zero points dropped", "uint4:g32"),
+    Fault(TILE, "return tl.math.fma(v, s, a)", "return v * s", "biases dropped", "affine4:g64"),
+    Fault(
+        TILE,
+        "v = (v >> (4 * h)) & 0x0F0F0F0F",
+        "v = (v >> (4 - 4 * h)) & 0x0F0F0F0F",
+        "fragment order: rows g and g + 8 swapped",
+        "uint4:g32",
+    ),
+    Fault(
+        TILE,
+        "(v >> (9 - 3 * h)) & 0x00070007",
+        "(v >> (8 - 3 * h)) & 0x00070007",
+        "fragment order of E2M1: shifted by 8, not 9",
+        "mxfp4",
+    ),
+]
+
+SHADER = "backends/metal/shaders/decode.metal"
+METAL_TESTS = "tests/backends/metal/test_decode.py tests/backends/metal/test_dequantize.py"
+METAL = [
+    Fault(SHADER, "((c & 7) << 22) + 0x3f000000u", "((c & 7) << 21) + 0x3f000000u", "E2M1: shifted by 21, not 22"),
+    Fault(
+        SHADER, "fma(v, 2.0f, -1.0f)), (c & 8) << 28", "fma(v, 2.0f, -1.0f)), (c & 8) << 27", "E2M1: sign shifted by 27, not 28"
+    ),
+    Fault(SHADER, "float(magnitude) * unit", "float(magnitude) * unit * 0.5f", "small floats: half of each subnormal"),
+    Fault(SHADER, "uint(127 - bias) << 23", "uint(126 - bias) << 23", "small floats: bias off by one"),
+    Fault(
+        SHADER,
+        "(c & 0x7f) == 0x7f ? as_type<float>(QUIET_NAN)",
+        "c == 0x7f ? as_type<float>(QUIET_NAN)",
+        "E4M3: 0xFF is a number",
+    ),
+    Fault(SHADER, "c == 0x7f ? 0.0f : minifloat", "c == 0xff ? 0.0f : minifloat", "UE4M3: 0xFF reads as 0, 0x7F does not"),
+    Fault(SHADER, "if ((c & 0x7f) < 0x7c)", "if ((c & 0x7f) <= 0x7c)", "E5M2: infinity is a number"),
+    Fault(
+        SHADER,
+        "-0.6961928009986877f, -0.5250730514526367f",
+        "-0.5250730514526367f, -0.6961928009986877f",
+        "NF4: codes 1 and 2 swapped",
+    ),
+    Fault(SHADER, "25.0f, 38.0f", "25.0f, 39.0f", "IQ4: one entry off by one"),
+    Fault(
+        SHADER,
+        "(q & 0x70007000u) >> 3) + 0x38003800u",
+        "(q & 0x70007000u) >> 4) + 0x38003800u",
+        "pairs of E2M1: shifted by 4, not 3",
+    ),
+    Fault(
+        SHADER, "half2(16384.0h, 16384.0h)", "half2(16384.0h, 8192.0h)", "pairs of E2M1 by subnormals: second of a pair halved"
+    ),
+    Fault(
+        SHADER,
+        "(q & 0x000f000fu) | 0x64006400u) - half2(1024.0h, 1024.0h)",
+        "(q & 0x000f000fu) | 0x64006400u) - half2(1024.0h, 1023.0h)",
+        "low nibbles: second of a pair off by one",
+    ),
+    Fault(
+        SHADER,
+        "half2(fma(v.x, 0.0625h, -64.0h), fma(v.y",
+        "half2(fma(v.y, 0.0625h, -64.0h), fma(v.x",
+        "high nibbles: pair swapped",
+    ),
+    Fault(SHADER, "half2(1032.0h, 1032.0h)", "half2(1024.0h, 1032.0h)", "signed low nibbles: offset dropped"),
+    Fault(SHADER, "fma(v.y, 0.0625h, -72.0h)", "fma(v.y, 0.0625h, -71.0h)", "signed high nibbles: offset off by one"),
+    Fault(SHADER, "int(b) - 127", "int(b) - 126", "E8M0: bias off by one"),
+    Fault(SHADER, "b == 255 ? as_type<float>(QUIET_NAN)", "b == 254 ? as_type<float>(QUIET_NAN)", "E8M0: 254 is NaN, 255 is not"),
+]
+METAL = [fault._replace(tests=METAL_TESTS) for fault in METAL]
+
+
+class Native(NamedTuple):
+    """A fault of the core: P in `after` is true where its number is selected."""
+
+    file: str
+    before: str
+    after: str
+    what: str
+
+
+SCALES, FLOATS, BYTES, PRODUCTS = "scales.inl", "float_decode.inl", "byte_decode.inl", "products.inl"
+NIBBLES = "V::template field<4 * (i % 2), 0x0f>(V::bload(Planes::unit(p.p4, i / 2, at)));"
+PAIRS = "V::template field<2 * (i % 4) - up, (0x03 << up)>(\n          V::bload(Planes::unit(p.p2, i / 4, at)));"
+BITS = "V::template field<i % 8 - up, (0x01 << up)>(V::bload(Planes::unit(p.p1, i / 8, at)));"
+BF16 = "V::cast(V::template sll<16>(V::load_u16((const uint16_t *)base + at)));"
+ZEROS = """if (scales.zeros)
+      each([&](int t, int j) HB_INLINE_LAMBDA {
+        sum[t][j] = V::fnma(scales.zero(j), V::fset(of[t]), sum[t][j]);
+      });
+    if (scales.biases)"""
+NATIVE = [
+    Native(
+        SCALES,
+        "V::ior(V::template sll<23>(b),",
+        "V::ior(P ? V::template sll<22>(b) : V::template sll<23>(b),",
+        "E8M0: shifted by 22, not 23",
+    ),
+    Native(SCALES, "V::equal(b, 255)", "V::equal(b, P ? 254 : 255)", "E8M0: 254 is NaN, 255 is not"),
+    Native(SCALES, "Minifloat<V>(8, 3, 7, 0x7e)", "Minifloat<V>(8, 3, P ? 8 : 7, 0x7e)", "E4M3 scales: bias 8, not 7"),
+    Native(SCALES, "V::iset(0x7f)))), keep", "V::iset(P ? 0xff : 0x7f)))), keep", "UE4M3 scales: the sign is not ignored"),
+    Native(
+        SCALES,
+        BF16,
+        BF16.replace("V::template", "P ? V::template sll<15>(V::load_u16((const uint16_t *)base + at)) : V::template"),
+        "bfloat16 scales: shifted by 15, not 16",
+    ),
+    Native(
+        SCALES,
+        "if (w.super_scales) scale =",
+        "if (w.super_scales && !P) scale =",
+        "scales of a buffer: the super-block's factor dropped",
+    ),
+    Native(SCALES, "if (w.zeros) zero =", "if (w.zeros && !P) zero =", "scales of a buffer: zero points dropped"),
+    Native(SCALES, "if (w.biases) added =", "if (w.biases && !P) added =", "scales of a buffer: biases dropped"),
+    Native(
+        SCALES,
+        "added = V::fsub(\n            added,",
+        "added = (P ? V::fadd : V::fsub)(\n            added,",
+        "scales of a buffer: minimums added",
+    ),
+    Native(
+        SCALES, "++g, left = per_group;", "++g, left = per_group + (P ? 1 : 0);", "scales of a buffer: groups a segment too long"
+    ),
+    Native(
+        SCALES,
+        "left = per_group, at += kPanelRows;",
+        "left = per_group, at += P ? 2 * kPanelRows : kPanelRows;",
+        "scales on the way: a group skipped",
+    ),
+    Native(
+        SCALES,
+        "if (w.supers && --super_left == 0) super_left = w",
+        "if (w.supers && --super_left == (P ? 1 : 0)) super_left = w",
+        "scales on the way: super-blocks end a group early",
+    ),
+    Native(
+        SCALES,
+        "return V::fsub(V::fzero(), V::fmul",
+        "return (P ? V::fadd : V::fsub)(V::fzero(), V::fmul",
+        "scales on the way: sign of minimums",
+    ),
+    Native(FLOATS, "sign_shift(32 - bits)", "sign_shift((P ? 31 : 32) - bits)", "small floats: sign a bit too low"),
+    Native(FLOATS, "shift(23 - mantissa)", "shift((P ? 22 : 23) - mantissa)", "small floats: mantissa a bit too low"),
+    Native(
+        FLOATS,
+        "V::fstore(o + 16, V::flookup(table, V::template srl<8>(lanes)));",
+        "V::fstore(o + 16, V::flookup(table, P ? V::template srl<16>(lanes) : V::template srl<8>(lanes)));",
+        "tables: input 2 in place of input 1",
+    ),
+    Native(FLOATS, "if (BITS == 8 && wide)", "if (BITS == 8 && wide && !P)", "8 bits: 128 is not added back"),
+    Native(
+        BYTES,
+        NIBBLES,
+        NIBBLES.replace("V::template", f"P ? {NIBBLES[:-1].replace('(i % 2)', '((i + 1) % 2)')} : V::template", 1),
+        "4 bits: nibbles swapped",
+    ),
+    Native(BYTES, PAIRS, f"P ? {PAIRS[:-1].replace('(i % 4)', '((i + 1) % 4)')} : {PAIRS}", "2 bits: the next pair"),
+    Native(BYTES, BITS, f"P ? {BITS[:-1].replace('<i % 8', '<(i + 1) % 8')} : {BITS}", "1 bit: the next bit"),
+    Native(
+        BYTES,
+        "(w.values[c] / w.unit + offset)",
+        "(w.values[c] / w.unit + offset + (P ? 1 : 0))",
+        "byte tables: entries off by one",
+    ),
+    Native(PRODUCTS, ZEROS, ZEROS.replace("scales.zeros)", "scales.zeros && !P)"), "products: zero points dropped"),
+    Native(PRODUCTS, "if (scales.biases)\n      each", "if (scales.biases && !P)\n      each", "products: biases dropped"),
+    Native(
+        PRODUCTS,
+        "V::fset(x_scale[s * MT + t])",
+        "V::fset(x_scale[(P && s ? s - 1 : s) * MT + t])",
+        "int8: the scale of the segment before",
+    ),
+    Native(PRODUCTS, "V::iset(x_start[s * MT + t])", "V::iset(P ? 1 : x_start[s * MT + t])", "int8: sums start at 1"),
+    Native(
+        PRODUCTS,
+        "--left == 0 || s + 1 == segments",
+        "--left == 0 || s + 1 == segments + (P ? 1 : 0)",
+        "int8: a last, short span dropped",
+    ),
+    Native(
+        PRODUCTS,
+        "x += MT * inputs;\n    } while",
+        "x += P ? MT * (inputs - 4) : MT * inputs;\n    } while",
+        "int8: activations four inputs behind",
+    ),
+]
+NATIVE_TESTS = [f"tests/backends/cpu/test_{name}.py" for name in ("decode", "cases", "linear")]
+HEADER = """#pragma once
+#include <cstdlib>
+inline bool planted(int n) {
+  static const int chosen = std::getenv("HB_PLANT") ? std::atoi(std::getenv("HB_PLANT")) : 0;
+  return n == chosen;
+}
+"""
+
+
+def replaced(text: str, fault: Fault | Native, after: str) -> str:
+    """`text` with the fault. Raises SystemExit where the text to replace is not there."""
+    if fault.before not in text:
+        raise SystemExit(f"{fault.file} lacks {fault.before!r}; update the table in {Path(__file__).name}")
+    return text.replace(fault.before, after, 1)
+
+
+def built_native() -> Path:
+    """src with a core that holds every native fault."""
+    folder = BUILD / "native"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("native", "cmake"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    texts: dict[Path, str] = {}
+    for number, fault in enumerate(NATIVE, 1):
+        path = folder / "native" / fault.file
+        text = texts.get(path) or path.read_text("utf-8")
+        texts[path] = replaced(
+            text, fault, fault.after.replace("P ", f"planted({number}) ").replace("!P)", f"!planted({number}))")
+        )
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
+    (folder / "native" / "planted.h").write_text(HEADER, "utf-8")
+    kernels = folder / "native" / "kernels.h"
+    kernels.write_text(kernels.read_text("utf-8").replace("#pragma once", '#pragma once\n#include "planted.h"', 1), "utf-8")
+    lists = (ROOT / "CMakeLists.txt").read_text("utf-8").replace("-O3 -ffp-contract", "-O1 -w -DHALFBYTE_SMALL -ffp-contract")
+    (folder / "CMakeLists.txt").write_text(lists, "utf-8")
+    for command in (
+        ["cmake", "-S", folder, "-B", folder / "build"],
+        ["cmake", "--build", folder / "build", "--target", "in_place", "-j"],
+    ):
+        subprocess.run(command, check=True)
+    return folder / "src"
+
+
+def run(kind: str, source: Path, tests: Sequence[str], number: int = 0) -> bool:
+    """True when the tests pass with the package in `source`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(source), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+    }
+    environment |= {"HB_PLANT": str(number), "TRITON_INTERPRET": "1"} if kind == "triton" else {"HB_PLANT": str(number)}
+    script = [str(ROOT / "tests/support/cuda_interpreter.py"), *tests]
+    command = (
+        script
+        if kind == "triton"
+        else ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu and not slow", *tests]
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], env=environment, cwd=ROOT, capture_output=True, timeout=LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def found(kind: str, number: int, fault: Fault | Native, source: Path | None, out: Path) -> bool:
+    """Plant one fault, run its tests, and add a line to `out`; True when a test fails."""
+    start = time.monotonic()
+    if isinstance(fault, Fault):
+        source = BUILD / f"{kind}-{number}"
+        shutil.rmtree(source, ignore_errors=True)
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        path = source / "halfbyte" / fault.file
+        path.write_text(replaced(path.read_text("utf-8"), fault, fault.after), "utf-8")
+        killed = not run(kind, source, fault.tests.split())
+        shutil.rmtree(source)
+    else:
+        assert source is not None
+        killed = not run(kind, source, NATIVE_TESTS, number)
+    row = {"kind": kind, "file": fault.file, "what": fault.what, "found": killed, "seconds": round(time.monotonic() - start, 1)}
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    return killed
+
+
+def table(path: Path) -> str:
+    """A Markdown table of the faults that a run planted."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    lines = [
+        f"| {r['kind']} | `{r['file'].rpartition('/')[2]}` | {r['what']} | {'yes' if r['found'] else '**no**'} |" for r in rows
+    ]
+    return "\n".join(["| kernels | file | fault | a test fails |", "|---|---|---|---|", *lines])
+
+
+def main() -> None:
+    """Plant the faults of the kinds named; exit 1 when no test finds one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="+", choices=["triton", "metal", "native"])
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=BUILD / "faults.jsonl")
+    parser.add_argument("--table", type=Path, help="print the table of a finished run, run nothing")
+    args = parser.parse_args()
+    if args.table:
+        print(table(args.table))
+        return
+    BUILD.mkdir(parents=True, exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    jobs = []
+    for kind in args.kinds:
+        source = built_native() if kind == "native" else None
+        faults: Sequence[Fault | Native] = NATIVE if kind == "native" else TRITON if kind == "triton" else METAL
+        clean = {tuple(f.tests.split()) if isinstance(f, Fault) else tuple(NATIVE_TESTS) for f in faults}
+        every = {t for tests in clean for t in tests}
+        if not run(kind, source or ROOT / "src", sorted(every)):
+            raise SystemExit(f"the tests of {kind} fail without a fault")
+        jobs += [(kind, number, fault, source, args.out) for number, fault in enumerate(faults, 1)]
+    with ThreadPoolExecutor(args.workers) as pool:
+        results = list(pool.map(lambda job: found(*job), jobs))
+    print(table(args.out))
+    print(f"{sum(results)} of {len(results)} found")
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()
