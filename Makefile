@@ -9,7 +9,7 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test docs lint test-gpu test-slow test-explore fuzz test-ecosystem test-neon test-sanitize mutation native clean
+.PHONY: demo test docs lint test-gpu test-slow test-explore fuzz test-ecosystem test-neon test-sanitize mutation planted native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -51,11 +51,16 @@ test-ecosystem: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python tests/support/producers/environments.py --venvs .venv-producers --produced build/produced \
 		--log benchmarks/ecosystem.log $(if $(ONLY),--only $(ONLY))
 
-# Sampled mutants of what decodes, reads and writes: each must make a test fail (benchmarks/mutation.md). About a minute a mutant.
+# Sampled mutants of what decodes, reads, writes and converts: each must make a test fail (benchmarks/mutation.md). The tests are recorded first.
 MUTANTS ?= 300
+DECIDES = $(addprefix conversion/,edges affine_edges codebook_edges producer_equality regroup expert_formats source_values transposed_experts targets)
 mutation: $(VENV_TEST)/ready
-	$(VENV_TEST)/bin/python tools/mutate.py formats numerics tensor producers layouts checkpoints --count $(MUTANTS)
-	$(VENV_TEST)/bin/python tools/mutate.py --report build/mutation/mutants.jsonl
+	$(ONE_THREAD) $(VENV_TEST)/bin/python tools/mutate.py formats numerics producers layouts checkpoints $(DECIDES) \
+		$(addprefix backends/cuda/,decoders order canonical) --count $(MUTANTS) --workers $(JOBS)
+
+# Faults planted by hand in the Triton kernels, Metal's shaders and the native core (tools/plant.py).
+planted: $(VENV_TEST)/ready
+	$(VENV_TEST)/bin/python tools/plant.py triton metal native --workers $(JOBS)
 
 # The native core beside the Python sources, for work on it without an installation.
 native:

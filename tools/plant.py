@@ -304,7 +304,7 @@ NATIVE = [
 NATIVE_TESTS = [f"tests/backends/cpu/test_{name}.py" for name in ("decode", "cases", "linear")]
 HEADER = """#pragma once
 #include <cstdlib>
-inline bool planted(int n) {
+static inline bool planted(int n) {
   static const int chosen = std::getenv("HB_PLANT") ? std::atoi(std::getenv("HB_PLANT")) : 0;
   return n == chosen;
 }
