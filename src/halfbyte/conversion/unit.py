@@ -102,7 +102,7 @@ def from_note(note: Mapping[str, Any]) -> Unit:
 
 
 def convert_key(checkpoint: Checkpoint, key: str, goal: Goal, write: bool = True, rounding: Rounding | None = None) -> Unit:
-    """`key` converted; the pages behind it may be released once it is written.
+    """`key` converted.
 
     write     False omits the arrays, for a plan
     rounding  rounds dense weights; None leaves them
