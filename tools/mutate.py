@@ -484,7 +484,9 @@ class Calls:
         return self.ordered({t for name in names for t in self.of_function.get(recorded_name(name), [])})
 
     def for_file(self, file: str) -> list[str]:
-        """The mirrored file's tests, those that call a function of the file, those of its importers."""
+        """The mirrored file's tests, those that call a function of the file, those of its
+        importers.
+        """
         package, _, module = file.removesuffix(".py").rpartition("/")
         mirror = f"/test_{module}.py::"
         tests = [t for t in self.ordered(self.seconds) if mirror in t and package.split("/")[0] in t]

@@ -13,7 +13,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
 LARGEST_TOLERANCE = 0.05
-"""Of comparisons (`rtol`, `atol`, `rel`, `abs`, `approx`): errors above it need a bound that the test derives."""
+"""Of comparisons (`rtol`, `atol`, `rel`, `abs`, `approx`): errors above it need a bound that the
+test derives.
+"""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -44,7 +46,9 @@ def used_by(function: Function) -> set[str]:
 
 
 def checkers(trees: dict[Path, ast.Module]) -> set[str]:
-    """Names of the functions and fixtures of the tests that check something, by calls of others too."""
+    """Names of the functions and fixtures of the tests that check something, by calls of others
+    too.
+    """
     found: set[str] = set()
     uses: dict[str, set[str]] = {}
     for tree in trees.values():

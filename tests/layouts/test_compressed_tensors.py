@@ -112,7 +112,8 @@ def test_whole_32s_are_never_ambiguous() -> None:
 
 def test_bits_nobody_reads_are_kept() -> None:
     rng = np.random.default_rng(0)
-    # The tail of the last word; the two top bits of every padded word as well, alone where only padded words have the width.
+    # The tail of the last word; the two top bits of every padded word as well, alone where only
+    # padded words have the width.
     for bits, k, width in ((4, 100, 13), (3, 50, 5), (3, 64, 7)):
         tensors = {
             "weight_packed": words(rng, 37, width),

@@ -133,7 +133,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "onnx": ("uint4", "uint8", "uint2"),
     "mlx": (*(f"affine{b}" for b in (4, 8, 6, 5, 3, 2, 1)), "mxfp4", "nvfp4", "mxfp8_e4m3"),
 }
-"""Codecs that a target of each layout may name, and the order in which one without a codec tries them."""
+"""Codecs that a target of each layout may name, and the order in which one without a codec tries
+them.
+"""
 GROUPS = {"gguf": (32,), "onnx": (256, 128, 64, 32, 16), "mlx": (128, 64, 32)}
 LEVELS = {"compressed-tensors": ("divide",), "modelopt": ("multiply",), "gguf": ("none", "multiply"), "mlx": ("none", "amax")}
 WIDER = {"gguf": (4, 5, 8), "mlx": (2, 3, 4, 5, 6, 8)}

@@ -59,7 +59,9 @@ def groups_of(rng, count):
 
 
 def least_error(x, levels, below_zero):
-    """The least squared error of a group x ~ s q + o over the codes of 19 positions, and those codes."""
+    """The least squared error of a group x ~ s q + o over the codes of 19 positions, and those
+    codes.
+    """
     low = min(x.min(), 0) if below_zero else x.min()
     unit = (x - low) / (x.max() - low)
     errors, tried = [], []
