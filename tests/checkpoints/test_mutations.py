@@ -21,18 +21,19 @@ import halfbyte as hb
 from halfbyte.conversion import convert
 from halfbyte.numerics.bits import unpack
 from halfbyte.verification.compare import verify
-from support.mutations import Mutation, config_key, holds, leaves, mutations, names, outcome, values, write
+from support import damage_cases
+from support.mutations import COMMANDS, MORE, Mutation, config_key, holds, leaves, mutations, names, outcome, values, write
 from support.tiny_models import write_tiny
 
 CASES = [
     *[("llama", p) for p in ("gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4",
       "bitsandbytes", "hqq", "torchao", "onnx", "metal-marlin", "metal-marlin-fp4", "fp8", "halfbyte")],
-    ("gpt_oss", "gpt-oss"), ("mixtral", "gptq"), ("qwen2", "gptq"),
+    ("gpt_oss", "gpt-oss"), ("mixtral", "gptq"), ("qwen2", "gptq"), *[("llama", name) for name in damage_cases.CASES],
 ]  # fmt: skip
 SAMPLE = 7
 """Mutations of each case that always run."""
 LOADED = 2
-"""Of these, in `load_model` too."""
+"""Of these, in `quantize`, `plan` and `load_model` too."""
 
 OTHER_FILES: dict[tuple[str, str, str], str] = {
     ("metal-marlin-fp4", "drop", "codec"): "buffers without the key are int4, as docs of the layout say",
@@ -76,6 +77,8 @@ def test_a_file_of_another_meaning_has_the_values_that_it_states(case, tmp_path)
 
 
 def checkpoint(tmp_path: Path, arch: str, producer: str) -> Path:
+    if producer in damage_cases.CASES:
+        return damage_cases.write_case(producer, tmp_path / "whole")
     changes = {"num_hidden_layers": 1}
     if arch == "gpt_oss":
         changes["layer_types"] = ["full_attention"]
@@ -104,7 +107,7 @@ def run(tmp_path: Path, arch: str, producer: str, chosen: list[Mutation], load: 
             if not names(message, mutation):
                 counts["unnamed"] += 1
                 faults.append(f"{mutation}: {command} does not name the culprit: {message[:300]}")
-        if "inspect" in result.right and any(c in result.refused for c in ("dequantize", "convert")):
+        if "inspect" in result.right and any(c in result.refused for c in ("dequantize", "convert", "quantize", "plan")):
             faults.append(f"{mutation}: inspect finds nothing, {sorted(result.refused)} refuse")
     assert not faults, f"{arch} {producer}: {len(faults)} faults\n" + "\n".join(faults[:20])
     return counts
@@ -118,7 +121,7 @@ def test_a_sample_of_damage_is_right_or_refused_by_name(arch, producer, tmp_path
     counts = run(tmp_path, arch, producer, chosen[:LOADED], load=True)
     counts += run(tmp_path, arch, producer, chosen[LOADED:], load=False)
     assert counts["wrong"] == 0
-    assert counts["refused"] + counts["right"] == 4 * SAMPLE + LOADED
+    assert counts["refused"] + counts["right"] == len(COMMANDS) * SAMPLE + len(MORE) * LOADED
 
 
 @pytest.mark.slow

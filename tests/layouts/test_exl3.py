@@ -48,7 +48,12 @@ def slow(t: dict[str, np.ndarray], codebook: str) -> np.ndarray:
     return dense(t["trellis"], t["suh"], t["svh"], codebook)
 
 
-@pytest.mark.parametrize(("bits", "codebook"), [(1, "mcg"), (2, "mul1"), (3, "3inst"), (5, "mul1"), (8, "mcg")])
+ALWAYS = [(1, "mcg"), (2, "mul1"), (3, "3inst"), (5, "mul1"), (8, "mcg")]
+"""Pairs of a width and a codebook that `make test` decodes; `make test-slow` decodes the rest."""
+REST = [(b, c) for b in range(1, 9) for c in MARKS if (b, c) not in ALWAYS]
+
+
+@pytest.mark.parametrize(("bits", "codebook"), [*ALWAYS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in REST)])
 def test_values_and_the_bijection(bits, codebook):
     t = tensors(128, 128, bits, codebook, bits)
     q = LAYOUT.unpack(t, {"codebook": codebook}, NAME)

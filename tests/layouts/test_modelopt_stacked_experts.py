@@ -4,6 +4,8 @@ that has one.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 
 import halfbyte as hb
 from halfbyte.checkpoints import SafetensorsWriter
-from halfbyte.errors import LayoutError
+from halfbyte.conversion.to_dense import dequantize_checkpoint
+from halfbyte.errors import LayoutError, UnsupportedError
 from halfbyte.layouts import LAYOUTS
+from support.safetensors_bytes import folder
 
 LAYOUT = LAYOUTS["modelopt-stack"]
 
@@ -54,7 +58,8 @@ def test_one_value_by_hand():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("weight_scale_2"), r"wanted the stack, its _weight_scale and its _weight_scale_2"),
+        (lambda t: t.pop("weight_scale_2"), r"m_weight_scale_2 is missing; NVFP4 stacks have one factor"),
+        (lambda t: t.pop("weight_scale"), r"wanted the stack, its _weight_scale and its _weight_scale_2"),
         (lambda t: t.update({"": t[""][0]}), r"wanted uint8 \[e, k/2, n\]"),
         (lambda t: t.update({"": t[""][:, :-1]}), r"wanted scales \[2, 1, 3\] and one factor"),
         (lambda t: t.update(weight_scale=t["weight_scale"].view(np.uint8)), r"E4M3 \[e, k/16, n\]"),
@@ -92,3 +97,28 @@ def test_a_checkpoint_with_a_stack_and_a_plain_parameter_of_such_a_name(tmp_path
         "experts.up_proj": False,
     }  # fmt: skip
     assert np.array_equal(q.dequantize(), LAYOUT.unpack(tensors, {}).dequantize())
+
+
+@pytest.mark.parametrize(
+    ("kind", "codes", "scales"),
+    [
+        ("FP8", np.zeros((2, 32, 48), ml_dtypes.float8_e4m3fn), np.zeros((), np.float32)),
+        ("MXFP8", np.zeros((2, 32, 64), ml_dtypes.float8_e4m3fn), np.zeros((2, 32, 2), np.uint8)),
+        ("MXFP4", np.zeros((2, 32, 32), np.uint8), np.zeros((2, 32, 2), np.uint8)),
+    ],
+)
+def test_stacks_of_other_formats_are_refused_by_name(kind: str, codes: np.ndarray, scales: np.ndarray, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.down_proj"
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": kind, "producer": {"name": "modelopt"}}}
+    path = folder(tmp_path, {"model.safetensors": {name: codes, f"{name}_weight_scale": scales}}, config)
+    with hb.open(path) as ckpt, pytest.raises(UnsupportedError, match=f"{name}: .* is ModelOpt's {kind} stack of experts"):
+        dequantize_checkpoint(ckpt, tmp_path / "out")
+
+
+def test_nvfp4_in_blocks_of_32_is_refused_by_name() -> None:
+    tensors = {
+        "weight": np.zeros((4, 64), np.uint8), "weight_scale": np.zeros((4, 4), ml_dtypes.float8_e4m3fn),
+        "weight_scale_2": np.ones((), np.float32),
+    }  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"m.weight_scale has 4 scales for 128 inputs: NVFP4 in blocks of 32"):
+        LAYOUTS["modelopt"].describe(tensors, {}, "m")

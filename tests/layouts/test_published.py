@@ -290,11 +290,87 @@ def test_quarks_int8_under_one_scale_or_one_a_row(shape: tuple[int, ...], tmp_pa
     np.testing.assert_array_equal(values(folder), weight.astype(np.float64) * scale.astype(np.float64).reshape(-1, 1))
 
 
-@pytest.mark.parametrize("weight", [{"dtype": "int4"}, {"dtype": "mx", "mx_element_dtype": "fp6_e3m2"}, {"dtype": "fp6_e2m3"}])
-def test_case_74_what_quark_writes_besides_is_refused_by_name(weight: dict, tmp_path: Path):
-    tensors = {f"{NAME}.weight": np.zeros((4, 96), np.uint8), f"{NAME}.weight_scale": np.zeros((4, 4), np.uint8)}
+def quark_words(fields: np.ndarray, order: str) -> np.ndarray:
+    """Eight 4-bit fields of a row a word, as one long integer."""
+    first = (0, 2, 4, 6, 1, 3, 5, 7) if order == "reorder" else range(8)
+    rows, count = fields.shape
+    out = np.zeros((rows, count // 8), np.int64)
+    for r, w in np.ndindex(*out.shape):
+        out[r, w] = sum((int(fields[r, 8 * w + of]) & 15) << 4 * i for i, of in enumerate(first))
+    return out.astype(np.uint32).view(np.int32)
+
+
+@pytest.mark.parametrize("order", ["reorder", "order"])
+@pytest.mark.parametrize(("word", "group"), [("int4", 32), ("uint4", 32), ("int4", None), ("uint4", None)])
+def test_case_74_quarks_4_bit_integers(word: str, group: int | None, order: str, tmp_path: Path):
+    rng = np.random.default_rng(41)
+    n, k = 24, 64
+    low = -8 if word == "int4" else 0
+    q, z = rng.integers(low, low + 16, (n, k)), np.zeros((n, 2 if group else 1), int)
+    z += 0 if word == "int4" else rng.integers(0, 16, z.shape)
+    scale = rng.random(z.shape).astype(np.float32)
+    weight = {
+        "dtype": word, "qscheme": "per_group" if group else "per_channel", "group_size": group, "ch_axis": -1 if group else 0,
+        "symmetric": word == "int4", "zero_point_type": "int32", "scale_type": "float", "enable_buffer_reuse": False,
+    }  # fmt: skip
+    if group:
+        own = {"weight": quark_words(q.T, order), "weight_scale": scale.T, "weight_zero_point": quark_words(z.T, order)}
+    else:
+        own = {"weight": quark_words(q, order), "weight_scale": scale[:, 0], "weight_zero_point": quark_words(z.T, order)[0]}
+    config = {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": [],
+              "export": {"pack_method": order, "weight_format": "real_quantized"}}  # fmt: skip
+    tensors = {f"{NAME}.{s}": t for s, t in own.items()}
+    folder = write(tmp_path / "m", tensors, config)
+    want = (q - np.repeat(z, k // z.shape[1], 1)) * np.repeat(scale.astype(np.float64), k // z.shape[1], 1)
+    np.testing.assert_array_equal(values(folder), want)
+    assert severities(folder) == set()
+    with hb.open(folder) as ckpt:
+        again = LAYOUTS["quark"].pack(ckpt[NAME], {})
+        assert {s: t.tobytes() for s, t in again.items()} == {s: np.ascontiguousarray(t).tobytes() for s, t in own.items()}
+    for key in ("pack_method", "symmetric"):
+        lost = json.loads(json.dumps(config))
+        del (lost["export"] if key == "pack_method" else lost["global_quant_config"]["weight"])[key]
+        with pytest.raises(CheckpointError, match=key):
+            values(write(tmp_path / key, tensors, lost))
+    if word == "int4":
+        tensors[f"{NAME}.weight_zero_point"] = tensors[f"{NAME}.weight_zero_point"] | 1
+        with pytest.raises(CheckpointError, match="weight_zero_point is not 0, and the config says symmetric"):
+            values(write(tmp_path / "z", tensors, config))
+
+
+@pytest.mark.parametrize("word", ["fp6_e2m3", "fp6_e3m2"])
+def test_case_74_quarks_mxfp6_is_a_stream_of_6_bits(word: str, tmp_path: Path):
+    rng = np.random.default_rng(42)
+    n, k = 8, 64
+    codes, exponents = rng.integers(0, 64, (n, k)), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
+    stream = [sum(int(c) << 6 * i for i, c in enumerate(row)).to_bytes(6 * k // 8, "little") for row in codes]
+    packed = np.frombuffer(b"".join(stream), np.uint8).reshape(n, -1)
+    weight = {"dtype": word, "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "symmetric": None, "ch_axis": -1}
+    config = {"quant_method": "quark", "global_quant_config": {"weight": weight}, "export": {"pack_method": "reorder"}}
+    folder = write(tmp_path / "m", {f"{NAME}.weight": packed, f"{NAME}.weight_scale": exponents}, config)
+    mantissa, bias = (3, 1) if word == "fp6_e2m3" else (2, 3)
+    e, m = codes >> mantissa & (1 << 5 - mantissa) - 1, codes & (1 << mantissa) - 1
+    size = np.where(e > 0, np.ldexp(1 + m / 2**mantissa, e - bias), np.ldexp(m / 2**mantissa, 1 - bias))
+    want = np.where(codes & 32, -size, size) * np.ldexp(1.0, np.repeat(exponents.astype(int), 32, 1) - 127)
+    np.testing.assert_array_equal(values(folder), want)
+    assert severities(folder) == set()
+
+
+@pytest.mark.parametrize(
+    ("weight", "says"),
+    [
+        ({"dtype": "int3"}, "weights of int3"),
+        ({"dtype": "mx", "mx_element_dtype": "fp6_e3m2"}, "weights of fp6_e3m2"),
+        ({"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e5m3"}, "fp4 whose scale_format is 'e5m3'"),
+        ({"dtype": "uint4", "qscheme": "per_group", "symmetric": True}, "uint4 whose symmetric is True"),
+        ({"dtype": "fp8_e4m3", "qscheme": "per_block"}, "fp8_e4m3 whose qscheme is 'per_block'"),
+        ([{"dtype": "fp8_e4m3"}, {"dtype": "int4"}], "weights 2 times over, to fp8_e4m3, then int4"),
+    ],
+)
+def test_case_74_what_quark_writes_besides_is_refused_by_name(weight, says: str, tmp_path: Path):
+    tensors = {f"{NAME}.weight": np.zeros((4, 96), np.uint8), f"{NAME}.weight_scale": np.zeros((4, 6), np.uint8)}
     config = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
-    with pytest.raises(UnsupportedError, match="Quark's global_quant_config has weights of"):
+    with pytest.raises(UnsupportedError, match=f"Quark's global_quant_config .*{says}.* recognised and not read"):
         values(write(tmp_path / "m", tensors, config))
 
 

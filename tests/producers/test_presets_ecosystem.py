@@ -83,7 +83,7 @@ def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path) -> N
     wrong ones.
     """
     version = f"{producer} {importlib.metadata.version(producer)}"
-    lines, wrong, read = [], [], 0
+    wrong, read = [], 0
     for scheme in schemes:
         for arch in ARCHITECTURES:
             folder = tmp_path / f"{scheme}-{arch}"
@@ -97,10 +97,9 @@ def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path) -> N
             read += outcome[0] == "read"
             wrong += [(scheme, arch, outcome[1])] if outcome[0] == "wrong" else []
             row = {"producer": version, "scheme": scheme, "arch": arch, "outcome": outcome[0], "detail": outcome[1][:400]}
-            lines.append(json.dumps(row, ensure_ascii=False))
-    if log := os.environ.get("HALFBYTE_PRESETS"):
-        with open(log, "a", encoding="utf-8") as out:
-            out.write("\n".join(lines) + "\n")
+            if log := os.environ.get("HALFBYTE_PRESETS"):
+                with open(log, "a", encoding="utf-8") as out:
+                    out.write(json.dumps(row, ensure_ascii=False) + "\n")
     assert not wrong
     assert read
 
@@ -387,3 +386,150 @@ def test_every_config_of_modelopt(tmp_path):
     schemes = [name for name in dir(mtq) if name.endswith("_CFG") and "_KV_" not in name]
     assert len(schemes) > 15
     every("nvidia-modelopt", schemes, modelopt, tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------------------- Quark
+
+
+def quark(arch: str, scheme: str, folder: Path) -> Values:
+    """The scheme on every Linear but the head; the values of the frozen model, which its own
+    quantizers give.
+    """
+    from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+    from quark.torch.quantization.config.config import QConfig
+    from quark.torch.quantization.config.template import QuantizationSchemeCollection
+
+    import torch
+
+    config = QConfig(global_quant_config=QuantizationSchemeCollection().get_scheme(scheme).config, exclude=["lm_head", "*.gate"])
+    # Weights in float32, so that scales and values are not rounded once more.
+    texts = [torch.randint(3, 96, (1, 32), generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    quantizer = ModelQuantizer(config)
+    model = quantizer.freeze(quantizer.quantize_model(tiny(arch), texts))
+    names = [name for name, module in model.named_modules() if type(module).__name__ == "QuantLinear"]
+    values = {name: model.get_submodule(name).weight.detach().to(torch.float32).numpy() for name in names}
+    with torch.no_grad():
+        export_safetensors(model, folder)
+        if isinstance(config.global_quant_config.weight, list):
+            # A frozen model keeps these dense; the reader of its own files decodes them.
+            read = import_model_from_safetensors(tiny(arch), str(folder))
+            for name in names:
+                module = read.get_submodule(name)
+                values[name] = module.weight_quantizer(module.weight).to(torch.float32).numpy()
+    return values
+
+
+@pytest.mark.ecosystem("quark")
+def test_every_scheme_of_quark(tmp_path):
+    from quark.torch.quantization.config.template import QuantizationSchemeCollection
+
+    schemes = QuantizationSchemeCollection().get_supported_schemes()
+    assert len(schemes) > 15
+    every("amd-quark", schemes, quark, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- bitsandbytes, HQQ, mlx-lm
+
+
+def bitsandbytes_schemes() -> dict[str, dict[str, Any]]:
+    """The quant types of its 4-bit functions, each with and without nested scales, and int8."""
+    import inspect as python_inspect
+
+    import bitsandbytes.functional as functional
+
+    text = python_inspect.getsource(functional.get_4bit_type)
+    types = [word for word in ("nf4", "fp4", "int4", "af4") if f'"{word}"' in text]
+    four = {
+        f"{t}{', nested' if nested else ''}": {
+            "load_in_4bit": True, "bnb_4bit_quant_type": t, "bnb_4bit_use_double_quant": nested,
+        }
+        for t in types
+        for nested in (False, True)
+    }  # fmt: skip
+    return {**four, "int8": {"load_in_8bit": True}}
+
+
+def bitsandbytes(arch: str, scheme: str, folder: Path) -> Values:
+    import bitsandbytes as bnb
+
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    tiny(arch).to(torch.bfloat16).save_pretrained(folder / "dense")
+    config = BitsAndBytesConfig(**bitsandbytes_schemes()[scheme])
+    made = AutoModelForCausalLM.from_pretrained(
+        folder / "dense", dtype=torch.bfloat16, quantization_config=config, device_map="cpu"
+    )
+    made.save_pretrained(folder / "out")
+    for path in (folder / "out").iterdir():
+        path.rename(folder / path.name)
+    values = {}
+    for name, module in made.named_modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            values[name] = bnb.functional.dequantize_4bit(module.weight.data, module.weight.quant_state).float().numpy()
+        elif isinstance(module, bnb.nn.Linear8bitLt):
+            values[name] = bnb.functional.int8_vectorwise_dequant(module.weight.CB, module.weight.SCB).float().numpy()
+    return values
+
+
+@pytest.mark.ecosystem("transformers")
+def test_every_type_of_bitsandbytes(tmp_path):
+    schemes = list(bitsandbytes_schemes())
+    assert len(schemes) > 4
+    every("bitsandbytes", schemes, bitsandbytes, tmp_path)
+
+
+def hqq(arch: str, scheme: str, folder: Path) -> Values:
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
+    from hqq.models.hf.base import AutoHQQHFModel
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tiny(arch).to(torch.float16).save_pretrained(folder / "dense")
+    model = AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.float16)
+    bits, group, axis = (int(word.rpartition(" ")[2]) for word in scheme.split(", "))
+    config = BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)
+    AutoHQQHFModel.quantize_model(model, quant_config=config, compute_dtype=torch.float16, device="cpu")
+    AutoHQQHFModel.save_to_safetensors(model, str(folder))
+    return {name: m.dequantize().float().numpy() for name, m in model.named_modules() if isinstance(m, HQQLinear)}
+
+
+@pytest.mark.ecosystem("hqq")
+def test_every_width_of_hqq(tmp_path):
+    from hqq.core.quantize import Quantizer
+
+    schemes = [f"bits {b}, group {g}, axis {a}" for b in Quantizer.SUPPORTED_BITS for g in (32, 64) for a in (0, 1)]
+    assert len(schemes) > 10
+    every("hqq", schemes, hqq, tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- AutoRound
+
+
+def autoround(arch: str, scheme: str, folder: Path) -> Values:
+    """The scheme without tuning, in its own format; the values of the model after its quantization."""
+    from auto_round import AutoRound
+
+    import torch
+    from support.tiny_tokenizer import write_tokenizer
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    tiny(arch).to(torch.bfloat16).save_pretrained(folder / "dense")
+    write_tokenizer(folder / "dense")
+    model = AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.bfloat16)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "dense")
+    rounder = AutoRound(model, tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True, device_map="cpu", low_gpu_mem_usage=False)
+    quantized, _ = rounder.quantize()
+    values = {n: m.weight.detach().float().numpy().copy() for n, m in quantized.named_modules() if isinstance(m, torch.nn.Linear)}
+    rounder.save_quantized(str(folder), format="auto_round")
+    return values
+
+
+@pytest.mark.ecosystem("autoround")
+def test_every_scheme_of_autoround(tmp_path):
+    from auto_round.schemes import PRESET_SCHEMES
+
+    schemes = [name for name in PRESET_SCHEMES if not name.startswith("GGUF") and name != "BF16"]
+    assert len(schemes) > 20
+    every("auto-round", schemes, autoround, tmp_path)

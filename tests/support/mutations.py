@@ -23,8 +23,11 @@ import halfbyte as hb
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.checkpoints.safetensors.file import SafetensorsFile
 from halfbyte.conversion import convert_checkpoint
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import HalfbyteError
+from halfbyte.generation.memory_plan import Planner
 from halfbyte.verification.compare import verify
 
 TENSOR_KINDS = ("drop", "rename", "duplicate", "retype", "reshape")
@@ -163,15 +166,18 @@ def holds(found: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> bool:
     return all(n in found and np.array_equal(np.squeeze(found[n]), np.squeeze(w), equal_nan=True) for n, w in want.items())
 
 
-def outcome(folder: Path, original: Path, work: Path, load: bool) -> Outcome:
-    """Runs inspect, dequantize, convert and verify, and with `load` load_model, on a changed
-    checkpoint.
-    """
+COMMANDS = ("inspect", "dequantize", "convert", "verify")
+MORE = ("quantize", "plan", "load_model")
+"""Commands that `outcome` runs with `every`; `eval` is `load_model` and sums over its logits."""
+
+
+def outcome(folder: Path, original: Path, work: Path, every: bool) -> Outcome:
+    """Runs `COMMANDS`, and with `every` `MORE`, on a changed checkpoint."""
     result = Outcome()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want, rounded = _wanted(original, (original / "model.safetensors").stat().st_mtime_ns)
-        for command in ("inspect", "dequantize", "convert", "verify", *(["load_model"] if load else [])):
+        for command in (*COMMANDS, *(MORE if every else ())):
             try:
                 right = _run(command, folder, original, work, want, rounded)
             except HalfbyteError as error:
@@ -184,11 +190,18 @@ def outcome(folder: Path, original: Path, work: Path, load: bool) -> Outcome:
 def _run(command: str, folder: Path, original: Path, work: Path, want: dict[str, Any], rounded: dict[str, Any]) -> bool:
     """True when the command's answer is right. HalfbyteError when it refuses, or its answer is no."""
     if command == "load_model":
-        from support.tiny_models import agree, ids, logits
+        from support.tiny_models import agree
 
-        model, _ = hb.load_model(folder)
-        return agree(logits(model, ids()), logits(hb.load_model(original)[0], ids()))
+        found, whole = _scored(folder), _whole(original, work, command, (original / "model.safetensors").stat().st_mtime_ns)
+        return agree(found, whole)
+    if command == "plan":
+        Planner(folder).plan(64)
+        with hb.open(folder) as checkpoint:
+            return holds(values(checkpoint), want)
     with hb.open(folder) as checkpoint:
+        if command == "quantize":
+            found = _requantized(checkpoint, work / command)
+            return holds(found, _whole(original, work, command, (original / "model.safetensors").stat().st_mtime_ns))
         if command == "inspect":
             errors = [f for f in checkpoint.findings() if f.severity == "error"]
             if errors:
@@ -211,6 +224,28 @@ def _run(command: str, folder: Path, original: Path, work: Path, want: dict[str,
         convert_checkpoint(checkpoint, out, "halfbyte", overwrite=True, workers=1)
         with hb.open(out) as written:
             return holds(values(written), want)
+
+
+def _scored(folder: Path) -> Any:
+    """The logits of the model, which perplexity is computed from."""
+    from support.tiny_models import ids, logits
+
+    return logits(hb.load_model(folder, dtype="float32")[0], ids())
+
+
+def _requantized(checkpoint: hb.Checkpoint, out: Path) -> dict[str, np.ndarray]:
+    quantize_checkpoint(checkpoint, out, recipe_of("halfbyte:int8:g32"), from_packed=True, overwrite=True, workers=1)
+    with hb.open(out) as written:
+        return values(written)
+
+
+@lru_cache(maxsize=4)
+def _whole(original: Path, work: Path, command: str, _written: int) -> Any:
+    """What the command makes of the whole checkpoint."""
+    if command == "quantize":
+        with hb.open(original) as checkpoint:
+            return _requantized(checkpoint, work / "whole")
+    return _scored(original)
 
 
 def _untransposed(array: np.ndarray, want: np.ndarray | None) -> np.ndarray:

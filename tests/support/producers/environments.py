@@ -34,6 +34,8 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     # The last release that writes 2:4 sparse weights.
     "compressed-tensors-sparse": [[TORCH, TRANSFORMERS, "compressed-tensors==0.14.0.1", "accelerate"]],
     "modelopt": [[TORCH, TRANSFORMERS, "nvidia-modelopt==0.47.0", "accelerate", "requests"]],  # it imports requests unasked
+    "autoround": [[TORCH, TRANSFORMERS], [TORCH, "auto-round==0.16.1"]],
+    "quark": [[TORCH, TRANSFORMERS, "accelerate"], [TORCH, "amd-quark==0.13"]],
     "transformers": [[TORCH, TRANSFORMERS, "bitsandbytes==0.50.2", "torchao==0.18.0", "accelerate"]],
     "hqq": [[TORCH, TRANSFORMERS, "hqq==0.2.8.post1", "accelerate"]],
     "mlx": [["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS]],

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...errors import LayoutError
+from ...errors import LayoutError, UnsupportedError
 from ...formats import format_named
 from ...numerics.bits import pack, unpack
 from ...spec import Format
@@ -135,6 +135,12 @@ class NVFP4(BlockScaled):
     word, group, weight, scale = "nvfp4", 16, U8, (E4M3,)
 
     def describe(self, t: Headers, config: Config, name: str) -> Described:
+        width, groups = (shape_of(t, s, name)[-1] for s in ("weight", "weight_scale"))
+        if groups and 2 * width == 32 * groups:
+            raise UnsupportedError(
+                f"[modelopt] {label(name, 'weight_scale')} has {groups} scales for {2 * width} inputs: NVFP4 in blocks of 32. It "
+                "is recognised and not read; read: blocks of 16"
+            )
         out = super().describe(t, config, name)
         lead = out.shape[:-2]
         second = require("modelopt", t, "weight_scale_2", name, (F32,))

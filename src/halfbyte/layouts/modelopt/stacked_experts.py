@@ -6,9 +6,9 @@ it, NVFP4 along k.
     PROJ_weight_scale_2   float32, one factor for the whole stack     value = e2m1 · scale · factor
 
 The parameter keeps its name (`experts.gate_up_proj`, no `.weight`), the rest is joined to it by an
-underscore. Written for models whose experts are one parameter, gpt-oss and Llama 4. (Its MXFP4
-export of them has groups along the outputs, which no matrix product reads: such stacks stay plain
-arrays.)
+underscore. Written for models whose experts are one parameter, gpt-oss and Llama 4. Its FP8, MXFP8
+and MXFP4 exports of them have no second scale and are refused by name: MXFP8 and MXFP4 have groups
+along the outputs, which no matrix product reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...errors import LayoutError
+from ...errors import LayoutError, UnsupportedError
 from ...formats import format_named
 from ...numerics.transpose import transpose
 from ...spec import Format
@@ -32,15 +32,29 @@ class ModelOptStack(Layout):
 
     name = "modelopt-stack"
     producers = ("modelopt",)
-    required = ("", "weight_scale", "weight_scale_2")
+    required = ("", "weight_scale")
+    optional = ("weight_scale_2",)
     parts: ClassVar[dict[str, str]] = {"": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale"}
     harmless: ClassVar[dict[str, str]] = {"input_scale": "scale of the activations"}
     separator = "_"
 
+    def accepts(self, headers: Mapping[str, HasHeader]) -> bool:
+        # `PARAMETER` and `PARAMETER_weight_scale` are ordinary names; a stack of codes is not.
+        return self.matches(headers) and headers[""].dtype in (U8, E4M3) and len(headers[""].shape) == 3
+
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
-        codes, scales, factor = (tensors.get(s) for s in self.required)
-        if codes is None or scales is None or factor is None:
+        codes, scales, factor = (tensors.get(s) for s in (*self.required, *self.optional))
+        if codes is None or scales is None:
             raise LayoutError(f"[modelopt-stack] {name or 'weight'}: wanted the stack, its _weight_scale and its _weight_scale_2")
+        if factor is None and (codes.dtype, scales.dtype) == (U8, E4M3):
+            raise LayoutError(f"[modelopt-stack] {name}_weight_scale_2 is missing; NVFP4 stacks have one factor")
+        if factor is None:
+            kind = {(U8, U8): "MXFP4", (E4M3, U8): "MXFP8"}.get((codes.dtype, scales.dtype), "FP8")
+            raise UnsupportedError(
+                f"[modelopt-stack] {name or 'weight'}: {codes.dtype.name} {list(codes.shape)} under {scales.dtype.name} "
+                f"{list(scales.shape)} is ModelOpt's {kind} stack of experts. It is recognised and not read; read: NVFP4. Export "
+                "NVFP4, or experts one by one"
+            )
         have = f"{codes.dtype.name} {list(codes.shape)}, {scales.dtype.name} {list(scales.shape)}, factors {list(factor.shape)}"
         if (codes.dtype, scales.dtype, factor.dtype) != (U8, E4M3, F32) or len(codes.shape) != 3:
             raise LayoutError(
