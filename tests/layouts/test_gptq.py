@@ -278,3 +278,15 @@ def test_case_02_the_first_and_last_zero_point_of_each_form(config: dict, first:
     for zero in (first - 1, last + 1):
         with pytest.raises(LayoutError, match=f"64 zero points lie outside {first} to {last}"):
             GPTQ.pack(integer_tensor(4, (32, 64), 32, zeros=(zero, zero)), config)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int64"])
+def test_words_of_another_width_come_back_in_that_width(dtype: str) -> None:
+    q = integer_tensor(4, (64, 64), 32, zeros=(1, 15))
+    config = {**V1, "bits": 4, "group_size": 32, "pack_dtype": dtype}
+    tensors = GPTQ.pack(q, config)
+    assert tensors["qweight"].dtype == dtype
+    back = GPTQ.unpack(tensors, config)
+    assert back.details["pack_dtype"] == dtype
+    assert same_tensors(GPTQ.pack(back, V1), tensors)
+    assert "pack_dtype" not in GPTQ.unpack(GPTQ.pack(q, V1), {**V1, "bits": 4, "group_size": 32}).details

@@ -122,3 +122,10 @@ def test_nvfp4_in_blocks_of_32_is_refused_by_name() -> None:
     }  # fmt: skip
     with pytest.raises(UnsupportedError, match=r"m.weight_scale has 4 scales for 128 inputs: NVFP4 in blocks of 32"):
         LAYOUTS["modelopt"].describe(tensors, {}, "m")
+
+
+def test_a_stack_of_no_experts_has_the_factor_1():
+    q = LAYOUT.unpack(stack(2, 3, 1), {}, "m")
+    parts = {name: part[:0] for name, part in q.parts.items()}
+    factor = LAYOUT.pack(hb.QTensor(q.format, (0, *q.shape[1:]), parts), {})["weight_scale_2"]
+    assert (factor.dtype, factor.shape, float(factor)) == (np.float32, (), 1.0)

@@ -287,3 +287,29 @@ def test_codec_names_are_unique_across_families():
 def test_what_is_no_output_dtype_is_refused(dtype):
     with pytest.raises(FormatError, match="is not a dtype to decode to"):
         dtype_named(dtype)
+
+
+MIDDLE, ABOVE, BELOW = 1 + 2.0**-24, np.float32(1 + 2.0**-23), np.float32(1)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("terms", [(2.0**-51, -(2.0**-120)), (2.0**-80, -(2.0**-81), 2.0**-200), (2.0**-52,)])
+def test_a_quotient_beside_a_midpoint_is_decided_by_the_whole_sum(terms, sign):
+    """(3 m + t) / 3 with m between two float32 numbers is above m where the sum t is above 0."""
+    parts = [np.array([3 * MIDDLE]), *(np.array([sign * t]) for t in terms)]
+    for order in (parts, parts[::-1], [-p for p in parts]):
+        want = (ABOVE if sign > 0 else BELOW) * np.sign(sum(order))
+        assert round_quotient(order, np.array([3.0]), "float32") == want
+
+
+def test_a_rest_of_the_division_outweighs_a_smaller_term_of_the_other_sign():
+    """n is the float64 nearest to d m, r what it is off by: n − r / 2 over d is on n's side of m."""
+    tried = 0
+    for d in (1 + np.random.default_rng(8).random(50)).tolist():
+        n = d * MIDDLE
+        r = Fraction(n) - Fraction(d) * Fraction(MIDDLE)
+        if r:
+            got = round_quotient([np.array([n]), np.array([float(-r / 2)])], np.array([d]), "float32")
+            assert got == (ABOVE if r > 0 else BELOW), d
+            tried += 1
+    assert tried > 40
