@@ -18,7 +18,17 @@ from halfbyte.backends.cpu.pack import HUGE_PAGE, PackedWeight, address
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
 from halfbyte.tensor.qtensor import QTensor
-from support.cpu_weights import CPU, act_ordered, formats, needs_native, optional_index, ordinary_tensor, unit_of
+from support.cpu_weights import (  # noqa: F401
+    CPU,
+    act_ordered,
+    each_set,
+    formats,
+    instruction_set,
+    needs_native,
+    optional_index,
+    ordinary_tensor,
+    unit_of,
+)
 from support.random_tensors import random_tensor
 
 pytestmark = needs_native
@@ -44,6 +54,22 @@ def test_every_bit_pattern_decodes_to_the_exact_value(fmt, dtype):
     k = 3 * max(unit_of(fmt), fmt.group_size)
     q = random_tensor(fmt, (33, k), 1)
     assert same(CPU.dequantize(CPU.prepare(q), dtype), q.dequantize(dtype))
+
+
+@pytest.mark.parametrize(("word", "options"), [("mxfp4", {}), *((w, {"global_scale": "none"}) for w in ("nvfp4", "nvfp4_ue4m3"))])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # products beyond float32
+@each_set
+def test_case_06_34_every_byte_of_an_8_bit_scale(instruction_set, word, options):  # noqa: F811
+    """Row b has scale byte b in all of its groups: NaN bytes, zeros, subnormals and signs among them."""
+    fmt = format_named(word, **options)
+    codes = np.tile(np.arange(16, dtype=np.uint8) * 17, (256, 2))
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 64 // fmt.group_size, 1)
+    q = QTensor(fmt, (256, 64), {"codes": codes, "scales": scales})
+    prepared, exact = CPU.prepare(q), q.dequantize("float32")
+    assert same(CPU.dequantize(prepared, "float32"), exact)
+    one = np.zeros((1, 64), np.float32)
+    one[0, 4] = 1  # code 2, whose value is 1 or 2: the product meets the scale on its way
+    assert same(CPU.linear(one, prepared, None)[0], exact[:, 4])
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
