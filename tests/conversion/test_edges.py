@@ -402,6 +402,8 @@ def test_groups_of_zeros_have_zero_point_0():
     outcome = convert_weight(q, goal_named("gptq-v2"))
     assert same(q, outcome.weight)
     assert outcome.weight.parts["zeros"].tolist() == [[0, 2], [4, 0]]
+    assert np.array_equal(outcome.weight.parts["codes"], parts["codes"])
+    assert outcome.why == "offsets are whole numbers of scales"
 
 
 @pytest.mark.parametrize("word", ["int4", "uint4", "affine4"])

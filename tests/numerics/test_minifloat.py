@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from halfbyte import QTensor, format_named
 from halfbyte.errors import FormatError
 from halfbyte.numerics.bits import pack
-from halfbyte.numerics.minifloat import MINIFLOATS, TIES, e8m0_encode, element_table, round_to_element, scale_table, sign_zeros
+from halfbyte.numerics.minifloat import (
+    MINIFLOATS,
+    TABLES,
+    TIES,
+    add_table,
+    e8m0_encode,
+    element_table,
+    round_to_element,
+    scale_table,
+    sign_zeros,
+)
 from support import fractions_reference as slow
 from support.golden_case import GOLDEN, read_tensors
 
@@ -305,3 +315,12 @@ def test_case_07_a_scale_byte_is_an_exponent_not_a_number():
     """122 is 2^-5, whether the bytes come as uint8 or as a view of float8_e8m0fnu."""
     assert (one_block("mxfp4", 1.0, 122) == 0.03125).all()
     assert scale_table("e8m0")[np.array([2.0**-5]).astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)] == 0.03125
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_a_table_of_every_width_can_be_added(bits):
+    add_table("probe", np.arange(1 << bits))
+    try:
+        assert element_table("probe", bits).tolist() == list(range(1 << bits))
+    finally:
+        del TABLES["probe"]

@@ -60,7 +60,7 @@ def test_every_bit_pattern_decodes_to_the_exact_value(fmt, dtype):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # products beyond float32
 @each_set
 def test_case_06_34_every_byte_of_an_8_bit_scale(instruction_set, word, options):  # noqa: F811
-    """Row b has scale byte b in all of its groups: NaN bytes, zeros, subnormals and signs among them."""
+    """Row b has scale byte b in all of its groups: NaN, zeros, subnormals and signs among them."""
     fmt = format_named(word, **options)
     codes = np.tile(np.arange(16, dtype=np.uint8) * 17, (256, 2))
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 64 // fmt.group_size, 1)
