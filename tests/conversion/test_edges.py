@@ -551,14 +551,14 @@ def test_powers_of_two_that_e8m0_has(power, byte):
 
 
 def test_powers_of_two_that_e8m0_lacks():
-    """Of 2^128 the byte would be 255, which is NaN: 0.5 · 2^128 is rounded anew, to 2^127. 2^-128
-    has no byte.
+    """Of 2^128 the byte would be 255, which is NaN: 0.5 · 2^128 is rounded anew, under a smaller scale.
+    2^-128 has no byte.
     """
     assert convert_weight(half_everywhere(-128), goal_named("gpt-oss:mxfp4")).kind == "lossy"
-    for power, code in ((119, 1), (120, 2)):
+    for power, byte, code in ((119, 254, 1), (120, 252, 6)):
         parts = {"codes": HALVES, "scales": np.full((1, 2), 0x78, np.uint8)}  # 2^8
         q = QTensor(format_named("nvfp4"), (1, 32), {**parts, "global_scale": np.asarray(2.0**power, np.float32)})
         outcome = convert_weight(q, goal_named("gpt-oss:mxfp4"))
         assert same(q, outcome.weight)
-        assert outcome.weight.parts["scales"].tolist() == [[254]]
+        assert outcome.weight.parts["scales"].tolist() == [[byte]]
         assert set(unpack(outcome.weight.parts["codes"], 4, 32)[0].tolist()) == {code}
