@@ -551,8 +551,8 @@ def test_powers_of_two_that_e8m0_has(power, byte):
 
 
 def test_powers_of_two_that_e8m0_lacks():
-    """Of 2^128 the byte would be 255, which is NaN: 0.5 · 2^128 is rounded anew, under a smaller scale.
-    2^-128 has no byte.
+    """Of 2^128 the byte would be 255, which is NaN: 0.5 · 2^128 is rounded anew under a smaller
+    scale. 2^-128 has no byte.
     """
     assert convert_weight(half_everywhere(-128), goal_named("gpt-oss:mxfp4")).kind == "lossy"
     for power, byte, code in ((119, 254, 1), (120, 252, 6)):
