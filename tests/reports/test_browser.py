@@ -32,7 +32,8 @@ addEventListener("load", () => {
     letters: svgs.map(s => Math.min(...[...s.querySelectorAll("text")].map(t => t.getBoundingClientRect().height))),
     overlaps: svgs.map(s => {
       const middle = s.getBoundingClientRect().top + 60;
-      const ticks = [...s.querySelectorAll("text.tick:not(.name)")].map(t => t.getBoundingClientRect()).filter(r => r.top > middle);
+      const below = [...s.querySelectorAll("text.tick:not(.name)")].map(t => t.getBoundingClientRect());
+      const ticks = below.filter(r => r.top > middle);
       return ticks.slice(1).filter((r, i) => r.left < ticks[i].right).length;
     }),
     cut: svgs.map(s => {

@@ -89,6 +89,13 @@ def test_numbers_that_are_none_are_called_broken():
     assert read(report([one._replace(comparison=broken)])).words[0].startswith("Broken")
 
 
+def test_names_are_quoted():
+    page = report([Evaluated({"path": "<i>&", "perplexity": 1.5}, comparison(1.0), [])])
+    read(page)
+    assert "<i>" not in page
+    assert "&lt;i&gt;&amp;" in page
+
+
 @pytest.mark.parametrize("count", [2, 3, 12])
 def test_any_number_of_checkpoints_is_compared(count):
     names = [f"model-q{i}" for i in range(count)]

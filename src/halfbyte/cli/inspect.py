@@ -61,7 +61,7 @@ def inspect(
     with open_with(path, config, allow_unknown, data) as checkpoint:
         survey = Survey(Layers(checkpoint.keys())) if report is not None and data else None
         with progress("reading") as update:
-            findings = checkpoint.findings(data=data, progress=update, visit=survey and survey.visit)
+            findings = checkpoint.findings(data=data, progress=update, visit=None if survey is None else survey.visit)
         if report is not None:
             write_report(report, inspection(checkpoint, findings, survey))
         if json:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .page import Head, cards, facts, page, section, table, verdict
+from .page import Head, Row, cards, facts, page, section, table, verdict
 from .plots import SIZES, Axes, bars, histogram, points
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _beside(evaluated: Sequence[Evaluated]) -> str:
         Head("checkpoint"), Head("MB", True), Head("bits/weight", True), Head("perplexity", True), Head("change", True),
         Head("equal tokens", True), Head("mean KL", True), Head("verdict"),
     ]  # fmt: skip
-    rows = []
+    rows: list[Row] = []
     for one in evaluated:
         c, f = one.comparison, one.facts
         size = [
@@ -206,7 +206,7 @@ def _cards(values: Mapping[str, Any], c: Comparison) -> str:
 
 def _limits(one: Evaluated, level: int, of: str) -> str:
     heads = [Head("limit"), Head("measured", True), Head("allowed", True), Head("")]
-    rows = [[v.words, v.measured, v.allowed, ("kept", "good") if v.kept else ("missed", "bad")] for v in one.verdicts]
+    rows: list[Row] = [[v.words, v.measured, v.allowed, ("kept", "good") if v.kept else ("missed", "bad")] for v in one.verdicts]
     return section("Limits", "What was asked of the checkpoint.", [table(heads, rows)], level, of)
 
 

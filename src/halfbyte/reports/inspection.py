@@ -18,7 +18,7 @@ from ..checkpoints.inspect import Subtotal, bits_per_weight, fix_for, format_wor
 from ..formats.decode import element_values, scale_values
 from ..tensor.notebook import sample_codes
 from ..tensor.qtensor import QTensor
-from .page import Head, cards, page, section, table, verdict
+from .page import Head, Row, cards, page, section, table, verdict
 from .plots import SIZES, Axes, bars, ranges
 
 _NUMBERED = re.compile(r"((?:[^.\d]+\.)*[^.\d]+)\.(\d+)\.")
@@ -69,7 +69,7 @@ def group_scales(q: QTensor) -> NDArray[np.float64]:
     fmt, raw = q.format, q.parts.get("scales")
     if raw is None or fmt.scale in ("none", "nested"):
         return np.empty(0)
-    scales = np.abs(scale_values(fmt.scale, raw))
+    scales: NDArray[np.float64] = np.abs(scale_values(fmt.scale, raw))
     if fmt.super_size and "super_scales" in q.parts:
         second = np.abs(q.parts["super_scales"].astype(np.float64))
         scales = scales * np.repeat(second, fmt.super_size // fmt.group_size, axis=-1)[..., : scales.shape[-1]]
@@ -161,7 +161,7 @@ def _findings(findings: Sequence[Finding]) -> str:
         return section("Findings", "", ["<p>None.</p>"])
     colours = {"error": "bad", "warning": "warn"}
     seen: Counter[str] = Counter()
-    rows = []
+    rows: list[Row] = []
     for f in findings:
         seen[f.code] += 1
         if seen[f.code] <= SHOWN:

@@ -50,6 +50,10 @@ svg,tr,.cards div,.verdict{break-inside:avoid}.bar,.verdict{print-color-adjust:e
 """
 
 
+Row = Sequence["str | tuple[str, str]"]
+"""Cells of a table: texts, or pairs (text, class)."""
+
+
 class Head(NamedTuple):
     """The heading of a column; `right` for numbers."""
 
@@ -102,8 +106,8 @@ def cards(figures: Sequence[tuple[str, str, str]]) -> str:
     return f'<div class="cards">{"".join(each)}</div>'
 
 
-def table(heads: Sequence[Head], rows: Iterable[Sequence[str | tuple[str, str]]]) -> str:
-    """Rows of cells; a cell is a text, or (text, class)."""
+def table(heads: Sequence[Head], rows: Iterable[Row]) -> str:
+    """A table of rows."""
     top = "".join(f'<th scope="col"{_class(h.right)}>{escape(h.text)}</th>' for h in heads)
     lines = []
     for row in rows:
