@@ -37,7 +37,7 @@ def config_of(text: str | None) -> dict[str, Any] | None:
 
     if text is None:
         return None
-    return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(Path(text))
+    return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(Path(text).expanduser())
 
 
 def downloaded(path: Path) -> Path:
