@@ -34,7 +34,7 @@ FLOORS: dict[str, int] = {
     # 6 operations
     "ops": 6, "gguf_models": 6, "conversion": 6, "verification": 6, "quantizers": 6,
     # 7 integrations
-    "torch": 7, "transformers": 7, "mlx": 7, "vllm": 7, "generation": 7, "evaluation": 7, "calibration": 7,
+    "torch": 7, "transformers": 7, "mlx": 7, "vllm": 7, "generation": 7, "evaluation": 7, "calibration": 7, "reports": 7,
     # 8 cli
     "cli": 8, "bench": 8, "__main__": 8,
 }  # fmt: skip

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -30,8 +28,6 @@ from halfbyte.evaluation import (
     windows_of,
 )
 from halfbyte.evaluation.compare import cosine_of, paired
-from halfbyte.evaluation.plots import NARROW, WIDE, bars, histogram
-from halfbyte.evaluation.report import report
 from halfbyte.evaluation.requantize import requantized
 from halfbyte.evaluation.texts import read_text, tokens_of
 from halfbyte.evaluation.thresholds import fraction
@@ -285,7 +281,7 @@ def test_the_command_beside_a_baseline(folder, tmp_path, capsys):
     assert "KL divergence, nats: mean" in out
     html = page.read_text("utf-8")
     assert html.count("<svg") == 4, "two plots in two sizes"
-    assert 'class="n missed"' in html
+    assert "missed</b>" in html
     assert "int2:g64" in html
 
 
@@ -301,60 +297,6 @@ def test_the_command_says_what_is_wrong(folder, capsys, arguments, message, monk
     text = [] if "--text" in arguments else ["--text", str(folder / "text.txt")]
     assert main(["eval", str(folder), *text, "--context", "16", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-class Balanced(HTMLParser):
-    """Counts what is opened and not closed."""
-
-    VOID = ("meta", "line", "rect")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        assert tag != "script"
-        assert not any(value and value.startswith("http") for name, value in attrs if name in ("src", "href"))
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        pass
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_quotes_names(model):
-    comparison = compare(spoilt(model), model, llama_cpp(IDS, 16, 1))
-    page = report({"path": "<b>&", "perplexity": 1.5}, comparison, Thresholds(min_cosine=0.99).verdicts(comparison))
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
-    assert "<b>" not in page
-    assert "&lt;b&gt;&amp;" in page
-
-
-@pytest.mark.parametrize("values", [[], [0.0], [1e-9, 3.0, 0.2], [math.nan, 1.0], [math.inf], [0.0, 0.0]])
-def test_plots_are_pictures_whatever_the_numbers(values):
-    names = [f"layer {i}" for i in range(len(values))]
-    for size in (WIDE, NARROW):
-        marks = {"median": values[0]} if values else {}
-        for drawing in (bars(names, values, "x < y", size), histogram(np.array(values, np.float64), "x < y", size, marks)):
-            tree = ElementTree.fromstring(drawing)
-            for rect in tree.iter("rect"):
-                x, y, width, height = (float(rect.get(k)) for k in ("x", "y", "width", "height"))
-                assert min(x, y, width, height) >= 0
-                assert x + width <= size.width
-                assert y + height <= size.height
-    heights = [float(r.get("height")) for r in ElementTree.fromstring(bars(names, values, "x")).iter("rect")]
-    assert len(heights) == len(values)
-
-
-def test_a_histogram_counts_every_value():
-    values = np.array([0.0, 1e-12, 1e-3, 2e-3, 0.5])
-    titles = [r.findtext("title") for r in ElementTree.fromstring(histogram(values, "x")).iter("rect")]
-    assert sum(int(t.rpartition(": ")[2]) for t in titles) == len(values)
 
 
 def test_errors_are_the_librarys():

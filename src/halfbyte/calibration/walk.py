@@ -117,7 +117,7 @@ def calibrate(
     check_experts(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
     source = layer_source(checkpoint, where)
-    ids = token_sequences(source.tokenizer, Path(text), context, sequences)
+    ids = token_sequences(source.tokenizer, Path(text).expanduser(), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
     result = Calibrated(name=f"{method} {'act-order ' if act_order else ''}on {torch.device(where).type}, tokens {digest}")
     result.layers = source.count

@@ -161,20 +161,30 @@ class Checkpoint(ABC):
         """What looks wrong from headers and configuration alone."""
         return []
 
-    def findings(self, data: bool = False, progress: Progress | None = None) -> list[Finding]:
+    def findings(
+        self, data: bool = False, progress: Progress | None = None, visit: Callable[[str, QTensor], None] | None = None
+    ) -> list[Finding]:
         """What looks wrong, worst first.
 
         data      also read every packed weight, one at a time, for NaN scales, overflow and the
                   like
         progress  called as progress(done, total, key) before each weight that is read
+        visit     called as visit(key, weight) with each packed weight that is read
         """
+
+        def read(key: str) -> QTensor | NDArray[Any]:
+            weight = self[key]
+            if visit is not None and isinstance(weight, QTensor):
+                visit(key, weight)
+            return weight
+
         found = self.header_findings()
         if data:
             packed = [k for k in self.keys() if self.info(k).quantized]
             for done, key in enumerate(packed):
                 if progress is not None:
                     progress(done, len(packed), key)
-                found += weight_findings(self.__getitem__, key)
+                found += weight_findings(read, key)
             if progress is not None:
                 progress(len(packed), len(packed), "")
         return sorted(dict.fromkeys(found), key=lambda f: SEVERITIES.index(f.severity))

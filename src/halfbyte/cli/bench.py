@@ -125,7 +125,7 @@ def _of_model(
     wanted = model.LLAMA in peers.split(",")
     if wanted and why:
         typer.echo(f"{model.LLAMA} is left out: {why}", err=True)
-    records = _shown(model.bench_model(Path(path), activations=modes, with_llama=wanted and not why, **timing), show)
+    records = _shown(model.bench_model(Path(path).expanduser(), activations=modes, with_llama=wanted and not why, **timing), show)
     if markdown:
         for line in model.markdown(records):
             typer.echo(line)

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import UnsupportedError
 from .generate import peak_memory
-from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
+from .opening import AllowUnknown, ConfigOption, check_report, config_of, downloaded, open_with, write_report
 from .terminal import Column, human_bytes, print_json, print_table, printable, progress
 
 _LAYERS = (Column("after"), Column("cosine", True), Column("smallest", True), Column("rel. RMS", True))
@@ -20,7 +20,9 @@ SHOWN = 5
 
 
 def eval(
-    path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Checkpoints: folders, .safetensors or .gguf; each on the same text.")
+    ],
     text: Annotated[Path | None, typer.Option(help="UTF-8 text, or .jsonl with a `text` a line.")] = None,
     dataset: Annotated[str | None, typer.Option(help="NAME, NAME/CONFIG or either with :SPLIT, of the datasets package.")] = None,
     context: Annotated[int, typer.Option(help="Tokens that are read at once.")] = 512,
@@ -44,21 +46,23 @@ def eval(
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: the evaluation, then every layer and limit.")] = False,
 ) -> int:
     """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by
-    layer.
+    layer, of one checkpoint or several.
 
     Exit status: 0 when every limit is kept, 1 when one is not, 2 when there is no answer.
     """
-    path = downloaded(path)
-    open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
+    paths = [downloaded(path) for path in paths]
+    for path in paths:
+        open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
     if baseline is not None:
         baseline = downloaded(baseline)
         open_with(baseline, baseline_config, baseline_allow_unknown).close()
     from ..evaluation import Thresholds, compare, perplexity, windows_of
     from ..evaluation.protocols import EvaluationError
-    from ..evaluation.report import report as page
     from ..evaluation.requantize import requantized
     from ..evaluation.texts import dataset_text, read_text, tokens_of
     from ..evaluation.thresholds import fraction
+    from ..reports.evaluation import Evaluated
+    from ..reports.evaluation import report as page
     from ..transformers import load_model, model_size
 
     given = {"max_ppl_increase": max_ppl_increase, "min_agreement": min_agreement, "min_cosine": min_cosine}
@@ -69,56 +73,63 @@ def eval(
         raise EvaluationError("[eval] a limit needs something to compare with; give --baseline, or --requantize")
     if (text is None) == (dataset is None):
         raise EvaluationError("[eval] give --text FILE or --dataset NAME, one of them")
-    if report is not None and not report.absolute().parent.is_dir():
-        raise EvaluationError(f"[eval] --report {report}: there is no folder {report.absolute().parent}; make it first")
+    check_report(report, "eval")
     words = read_text(text) if text is not None else dataset_text(dataset or "")
     options: dict[str, Any] = {"activations": activations, "backend": backend, "device": device, "dtype": dtype}
-    model, tokenizer = load_model(path, **options, config=config_of(config), allow_unknown=allow_unknown or ())
-    if tokenizer is None:
-        raise UnsupportedError(f"[eval] {path} has no tokenizer; put its tokenizer.json beside the weights")
-    ids, bos = tokens_of(tokenizer, words)
-    windows = windows_of(ids, protocol, context, stride=stride, bos=bos, chunks=chunks)
-    other = model if requantize is not None else None
+    other = None
     if baseline is not None:
         reading: dict[str, Any] = {"config": config_of(baseline_config), "allow_unknown": baseline_allow_unknown or ()}
         other = load_model(baseline, **options, **reading)[0]
-    if requantize is not None:
-        model = requantized(model, requantize)
-    start = time.perf_counter()
-    with progress("evaluating") as update:
-        comparison = None if other is None else compare(model, other, windows, update)
-        measured = perplexity(model, windows, update) if comparison is None else comparison.model
-    seconds = time.perf_counter() - start
-    size = model_size(model)
-    record: dict[str, Any] = {
-        "path": str(path), "text": str(text or dataset), "protocol": protocol, "context": context, "chunks": len(windows),
-        "tokens": measured.tokens, "perplexity": measured.value, "perplexity_error": measured.error, "nll": measured.nll,
-        "activations": activations, "device": device, "dtype": str(model.dtype).removeprefix("torch."), "requantized": requantize,
-        "bytes": size.nbytes, "bits_per_weight": round(size.bits_per_weight, 4), "seconds": round(seconds, 3),
-        "tokens_per_s": round(sum(len(w.tokens) for w in windows) / seconds, 2), "peak_memory_bytes": peak_memory(),
-    }  # fmt: skip
-    if comparison is not None:
-        base = model_size(other)
-        record |= {
-            "baseline": str(baseline or path), "baseline_perplexity": comparison.baseline.value, "baseline_bytes": base.nbytes,
-            "perplexity_increase": comparison.perplexity_increase, "agreement": comparison.agreement,
-            "kl_mean": comparison.kl_mean, "kl_median": comparison.kl_median, "kl_p99": comparison.kl_p99,
-            "embedding_cosine": comparison.embedding.cosine, "pooled_cosine": comparison.pooled,
-            "least_cosine": comparison.least_cosine,
+    evaluated = []
+    for path in paths:
+        model, tokenizer = load_model(path, **options, config=config_of(config), allow_unknown=allow_unknown or ())
+        if tokenizer is None:
+            raise UnsupportedError(f"[eval] {path} has no tokenizer; put its tokenizer.json beside the weights")
+        ids, bos = tokens_of(tokenizer, words)
+        windows = windows_of(ids, protocol, context, stride=stride, bos=bos, chunks=chunks)
+        beside = model if other is None and requantize is not None else other
+        if requantize is not None:
+            model = requantized(model, requantize)
+        start = time.perf_counter()
+        with progress("evaluating") as update:
+            comparison = None if beside is None else compare(model, beside, windows, update)
+            measured = perplexity(model, windows, update) if comparison is None else comparison.model
+        seconds = time.perf_counter() - start
+        size = model_size(model)
+        record: dict[str, Any] = {
+            "path": str(path), "text": str(text or dataset), "protocol": protocol, "context": context, "chunks": len(windows),
+            "tokens": measured.tokens, "perplexity": measured.value, "perplexity_error": measured.error, "nll": measured.nll,
+            "activations": activations, "device": device, "dtype": str(model.dtype).removeprefix("torch."),
+            "requantized": requantize, "bytes": size.nbytes, "bits_per_weight": round(size.bits_per_weight, 4),
+            "seconds": round(seconds, 3), "tokens_per_s": round(sum(len(w.tokens) for w in windows) / seconds, 2),
+            "peak_memory_bytes": peak_memory(),
         }  # fmt: skip
-    verdicts = [] if comparison is None else limits.verdicts(comparison)
+        if comparison is not None:
+            base = model_size(beside)
+            record |= {
+                "baseline": str(baseline or path), "baseline_perplexity": comparison.baseline.value,
+                "baseline_bytes": base.nbytes, "perplexity_increase": comparison.perplexity_increase,
+                "agreement": comparison.agreement, "kl_mean": comparison.kl_mean, "kl_median": comparison.kl_median,
+                "kl_p99": comparison.kl_p99, "embedding_cosine": comparison.embedding.cosine,
+                "pooled_cosine": comparison.pooled, "least_cosine": comparison.least_cosine,
+            }  # fmt: skip
+        verdicts = [] if comparison is None else limits.verdicts(comparison)
+        evaluated.append(Evaluated(record, comparison, verdicts))
+        if json:
+            print_json({"record": "evaluation", **record})
+            for drift in () if comparison is None else comparison.worst():
+                measures = {"cosine": drift.cosine, "least_cosine": drift.least, "relative_rms": drift.relative_rms}
+                print_json({"record": "layer", "layer": drift.layer, "name": drift.name, **measures})
+            for verdict in verdicts:
+                print_json({"record": "limit", **asdict(verdict)})
+        else:
+            if len(evaluated) > 1:
+                print()
+            _print(record, comparison, verdicts)
+        del model, beside
     if report is not None:
-        report.write_text(page(record, comparison, verdicts), encoding="utf-8")
-    if json:
-        print_json({"record": "evaluation", **record})
-        for drift in () if comparison is None else comparison.worst():
-            measures = {"cosine": drift.cosine, "least_cosine": drift.least, "relative_rms": drift.relative_rms}
-            print_json({"record": "layer", "layer": drift.layer, "name": drift.name, **measures})
-        for verdict in verdicts:
-            print_json({"record": "limit", **asdict(verdict)})
-    else:
-        _print(record, comparison, verdicts)
-    return int(not all(v.kept for v in verdicts))
+        write_report(report, page(evaluated))
+    return int(not all(v.kept for one in evaluated for v in one.verdicts))
 
 
 def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None:

@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 import typer
@@ -51,7 +52,7 @@ def guarded(name: str, command: Callable[..., int | None]) -> Callable[..., None
     def run(*args: Any, **kwargs: Any) -> None:
         status = FAULT
         try:
-            status = command(*args, **kwargs) or 0
+            status = command(*map(_expanded, args), **{k: _expanded(v) for k, v in kwargs.items()}) or 0
             sys.stdout.flush()
         except (typer.Exit, typer.Abort):
             raise
@@ -62,6 +63,13 @@ def guarded(name: str, command: Callable[..., int | None]) -> Callable[..., None
         raise typer.Exit(status)
 
     return run
+
+
+def _expanded(value: Any) -> Any:
+    """A path, or a list of them, with the home folder in place of ~."""
+    if isinstance(value, list):
+        return [_expanded(v) for v in value]
+    return value.expanduser() if isinstance(value, Path) else value
 
 
 def explain(name: str, error: BaseException) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..checkpoints import Checkpoint, Finding, TensorInfo
-from .opening import AllowUnknown, ConfigOption, open_with
+from .opening import AllowUnknown, ConfigOption, check_report, open_with, write_report
 from .terminal import Column, human_bytes, human_count, plural, print_json, print_table, printable, progress, shape_text
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def inspect(
         str | None,
         typer.Option("--for", help="What an engine will do with it: vllm==0.32, transformers, llama.cpp, mlx, sglang, ..., all."),
     ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots there; --data adds the values.")] = None,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: checkpoint, tensors, ledger, findings.")] = False,
@@ -52,13 +53,17 @@ def inspect(
     engine of --for refuses the checkpoint or computes something else, 2 when it cannot be opened.
     """
     from ..checkpoints.inspect import records
+    from ..reports.inspection import Layers, Survey, inspection
 
     if engine is not None:
         return _predict(path, engine, config, allow_unknown, tensors, json)
-
+    check_report(report, "inspect")
     with open_with(path, config, allow_unknown, data) as checkpoint:
-        with progress("reading") as report:
-            findings = checkpoint.findings(data=data, progress=report)
+        survey = Survey(Layers(checkpoint.keys())) if report is not None and data else None
+        with progress("reading") as update:
+            findings = checkpoint.findings(data=data, progress=update, visit=None if survey is None else survey.visit)
+        if report is not None:
+            write_report(report, inspection(checkpoint, findings, survey))
         if json:
             for record in records(checkpoint, findings):
                 print_json(record)

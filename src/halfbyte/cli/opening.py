@@ -4,6 +4,7 @@ may be passed over.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +37,7 @@ def config_of(text: str | None) -> dict[str, Any] | None:
 
     if text is None:
         return None
-    return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(Path(text))
+    return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(Path(text).expanduser())
 
 
 def downloaded(path: Path) -> Path:
@@ -57,6 +58,36 @@ def open_with(path: Path, config: str | None, allow_unknown: Sequence[str] | Non
         path = downloaded(path)
 
     return open_checkpoint(path, config_of(config), tuple(allow_unknown or ()))
+
+
+def check_report(path: Path | None, command: str) -> None:
+    """CheckpointError, before the work, for a page whose folder is not there, and for a file at its
+    path that is no page.
+    """
+    from ..errors import CheckpointError
+
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise CheckpointError(f"[{command}] --report {path}: there is no folder {path.absolute().parent}; make it first")
+    if path.exists() and not (path.is_file() and _first(path).lower() == b"<!doctype html>"):
+        raise CheckpointError(f"[{command}] --report {path} exists and is no HTML page; give another path")
+
+
+def _first(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(15)
+
+
+def write_report(path: Path, page: str) -> None:
+    """An HTML page, written beside its path and then renamed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            file.write(page)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def warn_of_missing_tokenizer(checkpoint: Checkpoint, out: Path) -> None:

@@ -215,7 +215,8 @@ def quantize_checkpoint(
         )
     word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(
-        checkpoint, Path(out), recipe.goal, lossy=True, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
+        checkpoint, Path(out).expanduser(), recipe.goal,
+        lossy=True, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
         progress=progress, rounding=how, method=[word, *([recipe.mix] if recipe.mix else []), *(r.text for r in recipe.rules)],
     )  # fmt: skip
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]

@@ -289,7 +289,8 @@ def dequantize_checkpoint(
     Raises CheckpointError when the ledger has problems (`Checkpoint.check`), when `out` exists,
     when the disk is too small, or when a tensor cannot be read.
     """
-    given, out = Path(out), Path(os.path.abspath(out))  # "." has no name for a temporary file beside it
+    given = Path(out).expanduser()
+    out = Path(os.path.abspath(given))  # "." has no name for a temporary file beside it
     word = dtype_named(dtype).name if dtype else dense_dtype(checkpoint.config)
     if word == "float64":
         raise FormatError("[dequantize] dtype float64; allowed: float32, bfloat16, float16")

@@ -73,10 +73,11 @@ def convert_checkpoint(
         like.check("convert")
         checkpoint = RenamedLike(checkpoint, rows_by_name(like))
     else:
-        check_suffix(Path(out), goal)
+        check_suffix(Path(out).expanduser(), goal)
         checkpoint = as_gguf(checkpoint) if goal.layout == "gguf" else as_model(checkpoint, goal.layout)
     return write_checkpoint(
-        checkpoint, Path(out), goal, lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
+        checkpoint, Path(out).expanduser(), goal,
+        lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
         progress=progress,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ def read_text(path: str | Path) -> str:
     """A UTF-8 file as it is, line ends included; of a .jsonl file, the `text` of every line, joined
     by an empty line.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -108,7 +108,7 @@ class Planner:
         config: Mapping[str, Any] | None = None,
         allow_unknown: Sequence[str] = (),
     ) -> None:
-        self.path, self.device = Path(path), device
+        self.path, self.device = Path(path).expanduser(), device
         if device not in ("cpu", "cuda"):
             raise CheckpointError(f"[plan] device {device!r}; allowed: cpu, cuda")
         self.dtype = dtype or ("float32" if device == "cpu" else "bfloat16")

@@ -190,7 +190,7 @@ def read_rules(texts: Iterable[str]) -> Rules:
     pairs: list[tuple[str, str]] = []
     for text in texts:
         if "=" not in text or os.path.isfile(text):
-            pairs += _file_rules(Path(text))
+            pairs += _file_rules(Path(text).expanduser())
         else:
             pairs.append(_pair(text, text))
     rules = []

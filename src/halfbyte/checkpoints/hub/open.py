@@ -119,7 +119,7 @@ def local_copy(path: str | os.PathLike[str] | HubName, say: Callable[[str], None
     name = path if isinstance(path, HubName) else parse_name(path)
     if name is None:
         assert not isinstance(path, HubName)
-        return Path(path)
+        return Path(path).expanduser()
     hub = library(name)
     if is_offline():
         with explained(name):

@@ -43,7 +43,7 @@ def save(
         weights.check("save")
     names = tuple(weights.keys())
     if isinstance(weights, Checkpoint):
-        _check_path(Path(path), weights)
+        _check_path(Path(path).expanduser(), weights)
     layout = OwnLayout()
     with SafetensorsWriter(path, {**(metadata or {}), "format": "halfbyte", "version": VERSION}, expected=4 * len(names)) as out:
         for done, name in enumerate(names):

@@ -76,7 +76,7 @@ class SafetensorsWriter(ResumableFile):
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in self.metadata.items()):
             raise CheckpointError(f"[save] {path}: metadata {self.metadata!r:.120}; a safetensors header holds strings only")
         room = _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected)
-        super().__init__(Path(path), room, "save", work, private)
+        super().__init__(Path(path).expanduser(), room, "save", work, private)
         self.sums: list[int] | None = None
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The report in a browser: headless Chromium lays it out on a phone and at a desk, and finds
+"""The pages in a browser: headless Chromium lays them out on a phone and at a desk, and finds
 nothing to complain of.
 
 Run by `make test-ecosystem` where chromium, chromium-browser or google-chrome is on the path.
@@ -12,13 +12,10 @@ import shutil
 import subprocess
 from html import escape, unescape
 
-import numpy as np
 import pytest
 
-from halfbyte.evaluation import Thresholds
-from halfbyte.evaluation.compare import Comparison, LayerDrift
-from halfbyte.evaluation.perplexity import Perplexity
-from halfbyte.evaluation.report import report
+from halfbyte.reports.evaluation import report
+from support.report_pages import LIMITS, evaluated, inspected
 
 pytestmark = pytest.mark.ecosystem("applications")
 
@@ -35,20 +32,19 @@ addEventListener("load", () => {
     letters: svgs.map(s => Math.min(...[...s.querySelectorAll("text")].map(t => t.getBoundingClientRect().height))),
     overlaps: svgs.map(s => {
       const middle = s.getBoundingClientRect().top + 60;
-      const ticks = [...s.querySelectorAll("text.tick")].map(t => t.getBoundingClientRect()).filter(r => r.top > middle);
+      const below = [...s.querySelectorAll("text.tick:not(.name)")].map(t => t.getBoundingClientRect());
+      const ticks = below.filter(r => r.top > middle);
       return ticks.slice(1).filter((r, i) => r.left < ticks[i].right).length;
+    }),
+    cut: svgs.map(s => {
+      const frame = s.getBoundingClientRect();
+      const out = r => r.left < frame.left - 1 || r.right > frame.right + 1 || r.top < frame.top - 1;
+      return [...s.querySelectorAll("text")].filter(t => out(t.getBoundingClientRect())).length;
     }),
     tables: [...page.querySelectorAll("td,th,h1,.cards div")].filter(e => e.scrollWidth > e.clientWidth + 1).length,
   });
 });
 """
-
-
-def comparison(layers: int = 26) -> Comparison:
-    rng = np.random.default_rng(0)
-    drifts = [LayerDrift(i, 1 - 0.003 * i, 0.9 - 0.01 * i, 0.01 * (i + 2)) for i in range(-1, layers)]
-    model, baseline = Perplexity(10200, 29000.0, 130000.0), Perplexity(10200, 28000.0, 120000.0)
-    return Comparison(model, baseline, 0.87, np.exp(rng.normal(-3, 2, 10200)), drifts[0], tuple(drifts[1:]), 0.97)
 
 
 @pytest.fixture(scope="module")
@@ -59,33 +55,47 @@ def browser() -> str:
     return found
 
 
-@pytest.mark.parametrize("layers", [2, 26, 80])
-@pytest.mark.parametrize("width", [360, 768, 1280])
-def test_the_page_fits_and_its_plots_are_seen(browser, tmp_path, width, layers):
-    measured = comparison(layers)
-    path = "/a/folder/with/a/long/name/and-no-place-to-break-it-anywhere-near/models/gemma-3-270m-it-q4_k_m-imatrix.gguf"
-    facts = {"path": path, "baseline": path, "bytes": 142_621_184, "baseline_bytes": 246_956_544, "tokens_per_s": 8.86}
-    page = report(facts, measured, Thresholds(0.01, 0.95, 0.99).verdicts(measured))
+def measure(browser, folder, page, width):
+    """What `MEASURE` finds in a page laid out at a width; nothing is said on the console."""
     frame = f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{escape(page)}"></iframe><script>{MEASURE}</script>'
-    (tmp_path / "page.html").write_text(f"<!doctype html><meta charset=utf-8><body>{frame}", "utf-8")
+    (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8><body>{frame}", "utf-8")
     command = [
         browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path}/profile", "--window-size=1400,1000", "--dump-dom", f"file://{tmp_path}/page.html",
+        f"--user-data-dir={folder}/profile", "--window-size=1400,1000", "--dump-dom", f"file://{folder}/page.html",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ":CONSOLE" not in done.stderr
     found = json.loads(unescape(re.search(r"<title>(\{.*?\})</title>", done.stdout)[1]))
     assert found["width"] == width
     assert found["needed"] <= width, "the page scrolls sideways"
-    assert len(found["svgs"]) == 2
-    assert found["bars"][0] == layers + 1, "a bar for the embedding and each layer"
-    assert found["bars"][1] >= 12, "a histogram of most bins"
     for left, right, w, h in found["svgs"]:
         assert left >= 0
         assert right <= width
         assert w > 0.85 * min(width, 900)
         assert h > 150
     assert min(found["letters"]) >= 9, "letters too small to read"
-    assert found["overlaps"] == [0, 0]
+    assert set(found["overlaps"]) == {0}
+    assert set(found["cut"]) == {0}, "texts that reach out of their plot"
     assert found["tables"] == 0
     assert found["fills"] == ["rgb(47, 111, 178)"]
+    return found
+
+
+@pytest.mark.parametrize("layers", [2, 26, 80])
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_an_evaluation_fits_and_its_plots_are_seen(browser, tmp_path, width, layers):
+    found = measure(browser, tmp_path, report([evaluated("gemma-3-270m-it-q4_k_m-imatrix.gguf", 1.0, layers, LIMITS)]), width)
+    assert len(found["svgs"]) == 2
+    assert found["bars"][0] == layers + 1, "a bar for the embedding and each layer"
+    assert found["bars"][1] >= 12, "a histogram of most bins"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_several_checkpoints_fit(browser, tmp_path, width):
+    some = [evaluated(f"a-model-with-a-rather-long-name-q{i}", i / 2) for i in (1, 2, 3, 5)]
+    assert len(measure(browser, tmp_path, report(some), width)["svgs"]) == 1 + 2 * 4
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_an_inspection_fits(browser, tmp_path, width):
+    assert len(measure(browser, tmp_path, inspected(tmp_path), width)["svgs"]) == 3

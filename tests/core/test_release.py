@@ -1,0 +1,98 @@
+"""The release script finds what is wrong with a version, a changelog and distributions."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("release", ROOT / "tools" / "release.py")
+release = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(release)
+PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64", "musllinux_1_2_aarch64",
+             "macosx_13_0_arm64", "any"]  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small source tree and its distributions, all right."""
+    source, dist = tmp_path / "tree", tmp_path / "dist"
+    files = {"pyproject.toml": 'version = "1.2.0"\n', "src/halfbyte/__init__.py": '__version__ = "1.2.0"\n',
+             "src/halfbyte_autoload/__init__.py": "x = 1\n"}  # fmt: skip
+    for name, text in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    dist.mkdir()
+    for platform in PLATFORMS:
+        tags = "py3-none" if platform == "any" else "cp310-abi3"
+        with zipfile.ZipFile(dist / f"halfbyte-1.2.0-{tags}-{platform}.whl", "w") as archive:
+            for name, text in files.items():
+                if name.startswith("src/"):
+                    archive.writestr(name.removeprefix("src/"), text)
+            archive.writestr("halfbyte-1.2.0.dist-info/METADATA", "Name: halfbyte\nVersion: 1.2.0\n")
+            if platform != "any":
+                archive.writestr("halfbyte/_native.abi3.so", b"")
+    with tarfile.open(dist / "halfbyte-1.2.0.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("halfbyte-1.2.0/CMakeLists.txt"), io.BytesIO())
+    return source, dist
+
+
+def test_what_is_right_has_no_problem(tree):
+    source, dist = tree
+    assert release.version_of(source) == ("1.2.0", [])
+    assert release.changelog_problems("# Changelog\n\n## 1.2.0 (2027-01-02)\n", "1.2.0") == []
+    assert release.distribution_problems(dist, "1.2.0", source) == []
+
+
+def test_this_tree_states_one_version():
+    assert release.version_of()[1] == []
+
+
+@pytest.mark.parametrize("heading", ["Unreleased (1.2.0)", "1.2.0", "1.1.0 (2026-01-01)"])
+def test_a_changelog_without_the_release(heading):
+    [problem] = release.changelog_problems(f"# Changelog\n\n## {heading}\n", "1.2.0")
+    assert "a release needs '## 1.2.0 (YYYY-MM-DD)'" in problem
+
+
+def spoil_source(source, dist):
+    (source / "src/halfbyte/__init__.py").write_text("changed")
+
+
+def spoil_wheel(source, dist):
+    (dist / "halfbyte-1.2.0-cp310-abi3-macosx_13_0_arm64.whl").unlink()
+
+
+def spoil_tags(source, dist):
+    wheel = dist / "halfbyte-1.2.0-cp310-abi3-macosx_13_0_arm64.whl"
+    wheel.rename(dist / "halfbyte-1.2.0-cp312-cp312-macosx_13_0_arm64.whl")
+
+
+def spoil_core(source, dist):
+    with zipfile.ZipFile(dist / "halfbyte-1.2.0-py3-none-any.whl", "a") as archive:
+        archive.writestr("halfbyte/_native.abi3.so", b"")
+
+
+def spoil_sdist(source, dist):
+    with (dist / "halfbyte-1.2.0.tar.gz").open("ab") as file:
+        file.write(bytes(1_000_000))
+
+
+SPOILT = {
+    spoil_source: "files are missing or not those of this tree (halfbyte/__init__.py)",
+    spoil_wheel: "no wheel for macOS arm64",
+    spoil_tags: "tags cp312-cp312; cp310-abi3",
+    spoil_core: "has the native core",
+    spoil_sdist: "below 1,000,000 are wanted",
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILT.items())
+def test_each_fault_is_named(tree, spoil, message):
+    source, dist = tree
+    spoil(source, dist)
+    assert any(message in problem for problem in release.distribution_problems(dist, "1.2.0", source))

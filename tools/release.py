@@ -1,0 +1,131 @@
+"""Checks of a release before it is published: version, changelog, tag, and the built distributions.
+
+    python tools/release.py dist                 all checks; status 1 and a line for each that fails
+    python tools/release.py dist --install       also installs the wheel of this platform in an empty
+                                                 environment and runs its selftest
+
+Publishing is the workflow .github/workflows/wheels.yml, which a maintainer starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SDIST_LIMIT = 1_000_000
+"""Bytes of the source distribution, at most."""
+PLATFORMS = {
+    "manylinux x86-64": r"manylinux.*_x86_64", "manylinux aarch64": r"manylinux.*_aarch64",
+    "musllinux x86-64": r"musllinux.*_x86_64", "musllinux aarch64": r"musllinux.*_aarch64",
+    "macOS arm64": r"macosx.*_arm64", "any (Windows)": r"any",
+}  # fmt: skip
+WHEEL = re.compile(r"halfbyte-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
+
+
+def version_of(root: Path = ROOT) -> tuple[str, list[str]]:
+    """(the version of pyproject.toml, what disagrees with it)."""
+    stated = re.search(r'^version = "(.+)"', (root / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    imported = re.search(r'^__version__ = "(.+)"', (root / "src/halfbyte/__init__.py").read_text("utf-8"), re.MULTILINE)
+    version = stated[1] if stated else ""
+    same = imported is not None and imported[1] == version
+    return version, [] if same else [f"halfbyte.__version__ is {imported and imported[1]}; pyproject.toml has {version}"]
+
+
+def changelog_problems(text: str, version: str) -> list[str]:
+    """What CHANGELOG.md lacks for a release: a dated section of this version before all others."""
+    first = re.search(r"^## (.+)$", text, re.MULTILINE)
+    heading = first[1] if first else ""
+    if re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d{{2}}-\d{{2}}\)", heading):
+        return []
+    return [f"CHANGELOG.md begins with {heading!r}; a release needs '## {version} (YYYY-MM-DD)'"]
+
+
+def tag_problems(version: str, root: Path = ROOT) -> list[str]:
+    """HEAD must have the tag of the version, and nothing uncommitted beside it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
+
+    found = [] if f"v{version}" in git("tag", "--points-at", "HEAD").split() else [f"HEAD has no tag v{version}"]
+    return found + (["the work tree has uncommitted changes"] if git("status", "--porcelain", "--untracked-files=no") else [])
+
+
+def wheel_problems(path: Path, version: str, root: Path = ROOT) -> list[str]:
+    """A wheel must state the version, be abi3 or pure, and hold the Python sources of this tree."""
+    match = WHEEL.fullmatch(path.name)
+    if match is None or match["version"] != version:
+        return [f"{path.name} is no wheel of halfbyte {version}"]
+    found = []
+    pure = match["platform"] == "any"
+    if (match["python"], match["abi"]) != (("py3", "none") if pure else ("cp310", "abi3")):
+        found.append(f"{path.name}: tags {match['python']}-{match['abi']}; cp310-abi3, or py3-none for any platform")
+    with zipfile.ZipFile(path) as archive:
+        inside = {n: archive.read(n) for n in archive.namelist() if n.startswith(("halfbyte/", "halfbyte_autoload/"))}
+        metadata = archive.read(f"halfbyte-{version}.dist-info/METADATA").decode()
+    if f"\nVersion: {version}\n" not in metadata:
+        found.append(f"{path.name}: its METADATA has another version")
+    if pure == any("_native" in n and n.endswith(".so") for n in inside):
+        found.append(f"{path.name}: {'has' if pure else 'lacks'} the native core")
+    sources = [p for package in ("halfbyte", "halfbyte_autoload") for p in (root / "src" / package).rglob("*")]
+    wanted = {p.relative_to(root / "src").as_posix(): p for p in sources if p.suffix in (".py", ".metal", ".pyi", ".typed")}
+    differing = sorted(n for n, p in wanted.items() if inside.get(n) != p.read_bytes())
+    if differing:
+        found.append(f"{path.name}: {len(differing)} files are missing or not those of this tree ({', '.join(differing[:3])})")
+    return found
+
+
+def distribution_problems(folder: Path, version: str, root: Path = ROOT) -> list[str]:
+    """Every platform has one wheel, each is right, and the source distribution is small."""
+    wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
+    found = [problem for wheel in wheels for problem in wheel_problems(wheel, version, root)]
+    platforms = [m["platform"] for w in wheels if (m := WHEEL.fullmatch(w.name))]
+    found += [f"no wheel for {n}" for n, p in PLATFORMS.items() if not any(re.fullmatch(p, have) for have in platforms)]
+    if [s.name for s in sdists] != [f"halfbyte-{version}.tar.gz"]:
+        return [*found, f"{folder} has {[s.name for s in sdists]}; one halfbyte-{version}.tar.gz is wanted"]
+    if sdists[0].stat().st_size >= SDIST_LIMIT:
+        found.append(f"{sdists[0].name} has {sdists[0].stat().st_size:,} bytes; below {SDIST_LIMIT:,} are wanted")
+    with tarfile.open(sdists[0]) as archive:
+        if f"halfbyte-{version}/CMakeLists.txt" not in archive.getnames():
+            found.append(f"{sdists[0].name} lacks CMakeLists.txt")
+    return found
+
+
+def install_problems(folder: Path) -> list[str]:
+    """The wheel that pip chooses here runs its selftest in an environment of its own."""
+    with tempfile.TemporaryDirectory() as place:
+        venv.create(place, with_pip=True)
+        scripts = Path(place) / ("Scripts" if sys.platform == "win32" else "bin")
+        for words in (["pip", "install", "-q", "--find-links", str(folder), "--only-binary=halfbyte", "halfbyte"],
+                      ["halfbyte", "selftest"]):  # fmt: skip
+            done = subprocess.run([str(scripts / words[0]), *words[1:]], capture_output=True, text=True)
+            if done.returncode:
+                return [f"{' '.join(words)}: status {done.returncode}: {(done.stderr or done.stdout)[-300:]}"]
+    return []
+
+
+def main() -> int:
+    """Prints what fails."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="wheels and the source distribution")
+    parser.add_argument("--install", action="store_true", help="install and run the wheel of this platform")
+    options = parser.parse_args()
+    version, found = version_of()
+    found += changelog_problems((ROOT / "CHANGELOG.md").read_text("utf-8"), version)
+    found += tag_problems(version) + distribution_problems(options.folder, version)
+    found += install_problems(options.folder) if options.install else []
+    for problem in found:
+        print(problem)
+    print(f"halfbyte {version}: {len(found)} problems" if found else f"halfbyte {version}: ready")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
