@@ -21,6 +21,7 @@ from halfbyte.generation.single import Generation, end_tokens
 from halfbyte.gguf_models.architectures import ARCHITECTURES
 from halfbyte.torch import packed_modules
 from halfbyte.transformers import load_model
+from halfbyte.transformers.decode.rmsnorm import RMSNorm
 from support.gguf_families import FAMILIES, IDS, architecture, family_model, write_family
 from support.gguf_models import MODELS
 from support.gguf_writer import GGUF
@@ -107,8 +108,8 @@ def as_llama_cpp(arch: str, model: Any, types: dict[str, str]) -> np.ndarray:
     """Logits of a dense model, computed as llama.cpp does a file of these types."""
     if arch in NO_EPSILON:
         for module in model.modules():
-            if hasattr(module, "variance_epsilon"):
-                module.variance_epsilon = 0.0
+            if isinstance(module, RMSNorm):
+                module.eps = 0.0
     model.set_experts_implementation("eager")
     with rounded(model, architecture(arch), types):
         return logits(model)
