@@ -1,15 +1,14 @@
 """Every architecture named by a table: a random small model as llama.cpp stores it gives
 transformers' own logits bit for bit.
 
-With llama-cpp-python installed (`make test-ecosystem`), llama.cpp itself reads the same files, as
-float32 and quantized by its own tool, and its logits are those of transformers' model with llama.cpp's
-own roundings of activations.
+llama.cpp's own logits of these files are recorded. With llama-cpp-python installed
+(`make test-ecosystem`), llama.cpp itself reads larger files, as float32 and quantized by its own tool,
+and its logits are those of transformers' model with llama.cpp's own roundings of activations.
 """
 
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from halfbyte.transformers.decode.rmsnorm import RMSNorm
 from support.gguf_families import FAMILIES, IDS, architecture, family_model, write_family
 from support.gguf_models import MODELS
 from support.gguf_writer import GGUF
+from support.llama_cpp_logits import llama_cpp_logits, recorded
 from support.llama_cpp_rounding import dense_copy, rounded
 
 
@@ -39,12 +39,35 @@ def error(have: np.ndarray, want: np.ndarray) -> float:
     return float(((have - want) ** 2).mean() / (want**2).mean())
 
 
+RECORDED = recorded()
+BOUNDS = {"f32": 1e-6, "q8_0": 1e-3, "q4_k": 1e-3}
+"""Of llama.cpp's logits against the model with llama.cpp's own roundings."""
+FILE_TYPES = {"q8_0": 7, "q4_k": 15}
+"""llama.cpp's numbers of its quantized file types."""
+NO_EPSILON = {"qwen2vl"}
+"""Architectures whose norms' epsilon llama.cpp (of llama-cpp-python 0.3.36) does not read: its norms
+add 0.
+"""
+
+
+def as_llama_cpp(arch: str, model: Any, types: dict[str, str]) -> np.ndarray:
+    """Logits of a dense model, computed as llama.cpp does a file of these types."""
+    if arch in NO_EPSILON:
+        for module in model.modules():
+            if isinstance(module, RMSNorm):
+                module.eps = 0.0
+    model.set_experts_implementation("eager")
+    with rounded(model, architecture(arch), types):
+        return logits(model)
+
+
 @pytest.mark.parametrize("arch", FAMILIES)
-def test_the_logits_are_transformers_own(tmp_path, arch):
+def test_the_logits_are_transformers_own_and_llama_cpps(tmp_path, arch):
     model = family_model(arch)
     read, _ = load_model(write_family(tmp_path / "m.gguf", arch, model))
     assert packed_modules(read) == {}
     np.testing.assert_array_equal(logits(read), logits(model))
+    assert error(as_llama_cpp(arch, read, {})[-1], np.array(RECORDED[arch])) <= BOUNDS["f32"]
 
 
 def test_every_architecture_has_a_case():
@@ -86,35 +109,6 @@ def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
         load_model(path)
 
 
-BOUNDS = {"f32": 1e-6, "q8_0": 1e-3, "q4_k": 1e-3}
-"""Of llama.cpp's logits against the model with llama.cpp's own roundings."""
-FILE_TYPES = {"q8_0": 7, "q4_k": 15}
-"""llama.cpp's numbers of its quantized file types."""
-NO_EPSILON = {"qwen2vl"}
-"""Architectures whose norms' epsilon llama.cpp (of llama-cpp-python 0.3.36) does not read: its norms
-add 0.
-"""
-
-
-def llama_cpp_logits(llama_cpp: Any, path: Path) -> np.ndarray:
-    model = llama_cpp.Llama(
-        str(path), logits_all=True, n_ctx=64, n_threads=1, verbose=False, flash_attn=False, type_k=0, type_v=0
-    )
-    model.eval(IDS)
-    return np.array(model.scores[: len(IDS)], np.float64)
-
-
-def as_llama_cpp(arch: str, model: Any, types: dict[str, str]) -> np.ndarray:
-    """Logits of a dense model, computed as llama.cpp does a file of these types."""
-    if arch in NO_EPSILON:
-        for module in model.modules():
-            if isinstance(module, RMSNorm):
-                module.eps = 0.0
-    model.set_experts_implementation("eager")
-    with rounded(model, architecture(arch), types):
-        return logits(model)
-
-
 def unequal_choices(have: np.ndarray, want: np.ndarray) -> int:
     """Positions whose greedy token differs although the gap to the second is more than twice the
     largest error there.
@@ -132,7 +126,7 @@ def test_llama_cpp_reads_the_same_model(tmp_path, arch):
     """
     llama_cpp = pytest.importorskip("llama_cpp")
     path = write_family(tmp_path / "f32.gguf", arch, family_model(arch, 256))
-    theirs = llama_cpp_logits(llama_cpp, path)
+    theirs = llama_cpp_logits(path)
     read = load_model(path)[0]
     unrounded = {"f32": error(logits(read), theirs)}
     errors = {"f32": error(as_llama_cpp(arch, read, {}), theirs)}
@@ -145,7 +139,7 @@ def test_llama_cpp_reads_the_same_model(tmp_path, arch):
         assert packed_modules(read)
         types = dense_copy(packed, tmp_path / f"{name}-dense.gguf")
         dense = load_model(tmp_path / f"{name}-dense.gguf")[0]
-        ours, theirs = logits(read), llama_cpp_logits(llama_cpp, packed)
+        ours, theirs = logits(read), llama_cpp_logits(packed)
         assert error(ours, logits(dense)) <= 1e-9
         assert unequal_choices(ours, theirs) == 0
         unrounded[name] = error(ours, theirs)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 import torch
 
-from ..generation.single import Generation
 from .compare import paired
 from .perplexity import Perplexity, Progress, scored_logits, targets_of
 from .protocols import EvaluationError, Window
@@ -110,11 +109,10 @@ def against_llama_cpp(
         ours_losses.append(pair.model)
     if progress is not None:
         progress(len(windows), len(windows), "")
-    have = [piece.token for piece in Generation(model, tokenizer, start, max_tokens=GREEDY, stop_ids=set())]
     kl = np.concatenate(kls)
     return Against(
         _first_difference(tokens_of(tokenizer, text)[0], _tokens(theirs, text)), Perplexity.of(ours_losses),
-        Perplexity.of(theirs_losses), same / len(kl), kl, GREEDY, _common(have, _greedy(theirs, start)),
+        Perplexity.of(theirs_losses), same / len(kl), kl, GREEDY, _common(_greedy_ours(model, start), _greedy(theirs, start)),
     )  # fmt: skip
 
 
@@ -128,6 +126,19 @@ def _tokens(llama: Any, text: str) -> list[int]:
     """The text's tokens with the bos token, where the file says so, and without an eos token."""
     ids: list[int] = list(llama.tokenize(text.encode("utf-8"), add_bos=True, special=True))
     return ids[:-1] if ids and ids[-1] == llama.token_eos() else ids
+
+
+def _greedy_ours(model: Any, start: Sequence[int]) -> list[int]:
+    """The most likely token after each, `GREEDY` times, by the transformers model."""
+    device = model.get_input_embeddings().weight.device
+    ids, cache, out = list(start), None, list[int]()
+    with torch.inference_mode():
+        for _ in range(GREEDY):
+            step = model(input_ids=torch.tensor([ids], device=device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = step.past_key_values
+            ids = [int(step.logits[0, -1].argmax())]
+            out += ids
+    return out
 
 
 def _greedy(llama: Any, start: Sequence[int]) -> list[int]:
