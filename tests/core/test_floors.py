@@ -55,7 +55,10 @@ ALLOWED: dict[int, set[str]] = {
 }
 """Third-party packages of each floor; floor 8 may use anything."""
 
-LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime", "onnx", "huggingface_hub", "llama_cpp"}
+LATE = {
+    "torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime", "onnx", "huggingface_hub",
+    "llama_cpp",
+}  # fmt: skip
 """Packages that are optional or slow to import: only inside functions or under `TYPE_CHECKING`."""
 
 WRITTEN_IN = (

@@ -1,5 +1,5 @@
-"""`eval --against llama.cpp`: with a stand-in for llama-cpp-python whose answers are known, and with
-the package itself (`make test-ecosystem`).
+"""`eval --against llama.cpp`: with a stand-in for llama-cpp-python whose answers are known, and
+with the package itself (`make test-ecosystem`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ TEXT = "abcdefghij klmnop qrst uvwxyzabc def" * 4
 
 
 class Stand:
-    """llama-cpp-python's class, answering with a transformers model's logits plus `shift` for token 7."""
+    """llama-cpp-python's class, answering with a transformers model's logits plus `shift` for token
+    7.
+    """
 
     model: object
     shift = 0.0

@@ -2,8 +2,8 @@
 transformers' own logits bit for bit.
 
 llama.cpp's own logits of these files are recorded. With llama-cpp-python installed
-(`make test-ecosystem`), llama.cpp itself reads larger files, as float32 and quantized by its own tool,
-and its logits are those of transformers' model with llama.cpp's own roundings of activations.
+(`make test-ecosystem`), llama.cpp itself reads larger files, as float32 and quantized by its own
+tool, and its logits are those of transformers' model with llama.cpp's own roundings of activations.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ BOUNDS = {"f32": 1e-6, "q8_0": 1e-3, "q4_k": 1e-3}
 FILE_TYPES = {"q8_0": 7, "q4_k": 15}
 """llama.cpp's numbers of its quantized file types."""
 NO_EPSILON = {"qwen2vl"}
-"""Architectures whose norms' epsilon llama.cpp (of llama-cpp-python 0.3.36) does not read: its norms
-add 0.
+"""Architectures whose norms' epsilon llama.cpp (of llama-cpp-python 0.3.36) does not read: its
+norms add 0.
 """
 
 

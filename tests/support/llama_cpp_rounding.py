@@ -1,5 +1,5 @@
-"""llama.cpp's own roundings on top of transformers' dense models: what its CPU products round of the
-activations, and its table of GELU.
+"""llama.cpp's own roundings on top of transformers' dense models: what its CPU products round of
+the activations, and its table of GELU.
 
     with rounded(model, types):          logits of `model` as llama.cpp computes them, its weights
         model(input_ids=...)             in those types
@@ -33,7 +33,9 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 def q8_0(x: torch.Tensor) -> torch.Tensor:
-    """32 inputs of a scale: amax / 127, as float16; the codes are of the scale before it is rounded."""
+    """32 inputs of a scale: amax / 127, as float16; the codes are of the scale before it is
+    rounded.
+    """
     groups = x.reshape(-1, 32)
     largest = groups.abs().amax(1, keepdim=True)
     codes = torch.round(groups * torch.where(largest > 0, 127.0 / largest, 0.0))
@@ -72,7 +74,9 @@ class Roundings(TorchFunctionMode):
 
 
 class TableGELU(torch.nn.Module):
-    """GELU, by its formula with tanh, of the nearest float16 and as float16; beyond 10 it is x or 0."""
+    """GELU, by its formula with tanh, of the nearest float16 and as float16; beyond 10 it is x or
+    0.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = functional.gelu(x.half().float(), approximate="tanh").half().float()
@@ -80,8 +84,8 @@ class TableGELU(torch.nn.Module):
 
 
 class AbsorbedAttention:
-    """Latent attention with the keys' projection applied to the queries and the values' to the sum of
-    latent vectors, as llama.cpp computes files that have the two apart.
+    """Latent attention with the keys' projection applied to the queries and the values' to the sum
+    of latent vectors, as llama.cpp computes files that have the two apart.
     """
 
     def __init__(self, module: Any, keys: Rounding | None, values: Rounding | None) -> None:
@@ -106,8 +110,8 @@ class AbsorbedAttention:
 
 
 def dense_copy(path: Path, to: Path) -> dict[str, str]:
-    """A GGUF file's values as a float32 file, by the gguf package. Returns the types: tensor name ->
-    type name.
+    """A GGUF file's values as a float32 file, by the gguf package. Returns the types: tensor name
+    -> type name.
     """
     reader = gguf.GGUFReader(path)
     field = reader.fields["general.architecture"]
@@ -148,8 +152,8 @@ def roundings_of(model: Any, architecture: Architecture, types: dict[str, str]) 
 
 @contextmanager
 def rounded(model: Any, architecture: Architecture, types: dict[str, str]) -> Iterator[None]:
-    """Within it, the model computes as llama.cpp does a file of these types: GELU of its table, inputs
-    of products rounded, split latent attention absorbed.
+    """Within it, the model computes as llama.cpp does a file of these types: GELU of its table,
+    inputs of products rounded, split latent attention absorbed.
     """
     undo: list[Callable[[], Any]] = []
     for path, module in list(model.named_modules()):

@@ -87,8 +87,8 @@ def opened(path: Path, context: int) -> Any:
 def against_llama_cpp(
     path: Path, model: Any, tokenizer: Any, text: str, windows: Sequence[Window], progress: Progress | None = None
 ) -> Against:
-    """Run both over the windows. EvaluationError where llama.cpp is missing, does not open the file,
-    or has another number of tokens.
+    """Run both over the windows. EvaluationError where llama.cpp is missing, does not open the
+    file, or has another number of tokens.
     """
     longest = max(len(w.tokens) for w in windows)
     start = list(windows[0].tokens[: max(1, windows[0].first)])

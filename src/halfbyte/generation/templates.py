@@ -81,8 +81,8 @@ Form = tuple[list[Mapping[str, Any]], list[Mapping[str, Any]] | None]
 
 def _forms(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Iterator[Form]:
     """(messages, tools) of one conversation: as given; with an empty list of tools where there are
-    none, for templates that always read it; with arguments of calls as JSON text, for templates that
-    join them to text.
+    none, for templates that always read it; with arguments of calls as JSON text, for templates
+    that join them to text.
     """
     yield list(messages), None if tools is None else list(tools)
     if tools is None:
