@@ -1,5 +1,5 @@
 """llama.cpp's logits after the last token of `IDS`, of a float32 file of every family: the numbers
-that test_gguf_families.py compares with.
+that test_families.py compares with.
 
     python tests/support/llama_cpp_logits.py [FAMILY ...]      records them again (needs llama-cpp-python)
 """
