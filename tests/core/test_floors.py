@@ -51,11 +51,14 @@ ALLOWED: dict[int, set[str]] = {
     5: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
     6: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers"},
     7: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx"}
-    | {"jinja2", "vllm"},
+    | {"jinja2", "vllm", "llama_cpp"},
 }
 """Third-party packages of each floor; floor 8 may use anything."""
 
-LATE = {"torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime", "onnx", "huggingface_hub"}
+LATE = {
+    "torch", "transformers", "tokenizers", "triton", "mlx", "matplotlib", "gguf", "onnxruntime", "onnx", "huggingface_hub",
+    "llama_cpp",
+}  # fmt: skip
 """Packages that are optional or slow to import: only inside functions or under `TYPE_CHECKING`."""
 
 WRITTEN_IN = (

@@ -342,3 +342,21 @@ def test_a_template_that_raises_is_a_message(tmp_path, template):
     with pytest.raises(UnsupportedError, match="the chat template does not render this conversation") as caught:
         render(write_tokenizer(tmp_path), [{"role": "user", "content": "a"}], template=template)
     assert TEMPLATES[template] in str(caught.value)
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"city": "Rome"}}}
+FORMS = {
+    "a list of tools": ("{% for t in tools %}{{ t }}{% endfor %}{{ messages[0]['content'] }}", "<tok7>"),
+    "arguments as text": ("{{ '<tok8>' + messages[1]['tool_calls'][0]['function']['arguments'] }}", '<tok8>{"city": "Rome"}'),
+    "arguments as given": ("{{ messages[1]['tool_calls'][0]['function']['arguments']['city'] }}", "Rome"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_template_gets_the_form_it_was_written_for(tmp_path, form):
+    template, text = FORMS[form]
+    tokenizer = write_tokenizer(tmp_path)
+    messages = [{"role": "user", "content": "<tok7>"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    assert render(tokenizer, messages, template=template) == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert messages[1]["tool_calls"] == [CALL]
+    assert isinstance(CALL["function"]["arguments"], dict)

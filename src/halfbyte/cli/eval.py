@@ -30,6 +30,7 @@ def eval(
     protocol: Annotated[str, typer.Option(help="llama.cpp, or sliding.")] = "llama.cpp",
     stride: Annotated[int | None, typer.Option(help="Of sliding windows; half the context without it.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Another checkpoint, of any format, to compare with.")] = None,
+    against: Annotated[str | None, typer.Option(help="llama.cpp: its tokens, greedy text and logits of the same GGUF.")] = None,
     requantize: Annotated[str | None, typer.Option(help="Evaluate the model with its packed matrices in this codec.")] = None,
     max_ppl_increase: Annotated[str | None, typer.Option(help="1% or 0.01, over the baseline's perplexity.")] = None,
     min_agreement: Annotated[str | None, typer.Option(help="95% or 0.95 equal greedy tokens.")] = None,
@@ -46,7 +47,8 @@ def eval(
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: the evaluation, then every layer and limit.")] = False,
 ) -> int:
     """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by
-    layer, of one checkpoint or several.
+    layer, of one checkpoint or several; with --against llama.cpp the same file's tokens, greedy text
+    and divergence there.
 
     Exit status: 0 when every limit is kept, 1 when one is not, 2 when there is no answer.
     """
@@ -57,6 +59,7 @@ def eval(
         baseline = downloaded(baseline)
         open_with(baseline, baseline_config, baseline_allow_unknown).close()
     from ..evaluation import Thresholds, compare, perplexity, windows_of
+    from ..evaluation.llama_cpp import against_llama_cpp
     from ..evaluation.protocols import EvaluationError
     from ..evaluation.requantize import requantized
     from ..evaluation.texts import dataset_text, read_text, tokens_of
@@ -65,6 +68,9 @@ def eval(
     from ..reports.evaluation import report as page
     from ..transformers import load_model, model_size
 
+    if against is not None:
+        for path in paths:
+            _check_against(against, path, (baseline, requantize, report))
     given = {"max_ppl_increase": max_ppl_increase, "min_agreement": min_agreement, "min_cosine": min_cosine}
     if baseline is None and (baseline_config is not None or baseline_allow_unknown):
         raise EvaluationError("[eval] --baseline-config and --baseline-allow-unknown are for --baseline; give that too")
@@ -92,8 +98,10 @@ def eval(
             model = requantized(model, requantize)
         start = time.perf_counter()
         with progress("evaluating") as update:
+            theirs = None if against is None else against_llama_cpp(path, model, tokenizer, words, windows, update)
             comparison = None if beside is None else compare(model, beside, windows, update)
-            measured = perplexity(model, windows, update) if comparison is None else comparison.model
+            found = comparison or theirs
+            measured = perplexity(model, windows, update) if found is None else found.model
         seconds = time.perf_counter() - start
         size = model_size(model)
         record: dict[str, Any] = {
@@ -104,6 +112,8 @@ def eval(
             "seconds": round(seconds, 3), "tokens_per_s": round(sum(len(w.tokens) for w in windows) / seconds, 2),
             "peak_memory_bytes": peak_memory(),
         }  # fmt: skip
+        if theirs is not None:
+            record |= {"against": against, **theirs.record()}
         if comparison is not None:
             base = model_size(beside)
             record |= {
@@ -137,6 +147,8 @@ def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None
     print(printable(f"{record['path']}: {windows}, {record['tokens']:,} tokens scored"))
     print(f"perplexity {record['perplexity']:.4f} ± {record['perplexity_error']:.4f}")
     print(f"{human_bytes(record['bytes'])}, {record['bits_per_weight']:.2f} bits/weight; {record['tokens_per_s']:.1f} tokens/s")
+    if record.get("against"):
+        _print_against(record)
     if comparison is None:
         return
     print(printable(f"\nbeside {record['baseline']} ({human_bytes(record['baseline_bytes'])}):"))
@@ -152,3 +164,24 @@ def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None
         print(f"and {len(worst) - SHOWN} better ones; --json and --report list all")
     for v in verdicts:
         print(printable(f"{v.words} {v.measured} ({v.allowed} wanted): {'kept' if v.kept else 'missed'}"))
+
+
+def _check_against(against: str, path: Path, others: tuple[object, ...]) -> None:
+    """What --against takes: llama.cpp, a GGUF, and no other comparison."""
+    from ..evaluation.protocols import EvaluationError
+
+    if against != "llama.cpp":
+        raise EvaluationError(f"[eval] --against {against}; allowed: llama.cpp")
+    if path.suffix != ".gguf":
+        raise EvaluationError(f"[eval] --against llama.cpp reads the same file, a .gguf; {path} is none. Give --baseline instead")
+    if any(o is not None for o in others):
+        raise EvaluationError("[eval] --against is a comparison of its own; give no --baseline, --requantize or --report with it")
+
+
+def _print_against(record: dict[str, Any]) -> None:
+    at = record["tokens_differ_at"]
+    print(f"\nbeside {record['against']}, from the same file:")
+    print("tokens of the text: all equal" if at is None else f"tokens of the text: the first {at:,} equal, the next is not")
+    print(f"perplexity {record['llama_cpp_perplexity']:.4f} there; equal greedy tokens {100 * record['agreement']:.2f} %")
+    print(f"KL divergence, nats: mean {record['kl_mean']:.4g}, 99th percentile {record['kl_p99']:.4g}")
+    print(f"greedy text: {record['greedy_equal']} of {record['greedy_tokens']} tokens equal before the first that differs")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,50 @@ def render(
     template  in place of the tokenizer's own
     tools     JSON schemas of functions that the model may call
     thinking  sets `enable_thinking`, which some templates read
-    Raises UnsupportedError, with what the template says, where it refuses the conversation or
-    fails.
+    Where the template fails, the same conversation is given in the other forms that templates were
+    written for (`_forms`). Raises UnsupportedError, with what the template says of the first, where
+    it refuses all of them or fails.
     """
     options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
-    try:
-        with template_limits():
-            encoded = tokenizer.apply_chat_template(
-                list(messages), tools=None if tools is None else list(tools), chat_template=template, add_generation_prompt=True,
-                return_dict=True, **options,
-            )  # fmt: skip
-        return list(encoded["input_ids"])
-    except HalfbyteError:
-        raise
-    except Exception as error:  # a template is a program: it raises what it meets
-        why = " ".join(str(error).split())[:300] or "no reason given"
-        raise UnsupportedError(
-            f"[chat] the chat template does not render this conversation ({type(error).__name__}: {why}); "
-            "give another with --chat-template (chatml, or a file)"
-        ) from error
+    first: Exception | None = None
+    for form, schemas in _forms(messages, tools):
+        try:
+            with template_limits():
+                encoded = tokenizer.apply_chat_template(
+                    form, tools=schemas, chat_template=template, add_generation_prompt=True, return_dict=True, **options
+                )
+            return list(encoded["input_ids"])
+        except HalfbyteError:
+            raise
+        except Exception as error:  # a template is a program: it raises what it meets
+            first = first or error
+    assert first is not None
+    why = " ".join(str(first).split())[:300] or "no reason given"
+    raise UnsupportedError(
+        f"[chat] the chat template does not render this conversation ({type(first).__name__}: {why}); "
+        "give another with --chat-template (chatml, or a file)"
+    ) from first
+
+
+Form = tuple[list[Mapping[str, Any]], list[Mapping[str, Any]] | None]
+
+
+def _forms(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Iterator[Form]:
+    """(messages, tools) of one conversation: as given; with an empty list of tools where there are
+    none, for templates that always read it; with arguments of calls as JSON text, for templates
+    that join them to text.
+    """
+    yield list(messages), None if tools is None else list(tools)
+    if tools is None:
+        yield list(messages), []
+    as_text = [{**m, "tool_calls": [_text_arguments(c) for c in m["tool_calls"]]} if m.get("tool_calls") else m for m in messages]
+    if as_text != list(messages):
+        yield as_text, None if tools is None else list(tools)
+
+
+def _text_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool call with its arguments as JSON text."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

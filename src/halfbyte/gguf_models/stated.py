@@ -39,6 +39,7 @@ STATED: dict[str, tuple[Field, ...]] = {
         Field("expert_feed_forward_length", "intermediate_size"),
     ),
     "llama": (Field("expert_count", "num_local_experts"), _USED),
+    "olmo": (Field("attention.clamp_kqv", "clip_qkv", "float"),),
     "olmoe": (Field("expert_count", "num_experts"), _USED),
     "phi3": (_WINDOW,),
     "qwen2moe": (Field("expert_count", "num_experts"), _USED),
