@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HalfbyteError, UnsupportedError
-from .template_limits import template_limits
+from .template_limits import check_template, template_limits
 
 CHATML = (
     "{% for message in messages %}"
@@ -54,6 +54,10 @@ def render(
     fails.
     """
     options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    given = template or getattr(tokenizer, "chat_template", None)
+    for text in given.values() if isinstance(given, dict) else (given,):
+        if isinstance(text, str):
+            check_template(text)
     try:
         with template_limits():
             encoded = tokenizer.apply_chat_template(

@@ -30,7 +30,7 @@ from types import CodeType
 from typing import Any
 
 from support.fuzz.mutators import Folder, encoded, mutate
-from support.fuzz.targets import ROOT, Seed, run_one, seeds
+from support.fuzz.targets import ROOT, run_one, seeds
 
 SECONDS, MEGABYTES = 5.0, 300
 HUNG = 60
@@ -81,7 +81,9 @@ def fuzz(
     seconds: float, seed: int, crashers: Path | None = None, report: Callable[[dict[str, Any]], None] | None = None,
     kinds: tuple[str, ...] = (), started: Callable[[], None] = lambda: None, most_cases: int = 1 << 62,
 ) -> dict[str, Any]:  # fmt: skip
-    """One worker's run of `seconds` or `most_cases`; returns the counts, and the faults by kind. `report` gets each fault, and the counts every 5 s."""
+    """One worker's run of `seconds` or `most_cases`; returns the counts, and the faults by kind.
+    `report` gets each fault, and the counts every 5 s.
+    """
     warnings.simplefilter("ignore")
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
@@ -108,7 +110,8 @@ def fuzz(
             total = sum(counts.values())
             return {
                 "seed": seed, "cases": total, "seconds": round(time.monotonic() - begun, 1),
-                "a_second": round(total / max(time.monotonic() - begun, 0.01)), **counts, "kinds": dict(by_kind), "places": len(places),
+                "a_second": round(total / max(time.monotonic() - begun, 0.01)), **counts, "kinds": dict(by_kind),
+                "places": len(places),
                 "lines": len(coverage.lines), "corpus": len(corpus), "slowest_s": round(slowest, 2), "peak_mb": round(most),
                 "faults": list(faults.values()),
             }  # fmt: skip
@@ -145,7 +148,15 @@ def fuzz(
                 if outcome == "fault" and (key := detail.split(": ")[0] + case.producer) not in faults and len(faults) < 200:
                     faults[key] = detail
                     if report:
-                        report({"seed": seed, "fault": detail, "kind": case.kind, "producer": case.producer, "case": packed_case(mutant)})
+                        report(
+                            {
+                                "seed": seed,
+                                "fault": detail,
+                                "kind": case.kind,
+                                "producer": case.producer,
+                                "case": packed_case(mutant),
+                            }
+                        )
                     if crashers is not None:
                         target = crashers / f"{len(faults):03d}"
                         for file, content in mutant.items():
@@ -242,7 +253,9 @@ def summary(log: Path) -> dict[str, Any]:
     seconds = max((v["seconds"] for v in last.values()), default=1)
     return {
         "workers": len(last), **out, "kinds": dict(kinds), "seconds": seconds, "a_second": round(out["cases"] / seconds),
-        "slowest_s": max((v["slowest_s"] for v in last.values()), default=0), "peak_mb": max((v["peak_mb"] for v in last.values()), default=0),
-        "lines": max((v["lines"] for v in last.values()), default=0), "places": max((v["places"] for v in last.values()), default=0),
+        "slowest_s": max((v["slowest_s"] for v in last.values()), default=0),
+        "peak_mb": max((v["peak_mb"] for v in last.values()), default=0),
+        "lines": max((v["lines"] for v in last.values()), default=0), "places": max((v["places"] for v in last.values()),
+        default=0),
         "faults": faults,
     }  # fmt: skip

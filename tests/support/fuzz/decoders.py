@@ -12,6 +12,7 @@ the library accepts of a mutant. Products and sums are formed in long double.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of an eight that nibble i of a word holds."""
+BITSANDBYTES_TABLES = (157801411, 3295803418)
+"""CRC-32 of the tables of NF4 and FP4, as files have them."""
 Tensors = dict[str, np.ndarray]
 
 
@@ -94,6 +97,8 @@ def awq(t: Tensors, config: dict[str, Any]) -> np.ndarray:
 
     codes = columns(t["qweight"])
     k = codes.shape[-1]
+    if config["group_size"] != -1 and k % config["group_size"]:
+        raise ValueError("AutoAWQ has no last group that is shorter")
     return (codes - spread(columns(t["qzeros"]), k)) * spread(wide(t["scales"]).T, k)
 
 
@@ -151,6 +156,8 @@ def bitsandbytes(t: Tensors, config: dict[str, Any]) -> np.ndarray:
     [state] = [json.loads(a.tobytes()) for s, a in t.items() if "quant_state.bitsandbytes__" in s]
     if "nested_absmax" in " ".join(t):
         raise ValueError("nested scales")
+    if zlib.crc32(t["weight.quant_map"].tobytes()) not in BITSANDBYTES_TABLES:
+        raise ValueError("its kernels have their own table, whatever the file has")
     packed = t["weight"].reshape(-1)
     codes = np.stack([packed >> 4, packed & 15], -1).reshape(-1, integer(state["blocksize"], 64, 128, 256, 4096))
     return (wide(t["weight.quant_map"])[codes] * wide(t["weight.absmax"])[:, None]).reshape(state["shape"])

@@ -1,6 +1,6 @@
 """Structure-aware mutations of the files of a checkpoint.
 
-    mutate(folder, rng)         one mutant of {name: bytes or `GGUF`}
+mutate(folder, rng)         one mutant of {name: bytes or `GGUF`}
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from support.gguf_writer import GGUF, SCALARS, Tensor
 Folder = dict[str, bytes | GGUF]
 WORDS: list[Any] = [
     0, 1, -1, 2**31, 2**63, 2**64, 1e308, float("nan"), float("inf"), True, None, "", "x" * 300, "../x", "/etc/passwd", "\0",
-    "\ud800", [], {}, [[]], {"": {}}, "F4", "F8_E4M3", "F8_E8M0", "I64", "F64", "BF16", "U8", "gptq", "awq", "mlx", "nvfp4", "int",
-    1 << 200, -(2**53), [1] * 9, "model.safetensors", "é\u202e", "re:.*", "re:(a+)+$", "Linear", "int4", "llama", "gpt2", 2, 3, 4, 5,
+    "\ud800", [], {}, [[]], {"": {}}, "F4", "F8_E4M3", "F8_E8M0", "I64", "F64", "BF16", "U8", "gptq", "awq", "mlx", "nvfp4",
+    "int",
+    1 << 200, -(2**53), [1] * 9, "model.safetensors", "é\u202e", "re:.*", "re:(a+)+$", "Linear", "int4", "llama", "gpt2", 2,
+    3, 4, 5,
     8, 16, 32, 64, 128, 256, 0.5, "0", "4", {"__float__": "Infinity"}, "gemma4", "bert", "t5", "ByteLevel", "BPE", "WordPiece",
     "{{ 1 }}", "org/repo--file.Class",
 ]  # fmt: skip
 EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 FRAGMENTS = [
-    "{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ m['role'] }}", "{% if add_generation_prompt %}", "{% endif %}",
+    "{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ m['role'] }}", "{% if add_generation_prompt %}",
+    "{% endif %}",
     "{% for a in range(9999999) %}", "{% set ns = namespace(x='x') %}", "{% set ns.x = ns.x ~ ns.x %}", "{{ ns.x }}",
     "{% macro f(a) %}", "{{ f(f) }}", "{% endmacro %}", "{{ raise_exception('no') }}", "{{ messages[99].content }}",
     "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__ }}", "{% set x = 'a' * 100000 %}", "{{ x|replace('a', x) }}",
-    "{{ messages|tojson }}", "{{ '%9999999d' % 1 }}", "{{ 9 ** 99999 }}", "{% include 'x' %}", "{% import 'os' as os %}", "{# ", " #}",
-    "{{ tools|map(attribute='f.f')|list }}", "{{ '{:>9999999}'.format(1) }}", "{{ range(999999)|list|sort }}", "{%", "}}", "{{ -x }}",
-    "{{ m|length / 0 }}", "{{ strftime_now('%Y') }}", "{{ lipsum(9999) }}", "{% generation %}", "{% endgeneration %}", "{% break %}",
+    "{{ messages|tojson }}", "{{ '%9999999d' % 1 }}", "{{ 9 ** 99999 }}", "{% include 'x' %}", "{% import 'os' as os %}",
+    "{# ", " #}",
+    "{{ tools|map(attribute='f.f')|list }}", "{{ '{:>9999999}'.format(1) }}", "{{ range(999999)|list|sort }}", "{%", "}}",
+    "{{ -x }}",
+    "{{ m|length / 0 }}", "{{ strftime_now('%Y') }}", "{{ lipsum(9999) }}", "{% generation %}", "{% endgeneration %}",
+    "{% break %}",
 ]  # fmt: skip
 """Parts of chat templates, those that loop, grow or reach out among them."""
 
@@ -106,7 +112,9 @@ def mutate_gguf(file: GGUF, rng: random.Random) -> GGUF | bytes:
         at = rng.randrange(len(file.tensors))
         old = file.tensors[at]
         changes: list[Tensor] = [
-            replace(old, dims=(*old.dims[:-1], rng.choice([*EXTREMES, *range(9), 32, 256])) if rng.random() < 0.7 else old.dims[::-1]),
+            replace(
+                old, dims=(*old.dims[:-1], rng.choice([*EXTREMES, *range(9), 32, 256])) if rng.random() < 0.7 else old.dims[::-1]
+            ),
             replace(old, type=rng.choice([*range(45), 2**31, 2**32 - 1])),
             replace(old, offset=rng.choice([*EXTREMES, 32, 64, len(old.data)])),
             replace(old, name=str(mutate_json(old.name, rng))),
@@ -118,7 +126,9 @@ def mutate_gguf(file: GGUF, rng: random.Random) -> GGUF | bytes:
             file.tensors.append(old)
     elif kind == 9:
         name = rng.choice(["tensor_count", "pair_count", "alignment", "version", "order", "tail"])
-        setattr(file, name, ">" if name == "order" else rng.randbytes(9) if name == "tail" else rng.choice([*EXTREMES[:-1], 2, 3, 64]))
+        setattr(
+            file, name, ">" if name == "order" else rng.randbytes(9) if name == "tail" else rng.choice([*EXTREMES[:-1], 2, 3, 64])
+        )
     elif raw := written(file):
         return mutate_bytes(raw, rng, rng.choice([64, 600, 1 << 30]))
     return file

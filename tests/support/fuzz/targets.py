@@ -1,17 +1,18 @@
 """What is fuzzed: seeds of every kind, and what each kind's mutants are given to.
 
-    kind        given to                                               judged by
-    checkpoint  open, ledger, findings, all values                     the bytes that the header names, `decoders.py`
-    gguf        the same                                               gguf-py
-    journal     Journal.read                                           the lines that were written, up to one of them
-    resume      a conversion that was interrupted is run again         the bytes of an undisturbed run
-    vocabulary  the tokenizer of a GGUF header, a text through it      errors of the library only
-    tokenizer   the tokenizer and config of a folder (transformers)    errors of the library only
-    template    a chat template rendered                               errors of the library only, the limits
+kind        given to                                               judged by
+checkpoint  open, ledger, findings, all values                     the bytes that the header names, `decoders.py`
+gguf        the same                                               gguf-py
+journal     Journal.read                                           the lines that were written, up to one of them
+resume      a conversion that was interrupted is run again         the bytes of an undisturbed run
+vocabulary  the tokenizer of a GGUF header, a text through it      errors of the library only
+tokenizer   the tokenizer and config of a folder (transformers)    errors of the library only
+template    a chat template rendered                               errors of the library only, the limits
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import struct
@@ -35,8 +36,8 @@ from halfbyte.generation import template_limits as limits
 from halfbyte.generation.templates import CHATML, render
 from support.fuzz.decoders import PRODUCERS, decode
 from support.fuzz.mutators import Folder, encoded, written
-from support.golden_case import DTYPES, GOLDEN, read_tensors
 from support.gguf_writer import BF16, F32, GGUF, MXFP4, NVFP4, Q4_0, Q4_K, Q6_K, Q8_0, Tensor, blocks
+from support.golden_case import DTYPES, GOLDEN, read_tensors
 
 ROOT = Path(halfbyte.__file__).parent
 PER_PRODUCER = 5
@@ -111,12 +112,27 @@ def gguf_seeds(rng: np.random.Generator) -> list[Seed]:
     ]
     pairs: list[tuple[str, str, Any]] = [
         ("general.architecture", "string", "llama"), ("general.alignment", "uint32", 32), ("llama.block_count", "uint32", 1),
-        ("llama.embedding_length", "uint32", 256), ("llama.attention.head_count", "uint32", 4), ("llama.context_length", "uint32", 64),
+        ("llama.embedding_length", "uint32", 256), ("llama.attention.head_count", "uint32", 4), ("llama.context_length",
+        "uint32", 64),
         ("llama.feed_forward_length", "uint32", 2), ("llama.attention.layer_norm_rms_epsilon", "float32", 1e-5),
         ("tokenizer.chat_template", "string", "{{ messages }}"),
     ]  # fmt: skip
     out = [Seed("gguf", {"m.gguf": GGUF(pairs=pairs, tensors=[*packed[i : i + 2], *dense])}) for i in (0, 2, 4)]
-    tokens = ["<unk>", "<s>", "</s>", "\u2581", "h", "e", "l", "o", "he", "ll", "\u2581he", "llo", *(f"<0x{b:02X}>" for b in range(256))]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "\u2581",
+        "h",
+        "e",
+        "l",
+        "o",
+        "he",
+        "ll",
+        "\u2581he",
+        "llo",
+        *(f"<0x{b:02X}>" for b in range(256)),
+    ]
     scores = [-float(i) for i in range(len(tokens))]
     types = [2, 3, 3] + [1] * 9 + [6] * 256
     letters = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
@@ -129,7 +145,10 @@ def gguf_seeds(rng: np.random.Generator) -> list[Seed]:
             ("tokenizer.ggml.add_bos_token", "bool", 1), ("tokenizer.chat_template", "string", CHATML),
         ]  # fmt: skip
         if model in ("llama", "t5"):
-            vocabulary += [("tokenizer.ggml.scores", "array[float32]", scores), ("tokenizer.ggml.token_type", "array[int32]", types)]
+            vocabulary += [
+                ("tokenizer.ggml.scores", "array[float32]", scores),
+                ("tokenizer.ggml.token_type", "array[int32]", types),
+            ]
         if model in ("gpt2", "gemma4"):
             vocabulary.append(("tokenizer.ggml.merges", "array[string]", ["h e", "l l"]))
         out.append(Seed("vocabulary", {"m.gguf": GGUF(pairs=vocabulary)}))
@@ -139,21 +158,28 @@ def gguf_seeds(rng: np.random.Generator) -> list[Seed]:
 TOKENIZER = {
     "version": "1.0", "added_tokens": [{"id": 0, "content": "<unk>", "special": True, "single_word": False, "lstrip": False,
     "rstrip": False, "normalized": False}], "normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "ByteLevel",
-    "add_prefix_space": False, "trim_offsets": True, "use_regex": True}, "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    "add_prefix_space": False, "trim_offsets": True, "use_regex": True}, "post_processor": None,
+    "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
     "model": {"type": "BPE", "vocab": {"<unk>": 0, "h": 1, "e": 2, "l": 3, "o": 4, "he": 5}, "merges": [["h", "e"]],
     "unk_token": "<unk>"},
 }  # fmt: skip
 MODEL_CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
     "max_position_embeddings": 128, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "tie_word_embeddings": False,
 }  # fmt: skip
 TEMPLATES = [
     CHATML,
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}[{{ m.role }}] "
-    "{{ m.content | trim }}{% endfor %}{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}",
-    "{% macro f(x, n=2) %}{{ x * n }}{% endmacro %}{% set ns = namespace(i=0) %}{% for m in messages[1:] %}{% set ns.i = ns.i + 1 %}"
-    "{{ f(m['content'], ns.i) }}{% if loop.last %}{{ eos_token }}{% endif %}{% endfor %}",
+    (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}[{{ m.role }}] "
+        "{{ m.content | trim }}{% endfor %}{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}"
+    ),
+    (
+        "{% macro f(x, n=2) %}{{ x * n }}{% endmacro %}{% set ns = namespace(i=0) %}{% for m in messages[1:] %}"
+        "{% set ns.i = ns.i + 1 %}{{ f(m['content'], ns.i) }}{% if loop.last %}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
 ]
 
 
@@ -172,7 +198,8 @@ def seeds(home: Path, kinds: tuple[str, ...] = ()) -> list[Seed]:
     journal.start([{"work": 1}, {"end": 64, "checksum": 5, "note": None, "entries": [["a", ["F32", [4], 0, 16, 4]]]}])
     out = [
         Seed("checkpoint", {"model.safetensors": path.read_bytes()}),
-        Seed("checkpoint", {**{f"{f}.safetensors": safetensors_bytes(t) for f, t in shards.items()}, "model.safetensors.index.json": index}),
+        Seed("checkpoint", {**{f"{f}.safetensors": safetensors_bytes(t) for f, t in shards.items()},
+        "model.safetensors.index.json": index}),
         Seed("journal", {"journal": journal.path.read_bytes()}),
         *(seed for producer in PRODUCERS for seed in golden_seeds(producer)), *gguf_seeds(rng),
         *(Seed("template", {"chat_template.jinja": t.encode()}) for t in TEMPLATES),
@@ -180,7 +207,8 @@ def seeds(home: Path, kinds: tuple[str, ...] = ()) -> list[Seed]:
     if not kinds or "resume" in kinds:
         out.append(resume_seed(home))
     if "tokenizer" in kinds or (not kinds and sys.modules.get("transformers")):
-        names = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<unk>",
+        names = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<unk>",
                  "chat_template": CHATML, "model_max_length": 64}, "config.json": MODEL_CONFIG,
                  "generation_config.json": {"eos_token_id": [1, 2], "temperature": 0.5}}  # fmt: skip
         files: Folder = {n: json.dumps(v).encode() for n, v in names.items()}
@@ -191,12 +219,12 @@ def seeds(home: Path, kinds: tuple[str, ...] = ()) -> list[Seed]:
 def resume_seed(home: Path) -> Seed:
     """What a conversion leaves that is stopped half way: finished shards and a journal."""
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(done: int, total: int, key: str) -> None:
         if done > total // 2:
-            raise Stop
+            raise StopError
 
     source = home / "source"
     source.mkdir(exist_ok=True)
@@ -204,17 +232,18 @@ def resume_seed(home: Path) -> Seed:
     rng = np.random.default_rng(1)
     with SafetensorsWriter(source / "model.safetensors", {"format": "halfbyte", "version": "1"}) as f:
         for i in range(4):
-            for part, array in OwnLayout().pack(quantize(rng.standard_normal((8, 32)).astype(np.float32), "int4:g32"), {}).items():
+            for part, array in (
+                OwnLayout().pack(quantize(rng.standard_normal((8, 32)).astype(np.float32), "int4:g32"), {}).items()
+            ):
                 f.add(f"model.layers.{i}.mlp.up_proj.{part}", array)
     convert(source, home / "fresh", to="gptq", workers=1, max_shard_size=1)
     state = home / "state"
     state.mkdir()
-    try:
+    with contextlib.suppress(StopError):
         convert(source, state / "out", to="gptq", workers=1, max_shard_size=1, progress=stop)
-    except Stop:
-        pass
     files: Folder = {str(p.relative_to(state)): p.read_bytes() for p in sorted(state.rglob("*")) if p.is_file()}
-    assert any(n.endswith(".shard") for n in files) and any(n.endswith(".journal") for n in files)
+    assert any(n.endswith(".shard") for n in files)
+    assert any(n.endswith(".journal") for n in files)
     return Seed("resume", files)
 
 
@@ -412,7 +441,8 @@ def run_one(seed: Seed, files: Folder, work: Path, home: Path) -> Result:
     target = {
         "checkpoint": partial(run_checkpoint, path, seed), "gguf": partial(run_checkpoint, path, seed),
         "journal": partial(run_journal, work, home), "resume": partial(run_resume, work, home),
-        "vocabulary": partial(run_vocabulary, path), "tokenizer": partial(run_tokenizer, work), "template": partial(run_template, work),
+        "vocabulary": partial(run_vocabulary, path), "tokenizer": partial(run_tokenizer, work),
+        "template": partial(run_template, work),
     }[seed.kind]  # fmt: skip
     try:
         wrong, compared = target()

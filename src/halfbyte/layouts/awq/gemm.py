@@ -80,8 +80,6 @@ def awq_group(layout: str, config: Config, name: str, k: int, groups: int | None
         return k // groups
     if size != -1 and size < 1:
         raise LayoutError(f"[{layout}] {name}: group_size {size}; allowed: 1 or more, or -1 for the whole row")
-    if size != -1 and k % size:
-        raise LayoutError(f"[{layout}] {name}: group_size {size} does not divide the {k} inputs; a divisor is allowed, or -1")
     expected = min(k, 1) if size == -1 else -(-k // size)
     if groups is not None and expected != groups:
         raise LayoutError(
