@@ -81,7 +81,8 @@ def test_what_transformers_cannot_build_is_no_error(word, tmp_path):
 
 
 def test_a_configuration_that_fails_its_own_checks_is_no_foreign_error(tmp_path, monkeypatch):
-    """transformers' configurations raise errors of kinds of their own, for architectures that are no
+    """transformers' configurations raise errors of kinds of their own, for architectures that are
+    no
     list of names for one.
     """
 

@@ -58,15 +58,10 @@ def test_the_error_comes_within_the_block_only():
                 end = time.monotonic() + 0.03
                 while time.monotonic() < end:
                     pass
-<<<<<<< HEAD
         except TemplateLimitError as error:
             raised = error
         assert raised is not None or time.monotonic() >= end
     time.sleep(0.05)  # an error that comes late would be raised here
-=======
-        except TemplateLimitError:
-            pass
-    time.sleep(0.05)  # nothing is raised here
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
@@ -105,4 +100,3 @@ def test_stars_that_are_no_power_are_rendered():
     chat = Chat(None, Tokenizer("**{{ '**' }}{% for m in messages %}{{ m.content }}{% endfor %}"))
     chat.messages.append({"role": "user", "content": "hello"})
     assert chat.prompt() == [9]
->>>>>>> f44487a (Memory limits of the process and its control groups are errors that name them; templates: address space and powers; panics of tokenizers; SECURITY.md's tests are checked; figures of two fuzzing runs and the sanitizers)

@@ -1,12 +1,15 @@
-"""Fuzzes the readers: structure-aware mutants of small checkpoints of every producer, guided by coverage.
+"""Fuzzes the readers: structure-aware mutants of small checkpoints of every producer, guided by
+coverage.
 
     python -m support.fuzz --seconds 60 [--seed 0] [--workers 2] [--crashers FOLDER] [--log FILE]      (make fuzz)
     python -m support.fuzz --summary FILE                                       the figures of a log
 
-`targets.py` has the kinds of input and their oracles, `mutators.py` the mutations, `decoders.py` the
+`targets.py` has the kinds of input and their oracles, `mutators.py` the mutations, `decoders.py`
+the
 independent decoders. A mutant that reaches a line of the source where none was before joins the
 corpus (from Python 3.12, by sys.monitoring; before, one that is refused at a new line). Oracle for
-each mutant: only errors of the library; under 5 s of CPU time; under 300 MB above the base; where it
+each mutant: only errors of the library; under 5 s of CPU time; under 300 MB above the base; where
+it
 is accepted, the independent decoder's values.
 """
 

@@ -188,7 +188,9 @@ def mutate_file(name: str, data: bytes | GGUF, rng: random.Random) -> bytes | GG
 
 
 def swap_entries(header: Any, rng: random.Random) -> Any:
-    """Two tensors of a header exchange a field, or one is renamed with its dtype kept: headers that are whole."""
+    """Two tensors of a header exchange a field, or one is renamed with its dtype kept: headers that
+    are whole.
+    """
     names = [n for n, v in header.items() if n != "__metadata__" and isinstance(v, dict)] if isinstance(header, dict) else []
     if len(names) < 2:
         return mutate_json(header, rng)
