@@ -35,3 +35,7 @@ class UnsupportedError(HalfbyteError, NotImplementedError):
 
 class BackendError(HalfbyteError, RuntimeError):
     """A backend cannot serve the call; the message says why and which backends can."""
+
+
+class MemoryLimitError(HalfbyteError, MemoryError):
+    """More memory than a limit of the process or of its control groups leaves."""

@@ -1,35 +1,112 @@
-"""The fuzzer of `make fuzz`: a short run, and that it notices what it looks for."""
+"""The fuzzer of `make fuzz`: a short run, that its decoders are the producers', and that it notices
+what it looks for.
+"""
 
 from __future__ import annotations
 
+import json
+import random
+
+import numpy as np
 import pytest
 
+import halfbyte
 from halfbyte.checkpoints.io.journal import Journal
 from halfbyte.checkpoints.safetensors.file import SafetensorsFile
-from support.fuzz import fuzz
+from support.fuzz import fuzz, fuzz_in_processes, summary, targets, unpacked_case
+from support.fuzz.decoders import PRODUCERS, decode
+from support.fuzz.mutators import mutate
+from support.golden_case import files, read_case, read_tensors
+
+MODULES = [f"model.layers.0.mlp.{n}" for n in ("down_proj", "experts.down_proj", "experts.gate_up_proj")]
+FAST = ("checkpoint", "gguf", "journal", "template", "vocabulary")
 
 
-def test_a_short_run_finds_nothing(capsys):
-    found = fuzz(2.0, seed=1, crashers=None)
+def test_a_short_run_finds_nothing():
+    found = fuzz(60, seed=1, kinds=FAST, most_cases=150)
     assert found["faults"] == []
-    assert found["cases"] > 20
+    assert found["cases"] == 150
     assert found["places"] > 3
+    assert set(found["kinds"]) >= {"checkpoint", "gguf", "template", "compared cases"}
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_the_independent_decoders_give_the_producers_numbers(producer):
+    """A reference in float32 is equal; the library's values are, for every file."""
+    known = exact = 0
+    for path in files(producer):
+        config = read_case(path).config
+        _, tensors = read_tensors(path)
+        packed = {n: a for n, a in tensors.items() if "::" not in n}
+        module = next((m for m in MODULES if decode(producer, m, packed, config) is not None), None)
+        if module is None:
+            continue
+        values = decode(producer, module, packed, config)
+        known += 1
+        for name, reference in tensors.items():
+            if name.startswith("ref::"):
+                reference = reference.transpose(0, 2, 1) if reference.ndim == 3 else reference
+                exact += values.size == reference.size and np.array_equal(values.ravel(), reference.ravel(), equal_nan=True)
+        with halfbyte.open(path) as checkpoint:
+            assert np.array_equal(checkpoint[module].dequantize("float32").ravel(), values.ravel(), equal_nan=True), path
+    assert known >= 1
+    assert exact or producer == "hqq"  # whose golden references are of half precision
 
 
 def test_wrong_values_are_noticed(monkeypatch):
     plain = SafetensorsFile.array
     monkeypatch.setattr(SafetensorsFile, "array", lambda self, name: plain(self, name) + (name == "n.weight"))
-    with pytest.raises(AssertionError, match=r"a seed fails: n\.weight differs"):
-        fuzz(0.1, seed=1, crashers=None)
+    with pytest.raises(AssertionError, match=r"a seed fails: checkpoint: n\.weight differs"):
+        fuzz(0.1, seed=1, kinds=("checkpoint",))
 
 
-def test_foreign_errors_are_noticed_and_kept(monkeypatch, tmp_path, capsys):
+def test_wrong_values_of_packed_weights_are_noticed(monkeypatch):
+    plain = halfbyte.QTensor.dequantize
+    monkeypatch.setattr(halfbyte.QTensor, "dequantize", lambda self, *a, **k: -plain(self, *a, **k))
+    with pytest.raises(AssertionError, match=r"a seed fails: checkpoint: .* of autogptq has other values"):
+        fuzz(0.1, seed=1, kinds=("checkpoint",))
+
+
+def test_foreign_errors_are_noticed_and_kept(monkeypatch, tmp_path):
     def read(self):
         if self.path.stat().st_size < 100:
             raise KeyError("line")
         return []
 
     monkeypatch.setattr(Journal, "read", read)
-    found = fuzz(2.0, seed=1, crashers=tmp_path)["faults"]
-    assert [f for f in found if f.startswith("KeyError at test_fuzz.py")]
+    found = fuzz(1.0, seed=1, crashers=tmp_path, kinds=("journal",))["faults"]
+    assert [f for f in found if f.startswith("KeyError at ")]
     assert (tmp_path / "001" / "journal").exists()
+
+
+def test_a_run_that_is_resumed_with_other_bytes_is_noticed(tmp_path, monkeypatch):
+    home, work = tmp_path / "home", tmp_path / "work"
+    [seed] = [s for s in targets.seeds(home) if s.kind == "resume"]
+    assert targets.run_one(seed, seed.files, work, home).outcome == "accepted"
+    (home / "fresh" / "config.json").write_text("{}")
+    assert "differs from an undisturbed run" in targets.run_one(seed, seed.files, work, home).detail
+
+
+def test_workers_that_die_are_reported_and_replaced(tmp_path, monkeypatch):
+    import os
+    import signal
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    monkeypatch.setattr(Journal, "read", die)
+    log = tmp_path / "log.jsonl"
+    fuzz_in_processes(0.5, 1, 2, log, ("journal",))
+    assert list(summary(log)["faults"]) == ["a worker ends with signal 11"]
+
+
+def test_mutants_are_drawn_by_the_seed_and_kept_whole(tmp_path):
+    from support.fuzz import packed_case
+
+    cases = targets.seeds(tmp_path / "home")
+    assert {c.kind for c in cases} >= {"checkpoint", "gguf", "journal", "resume", "vocabulary", "template"}
+    assert {c.producer for c in cases} >= set(PRODUCERS)
+    for case in cases[:20]:
+        one, other = (mutate(case.files, random.Random(3)) for _ in range(2))
+        assert json.dumps(packed_case(one)) == json.dumps(packed_case(other))
+        assert unpacked_case(packed_case(one)).keys() == case.files.keys()

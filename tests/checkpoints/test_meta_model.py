@@ -78,3 +78,21 @@ def test_what_transformers_cannot_build_is_no_error(word, tmp_path):
     with hb.open(path) as checkpoint:
         assert f"model_type '{word}' is not in the table, and transformers" in checkpoint.ledger().modules
         assert checkpoint.ledger().problems == ()
+
+
+def test_a_configuration_that_fails_its_own_checks_is_no_foreign_error(tmp_path, monkeypatch):
+    """transformers' configurations raise errors of kinds of their own, for architectures that are
+    no
+    list of names for one.
+    """
+
+    class StrictError(Exception):
+        pass
+
+    def refuse(kind, **settings):
+        raise StrictError("Field 'architectures' with value [4]")
+
+    made = folder(tmp_path, "olmo2", hidden_size=64)
+    monkeypatch.setattr(AutoConfig, "for_model", refuse)
+    with hb.open(made) as checkpoint:
+        assert "does not know it: Field 'architectures'" in checkpoint.ledger().modules

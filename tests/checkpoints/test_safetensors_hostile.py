@@ -180,6 +180,25 @@ def _one_changed_header(rng: np.random.Generator) -> bool:
     return True
 
 
+@pytest.mark.parametrize("dtype", ["F4096", "", "f32", "é"])
+@pytest.mark.parametrize("shape", [[], [1], [0], [2, 0]])
+def test_a_dtype_that_is_none_is_refused_whatever_the_shape(tmp_path, dtype, shape):
+    path = raw_file(tmp_path / "x.safetensors", header(w=entry(dtype, shape, 0, 0)))
+    with pytest.raises(CheckpointError, match="dtype"):
+        hb.open(path)
+
+
+def test_a_tensor_whose_name_is_empty_is_a_tensor(tmp_path):
+    """It is listed, its value is read, and beside a model's config it is accounted for."""
+    raw_file(tmp_path / "model.safetensors", json.dumps({"": entry("F32", [1, 1], 0, 4)}), np.float32(2).tobytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with hb.open(tmp_path) as checkpoint:
+        assert checkpoint.keys() == ("",)
+        assert checkpoint[""].tolist() == [[2.0]]
+        assert checkpoint.dense_keys() == ("",)
+        assert [e.name for e in checkpoint.ledger().entries if e.subject == "tensor"] == [""]
+
+
 def test_headers_of_other_writers_are_read(tmp_path: Path):
     """Fields in any order, any white space, escapes in names, padding, an empty header, empty
     tensors, zero axes.

@@ -62,3 +62,41 @@ def test_the_error_comes_within_the_block_only():
             raised = error
         assert raised is not None or time.monotonic() >= end
     time.sleep(0.05)  # an error that comes late would be raised here
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x' * 10000000000000 }}", "{{ '%99999999999d' % 1 }}", "{{ '{:>99999999999}'.format(1) }}",
+        "{% set n = 100000 * 100000 %}{{ 'ab' * n }}",
+    ],
+)  # fmt: skip
+def test_one_operation_cannot_fill_memory(template):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    chat = Chat(None, Tokenizer(template))
+    chat.messages.append({"role": "user", "content": "hello"})
+    with pytest.raises(HalfbyteError, match=r"the chat template (takes over|does not render)"):
+        chat.prompt()
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 6 << 20
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 9 ** 9 ** 9 }}", "{% set x = 9 %}{{ x\n**x**x }}", "{% generation %}{{ 9**9**9 }}{% endgeneration %}"]
+)
+def test_powers_are_refused(template):
+    start = time.monotonic()
+    chat = Chat(None, Tokenizer(template))
+    chat.messages.append({"role": "user", "content": "hello"})
+    with pytest.raises(HalfbyteError, match="raises a number to a power"):
+        chat.prompt()
+    assert time.monotonic() - start < 5
+
+
+def test_stars_that_are_no_power_are_rendered():
+    chat = Chat(None, Tokenizer("**{{ '**' }}{% for m in messages %}{{ m.content }}{% endfor %}"))
+    chat.messages.append({"role": "user", "content": "hello"})
+    assert chat.prompt() == [9]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..numerics.memory_limit import memory_limit
 from .opening import AllowUnknown, ConfigOption, config_of
 from .terminal import Column, human_bytes, print_json, print_table, printable
 
@@ -27,7 +28,8 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> int:
     """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit
-    --device-memory, else 0.
+    --device-memory, or on the CPU the memory that limits of the process and of its control
+    groups leave; else 0.
     """
     from ..generation.memory_plan import Planner
 
@@ -43,9 +45,12 @@ def plan(
     )
     made = planner.plan(context, batch=batch, device_memory=memory)
     remedies = planner.remedies(made)
+    limit = memory_limit() if where == "cpu" and memory is None else None
+    below = limit is None or made.total - made.overhead <= limit.left
     if json:
-        print_json({"record": "plan", **asdict(made), "total": made.total, "fits": made.fits, "remedies": remedies})
-        return int(made.fits is False)
+        print_json({"record": "plan", **asdict(made), "total": made.total, "fits": made.fits, "remedies": remedies,
+                    "memory_limit": None if limit is None else limit._asdict()})  # fmt: skip
+        return int(made.fits is False or not below)
     print(printable(f"{path}: {context:,} tokens, batch {batch}, {made.dtype} on {made.device}"))
     rows: list[tuple[str, int]] = [
         ("packed weights", made.packed), ("dense weights", made.dense), ("KV cache", made.cache),
@@ -54,16 +59,19 @@ def plan(
     print_table((Column("for"), Column("bytes", True)), [[name, human_bytes(n)] for name, n in rows])
     if made.loading > made.weights + made.cache + made.activations:
         print(f"peak while the weights are read: {human_bytes(made.overhead + made.loading)}")
-    limit = getattr(planner.config, "max_position_embeddings", None)
-    if limit and context > limit:
-        print(f"the model was made for texts of up to {limit:,} tokens")
+    longest = getattr(planner.config, "max_position_embeddings", None)
+    if longest and context > longest:
+        print(f"the model was made for texts of up to {longest:,} tokens")
     if where == "cuda" and not device and not _has_cuda():
         print("planned for a CUDA device, which this machine has not; --device cpu plans for the processor")
     if memory is not None:
         print(f"{'fits' if made.fits else 'does not fit'} {human_bytes(memory)}")
+    if limit is not None:
+        verb = "fits" if below else "does not fit"
+        print(f"{verb} the {human_bytes(limit.left)} that {limit.name} leaves this process")
     for remedy in remedies:
         print(f"would fit: {remedy}")
-    return int(made.fits is False)
+    return int(made.fits is False or not below)
 
 
 def _has_cuda() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HalfbyteError, UnsupportedError
-from .template_limits import template_limits
+from .template_limits import check_template, template_limits
 
 CHATML = (
     "{% for message in messages %}"
@@ -56,6 +56,10 @@ def render(
     it refuses all of them or fails.
     """
     options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    given = template or getattr(tokenizer, "chat_template", None)
+    for text in given.values() if isinstance(given, dict) else (given,):
+        if isinstance(text, str):
+            check_template(text)
     first: Exception | None = None
     for form, schemas in _forms(messages, tools):
         try:

@@ -76,7 +76,9 @@ def described(checkpoint: GGUFCheckpoint) -> tuple[Tokenizer, dict[str, Any]]:
             raise
         try:
             backend = Tokenizer.from_file(str(beside))
-        except Exception as error:  # the tokenizers library raises plain Exception
+        except BaseException as error:  # the tokenizers library raises plain Exception; its panics are none
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             raise CheckpointError(f"[tokenizer] {beside}: {error}") from error
     named = {}
     for word, key in _SPECIAL_KEYS.items():

@@ -16,6 +16,7 @@ from ..errors import FormatError, ShapeError
 from ..formats import EXTRA_PARTS, Composite, family_of
 from ..numerics.bits import padding_is_zero
 from ..numerics.exact import dtype_named
+from ..numerics.memory_limit import check_memory
 from ..spec import SMALL_SCALES, Format
 from .notebook import html
 
@@ -229,7 +230,9 @@ class QTensor:
         returns. Raises FormatError for an unknown dtype or arithmetic, or "producer" on a tensor
         that has no origin.
         """
-        out = np.empty(self.shape, dtype_named(dtype))
+        kind = dtype_named(dtype)
+        check_memory(math.prod(self.shape) * kind.itemsize, f"[dequantize] a weight of shape {self.shape} in {kind.name}")
+        out = np.empty(self.shape, kind)
         self.dequantize_into(out, arithmetic)
         return out
 

@@ -148,12 +148,20 @@ def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
     if not any((folder / name).exists() for name in TOKENIZERS):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of JSON, of tokenizers, of a package that it wants
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except BaseException as error:  # of JSON, of a package that it wants; a panic of tokenizers is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise CheckpointError(f"[load_model] {folder}: its tokenizer cannot be read: {_first(error)}") from error
+    longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, int | float):
+        raise CheckpointError(
+            f"[load_model] {folder}: tokenizer_config.json has model_max_length {longest!r:.80}; a number is allowed"
+        )
+    return tokenizer
 
 
-def _first(error: Exception) -> str:
+def _first(error: BaseException) -> str:
     """The kind of an error and what it says, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 

@@ -16,7 +16,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, MemoryLimitError
+from ...numerics.memory_limit import check_memory
 
 _MOST = 1 << 30
 """Bytes of one read; systems refuse more than 2 GB."""
@@ -89,8 +90,17 @@ class FileReader:
         self._opening = threading.Lock()
 
     def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
-        """Bytes of the file, in memory of their own."""
-        out = np.empty(nbytes, np.uint8)
+        """Bytes of the file, in memory of their own. MemoryLimitError where they are more than the
+        process may take.
+        """
+        what = f"[open] {self.path}: a tensor"
+        check_memory(nbytes, what)
+        try:
+            out = np.empty(nbytes, np.uint8)
+        except MemoryError:
+            raise MemoryLimitError(
+                f"{what} takes {nbytes:,} bytes, which the system refuses; free memory, or raise its limit"
+            ) from None
         try:
             file = self._opened()
             at, left = 0, out.data

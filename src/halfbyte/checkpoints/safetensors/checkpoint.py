@@ -257,7 +257,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def dense_keys(self) -> tuple[str, ...]:
         """Keys of dense tensors."""
-        return tuple(t for t in self._keys.values() if t)
+        return tuple(t for k, t in self._keys.items() if k not in self._modules)
 
     def expected_inputs(self, key: str) -> int | None:
         """k of `key` as the model's config implies it, None where it does not."""
@@ -470,7 +470,7 @@ class SafetensorsCheckpoint(Checkpoint):
             needs, note, stated = found
         shapes: dict[str, tuple[int, ...]] = {}
         for key, tensor in self._keys.items():
-            if tensor:
+            if key not in self._modules:
                 shapes[key.removesuffix(".weight")] = self.shards.header(tensor).shape
             else:
                 reading = self.reading_or_error(key)

@@ -206,7 +206,7 @@ def _check_size(name: str, entry: Entry, where: str) -> None:
     """Shape times dtype is what the offsets span."""
     bits = DTYPE_BITS.get(entry.dtype, 0)
     total = math.prod(entry.shape) * bits
-    small = total < 1 << 66 if total else len(entry.shape) <= 4 and max(entry.shape) < 1 << 15
+    small = total < 1 << 66 if total else len(entry.shape) <= 4 and max(entry.shape, default=0) < 1 << 15
     if total == 8 * (entry.stop - entry.start) and small and len(entry.shape) <= MAX_RANK and bits:
         return
     shape = f"shape {_short(list(entry.shape))} of {entry.dtype}"
