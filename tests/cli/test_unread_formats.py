@@ -29,7 +29,8 @@ FORMATS = {
 }  # fmt: skip
 COMMANDS = {
     "inspect": (), "dequantize": ("OUT",), "convert": ("OUT", "--to", "halfbyte"), "verify": ("SELF",),
-    "quantize": ("OUT", "--to", "mlx:affine4:g32", "--from-packed"), "plan": (), "eval": ("--text", "TEXT"), "generate": ("--prompt", "hello"),
+    "quantize": ("OUT", "--to", "mlx:affine4:g32", "--from-packed"), "plan": (), "eval": ("--text", "TEXT"),
+    "generate": ("--prompt", "hello"),
 }  # fmt: skip
 
 
