@@ -21,10 +21,10 @@ from before its compression. compressed-tensors 0.14 is the last that writes 2:4
 
 Not enumerated: AutoRound (a test is there, which has not run), GPTQModel (7.7.0 requires torch
 2.14.1, the other environments have 2.13), mlx-lm, optimum and onnxruntime; their checkpoints are in
-`tests/support/producers/` or `tests/golden`. Refused: by name, with the reason. Not written: the producer itself
-does not write it on a machine without a GPU, with the first words of its error. Run by
-`make test-ecosystem` (`tests/producers/test_presets_ecosystem.py`); `tools/presets_page.py` makes
-this page.
+`tests/support/producers/` or `tests/golden`. Refused: by name, with the reason. Not written: the
+producer itself does not write it on a machine without a GPU, with the first words of its error. Run
+by `make test-ecosystem` (`tests/producers/test_presets_ecosystem.py`); `tools/presets_page.py`
+makes this page.
 """
 
 

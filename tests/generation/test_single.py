@@ -254,6 +254,7 @@ class Scripted:
     def __init__(self, script: list[int], context: int = 1000, rng: np.random.Generator | None = None) -> None:
         self.script, self.rng = list(script), rng
         self.config = SimpleNamespace(max_position_embeddings=context, eos_token_id=1)
+        self.config.get_text_config = lambda decoder=False: self.config
         self.read: list[int] = []
 
     def forward(self, input_ids=None, use_cache=None, logits_to_keep=0, cache=None):

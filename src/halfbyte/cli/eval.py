@@ -47,8 +47,8 @@ def eval(
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: the evaluation, then every layer and limit.")] = False,
 ) -> int:
     """Perplexity; with --baseline (or --requantize) also equal tokens, KL divergence and cosines by
-    layer, of one checkpoint or several; with --against llama.cpp the same file's tokens, greedy text
-    and divergence there.
+    layer, of one checkpoint or several; with --against llama.cpp the same file's tokens, greedy
+    text and divergence there.
 
     Exit status: 0 when every limit is kept, 1 when one is not, 2 when there is no answer.
     """
