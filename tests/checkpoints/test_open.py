@@ -4,10 +4,12 @@ is refused.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +270,35 @@ def test_a_file_replaced_after_opening_is_noticed(tmp_path: Path):
     other.replace(path)
     with pytest.raises(CheckpointError, match="was changed since it was opened"):
         checkpoint["w"]
+
+
+def test_no_file_stays_open_and_no_warning_comes_from_one(tmp_path: Path):
+    """A checkpoint that is dropped without `close`, in a reference cycle as an error's traceback
+    makes, and one whose file was replaced.
+    """
+    path = write(tmp_path / "x.safetensors", {"w": np.arange(8, dtype=np.float32)})
+    gc.collect()  # what earlier tests left open
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for cyclic in (False, True):
+            checkpoint = hb.open(path)
+            assert checkpoint["w"][1] == 1
+            if cyclic:
+                cycle = [checkpoint]
+                cycle.append(cycle)
+                del cycle
+        replaced = hb.open(path)
+        write(tmp_path / "y.safetensors", {"w": np.arange(8, dtype=np.float32)}).replace(path)
+        with pytest.raises(CheckpointError, match="was changed"):
+            replaced["w"]
+        if sys.platform == "linux":
+            assert len(os.listdir("/proc/self/fd")) == before + 1  # of `checkpoint`
+        del checkpoint
+        gc.collect()
+    assert not caught
+    if sys.platform == "linux":
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_four_and_six_bit_dtypes_are_their_bytes(tmp_path: Path):

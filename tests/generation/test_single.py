@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from halfbyte.cli import main
 from halfbyte.cli.demo import model_path
 from halfbyte.generation.single import Generation, GenerationError, Sampling, choose, generate, partial_stop
 from halfbyte.transformers import import_model_code, load_model, model_size
+from support.cpu_time import cpu_time
 from support.golden_case import GOLDEN
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "gemma3_270m_greedy.json").read_text("utf-8"))
@@ -42,9 +42,9 @@ SECONDS: list[float] = []
 @pytest.fixture(scope="module")
 def gemma() -> tuple[Any, Any]:
     import_model_code(model_path())
-    start = time.process_time()
-    loaded = load_model(model_path())
-    SECONDS.append(time.process_time() - start)
+    with cpu_time() as spent:
+        loaded = load_model(model_path())
+    SECONDS.append(spent.seconds)
     return loaded
 
 

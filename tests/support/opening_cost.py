@@ -10,7 +10,8 @@ import json
 import os
 import resource
 import sys
-import time
+
+from cpu_time import cpu_time
 
 
 def main() -> None:
@@ -19,17 +20,17 @@ def main() -> None:
     for path in sys.argv[1:]:
         child = os.fork()
         if child == 0:
-            start, error = time.process_time(), ""
-            try:
-                checkpoint = hb.open(path)
-                for key in checkpoint:
-                    checkpoint.info(key)
-                checkpoint.header_findings()
-            except hb.HalfbyteError as problem:
-                error = f"{type(problem).__name__}: {problem}"
-            seconds = time.process_time() - start
+            error = ""
+            with cpu_time() as spent:
+                try:
+                    checkpoint = hb.open(path)
+                    for key in checkpoint:
+                        checkpoint.info(key)
+                    checkpoint.header_findings()
+                except hb.HalfbyteError as problem:
+                    error = f"{type(problem).__name__}: {problem}"
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(json.dumps({"path": path, "error": error, "seconds": seconds, "peak_mb": peak}), flush=True)
+            print(json.dumps({"path": path, "error": error, "seconds": spent.seconds, "peak_mb": peak}), flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:

@@ -49,10 +49,14 @@ def open_regular(path: Path) -> BinaryIO:
     """`path` opened for reading bytes. OSError, with a sentence, when it is a folder, a pipe, a
     device or a socket.
     """
+    return os.fdopen(_open_descriptor(path), "rb")
+
+
+def _open_descriptor(path: Path) -> int:
     descriptor = os.open(path, _FLAGS)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
+        return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -82,11 +86,13 @@ class FileReader:
     reader = FileReader(path, status)      status: of the file whose header was checked
     reader.read(start, nbytes)             uint8 [nbytes], read-only
     CheckpointError, naming the file, when it was changed, replaced or truncated since then.
+
+    A reader that is no longer used closes its file by itself.
     """
 
     def __init__(self, path: Path, status: os.stat_result) -> None:
         self.path, self._status = path, status
-        self._file: BinaryIO | None = None
+        self._descriptor: int | None = None
         self._opening = threading.Lock()
 
     def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
@@ -102,14 +108,14 @@ class FileReader:
                 f"{what} takes {nbytes:,} bytes, which the system refuses; free memory, or raise its limit"
             ) from None
         try:
-            file = self._opened()
+            descriptor = self._opened()
             at, left = 0, out.data
             while at < nbytes:
-                count = _read_at(file, left[at : at + _MOST], start + at)
+                count = self._read_at(descriptor, left[at : at + _MOST], start + at)
                 if not count:
                     raise CheckpointError(f"[open] {self.path}: the file was truncated while it was read; open it again")
                 at += count
-            self._check(file)
+            self._check(descriptor)
         except OSError as error:
             raise CheckpointError(f"[open] {self.path}: cannot be read: {error.strerror or error}") from error
         out.flags.writeable = False
@@ -119,38 +125,51 @@ class FileReader:
         """Let the system read a range ahead, where it can."""
         if nbytes and hasattr(os, "posix_fadvise"):  # 0 would mean: to the end of the file
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self._opened().fileno(), start, nbytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self._opened(), start, nbytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
-    def _opened(self) -> BinaryIO:
-        """The file. Threads share one: a second one in its place would be closed under the first."""
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # AttributeError: the constructor failed
+            self.close()
+
+    def _opened(self) -> int:
+        """The file's descriptor. Threads share one: a second one in its place would be closed under
+        the first.
+        """
         with self._opening:
-            if self._file is None:
-                file = open_regular(self.path)
-                self._check(file)
-                self._file = file
-            return self._file
+            if self._descriptor is None:
+                descriptor = _open_descriptor(self.path)
+                try:
+                    self._check(descriptor)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                self._descriptor = descriptor
+            return self._descriptor
 
-    def _check(self, file: BinaryIO) -> None:
-        if file_version(os.fstat(file.fileno())) != file_version(self._status):
+    def _check(self, descriptor: int) -> None:
+        if file_version(os.fstat(descriptor)) != file_version(self._status):
             raise CheckpointError(f"[open] {self.path}: the file was changed since it was opened; open it again")
+
+    def _read_at(self, descriptor: int, into: memoryview, position: int) -> int:
+        """Bytes read at a position; 0 at the file's end."""
+        if hasattr(os, "preadv"):
+            return os.preadv(descriptor, [into], position)
+        with self._opening:  # the position is the descriptor's, which threads share
+            os.lseek(descriptor, position, os.SEEK_SET)
+            part = os.read(descriptor, min(len(into), 1 << 24))
+        into[: len(part)] = part
+        return len(part)
 
 
 def file_version(status: os.stat_result) -> tuple[int, ...]:
     """Values that change when a file is replaced or written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _read_at(file: BinaryIO, into: memoryview, position: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(file.fileno(), [into], position)
-    file.seek(position)
-    return file.readinto(into)  # type: ignore[attr-defined, no-any-return]
 
 
 def stays_inside(folder: Path, path: Path) -> bool:
