@@ -7,6 +7,7 @@ llama.cpp itself loads these files and gives the same logits (test_families.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,52 @@ def gemma4(hidden: int, **changes: Any) -> Family:
     return config, keys
 
 
+def gemma3n(hidden: int) -> Family:
+    """llama.cpp's sizes of this family: keys of layer 20 and later are those of two before it, and
+    the first ten are sparse.
+    """
+    layers = 22
+    kinds = ["full_attention" if (i + 1) % 5 == 0 else "sliding_attention" for i in range(layers)]
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }  # fmt: skip
+    config = TIED | {
+        "num_hidden_layers": layers, "layer_types": kinds, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 64, "sliding_window": 4, "rope_parameters": ropes,
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12, "final_logit_softcapping": 30.0,
+    }  # fmt: skip
+    keys = [
+        ("attention.sliding_window", "uint32", 4), ("rope.freq_base_swa", "float32", 1e4), ("altup.num_inputs", "uint32", 4),
+        ("attention.sliding_window_pattern", "array[bool]", [k == "sliding_attention" for k in kinds]),
+        ("altup.active_idx", "uint32", 0), ("embedding_length_per_layer_input", "uint32", 256),
+        ("attention.shared_kv_layers", "uint32", 2), ("final_logit_softcapping", "float32", 30.0),
+        ("feed_forward_length", "array[int32]", [96 if hidden == 64 else hidden] * layers),
+        ("activation_sparsity_scale", "array[float32]", [1.6448536] * 10 + [float("-inf")] * 12),
+    ]  # fmt: skip
+    return config, keys
+
+
+def nemotron_h_moe(hidden: int, **changes: Any) -> Family:
+    """Mamba 2, experts without gates, attention."""
+    width = 96 if hidden == 64 else hidden
+    config = UNTIED | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention"], "mamba_num_heads": 8, "n_groups": 2,
+        "mamba_head_dim": hidden // 4, "ssm_state_size": 16, "use_bias": False, "mlp_bias": False, "num_hidden_layers": 3,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width,
+        "moe_shared_expert_intermediate_size": width, "routed_scaling_factor": 1.5,
+    }  # fmt: skip
+    keys = [
+        *EXPERT_KEYS, ("expert_shared_feed_forward_length", "uint32", width), ("expert_weights_scale", "float32", 1.5),
+        ("expert_feed_forward_length", "uint32", width), ("expert_weights_norm", "bool", 1),
+        ("expert_shared_count", "uint32", 1), *ssm(hidden, 16, 8, 2), ("attention.head_count_kv", "array[int32]", [0, 0, KV]),
+        ("feed_forward_length", "array[int32]", [0, width, 0]),
+    ]  # fmt: skip
+    if "moe_latent_size" in changes:
+        keys.append(("moe_latent_size", "uint32", changes["moe_latent_size"]))
+    return config | changes, keys
+
+
 def mrope(hidden: int) -> list[tuple[str, str, Any]]:
     return [("rope.dimension_sections", "array[int32]", [max(1, hidden // 128), max(1, hidden // 128), hidden // 64 - 1, 0])]
 
@@ -155,6 +202,11 @@ def mrope(hidden: int) -> list[tuple[str, str, Any]]:
 # function of the width that gives them
 FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "arcee": (UNTIED, []),
+    "bailingmoe2": (
+        UNTIED | SIGMOID | HALF | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+        [*SIGMOID_KEYS[1:], ("expert_count", "uint32", 8), ("expert_group_count", "uint32", 4),
+         ("expert_group_used_count", "uint32", 2)],
+    ),
     "baichuan": (UNTIED | {"num_key_value_heads": HEADS, "num_hidden_layers": 32}, []),
     "cohere2": (
         TIED | {"num_hidden_layers": 4, "logit_scale": 0.25, "sliding_window": 4}
@@ -183,6 +235,9 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "olmo2": (UNTIED, []),
     "olmoe": (UNTIED | {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": HEADS}, EXPERT_KEYS),
     "phi2": (UNTIED | HALF, []),
+    "phimoe": (
+        UNTIED | {"attention_bias": True, "lm_head_bias": True, "num_local_experts": 4, "num_experts_per_tok": 2}, EXPERT_KEYS,
+    ),
     "qwen2moe": (
         UNTIED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
         | {"mlp_only_layers": [], "norm_topk_prob": False},
@@ -218,6 +273,7 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
          ("interleave_moe_layer_step", "uint32", 1)],
     ),
     "exaone": (UNTIED, []),
+    "gemma3n": gemma3n,
     "gemma4": gemma4,
     "gemma4:dense": lambda h: (
         gemma4(h, enable_moe_block=False, num_experts=None, top_k_experts=None, num_kv_shared_layers=0,
@@ -289,6 +345,8 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
         [*ssm(h, 16, 8, 2), ("attention.head_count_kv", "array[int32]", [0, 0, KV]),
          ("feed_forward_length", "array[int32]", [0, 96 if h == 64 else h, 0])],
     ),
+    "nemotron_h_moe": nemotron_h_moe,
+    "nemotron_h_moe:latent": lambda h: nemotron_h_moe(h, moe_latent_size=h // 2 if h == 64 else h),
     "qwen35": lambda h: (delta(h, mrope_section=mrope(h)[0][2][:3]), [*delta_keys(h), *mrope(h)]),
     "qwen35moe": lambda h: (
         delta(h, **DELTA_EXPERTS, mrope_section=mrope(h)[0][2][:3]), [*delta_keys(h), *mrope(h), *DELTA_EXPERT_KEYS],
@@ -350,6 +408,7 @@ def family_model(arch: str, hidden: int = 64) -> Any:
     with torch.no_grad():
         for key, p in named_tensors(model):
             scale = 0.3 if p.ndim == 1 else 1.0 / p.shape[-1] ** 0.5
+            scale *= 0.1 if arch == "gemma3n" else 1.0  # errors grow with every sparse layer
             p.copy_(
                 torch.randn_like(p) * scale
                 + (1.0 if ("norm" in key and key.endswith("weight")) or key.endswith("scalar") else 0.0)
@@ -403,6 +462,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
     top = {path: stem for stem, path in a.top.items()}
     second = "ssm_norm" in a.names and "ssm_alpha" not in a.names
     out: dict[str, np.ndarray] = {}
+    stacks: dict[str, list[np.ndarray]] = {}
     transposed = {n for n, m in model.named_modules() if type(m).__name__ == "Conv1D"}
     for key, p in named_tensors(model):
         if ".act_fn." in key:
@@ -414,11 +474,17 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
         plain = within.get(path.partition(f"{a.layers}.")[2].partition(".")[2]) in a.plain_norms
         if a.norm_offset and path.endswith("norm") and leaf == "weight" and not plain:
             x = x + np.float32(1)
+        if (stem := top.get(re.sub(r"\.\d+$", ".*", path))) is not None and path not in top:
+            stacks.setdefault(f"{stem}.weight", []).append(x)
+            continue
         if not path.startswith(f"{a.layers}."):
             out[f"{top[path]}.{leaf}"] = x
             continue
         number, _, inner = path.removeprefix(f"{a.layers}.").partition(".")
         prefix = f"blk.{number}."
+        if leaf == "up_proj":
+            out[f"{prefix}{within[f'{inner}{EXPERTS}{leaf}']}.weight"] = x
+            continue
         if leaf in ("gate_up_proj", "down_proj"):
             x = x.swapaxes(1, 2) if arch == "llama4" else x
             parts = {"gate": x[:, : x.shape[1] // 2], "up": x[:, x.shape[1] // 2 :]} if leaf == "gate_up_proj" else {"down": x}
@@ -432,6 +498,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
                 "ssm_a": "",
                 "ssm_d": "",
                 "layer_output_scale": ".weight",
+                "altup_correct_scale": ".weight",
                 "ffn_gate_inp.scale": "",
                 "ffn_down_exps.scale": "",
             }
@@ -457,7 +524,18 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             x = x[0]
         leafless = arch == "falcon-h1" and stem == "ffn_norm"
         out[f"{prefix}{stem}" if leafless else f"{prefix}{stem}.{leaf}"] = stored(stem, x, config, second)
-    return out
+    if arch == "gemma3n":  # layers 20 and 21 use the keys of others; llama.cpp wants the tensors
+        unused = {
+            name: x
+            for name, x in out.items()
+            if name.startswith("blk.19.") and name.split(".")[2] in ("attn_k", "attn_v", "attn_k_norm")
+        }
+        out |= {name.replace("19", layer): np.ones_like(x) for layer in ("20", "21") for name, x in unused.items()}
+    for whole, stems in a.splits.items():
+        for name in [n for n in out if n.split(".")[2:3] == [stems[0]]]:
+            fused = [out.pop(name.replace(f".{stems[0]}.", f".{stem}.")) for stem in stems]
+            out[name.replace(f".{stems[0]}.", f".{whole}.")] = np.concatenate(fused)
+    return out | {name: np.stack(matrices) for name, matrices in stacks.items()}
 
 
 def pieces(path: str, config: Any, x: np.ndarray) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma3n import modeling_gemma3n
+from transformers.models.phimoe import modeling_phimoe
 
 import torch
-from halfbyte.gguf_models.architecture import EXPERTS, PART, Architecture
-from halfbyte.gguf_models.names import slot
+from halfbyte.gguf_models.architecture import EACH, EXPERTS, PART, Architecture
+from halfbyte.gguf_models.names import LAYER, slot, stem_of
 
 GELU = (GELUActivation, GELUTanh, NewGELUActivation)
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -83,6 +86,35 @@ class TableGELU(torch.nn.Module):
         return torch.where(x <= -10, torch.zeros_like(x), torch.where(x >= 10, x, y))
 
 
+def sparse(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Gemma 3n's sparse activations: llama.cpp divides the variance by one less than the width."""
+    cut = torch.distributions.normal.Normal(0, 1).icdf(torch.tensor(module.activation_sparsity))
+    return torch.relu(x - (x.mean(-1, keepdim=True) + x.std(-1, keepdim=True, unbiased=True) * cut))
+
+
+def softmax_routing(scores: torch.Tensor, jitter_eps: float, training: bool, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """PhiMoE's experts by llama.cpp: the largest of a softmax, their weights made to add up to 1."""
+    weights, chosen = scores.softmax(-1).topk(top_k, dim=-1)
+    return weights / weights.sum(-1, keepdim=True), chosen
+
+
+LLAMA_CPP_FUNCTIONS = (
+    (modeling_gemma3n.Gemma3nTextMLP, "_gaussian_topk", sparse), (modeling_phimoe, "sparsemixer", softmax_routing),
+)  # fmt: skip
+"""Where llama.cpp computes something else than the model's authors: (owner, name, function)."""
+
+
+class RMSWithBias(torch.nn.Module):
+    """What llama.cpp computes for PhiMoE's layer norms: the mean is not subtracted."""
+
+    def __init__(self, norm: torch.nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.norm.eps) * self.norm.weight + self.norm.bias
+
+
 class AbsorbedAttention:
     """Latent attention with the keys' projection applied to the queries and the values' to the sum
     of latent vectors, as llama.cpp computes files that have the two apart.
@@ -136,15 +168,27 @@ def roundings_of(model: Any, architecture: Architecture, types: dict[str, str]) 
     """Address of a parameter -> what products with it do with the other operand."""
     out: dict[int, Rounding] = {}
     for name, kind in types.items():
+        if kind == "F32":
+            continue
+        stem = stem_of(name)
+        if stem in architecture.splits:
+            parts = {name.replace(f".{stem}.", f".{part}."): kind for part in architecture.splits[stem]}
+            out |= roundings_of(model, architecture, parts)
+            continue
         where = slot(architecture, name)
-        if where is None or kind == "F32":
+        if where is None:
             continue
         path, leaf = where
+        layer = LAYER.match(name)
+        if layer and architecture.absent(model.config, int(layer[1]), layer[2].removesuffix(".weight")):
+            continue
         if EXPERTS in path:
             path, _, projection = path.partition(EXPERTS)
-            leaf = "down_proj" if projection == "down_proj" else "gate_up_proj"
-        module = model.get_submodule(path.partition(PART)[0])
-        out[getattr(module, leaf).untyped_storage().data_ptr()] = ROUNDINGS[kind]
+            experts = model.get_submodule(path)
+            leaf = projection if hasattr(experts, projection) else "gate_up_proj"
+        modules = model.get_submodule(path.partition(PART)[0].removesuffix(f".{EACH}"))
+        for module in modules if path.endswith(EACH) else [modules]:
+            out[getattr(module, leaf).untyped_storage().data_ptr()] = ROUNDINGS[kind]
     if model.config.tie_word_embeddings:
         model.tie_weights()
     return out
@@ -156,9 +200,15 @@ def rounded(model: Any, architecture: Architecture, types: dict[str, str]) -> It
     inputs of products rounded, split latent attention absorbed.
     """
     undo: list[Callable[[], Any]] = []
+    for owner, name, function in LLAMA_CPP_FUNCTIONS:
+        undo.append(partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, function)
     for path, module in list(model.named_modules()):
-        if isinstance(module, GELU):
-            model.set_submodule(path, TableGELU())
+        replaced = TableGELU() if isinstance(module, GELU) else None
+        if isinstance(module, torch.nn.LayerNorm) and architecture.model_type == "phimoe":
+            replaced = RMSWithBias(module)
+        if replaced is not None:
+            model.set_submodule(path, replaced)
             undo.append(lambda path=path, module=module: model.set_submodule(path, module))
     roundings = roundings_of(model, architecture, types)
     if any(".attn_k_b." in name for name in types):

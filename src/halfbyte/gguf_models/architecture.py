@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from .keys import Keys
 
-EXPERTS, PARAMETER, PART = "/", "#", "+"
+EXPERTS, PARAMETER, PART, EACH = "/", "#", "+", "*"
 """Within a module path of `Architecture.names`: what follows is a projection of an experts module,
-a parameter's own name, or the number of a part that with the others makes one parameter.
+a parameter's own name, or the number of a part that with the others makes one parameter; "*" is the
+number of each module of a list, whose weights the file has as one stack.
 """
 Order = Callable[[Any, int], NDArray[np.int64] | None]
 """(configuration, number of rows or inputs) -> the file's index of each, in transformers' order;
@@ -73,6 +74,7 @@ class Architecture:
     orders       stem, or module path of a joined parameter -> order of its rows
     columns      stem -> order of its inputs
     changes      stem -> change of its values
+    splits       stem -> stems whose parameters are its rows, one after another
     joins        module path -> its parameter from parts, where it is not their rows one after
                  another
     experts      its feed-forward layers are mixtures of experts; None where they may be
@@ -99,6 +101,7 @@ class Architecture:
     orders: Mapping[str, Order] = field(default_factory=dict)
     columns: Mapping[str, Order] = field(default_factory=dict)
     changes: Mapping[str, Change] = field(default_factory=dict)
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     joins: Mapping[str, Join] = field(default_factory=dict)
     experts: bool | None = False
     partial: bool = False
@@ -143,6 +146,8 @@ ATTENTION = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
 }  # fmt: skip
+FUSED_QKV = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+"""`Architecture.splits` where the file has one projection and transformers three."""
 MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 LLAMA = ATTENTION | MLP | {"ffn_norm": "post_attention_layernorm"}
 SEED_OSS = ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}

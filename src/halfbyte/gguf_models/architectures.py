@@ -16,6 +16,7 @@ import numpy as np
 
 from .architecture import (
     BIASED_ROUTING,
+    FUSED_QKV,
     GLM4,
     GPT2,
     GPT2_TOP,
@@ -210,6 +211,34 @@ def _deepseek_routing(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _bailing2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Ling 2: GLM 4.5's layers with experts in groups."""
+    if keys.get("expert_gating_func", "integer", 0) != SIGMOID:
+        raise keys.refuse("that scores experts by another function than a sigmoid")
+    groups = keys.get("expert_group_count", "integer", 0) or 1
+    return _deepseek_routing(keys, config) | {
+        "n_group": groups,
+        "topk_group": keys.get("expert_group_used_count", "integer", 0) or groups,
+    }
+
+
+def _phimoe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Experts are routed as transformers does, and the model was trained: the two that a softmax
+    without the others chooses, each among scores within 2 % of the largest. llama.cpp takes the
+    softmax of all.
+    """
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "longrope":
+        scale = rope.get("attention_factor", 1.0)
+        rope = rope | {"short_mscale": scale, "long_mscale": scale}
+    return expert_counts(keys, "num_local_experts") | {
+        "rope_parameters": rope,
+        "sliding_window": keys.get("attention.sliding_window", "integer") or None,
+        "lm_head_bias": keys.has("output.bias"),
+        "router_jitter_noise": 0.01,
+    }
+
+
 def _hunyuan_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     counts = expert_counts(keys, "num_experts")
     ff = keys.size("expert_feed_forward_length", config["intermediate_size"])
@@ -231,6 +260,10 @@ _QWEN3MOE = Architecture("qwen3_moe", MOE | QK_NORM, experts=True, extra=_qwen3_
 ARCHITECTURES: dict[str, Architecture] = {
     "arcee": Architecture("arcee", LLAMA, interleaved=True),
     "baichuan": Architecture("llama", LLAMA, interleaved=True, extra=_baichuan),
+    "bailingmoe2": Architecture(
+        "glm4_moe", MOE | QK_NORM | shared("mlp.shared_experts") | BIASED_ROUTING, experts=True, partial=True, splits=FUSED_QKV,
+        extra=_bailing2,
+    ),
     "cohere2": Architecture(
         "cohere2", LLAMA, eps=layer_eps("layer_norm_eps"), extra=_cohere2,
         fields=(Field("logit_scale", "logit_scale", "positive"), Field("attention.sliding_window", "sliding_window")),
@@ -284,6 +317,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "phi", PHI2, top=TOP | {"output_norm": "model.final_layernorm"}, eps=layer_eps("layer_norm_eps"), partial=True
     ),
     "phi3": Architecture("phi3", PHI3, partial=True, extra=_phi3),
+    "phimoe": Architecture("phimoe", LLAMA | routed("mlp.experts", "mlp.router"), experts=True, extra=_phimoe),
     "qwen2": Architecture("qwen2", LLAMA),
     "qwen2moe": Architecture(
         "qwen2_moe", MOE | shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, experts=True,

@@ -6,11 +6,12 @@ embeddings, and Gemma 4's experts.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from .architecture import GEMMA2, LLAMA, PARAMETER, QK_NORM, TOP, Architecture, expert_counts, routed
+from .architecture import EACH, GEMMA2, LLAMA, PARAMETER, QK_NORM, TOP, Architecture, expert_counts, routed
 from .keys import Keys
 
 _SHARED_KEYS = ("attn_k", "attn_v", "attn_k_norm")
@@ -64,6 +65,32 @@ def _rows(keys: Keys, stem: str) -> int:
     if name not in keys.checkpoint:
         raise keys.error(f"tensor '{stem}.weight' is missing")
     return int(keys.checkpoint.info(name).shape[0])
+
+
+def _gemma3n(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """The file has the number of standard deviations that cut activations off, transformers the
+    share that is cut.
+    """
+    cut = [0.0] * keys.layers
+    if f"{keys.arch}.activation_sparsity_scale" in keys.metadata:
+        scales = np.asarray(keys.metadata[f"{keys.arch}.activation_sparsity_scale"], np.float64)[: keys.layers]
+        cut = [round(0.5 * (1 + math.erf(s / math.sqrt(2))), 6) for s in scales]
+    local = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base_swa", 10000.0)}
+    rank = "blk.0.laurel_l" if "blk.0.laurel_l" in keys.checkpoint else "blk.0.laurel_l.weight"
+    return {
+        "sliding_window": keys.size("attention.sliding_window"),
+        "layer_types": _kinds(keys, 5),
+        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+        "final_logit_softcapping": keys.get("final_logit_softcapping", "float"),
+        "num_kv_shared_layers": keys.get("attention.shared_kv_layers", "integer", 0),
+        "hidden_size_per_layer_input": keys.size("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": _rows(keys, "per_layer_token_embd"),
+        "altup_num_inputs": keys.size("altup.num_inputs", 4),
+        "altup_active_idx": keys.get("altup.active_idx", "integer", 0),
+        "laurel_rank": int(keys.checkpoint.info(rank).shape[0]),
+        "activation_sparsity_pattern": cut,
+        "intermediate_size": keys.sizes("feed_forward_length", keys.layers),
+    }
 
 
 def _gemma4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +160,12 @@ _PER_LAYER_TOP = TOP | {
     "per_layer_token_embd": "model.embed_tokens_per_layer", "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }  # fmt: skip
+_GEMMA3N = GEMMA2 | QK_NORM | _PER_LAYER | {
+    "altup_correct_coef": "altup.correction_coefs", "altup_correct_scale": f"altup{PARAMETER}correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs", "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm", "laurel_l": "laurel.linear_left", "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}  # fmt: skip
 _GEMMA4 = GEMMA2 | QK_NORM | _PER_LAYER | routed("experts", "router.proj") | {
     "layer_output_scale": f"{PARAMETER}layer_scalar", "ffn_gate_inp.scale": f"router{PARAMETER}scale",
     "ffn_down_exps.scale": f"router{PARAMETER}per_expert_scale", "post_ffw_norm_1": "post_feedforward_layernorm_1",
@@ -143,6 +176,13 @@ GEMMA: dict[str, Architecture] = {
     "gemma": Architecture("gemma", LLAMA, norm_offset=True),
     "gemma2": Architecture("gemma2", GEMMA2, norm_offset=True, extra=_gemma2),
     "gemma3": Architecture("gemma3_text", GEMMA2 | QK_NORM, norm_offset=True, extra=_gemma3),
+    "gemma3n": Architecture(
+        "gemma3n_text", _GEMMA3N,
+        top=_PER_LAYER_TOP | {
+            "altup_proj": f"model.altup_projections.{EACH}", "altup_unembd_proj": f"model.altup_unembed_projections.{EACH}",
+        },
+        varying=True, absent=_shares, extra=_gemma3n,
+    ),
     "gemma4": Architecture(
         "gemma4_text", _GEMMA4, top=_PER_LAYER_TOP, varying=True, experts=None,
         absent=lambda config, layer, stem: stem == "rope_freqs" or _shares(config, layer, stem), extra=_gemma4,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from .architecture import (
     ATTENTION,
+    EXPERTS,
     LLAMA,
     MLP,
     PARAMETER,
@@ -192,6 +193,30 @@ def _nemotron_h(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _nemotron_h_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Its feed-forward layers are mixtures of experts without gates, on a shorter vector where the
+    file has its projections.
+    """
+    counts = expert_counts(keys, "n_routed_experts")
+    widths = {n for n in keys.sizes("expert_feed_forward_length", keys.layers) if n}
+    if len(widths) != 1:
+        raise keys.refuse(f"whose experts are {sorted(widths)} wide; transformers takes one width")
+    base = _nemotron_h(keys, config)
+    latent = [key for key in keys.checkpoint.keys() if ".ffn_latent_down" in key]  # noqa: SIM118 a checkpoint is no dict
+    return {
+        **base,
+        **counts,
+        "layers_block_type": ["moe" if kind == "mlp" else kind for kind in base["layers_block_type"]],
+        "moe_intermediate_size": widths.pop(),
+        "moe_shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
+        "moe_latent_size": int(keys.checkpoint.info(latent[0]).shape[0]) if latent else None,
+        "norm_topk_prob": keys.get("expert_weights_norm", "bool", False),
+        "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+
 def _lfm2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return {"layer_types": _kinds(keys, "full_attention", "conv"), "block_auto_adjust_ff_dim": False}
 
@@ -311,6 +336,13 @@ _NEMOTRON_H = _mamba2("mixer") | {
     "attn_norm": "norm", "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj",
     **{stem: path.replace("self_attn", "mixer") for stem, path in _HYBRID_ATTENTION.items()},
 }  # fmt: skip
+_NEMOTRON_H_MOE = _NEMOTRON_H | {
+    "ffn_up_exps": f"mixer.experts{EXPERTS}up_proj", "ffn_down_exps": f"mixer.experts{EXPERTS}down_proj",
+    "ffn_gate_inp": "mixer.gate", "exp_probs_b": f"mixer.gate{PARAMETER}e_score_correction_bias",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj", "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj",
+}  # fmt: skip
+_NEMOTRON_H_TOP = {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"}
 _GRANITE_HYBRID = ATTENTION | _mamba2("mamba") | routed("block_sparse_moe.experts", "block_sparse_moe.router") | {
     "ffn_norm": "post_attention_layernorm",
     **{f"ffn_{w}{end}": f"shared_mlp.input_linear{PART}{i}" for end in ("", "_shexp") for i, w in enumerate(("gate", "up"))},
@@ -361,8 +393,12 @@ RECURRENT: dict[str, Architecture] = {
         extra=_mamba2_sizes,
     ),
     "nemotron_h": Architecture(
-        "nemotron_h", _NEMOTRON_H, top={"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"},
-        eps=layer_eps("layer_norm_epsilon"), varying=True, changes=_MAMBA2_CHANGES, extra=_nemotron_h,
+        "nemotron_h", _NEMOTRON_H, top=_NEMOTRON_H_TOP, eps=layer_eps("layer_norm_epsilon"), varying=True,
+        changes=_MAMBA2_CHANGES, extra=_nemotron_h,
+    ),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h", _NEMOTRON_H_MOE, top=_NEMOTRON_H_TOP, eps=layer_eps("layer_norm_epsilon"), varying=True, experts=True,
+        changes=_MAMBA2_CHANGES, extra=_nemotron_h_moe,
     ),
     "qwen35": Architecture(
         "qwen3_5_text", _DELTA, norm_offset=True, plain_norms=("ssm_norm",), partial=True, changes=_MAMBA_CHANGES,

@@ -28,6 +28,8 @@ from .modules import Packed, Weight
 from .packed_weight import PackedWeight
 
 PROJECTIONS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+UNGATED = "relu2"
+"""The activation of experts without a gate."""
 
 
 class QExperts(Packed):
@@ -36,7 +38,8 @@ class QExperts(Packed):
     weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a
                  stack (e, n, k), or e matrices
     biases       projection name -> (e, n)
-    gate         one of `ops.GATES` but "none"
+    gate         one of `ops.GATES` but "none"; "relu2" for experts without a gate, weights "up_proj"
+                 and "down_proj": y = down(relu(up(x))²)
     interleaved  rows of gate_up_proj, or of gate_proj followed by up_proj, alternate gate, up, gate,
                  up, … (gpt-oss); else gate's rows come first
     """
@@ -74,10 +77,10 @@ class QExperts(Packed):
 
     @property
     def at_once(self) -> bool:
-        """True where `ops.experts` takes the weights: stacks of one backend, gate and up in one
-        stack or not interleaved.
+        """True where `ops.experts` takes the weights: stacks of one backend with a gate, gate and up
+        in one stack or not interleaved.
         """
-        if not all(self.stacked.values()) or (self.interleaved and not self.joined):
+        if not all(self.stacked.values()) or (self.interleaved and not self.joined) or self.gate == UNGATED:
             return False
         return len({prepared.prepared.backend for prepared in self.packed.values()}) == 1
 
@@ -138,6 +141,8 @@ class QExperts(Packed):
         return y.to(x.dtype)
 
     def _expert(self, x: Tensor, expert: int) -> Tensor:
+        if self.gate == UNGATED:
+            return self._project("down_proj", torch.relu(self._project("up_proj", x, expert)).square(), expert)
         if self.joined:
             h = self._project("gate_up_proj", x, expert)
         else:
@@ -168,11 +173,12 @@ def apply_gate(kind: str, gate: Tensor, up: Tensor) -> Tensor:
 
 def _check(counts: Mapping[str, int], gate: str) -> None:
     separate, joined = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}
-    if set(counts) not in (separate, joined) or len(set(counts.values())) != 1:
+    allowed_sets = ({"up_proj", "down_proj"},) if gate == UNGATED else (separate, joined)
+    if set(counts) not in allowed_sets or len(set(counts.values())) != 1:
         raise ShapeError(
-            f"[QExperts] projections {counts}; allowed: down_proj with gate_up_proj, or with gate_proj and up_proj, of as many "
-            "experts"
+            f"[QExperts] projections {counts} with gate {gate!r}; allowed: down_proj with gate_up_proj, or with gate_proj and "
+            f"up_proj, or for {UNGATED!r} with up_proj alone, of as many experts"
         )
-    if gate not in GATES or gate == "none":
-        allowed = ", ".join(a for a in GATES if a != "none")
+    if gate != UNGATED and (gate not in GATES or gate == "none"):
+        allowed = ", ".join((*(a for a in GATES if a != "none"), UNGATED))
         raise ShapeError(f"[QExperts] gate {gate!r}; allowed: {allowed}")

@@ -21,7 +21,7 @@ from ...checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ...errors import UnsupportedError
 from ...tensor.concat import concat_rows, incompatibility, stack
 from ...tensor.qtensor import QTensor
-from ...torch.experts import QExperts
+from ...torch.experts import UNGATED, QExperts
 from ...torch.modules import Weight
 from ...torch.state import tensor
 from ..compat import DEFAULT_GATE
@@ -55,6 +55,11 @@ def is_transposed(module: nn.Module) -> bool:
     return bool(getattr(module, "is_transposed", False)) or type(module).__name__ in _PRESCALED
 
 
+def has_gate(module: nn.Module) -> bool:
+    """Whether experts have a gate beside the projection up."""
+    return hasattr(module, "gate_up_proj")
+
+
 def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
     """Puts the experts at `path` into the model.
 
@@ -86,6 +91,12 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
             )
         return "swiglu_clamped", True
     function = getattr(module, "act_fn", None)
+    if not has_gate(module):
+        if type(function).__name__ != "ReLUSquaredActivation":
+            raise UnsupportedError(
+                f"[load_model] {name} without a gate, with {type(function).__name__}; squared ReLU is computed on packed experts"
+            )
+        return UNGATED, False
     act = "SiLU" if function is nn.functional.silu else type(function).__name__
     words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu"}
     own_gate = getattr(type(module), "_apply_gate", None)
@@ -96,7 +107,7 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
 
 def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     gate, interleaved = gate_of(module)
-    experts = int(module.gate_up_proj.shape[0])
+    experts = int(module.down_proj.shape[0])
     pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.projection for k in keys if k.leaf == "weight")}
     weights: dict[str, Weight | list[Weight]] = {}
     cut = interleaved and has_split_gate_up(filling.checkpoint.config)
@@ -169,14 +180,20 @@ def _prepared(filling: Filling, piece: Piece) -> Weight | list[Weight]:
 def _check_shapes(filling: Filling, path: str, module: nn.Module, pieces: Mapping[str, Piece]) -> None:
     """Every expert is the matrix transformers would have."""
     order = (2, 1) if is_transposed(module) else (1, 2)
-    two_f, k = (int(module.gate_up_proj.shape[i]) for i in order)
     h, f = (int(module.down_proj.shape[i]) for i in order)
-    wanted = {"gate_up_proj": (two_f, k), "gate_proj": (two_f // 2, k), "up_proj": (two_f // 2, k), "down_proj": (h, f)}
     named = set(pieces)
-    if named not in ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}):
-        raise filling.error(
-            f"{path} has {', '.join(sorted(named))}; wanted down_proj with gate_up_proj, or with gate_proj and up_proj"
-        )
+    if has_gate(module):
+        two_f, k = (int(module.gate_up_proj.shape[i]) for i in order)
+        wanted = {"gate_up_proj": (two_f, k), "gate_proj": (two_f // 2, k), "up_proj": (two_f // 2, k), "down_proj": (h, f)}
+        if named not in ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}):
+            raise filling.error(
+                f"{path} has {', '.join(sorted(named))}; wanted down_proj with gate_up_proj, or with gate_proj and up_proj"
+            )
+    else:
+        up = tuple(int(module.up_proj.shape[i]) for i in order)
+        wanted = {"up_proj": (up[0], up[1]), "down_proj": (h, f)}
+        if named != set(wanted):
+            raise filling.error(f"{path} has {', '.join(sorted(named))}; wanted up_proj and down_proj")
     for name, piece in pieces.items():
         for q in [piece] if isinstance(piece, QTensor) else piece:
             if q.shape[-2:] != wanted[name]:
@@ -197,10 +214,11 @@ def _bias(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> 
 
 def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     """The parameters of a module whose experts are stored dense."""
-    experts = int(module.gate_up_proj.shape[0])
+    experts = int(module.down_proj.shape[0])
     transposed, interleaved = is_transposed(module), not getattr(module, "is_concatenated", True)
     interleaved = interleaved and not has_split_gate_up(filling.checkpoint.config)
-    for name, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
+    first: tuple[str, tuple[str, ...]] = ("gate_up_proj", ("gate_proj", "up_proj")) if has_gate(module) else ("up_proj", ())
+    for name, halves in (first, ("down_proj", ())):
         for leaf in ("weight", "bias"):
             whole, matrices = _values(filling, name, leaf, experts, keys)
             parts = [_values(filling, half, leaf, experts, keys)[0] for half in halves]

@@ -19,7 +19,7 @@ from torch import nn
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError
-from ...gguf_models.architecture import EXPERTS, PART, Architecture
+from ...gguf_models.architecture import EACH, EXPERTS, PART, Architecture
 from ...gguf_models.keys import Keys
 from ...gguf_models.names import LAYER, LONG_ROTATION, ROTATION_FACTORS, row_order, slot, stem_of
 from ...tensor.concat import concat_rows, incompatibility, take_rows
@@ -68,6 +68,8 @@ class GGUFFilling(Filling):
                 continue
             if key == ROTATION_FACTORS:
                 self.stretch_rotation(self.dense(key))
+            elif self.stem(key) in self.architecture.splits:
+                self.put_split(key)
             elif slot is None:
                 unknown.append(key)
             elif EXPERTS in slot[0]:
@@ -76,6 +78,8 @@ class GGUFFilling(Filling):
             elif PART in slot[0]:
                 path, _, number = slot[0].partition(PART)
                 parts[path, slot[1]][int(number)] = key
+            elif EACH in slot[0]:
+                self.put_each(key, *slot)
             elif self.checkpoint.info(key).quantized:
                 self.put_packed(key, self.weight(key), *slot)
             else:
@@ -93,6 +97,36 @@ class GGUFFilling(Filling):
         if self.model.config.tie_word_embeddings:
             self.tie_head()
         self.check_full()
+
+    def put_split(self, key: str) -> None:
+        """A tensor whose rows are those of several parameters, one after another."""
+        name, stem = self.checkpoint.tensor_name(key), self.stem(key)
+        where = [self.slot(name.replace(f".{stem}.", f".{part}.")) for part in self.architecture.splits[stem]]
+        slots = [one for one in where if one is not None]
+        quantized = self.checkpoint.info(key).quantized
+        whole = self.packed(key) if quantized else self.dense(key)
+        rows = [int(getattr(self.module(key, path), leaf).shape[0]) for path, leaf in slots]
+        if sum(rows) != whole.shape[0]:
+            raise self.error(f"tensor {key!r} has {whole.shape[0]} rows; the model wants {rows}")
+        put: Any = self.put_packed if quantized else self.put_dense
+        start = 0
+        for part, target, count in zip(self.architecture.splits[stem], slots, rows, strict=True):
+            order = np.arange(start, start + count)
+            within = self.order_of(part, count)
+            order = order if within is None else order[within]
+            put(key, take_rows(whole, order) if isinstance(whole, QTensor) else np.ascontiguousarray(whole[order]), *target)
+            start += count
+
+    def put_each(self, key: str, path: str, leaf: str) -> None:
+        """A stack of matrices, one for each module of a list."""
+        quantized = self.checkpoint.info(key).quantized
+        stack = self.packed(key) if quantized else self.dense(key)
+        modules = self.module(key, path.removesuffix(f".{EACH}"))
+        if len(stack.shape) != 3 or stack.shape[0] != len(modules):  # type: ignore[arg-type] # a ModuleList
+            raise self.error(f"tensor {key!r} is {list(stack.shape)}; the model wants {len(modules)} matrices")  # type: ignore[arg-type]
+        put: Any = self.put_packed if quantized else self.put_dense
+        for i in range(stack.shape[0]):
+            put(key, stack[i], path.replace(EACH, str(i)), leaf)
 
     def is_unused(self, name: str, layers: int) -> bool:
         """Whether a tensor belongs to what is not run: layers that predict further tokens, or a
@@ -114,7 +148,11 @@ class GGUFFilling(Filling):
 
     def row_order(self, key: str, rows: int) -> NDArray[np.int64] | None:
         """Rows in transformers' order where llama.cpp has another (`names.row_order`)."""
-        stem, config = self.stem(key), self.model.config
+        return self.order_of(self.stem(key), rows)
+
+    def order_of(self, stem: str, rows: int) -> NDArray[np.int64] | None:
+        """`row_order` of a stem."""
+        config = self.model.config
         if stem in self.architecture.orders:
             return self.architecture.orders[stem](config, rows)
         # Recurrent models have no heads, and in Gemma 4 their size differs from layer to layer.
