@@ -16,11 +16,12 @@ import pytest
 
 import torch
 from halfbyte.errors import UnsupportedError
-from halfbyte.generation.single import Generation, end_tokens
+from halfbyte.generation.single import Generation, GenerationError, end_tokens
 from halfbyte.gguf_models.architectures import ARCHITECTURES
 from halfbyte.torch import packed_modules
 from halfbyte.transformers import load_model
 from halfbyte.transformers.decode.rmsnorm import RMSNorm
+from support import gguf_families
 from support.gguf_families import FAMILIES, IDS, architecture, family_model, write_family
 from support.gguf_models import MODELS
 from support.gguf_writer import GGUF
@@ -29,8 +30,11 @@ from support.llama_cpp_rounding import dense_copy, rounded
 
 
 def logits(model: Any) -> np.ndarray:
+    """Of every token; of an encoder its vectors, of a model of two sides those of its decoder."""
+    ids = torch.tensor([IDS])
     with torch.no_grad():
-        rows: np.ndarray = model(input_ids=torch.tensor([IDS])).logits[0].double().numpy()
+        out = model(input_ids=ids, decoder_input_ids=ids) if model.config.is_encoder_decoder else model(input_ids=ids)
+    rows: np.ndarray = (out.logits if "logits" in out else out.last_hidden_state)[0].double().numpy()
     return rows
 
 
@@ -57,6 +61,8 @@ def as_llama_cpp(arch: str, model: Any, types: dict[str, str]) -> np.ndarray:
             if isinstance(module, RMSNorm):
                 module.eps = 0.0
     model.set_experts_implementation("eager")
+    if hasattr(model.config, "scale_decoder_outputs"):
+        model.config.scale_decoder_outputs = False
     with rounded(model, architecture(arch), types):
         return logits(model)
 
@@ -102,6 +108,41 @@ def test_cached_steps_choose_the_tokens_of_whole_passes(tmp_path, case):
     assert steps == ids[len(IDS) :]
 
 
+def test_t5_answers_what_its_encoder_read(tmp_path):
+    model, tokenizer = load_model(write_family(tmp_path / "m.gguf", "t5", family_model("t5")))
+    steps = [piece.token for piece in Generation(model, tokenizer, IDS, max_tokens=6, stop_ids=set())]
+    answer = [0]
+    with torch.no_grad():
+        for _ in range(6):
+            out = model(input_ids=torch.tensor([IDS]), decoder_input_ids=torch.tensor([answer]))
+            answer.append(int(out.logits[0, -1].argmax()))
+    assert steps == answer[1:]
+
+
+def test_an_encoder_is_loaded_and_does_not_generate(tmp_path):
+    model, tokenizer = load_model(write_family(tmp_path / "m.gguf", "bert", family_model("bert")))
+    with pytest.raises(GenerationError, match="a BertModel makes vectors of a text"):
+        Generation(model, tokenizer, IDS)
+
+
+def test_one_projection_becomes_three(tmp_path, monkeypatch):
+    """BERT's queries, keys and values as one tensor, which some files have."""
+    model = family_model("bert")
+    tensors = gguf_families.gguf_tensors
+
+    def fused(arch: str, model: Any) -> dict[str, np.ndarray]:
+        out = tensors(arch, model)
+        for layer in range(2):
+            for leaf in ("weight", "bias"):
+                parts = [out.pop(f"blk.{layer}.attn_{w}.{leaf}") for w in "qkv"]
+                out[f"blk.{layer}.attn_qkv.{leaf}"] = np.concatenate(parts)
+        return out
+
+    monkeypatch.setattr(gguf_families, "gguf_tensors", fused)
+    read, _ = load_model(write_family(tmp_path / "m.gguf", "bert", model))
+    np.testing.assert_array_equal(logits(read), logits(model))
+
+
 def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "baichuan", (FAMILIES["baichuan"][0] | {"num_hidden_layers": 40}, []))
     path = write_family(tmp_path / "m.gguf", "baichuan", family_model("baichuan"))
@@ -126,7 +167,8 @@ def test_llama_cpp_reads_the_same_model(tmp_path, arch):
     """
     llama_cpp = pytest.importorskip("llama_cpp")
     path = write_family(tmp_path / "f32.gguf", arch, family_model(arch, 256))
-    theirs = llama_cpp_logits(path)
+    task = architecture(arch).task
+    theirs = llama_cpp_logits(path, task)
     read = load_model(path)[0]
     unrounded = {"f32": error(logits(read), theirs)}
     errors = {"f32": error(as_llama_cpp(arch, read, {}), theirs)}
@@ -139,7 +181,7 @@ def test_llama_cpp_reads_the_same_model(tmp_path, arch):
         assert packed_modules(read)
         types = dense_copy(packed, tmp_path / f"{name}-dense.gguf")
         dense = load_model(tmp_path / f"{name}-dense.gguf")[0]
-        ours, theirs = logits(read), llama_cpp_logits(packed)
+        ours, theirs = logits(read), llama_cpp_logits(packed, task)
         assert error(ours, logits(dense)) <= 1e-9
         assert unequal_choices(ours, theirs) == 0
         unrounded[name] = error(ours, theirs)

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from halfbyte.gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MISTRAL
+from halfbyte.gguf_models.encoders import T5_PLAIN
 from halfbyte.gguf_models.latent import DEEPSEEK_V2
 from halfbyte.gguf_models.recurrent import FALCON_MAMBA
 from support.gguf_writer import F32, GGUF, Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 Family = tuple[dict[str, Any], list[tuple[str, str, Any]]]
 HEADS, KV, VOCABULARY = 4, 2, 48
@@ -198,10 +199,42 @@ def mrope(hidden: int) -> list[tuple[str, str, Any]]:
     return [("rope.dimension_sections", "array[int32]", [max(1, hidden // 128), max(1, hidden // 128), hidden // 64 - 1, 0])]
 
 
+def t5(hidden: int, gated: bool) -> Family:
+    """An encoder and a decoder."""
+    config = {
+        "d_model": hidden, "d_kv": hidden // HEADS, "d_ff": 96 if hidden == 64 else hidden, "num_layers": 2,
+        "num_decoder_layers": 2, "num_heads": HEADS, "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "num_key_value_heads": HEADS, "decoder_start_token_id": 0, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": not gated,
+    }  # fmt: skip
+    keys = [
+        ("attention.relative_buckets_count", "uint32", 32), ("decoder_block_count", "uint32", 2),
+        ("decoder_start_token_id", "uint32", 0),
+    ]  # fmt: skip
+    return config, keys
+
+
 # architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a
 # function of the width that gives them
 FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "arcee": (UNTIED, []),
+    "bert": (
+        {"num_key_value_heads": HEADS, "type_vocab_size": 2, "layer_norm_eps": 1e-5},
+        [("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)],
+    ),
+    "modern-bert": (
+        {
+            "num_key_value_heads": HEADS, "num_hidden_layers": 4, "local_attention": 8, "norm_eps": 1e-5,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        [("attention.causal", "bool", 0), ("attention.sliding_window", "uint32", 8), ("rope.freq_base_swa", "float32", 1e4),
+         ("attention.sliding_window_pattern", "array[bool]", [0, 1, 1, 0]), ("pooling_type", "uint32", 0)],
+    ),
+    "t5": lambda h: t5(h, True),
+    "t5:plain": lambda h: t5(h, False),
     "bailingmoe2": (
         UNTIED | SIGMOID | HALF | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2},
         [*SIGMOID_KEYS[1:], ("expert_count", "uint32", 8), ("expert_group_count", "uint32", 4),
@@ -361,7 +394,7 @@ def family(arch: str, hidden: int = 64) -> Family:
     return entry(hidden) if callable(entry) else entry
 
 
-VARIANTS = {"deepseek2:v2": DEEPSEEK_V2, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL}
+VARIANTS = {"t5:plain": T5_PLAIN, "deepseek2:v2": DEEPSEEK_V2, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL}
 """Variants of an architecture that become another model."""
 
 
@@ -404,7 +437,11 @@ def family_model(arch: str, hidden: int = 64) -> Any:
         base.pop("head_dim")
     config = AutoConfig.for_model(architecture(arch).model_type, **(base | {"rope_parameters": rope} | changes))
     torch.manual_seed(sum(map(ord, arch)))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    builder = {"encoder": AutoModel, "encoder-decoder": AutoModelForSeq2SeqLM}.get(architecture(arch).task, AutoModelForCausalLM)
+    options = {"add_pooling_layer": False} if arch == "bert" else {}
+    model = builder.from_config(config, dtype=torch.float32, **options).eval()
+    if arch == "t5":  # transformers shares the head with the embedding until a checkpoint has one
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     with torch.no_grad():
         for key, p in named_tensors(model):
             scale = 0.3 if p.ndim == 1 else 1.0 / p.shape[-1] ** 0.5
@@ -477,6 +514,10 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
         if (stem := top.get(re.sub(r"\.\d+$", ".*", path))) is not None and path not in top:
             stacks.setdefault(f"{stem}.weight", []).append(x)
             continue
+        if a.task == "encoder-decoder" and (match := re.match(r"(enc|dec)oder\.block\.(\d+)\.(.+)", path)):
+            side = next(k for k, v in names.items() if v == match[3] and k.startswith(match[1]))
+            out[f"{match[1]}.blk.{match[2]}.{side[4:]}.{leaf}"] = x
+            continue
         if not path.startswith(f"{a.layers}."):
             out[f"{top[path]}.{leaf}"] = x
             continue
@@ -531,7 +572,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             if name.startswith("blk.19.") and name.split(".")[2] in ("attn_k", "attn_v", "attn_k_norm")
         }
         out |= {name.replace("19", layer): np.ones_like(x) for layer in ("20", "21") for name, x in unused.items()}
-    for whole, stems in a.splits.items():
+    for whole, stems in a.splits.items() if arch == "bailingmoe2" else ():
         for name in [n for n in out if n.split(".")[2:3] == [stems[0]]]:
             fused = [out.pop(name.replace(f".{stems[0]}.", f".{stem}.")) for stem in stems]
             out[name.replace(f".{stems[0]}.", f".{whole}.")] = np.concatenate(fused)
@@ -585,6 +626,8 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
         wide = [head // 4, head // 8, head // 8, 0]
         keys = [(k, kind, wide if k.endswith("sections") and not callable(FAMILIES[case]) else v) for k, kind, v in keys]
     bare: list[tuple[str, str, Any]] = []  # keys without the architecture's name
+    if arch == "bert":
+        bare = [("tokenizer.ggml.token_type_count", "uint32", 2)]
     if arch == "apertus":
         layers = [layer.mlp.act_fn for layer in model.model.layers]
         words = ("alpha_p", "alpha_n", "beta", "eps")

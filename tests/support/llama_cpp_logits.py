@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from support.gguf_families import FAMILIES, IDS, family_model, write_family
+from support.gguf_families import FAMILIES, IDS, architecture, family_model, write_family
 
 PATH = Path(__file__).parents[1] / "data" / "gguf_logits.json"
 
@@ -25,14 +25,32 @@ def recorded() -> dict[str, list[float]]:
     return data
 
 
-def llama_cpp_logits(path: Path) -> np.ndarray:
-    """float64 [tokens, vocabulary], keys and values in float32."""
+def llama_cpp_logits(path: Path, task: str = "text") -> np.ndarray:
+    """float64 [tokens, vocabulary], keys and values in float32; of an encoder [tokens, width]."""
     import llama_cpp
 
     options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "flash_attn": False, "type_k": 0, "type_v": 0, "verbose": False}
-    model = llama_cpp.Llama(str(path), logits_all=True, **options)
+    model = llama_cpp.Llama(str(path), logits_all=True, embedding=task == "encoder", pooling_type=0, **options)
+    if task != "text":
+        return _two_sides(llama_cpp, model, task)
     model.eval(IDS)
     return np.array(model.scores[: len(IDS)], np.float64)
+
+
+def _two_sides(llama_cpp: Any, model: Any, task: str) -> np.ndarray:
+    """The vectors of an encoder, or the logits of a decoder that reads the same tokens."""
+    context = model._ctx.ctx
+    batch = llama_cpp.llama_batch_init(len(IDS), 0, 1)
+    batch.n_tokens = len(IDS)
+    for i, token in enumerate(IDS):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = token, i, 1, 0, 1
+    assert llama_cpp.llama_encode(context, batch) == 0
+    if task == "encoder":
+        width, row = model.n_embd(), llama_cpp.llama_get_embeddings_ith
+    else:
+        assert llama_cpp.llama_decode(context, batch) == 0
+        width, row = model.n_vocab(), llama_cpp.llama_get_logits_ith
+    return np.array([np.ctypeslib.as_array(row(context, i), (width,)) for i in range(len(IDS))], np.float64)
 
 
 def main() -> None:
@@ -40,7 +58,8 @@ def main() -> None:
     for name in sys.argv[1:] or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                last = llama_cpp_logits(write_family(Path(folder) / "m.gguf", name, family_model(name)))[-1]
+                path = write_family(Path(folder) / "m.gguf", name, family_model(name))
+                last = llama_cpp_logits(path, architecture(name).task)[-1]
             except (ValueError, RuntimeError) as error:
                 print(name, error)
                 continue

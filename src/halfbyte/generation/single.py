@@ -138,6 +138,7 @@ class Generation:
     ) -> None:
         if max_tokens < 0:
             raise GenerationError(f"[generate] max_tokens={max_tokens}; 0 or more is allowed")
+        check_continues("generate", model)
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.sampling = max_tokens, sampling or Sampling()
         self.prompt_ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else list(prompt)
@@ -211,6 +212,16 @@ class Generation:
             self.text = rest
 
 
+def check_continues(operation: str, model: Any) -> None:
+    """GenerationError for an encoder, which makes vectors and no text."""
+    can_generate = getattr(model, "can_generate", None)
+    if can_generate is not None and not can_generate():
+        raise GenerationError(
+            f"[{operation}] a {type(model).__name__} makes vectors of a text, it does not continue it; use "
+            "load_model(path)[0](input_ids=...).last_hidden_state"
+        )
+
+
 def partial_stop(text: str, stop: Sequence[str]) -> int:
     """Characters at the end of a text with which a stop text may begin."""
     return max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
@@ -229,7 +240,8 @@ def stores_scores(model: Any) -> bool:
     """True for a model whose attention is transformers' plain one (gpt-oss, whose sinks no fused
     attention of torch knows).
     """
-    return getattr(model.config, "_attn_implementation", None) == "eager"
+    two_sides = getattr(model.config, "is_encoder_decoder", False)  # its encoder reads a text at once
+    return getattr(model.config, "_attn_implementation", None) == "eager" and not two_sides
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:

@@ -83,6 +83,8 @@ class Architecture:
     varying      layers may differ in kind: keys of sizes may be arrays, 0 for a layer without
     absent       (configuration, layer, stem) -> whether the model does not use a tensor that the
                  file may have; layer −1 is outside the layers
+    task         "text" continues a text, "encoder" makes a vector of each token, "encoder-decoder"
+                 answers a text
     fields       keys of its own
     constants    fields that every such model has
     extra        fields that are computed from the keys and the fields so far
@@ -108,6 +110,7 @@ class Architecture:
     heads: bool = True
     varying: bool = False
     absent: Callable[[Any, int, str], bool] = lambda config, layer, stem: False
+    task: str = "text"
     fields: tuple[Field, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     extra: Callable[[Keys, dict[str, Any]], dict[str, Any]] = lambda keys, config: {}

@@ -20,6 +20,7 @@ from ..tensor.qtensor import QTensor
 from .architecture import Architecture, Field
 from .architectures import ARCHITECTURES, architecture_named
 from .keys import Keys
+from .names import LAYER
 
 
 def config_of(checkpoint: GGUFCheckpoint) -> Any:
@@ -123,7 +124,7 @@ def _check_sizes(keys: Keys, config: dict[str, Any]) -> int:
     embedding = checkpoint.info(embedding_key(checkpoint)).shape
     if len(embedding) != 2 or embedding[1] != config["hidden_size"]:
         raise keys.error(f"'token_embd.weight' is {list(embedding)}; '{keys.arch}.embedding_length' is {config['hidden_size']}")
-    layers = {name.split(".")[1] for name in checkpoint.file.headers if name.startswith("blk.")}
+    layers = {match[1] for match in map(LAYER.match, checkpoint.file.headers) if match}
     if config["num_hidden_layers"] > len(layers):
         raise keys.error(f"'{keys.arch}.block_count' is {config['num_hidden_layers']}; there are tensors of {len(layers)} layers")
     if "head_dim" in config:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from .architecture import PARAMETER, Architecture
 from .architectures import ARCHITECTURES
 
-LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.(.+)")
+SIDES = {"enc": "encoder.", "dec": "decoder."}
+"""Beginning of a tensor's name -> that of its module's path, in a model of two sides."""
 ROTATION_FACTORS = "rope_freqs.weight"
 """Llama 3's stretched rotation: one divisor for each frequency."""
 LONG_ROTATION = ("rope_factors_long.weight", "rope_factors_short.weight")
@@ -40,11 +42,14 @@ def slot(architecture: Architecture, name: str) -> tuple[str, str] | None:
     if match is None and (match := LAYER.fullmatch(name)):
         leaf = "weight"
     if match:
-        within = architecture.names.get(f"{match[2]}.{leaf}", architecture.names.get(match[2]))
+        side = name[:3] if name[:3] in SIDES else ""
+        names, known = architecture.names, f"{side}.{match[2]}" if side else match[2]
+        within = names.get(f"{known}.{leaf}", names.get(known))
         if within is None:
             return None
         path, parameter, own = within.partition(PARAMETER)
-        return ".".join(p for p in (architecture.layers, match[1], path) if p), own if parameter else leaf
+        layers = SIDES.get(side, "") + architecture.layers
+        return ".".join(p for p in (layers, match[1], path) if p), own if parameter else leaf
     if stem not in architecture.top:
         return None
     path, parameter, own = architecture.top[stem].partition(PARAMETER)
@@ -92,14 +97,18 @@ def unsupported(architecture: Architecture) -> str:
     """The feature of an architecture that keeps its tensors from being renamed one by one, "" where
     there is none.
     """
-    for feature in ("joins", "columns", "changes", "orders", "parameters", "plain_norms", "absent"):
+    if architecture.task != "text":
+        return architecture.task
+    for feature in ("splits", "joins", "columns", "changes", "orders", "parameters", "plain_norms", "absent"):
         default = getattr(ARCHITECTURES["qwen2"], feature, None)
         if getattr(architecture, feature, None) != default:
             return feature
     return OTHER_FORMS.get(architecture.model_type, "")
 
 
-OTHER_FORMS = {"llama4_text": "experts", "minimax_m2": "experts", "ministral3": "temperature of attention"}
+OTHER_FORMS = {
+    "llama4_text": "experts", "minimax_m2": "experts", "ministral3": "temperature of attention", "phimoe": "experts",
+}  # fmt: skip
 """Model types whose checkpoints have other names or shapes of experts, or state a number in another
 place.
 """

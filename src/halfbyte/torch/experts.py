@@ -77,8 +77,8 @@ class QExperts(Packed):
 
     @property
     def at_once(self) -> bool:
-        """True where `ops.experts` takes the weights: stacks of one backend with a gate, gate and up
-        in one stack or not interleaved.
+        """True where `ops.experts` takes the weights: stacks of one backend with a gate, gate and
+        up in one stack or not interleaved.
         """
         if not all(self.stacked.values()) or (self.interleaved and not self.joined) or self.gate == UNGATED:
             return False

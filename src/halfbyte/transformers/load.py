@@ -39,6 +39,8 @@ from .fill.safetensors import fill_from_folder
 from .hf_quantizer import make_saveable
 
 DEVICES = ("cpu", "cuda", "mps")
+POOLED = ("bert",)
+"""Model types whose encoder has a pooler that a GGUF file leaves out."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ def load_model(
             tokenizer, ends = tokenizer_of(checkpoint), end_of_turn_ids(checkpoint.metadata)
             architecture = architecture_of(checkpoint)
             given = architecture.parameters(Keys(checkpoint), model_settings.to_dict())
-            model = empty_model(model_settings, _dtype(word, where, model_settings), given.__contains__)
+            model = empty_model(model_settings, _dtype(word, where, model_settings), given.__contains__, architecture.task)
             fill(model, checkpoint, architecture, activations, backend, where)
-            if ends and model.generation_config is not None:
+            if ends and getattr(model, "generation_config", None) is not None:
                 model.generation_config.eos_token_id = ends
         else:
             model_settings = config_of_folder(checkpoint)
@@ -183,17 +185,19 @@ def model_size(model: nn.Module) -> Size:
     return Size(nbytes, sum(math.prod(w.shape) for w in packed) + sum(p.numel() for p in parameters))
 
 
-def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] = lambda name: False) -> Any:
+def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] = lambda name: False, task: str = "text") -> Any:
     """The architecture without weights: parameters on the meta device, buffers computed.
 
     filled   whether the checkpoint has a buffer's values, so that nothing needs to compute it
+    task     "text", "encoder" or "encoder-decoder" (`gguf_models.Architecture.task`)
 
     Raises UnsupportedError when transformers cannot build it, or the architecture does not say how
     to compute a buffer.
     """
     try:
         with torch.device("meta"):
-            model = _class_for(config).from_config(config, dtype=dtype)
+            options = {"add_pooling_layer": False} if config.model_type in POOLED else {}
+            model = _class_for(config, task).from_config(config, dtype=dtype, **options)
     except ImportError as error:
         text = config.get_text_config(decoder=True)
         if text is config:
@@ -203,7 +207,7 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
             f"[load_model] {config.model_type} without its other towers, which need {package}: the language model is loaded",
             RuntimeWarning, stacklevel=3,
         )  # fmt: skip
-        return empty_model(text, dtype, filled)
+        return empty_model(text, dtype, filled, task)
     except Exception as error:  # whatever its code meets in a configuration that makes no sense
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise UnsupportedError(
@@ -230,14 +234,17 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
     return model
 
 
-def _class_for(config: Any) -> Any:
-    """transformers' class that builds a language model of this configuration: the causal one, or
-    for a multimodal model without one the whole, whose vision tower then is loaded too.
+def _class_for(config: Any, task: str) -> Any:
+    """transformers' class that builds a model of this configuration for a task. For text it is the
+    causal one, or for a multimodal model without one the whole, whose vision tower then is loaded
+    too.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
     from .compat import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+    if task != "text":
+        return {"encoder": AutoModel, "encoder-decoder": AutoModelForSeq2SeqLM}[task]
     kind = type(config)
     whole = kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if whole else AutoModelForCausalLM

@@ -14,19 +14,19 @@ from .metadata import Metadata
 
 READ = frozenset(
     {
-        "apertus", "arcee", "baichuan", "bailingmoe2", "cohere2", "command-r", "deepseek2", "dots1", "ernie4_5", "ernie4_5-moe",
-        "exaone", "exaone4", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss",
-        "gpt2", "gptneox", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe", "internlm2", "jamba",
-        "lfm2", "lfm2moe", "llama", "llama4", "mamba", "mamba2", "minicpm", "minimax-m2", "mistral3", "nemotron", "nemotron_h",
-        "nemotron_h_moe", "olmo", "olmo2", "olmoe", "phi2", "phi3", "phimoe", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35",
-        "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder2",
-        "xverse",
+        "apertus", "arcee", "baichuan", "bailingmoe2", "bert", "cohere2", "command-r", "deepseek2", "dots1", "ernie4_5",
+        "ernie4_5-moe", "exaone", "exaone4", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe",
+        "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe", "internlm2",
+        "jamba", "lfm2", "lfm2moe", "llama", "llama4", "mamba", "mamba2", "minicpm", "minimax-m2", "mistral3", "modern-bert",
+        "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2", "olmoe", "phi2", "phi3", "phimoe", "qwen2", "qwen2moe",
+        "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3",
+        "stablelm", "starcoder2", "t5", "xverse",
     }
 )  # fmt: skip
 """Values of general.architecture whose files become transformers models."""
 
 NO_MODEL = "transformers has no such model"
-NO_DECODER = "it does not continue text: an encoder, a projector or a decoder of sound or drafts"
+NO_DECODER = "it does not continue text, and has no table here: an encoder, a projector or a decoder of sound or drafts"
 NO_TABLE = "its tensors have no table here yet, though transformers has the model"
 RECURRENT = "its recurrent or convolutional layers have no table here yet, though transformers has the model"
 LATENT = "its latent attention has no table here yet, though transformers has the model"
@@ -39,8 +39,8 @@ _GROUPS = {
         "chameleon dots3note"
     ),
     NO_DECODER: (
-        "clip bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
-        "llama-embed t5 t5encoder wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"
+        "clip nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
+        "llama-embed t5encoder wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"
     ),
     RECURRENT: "kimi-linear minimax-01",
     LATENT: "deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4",

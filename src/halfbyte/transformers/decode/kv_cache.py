@@ -150,6 +150,8 @@ def growing_cache(model: Any) -> DynamicCache | None:
     """
     if not isinstance(model, PreTrainedModel) or getattr(model, "_is_stateful", False) or model.device.type != "cpu":
         return None
+    if model.config.is_encoder_decoder:
+        return None
     cache = DynamicCache(config=model.config)
     cache.layers = [_growing(layer) for layer in cache.layers]
     return cache

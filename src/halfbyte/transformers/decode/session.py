@@ -4,6 +4,8 @@
     logits = session(prompt_ids)      all tokens in one pass of the model
     logits = session([token])         one more token
 
+Of a model with an encoder (T5) the first call's tokens are the encoder's text.
+
 Single tokens go through `native_step` where it supports the model, else through the model's own
 forward.
 """
@@ -32,6 +34,8 @@ class DecodeSession:
         self.model = model
         self.state: Any = growing_cache(model)
         self.step: Step | None = None
+        self._two_sides = bool(getattr(model.config, "is_encoder_decoder", False))
+        self._encoded: Any = None  # what the decoder of a model of two sides attends to
         self._name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._started = self._chosen = False
 
@@ -47,7 +51,20 @@ class DecodeSession:
                     return logits[0, -1]
             if self.step is not None:
                 self.step.commit()
-            out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{self._name: self.state})
+            if self._two_sides:
+                out = self._decode(tokens)
+            else:
+                out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **{self._name: self.state})
             self.state, self._started = out[self._name], True
             last: Tensor = out.logits[0, -1]
             return last
+
+    def _decode(self, tokens: Tensor) -> Any:
+        """A pass of a model of two sides. The first tokens go to the encoder, the decoder begins
+        with its own.
+        """
+        if self._encoded is None:
+            self._encoded = self.model.get_encoder()(input_ids=tokens)
+            tokens = torch.full((1, 1), self.model.config.decoder_start_token_id, device=tokens.device)
+        given = {self._name: self.state, "encoder_outputs": self._encoded}
+        return self.model(decoder_input_ids=tokens, use_cache=True, **given)

@@ -94,8 +94,10 @@ class GGUFFilling(Filling):
         for (path, leaf), numbered in parts.items():
             self.join([numbered[i] for i in sorted(numbered)], path, leaf)
         self.put_parameters()
-        if self.model.config.tie_word_embeddings:
+        if self.model.get_output_embeddings() is not None and not Keys(self.checkpoint).has("output"):
             self.tie_head()
+        if self.architecture.task == "encoder-decoder":
+            self.model.set_input_embeddings(self.model.get_input_embeddings())  # both sides share it
         self.check_full()
 
     def put_split(self, key: str) -> None:
@@ -122,8 +124,8 @@ class GGUFFilling(Filling):
         quantized = self.checkpoint.info(key).quantized
         stack = self.packed(key) if quantized else self.dense(key)
         modules = self.module(key, path.removesuffix(f".{EACH}"))
-        if len(stack.shape) != 3 or stack.shape[0] != len(modules):  # type: ignore[arg-type] # a ModuleList
-            raise self.error(f"tensor {key!r} is {list(stack.shape)}; the model wants {len(modules)} matrices")  # type: ignore[arg-type]
+        if len(stack.shape) != 3 or stack.shape[0] != len(modules):
+            raise self.error(f"tensor {key!r} is {list(stack.shape)}; the model wants {len(modules)} matrices")
         put: Any = self.put_packed if quantized else self.put_dense
         for i in range(stack.shape[0]):
             put(key, stack[i], path.replace(EACH, str(i)), leaf)
