@@ -1,10 +1,12 @@
-"""Lets transformers read halfbyte's own layout in programs that do not import halfbyte.
+"""Enters halfbyte where other libraries look for plug-ins, in programs that do not import halfbyte.
+
+    transformers          `from_pretrained` reads a folder that `save_pretrained` of a packed model wrote
+    lm-evaluation-harness `lm_eval run --model halfbyte --model_args path=model.gguf` runs it
 
 `import torch` calls `install` through torch's extension point (the entry points `torch.backends`).
-When transformers then imports its table of quantization methods, "halfbyte" is entered in it, so
-that `from_pretrained` reads a folder that `save_pretrained` of a packed model wrote. halfbyte
-itself is imported when such a folder is read. A package of its own beside it, because
-importing `halfbyte` costs more than a program that never meets such a folder should pay.
+When one of these libraries then imports its table (of quantization methods, of models), "halfbyte"
+is entered in it. halfbyte itself is imported when the entry is used. A package of its own beside
+it, because importing `halfbyte` costs more than a program that never uses an entry should pay.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -42,7 +44,7 @@ class Late:
 TABLES = ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING")
 
 
-def enter(auto: ModuleType) -> None:
+def enter_method(auto: ModuleType) -> None:
     """Enters the method in transformers' tables; nothing where they are not as expected."""
     tables = [getattr(auto, name, None) for name in TABLES]
     if all(isinstance(table, dict) and METHOD not in table for table in tables):
@@ -50,22 +52,44 @@ def enter(auto: ModuleType) -> None:
             table[METHOD] = Late(name)  # type: ignore[index]
 
 
+HARNESS = "lm_eval.models"
+MODEL = "halfbyte.evaluation.lm_harness:HalfbyteLM"
+
+
+def enter_model(models: ModuleType) -> None:
+    """Enters the harness's model by its place, which the harness imports when it is asked for;
+    nothing where its registry is not as expected.
+    """
+    registry = getattr(sys.modules.get("lm_eval.api.registry"), "model_registry", None)
+    if registry is not None and METHOD not in registry:
+        registry.register(METHOD, target=MODEL)
+
+
+ENTRIES: dict[str, Callable[[ModuleType], None]] = {TABLE: enter_method, HARNESS: enter_model}
+"""What to do after a module was imported, by the module's name."""
+
+
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds transformers' table as Python would, and has `enter` run after it."""
+    """Finds the modules of `ENTRIES` as Python would, and enters halfbyte after each."""
+
+    def __init__(self) -> None:
+        self.waiting = {name for name in ENTRIES if name not in sys.modules}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != TABLE:
+        if fullname not in self.waiting:
             return None
-        sys.meta_path.remove(self)
+        self.waiting.discard(fullname)
+        if not self.waiting:
+            sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                enter(module)
+                ENTRIES[fullname](module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -73,7 +97,10 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def install() -> None:
     """Called by `import torch`."""
-    if TABLE in sys.modules:
-        enter(sys.modules[TABLE])
-    elif not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())
+    for name, enter in ENTRIES.items():
+        if name in sys.modules:
+            enter(sys.modules[name])
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        finder = Finder()
+        if finder.waiting:
+            sys.meta_path.insert(0, finder)

@@ -1,7 +1,10 @@
-"""A folder of halfbyte's own layout in a program that does not import halfbyte."""
+"""halfbyte in programs that do not import it: a folder of its own layout in transformers, its model
+in lm-evaluation-harness.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -65,3 +68,71 @@ def test_importing_halfbyte_after_torch_registers_its_own_classes(tmp_path):
 
 def test_a_program_without_transformers_imports_nothing_more(tmp_path):
     run("import sys, torch; assert 'transformers' not in sys.modules and 'halfbyte' not in sys.modules", tmp_path)
+
+
+REGISTRY = """
+class Registry(dict):
+    def register(self, name, target=None):
+        assert name not in self, name
+        self[name] = target
+model_registry = Registry()
+"""
+
+
+@pytest.mark.parametrize("order", ["torch, lm_eval.models", "lm_eval.models, torch"])
+@pytest.mark.parametrize("registry", [REGISTRY, "", REGISTRY + "model_registry['halfbyte'] = 'theirs'"])
+def test_the_harness_gets_the_model_by_its_place(tmp_path, order, registry):
+    """A harness of two modules; a registry that is not as expected, or has the name, stays as it is."""
+    for name, text in {
+        "__init__": "",
+        "api/__init__": "",
+        "api/registry": registry,
+        "models/__init__": "import lm_eval.api.registry",
+    }.items():
+        path = tmp_path / "site" / "lm_eval" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    want = {REGISTRY: "halfbyte.evaluation.lm_harness:HalfbyteLM", "": None}.get(registry, "theirs")
+    run(
+        f"import sys, {order}\n"
+        "registry = getattr(lm_eval.api.registry, 'model_registry', {})\n"
+        f"assert registry.get('halfbyte') == {want!r}, registry\n"
+        "assert 'halfbyte' not in sys.modules",
+        tmp_path,
+    )
+
+
+TASK = """
+task: two_words
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_target: 0
+doc_to_choice: ["<tok9>", "<tok10>"]
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.mark.ecosystem("applications")
+def test_the_harness_command_runs_a_packed_model(tmp_path):
+    """`lm_eval run --model halfbyte` on a task of a local file; the choice is the one of the model's
+    own likelihoods.
+    """
+    write_tiny(tmp_path / "in", "llama", "mlx")
+    model, tokenizer = hb.load_model(tmp_path / "in")
+    questions = ["<tok7> <tok8>", "<tok3>", "<tok5> <tok6> <tok4>", "<tok11> <tok12>"]
+    (tmp_path / "data.json").write_text("".join(json.dumps({"question": q}) + "\n" for q in questions))
+    (tmp_path / "two_words.yaml").write_text(TASK.format(data=tmp_path / "data.json"))
+    arguments = ["run", "--model", "halfbyte", "--model_args", f"path={tmp_path / 'in'}", "--tasks", "two_words",
+                 "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), "--batch_size", "1"]  # fmt: skip
+    run(f"import sys; sys.argv[1:] = {arguments!r}; from lm_eval.__main__ import cli_evaluate; cli_evaluate()", tmp_path)
+    [written] = (tmp_path / "out").rglob("results_*.json")
+    first = 0
+    for question in questions:
+        prompt = torch.tensor([tokenizer(question)["input_ids"]])
+        [nine, ten] = (tokenizer(" " + word, add_special_tokens=False)["input_ids"][-1] for word in ("<tok9>", "<tok10>"))
+        last = logits(model, prompt)[0, -1]
+        first += bool(last[nine] > last[ten])
+    assert json.loads(written.read_text())["results"]["two_words"]["acc,none"] == first / len(questions)

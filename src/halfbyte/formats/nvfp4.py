@@ -11,16 +11,18 @@
 0xFF are NaN); GGUF reads the same byte without its sign: that is the codec `nvfp4_ue4m3`
 (`ggml/fp4.py`).
 
-The scale rule: block scale s = amax / 6 / tensor scale, rounded to the nearest E4M3 value between a
-floor and 448; elements divided by the product of both scales are rounded to E2M1. Where each
-operation rounds, the result depends on the order:
+Decoding is in `decode.py`, as for every format with one scale a block. The scale rule: block scale
+s = amax / 6 / tensor scale, rounded to the nearest E4M3 value between a floor and 448; elements
+divided by the product of both scales are rounded to E2M1. Where each operation rounds, the result
+depends on the order (x an element, s its block scale, g the tensor's factor, h = 1 / g; the stored
+number is g, h or 2688 · g):
 
 | `order` | block scale | element | used by |
 |---|---|---|---|
 | `joint` | amax / (6 · g) | x / (s · g) | ModelOpt; the default, computed exactly |
 | `reciprocal` | (amax / 6) / g | x · ((1 / g) / s) | torchao |
-| `inverse` | (amax / 6) · h | x / (s / h) | compressed-tensors, h the stored divisor |
-| `stepwise` | (amax / 6) · h | (x / s) · h | MLX, h = 2688 / amax of the tensor |
+| `inverse` | (amax / 6) · h | x / (s / h) | compressed-tensors, which stores h |
+| `stepwise` | (amax / 6) · h | (x / s) · h | MLX, which stores 2688 · g |
 
 No NaN byte is ever written: an all-zero block has the scale `zero_scale`, an all-zero tensor the
 tensor scale 1.
@@ -45,7 +47,7 @@ from .options import only_options
 from .rounding.grouping import grouped, row_blocks, ungrouped
 from .rounding.policy import COMPUTE, float_info, one_of, policy_from, to_compute_dtype
 
-LEVELS: dict[str, tuple[str, float]] = {
+GLOBAL_SCALES: dict[str, tuple[str, float]] = {
     "multiply": ("multiply", 1.0), "divide": ("divide", 1.0), "amax": ("multiply", 2688.0), "none": ("", 1.0),
 }  # fmt: skip
 """Option `global_scale` -> (Format.global_op, Format.divisor)."""
@@ -106,11 +108,11 @@ class NVFP4(Family):
 
     def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(codec, options, self.format_options)
-        level = options.get("global_scale", "multiply")
-        if level not in LEVELS:
-            raise FormatError(f"[format] {codec} with global_scale {level!r}; allowed: {', '.join(LEVELS)}")
+        kind = options.get("global_scale", "multiply")
+        if kind not in GLOBAL_SCALES:
+            raise FormatError(f"[format] {codec} with global_scale {kind!r}; allowed: {', '.join(GLOBAL_SCALES)}")
         group = check_group(codec, 16 if group_size is None else group_size, (16,))
-        op, divisor = LEVELS[level]
+        op, divisor = GLOBAL_SCALES[kind]
         return Format("nvfp4", codec, 4, "e2m1", group, "e4m3", global_op=op, divisor=divisor)
 
     def encode(self, x: NDArray[np.floating], fmt: Format, **policy: Any) -> dict[str, NDArray[Any]]:
@@ -165,27 +167,35 @@ def block_scale(
     dtype = g.dtype
     x = blocks.astype(dtype)
     sixth = (amax / amax.dtype.type(6)).astype(dtype)
-    if fmt.divisor != 1.0:
-        g = g / dtype.type(2688) if rule.order == "joint" else dtype.type(2688) / g
-    elif fmt.global_op == "divide" and rule.order == "joint":
-        g = 1 / g
+    factor, inverse = _global_factors(g, fmt)
     raw = {
-        "joint": lambda: amax.astype(dtype) / (dtype.type(6) * g),
-        "reciprocal": lambda: sixth / g,
-        "inverse": lambda: sixth * g,
-        "stepwise": lambda: sixth * g,
+        "joint": lambda: amax.astype(dtype) / (dtype.type(6) * factor),
+        "reciprocal": lambda: sixth / factor,
+        "inverse": lambda: sixth * inverse,
+        "stepwise": lambda: sixth * inverse,
     }[rule.order]()
     # Nearest E4M3 value; `round_to_element` saturates at 448 as the producers clamp.
     scales = round_to_element(np.maximum(raw, rule.scale_floor), "e4m3")
     zero = round_to_element(np.asarray(rule.zero_scale), "e4m3")
     scales = np.where((raw == 0) | (scales == 0), zero, scales)
     s = element_table("e4m3", 8).astype(dtype)[scales][..., None]
-    g = g[..., None]
-    first = blocks / s.astype(blocks.dtype) if rule.compute == "input" else x / s
+    factor, inverse = factor[..., None], inverse[..., None]
+    over_block_scale = blocks / s.astype(blocks.dtype) if rule.compute == "input" else x / s
     scaled = {
-        "joint": lambda: x / (s * g),
-        "reciprocal": lambda: x * ((1 / g) / s),
-        "inverse": lambda: x / (s / g),
-        "stepwise": lambda: first.astype(dtype) * g,
+        "joint": lambda: x / (s * factor),
+        "reciprocal": lambda: x * ((1 / factor) / s),
+        "inverse": lambda: x / (s / inverse),
+        "stepwise": lambda: over_block_scale.astype(dtype) * inverse,
     }[rule.order]()
     return scales, scaled
+
+
+def _global_factors(stored: NDArray[Any], fmt: Format) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The factor by which the tensor scale multiplies values, and its inverse, in the dtype of
+    `stored`. One of the two is the stored number itself; the other is one division away.
+    """
+    one, divisor, info = stored.dtype.type(1), stored.dtype.type(fmt.divisor), np.finfo(stored.dtype)
+    if fmt.global_op == "divide":
+        return np.maximum(one / stored, info.smallest_subnormal), stored
+    factor = stored if fmt.divisor == 1.0 else np.maximum(stored / divisor, info.smallest_subnormal)
+    return factor, np.minimum(divisor / stored, info.max)

@@ -52,7 +52,8 @@ class IntegerPolicy:
                 (1 / s)) + zero, zero = low − round(min / s). low is the lowest signed code,
                 −2^(N−1)
     zero_scale  replacement of a scale of 0: a number, "eps" for the machine epsilon of the dtype,
-                or "tiny" for its smallest normal number, which is then the least scale
+                or "tiny" for its smallest normal number, which is then the least magnitude of
+                a scale
     """
 
     scale: str = "edge"
@@ -78,7 +79,8 @@ def encode_integers(x: NDArray[np.floating], fmt: Format, options: dict[str, Any
     scale = asymmetric_scale(values, 2 * half - 1, rule.zero) if fmt.zero == "int" else symmetric_scale(values, fmt, rule.scale)
     empty = (scale == 0) & (rule.zero_scale != "tiny")
     if rule.zero_scale == "tiny":
-        scale = np.maximum(scale, float_info(scale.dtype).smallest_normal)
+        tiny = float_info(scale.dtype).smallest_normal
+        scale = np.where(scale < 0, np.minimum(scale, -tiny), np.maximum(scale, tiny))
     else:
         scale = replace_zero(scale, rule.zero_scale)
     stored = to_scale_dtype(scale, fmt)
