@@ -15,6 +15,7 @@ import pytest
 import halfbyte as hb
 import torch
 from support.tiny_models import ids, logits, write_tiny
+from support.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -121,8 +122,9 @@ def test_the_harness_command_runs_a_packed_model(tmp_path):
     own likelihoods.
     """
     write_tiny(tmp_path / "in", "llama", "mlx")
+    write_tokenizer(tmp_path / "in")
     model, tokenizer = hb.load_model(tmp_path / "in")
-    questions = ["<tok7> <tok8>", "<tok3>", "<tok5> <tok6> <tok4>", "<tok11> <tok12>"]
+    questions = ["<tok7> <tok8>", "<tok6>", "<tok15> <tok16> <tok14>", "<tok11> <tok12>"]
     (tmp_path / "data.json").write_text("".join(json.dumps({"question": q}) + "\n" for q in questions))
     (tmp_path / "two_words.yaml").write_text(TASK.format(data=tmp_path / "data.json"))
     arguments = ["run", "--model", "halfbyte", "--model_args", f"path={tmp_path / 'in'}", "--tasks", "two_words",
