@@ -72,7 +72,8 @@ def test_any_combination_rounds_the_weight_or_is_refused(word, data):
         x = X * np.float32(data.draw(st.sampled_from([1.0, 1e-3, 30.0])))
     try:
         q = quantize(x, word, **options)
-    except FormatError:
+    except FormatError as refusal:
+        assert any(option in str(refusal) for option in options)
         return
     assert error(q, x) <= MOST * error(quantize(x, word), x)
 

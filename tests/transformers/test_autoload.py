@@ -83,7 +83,7 @@ model_registry = Registry()
 @pytest.mark.parametrize("order", ["torch, lm_eval.models", "lm_eval.models, torch"])
 @pytest.mark.parametrize("registry", [REGISTRY, "", REGISTRY + "model_registry['halfbyte'] = 'theirs'"])
 def test_the_harness_gets_the_model_by_its_place(tmp_path, order, registry):
-    """A harness of two modules; a registry that is not as expected, or has the name, stays as it is."""
+    """A harness of two modules. A registry of another kind, or with the name, stays as it is."""
     for name, text in {
         "__init__": "",
         "api/__init__": "",
@@ -118,8 +118,8 @@ metric_list: [{{metric: acc}}]
 
 @pytest.mark.ecosystem("applications")
 def test_the_harness_command_runs_a_packed_model(tmp_path):
-    """`lm_eval run --model halfbyte` on a task of a local file; the choice is the one of the model's
-    own likelihoods.
+    """`lm_eval run --model halfbyte` on a task of a local file; the choices are those of the
+    model's own likelihoods.
     """
     write_tiny(tmp_path / "in", "llama", "mlx")
     write_tokenizer(tmp_path / "in")
