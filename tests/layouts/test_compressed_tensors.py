@@ -14,7 +14,9 @@ from halfbyte.errors import LayoutError
 from halfbyte.formats import family_of, format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.common.integers import monotone
+from halfbyte.layouts.compressed_tensors.read import CompressedTensorsConfig
 from halfbyte.layouts.compressed_tensors.words import packings, words_in
+from halfbyte.layouts.quant_config.writer import DenseTensor, PackedModule
 from halfbyte.numerics.bits import pack, unpack
 from halfbyte.tensor.qtensor import QTensor
 from support.golden_case import same_tensors
@@ -412,6 +414,37 @@ def test_zero_points_take_16_bits(zero: int, fits: bool) -> None:
     else:
         with pytest.raises(LayoutError, match=rf"runs from {zero} to {zero}; zero points take 16 bits"):
             LAYOUT.unpack(tensors, config, "down")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a.q_proj",),
+        ("a.q_proj", "a.k_proj"),
+        ("a.embed_tokens",),
+        ("a.q_proj", "a.embed_tokens"),
+        ("a.wte", "a.k_proj", "a.o_proj"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sets", [1, 2])
+def test_a_written_config_gives_each_module_its_arguments(names: tuple[str, ...], sets: int) -> None:
+    args = [group_args(4, 32), group_args(8, 64)]
+    packed = [PackedModule(n, format_named("int4:g32"), (8, 64), args[i % sets]) for i, n in enumerate(names)]
+    dense = [DenseTensor("a.gate.weight", (4, 64)), DenseTensor("a.norm.weight", (64,))]
+    written = LAYOUT.write_config(packed, dense).entries["quantization_config"]
+    groups = list(written["config_groups"].values())
+    if sets == 1 or len(names) == 1:
+        embeddings = any(n.endswith(("embed_tokens", "wte")) for n in names)
+        assert [g["targets"] for g in groups] == [list(names) if embeddings else ["Linear"]]
+    else:  # each group names its modules
+        assert [g["targets"] for g in groups] == [list(names[0::2]), list(names[1::2])]
+    reader = CompressedTensorsConfig(written, "config.json")
+    for module in packed:
+        found = reader.parameters(module.name)
+        assert found is not None
+        assert found["num_bits"] == module.params["weights"]["num_bits"]
+    assert reader.parameters("a.gate") is None
 
 
 @pytest.mark.parametrize("structure", [[0, 16], [8, 0], [-8, 16], [8.0, 16], ["8", 16], [8], [8, 16, 1], 8, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -71,6 +72,18 @@ def test_each_construct_of_the_subset_means_what_re_means(pattern):
     wanted = [re.match(pattern, name) is not None for name in names]
     assert [compiled(pattern).match(name) for name in names] == wanted
     assert True in wanted or pattern in (r"(?<=a)b",)
+
+
+@pytest.mark.parametrize("pattern", ["({}|{})", "({}|{}|c)a", "(?=b?({}|{})).*", ".*(?<=({}|{}))$", ".*(?<!({}|{}))b"])
+def test_alternatives_that_share_their_first_or_last_letters_mean_what_re_means(pattern):
+    words = ["".join(w) for n in (1, 2, 3) for w in itertools.product("ab", repeat=n)]
+    names = [*words, "abca", "bbab", "aabb", ""]
+    for one, other in itertools.combinations(words, 2):
+        written = pattern.format(one, other)
+        if "(?<" in pattern and len(one) != len(other):
+            continue
+        got = [compiled(written).match(name) for name in names]
+        assert got == [re.match(written, name) is not None for name in names], written
 
 
 LONG = {

@@ -159,7 +159,7 @@ class CompressedTensorsConfig(ConfigReader):
         if params is None:
             # A file does not say what class a module had: embeddings by their name, everything else
             # is a Linear.
-            embedding = module.rpartition(".")[2] in ("embed_tokens", "wte", "word_embeddings")
+            embedding = module.rpartition(".")[2] in EMBEDDINGS
             order = ("Embedding", "Linear") if embedding else ("Linear", *self._classes)
             params = next((self._classes[c] for c in order if c in self._classes), None)
         return dict(params) if isinstance(params, dict) else None

@@ -1,0 +1,18 @@
+"""bitsandbytes' nested scales: the order of sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from halfbyte.formats.nested import lane_sum
+
+
+@pytest.mark.parametrize("sizes", [range(1, 80), (511, 512, 513, 2047, 2048, 2049, 4093, 32_767)], ids=["few", "many"])
+def test_sums_are_pytorchs(sizes) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    for size in sizes:
+        for scale in (1, 1e4):
+            x = (rng.standard_normal(size) * np.exp(rng.standard_normal(size) * np.log(scale))).astype(np.float32)
+            assert lane_sum(x) == torch.from_numpy(x).sum().numpy(), size
