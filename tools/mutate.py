@@ -219,6 +219,11 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
         alias = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and isinstance(parent, (ast.Assign, ast.BinOp))
         return alias and bool(names) and all(n.id[:1].isupper() and not n.id.isupper() for n in names)
 
+    def inferred_size(parent: ast.AST, node: ast.AST) -> bool:
+        """True for the -1 of `reshape`: NumPy infers a size for any negative number."""
+        called = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) and parent.func.attr == "reshape"
+        return called and isinstance(node, ast.UnaryOp) and _constant(node.operand, 1)
+
     def left_alone(node: ast.AST) -> bool:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             return node.name in ("__repr__", "__str__", "_repr_html_")
@@ -252,7 +257,8 @@ def candidates(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AS
                     continue
                 if not same_by_definition(node, child):
                     yield node, field, position if isinstance(value, list) else None, child
-                yield from visit(child)
+                if not inferred_size(node, child):
+                    yield from visit(child)
 
     yield from visit(tree)
 
