@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "planted"
+JOBS = os.environ.get("JOBS", "2")
 LIMIT = 240
 """Seconds of one run of tests; a fault that takes longer counts as found."""
 
@@ -187,7 +188,9 @@ METAL = [fault._replace(tests=METAL_TESTS) for fault in METAL]
 
 
 class Native(NamedTuple):
-    """A fault of the core: P in `after` is true where its number is selected."""
+    """A fault of the core: P in `after` is true where its number is selected. Faults of
+    `isa_NAME.cpp` belong to that instruction set, all others to every one.
+    """
 
     file: str
     before: str
@@ -301,6 +304,160 @@ NATIVE = [
         "int8: activations four inputs behind",
     ),
 ]
+AVX2, AVX512, NEON, SCALAR = (f"isa_{name}.cpp" for name in ("avx2", "avx512", "neon", "scalar"))
+
+
+def _choice(file: str, before: str, wrong: str, what: str) -> Native:
+    """A fault that replaces the returned expression `before` by `wrong`."""
+    return Native(file, f"return {before};", f"return P ? {wrong} : {before};", what)
+
+
+INTEL = [
+    ("cvtepu8_epi32({load8}p))", "cvtepi8_epi32({load8}p))", "bytes with a sign"),
+    ("cvtepi8_epi32({load8}p))", "cvtepu8_epi32({load8}p))", "signed bytes without one"),
+    ("cvtepi16_epi32({load16}p))", "cvtepu16_epi32({load16}p))", "zero points without a sign"),
+    ("cvtph_ps({load16}p))", "cvtph_ps({load16}(p + 1)))", "float16 scales: of the next row"),
+    ("shuffle_epi8(table, codes)", "shuffle_epi8(table, bxor(codes, bset(1)))", "byte tables: neighbours swapped"),
+    ("fnmadd_ps(a, b, c)", "fmadd_ps(a, b, c)", "zero points added"),
+    ("srai_epi32(v, N)", "srli_epi32(v, N)", "shifts without the sign"),
+    ("slli_epi32(v, N)", "slli_epi32(v, N + 1)", "shifts one bit too far"),
+]
+"""Returned expressions of the two Intel sets, each without its `_mm256_` or `_mm512_`."""
+
+
+def _intel(file: str, width: int) -> list[Native]:
+    wide, mm, name = width == 512, f"_mm{width}_", file[4:-4]
+    loads = {
+        "load8": "_mm_loadu_si128((const __m128i *)" if wide else "_mm_loadl_epi64((const __m128i *)",
+        "load16": "_mm256_loadu_si256((const __m256i *)" if wide else "_mm_loadu_si128((const __m128i *)",
+    }
+    faults = [_choice(file, mm + a.format(**loads), mm + b.format(**loads), f"{name}: {what}") for a, b, what in INTEL]
+    field = f"if constexpr (right > 0) v = {mm}srli_epi32(v, right);"
+    return [
+        *faults,
+        Native(file, field, field.replace("(v, right)", "(v, P ? right + 1 : right)"), f"{name}: fields one bit too low"),
+    ]
+
+
+NATIVE += _intel(AVX2, 256)
+NATIVE += _intel(AVX512, 512)
+NATIVE += [
+    _choice(
+        AVX2,
+        "_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))",
+        "_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))",
+        "avx2: sums of earlier inputs dropped",
+    ),
+    _choice(
+        AVX2,
+        "_mm256_add_epi16(p, _mm256_maddubs_epi16(w, x))",
+        "_mm256_maddubs_epi16(w, x)",
+        "avx2: the first of two products dropped",
+    ),
+    Native(AVX2, "_mm256_slli_epi32(codes, 28)", "_mm256_slli_epi32(codes, P ? 29 : 28)", "avx2: the wrong half of a table"),
+    Native(
+        AVX2,
+        "const I r = _mm256_cvtps_epi32(v)",
+        "const I r = P ? _mm256_cvttps_epi32(v) : _mm256_cvtps_epi32(v)",
+        "avx2: activations truncated",
+    ),
+    _choice(
+        AVX512, "_mm512_dpbusd_epi32(acc, w, x)", "_mm512_dpbusd_epi32(iset(0), w, x)", "avx512: sums of earlier inputs dropped"
+    ),
+    _choice(
+        AVX512,
+        "_mm512_permutexvar_ps(codes, t)",
+        "_mm512_permutexvar_ps(bxor(codes, iset(1)), t)",
+        "avx512: neighbours of a table swapped",
+    ),
+    _choice(
+        AVX512,
+        "_mm512_permutex2var_ps(low, codes, high)",
+        "_mm512_permutex2var_ps(high, codes, low)",
+        "avx512: halves of a table swapped",
+    ),
+    _choice(
+        AVX512,
+        "_mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), a, b, 0xca)",
+        "b",
+        "avx512: blend takes all bits of one side",
+    ),
+    Native(
+        AVX512, "_mm512_cvtps_epi32(v))", "P ? _mm512_cvttps_epi32(v) : _mm512_cvtps_epi32(v))", "avx512: activations truncated"
+    ),
+    Native(AVX512, "iset(around), 0xea)", "iset(P ? 0 : around), 0xea)", "avx512: the bits of an exponent dropped"),
+    _choice(
+        NEON,
+        "vdotq_s32(acc, vreinterpretq_s8_u8(w), x)",
+        "vdotq_s32(vdupq_n_s32(0), vreinterpretq_s8_u8(w), x)",
+        "neon: sums of earlier inputs dropped",
+    ),
+    _choice(NEON, "vfmsq_f32(c, a, b)", "vfmaq_f32(c, a, b)", "neon: zero points added"),
+    _choice(
+        NEON,
+        "vqtbl1q_u8(table, codes)",
+        "vqtbl1q_u8(table, veorq_u8(codes, vdupq_n_u8(1)))",
+        "neon: byte tables: neighbours swapped",
+    ),
+    Native(
+        NEON,
+        "v = vshrq_n_u8(v, right);",
+        "v = P ? vshrq_n_u8(v, right % 8 + 1) : vshrq_n_u8(v, right);",
+        "neon: fields one bit too low",
+    ),
+    _choice(NEON, "vshlq_n_s32(v, N)", "vshlq_n_s32(v, (N + 1) % 32)", "neon: shifts one bit too far"),
+    _choice(
+        NEON,
+        "vshrq_n_s32(v, N)",
+        "vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(v), N))",
+        "neon: shifts without the sign",
+    ),
+    _choice(
+        NEON,
+        "vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))",
+        "vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 1)))",
+        "neon: float16 scales: of the next row",
+    ),
+    Native(NEON, "(codes, 1) & 15]", "(codes, P ? 0 : 1) & 15]", "neon: tables: input 0 in place of input 1"),
+    Native(
+        NEON,
+        "const I r = vcvtnq_s32_f32(v)",
+        "const I r = P ? vcvtq_s32_f32(v) : vcvtnq_s32_f32(v)",
+        "neon: activations truncated",
+    ),
+    _choice(NEON, "vmovl_s16(vld1_s16(p))", "load_u16((const uint16_t *)p)", "neon: zero points without a sign"),
+    _choice(
+        NEON,
+        "vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four(p)))))",
+        "load_u8((const uint8_t *)p)",
+        "neon: signed bytes without one",
+    ),
+    Native(SCALAR, "fused(-a.v[i], b.v[i], c.v[i])", "fused(P ? a.v[i] : -a.v[i], b.v[i], c.v[i])", "scalar: zero points added"),
+    _choice(SCALAR, "v.v[i] >> right & mask", "v.v[i] >> (right + 1) & mask", "scalar: fields one bit too low"),
+    _choice(SCALAR, "t.v[codes.v[i] & 15]", "t.v[(codes.v[i] ^ 1) & 15]", "scalar: byte tables: neighbours swapped"),
+    Native(
+        SCALAR,
+        "return acc.v[i] + (int8_t)b[0]",
+        "return (P ? 0 : acc.v[i]) + (int8_t)b[0]",
+        "scalar: sums of earlier inputs dropped",
+    ),
+    Native(SCALAR, "half_to_float(p[i])", "half_to_float(p[P ? i ^ 1 : i])", "scalar: float16 scales: of the next row"),
+    Native(
+        SCALAR,
+        "const double e = (p - (s - t)) + (c - t)",
+        "const double e = P ? 0 : (p - (s - t)) + (c - t)",
+        "scalar: fused products rounded twice",
+    ),
+]
+SETS = ("avx2", "avx512", "neon", "scalar")
+"""Instruction sets of the core; NEON is emulated by qemu, AVX-512 needs a machine that has it."""
+
+
+def of_set(name: str) -> list[tuple[int, Native]]:
+    """The faults of an instruction set with their numbers."""
+    return [(i, f) for i, f in enumerate(NATIVE, 1) if not f.file.startswith("isa_") or f.file == f"isa_{name}.cpp"]
+
+
 NATIVE_TESTS = [f"tests/backends/cpu/test_{name}.py" for name in ("decode", "cases", "linear")]
 HEADER = """#pragma once
 #include <cstdlib>
@@ -318,9 +475,12 @@ def replaced(text: str, fault: Fault | Native, after: str) -> str:
     return text.replace(fault.before, after, 1)
 
 
-def built_native() -> Path:
-    """src with a core that holds every native fault."""
-    folder = BUILD / "native"
+CUDA: list[Fault] = []
+
+
+def built_native(neon: bool) -> Path:
+    """src with a core that holds every native fault; the core's own test program for NEON."""
+    folder = BUILD / ("neon" if neon else "native")
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("native", "cmake"):
         shutil.copytree(ROOT / name, folder / name)
@@ -339,12 +499,13 @@ def built_native() -> Path:
     kernels.write_text(kernels.read_text("utf-8").replace("#pragma once", '#pragma once\n#include "planted.h"', 1), "utf-8")
     lists = (ROOT / "CMakeLists.txt").read_text("utf-8").replace("-O3 -ffp-contract", "-O1 -w -DHALFBYTE_SMALL -ffp-contract")
     (folder / "CMakeLists.txt").write_text(lists, "utf-8")
-    for command in (
-        ["cmake", "-S", folder, "-B", folder / "build"],
-        ["cmake", "--build", folder / "build", "--target", "in_place", "-j"],
-    ):
-        subprocess.run(command, check=True)
-    return folder / "src"
+    options, target = ([], "in_place")
+    if neon:
+        options = [f"-DCMAKE_TOOLCHAIN_FILE={folder}/cmake/aarch64-linux-gnu.cmake", "-DHALFBYTE_MODULE=OFF"]
+        target = "halfbyte_selfcheck"
+    subprocess.run(["cmake", "-S", folder, "-B", folder / "build", *options], check=True)
+    subprocess.run(["cmake", "--build", folder / "build", "--target", target, "-j", JOBS], check=True)
+    return folder / "build" / target if neon else folder / "src"
 
 
 def run(kind: str, source: Path, tests: Sequence[str], number: int = 0) -> bool:
@@ -353,17 +514,18 @@ def run(kind: str, source: Path, tests: Sequence[str], number: int = 0) -> bool:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(source), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
     }
-    environment |= {"HB_PLANT": str(number), "TRITON_INTERPRET": "1"} if kind == "triton" else {"HB_PLANT": str(number)}
-    script = [str(ROOT / "tests/support/cuda_interpreter.py"), *tests]
-    command = (
-        script
-        if kind == "triton"
-        else ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu and not slow", *tests]
-    )
+    environment["HB_PLANT"] = str(number)
+    if kind == "triton":
+        environment["TRITON_INTERPRET"] = "1"
+    if kind in SETS:
+        environment["HALFBYTE_CPU"] = kind
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu and not slow", *tests]
+    if kind == "triton":
+        command = [sys.executable, str(ROOT / "tests/support/cuda_interpreter.py"), *tests]
+    elif kind == "neon":
+        command = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu", "max", str(source)]
     try:
-        done = subprocess.run(
-            [sys.executable, *command], env=environment, cwd=ROOT, capture_output=True, timeout=LIMIT, check=False
-        )
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
@@ -401,9 +563,11 @@ def table(path: Path) -> str:
 def main() -> None:
     """Plant the faults of the kinds named; exit 1 when no test finds one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="+", choices=["triton", "metal", "native"])
+    parser.add_argument("kinds", nargs="+", choices=["triton", "metal", "cuda", *SETS])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=BUILD / "faults.jsonl")
+    parser.add_argument("--core", type=Path, metavar="SRC", help="src, or NEON's program, of an earlier build, with its faults")
+    parser.add_argument("--build", action="store_true", help="build the core with its faults, run nothing")
     parser.add_argument("--table", type=Path, help="print the table of a finished run, run nothing")
     args = parser.parse_args()
     if args.table:
@@ -411,15 +575,23 @@ def main() -> None:
         return
     BUILD.mkdir(parents=True, exist_ok=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    jobs = []
+    jobs: list[tuple[str, int, Fault | Native, Path | None, Path]] = []
     for kind in args.kinds:
-        source = built_native() if kind == "native" else None
-        faults: Sequence[Fault | Native] = NATIVE if kind == "native" else TRITON if kind == "triton" else METAL
-        clean = {tuple(f.tests.split()) if isinstance(f, Fault) else tuple(NATIVE_TESTS) for f in faults}
-        every = {t for tests in clean for t in tests}
+        if kind in SETS:
+            source = args.core or built_native(kind == "neon")
+            if args.build:
+                continue
+            faults: list[tuple[int, Fault | Native]] = list(of_set(kind))
+            every = set(NATIVE_TESTS)
+        else:
+            source = None
+            faults = list(enumerate({"triton": TRITON, "metal": METAL, "cuda": CUDA}[kind], 1))
+            every = {t for _, f in faults if isinstance(f, Fault) for t in f.tests.split()}
         if not run(kind, source or ROOT / "src", sorted(every)):
             raise SystemExit(f"the tests of {kind} fail without a fault")
-        jobs += [(kind, number, fault, source, args.out) for number, fault in enumerate(faults, 1)]
+        jobs += [(kind, number, fault, source, args.out) for number, fault in faults]
+    if not jobs:
+        return
     with ThreadPoolExecutor(args.workers) as pool:
         results = list(pool.map(lambda job: found(*job), jobs))
     print(table(args.out))

@@ -1,8 +1,7 @@
-"""The fragment kernel's own source, run by NumPy: every lane, every register, no GPU and no
-compiler.
+"""Gluon kernels' own source, run by NumPy: every lane, every register, no GPU and no compiler.
 
-The functions of mma/{kernel,accumulate,operands,epilogue}.py are executed as they stand; only `gl`
-is another. Tensors are arrays of their logical shape; inline assembly is read and executed
+The functions of mma/{kernel,accumulate,operands,epilogue}.py are executed as they stand, and with
+`Source` those of other modules; only `gl` is another. Tensors are arrays of their logical shape; inline assembly is read and executed
 instruction by instruction, mma.m16n8k16 over axis 2 as the 32 lanes of each warp, with the
 fragments of the PTX manual. Layouts are not looked at: they place values, they do not change them.
 A load or store outside its tensor raises.
@@ -24,7 +23,7 @@ from support import ptx
 
 DTYPES = {
     "int32": np.int32, "int64": np.int64, "int16": np.int16, "uint8": np.uint8, "float16": np.float16, "float32": np.float32,
-    "float64": np.float64,
+    "float64": np.float64, "bfloat16": ml_dtypes.bfloat16,
 }  # fmt: skip
 
 
@@ -37,6 +36,10 @@ class T:
     @property
     def shape(self) -> list[int]:
         return list(self.a.shape)
+
+    @property
+    def type(self) -> Any:
+        return types.SimpleNamespace(layout=None)
 
     def to(self, dtype: Any, bitcast: bool = False) -> T:
         return T(self.a.view(dtype) if bitcast else self.a.astype(dtype))
@@ -139,7 +142,7 @@ class Language:
         return T(t.a.transpose(order))
 
     @staticmethod
-    def convert_layout(t: T, layout: Any) -> T:
+    def convert_layout(t: T, layout: Any, assert_trivial: bool = False) -> T:
         return t
 
     @staticmethod
@@ -162,6 +165,8 @@ class Language:
 
     @staticmethod
     def where(c: T, a: Any, b: Any) -> T:
+        if isinstance(a, int) and isinstance(b, int):
+            a, b = np.int32(a), np.int32(b)
         return T(np.where(c.a, _raw(a), _raw(b)))
 
     @staticmethod
@@ -194,7 +199,8 @@ class Language:
 
     @staticmethod
     def inline_asm_elementwise(asm: Any, constraints: str, args: list[T], dtype: Any, is_pure: bool, pack: int) -> Any:
-        return assembly(getattr(asm, "value", asm), args, dtype)
+        text = getattr(asm, "value", asm)
+        return assembly(text, args, dtype) if pack == 1 else packed_assembly(text, args, dtype, pack)
 
 
 def _bits(a: Any) -> np.ndarray[Any, Any]:
@@ -223,19 +229,34 @@ def assembly(asm: str, args: list[T], dtype: Any) -> Any:
     return out if isinstance(dtype, tuple) else out[0]
 
 
+def packed_assembly(asm: str, args: list[T], dtype: Any, pack: int) -> T:
+    """Assembly that makes registers of two 16-bit results: elements are the last axes in order, one
+    input register an element.
+    """
+    shape = np.broadcast_shapes(*(t.a.shape for t in args))
+    given = [_bits(np.broadcast_to(t.a, shape)).reshape(-1, pack) for t in args]
+    inputs = [column for a in given for column in a.T]
+    count = pack // 2
+    env = ptx.run(asm, {f"${count + i}": column.copy() for i, column in enumerate(inputs)})
+    out = np.stack([env[f"${i}"].astype(np.uint32) for i in range(count)], -1)
+    return T(np.ascontiguousarray(out).view(dtype).reshape(shape))
+
+
 def _value(x: Any) -> Any:
     """Constants as numbers, kernels' functions as functions of NumPy."""
     return x.value if isinstance(x, triton.language.constexpr) else x
 
 
-class Kernel:
-    """Stands for fragment_kernel: `Kernel()[grid](…)` runs every program."""
+class Source:
+    """The functions of some modules with `gl` on NumPy; `function(name)` is the last one's of that
+    name.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: types.ModuleType) -> None:
         self.gl = Language()
         made: dict[int, Any] = {}
         spaces = []
-        for module in (operands, accumulate, epilogue, kernel):
+        for module in modules:
             space: dict[str, Any] = dict(vars(module))
             space.update(gl=self.gl, range=self._range, gdc_wait=lambda: None, gdc_launch_dependents=lambda: None)
             spaces.append((module, space))
@@ -247,11 +268,22 @@ class Kernel:
         for _, space in spaces:
             for name, value in list(space.items()):
                 space[name] = made.get(id(value), _value(value))
-        self.run = made[id(kernel.fragment_kernel)]
+        self._spaces = [space for _, space in spaces]
+
+    def function(self, name: str) -> Any:
+        return next(space[name] for space in reversed(self._spaces) if name in space)
 
     @staticmethod
     def _range(*bounds: Any) -> Any:
         return (T(np.int32(v)) for v in builtins.range(*(int(b) for b in bounds)))
+
+
+class Kernel(Source):
+    """Stands for fragment_kernel: `Kernel()[grid](…)` runs every program."""
+
+    def __init__(self) -> None:
+        super().__init__(operands, accumulate, epilogue, kernel)
+        self.run = self.function("fragment_kernel")
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*args: Any, num_warps: int, enable_fp_fusion: bool, plan: Any, **options: Any) -> None:

@@ -95,6 +95,8 @@ def _execute(statement, registers, size):
         return
     if operation in ("mov.b32", "cvt.u32.u16"):
         out = a[0]
+    elif operation == "cvt.u16.u32":
+        out = a[0] & np.uint32(0xFFFF)
     elif kind in BITWISE:
         out = BITWISE[kind](*a)
     elif operation in ("add.u32", "sub.u32", "mul.lo.u32"):
