@@ -1,9 +1,10 @@
 """Gluon kernels' own source, run by NumPy: every lane, every register, no GPU and no compiler.
 
 The functions of mma/{kernel,accumulate,operands,epilogue}.py are executed as they stand, and with
-`Source` those of other modules; only `gl` is another. Tensors are arrays of their logical shape; inline assembly is read and executed
-instruction by instruction, mma.m16n8k16 over axis 2 as the 32 lanes of each warp, with the
-fragments of the PTX manual. Layouts are not looked at: they place values, they do not change them.
+`Source` those of other modules; only `gl` is another. Tensors are arrays of their logical shape;
+inline assembly is read and executed instruction by instruction, mma.m16n8k16 over axis 2 as the 32
+lanes of each warp, with the fragments of the PTX manual. Layouts are not looked at: they place
+values, they do not change them.
 A load or store outside its tensor raises.
 """
 

@@ -83,10 +83,13 @@ def test_operands_are_the_weights_rounded_once(source, monkeypatch, word, half):
     assert np.array_equal(got, want * kept.factors.unit)
 
 
-@pytest.mark.parametrize(("word", "half", "gate", "biased"), [
-    ("int4:g128", True, 0, True), ("nvfp4", True, 0, True), ("nvfp4", False, 1, False), ("nvfp4_ue4m3", False, 2, False), ("mxfp4", True, 3, False),
-    ("uint4:g64", False, 0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "half", "gate", "biased"),
+    [
+        ("int4:g128", True, 0, True), ("nvfp4", True, 0, True), ("nvfp4", False, 1, False), ("nvfp4_ue4m3", False, 2, False),
+        ("mxfp4", True, 3, False), ("uint4:g64", False, 0, False),
+    ],
+)  # fmt: skip
 def test_sums_become_outputs(source, monkeypatch, word, half, gate, biased):
     """The tensor's factor, the bias and the gate of rows 2 j and 2 j + 1, of a weight's products."""
     n, k, m = 64, 256, 8
