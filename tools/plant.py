@@ -475,7 +475,83 @@ def replaced(text: str, fault: Fault | Native, after: str) -> str:
     return text.replace(fault.before, after, 1)
 
 
-CUDA: list[Fault] = []
+ASM, OPERAND_TESTS = "backends/cuda/decoders.py", "tests/backends/cuda/test_decoders.py"
+MMA, MMA_TESTS = "backends/cuda/mma/", "tests/backends/cuda/test_mma_numpy.py"
+PTX_TESTS = "tests/backends/cuda/test_ptx_values.py -k outputs_are_right"
+WGMMA, WGMMA_TESTS = "backends/cuda/wgmma/", "tests/backends/cuda/test_wgmma_operand.py tests/backends/cuda/test_wgmma_numpy.py"
+SCHEDULE_TESTS = "tests/backends/cuda/test_wgmma_schedule.py"
+CUDA = [
+    *(
+        Fault(ASM, before, after, what, OPERAND_TESTS)
+        for before, after, what in (
+            ("{ .reg .b32 t; shr.u32 t, w0, 8;", "{ .reg .b32 t; shr.u32 t, w0, 4;", "uint operands: shifted by 4, not 8"),
+            ("mov.b32 k, 0x00080008; sub", "mov.b32 k, 0x00000000; sub", "int operands: offset dropped"),
+            ("w0, 0, 0x4140; prmt.b32 y1", "w0, 0, 0x4041; prmt.b32 y1", "8 bits: two bytes swapped"),
+            ('_E5M2 = "prmt.b32 y0, w0, 0, 0x1404', '_E5M2 = "prmt.b32 y0, w0, 0, 0x0414', "E5M2: two bytes swapped"),
+            ("shr.u32 u, u, 1; lop3", "shr.u32 u, u, 2; lop3", "E4M3 by integers: shifted by 2, not 1"),
+            ("shl.b32 u, w0, 4; shr.u32 t, u, 3", "shl.b32 u, w0, 8; shr.u32 t, u, 3", "E2M1 words: shifted by 8, not 4"),
+            ("lop3.b32 v, t, 0x000c000c", "lop3.b32 v, t, 0x00030003", "2 bits: a pair of codes twice"),
+            ("shift = (((0, 0), (0, 0)), ((8, 0), (8, 0)))", "shift = (((8, 0), (8, 0)), ((0, 0), (0, 0)))",
+             "pairs: those of two lanes swapped"),
+            ('(HALF, BIASES): "fma.rn.f16x2 y, y, s#, z#; "', '(HALF, BIASES): "mul.rn.f16x2 y, y, s#; "',
+             "pairs: biases dropped"),
+            ("sub.rn.f32 v, v, a; sub.rn.f32 w, w, a; ", "", "float32 pairs: zero points dropped"),
+        )
+    ),
+    *(
+        Fault(MMA + file, before, after, f"mma: {what}", MMA_TESTS)
+        for file, before, after, what in (
+            ("accumulate.py", "block // pair % 2 == 1", "block // pair % 2 == 0", "accumulators of two groups swapped"),
+            ("accumulate.py", "gl.fma(gl.fma(-a, t, c), s, y)", "gl.fma(c, s, y)", "zero points dropped"),
+            ("accumulate.py", "gl.fma(c, s, gl.fma(a, t, y))", "gl.fma(c, s, y)", "biases dropped"),
+            ("accumulate.py", "spread_bytes(pair) << 7", "spread_bytes(pair) << 8", "E8M0 shifted by 8, not 7"),
+            ("accumulate.py", "P.set + at.s_slot", "P.set", "scales of the first slot for every column"),
+            ("accumulate.py", "gl.broadcast(t * -ZEROES, like)", "gl.broadcast(t * 0.0, like)", "implicit zero of int dropped"),
+            ("accumulate.py", "own * (GROUP // 64), half * 0", "half * 0, half * 0", "the first group's x for both"),
+            ("kernel.py", "w_near * 128 + axis(5, 4, W, 6)", "w_near * 128 + (axis(5, 4, W, 6) ^ 1)", "words of a lane swapped"),
+            ("kernel.py", "s_set // P.parities * P.set + s_set % P.parities", "s_set // P.parities * P.set",
+             "scales of even groups for odd ones"),
+            ("kernel.py", "t0, t1, scale, addend, i // P.span, P)", "t0, t1, scale, addend, (i // P.span + 1) % P.flushes, P)",
+             "scales: the group after"),
+            ("kernel.py", "scale[i // P.span * 2 + 1], L)", "scale[i // P.span * 2], L)",
+             "finished weights: scales of rows g for g + 8"),
+        )
+    ),
+    Fault(
+        MMA + "epilogue.py", "axis(5, 2, R, 7) * 8\n    return", "axis(5, 2, R, 7) * 4\n    return",
+        "mma: biases of other rows", PTX_TESTS,
+    ),
+    *(
+        Fault(WGMMA + file, before, after, f"wgmma: {what}", WGMMA_TESTS)
+        for file, before, after, what in (
+            ("operand.py", "else ([0, 0, 1], [0, 0, 4], [0, 0, 8])", "else ([0, 0, 1], [0, 0, 8], [0, 0, 4])",
+             "blocks and halves of words swapped"),
+            ("operand.py", "odd = axis(4, 2, L, 10) == 1", "odd = axis(4, 2, L, 10) == 0", "pairs of two lanes swapped"),
+            ("operand.py", "8 * axis(3, 2, L, 10) + 4 * axis(4", "4 * axis(3, 2, L, 10) + 8 * axis(4", "2 bits: shifts swapped"),
+            ("operand.py", "return (b << 23).to(", "return (b << 22).to(", "E8M0 shifted by 22, not 23"),
+            ("operand.py", "base = 98 + shift", "base = 97 + shift", "E8M0 in float16: bias off by one"),
+            ("operand.py", "(b & 0x7F) << 7)", "(b & 0x7F) << 6)", "E4M3 scales shifted by 6, not 7"),
+            ("operand.py", "-64.0 - high", "-64.0 + high", "zero points of rows g + 8 added"),
+            ("operand.py", "_pair_of(-128.0 - z, True)", "_pair_of(-128.0 - 0 * z, True)", "bfloat16: zero points dropped"),
+            ("operand.py", "_twice(b.to(gl.int32))\n        elif ARITHMETIC == FLOAT32_BFLOAT",
+             "_twice(b.to(gl.int32) * 0)\n        elif ARITHMETIC == FLOAT32_BFLOAT", "biases dropped"),
+            ("operand.py", "        return gl.split(v)\n", "        first, second = gl.split(v)\n        return second, first\n",
+             "groups of the halves of a unit swapped"),
+            ("epilogue.py", "acc = acc + gl.expand_dims", "acc = acc + 0 * gl.expand_dims", "the layer's bias dropped"),
+            ("epilogue.py", "expert.to(gl.int64) * n", "expert.to(gl.int64) * 0", "the first expert's bias for every one"),
+            ("epilogue.py", "g, u = gl.split", "u, g = gl.split", "gates and ups swapped"),
+        )
+    ),
+    *(
+        Fault(WGMMA + file, before, after, f"wgmma: {what}", SCHEDULE_TESTS)
+        for file, before, after, what in (
+            ("kernel.py", "j = lo // units + index", "j = lo // units", "the first cut tile twice"),
+            ("kernel.py", "inside // adjacent, first + inside % adjacent", "inside % adjacent, first + inside // adjacent",
+             "rows and tokens of a tile swapped"),
+            ("epilogue.py", "units - 1) // units - 1", "units - 1) // units", "the owner of a step is the next program"),
+        )
+    ),
+]  # fmt: skip
 
 
 def built_native(neon: bool) -> Path:
@@ -586,7 +662,7 @@ def main() -> None:
         else:
             source = None
             faults = list(enumerate({"triton": TRITON, "metal": METAL, "cuda": CUDA}[kind], 1))
-            every = {t for _, f in faults if isinstance(f, Fault) for t in f.tests.split()}
+            every = {t for _, f in faults if isinstance(f, Fault) for t in f.tests.partition(" -k ")[0].split()}
         if not run(kind, source or ROOT / "src", sorted(every)):
             raise SystemExit(f"the tests of {kind} fail without a fault")
         jobs += [(kind, number, fault, source, args.out) for number, fault in faults]
