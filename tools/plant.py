@@ -11,6 +11,8 @@ fault the same tests must pass. Needs what these tests need: Triton, a C++ compi
 `native` CMake and nanobind.
 """
 
+# ruff: noqa: E501  the two texts of a fault read best on one line
+
 from __future__ import annotations
 
 import argparse
@@ -185,6 +187,52 @@ METAL = [
     Fault(SHADER, "b == 255 ? as_type<float>(QUIET_NAN)", "b == 254 ? as_type<float>(QUIET_NAN)", "E8M0: 254 is NaN, 255 is not"),
 ]
 METAL = [fault._replace(tests=METAL_TESTS) for fault in METAL]
+METAL += [
+    Fault(f"backends/metal/shaders/{file}.metal", before, after, f"{file}: {what}", f"tests/backends/metal/test_{tests}.py")
+    for file, tests, before, after, what in (
+        ("codec", "dequantize", "e.high << (32 - at)", "e.high << (31 - at)", "a code across two words shifted by one bit less"),
+        ("codec", "dequantize", "v[i + 4] = float(pair.y)", "v[i ^ 1] = float(pair.y)", "the second code of a pair misplaced"),
+        ("codec", "dequantize", "put(u4_high_half2(e.low), v, 1)", "put(u4_low_half2(e.low), v, 1)", "low nibbles for high ones"),
+        ("codec", "dequantize", "e.low << (12 - 4 * i)), v, i);\n  }\n};\ntemplate <int B> struct mx",
+         "e.low << (8 - 4 * (i & 1))), v, i);\n  }\n};\ntemplate <int B> struct mx", "E2M1: shifted by 8, not 12"),
+        ("codec", "dequantize", "(1.0f / float(1 << (B - 2)))", "(1.0f / float(1 << (B - 1)))", "mxint: half the value"),
+        ("codec", "dequantize", "high |= uint(p[5]) << 8", "high |= uint(p[5]) << 7", "7 bits: a byte shifted by 7"),
+        ("codec", "dequantize", "unit / (G / 8 > 0 ? G / 8 : 1); }\n  eight_codes load",
+         "(unit + 1) / (G / 8 > 0 ? G / 8 : 1) % groups; }\n  eight_codes load", "the last unit of a group takes the next scale"),
+        ("codec", "dequantize", "W::scale::exact(v - float(a), s)", "W::scale::exact(v, s)", "zero points dropped"),
+        ("codec", "dequantize", "exact_fma(v, W::scale::value(s), float(a))", "exact_product(v, W::scale::value(s))", "biases dropped"),
+        ("codec", "linear", "return W::scale::times(v - float(a), s)", "return W::scale::times(v, s)", "products: zero points dropped"),
+        ("codec", "linear", "return fma(v, W::scale::value(s), float(a))", "return v * W::scale::value(s)", "products: biases dropped"),
+        ("codec", "linear", "rounded<T>({y.value + bias, 0.0f})", "rounded<T>(y)", "the layer's bias dropped"),
+        ("codec", "linear", "if (op == DIVIDE) return exact_quotient(v, factor)", "if (op == DIVIDE) return exact_product(v.value, factor)",
+         "a factor that divides multiplies"),
+        ("rounding", "dequantize", "(beyond ? bits : bits - 1) | 1", "bits", "rounded twice"),
+        ("rounding", "dequantize", "bits + 0x7fffu + ((bits >> 16) & 1)", "bits + 0x7fffu", "bfloat: ties go down"),
+        ("rounding", "dequantize", "int(field) + int(b) - 127;", "int(field) + int(b) - 126;", "E8M0: bias off by one"),
+        ("dequantize", "dequantize", "gather ? uint(rows[i]) : i", "i", "rows that were asked for ignored"),
+        ("matvec", "matvec", "fma(-float(w.addends[at]), plain, products)", "products", "zero points dropped"),
+        ("matvec", "matvec", "plain * float(w.addends[at])", "0.0f", "biases dropped"),
+        ("matvec", "matvec", "const typename W::stored scale = w.scales[at]", "const typename W::stored scale = w.scales[at ? at - 1 : 0]",
+         "the scale of the group before"),
+        ("matvec", "matvec", "s < MATVEC_SIMDGROUPS; ++s) sum", "s < 1; ++s) sum", "the second simdgroup's part dropped"),
+        ("gemm_tile", "experts", "i / 2 + i % 2 * half_rows", "i / 2 + (i + 1) % 2 * half_rows", "gates and ups swapped"),
+        ("gemm_tile", "linear", "x_stride + k0 + 8 * unit, v)", "x_stride + 8 * unit, v)", "x of the first step for every one"),
+        ("gemm_tile", "linear", "has_bias ? bias[column] : 0.0f", "has_bias ? bias[row0] : 0.0f", "the bias of another output"),
+        ("gemm", "linear", "now = 1 - now", "now = 0", "double buffering: the first buffer for every step"),
+        ("gemm", "linear", "stripe <= last; ++stripe", "stripe < last; ++stripe", "striped: the last piece dropped"),
+        ("gemm_fused", "linear", "group_of(unit) * scale_g_stride", "group_of(unit + 1) * scale_g_stride", "groups begin a unit early"),
+        ("gemm_fused", "linear", "stage[8 * k + lane] = v[k]", "stage[8 * (k ^ 1) + lane] = v[k]", "neighbours of a word swapped"),
+        ("gemm_fused", "linear", "unit0 + u + lane / 16, v)", "unit0 + u, v)", "wide: the first unit for both"),
+        ("experts", "experts", "has_bias ? own_bias[first] : 0.0f", "has_bias ? own_bias[0] : 0.0f", "the bias of output 0"),
+        ("experts", "experts", "ulong(tile.expert) * n : 0", "ulong(0) * n : 0", "the bias of expert 0"),
+        ("experts", "experts", "begin + tile * TILE_M, min", "begin, min", "every tile begins where its expert does"),
+        ("experts", "experts", "(ulong(at.y) * top_k + t) * h", "(ulong(at.y) * top_k) * h", "the first expert's output for all"),
+        ("experts", "experts", "gated<activation>(done[0], done[1]", "gated<activation>(done[1], done[0]", "few tokens: gates and ups swapped"),
+        ("experts", "experts", "u = clamp(up, -limit, limit)", "u = min(up, limit)", "clamped gate: ups have no lower bound"),
+        ("rmsnorm_matvec", "experts", "v[j] *= g[j]", "v[j] *= 1.0f", "the gain dropped"),
+        ("rmsnorm_matvec", "experts", "total / float(k) + eps", "total / float(k)", "eps dropped"),
+    )
+]  # fmt: skip
 
 
 class Native(NamedTuple):
