@@ -30,6 +30,9 @@ line a mutant goes to `--out`; a run continues after the mutants listed there.
 Left alone: docstrings and messages, annotations, raised errors, `__repr__`, the arguments of
 `KEYWORDS` and the constants of `PERFORMANCE`, which change checks of the interpreter, the speed or
 the memory and not the result.
+
+One file of more than 800 lines: what makes mutants, records tests, runs and reports is one program
+that needs nothing of the package but its sources.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ def _expert_up(path: str, module: Any, expert: int) -> Upstream | str:
 def has_unit_offset(norm: nn.Module) -> bool:
     """True for a norm that multiplies by 1 + weight, determined by calling it with zero weights."""
     x = torch.ones(1, norm.weight.shape[0], dtype=torch.float32, device=norm.weight.device)
-    held = norm.weight.data
-    norm.weight.data = torch.zeros_like(held)
+    original = norm.weight.data
+    norm.weight.data = torch.zeros_like(original)
     out = norm(x)
-    norm.weight.data = held
+    norm.weight.data = original
     return bool(np.asarray(out.float().abs().max().cpu()) > 0.5)

@@ -92,12 +92,12 @@ def quantize(
     walked: dict[str, int] = {}
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
-    with contextlib.ExitStack() as held:
-        checkpoint = held.enter_context(open_with(path, config, allow_unknown))
+    with contextlib.ExitStack() as stack:
+        checkpoint = stack.enter_context(open_with(path, config, allow_unknown))
         modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
         named_too = [] if calibrated or recipe.goal.layout == "gguf" else as_model(checkpoint, recipe.goal.layout).keys()
         recipe.check([*modules, *stacks_of(checkpoint), *(key.removesuffix(".weight") for key in named_too)])
-        for note in (said := check_experts(checkpoint, recipe)):
+        for note in (reported := check_experts(checkpoint, recipe)):
             complain(f"note: {note}")
         if not plan:
             warn_of_missing_tokenizer(checkpoint, out)
@@ -105,7 +105,7 @@ def quantize(
             from ..calibration import Spool, calibrate
 
             check_output(checkpoint.path, out, recipe.goal, force, plan)
-            layers = held.enter_context(Spool(out))
+            layers = stack.enter_context(Spool(out))
             with progress("calibrating") as report:
                 found = calibrate(
                     checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
@@ -124,7 +124,7 @@ def quantize(
             )  # fmt: skip
     done.notes = [*notes, *done.notes]
     for note in done.notes:
-        if note not in said:
+        if note not in reported:
             complain(f"note: {note}")
     if json:
         for r in done.records:

@@ -90,9 +90,9 @@ def _range(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:
     low, high = values.min(axis=-1), values.max(axis=-1)
     digits = 2.0 ** (float_info(SCALE_DTYPES[fmt.scale]).nmant + 1)
     scale = to_scale_dtype(np.maximum((high - low) / steps, np.maximum(np.abs(low), np.abs(high)) / digits), fmt)
-    held = scale.astype(values.dtype)
-    zero = to_scale_dtype(-ratio(low, held), fmt, "zero point")
-    return scale, zero, ratio(values, held[..., None]) + zero.astype(values.dtype)[..., None]
+    stored = scale.astype(values.dtype)
+    zero = to_scale_dtype(-ratio(low, stored), fmt, "zero point")
+    return scale, zero, ratio(values, stored[..., None]) + zero.astype(values.dtype)[..., None]
 
 
 def _edge(values: NDArray[Any], steps: Any, fmt: Format) -> Rounded:

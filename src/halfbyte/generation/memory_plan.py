@@ -221,8 +221,8 @@ class Planner:
         count = getattr(c, "num_local_experts", None) or c.num_experts
         padded = padded_rows(pairs, count) if size == 2 else None
         rows, copies = (pairs, 0) if padded is None else (padded, c.hidden_size * size)
-        apart = 0 if c.model_type == "gpt_oss" else 8 * f  # float32 gates and ups
-        return int(rows * (copies + apart + f * size + 4 * c.hidden_size))
+        separate = 0 if c.model_type == "gpt_oss" else 8 * f  # float32 gates and ups
+        return int(rows * (copies + separate + f * size + 4 * c.hidden_size))
 
 
 def _stores_scores(config: Any) -> bool:
@@ -243,10 +243,10 @@ def packed_nbytes(fmt: Format, shape: Sequence[int], rows: int = 1) -> int:
 
 def _loading(sizes: Iterable[int]) -> int:
     """Peak bytes while tensors are read, the largest first."""
-    held = most = 0
+    resident = most = 0
     for size in sorted(sizes, reverse=True):
-        most = max(most, held + 2 * size)
-        held += size
+        most = max(most, resident + 2 * size)
+        resident += size
     return most
 
 

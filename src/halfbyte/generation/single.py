@@ -173,7 +173,7 @@ class Generation:
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
-        held = ""  # text that may be the beginning of a stop text
+        pending = ""  # text that may be the beginning of a stop text
         session = DecodeSession(self.model)
         chunk = prompt_chunk(len(self.prompt_ids), stores_scores(self.model))
         pending = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
@@ -194,10 +194,10 @@ class Generation:
             if token in self.stop_ids:
                 self.stopped = "eos"
                 break
-            held += stream.step(backend, token) or ""
-            cut = min((i for s in self.stop if (i := held.find(s)) >= 0), default=None)
-            ready = held[:cut] if cut is not None else held[: len(held) - partial_stop(held, self.stop)]
-            held = held[len(ready) :]
+            pending += stream.step(backend, token) or ""
+            cut = min((i for s in self.stop if (i := pending.find(s)) >= 0), default=None)
+            ready = pending[:cut] if cut is not None else pending[: len(pending) - partial_stop(pending, self.stop)]
+            pending = pending[len(ready) :]
             self.text += ready
             yield Piece(token, ready)
             if cut is not None:

@@ -1,4 +1,4 @@
-"""The way in through transformers: `from_pretrained` with a `HalfbyteConfig`, and `save_pretrained`
+"""Loading through transformers: `from_pretrained` with a `HalfbyteConfig`, and `save_pretrained`
 of packed models.
 
     import halfbyte.transformers

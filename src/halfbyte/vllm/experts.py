@@ -96,7 +96,7 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
         biases = {}
         if self.moe.has_bias:
             if "gate_up_proj" not in weights:
-                raise UnsupportedError(f"[vllm] {self.name}: gate and up apart with a joint bias; convert to one gate_up_proj")
+                raise UnsupportedError(f"[vllm] {self.name}: separate gate and up with a joint bias; convert to one gate_up_proj")
             biases = {"gate_up_proj": layer.w13_bias.data, "down_proj": layer.w2_bias.data}
         layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=self.activations)
 

@@ -1,5 +1,8 @@
-"""The native CPU backend: C++ kernels for the instruction set of this machine (native/), on a pool
-of threads.
+"""The native CPU backend: C++ kernels for this machine's instruction set, on a pool of threads.
+
+The kernels are in native/, beside src/: `products.inl` multiplies (of one token
+`interleaved_f32`, `blocks_i8`), written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`,
+`isa_neon.cpp` or `isa_scalar.cpp`.
 
 Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a
 segment (one group, at most 128 inputs) in float32 and applies the group's scale to the sum. `int8`

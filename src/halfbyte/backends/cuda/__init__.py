@@ -1,5 +1,12 @@
 """NVIDIA GPUs through Triton: codes decoded in registers, weights read once (docs/design/cuda.md).
 
+    mma/        products of 1 to 64 tokens, on Hopper too: one token above all
+    wgmma/      products on Hopper from 17 tokens on, where they are faster than those of mma/
+    portable/   every format and any GPU: products, dequantize
+    fallback/   formats without a packed product
+    moe/        experts        tuning/     tiles of each kernel and GPU
+    decoders    codes to values: the assembly that mma/ and wgmma/ execute
+
 The module imports without torch and Triton; `reason()` says what is missing.
 """
 
@@ -64,8 +71,8 @@ class CUDABackend(Backend):
 
     def prepare_on(self, w: QTensor, device: str) -> Prepared:
         if refusal(w.format) is None and even_groups(w):
-            held = to_device(w, device)
-            return Prepared(self.name, w.format, w.shape, held, nbytes(held))
+            packed = to_device(w, device)
+            return Prepared(self.name, w.format, w.shape, packed, nbytes(packed))
         why = fallback_weight.refusal(w.format)
         if why:
             raise BackendError(f"[cuda] {why}")
@@ -78,38 +85,38 @@ class CUDABackend(Backend):
         return fallback_weight.canonical_parts(w.data) if isinstance(w.data, CanonicalWeight) else canonical_parts(w.data)
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
-        held = w.data
-        self._same_device("linear", x, held)
+        packed = w.data
+        self._same_device("linear", x, packed)
         m = x.shape[0]
         if m == 0 or elements_of(w.shape) == 0:
             y = x.new_zeros((m, w.shape[0]))
             return y if bias is None else y + bias.to(y.dtype)
         launch, fallback, fused = _modules()
-        if isinstance(held, CanonicalWeight):
+        if isinstance(packed, CanonicalWeight):
             if schedule not in (None, "dequantize_then_gemm"):
                 raise BackendError(f"[linear] {w.format} is decoded as a whole, then multiplied; schedule {schedule!r} cannot")
-            return fallback.linear(x, held, bias)
+            return fallback.linear(x, packed, bias)
         if schedule in TILED:
-            return launch.tiled(x, held, bias, schedule)
-        if schedule == "fused" and (why := fused.refusal(x, held)):
+            return launch.tiled(x, packed, bias, schedule)
+        if schedule == "fused" and (why := fused.refusal(x, packed)):
             raise BackendError(f"[linear] {why}")
-        chosen = schedule or self.schedule_of(x, held)
+        chosen = schedule or self.schedule_of(x, packed)
         if chosen == "fused":
-            return fused.fused(x, held, bias)
+            return fused.fused(x, packed, bias)
         if chosen == "dequantize_then_gemm":
-            return launch.dense_matmul(x, held, bias)
-        return getattr(launch, chosen)(x, held, bias)
+            return launch.dense_matmul(x, packed, bias)
+        return getattr(launch, chosen)(x, packed, bias)
 
     @staticmethod
-    def schedule_of(x: Any, held: Any) -> str:
+    def schedule_of(x: Any, packed: Any) -> str:
         """What `linear` does with x (m, k) and a packed weight where no schedule is requested:
         fused, dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul. Kept
         with the weight.
         """
         key = "schedule", min(x.shape[0], FEW_ROWS_MOST + 1), x.dtype, x.device  # no choice changes above it
-        chosen: str | None = held.launches.get(key)
+        chosen: str | None = packed.launches.get(key)
         if chosen is None:
-            chosen = held.launches[key] = _schedule_of(x, held)
+            chosen = packed.launches[key] = _schedule_of(x, packed)
         return chosen
 
     def embedding(self, ids: Any, w: Prepared, dtype: str) -> Any:
@@ -130,16 +137,16 @@ class CUDABackend(Backend):
         return torch.stack([self._dense(one, launch.TORCH_DTYPES[dtype]) for one in each])
 
     @staticmethod
-    def _dense(held: Any, dtype: Any, ids: Any | None = None) -> Any:
+    def _dense(packed: Any, dtype: Any, ids: Any | None = None) -> Any:
         """A matrix, or rows of it, decoded."""
         launch, fallback, _ = _modules()
-        return (fallback if isinstance(held, CanonicalWeight) else launch).dequantize(held, dtype, ids)
+        return (fallback if isinstance(packed, CanonicalWeight) else launch).dequantize(packed, dtype, ids)
 
     def expert(self, w: Prepared, index: int) -> Prepared:
         if isinstance(w.data, CanonicalWeight):
             return fallback_weight.expert(w, index)
-        held = w.data.expert(index)
-        return Prepared(self.name, w.format, w.shape[1:], held, nbytes(held))
+        packed = w.data.expert(index)
+        return Prepared(self.name, w.format, w.shape[1:], packed, nbytes(packed))
 
     def experts(
         self,
@@ -177,9 +184,9 @@ class CUDABackend(Backend):
         return f"{torch.cuda.get_device_name()}, Triton {triton.__version__}"
 
     @staticmethod
-    def _same_device(op: str, x: Any, held: Any) -> None:
-        if x.device != held.device:
-            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {held.device}; move one of them")
+    def _same_device(op: str, x: Any, packed: Any) -> None:
+        if x.device != packed.device:
+            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {packed.device}; move one of them")
 
 
 def _capturing() -> bool:
@@ -199,17 +206,17 @@ def _modules() -> tuple[ModuleType, ModuleType, ModuleType]:
     return launch, kernel, schedule
 
 
-def _schedule_of(x: Any, held: Any) -> str:
+def _schedule_of(x: Any, packed: Any) -> str:
     """`CUDABackend.schedule_of`, worked out."""
     launch, _, fused = _modules()
     m, single = x.shape[0], x.element_size() == 4
-    if m > 16 and fused.refusal(x, held) is None and fused.pays(m, held):
+    if m > 16 and fused.refusal(x, packed) is None and fused.pays(m, packed):
         return "fused"
     if m > (8 if single else SMALL_M):
         return "dequantize_then_gemm"
-    if held.fragments and not single:
+    if packed.fragments and not single:
         return "fragments"
-    return "matvec" if m == 1 or single or launch.exceeds_float16(x, held) else "matmul"
+    return "matvec" if m == 1 or single or launch.exceeds_float16(x, packed) else "matmul"
 
 
 def padded_rows(pairs: int, experts: int) -> int | None:

@@ -22,14 +22,14 @@ ADDENDS = ("zeros", "biases", "mins")
 def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
     """Parts of an (n, k) weight, or of an (e, n, k) stack."""
     fmt, shape = w.format, w.shape
-    held = {"scales": w.scales, "super_scales": w.super_scales, "super_mins": w.super_mins, "global_scale": w.global_scale}
-    held |= dict.fromkeys(ADDENDS, w.addend)
+    tensors = {"scales": w.scales, "super_scales": w.super_scales, "super_mins": w.super_mins, "global_scale": w.global_scale}
+    tensors |= dict.fromkeys(ADDENDS, w.addend)
     parts: dict[str, NDArray[Any]] = {}
     for name, (size, dtype) in family_of(fmt).geometry(fmt, shape).items():
         if name == "codes":
             parts[name] = _codes(w)
             continue
-        part = to_numpy(held[name])
+        part = to_numpy(tensors[name])
         if w.tiled and name != "global_scale":
             part = untile(part, shape[-2])
         parts[name] = np.ascontiguousarray(part).view(dtype).reshape(size)

@@ -248,8 +248,8 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
 
     def spread(part: NDArray[Any]) -> Any:
         """Per-group values in the order of the codes."""
-        held = tensor_of(part, device)
-        return by_tiles(held) if fragments else held
+        stored = tensor_of(part, device)
+        return by_tiles(stored) if fragments else stored
 
     if fragments:
         planes = {fmt.bits: _fragments_of(codes, k, fmt, device)}
@@ -266,13 +266,13 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     supers = {p: spread(q.parts[p]) if p in q.parts else None for p in ("super_scales", "super_mins")}
     whole = tensor_of(q.parts["global_scale"], device) if "global_scale" in q.parts else None
     table = tensor_of(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
-    held = CudaWeight(
+    packed = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
         None if order is None else tensor_of(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
         _plain_scales(q), _top(q),
     )  # fmt: skip
     synchronize(device)
-    return held
+    return packed
 
 
 def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) -> Any:

@@ -66,8 +66,8 @@ class MetalBackend(Backend):
         return self._runtime
 
     def prepare(self, w: QTensor) -> Prepared:
-        held = metal_weight(w, self.runtime.array)
-        return Prepared(self.name, w.format, w.shape, held, _nbytes(held))
+        packed = metal_weight(w, self.runtime.array)
+        return Prepared(self.name, w.format, w.shape, packed, _nbytes(packed))
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
         return canonical_parts(w.data, w.format, self.runtime.to_numpy)
@@ -117,8 +117,8 @@ class MetalBackend(Backend):
         )  # fmt: skip
 
     def expert(self, w: Prepared, index: int) -> Prepared:
-        held = w.data.expert(index)
-        return Prepared(self.name, w.format, w.shape[1:], held, w.nbytes // w.shape[0])
+        packed = w.data.expert(index)
+        return Prepared(self.name, w.format, w.shape[1:], packed, w.nbytes // w.shape[0])
 
     def describe(self) -> str:
         import torch
@@ -131,8 +131,8 @@ class MetalBackend(Backend):
 
 
 def _nbytes(w: MetalWeight) -> int:
-    held = (w.codes, w.scales, w.addends, w.factors, w.order)
-    return sum(t.nbytes for t in held if t is not None)
+    tensors = (w.codes, w.scales, w.addends, w.factors, w.order)
+    return sum(t.nbytes for t in tensors if t is not None)
 
 
 __all__ = ["BackendError", "MetalBackend"]

@@ -52,7 +52,7 @@ def run_one(what: str, path: Path, threads: int, prompt: int, decode: int, clock
     command = [sys.executable, "-m", "halfbyte.bench.model.run_one", what, str(path), count, str(prompt), str(decode), clock]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise BackendError(f"[bench] {what} ended with status {done.returncode}: {last}")
     found: Record = json.loads(done.stdout.strip().splitlines()[-1])
     return found

@@ -85,8 +85,8 @@ class Transforms:
         """
         size = t.size or shape[1 if t.side == "input" else 0]
         own = self._found.get((key, t.group, t.side))
-        alike = (names for (m, g, s), names in self._found.items() if g == t.group and self._shares(m, s, t))
-        for names in (own, *alike):
+        same = (names for (m, g, s), names in self._found.items() if g == t.group and self._shares(m, s, t))
+        for names in (own, *same):
             if names is not None and set(names) >= {"weight", *(("perm",) if t.permuted else ())}:
                 header = self.shards.header(names["weight"])
                 if header.shape == (size, size):

@@ -63,12 +63,12 @@ def to_device(q: QTensor, device: Any) -> CanonicalWeight:
         table = np.arange(1 << q.format.bits, dtype=np.float32) - (1 << (q.format.bits - 1)) * (q.format.element == "int")
     else:
         table = element_table(q.format.element, q.format.bits).astype(np.float32)
-    held = CanonicalWeight(
+    packed = CanonicalWeight(
         q.format, q.shape, {name: tensor_of(part, device) for name, part in q.parts.items()},
         tensor_of(table.astype(np.float32), device), int(np.prod(q.shape[:-2])),
     )  # fmt: skip
     synchronize(device)
-    return held
+    return packed
 
 
 def nbytes(w: CanonicalWeight) -> int:
@@ -86,5 +86,5 @@ def canonical_parts(w: CanonicalWeight) -> dict[str, Any]:
 def expert(p: Prepared, index: int) -> Prepared:
     """One matrix of a stack: the same tensors, and its offset in them."""
     w = p.data
-    held = CanonicalWeight(w.format, w.shape[1:], w.parts, w.table, w.lead, index)
-    return Prepared(p.backend, p.format, p.shape[1:], held, p.nbytes // w.shape[0])
+    packed = CanonicalWeight(w.format, w.shape[1:], w.parts, w.table, w.lead, index)
+    return Prepared(p.backend, p.format, p.shape[1:], packed, p.nbytes // w.shape[0])

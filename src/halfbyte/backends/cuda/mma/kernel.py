@@ -1,5 +1,6 @@
 """The product for 1 to 64 tokens on every NVIDIA GPU, Hopper included: codes are decoded in
-registers into the operand of `mma` (docs/design/cuda.md). More tokens on Hopper: `wgmma/kernel.py`.
+registers into the operand of `mma` (docs/design/cuda.md). From 17 tokens on Hopper takes
+`wgmma/kernel.py` where that is faster.
 
     acc[row, token] += scale[row, g] · Σ_{j in g} element[row, j] · x[token, j]
 

@@ -1,7 +1,7 @@
 // Codes to numbers in registers, every one exact.
 //
-// Nothing here goes through a float32 subnormal: Apple GPUs take those for zero. Half subnormals they are said to keep, but the
-// specification lets them flush those too; the one function that passes through them says so in its name, and is a variant.
+// No float32 subnormal occurs here: Apple GPUs take those for zero. The specification allows that for half subnormals too; the one
+// function with half subnormals says so in its name, and is a variant.
 
 // ---- element codes -> float -------------------------------------------------------------------------------------------------
 

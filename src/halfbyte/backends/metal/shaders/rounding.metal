@@ -1,4 +1,4 @@
-// Results rounded once: a float32 value with what its own rounding left out, and the way from there to half and bfloat.
+// Results rounded once: a float32 value with what its own rounding left out, rounded from there to half and bfloat.
 
 namespace halfbyte {
 
