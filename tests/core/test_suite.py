@@ -132,3 +132,11 @@ def test_every_case_has_a_row_and_a_test_that_exists():
     assert [(c, t) for c, tests in rows.items() for t in tests if c not in case_numbers(t.partition("::")[2])] == []
     assert [case for case, tests in rows.items() if not tests] == []
     assert set().union(*(case_numbers(f.partition("::")[2]) for f in functions)) <= set(rows)
+
+
+def test_files_of_more_than_800_lines_say_why():
+    for folder in ("src", "tests", "tools", "examples"):
+        for path in (TESTS.parent / folder).rglob("*.py"):
+            text = path.read_text("utf-8")
+            if text.count("\n") > 800:
+                assert "ore than 800 lines" in (ast.get_docstring(ast.parse(text)) or ""), path
