@@ -58,9 +58,11 @@ mutation: $(VENV_TEST)/ready
 	$(ONE_THREAD) $(VENV_TEST)/bin/python tools/mutate.py formats numerics producers layouts checkpoints $(DECIDES) \
 		$(addprefix backends/cuda/,decoders order canonical) --count $(MUTANTS) --workers $(JOBS)
 
-# Faults planted by hand in the Triton kernels, Metal's shaders and the native core (tools/plant.py).
+# Faults planted by hand in the CUDA kernels, Metal's shaders and the native core for each instruction set (tools/plant.py; NEON needs
+# the cross compiler and qemu, as test-neon does). SETS="avx2 avx512" names the instruction sets of this machine.
+SETS ?= avx2 scalar neon
 planted: $(VENV_TEST)/ready
-	$(VENV_TEST)/bin/python tools/plant.py triton metal native --workers $(JOBS)
+	PATH="$(abspath $(VENV_TEST))/bin:$$PATH" $(VENV_TEST)/bin/python tools/plant.py triton cuda metal $(SETS) --workers $(JOBS)
 
 # The native core beside the Python sources, for work on it without an installation.
 native:

@@ -1,14 +1,20 @@
 """Faults planted by hand in kernels: each must make a test fail (benchmarks/mutation.md).
 
-    python tools/plant.py triton metal --workers 4
-    python tools/plant.py native --out build/planted/native.jsonl      # builds the core once
+    python tools/plant.py triton cuda metal --workers 4
+    python tools/plant.py avx2 scalar neon --out build/planted/native.jsonl    # builds the core
+    python tools/plant.py metal --only gemm
     python tools/plant.py triton --table build/planted/faults.jsonl    # a Markdown table of a finished run
 
-A fault of a Triton or Metal kernel replaces one text in a copy of src/. The faults of the native
-core are compiled at once, each behind a number that the environment variable HB_PLANT selects, so
-that one build serves all. Each fault runs the tests named beside it until one fails; without a
-fault the same tests must pass. Needs what these tests need: Triton, a C++ compiler, and for
-`native` CMake and nanobind.
+triton   the portable kernels in Triton's interpreter
+cuda     the decoders' assembly and the Gluon kernels, whose tests execute both on the CPU
+metal    the shaders, compiled for the CPU
+avx2 avx512 scalar neon    the native core with that instruction set
+
+A fault of a Triton, Gluon or Metal kernel replaces one text in a copy of src/. The faults of the
+native core are compiled at once, each behind a number that the environment variable HB_PLANT
+selects, so that one build serves all; NEON runs the core's own test program under qemu. Each fault
+runs the tests named beside it until one fails; without a fault the same tests must pass. Needs what
+these tests need: Triton, a C++ compiler, CMake and nanobind, for NEON the cross compiler and qemu.
 """
 
 # ruff: noqa: E501  the two texts of a fault read best on one line
@@ -16,6 +22,7 @@ fault the same tests must pass. Needs what these tests need: Triton, a C++ compi
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -602,6 +609,7 @@ CUDA = [
 ]  # fmt: skip
 
 
+@functools.cache
 def built_native(neon: bool) -> Path:
     """src with a core that holds every native fault; the core's own test program for NEON."""
     folder = BUILD / ("neon" if neon else "native")

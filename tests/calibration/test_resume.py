@@ -61,7 +61,7 @@ MOMENTS = {
 """Moment -> (where, function, calls that go well)."""
 
 
-IN_A_LAYER = ("in a layer", "rounding", "weights", "hidden states", "last line")
+IN_A_LAYER = ("rounding", "hidden states", "last line")
 """Moments at which what is written depends on the method and the model; `make test-slow` tries the
 others with Mixtral too.
 """

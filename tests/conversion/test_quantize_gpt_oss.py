@@ -22,8 +22,10 @@ GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embedding
 STACKS = [f"model.layers.{i}.mlp.experts.{p}" for i in range(2) for p in ("gate_up_proj", "down_proj")]
 
 
-@pytest.mark.parametrize("to", ["gpt-oss", "halfbyte:mxfp4"])
-@pytest.mark.parametrize("method", ["rtn", "mse", "gptq", "awq"])
+@pytest.mark.parametrize(
+    ("to", "method"),
+    [*(("gpt-oss", m) for m in ("rtn", "mse", "gptq", "awq")), ("halfbyte:mxfp4", "rtn"), ("halfbyte:mxfp4", "awq")],
+)
 def test_experts_are_rounded_along_their_inputs(tmp_path, to, method):
     dense = write_model(tmp_path / "in", "gpt_oss", **GPT_OSS)
     rules = ["--rule", "self_attn=keep"] if to != "gpt-oss" else []
