@@ -95,8 +95,10 @@ def test_matmul_nbits_has_the_values_of_onnxruntime(bits, zeros, external, tmp_p
 
 
 @pytest.mark.parametrize("zeros", [True, False])
-@pytest.mark.parametrize(("kind", "bits"), [("uint8", 4), ("uint8", 8), ("int4", 4), ("uint4", 4)])
-def test_gather_block_quantized_has_the_values_of_onnxruntime(kind, bits, zeros, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "bits", "axis"), [("uint8", 4, 1), ("uint8", 8, 1), ("int4", 4, 1), ("uint4", 4, 1), ("uint4", 4, -1)]
+)
+def test_gather_block_quantized_has_the_values_of_onnxruntime(kind, bits, axis, zeros, tmp_path):
     rows, k, block = 20, 64, 32
     per = 8 // bits if kind == "uint8" else 1
     graph = Graph()
@@ -108,7 +110,7 @@ def test_gather_block_quantized_has_the_values_of_onnxruntime(kind, bits, zeros,
     if zeros:
         inputs.append(graph.constant("e.zeros", codes(kind, (rows, -(-(k // block) // per))), kind))
     more = {"bits": bits} if kind == "uint8" else {}
-    graph.node("GatherBlockQuantized", inputs, "y", "com.microsoft", gather_axis=0, quantize_axis=1, block_size=block, **more)
+    graph.node("GatherBlockQuantized", inputs, "y", "com.microsoft", gather_axis=0, quantize_axis=axis, block_size=block, **more)
     graph.output("y")
     path = graph.save(tmp_path / "m.onnx")
     with hb.open(path) as checkpoint:

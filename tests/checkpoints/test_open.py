@@ -238,6 +238,15 @@ def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path):
         hb.open(tmp_path / "model.txt")
 
 
+def test_a_gguf_is_known_by_its_first_bytes_or_by_its_ending(tmp_path: Path, golden: Path):
+    model = (golden / "gguf" / "tiny_mixed.gguf").read_bytes()
+    (tmp_path / "model.bin").write_bytes(model)
+    assert hb.open(tmp_path / "model.bin").format == "gguf"
+    (tmp_path / "model.gguf").write_bytes(b"GGU?" + model[4:])
+    with pytest.raises(CheckpointError, match=r"model\.gguf"):
+        hb.open(tmp_path / "model.gguf")
+
+
 def test_a_folder_of_gguf_files(tmp_path: Path, golden: Path):
     model = (golden / "gguf" / "tiny_mixed.gguf").read_bytes()
     (tmp_path / "a.gguf").write_bytes(model)

@@ -550,6 +550,14 @@ def test_powers_of_two_that_e8m0_has(power, byte):
     assert same(q, outcome.weight)
 
 
+def test_groups_of_scale_0_have_e8m0_byte_0_and_codes_0():
+    parts = {"codes": HALVES, "scales": np.zeros((1, 2), np.uint8), "global_scale": np.asarray(1.0, np.float32)}
+    q = QTensor(format_named("nvfp4"), (1, 32), parts)
+    outcome = convert_weight(q, goal_named("gpt-oss:mxfp4"))
+    assert outcome.weight.parts["scales"].tolist() == [[0]]
+    assert same(q, outcome.weight)
+
+
 def test_powers_of_two_that_e8m0_lacks():
     """Of 2^128 the byte would be 255, which is NaN: 0.5 · 2^128 is rounded anew under a smaller
     scale. 2^-128 has no byte.

@@ -94,6 +94,8 @@ def test_slices_add_up_and_products_of_slices_are_exact():
     got = [[sum((Fraction(float(t[i, j])) for t in terms), Fraction(0)) for j in range(3)] for i in range(4)]
     assert got == times(fractions(a), fractions(b))
     assert np.isnan(exact_product(np.array([[np.nan, 1.0]]), np.ones((2, 1)))[0]).all()
+    for one, other in (([[np.inf, 1.0]], [[1.0], [1.0]]), ([[1.0, 1.0]], [[-np.inf], [1.0]])):  # infinite beside finite values
+        assert np.isinf(sum(exact_product(np.array(one), np.array(other)))).all()
 
 
 def test_it_travels_through_halfbytes_own_file(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.layouts.awq.gemm import interleave, rows_of_words, words_of_rows
+from halfbyte.layouts.awq.gemm import AWQConfig, interleave, rows_of_words, words_of_rows
 from halfbyte.layouts.awq.gemv import zeros_width
 from halfbyte.numerics.bits import pack, unpack
 from halfbyte.tensor.qtensor import QTensor
@@ -207,6 +207,17 @@ def test_gemv_fast_refuses_a_zero_point_its_float16_product_does_not_give_back()
     parts["scales"] = np.full((4, 1), np.inf, np.float16)
     with pytest.raises(LayoutError, match=r"qzeros: -inf over the scale inf of output 0, group 0 is no zero point"):
         FAST.pack(QTensor(q.format, q.shape, parts), {})
+
+
+@pytest.mark.parametrize(
+    ("raw", "awq"),
+    [
+        ({"w_bit": 4}, True), ({"q_group_size": 128}, True), ({"version": "gemm", "zero_point": True}, True),
+        ({"version": "gemm"}, False), ({"zero_point": True}, False), ({"bits": 4, "group_size": 128}, False), ({}, False),
+    ],
+)  # fmt: skip
+def test_what_names_a_config_without_quant_method(raw: dict, awq: bool) -> None:
+    assert AWQConfig.recognises(raw) is awq
 
 
 def test_config_words_of_both_writers_are_read() -> None:

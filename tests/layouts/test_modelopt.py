@@ -202,20 +202,23 @@ def test_the_shapes_of_a_float8_scale_are_kept() -> None:
 
 
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)
-@pytest.mark.parametrize(("n", "k"), [(300, 200), (100, 384), (384, 100), (129, 128)])
-def test_tiles_of_a_float8_scale_are_found_with_and_without_axes_of_1(lead: tuple[int, ...], n: int, k: int) -> None:
-    rows, columns = -(-n // 128), -(-k // 128)
+@pytest.mark.parametrize(("n", "k", "block"), [(300, 200, 128), (100, 384, 128), (384, 100, 128), (129, 128, 128), (200, 64, 64)])
+def test_tiles_of_a_float8_scale_are_found_with_and_without_axes_of_1(lead: tuple[int, ...], n: int, k: int, block: int) -> None:
+    rows, columns = -(-n // block), -(-k // block)
+    config = {"quant_algo": "FP8_PB_WO", "group_size": block}
     assert rows != columns
     scale = (np.arange(int(np.prod(lead)) * rows * columns, dtype=np.float32) + 1).reshape(*lead, rows, columns)
     weight = np.full((*lead, n, k), 0x38, np.uint8).view(E4M3)  # ones
-    want = scale.repeat(128, axis=-2).repeat(128, axis=-1)[..., :n, :k]
+    want = scale.repeat(block, axis=-2).repeat(block, axis=-1)[..., :n, :k]
     for shape in (scale.shape, (*lead, rows, 1, columns, 1)):
         tensors = {"weight": weight, "weight_scale": scale.reshape(shape)}
-        assert np.array_equal(check_round_trip(MODELOPT, tensors, {"quant_algo": "FP8_PB_WO"}).dequantize(), want)
+        q = check_round_trip(MODELOPT, tensors, config)
+        assert np.array_equal(q.dequantize(), want)
+        assert q.details == ({} if shape == scale.shape else {"weight_scale_shape": list(shape)})
     swapped = scale.reshape(*lead, columns, rows)
     for shape in (swapped.shape, (*lead, columns, 1, rows, 1)):
         with pytest.raises(LayoutError, match="weight_scale has shape"):
-            MODELOPT.describe({"weight": weight, "weight_scale": swapped.reshape(shape)}, {"quant_algo": "FP8_PB_WO"}, "m")
+            MODELOPT.describe({"weight": weight, "weight_scale": swapped.reshape(shape)}, config, "m")
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("nvfp4", 0x7F), ("nvfp4", 0xFF)])

@@ -86,6 +86,12 @@ def test_alternatives_that_share_their_first_or_last_letters_mean_what_re_means(
         assert got == [re.match(written, name) is not None for name in names], written
 
 
+@pytest.mark.parametrize("pattern", ["[b-d]", "[^b-d]", "[b-dx-z]", "[b-b]", r"[\x62-\x64]", "[0-9]", "(?i:[b-d])"])
+def test_ranges_have_both_ends(pattern):
+    for c in "abcdeABDExyz_0189":
+        assert compiled(pattern).match(c) is (re.match(pattern, c) is not None), c
+
+
 LONG = {
     "optional letters": ("(?:a?){1000}" * 5 + "a" * 4000, True),
     "nested stars": ("(?:(?:a*)*)*" * 800 + "b", False),

@@ -173,7 +173,7 @@ class Generation:
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
-        pending = ""  # text that may be the beginning of a stop text
+        unsent = ""  # text that may be the beginning of a stop text
         session = DecodeSession(self.model)
         chunk = prompt_chunk(len(self.prompt_ids), stores_scores(self.model))
         pending = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
@@ -194,10 +194,10 @@ class Generation:
             if token in self.stop_ids:
                 self.stopped = "eos"
                 break
-            pending += stream.step(backend, token) or ""
-            cut = min((i for s in self.stop if (i := pending.find(s)) >= 0), default=None)
-            ready = pending[:cut] if cut is not None else pending[: len(pending) - partial_stop(pending, self.stop)]
-            pending = pending[len(ready) :]
+            unsent += stream.step(backend, token) or ""
+            cut = min((i for s in self.stop if (i := unsent.find(s)) >= 0), default=None)
+            ready = unsent[:cut] if cut is not None else unsent[: len(unsent) - partial_stop(unsent, self.stop)]
+            unsent = unsent[len(ready) :]
             self.text += ready
             yield Piece(token, ready)
             if cut is not None:

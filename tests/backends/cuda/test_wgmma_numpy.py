@@ -1,6 +1,6 @@
-"""What the wgmma kernel multiplies, by its own source on NumPy (gluon_numpy.py): stored words, scales
-and addends to the finished operand, and sums to outputs. The products themselves, the copies and the
-barriers need a GPU (test_wgmma_gpu.py).
+"""What the wgmma kernel multiplies, by its own source on NumPy (gluon_numpy.py): stored words,
+scales and addends to the finished operand, and sums to outputs. The products themselves, the copies
+and the barriers need a GPU (test_wgmma_gpu.py).
 """
 
 from __future__ import annotations
