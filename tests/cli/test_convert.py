@@ -31,16 +31,29 @@ def test_a_plan_says_which_edge_and_why_and_writes_nothing(tmp_path, capsys):
     assert "8 exact, 4 copied" in capsys.readouterr().out
 
 
-def test_a_refusal_is_one_line_that_names_the_weights(tmp_path, capsys):
+def test_a_refusal_gives_each_cause_and_a_command_to_copy(tmp_path, capsys):
     source = write_model(tmp_path / "in", "uint4:g64")
     assert main(["convert", str(source), str(tmp_path / "out"), "--to", "modelopt:int4"]) == 2
     got = capsys.readouterr()
     assert got.out == ""
-    assert got.err.startswith("halfbyte: [convert] 8 weights cannot go to modelopt:int4 exactly: model.layers.0.self_attn.q_proj")
-    assert "a relative RMS error of 0.0" in got.err
-    assert got.err.rstrip().endswith("Allow the error with --lossy (lossy=True)")
-    assert len(got.err.splitlines()) == 1
+    refused, following = got.err.splitlines()
+    assert refused.startswith("halfbyte: [convert] 8 weights cannot go to modelopt:int4 exactly: ")
+    assert "a relative RMS error of 0.0" in refused
+    assert refused.endswith("Allow the error with --lossy (lossy=True)")
     assert sorted(os.listdir(tmp_path)) == ["in"]
+    prefix = "halfbyte: next: halfbyte "
+    assert following.startswith(prefix)
+    assert main(shlex.split(following.removeprefix(prefix))) == 0
+    assert "8 lossy, 4 copied" in capsys.readouterr().out
+
+
+def test_the_command_to_copy_is_exact_where_the_layout_can_be(tmp_path, capsys):
+    source = write_model(tmp_path / "in", "int8:g32")
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", "mlx:affine4:g64"]) == 2
+    following = capsys.readouterr().err.splitlines()[-1].removeprefix("halfbyte: next: halfbyte ")
+    assert shlex.split(following)[-2:] == ["--to", "mlx:affine8:g32"]
+    assert main(shlex.split(following)) == 0
+    assert "8 exact" in capsys.readouterr().out
 
 
 def test_json_has_a_record_a_tensor_and_a_summary(tmp_path, capsys):

@@ -5,6 +5,7 @@ opening, data on access.
     ckpt.keys()                    module paths of packed weights, full names of dense tensors
     ckpt.info(key)                 shape, format, bytes, files; header only
     ckpt[key]                      QTensor (packed) or array (dense), read when asked for
+    for key, w in ckpt.items():    one weight in memory at a time
     ckpt.findings()                what looks wrong; findings(data=True) reads the scales too
 
 `SafetensorsCheckpoint` and `GGUFCheckpoint` implement it.
@@ -87,8 +88,12 @@ class MissingKeyError(CheckpointError, KeyError):
         return str(self.args[0])  # KeyError would print the repr
 
 
-class Checkpoint(ABC):
-    """An opened checkpoint. A context manager; arrays already taken stay valid after `close`.
+class Checkpoint(Mapping[str, "QTensor | NDArray[Any]"], ABC):
+    """An opened checkpoint: a read-only mapping from keys to weights, and a context manager. Arrays
+    already taken stay valid after `close`.
+
+    Iterating gives keys, as for a dict: `for key, weight in checkpoint.items()` reads one weight at
+    a time. Two checkpoints are equal only if they are the same object; `verify` compares values.
 
     path    file or folder it was opened from
     format  "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "mlx", "gguf",
@@ -111,8 +116,11 @@ class Checkpoint(ABC):
         """Key-values of the file header."""
         return {}
 
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     @abstractmethod
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> tuple[str, ...]:  # type: ignore[override]
         """Keys in file order."""
 
     @abstractmethod
@@ -139,7 +147,7 @@ class Checkpoint(ABC):
     def close(self) -> None:
         """Close the files. Reading afterwards raises CheckpointError."""
 
-    def fetch(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to fetch
+    def fetch(self, key: str) -> None:
         """Prefetch the pages of `key`, without waiting for them."""
 
     def ledger(self) -> Ledger:

@@ -53,7 +53,7 @@ def convert(
     given. Streams; an interrupted run is resumed where it stopped. Exit status: 0 done, 1 a plan
     with lossy edges, 2 refused or failed.
     """
-    from ..conversion import convert_checkpoint
+    from ..conversion import LossyError, convert_checkpoint
     from ..conversion.to_dense import parse_size
 
     limit = parse_size(max_shard_size, "convert")
@@ -64,10 +64,16 @@ def convert(
     ):
         if like is None and not plan:
             warn_of_missing_tokenizer(checkpoint, out)
-        done = convert_checkpoint(
-            checkpoint, out, to, lossy=lossy, plan=plan, like=other, scale_dtype=scale_dtype, workers=workers,
-            max_shard_size=limit, overwrite=force, progress=report,
-        )  # fmt: skip
+        try:
+            done = convert_checkpoint(
+                checkpoint, out, to, lossy=lossy, plan=plan, like=other, scale_dtype=scale_dtype, workers=workers,
+                max_shard_size=limit, overwrite=force, progress=report,
+            )  # fmt: skip
+        except LossyError as error:
+            complain(str(error))
+            target = f"--to {error.instead}" if error.instead else f"--to {to} --lossy"
+            complain(f"next: halfbyte convert {shlex.quote(str(path))} {shlex.quote(str(out))} {target}")
+            return 2
     for note in done.notes:
         complain(f"note: {note}")
     if json:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,10 +93,10 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     available = Console(file=sys.stdout).width if terminal else UNLIMITED
     cells = [[printable(c) for c in row] for row in rows]
     content = [max((len(row[i]) for row in cells), default=0) for i in range(len(columns))]
-    if available < TABLE_WIDTH and available < sum(content) + GAP * (len(content) - 1):
+    shown, widths = fitted(columns, content, available)
+    if available < TABLE_WIDTH and (len(shown) < len(columns) or available < sum(content) + GAP * (len(content) - 1)):
         _print_paragraphs(columns, cells, available)
         return
-    shown, widths = fitted(columns, content, available)
     _print_row([columns[i].heading for i in shown], widths, [columns[i].right for i in shown])
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
     print((" " * GAP).join(("─" if encoding.startswith("utf") else "-") * w for w in widths))
@@ -135,17 +136,36 @@ def fitted(columns: Sequence[Column], content: Sequence[int], available: int) ->
 
 
 def _print_row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> None:
-    parts = [textwrap.wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(row, widths, strict=True)]
+    parts = [wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
     for line in range(max(map(len, parts))):
         texts = [part[line] if line < len(part) else "" for part in parts]
         texts = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)]
         print((" " * GAP).join(texts).rstrip())
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, broken at spaces; a word that is longer than a line is
+    broken behind its dots, slashes, colons and underscores, else anywhere.
+    """
+    lines = [""]
+    for word in text.split():
+        gap = " " if lines[-1] else ""
+        for piece in [word] if len(word) <= width else re.findall(r"[^._/:]*[._/:]+|[^._/:]+", word):
+            if len(lines[-1]) + len(gap) + len(piece) > width and lines[-1]:
+                lines.append("")
+                gap = ""
+            for start in range(0, len(piece), width):
+                if start:
+                    lines.append("")
+                lines[-1] += gap + piece[start : start + width]
+                gap = ""
+    return lines
+
+
 def _print_paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], available: int) -> None:
     for row in cells:
         facts = ", ".join(f"{c.heading} {cell}" for c, cell in zip(columns[1:], row[1:], strict=True) if cell)
-        print(row[0])
+        print("\n".join(wrapped(row[0], available)))
         for line in textwrap.wrap(facts, max(available - 2, 20)):
             print(f"  {line}")
 

@@ -13,7 +13,7 @@ requantizes, which the caller must allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -61,17 +61,40 @@ def convert_tensor(q: QTensor, to: str | Goal, *, lossy: bool = False, scale_dty
     return outcome.weight
 
 
-def refusal(goal: Goal, lost: list[tuple[str, Outcome]], most: int = 8) -> LossyError:
-    """The error that names tensors, reasons, errors and what would have been exact."""
+def refusal(goal: Goal, lost: Sequence[tuple[str, Outcome]], counts: Mapping[str, int] | None = None) -> LossyError:
+    """The error that gives each cause once, with its weights, errors and what would be exact.
+
+    counts  weights that each key stands for, where one was tried for all of its format; None when
+            every weight was
+    """
     losses = [(key, o.why, o.error.relative_rms if o.error else 0.0) for key, o in lost]
-    shown = "; ".join(f"{key}: {why}, a relative RMS error of {rms:.3g}" for key, why, rms in losses[:most])
-    more = f"; and {len(lost) - most} more" if len(lost) > most else ""
+    causes: dict[str, list[tuple[str, float]]] = {}
+    for key, why, rms in losses:
+        causes.setdefault(why, []).append((key, rms))
+    total = sum(counts.values()) if counts else len(lost)
+    clauses = []
+    for why, found in causes.items():
+        number = sum(counts[key] for key, _ in found) if counts else len(found)
+        (worst, most), least = max(found, key=lambda item: item[1]), min(rms for _, rms in found)
+        if total == 1:
+            clauses.append(f"{worst}: {why}, a relative RMS error of {most:.3g}")
+            continue
+        named = "" if len(causes) == 1 else f"{number:,} of them: "
+        error = (
+            f"a relative RMS error of {most:.3g} in"
+            if least == most
+            else f"relative RMS errors of {least:.3g} to {most:.3g}, the largest in"
+        )
+        clauses.append(f"{named}{why}, {error} {worst}")
+    tried = " (the first rows of one weight of each format were tried; --plan tries all)" if counts else ""
     instead = sorted({i for _, o in lost for i in o.instead})
     exact = f"Exact instead: {', '.join(instead[:4])}. " if instead else ""
+    mixed = goal.layout if len(instead) > 1 else "".join(instead)  # the layout alone lets each weight take its own codec
     return LossyError(
-        f"[convert] {len(lost)} weight{'s' if len(lost) != 1 else ''} cannot go to {goal} exactly: {shown}{more}. "
+        f"[convert] {total:,} weight{'s' if total != 1 else ''} cannot go to {goal} exactly: {'; '.join(clauses)}{tried}. "
         f"{exact}Allow the error with --lossy (lossy=True)",
         losses,
+        mixed if all(o.instead for _, o in lost) else "",
     )
 
 

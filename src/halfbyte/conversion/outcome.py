@@ -30,13 +30,16 @@ class MisfitError(Exception):
 
 
 class LossyError(HalfbyteError, ValueError):
-    """An exact conversion was asked for and there is none. `losses`: (key, reason, relative RMS
-    error) of each tensor.
+    """An exact conversion was asked for and there is none.
+
+    losses   (key, reason, relative RMS error) of each tensor that was tried
+    instead  a target that keeps all of them exactly, "" where none of the layout is known to
     """
 
-    def __init__(self, message: str, losses: list[tuple[str, str, float]]) -> None:
+    def __init__(self, message: str, losses: list[tuple[str, str, float]], instead: str = "") -> None:
         super().__init__(message)
         self.losses = losses
+        self.instead = instead
 
 
 @dataclass(frozen=True)

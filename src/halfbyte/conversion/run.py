@@ -4,26 +4,32 @@ count progress, resume.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from ..checkpoints import Checkpoint
+from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.io.resumable_file import ResumableFile
-from .edges import refusal
+from ..errors import LayoutError
+from ..spec import Format
+from ..tensor.qtensor import QTensor
+from .edges import convert_weight, refusal
 from .gguf_names import RenamedLike
 from .outcome import KINDS, Outcome
 from .source_files import source_files, source_identity
 from .targets import Goal
-from .unit import COPIED, QUANTIZED, Record, Rounding, Unit, blocks, convert_key, from_note
+from .unit import COPIED, MATRICES, QUANTIZED, Record, Rounding, Unit, blocks, convert_key, from_note
 
 IN_FLIGHT = 1 << 27
 """Most bytes read ahead of the writer, or one tensor."""
+FIRST_ROWS = 256
+"""Rows of a weight that `try_first_rows` converts: whole words and tiles of every layout."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -109,6 +115,28 @@ class ConversionRun:
         if self.lost:
             raise refusal(self.goal, self.lost)
 
+    def try_first_rows(self) -> None:
+        """LossyError when one weight of some format has no exact edge, found from its first rows.
+
+        The smallest weight of each format is tried: a weight is exact only where its rows are. What
+        a layout cannot store at all is left to the conversion, which names the weight.
+        """
+        smallest: dict[Format, TensorInfo] = {}
+        counts: Counter[Format] = Counter()
+        for info in map(self.checkpoint.info, self.keys):
+            if info.format is not None:
+                counts[info.format] += 1
+                if info.format not in smallest or info.nbytes < smallest[info.format].nbytes:
+                    smallest[info.format] = info
+        lost: list[tuple[str, Outcome]] = []
+        for info in smallest.values():
+            with contextlib.suppress(LayoutError):
+                outcome = convert_weight(_first_rows(self.checkpoint[info.key], self.goal), self.goal, info.key)
+                lost += [(info.key, outcome)] if outcome.kind == "lossy" else []
+        if lost:
+            number = {info.key: counts[fmt] for fmt, info in smallest.items()}
+            raise refusal(self.goal, lost, {key: number[key] for key, _ in lost})
+
     def planned(self, keys: Sequence[str]) -> Iterator[Unit]:
         """Units without arrays, not counted as done."""
         yield from self._ordered(keys, write=False)
@@ -144,6 +172,17 @@ class ConversionRun:
         """The arguments of a writer: name, dtype, shape, blocks."""
         for name, array in unit.arrays.items():
             yield name, array.dtype, array.shape, blocks(array)
+
+
+def _first_rows(weight: Any, goal: Goal) -> QTensor:
+    """At most FIRST_ROWS rows of a weight, of one expert of a stack; all of it where groups do not
+    run along rows.
+    """
+    if weight.format.grouping != "row" or weight.format.composite or weight.format.scale == "nested":
+        return cast(QTensor, weight)
+    if weight.ndim > 2:
+        weight = weight[0] if goal.layout in MATRICES else weight[:1]
+    return cast(QTensor, weight.rows(0, min(FIRST_ROWS, weight.shape[-2])))
 
 
 def resumed_units(run: ConversionRun, file: ResumableFile, result: Converted) -> list[Unit]:

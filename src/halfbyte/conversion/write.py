@@ -2,8 +2,9 @@
 or nothing is written.
 
 Tensors are read, converted and written in order (`workers` at a time), so memory holds a few of
-them. After the first weight without an exact or equal edge nothing more is written, but all are
-read: the refusal at the end names every such weight.
+them. Before anything is written, the first rows of one weight of each format are tried, which finds
+most losses at once. After a loss found later nothing more is written, but all weights are read.
+The refusal gives each cause once, with its weights and errors.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def convert_checkpoint(
     max_shard_size  bytes of a file of a folder
     overwrite       replace what is at `out`
     progress        called as progress(done_bytes, total_bytes, key), bytes as read
-    Raises LossyError naming every weight whose values would change, unless `lossy`; CheckpointError
-    when `out` exists or a tensor cannot be read; LayoutError when the layout cannot store a weight.
+    Raises LossyError, by cause, when values would change, unless `lossy`; CheckpointError when `out`
+    exists or a tensor cannot be read; LayoutError when the layout cannot store a weight.
     """
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
     checkpoint.check("convert")
@@ -105,14 +106,16 @@ def write_checkpoint(
     check_output(checkpoint.path, out, goal, overwrite, plan, input_files(checkpoint))
     goal = goal if rounding is not None else _with_gptq_version(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
-    beside, notes = ({}, []) if goal.layout == "gguf" else beside_weights(checkpoint, out)
-    result = Converted(out, goal, dropped=dropped, notes=notes)
-    result.dropped += checkpoint.left_out if isinstance(checkpoint, RenamedLike) else []
-    result.notes += checkpoint.notes if isinstance(checkpoint, GGUFView) else []
     count = workers or min(4, os.cpu_count() or 1)
     run = ConversionRun(checkpoint, goal, keys, count, lossy, progress, rounding, method)
     if goal.layout == "gguf":
         gguf_template(checkpoint)  # a plan too
+    if not (plan or lossy or rounding is not None):
+        run.try_first_rows()
+    beside, notes = ({}, []) if goal.layout == "gguf" else beside_weights(checkpoint, out)
+    result = Converted(out, goal, dropped=dropped, notes=notes)
+    result.dropped += checkpoint.left_out if isinstance(checkpoint, RenamedLike) else []
+    result.notes += checkpoint.notes if isinstance(checkpoint, GGUFView) else []
     if plan:
         result.records = [u.record for u in run.units(keys, write=False)]
     elif goal.layout == "gguf":

@@ -152,7 +152,10 @@ def require_finite(x: NDArray[Any], codec: str) -> NDArray[Any]:
     if x.ndim not in (2, 3):
         raise ShapeError(f"[quantize] shape {x.shape}; a weight is (n, k) or (experts, n, k)")
     if x.dtype not in (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), bfloat16):
-        raise ShapeError(f"[quantize] dtype {x.dtype}; allowed: float64, float32, float16, bfloat16")
+        raise ShapeError(
+            f"[quantize] dtype {x.dtype}; allowed: float64, float32, float16, bfloat16; convert it, as "
+            "np.asarray(x, np.float32) does"
+        )
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(x) <= _LARGEST) if x.dtype == np.float64 else ~np.isfinite(x)
     if bad.any():
