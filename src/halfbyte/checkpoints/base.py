@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ from .findings import SEVERITIES, Finding
 from .findings.weights import weight_findings
 from .ledger import CLAIMED, DENSE, Entry, Ledger
 
+DefaultT = TypeVar("DefaultT")
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, key) while data is read."""
 
@@ -88,7 +89,7 @@ class MissingKeyError(CheckpointError, KeyError):
         return str(self.args[0])  # KeyError would print the repr
 
 
-class Checkpoint(Mapping[str, "QTensor | NDArray[Any]"], ABC):
+class Checkpoint(ABC):
     """An opened checkpoint: a read-only mapping from keys to weights, and a context manager. Arrays
     already taken stay valid after `close`.
 
@@ -116,11 +117,8 @@ class Checkpoint(Mapping[str, "QTensor | NDArray[Any]"], ABC):
         """Key-values of the file header."""
         return {}
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
     @abstractmethod
-    def keys(self) -> tuple[str, ...]:  # type: ignore[override]
+    def keys(self) -> tuple[str, ...]:
         """Keys in file order."""
 
     @abstractmethod
@@ -147,7 +145,7 @@ class Checkpoint(Mapping[str, "QTensor | NDArray[Any]"], ABC):
     def close(self) -> None:
         """Close the files. Reading afterwards raises CheckpointError."""
 
-    def fetch(self, key: str) -> None:
+    def fetch(self, key: str) -> None:  # noqa: B027  a reader without a map has nothing to fetch
         """Prefetch the pages of `key`, without waiting for them."""
 
     def ledger(self) -> Ledger:
@@ -197,6 +195,22 @@ class Checkpoint(Mapping[str, "QTensor | NDArray[Any]"], ABC):
                 progress(len(packed), len(packed), "")
         return sorted(dict.fromkeys(found), key=lambda f: SEVERITIES.index(f.severity))
 
+    def items(self) -> ItemsView[str, QTensor | NDArray[Any]]:
+        """Pairs (key, weight), each weight read when its turn comes."""
+        return ItemsView(self)
+
+    def values(self) -> ValuesView[QTensor | NDArray[Any]]:
+        """The weights, each read when its turn comes."""
+        return ValuesView(self)
+
+    @overload
+    def get(self, key: str) -> QTensor | NDArray[Any] | None: ...
+    @overload
+    def get(self, key: str, default: DefaultT) -> QTensor | NDArray[Any] | DefaultT: ...
+    def get(self, key: str, default: Any = None) -> Any:
+        """The weight, or `default` where there is no such key."""
+        return self[key] if key in self else default  # noqa: SIM401  it is this method
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
@@ -227,3 +241,6 @@ class Checkpoint(Mapping[str, "QTensor | NDArray[Any]"], ABC):
             close = difflib.get_close_matches(text, self.keys()[:20000], n=3)
             near = f"nearest: {', '.join(close)}" if close else f"{len(self)} keys, see .keys()"
         return MissingKeyError(f"[checkpoint] {self.path}: no tensor {text!r}; {near}")
+
+
+Mapping.register(Checkpoint)  # type: ignore[type-abstract]

@@ -27,11 +27,11 @@ def chat(
     path: Annotated[Path, typer.Argument(help="A checkpoint of a model that was made for conversation.")],
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many tokens a reply.")] = 512,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repeat_penalty: RepeatPenalty = 1.0,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 40,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.05,
+    repeat_penalty: RepeatPenalty = 1.1,
     stop: Stop = None,
     seed: Seed = 0,
     chat_template: ChatTemplate = None,
@@ -43,7 +43,8 @@ def chat(
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: a record a reply.")] = False,
 ) -> int:
     """Talk to a model. Every line of standard input is a message; replies are streamed to standard
-    output.
+    output. Without options a reply is drawn as llama.cpp draws it, with a repeat penalty of 1.1,
+    because small models repeat their likeliest words; --temperature 0 takes the likeliest.
     """
     path = downloaded(path)
     open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
@@ -135,5 +136,7 @@ def _reply(talk: object, text: str, json: bool) -> None:
         sys.stdout.flush()
         return
     print(flush=True)
-    if talk.last.stopped != "eos":
+    if not talk.last.text.strip():
+        print("(an empty reply: the model may not be made for conversation; halfbyte generate continues a text)", file=sys.stderr)
+    elif talk.last.stopped != "eos":
         print(printable(f"(the reply ended at its {talk.last.stopped})"), file=sys.stderr)

@@ -64,8 +64,8 @@ def convert_checkpoint(
     max_shard_size  bytes of a file of a folder
     overwrite       replace what is at `out`
     progress        called as progress(done_bytes, total_bytes, key), bytes as read
-    Raises LossyError, by cause, when values would change, unless `lossy`; CheckpointError when `out`
-    exists or a tensor cannot be read; LayoutError when the layout cannot store a weight.
+    Raises LossyError, by cause, when values would change, unless `lossy`; CheckpointError when
+    `out` exists or a tensor cannot be read; LayoutError when the layout cannot store a weight.
     """
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
     checkpoint.check("convert")
