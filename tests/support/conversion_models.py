@@ -77,13 +77,13 @@ LLAMA_SHAPES = {
 }  # fmt: skip
 
 
-def write_llama(folder: Path, codec: str) -> tuple[Path, dict[str, QTensor], dict[str, np.ndarray]]:
+def write_llama(folder: Path, codec: str, tied: bool = False) -> tuple[Path, dict[str, QTensor], dict[str, np.ndarray]]:
     """A whole small Llama: packed projections in halfbyte's own layout, dense bfloat16 for the
-    rest.
+    rest. A tied one stores no head.
     """
     rng = np.random.default_rng(0)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG | {"tie_word_embeddings": tied}))
     packed, dense = {}, {}
     bf16 = ml_dtypes.bfloat16
     for i in range(2):
@@ -95,7 +95,8 @@ def write_llama(folder: Path, codec: str) -> tuple[Path, dict[str, QTensor], dic
             dense[f"model.layers.{i}.{norm}.weight"] = rng.uniform(0.5, 1.5, 128).astype(bf16)
     dense["model.norm.weight"] = np.ones(128, bf16)
     dense["model.embed_tokens.weight"] = rng.standard_normal((64, 128)).astype(bf16)
-    dense["lm_head.weight"] = (rng.standard_normal((64, 128)) * 0.1).astype(bf16)
+    if not tied:
+        dense["lm_head.weight"] = (rng.standard_normal((64, 128)) * 0.1).astype(bf16)
     with SafetensorsWriter(folder / "model.safetensors", {"format": "halfbyte", "version": "1"}) as out:
         for name, q in packed.items():
             for part, array in OwnLayout().pack(q, {}).items():
@@ -132,4 +133,4 @@ def plain_llama(packed: dict[str, QTensor], dense: dict[str, np.ndarray]) -> np.
         x = norm(h, p + "post_attention_layernorm")
         g = x @ w[p + "mlp.gate_proj"].T
         h = h + (g / (1 + np.exp(-g)) * (x @ w[p + "mlp.up_proj"].T)) @ w[p + "mlp.down_proj"].T
-    return norm(h, "model.norm") @ w["lm_head"].T
+    return norm(h, "model.norm") @ w.get("lm_head", w["model.embed_tokens"]).T

@@ -1,0 +1,84 @@
+"""Every code block of the pages: Python and commands run on a small model in the order of the page;
+what installs programs names extras and targets that exist.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+import torch
+from support import page_runner
+from support.page_runner import FENCE, LANGUAGES, NOT_RUN, reason_not_to_run, steps
+from support.second_model import write_smollm2
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = ("adding-a-format", "adding-a-kernel", "adding-a-layout")
+"""Pages whose blocks have tests of their own beside this file."""
+HERE = [p for p in PAGES if p.stem not in ELSEWHERE and any(steps(p))]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_smollm2(tmp_path_factory.mktemp("model") / "model.gguf")
+
+
+@pytest.mark.parametrize("page", HERE, ids=name)
+def test_the_code_of_a_page_runs(page, model, tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for key, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(key, value)
+    runnable = [text for kind, text in steps(page) if kind == "python" or not reason_not_to_run(text)]
+    assert page_runner.run(page, model, tmp_path) == len(runnable)
+    assert not torch.distributed.is_initialized()
+
+
+def test_every_block_is_run_or_has_a_test():
+    for page in PAGES:
+        if page.stem in ELSEWHERE:
+            assert (ROOT / "tests" / "docs" / f"test_{page.stem.replace('-', '_')}.py").exists()
+            continue
+        for language, code in FENCE.findall(page.read_text("utf-8")):
+            assert language in LANGUAGES, f"{page}: a block of {language}"
+            known = ("halfbyte ", "git clone ", "make ", "pip install ", "curl ", "  -d ", "#")
+            if language == "":
+                other = [line for line in code.splitlines() if line.strip() and not line.startswith(known)]
+                assert other == [], f"{page}: lines that nothing runs"
+
+
+def test_what_is_not_run_has_a_reason_that_applies():
+    lines = [text for page in HERE for kind, text in steps(page) if kind == "command"]
+    lines += [line for page in PAGES for _, code in FENCE.findall(page.read_text("utf-8")) for line in code.splitlines()]
+    for pattern in NOT_RUN:
+        assert any(re.search(pattern, line) for line in lines), f"{pattern}: no page has such a command"
+
+
+def test_what_is_installed_exists():
+    """Extras of `pip install halfbyte[...]` and targets of `make`."""
+    project, makefile = (ROOT / "pyproject.toml").read_text("utf-8"), (ROOT / "Makefile").read_text("utf-8")
+    extras = set(re.findall(r"^(\w+) = \[", project[project.index("[project.optional-dependencies]") :], re.M))
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.M))
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for given in re.findall(r"(?:halfbyte|pip install '?\.)\[([\w,]+)\]", text):
+            assert set(given.split(",")) <= extras, f"{page}: {given}"
+        for target in re.findall(r"(?:^|`)make ([\w-]+)", text, re.M):
+            assert target in targets, f"{page}: make {target}"
+
+
+def test_a_command_that_fails_is_seen(model, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```\nhalfbyte inspect model.gguf\nhalfbyte inspect nothing.gguf\n```\n", "utf-8")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(AssertionError, match=r"nothing\.gguf' ended with status 2"):
+        page_runner.run(page, model, tmp_path / "run")
