@@ -31,7 +31,7 @@ NOT_RUN = {
     r"halfbyte serve ": "it runs until it is stopped; tests/generation/test_chat.py starts it",
     r"--device cuda": "it needs an NVIDIA GPU",
     r"^halfbyte bench": "it measures the machine's limits first; tests/cli/test_bench.py",
-    r"^halfbyte selftest$": "it times every kernel of a device; tests/bench/test_selftest.py",
+    r"^halfbyte selftest$": "it times every kernel of a device; tests/backends/metal/test_selftest.py",
     r"vllm serve": "it needs vLLM; tests/vllm/test_plugin.py",
 }
 """Commands that are not run, and why."""
