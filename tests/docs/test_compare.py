@@ -1,0 +1,86 @@
+"""The comparison page beside the tools that pip installs: what a cell says a tool has is there, in
+the environments of `make test-ecosystem`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from support.second_model import write_smollm2
+
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "compare.md").read_text("utf-8")
+COLUMNS = ["halfbyte", "llama.cpp", "mlx-lm", "transformers", "GPTQModel"]
+MLX = {
+    "quantize without calibration": ("yes", "mlx_lm.convert:convert"),
+    "quantize with calibration text": ("yes", "mlx_lm.quant.gptq:main"),
+    "KL divergence and perplexity beside a baseline": ("part", "mlx_lm.perplexity:eval_ppl"),
+    "OpenAI-compatible server": ("yes", "mlx_lm.server:main"),
+    "train adapters over packed weights": ("yes", "mlx_lm.lora:main"),
+    "speculative decoding": ("yes", "mlx_lm.generate:speculative_generate_step"),
+}
+TRANSFORMERS = {
+    "run GPTQ, AWQ, compressed-tensors": (
+        "yes",
+        "transformers.quantizers.quantizer_compressed_tensors:CompressedTensorsHfQuantizer",
+    ),
+    "run MLX checkpoints": ("part", "transformers.quantizers.quantizer_metal:MetalHfQuantizer"),
+    "quantize without calibration": ("yes", "transformers:BitsAndBytesConfig"),
+    "quantize with calibration text": ("yes", "transformers:GPTQConfig"),
+    "OpenAI-compatible server": ("yes", "transformers.cli.serve:Serve"),
+    "train adapters over packed weights": ("yes", "transformers.integrations.peft:PeftAdapterMixin"),
+    "speculative decoding": ("yes", "transformers.generation.candidate_generator:AssistedCandidateGenerator"),
+}
+
+
+def cell(row: str, tool: str) -> str:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row} |")]
+    return re.split(r"\s*\|\s*", line.strip("| "))[1 + COLUMNS.index(tool)]
+
+
+def has(where: str) -> bool:
+    module, _, name = where.partition(":")
+    return hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("tool", ["mlx-lm", "transformers"])
+def test_the_page_says_what_is_checked(tool):
+    for row, (said, _) in (MLX if tool == "mlx-lm" else TRANSFORMERS).items():
+        assert cell(row, tool) == said, row
+
+
+@pytest.mark.ecosystem("mlx")
+@pytest.mark.parametrize("row", MLX)
+def test_mlx_lm_has_it(row):
+    pytest.importorskip("mlx_lm")
+    assert has(MLX[row][1])
+
+
+@pytest.mark.ecosystem("mlx")
+def test_mlx_lm_runs_no_gguf(tmp_path):
+    import mlx_lm.utils as utils
+
+    write_smollm2(tmp_path / "model.gguf")
+    assert cell("run a GGUF file", "mlx-lm") == "no"
+    with pytest.raises((FileNotFoundError, ValueError)):
+        utils.load_model(tmp_path)
+
+
+@pytest.mark.ecosystem("transformers")
+@pytest.mark.parametrize("row", TRANSFORMERS)
+def test_transformers_has_it(row):
+    assert has(TRANSFORMERS[row][1])
+
+
+@pytest.mark.ecosystem("transformers")
+def test_transformers_dequantizes_a_gguf_where_there_is_no_kernel(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    write_smollm2(tmp_path / "model.gguf")
+    assert cell("run a GGUF file", "transformers") == "part"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert model.model.layers[0].mlp.down_proj.weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
