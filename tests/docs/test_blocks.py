@@ -64,11 +64,11 @@ def test_what_is_not_run_has_a_reason_that_applies():
 
 
 def test_what_is_installed_exists():
-    """Extras of `pip install halfbyte[...]` and targets of `make`."""
+    """Extras of `pip install halfbyte[...]` in pages and messages, and targets of `make`."""
     project, makefile = (ROOT / "pyproject.toml").read_text("utf-8"), (ROOT / "Makefile").read_text("utf-8")
     extras = set(re.findall(r"^(\w+) = \[", project[project.index("[project.optional-dependencies]") :], re.M))
     targets = set(re.findall(r"^([\w-]+):", makefile, re.M))
-    for page in PAGES:
+    for page in [*PAGES, *(ROOT / "src").rglob("*.py")]:
         text = page.read_text("utf-8")
         for given in re.findall(r"(?:halfbyte|pip install '?\.)\[([\w,]+)\]", text):
             assert set(given.split(",")) <= extras, f"{page}: {given}"
