@@ -29,7 +29,7 @@ TRANSFORMERS = {
     ),
     "run MLX checkpoints": ("part", "transformers.quantizers.quantizer_metal:MetalHfQuantizer"),
     "quantize without calibration": ("yes", "transformers:BitsAndBytesConfig"),
-    "quantize with calibration text": ("yes", "transformers:GPTQConfig"),
+    "quantize with calibration text": ("part", "transformers:GPTQConfig"),
     "OpenAI-compatible server": ("yes", "transformers.cli.serve:Serve"),
     "train adapters over packed weights": ("yes", "transformers.integrations.peft:PeftAdapterMixin"),
     "speculative decoding": ("yes", "transformers.generation.candidate_generator:AssistedCandidateGenerator"),
