@@ -1,4 +1,5 @@
-// AVX-512 (F, BW, VL, DQ) with VNNI: sixteen lanes, so a vector is a panel.
+// AVX-512 (F, BW, VL, DQ) with VNNI: sixteen lanes, so a vector is a panel. One token in the exact
+// mode is `interleaved_f32` in products.inl on cores that prefer one panel at a time (Zen 5).
 #include <immintrin.h>
 
 #include "kernels.h"

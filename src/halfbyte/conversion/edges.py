@@ -129,7 +129,7 @@ def convert_weight(q: QTensor, goal: Goal, name: str = "", suggest: bool = True)
                 if fmt.global_op and q.format.global_op:
                     reasons[fmt] = str(misfit)
         fitting += tried
-    return _lossy(q, goal, {fmt: reasons[fmt] for fmt in fitting}, next(iter(reasons.values()), ""), name, suggest)
+    return _requantized(q, goal, {fmt: reasons[fmt] for fmt in fitting}, next(iter(reasons.values()), ""), name, suggest)
 
 
 class _UnsupportedFormatError(MisfitError):
@@ -218,7 +218,7 @@ def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
     return outcome
 
 
-def _lossy(q: QTensor, goal: Goal, fitting: Mapping[Format, str], failed: str, name: str, suggest: bool) -> Outcome:
+def _requantized(q: QTensor, goal: Goal, fitting: Mapping[Format, str], failed: str, name: str, suggest: bool) -> Outcome:
     """The requantization to the first format that the layout can store; `fitting` says why no
     format was exact.
     """

@@ -63,8 +63,7 @@ def check_exact(y: np.ndarray, x: np.ndarray, dense: np.ndarray) -> None:
 @pytest.mark.parametrize("word", LISTED)
 def test_case_35_one_hot_activations_return_the_decoded_weight(instruction_set, word, activations):  # noqa: F811
     fmt = format_named(word)
-    # 70 rows: four panels decoded on the way, then part of one through the buffer; m = 1 to 3 and
-    # 64 take different tiles.
+    # 70 rows: four panels, then a tile that overlaps them; m = 1, 7 and 64 take different tiles.
     q = ordinary_tensor(fmt, (70, rows_of(fmt, 2)), 11)
     wanted = q.dequantize("float32")
     for m in (1, 7, 64):
@@ -245,8 +244,12 @@ def test_an_input_that_does_not_fit_is_refused():
         CPU.linear(np.zeros((2, 64), np.float32), prepared, np.zeros(7, np.float32))
 
 
-@pytest.mark.parametrize("word", ["uint4:g32", "uint3:g32", "q4_K", "affine4:g32", "int4:g32", "mxfp4", "q6_K"])
-def test_every_instruction_set_gives_the_same_bits_in_the_exact_mode(word):
+@pytest.mark.parametrize("activations", MODES)
+@pytest.mark.parametrize(
+    "word",
+    ["uint4:g32", "uint3:g32", "q4_K", "affine4:g32", "int4:g32", "mxfp4", "q6_K", "nvfp4", "q8_0", "uint2:g64", "nf4"],
+)
+def test_every_instruction_set_gives_the_same_bits(word, activations):
     """Zero points, biases and minima multiply sums of activations, whose order no vector width may
     change.
     """
@@ -255,8 +258,10 @@ def test_every_instruction_set_gives_the_same_bits_in_the_exact_mode(word):
     before, results = native().current(), {}
     try:
         for name in SETS:
+            if activations == "int8" and name == "avx512":
+                continue  # its sums of the int8 mode were not compared on a machine that has it
             use_instruction_set(name)
-            results[name] = [CPU.linear(x[:m], prepared, None) for m in (1, 2, 5, 9)]
+            results[name] = [CPU.linear(x[:m], prepared, None, activations=activations) for m in (1, 2, 5, 9)]
     finally:
         use_instruction_set(before)
     for name, given_by in results.items():

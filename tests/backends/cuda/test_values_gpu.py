@@ -66,7 +66,7 @@ TILED = ("mxfp4", "nvfp4", "int4", "uint4", "affine4")
 """Formats that every schedule runs with every dtype."""
 PLANES = ("int3", "uint6", "mxfp8_e4m3", "nf4", "q8_0", "q6_K")
 """One of each way to store codes beside them, for `striped`; the others share the code that decodes
-them (blocks.py).
+them.
 """
 
 

@@ -17,7 +17,7 @@ from .. import device as gpu
 
 @triton.jit
 def gate_kernel(G, U, OUT, f, stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """OUT[p, j] = act(G[p, j], U[p, j]), float32 until the store; outputs.gated is its twin. Rows
+    """OUT[p, j] = act(G[p, j], U[p, j]), float32 until the store, as `mma/epilogue.gated`. Rows
     of G and U are `stride` apart. Grid (pairs, f / BLOCK).
     """
     if PDL:

@@ -49,7 +49,7 @@ def matmul_tile(words: int, n: int, m: int) -> Tile:
 class FragmentTile:
     """Tiles of 16 rows a warp, blocks of 8 columns a warp, warps along the inputs, warps along the
     rows, units a step, programs a multiprocessor (0: as many as there are turns), when words are
-    asked for (`AHEAD` in mma/plan.py), weights finished in float16 before the product where that is
+    asked for (`Plan.ahead`), weights finished in float16 before the product where that is
     exact or one rounding.
     """
 

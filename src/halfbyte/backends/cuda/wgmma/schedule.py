@@ -42,8 +42,8 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
 
 
 def pays(m: int, w: CudaWeight) -> bool:
-    """True where this schedule is the fastest of those measured (fused_tiles; `halfbyte bench
-    --device cuda --sweep`).
+    """True where this schedule is the fastest of those measured (`tuning/wgmma_tiles.py`; `halfbyte
+    bench --device cuda --sweep`).
     """
     n, k = w.shape[-2:]
     least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
