@@ -37,3 +37,17 @@ def test_the_absent_name_is_of_the_alternative_most_in_use(names, there, reporte
 def test_shapes_that_config_json_contradicts(shape, expected, wrong) -> None:
     entries = requirement_entries([Requirement((("a.w",),))], {"a.w": shape}, {"a.w": expected})
     assert [(e.name, e.status) for e in entries] == [("a.w", SHAPE)] * wrong
+
+
+@pytest.mark.parametrize(
+    ("shapes", "wrong"),
+    [
+        ({"a.norm": (8,)}, []),
+        ({"a.norm": (9,)}, ["a.norm"]),
+        ({"b.norm": (9,)}, []),
+        ({"a.norm": (9,), "b.norm": (8,)}, ["a.norm"]),
+    ],
+)
+def test_a_vectors_shape_is_that_of_its_usual_name(shapes, wrong) -> None:
+    entries = requirement_entries([Requirement((("a.norm",), ("b.norm",)), (8,))], shapes, {})
+    assert [e.name for e in entries] == wrong

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from halfbyte.formats.nested import lane_sum
+from halfbyte.formats.nested import dynamic_map, lane_sum
 
 
 @pytest.mark.parametrize("sizes", [range(1, 80), (511, 512, 513, 2047, 2048, 2049, 4093, 32_767)], ids=["few", "many"])
@@ -16,3 +17,10 @@ def test_sums_are_pytorchs(sizes) -> None:
         for scale in (1, 1e4):
             x = (rng.standard_normal(size) * np.exp(rng.standard_normal(size) * np.log(scale))).astype(np.float32)
             assert lane_sum(x) == torch.from_numpy(x).sum().numpy(), size
+
+
+def test_the_table_is_bitsandbytes_own(golden) -> None:
+    tensors = load_file(golden / "bitsandbytes" / "nf4_bf16_b64_dq_real.safetensors")
+    (table,) = (v for k, v in tensors.items() if k.endswith("nested_quant_map"))
+    dynamic_map.cache_clear()
+    assert np.array_equal(dynamic_map(), table)
