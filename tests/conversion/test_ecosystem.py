@@ -39,15 +39,16 @@ def test_mlx_reads_every_weight_as_it_is(tmp_path, codec):
 
 
 @pytest.mark.ecosystem("mlx")
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("codec", ["affine4:g64", "int4:g64", "mxfp4", "affine8:g32"])
-def test_mlx_lm_runs_the_model(tmp_path, codec):
+def test_mlx_lm_runs_the_model(tmp_path, codec, tied):
     """mlx-lm builds the model from our config and tensors, and its logits are those of the exact
     values to float32's rounding.
     """
     import mlx.core as mx
     import mlx_lm.utils as utils
 
-    folder, packed, dense = write_llama(tmp_path / "in", codec)
+    folder, packed, dense = write_llama(tmp_path / "in", codec, tied)
     convert(folder, tmp_path / "out", to="mlx")
     model, _ = utils.load_model(tmp_path / "out")
     model.set_dtype(mx.float32)
@@ -61,15 +62,20 @@ def test_mlx_lm_runs_the_model(tmp_path, codec):
 
 
 @pytest.mark.ecosystem("compressed-tensors")
-@pytest.mark.parametrize("codec", ["int4:g64", "uint4:g64", "int8:channel", "mxfp4", "nvfp4", "fp8_e4m3"])
-def test_transformers_reads_compressed_tensors(tmp_path, codec):
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "codec",
+    [f"int{bits}:{group}" for bits in (2, 3, 4, 8) for group in ("g32", "g64", "channel")]
+    + ["uint4:g64", "mxfp4", "nvfp4", "fp8_e4m3"],
+)
+def test_transformers_reads_compressed_tensors(tmp_path, codec, tied):
     """from_pretrained decompresses our checkpoint through compressed-tensors itself: bfloat16
     weights, bit for bit ours.
     """
     import torch
     import transformers
 
-    folder, packed, _ = write_llama(tmp_path / "in", codec)
+    folder, packed, _ = write_llama(tmp_path / "in", codec, tied)
     done = convert(folder, tmp_path / "out", to="compressed-tensors")
     assert done.counts["lossy"] == 0
     config = transformers.CompressedTensorsConfig(run_compressed=False)
@@ -77,6 +83,7 @@ def test_transformers_reads_compressed_tensors(tmp_path, codec):
     for name, q in packed.items():
         theirs = model.get_submodule(name).weight.detach().float().numpy()
         assert np.array_equal(theirs, q.dequantize("bfloat16").astype(np.float32)), name
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
 
 @pytest.mark.ecosystem("modelopt")

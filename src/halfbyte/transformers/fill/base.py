@@ -23,6 +23,9 @@ from ...torch.modules import QEmbedding, QLinear
 from ...torch.packed_weight import PackedWeight
 from ...torch.state import tensor
 
+MULTIPLIED_BY_THE_MODEL = ("dt_proj",)
+"""Names of linear layers whose weight the model multiplies by itself instead of calling them."""
+
 
 class Filling:
     """Fills an empty model from a checkpoint.
@@ -71,11 +74,15 @@ class Filling:
     def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
         """Replace by a packed module the linear or embedding module at `path`.
 
-        A router is a parameter in transformers, not a layer; it is dequantized here, once.
+        A router is a parameter in transformers, not a layer, and Mamba multiplies by the weight of
+        its `dt_proj` itself; both are dequantized here, once.
         """
         module = self.module(key, path)
         have = module._parameters.get(leaf)
         if not isinstance(module, nn.Linear | nn.Embedding) and have is not None and have.ndim == 2:
+            self.put_dense(key, weight.dequantize("float32"), path, leaf)
+            return
+        if isinstance(module, nn.Linear) and path.rpartition(".")[2] in MULTIPLIED_BY_THE_MODEL:
             self.put_dense(key, weight.dequantize("float32"), path, leaf)
             return
         if leaf != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
