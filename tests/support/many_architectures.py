@@ -23,13 +23,13 @@ SIZES = {
 ARCHITECTURES = (
     "afmoe", "arcee", "beam", "bitnet", "bloom", "cohere", "cohere2", "cohere2_moe", "cpmant", "ctrl", "cwm", "diffllama",
     "doge", "dots1", "electra", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon_mamba", "flex_olmo",
-    "flint", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_bigcode", "gpt_neox", "gpt_neox_japanese", "gpt_oss",
-    "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense", "hy_v3",
-    "hunyuan_v1_moe", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "lfm2", "llama",
-    "llama4_text", "mamba", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3",
-    "mistral", "mixtral", "modernbert-decoder", "moshi", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe",
-    "openai-gpt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "rembert", "seed_oss",
-    "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "xglm", "xlm",
+    "flint", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_bigcode", "gpt_neox", "gpt_neox_japanese",
+    "gpt_oss", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense",
+    "hy_v3", "hunyuan_v1_moe", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "lfm2", "llama",
+    "llama4_text", "mamba", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text", "ministral",
+    "ministral3", "mistral", "mixtral", "modernbert-decoder", "moshi", "mpt", "nanochat", "nemotron", "olmo", "olmo2",
+    "olmo3", "olmoe", "openai-gpt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "rembert", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "xglm", "xlm",
 )  # fmt: skip
 
 
