@@ -318,6 +318,19 @@ def test_a_vector_has_one_scale(tmp_path):
             hb.open(graph.save(tmp_path / "m.onnx"))["w"]
 
 
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_a_matrix_under_one_scale_has_inputs_first_where_it_is_multiplied(multiplied, tmp_path):
+    graph = Graph()
+    graph.dequantize("w", codes("int8", (64, 24)), "int8", scales(()))
+    if multiplied:
+        graph.node("MatMul", [graph.feed("x", np.ones((1, 64), np.float32)), "w"], "y")
+        graph.output("y")
+    path = graph.save(tmp_path / "m.onnx")
+    with hb.open(path) as checkpoint:
+        w, want = checkpoint["w"].dequantize("float32"), graph.run(path)["w"]
+        assert np.array_equal(w, want.T if multiplied else want)
+
+
 def test_names_that_are_there_and_names_that_are_not(tmp_path):
     with hb.open(small(tmp_path)) as checkpoint:
         assert all(key in checkpoint for key in tuple(checkpoint))
