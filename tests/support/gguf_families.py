@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from halfbyte.gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MISTRAL
-from halfbyte.gguf_models.encoders import T5_PLAIN
+from halfbyte.gguf_models.classic import FALCON_40B
+from halfbyte.gguf_models.encoders import T5_PLAIN, T5_PLAIN_ENCODER
 from halfbyte.gguf_models.latent import DEEPSEEK_V2
 from halfbyte.gguf_models.recurrent import FALCON_MAMBA
 from support.gguf_writer import F32, GGUF, Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForTextEncoding
 
 Family = tuple[dict[str, Any], list[tuple[str, str, Any]]]
 HEADS, KV, VOCABULARY = 4, 2, 48
@@ -213,10 +214,35 @@ def t5(hidden: int, gated: bool) -> Family:
     return config, keys
 
 
+def t5_encoder(hidden: int, gated: bool) -> Family:
+    config, keys = t5(hidden, gated)
+    changes = {"is_encoder_decoder": False, "tie_word_embeddings": False}
+    return config | changes, [*keys[:1], ("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)]
+
+
 # architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a
 # function of the width that gives them
 FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "arcee": (UNTIED, []),
+    "bloom": lambda h: (TIED | {"num_key_value_heads": HEADS, "intermediate_size": 4 * h, "n_layer": 2, "n_head": HEADS}, []),
+    "chatglm": (UNTIED | {"attention_bias": True} | HALF, []),
+    "falcon": (TIED | {"num_key_value_heads": 1, "ffn_hidden_size": 128}, [("attention.head_count_kv", "uint32", 1)]),
+    "falcon:40b": (
+        TIED | {"new_decoder_architecture": True, "num_kv_heads": KV, "ffn_hidden_size": 128, "bias": False, "alibi": False}, []
+    ),
+    "jais2": (UNTIED | {"attention_bias": True, "mlp_bias": True}, []),
+    "mpt": lambda h: (
+        TIED | {"num_key_value_heads": HEADS, "d_model": h, "n_heads": HEADS, "n_layers": 2}
+        | {"intermediate_size": 4 * h, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": 1.5}},
+        [("attention.max_alibi_bias", "float32", 8.0), ("attention.clamp_kqv", "float32", 1.5)],
+    ),
+    "orion": (UNTIED | {"partial_rotary_factor": 1.0}, []),
+    "pangu-embedded": (UNTIED | {"attention_bias": True}, []),
+    "qwen": (UNTIED | {"num_key_value_heads": HEADS}, []),
+    "starcoder": lambda h: (TIED | {"num_key_value_heads": 1, "n_inner": 96 if h == 64 else h, "n_positions": 256}, []),
+    "eurobert": ({}, [("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)]),
+    "t5encoder": lambda h: t5_encoder(h, True),
+    "t5encoder:plain": lambda h: t5_encoder(h, False),
     "bert": (
         {"num_key_value_heads": HEADS, "type_vocab_size": 2, "layer_norm_eps": 1e-5},
         [("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)],
@@ -394,7 +420,10 @@ def family(arch: str, hidden: int = 64) -> Family:
     return entry(hidden) if callable(entry) else entry
 
 
-VARIANTS = {"t5:plain": T5_PLAIN, "deepseek2:v2": DEEPSEEK_V2, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL}
+VARIANTS = {
+    "deepseek2:v2": DEEPSEEK_V2, "falcon:40b": FALCON_40B, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL,
+    "t5:plain": T5_PLAIN, "t5encoder:plain": T5_PLAIN_ENCODER,
+}  # fmt: skip
 """Variants of an architecture that become another model."""
 
 
@@ -435,9 +464,14 @@ def family_model(arch: str, hidden: int = 64) -> Any:
         base.pop("rms_norm_eps")
     if "qk_rope_head_dim" in changes:
         base.pop("head_dim")
+    for name in architecture(arch).computed:
+        base.pop(name)
     config = AutoConfig.for_model(architecture(arch).model_type, **(base | {"rope_parameters": rope} | changes))
     torch.manual_seed(sum(map(ord, arch)))
-    builder = {"encoder": AutoModel, "encoder-decoder": AutoModelForSeq2SeqLM}.get(architecture(arch).task, AutoModelForCausalLM)
+    tasks = {"encoder": AutoModel, "encoder-decoder": AutoModelForSeq2SeqLM}
+    builder = (
+        AutoModelForTextEncoding if arch.startswith("t5encoder") else tasks.get(architecture(arch).task, AutoModelForCausalLM)
+    )
     options = {"add_pooling_layer": False} if arch == "bert" else {}
     model = builder.from_config(config, dtype=torch.float32, **options).eval()
     if arch == "t5":  # transformers shares the head with the embedding until a checkpoint has one
@@ -514,7 +548,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
         if (stem := top.get(re.sub(r"\.\d+$", ".*", path))) is not None and path not in top:
             stacks.setdefault(f"{stem}.weight", []).append(x)
             continue
-        if a.task == "encoder-decoder" and (match := re.match(r"(enc|dec)oder\.block\.(\d+)\.(.+)", path)):
+        if a.model_type == "t5" and (match := re.match(r"(enc|dec)oder\.block\.(\d+)\.(.+)", path)):
             side = next(k for k, v in names.items() if v == match[3] and k.startswith(match[1]))
             out[f"{match[1]}.blk.{match[2]}.{side[4:]}.{leaf}"] = x
             continue
@@ -572,7 +606,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             if name.startswith("blk.19.") and name.split(".")[2] in ("attn_k", "attn_v", "attn_k_norm")
         }
         out |= {name.replace("19", layer): np.ones_like(x) for layer in ("20", "21") for name, x in unused.items()}
-    for whole, stems in a.splits.items() if arch == "bailingmoe2" else ():
+    for whole, stems in a.splits.items() if arch in ("bailingmoe2", "chatglm", "qwen") else ():
         for name in [n for n in out if n.split(".")[2:3] == [stems[0]]]:
             fused = [out.pop(name.replace(f".{stems[0]}.", f".{stem}.")) for stem in stems]
             out[name.replace(f".{stems[0]}.", f".{whole}.")] = np.concatenate(fused)
@@ -608,17 +642,20 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
     head = config.hidden_size // HEADS
     tensors = gguf_tensors(arch, model) | rotation_tensors(arch, config)
     ff = next((v.shape[-2] for k, v in tensors.items() if k.endswith("blk.0.ffn_up.weight")), config.hidden_size)
-    if arch.partition(":")[0] in ("glm4", "phi3"):
+    if arch.partition(":")[0] in ("chatglm", "glm4", "phi3"):
         ff //= 2
     changes, extra = family(arch, config.hidden_size)
+    known = getattr(config, "intermediate_size", None)
     rotated = int(head * changes.get("partial_rotary_factor", 1.0))
     sizes = {
         "context_length": 256, "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
-        "feed_forward_length": getattr(config, "intermediate_size", None) or ff, "attention.head_count": HEADS,
+        "feed_forward_length": ff if known is None or arch.startswith("falcon") else known, "attention.head_count": HEADS,
         "attention.head_count_kv": KV if arch.startswith("gemma4") else getattr(config, "num_key_value_heads", HEADS),
         "attention.key_length": head,
         "attention.value_length": head, "rope.dimension_count": rotated,
     }  # fmt: skip
+    if arch == "qwen":
+        sizes["feed_forward_length"] *= 2
     keys = list(extra)
     if config.hidden_size != 64:
         width = config.hidden_size

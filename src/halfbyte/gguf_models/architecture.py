@@ -87,6 +87,7 @@ class Architecture:
                  answers a text
     fields       keys of its own
     constants    fields that every such model has
+    computed     fields that transformers' configuration computes itself and does not take
     extra        fields that are computed from the keys and the fields so far
     parameters   parameters that the file has as keys: name in the model -> value
     """
@@ -113,6 +114,7 @@ class Architecture:
     task: str = "text"
     fields: tuple[Field, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
+    computed: tuple[str, ...] = ()
     extra: Callable[[Keys, dict[str, Any]], dict[str, Any]] = lambda keys, config: {}
     parameters: Callable[[Keys, dict[str, Any]], dict[str, NDArray[Any]]] = lambda keys, config: {}
 

@@ -42,7 +42,8 @@ from .architecture import (
     routed,
     shared,
 )
-from .encoders import ENCODERS, T5_PLAIN
+from .classic import CLASSIC, FALCON_40B
+from .encoders import ENCODERS, T5_PLAIN, T5_PLAIN_ENCODER
 from .gemma import GEMMA
 from .keys import Keys
 from .latent import DEEPSEEK_V2, LATENT, SIGMOID
@@ -366,7 +367,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "olmo", {k: v for k, v in LLAMA.items() if not k.endswith("_norm")}, interleaved=True, eps=layer_eps("layer_norm_eps"),
         extra=_olmo,
     ),
-    **ENCODERS, **GEMMA, **LATENT, **RECURRENT,
+    **CLASSIC, **ENCODERS, **GEMMA, **LATENT, **RECURRENT,
 }  # fmt: skip
 ARCHITECTURES = dict(sorted(ARCHITECTURES.items()))
 """GGUF architectures that become transformers models."""
@@ -376,8 +377,10 @@ def architecture_named(keys: Keys) -> Architecture:
     """The architecture of a file, which for some names depends on a key."""
     if keys.arch == "llama" and keys.get("expert_count", "integer", 0):
         return MIXTRAL
-    if keys.arch == "t5" and not keys.has("enc.blk.0.ffn_gate"):
-        return T5_PLAIN
+    if keys.arch in ("t5", "t5encoder") and not keys.has("enc.blk.0.ffn_gate"):
+        return T5_PLAIN if keys.arch == "t5" else T5_PLAIN_ENCODER
+    if keys.arch == "falcon" and keys.has("blk.0.attn_norm_2"):
+        return FALCON_40B
     if keys.arch == "mamba" and keys.get("ssm.dt_b_c_rms", "bool", False):
         return FALCON_MAMBA
     if keys.arch == "deepseek2" and keys.get("expert_gating_func", "integer", 0) != SIGMOID:

@@ -64,7 +64,8 @@ def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
             raise keys.error(f"tokenizer.ggml.{name}_token_id is {index}; the embedding has {config['vocab_size']} rows")
     config |= _biases(keys) | dict(architecture.constants) | {f.name: _value(keys, f) for f in architecture.fields}
     config |= architecture.extra(keys, config)
-    return {"model_type": architecture.model_type, **config}
+    kept = {name: value for name, value in config.items() if name not in architecture.computed}
+    return {"model_type": architecture.model_type, **kept}
 
 
 def _feed_forward(keys: Keys, architecture: Architecture) -> dict[str, int]:

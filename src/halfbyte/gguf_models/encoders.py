@@ -8,12 +8,13 @@ tensors begin with `enc.` or `dec.`, whose names differ only there.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .architecture import FUSED_QKV, Architecture, layer_eps
+from .architecture import FUSED_QKV, LLAMA, Architecture, layer_eps
 from .keys import Keys
 
 
@@ -85,6 +86,10 @@ def _t5(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _t5_encoder(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    return _t5(keys, config) | {"is_encoder_decoder": False, "tie_word_embeddings": False}
+
+
 _BERT = {
     **{f"attn_{word[0]}": f"attention.self.{word}" for word in ("query", "key", "value")},
     "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm", "ffn_up": "intermediate.dense",
@@ -132,10 +137,17 @@ T5_PLAIN = Architecture(
 )  # fmt: skip
 """What a file of architecture t5 without gates becomes."""
 
+T5_PLAIN_ENCODER = replace(T5_PLAIN, task="encoder", extra=_t5_encoder)
+"""The same for its encoder alone."""
+
 ENCODERS: dict[str, Architecture] = {
     "bert": Architecture(
         "bert", _BERT, top=_BERT_TOP, layers="encoder.layer", eps=layer_eps("layer_norm_eps"), task="encoder",
         splits=FUSED_QKV, extra=_bert, parameters=_no_token_types,
+    ),
+    "eurobert": Architecture(
+        "eurobert", LLAMA, top={"token_embd": "embed_tokens", "output_norm": "norm"}, layers="layers", task="encoder",
+        splits=FUSED_QKV, constants={"tie_word_embeddings": False},
     ),
     "modern-bert": Architecture(
         "modernbert", _MODERN_BERT, top=_MODERN_BERT_TOP, layers="layers", eps=layer_eps("norm_eps"), task="encoder",
@@ -144,6 +156,9 @@ ENCODERS: dict[str, Architecture] = {
     "t5": Architecture(
         "t5", _t5_names(True), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder-decoder", extra=_t5,
         absent=lambda config, layer, stem: stem == "cross_attn_rel_b",
+    ),
+    "t5encoder": Architecture(
+        "t5", _t5_names(True), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder", extra=_t5_encoder,
     ),
 }  # fmt: skip
 """GGUF architectures that have an encoder."""

@@ -239,12 +239,20 @@ def _class_for(config: Any, task: str) -> Any:
     causal one, or for a multimodal model without one the whole, whose vision tower then is loaded
     too.
     """
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+        AutoModelForTextEncoding,
+    )
 
     from .compat import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    if task != "text":
-        return {"encoder": AutoModel, "encoder-decoder": AutoModelForSeq2SeqLM}[task]
+    if task == "encoder":
+        return AutoModelForTextEncoding if config.model_type == "t5" else AutoModel  # half of T5
+    if task == "encoder-decoder":
+        return AutoModelForSeq2SeqLM
     kind = type(config)
     whole = kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if whole else AutoModelForCausalLM

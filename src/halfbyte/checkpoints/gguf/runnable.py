@@ -14,13 +14,14 @@ from .metadata import Metadata
 
 READ = frozenset(
     {
-        "apertus", "arcee", "baichuan", "bailingmoe2", "bert", "cohere2", "command-r", "deepseek2", "dots1", "ernie4_5",
-        "ernie4_5-moe", "exaone", "exaone4", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe",
-        "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe", "internlm2",
-        "jamba", "lfm2", "lfm2moe", "llama", "llama4", "mamba", "mamba2", "minicpm", "minimax-m2", "mistral3", "modern-bert",
-        "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2", "olmoe", "phi2", "phi3", "phimoe", "qwen2", "qwen2moe",
-        "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3",
-        "stablelm", "starcoder2", "t5", "xverse",
+        "apertus", "arcee", "baichuan", "bailingmoe2", "bert", "bloom", "chatglm", "cohere2", "command-r", "deepseek2", "dots1",
+        "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone4", "falcon", "falcon-h1", "gemma", "gemma2", "gemma3",
+        "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid", "granitemoe",
+        "hunyuan-dense", "hunyuan-moe", "internlm2", "jais2", "jamba", "lfm2", "lfm2moe", "llama", "llama4", "mamba", "mamba2",
+        "minicpm", "minimax-m2", "mistral3", "modern-bert", "mpt", "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2",
+        "olmoe", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35",
+        "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder",
+        "starcoder2", "t5", "t5encoder", "xverse",
     }
 )  # fmt: skip
 """Values of general.architecture whose files become transformers models."""
@@ -33,19 +34,19 @@ LATENT = "its latent attention has no table here yet, though transformers has th
 
 _GROUPS = {
     NO_MODEL: (
-        "deci grok refact qwen plamo plamo2 plamo3 codeshell orion maple arctic chatglm jais openelm rwkv6 rwkv6qwen2 "
+        "deci grok refact plamo plamo2 plamo3 codeshell maple arctic jais openelm rwkv6 rwkv6qwen2 "
         "rwkv7 arwkv7 graniteswitch plm bailingmoe bailingmoe3 smallthinker llada llada-moe dream grovemoe "
-        "rnd1 pangu-embedded cogvlm mimo2 step35 spark2_5 maincoder kimi-k3 talkie nanbeige deepseek deepseek2-ocr "
+        "rnd1 cogvlm mimo2 step35 spark2_5 maincoder kimi-k3 talkie nanbeige deepseek deepseek2-ocr "
         "chameleon dots3note"
     ),
     NO_DECODER: (
-        "clip nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
-        "llama-embed t5encoder wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"
+        "clip nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 gemma-embedding "
+        "llama-embed wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"
     ),
     RECURRENT: "kimi-linear minimax-01",
     LATENT: "deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4",
     NO_TABLE: (
-        "falcon gptj mpt starcoder bloom qwen4exp cohere2moe dbrx muse-glimmer bitnet jais2 exaone-moe granite_swa "
+        "gptj qwen4exp cohere2moe dbrx muse-glimmer bitnet exaone-moe granite_swa "
         "afmoe laguna hunyuan_vl hy_v3 hy_v4 hrm_text minimax-m3 paddleocr mellum"
     ),
 }

@@ -96,8 +96,8 @@ class GGUFFilling(Filling):
         self.put_parameters()
         if self.model.get_output_embeddings() is not None and not Keys(self.checkpoint).has("output"):
             self.tie_head()
-        if self.architecture.task == "encoder-decoder":
-            self.model.set_input_embeddings(self.model.get_input_embeddings())  # both sides share it
+        if self.model.config.model_type == "t5":
+            self.model.set_input_embeddings(self.model.get_input_embeddings())  # its sides share it
         self.check_full()
 
     def put_split(self, key: str) -> None:
