@@ -12,7 +12,6 @@ from pathlib import Path
 from halfbyte.checkpoints.gguf.runnable import UNREAD, UNREAD_VOCABULARIES
 from halfbyte.gguf_models.architectures import ARCHITECTURES
 from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
-from halfbyte.gguf_models.pretokenizers import UNREAD as UNREAD_PRE
 from halfbyte.gguf_models.tokenizer import KINDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "gguf-models.md"
@@ -30,6 +29,9 @@ VOCABULARIES = {
     "gemma4": "BPE on characters, with byte tokens",
     "bert": "WordPiece",
     "t5": "SentencePiece Unigram",
+    "rwkv": "from the left, the longest token of bytes",
+    "plamo2": "the tokens whose scores add up to most, with byte tokens",
+    "whitespace": "BPE on characters between whitespace, which is dropped",
 }
 """What each kind that is read is."""
 
@@ -54,7 +56,7 @@ def page() -> str:
     splits: dict[object, list[str]] = defaultdict(list)
     for name, pre in PRE_TOKENIZERS.items():
         splits[pre].append(f"`{name}`")
-    flags = ("whole_words", "add_bos", "nfc", "spaces", "line_breaks")
+    flags = ("whole_words", "add_bos", "nfc", "spaces", "characters", "line_breaks")
     pre_rows = [
         (" ".join(names), str(len(pre.splits)), ", ".join(f"`{f}`" for f in flags if getattr(pre, f)))  # type: ignore[attr-defined]
         for pre, names in splits.items()
@@ -74,9 +76,8 @@ def page() -> str:
             "A `tokenizer.json` beside the file is used where the kind is not read.\n",
             "## Pre-tokenizers\n",
             "Names in one row split alike. Expressions are applied one after another; the flags are those of",
-            "`halfbyte.gguf_models.pretokenizers.PreTokenizer`.\n",
+            "`halfbyte.gguf_models.pretokenizers.PreTokenizer`. llama.cpp knows no other name.\n",
             table(("names", "expressions", "flags"), pre_rows),
-            table(("name", "not read, because"), grouped(UNREAD_PRE)),
         ]
     )
 

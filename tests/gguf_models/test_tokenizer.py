@@ -299,7 +299,12 @@ def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
     ("pairs", "error", "message"),
     [
         ([], UnsupportedError, r"tokenizer.ggml.model is None; read: 'llama', 'gpt2', 'gemma4', 'bert', 't5'"),
-        ([("model", "string", "rwkv")], UnsupportedError, r"is 'rwkv' \(transformers has no current RWKV model"),
+        ([("model", "string", "rwkv")], CheckpointError, "tokens is missing or empty"),
+        ([("model", "string", "hybriddna")], UnsupportedError, r"is 'hybriddna' \(its DNA markers"),
+        (
+            [("model", "string", "rwkv"), ("tokens", "array[string]", ["a", r"\x1"])], CheckpointError,
+            r"token '\\\\x1' ends within an escape",
+        ),
         ([("model", "string", "llama")], CheckpointError, "tokenizer.ggml.tokens is missing or empty"),
         ([("model", "uint32", 1)], CheckpointError, "key 'tokenizer.ggml.model' is uint32; string is needed"),
         ([("model", "string", "llama"), ("tokens", "array[int32]", [1])], CheckpointError, r"array\[string\] is needed"),
@@ -339,3 +344,44 @@ def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
 def test_vocabularies_that_cannot_be_used(tmp_path, pairs, error, message):
     with pytest.raises(error, match=message):
         tokenizer_of(checkpoint(tmp_path, pairs))
+
+
+BYTE_TOKENS = [f"<0x{b:02X}>" for b in range(256)]
+
+
+def test_rwkv_takes_the_longest_token(tmp_path):
+    """Tokens are bytes, escaped in the file."""
+    tokens = ["<s>", *(rf"\x{b:02x}" for b in range(256)), "ab", "abc", "abcd", r"\n\n", r"é", "bcd ", r"\\"]
+    pairs = [("model", "string", "rwkv"), ("tokens", "array[string]", tokens), ("token_type", "array[int32]", [3] + [1] * 263)]
+    with checkpoint(tmp_path, pairs) as ckpt:
+        tokenizer = tokenizer_of(ckpt)
+    assert tokenizer("abcabcdabcd \n\n\né\\<s>")["input_ids"] == [258, 259, 259, 33, 260, 11, 261, 263, 0]
+    for text in CORPUS:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_plamo2_takes_the_best_scores(tmp_path):
+    """Of "abc" the pieces a + bc beat ab + c; of "aaa" the longest first token wins a tie."""
+    words = {"a": -3.0, "b": -4.0, "c": -4.0, "ab": -5.0, "bc": -4.5, "aa": -4.0, "aaa": -7.0}
+    tokens = ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:pad|>", *BYTE_TOKENS, *words]
+    pairs = [
+        ("model", "string", "plamo2"), ("tokens", "array[string]", tokens),
+        ("scores", "array[float32]", [0.0] * 260 + list(words.values())),
+        ("token_type", "array[int32]", [2, 3, 3, 3, *[6] * 256, *[1] * len(words)]),
+    ]  # fmt: skip
+    with checkpoint(tmp_path, pairs) as ckpt:
+        tokenizer = tokenizer_of(ckpt)
+    assert tokenizer("abcaaaaé")["input_ids"] == [260, 264, 265, 265, 4 + 0xC3, 4 + 0xA9]
+    assert tokenizer("aaa")["input_ids"] == [266]
+    for text in CORPUS:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_whitespace_vocabularies_drop_whitespace_and_unknown_characters(tmp_path):
+    pairs = [
+        ("model", "string", "whitespace"), ("pre", "string", "whitespace"), ("tokens", "array[string]", ["<s>", "a", "b", "ab"]),
+        ("merges", "array[string]", ["a b"]), ("token_type", "array[int32]", [3, 1, 1, 1]),
+    ]  # fmt: skip
+    with checkpoint(tmp_path, pairs) as ckpt:
+        tokenizer = tokenizer_of(ckpt)
+    assert tokenizer("ab a b  a!b\n")["input_ids"] == [3, 1, 2, 1, 2]

@@ -26,6 +26,8 @@ class PreTokenizer:
                    llama.cpp does not
     spaces         spaces are "▁" and characters outside the vocabulary are byte tokens `<0xNN>`:
                    merges work on characters
+    characters     merges work on characters as they are; whitespace and characters outside the
+                   vocabulary cut, and are left out
     line_breaks    a run of line breaks that is a token is taken whole, where the file leaves out
                    the merges that make it
     """
@@ -35,6 +37,7 @@ class PreTokenizer:
     add_bos: bool = False
     nfc: bool = False
     spaces: bool = False
+    characters: bool = False
     line_breaks: bool = False
 
 
@@ -203,12 +206,8 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("gemma4 granite-embed-multi-311m", PreTokenizer((r"\n+",), add_bos=True, spaces=True, line_breaks=True)),
     ("sarvam-moe", PreTokenizer((r"\n+",), spaces=True)),
+    ("whitespace", PreTokenizer((r"\S+",), characters=True)),
 )  # fmt: skip
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES for name in names.split()}
 """tokenizer.ggml.pre -> how text is split."""
-
-UNREAD: dict[str, str] = {
-    "whitespace": "the Chinese Jina vocabulary cuts at whitespace and drops it, which no embedding model here needs",
-}
-"""Names that llama.cpp knows and are not read, with the reason."""

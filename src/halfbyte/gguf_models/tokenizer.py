@@ -16,10 +16,14 @@ gemma4  BPE on characters: merges are in the file, spaces are "▁", unknown cha
         byte tokens.
 bert    WordPiece: the longest token that fits, "▁" before the first one of a word.
 t5      SentencePiece Unigram: the tokens whose scores add up to most.
+rwkv    from the left, the longest token of bytes.
+plamo2  as Unigram, over characters, with scores rounded to 1e-4 and byte tokens.
+whitespace  BPE on characters; whitespace cuts and is dropped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +34,19 @@ from ..checkpoints.gguf.metadata import Metadata
 from ..checkpoints.gguf.runnable import UNREAD_VOCABULARIES
 from ..errors import CheckpointError, UnsupportedError
 from .bpe_merges import merges
-from .pretokenizers import PRE_TOKENIZERS, UNREAD, PreTokenizer
+from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from .scanners import Cheapest, Longest, Scanner, unescaped
 
 SPACE = "\u2581"
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Values of tokenizer.ggml.token_type: tokens matched whole in the text, the first two special."""
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+"""Values of tokenizer.ggml.token_type: tokens matched whole in the text, the first two special, and
+tokens of a byte.
+"""
+_PRINTED = [b for b in range(256) if 33 <= b < 127 or 161 <= b < 173 or b > 173]
+BYTES = {b: chr(b) for b in _PRINTED} | {
+    b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in _PRINTED)
+}  # fmt: skip
+"""Byte -> the character that stands for it in byte-level vocabularies."""
 _GEMMA = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma-embedding")
 
 END_OF_TURN = frozenset(
@@ -206,11 +218,8 @@ def _pre_name(metadata: Metadata) -> str:
 def _bpe(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
     name = _pre_name(metadata)
     if name not in PRE_TOKENIZERS:
-        why = f" ({UNREAD[name]})" if name in UNREAD else ""
         known = ", ".join(PRE_TOKENIZERS)
-        raise UnsupportedError(
-            f"[tokenizer] tokenizer.ggml.pre {name!r} splits text in a way that is not read{why}; read: {known}"
-        )
+        raise UnsupportedError(f"[tokenizer] tokenizer.ggml.pre {name!r} splits text in a way that is not read; read: {known}")
     pre = PRE_TOKENIZERS[name]
     vocabulary = {t: i for i, t in enumerate(tokens)}
     pairs = _stated_merges(metadata)
@@ -223,6 +232,8 @@ def _bpe(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokeniz
     absent = next((p for p in pairs if not (p[0] in vocabulary and p[1] in vocabulary and p[0] + p[1] in vocabulary)), None)
     if absent is not None:
         raise CheckpointError(f"[tokenizer] merge {absent} joins or makes a token that tokenizer.ggml.tokens does not have")
+    if pre.characters:
+        return _bpe_on_words(metadata, vocabulary, pairs)
     if pre.spaces:
         return _bpe_on_characters(metadata, pre, tokens, vocabulary, pairs)
     backend = Tokenizer(models.BPE(vocabulary, pairs, fuse_unk=False, ignore_merges=pre.whole_words))
@@ -232,6 +243,20 @@ def _bpe(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokeniz
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _bpe_on_words(metadata: Metadata, vocabulary: dict[str, int], pairs: list[tuple[str, str]]) -> Tokenizer:
+    """Whitespace and characters outside the vocabulary cut, and are left out."""
+    backend = Tokenizer(models.BPE(vocabulary, pairs))
+    if metadata.typed("tokenizer.ggml.normalizer.lowercase", "bool", False):
+        backend.normalizer = normalizers.Lowercase()
+    known = "".join(rf"\x{{{ord(token):X}}}" for token in vocabulary if len(token) == 1)
+    steps: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
+    if known:
+        steps.append(pre_tokenizers.Split(Regex(f"[^{known}]"), behavior="removed"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.Fuse()
     return backend
 
 
@@ -305,8 +330,39 @@ def _unigram(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tok
     return backend
 
 
+def _longest(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    """RWKV's tokens are bytes; here each byte is the character that byte-level BPE gives it."""
+    names = ["".join(BYTES[b] for b in unescaped(token)) for token in tokens]
+    names = [
+        token if i < len(types) and types[i] == _CONTROL else name
+        for i, (token, name) in enumerate(zip(tokens, names, strict=True))
+    ]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    backend = Tokenizer(models.BPE(vocabulary, [], ignore_merges=True))
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    cut = pre_tokenizers.PreTokenizer.custom(Scanner(Longest(names)))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([to_bytes, cut])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _cheapest(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    scores = _scores(metadata, tokens)
+    ranked = {}
+    for i, (token, score) in enumerate(zip(tokens, scores, strict=True)):
+        if token and math.isfinite(score) and not (i < len(types) and types[i] == _BYTE):
+            ranked[token] = math.floor(abs(score) * 1e4 + 0.5) * (1 if score > 0 else -1)
+    unknown = tokens[_unknown(metadata, tokens, 0)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token=unknown, byte_fallback=True, ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Scanner(Cheapest(ranked)))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
 _KINDS: dict[str, Callable[[Metadata, list[str], Sequence[int]], Tokenizer]] = {
     "llama": _sentencepiece, "gpt2": _bpe, "gemma4": _bpe, "bert": _wordpiece, "t5": _unigram,
+    "rwkv": _longest, "plamo2": _cheapest, "whitespace": _bpe,
 }  # fmt: skip
 """tokenizer.ggml.model -> what builds it."""
 KINDS = tuple(_KINDS)

@@ -53,13 +53,10 @@ _GROUPS = {
 UNREAD: dict[str, str] = {name: why for why, names in _GROUPS.items() for name in names.split()}
 """llama.cpp's other architectures, and why they are not read."""
 
-VOCABULARIES = ("llama", "gpt2", "gemma4", "bert", "t5")
+VOCABULARIES = ("llama", "gpt2", "gemma4", "bert", "t5", "rwkv", "plamo2", "whitespace")
 """Values of tokenizer.ggml.model that are read."""
 UNREAD_VOCABULARIES: dict[str, str] = {
-    "rwkv": "transformers has no current RWKV model to feed",
-    "plamo2": "transformers has no PLaMo model to feed",
     "hybriddna": "its DNA markers switch between two vocabularies, which the tokenizers library cannot express",
-    "whitespace": "it drops whitespace, which no model here needs",
     "no_vocab": "the file has no vocabulary",
     "none": "the file has no vocabulary",
 }
