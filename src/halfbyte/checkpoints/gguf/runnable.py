@@ -36,8 +36,7 @@ _GROUPS = {
     NO_MODEL: (
         "deci grok refact plamo plamo2 plamo3 codeshell maple arctic jais openelm rwkv6 rwkv6qwen2 "
         "rwkv7 arwkv7 graniteswitch plm bailingmoe bailingmoe3 smallthinker llada llada-moe dream grovemoe "
-        "rnd1 cogvlm mimo2 step35 spark2_5 maincoder kimi-k3 talkie nanbeige deepseek deepseek2-ocr "
-        "chameleon dots3note"
+        "rnd1 cogvlm step35 spark2_5 maincoder kimi-k3 talkie nanbeige deepseek deepseek2-ocr"
     ),
     NO_DECODER: (
         "clip nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 gemma-embedding "
@@ -46,7 +45,7 @@ _GROUPS = {
     RECURRENT: "kimi-linear minimax-01",
     LATENT: "deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4",
     NO_TABLE: (
-        "gptj qwen4exp cohere2moe dbrx muse-glimmer bitnet exaone-moe granite_swa "
+        "chameleon mimo2 dots3note gptj qwen4exp cohere2moe dbrx muse-glimmer bitnet exaone-moe granite_swa "
         "afmoe laguna hunyuan_vl hy_v3 hy_v4 hrm_text minimax-m3 paddleocr mellum"
     ),
 }
