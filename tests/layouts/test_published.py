@@ -23,7 +23,7 @@ from halfbyte.checkpoints.quant_config import read_config
 from halfbyte.conversion import convert_checkpoint
 from halfbyte.conversion.edges import LossyError
 from halfbyte.conversion.to_dense import dequantize_checkpoint
-from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.claims import UNKNOWN
 
@@ -148,15 +148,50 @@ def test_a_dense_weight_beside_a_tensor_called_scale_stays_dense(tmp_path: Path)
         assert [checkpoint.info(key).kind for key in checkpoint] == ["dense", "dense"]
 
 
-def test_case_69_w4afp8_is_refused_by_its_name(tmp_path: Path):
+@pytest.mark.parametrize("scale_dtype", [ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"},
+        {"quant_method": "w4afp8", "ignored_layers": ["lm_head"], "group_size": 128, "moe_activation_scheme": "static"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None},
+        {"quant_algo": "MIXED_PRECISION", "producer": {"name": "trtllm"}},
+    ],
+    ids=["fp8", "w4afp8", "modelopt", "quant_algo alone"],
+)
+def test_case_69_w4afp8_has_int4_pairs_and_block_fp8(config: dict, scale_dtype: type, tmp_path: Path):
+    """Two's complement nibbles, the even input in the low one, times a scale of 128 inputs: as
+    vLLM's loader turns them into biased codes by exclusive-or with 0x88.
+    """
     rng = np.random.default_rng(4)
+    expert, attention = "model.layers.3.mlp.experts.7.down_proj", "model.layers.3.self_attn.o_proj"
+    codes = rng.integers(-8, 8, (64, 256))
+    scale = rng.uniform(0.01, 0.02, (64, 2)).astype(scale_dtype)
+    fp8, tiles = finite_e4m3(rng, 128, 256), np.float32([[0.5, 2.0]])
     tensors = {
-        f"{NAME}.weight": rng.integers(-128, 128, (64, 128), dtype=np.int8),
-        f"{NAME}.weight_scale_inv": np.ones((64, 2), ml_dtypes.bfloat16),
-    }
-    for config in ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "w4afp8"}):
-        with pytest.raises(UnsupportedError, match="W4AFP8"):
-            values(write(tmp_path / "m", tensors, config))
+        f"{expert}.weight": nibbles(codes & 15).view(np.int8), f"{expert}.weight_scale_inv": scale,
+        f"{expert}.input_scale": np.ones(1, ml_dtypes.bfloat16), "lm_head.weight": np.ones((8, 256), np.float16),
+        f"{attention}.weight": fp8, f"{attention}.weight_scale_inv": tiles,
+    }  # fmt: skip
+    folder = write(tmp_path / "m", tensors, config)
+    np.testing.assert_array_equal(values(folder, expert), codes * np.repeat(scale.astype(np.float64), 128, 1))
+    np.testing.assert_array_equal(values(folder, attention), fp8.astype(np.float64) * np.repeat(tiles, 128, 1))
+    assert severities(folder) == set()
+    with hb.open(folder) as checkpoint:
+        assert str(checkpoint.info(expert).format) == "int4:g128"
+        layout, weight = LAYOUTS["fp8"], checkpoint[expert]
+        back = layout.pack(weight, config)
+        assert all(np.array_equal(back[s], tensors[f"{expert}.{s}"]) for s in ("weight", "weight_scale_inv"))
+    hb.convert(folder, tmp_path / "own", to="halfbyte")
+    with hb.open(tmp_path / "own") as own:
+        assert np.array_equal(own[expert].dequantize("float64"), values(folder, expert))
+
+
+def test_case_69_w4afp8_scales_of_another_width_are_refused(tmp_path: Path):
+    tensors = {f"{NAME}.weight": np.zeros((64, 128), np.int8), f"{NAME}.weight_scale_inv": np.ones((64, 4), np.float32)}
+    with pytest.raises(HalfbyteError, match=r"down_proj.weight_scale_inv .*\[64, 4\].*\[64, 2\].*W4AFP8"):
+        values(write(tmp_path / "m", tensors, {"quant_method": "w4afp8"}))
+    assert values(write(tmp_path / "m2", tensors, {"quant_method": "w4afp8", "group_size": 64})).shape == (64, 256)
 
 
 def test_case_73_a_scale_in_another_shard_is_found_and_missing_it_is_named(tmp_path: Path):
@@ -793,10 +828,10 @@ def test_case_67_mixed_precision_as_the_exporter_writes_it(tmp_path: Path):
         assert severities(folder) == set()
 
 
-def test_case_69_mixed_precision_without_a_table_is_w4afp8(tmp_path: Path):
+def test_case_69_mixed_precision_without_a_table_over_other_tensors_is_refused(tmp_path: Path):
     tensors, _ = nvfp4_module(np.random.default_rng(23))
     config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
-    with pytest.raises(UnsupportedError, match=r"MIXED_PRECISION without quantized_layers .*W4AFP8"):
+    with pytest.raises(UnsupportedError, match=r"MIXED_PRECISION names no format .*quantized_layers.*W4AFP8"):
         values(write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config))
 
 

@@ -1,5 +1,6 @@
 """Every scheme that an installed producer offers, enumerated from its package: a tiny model is read
-with the producer's own values, or refused by name.
+with the producer's own values, or refused by name; what is read is converted without loss, and
+`load_model` gives the dense model's logits.
 
 `make test-ecosystem` runs this in each producer's environment. With HALFBYTE_PRESETS=FILE the
 outcomes are appended to FILE, a JSON object a line: benchmarks/ecosystem-presets.jsonl, of which
@@ -9,7 +10,9 @@ tools/presets_page.py makes docs/reference/presets.md.
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +23,9 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import HalfbyteError
+from halfbyte.verification.compare import verify
 
 Values = Mapping[str, np.ndarray]
 Writer = Callable[[str, str, Path], Values | Callable[[], Values]]
@@ -45,10 +50,16 @@ def tiny(arch: str) -> Any:
     return dense_model(arch, **WIDE, **more)
 
 
+def checkpoint_of(folder: Path) -> Path:
+    """What `open` takes: the .onnx file where there is one."""
+    onnx = folder / "model.onnx"
+    return onnx if onnx.exists() else folder
+
+
 def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]:
     """("read", what was compared), ("refused", the sentence) or ("wrong", the first difference)."""
     try:
-        with hb.open(folder) as checkpoint:
+        with hb.open(checkpoint_of(folder)) as checkpoint:
             checkpoint.check("dequantize")
             packed = [info.key for info in checkpoint.infos() if info.quantized]
             got = {key: checkpoint[key] for key in packed}
@@ -78,9 +89,50 @@ def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]
     return "read", f"{len(packed)} weights: {', '.join(dict.fromkeys(formats))}"
 
 
-def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path) -> None:
+def converted(folder: Path, work: Path) -> str:
+    """ "identical" when `convert` keeps every tensor, else its refusal or what `verify` says."""
+    try:
+        hb.convert(checkpoint_of(folder), work / "own", to="halfbyte")
+        with hb.open(checkpoint_of(folder)) as checkpoint, hb.open(work / "own") as own:
+            report = verify(checkpoint, own)
+    except HalfbyteError as error:
+        return f"refused: {str(error).replace(str(folder), '…')[:300]}"
+    different = [c.key for c in report.comparisons if c.status != "identical"]
+    return report.verdict + (f": {different[0]}" if different else "")
+
+
+def loaded(folder: Path, work: Path) -> str:
+    """ "equal" when `load_model` gives the logits of the model that transformers loads from the
+    folder that `dequantize` writes, else the refusal or the difference.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.from_numpy(np.random.default_rng(1).integers(3, 96, (2, 12)))
+    try:
+        with hb.open(folder) as checkpoint:
+            dequantize_checkpoint(checkpoint, work / "dense", dtype="float32")
+        model, _ = hb.load_model(folder, dtype="float32")
+    except HalfbyteError as error:
+        return f"refused: {str(error).replace(str(folder), '…')[:300]}"
+    dense = AutoModelForCausalLM.from_pretrained(work / "dense", dtype=torch.float32)
+    with torch.inference_mode():
+        ours, want = model(input_ids=ids).logits, dense(input_ids=ids).logits
+    off = float((ours - want).abs().max() / want.abs().max())
+    return "equal" if off <= 2e-5 else f"different: by {off:.3g} of the largest logit"
+
+
+def commands(folder: Path, work: Path) -> dict[str, str]:
+    """What `convert` and, where torch is installed, `load_model` make of a file that is read."""
+    found = {"convert": converted(folder, work)}
+    if importlib.util.find_spec("torch") and (folder / "config.json").exists():
+        found["load_model"] = loaded(folder, work)
+    return found
+
+
+def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path, reads: bool = True) -> None:
     """Writes and judges every scheme of every architecture, records the outcomes, and fails for
-    wrong ones.
+    wrong ones, and where none is read (with `reads` false: where one is).
     """
     version = f"{producer} {importlib.metadata.version(producer)}"
     wrong, read = [], 0
@@ -96,12 +148,14 @@ def every(producer: str, schemes: list[str], write: Writer, tmp_path: Path) -> N
                 outcome = judge(folder, want)
             read += outcome[0] == "read"
             wrong += [(scheme, arch, outcome[1])] if outcome[0] == "wrong" else []
-            row = {"producer": version, "scheme": scheme, "arch": arch, "outcome": outcome[0], "detail": outcome[1][:400]}
+            more = commands(folder, tmp_path / f"{scheme}-{arch}-out") if outcome[0] == "read" else {}
+            wrong += [(scheme, arch, f"{k}: {v}") for k, v in more.items() if not v.startswith(("identical", "equal", "refused"))]
+            row = {"producer": version, "scheme": scheme, "arch": arch, "outcome": outcome[0], "detail": outcome[1][:400], **more}
             if log := os.environ.get("HALFBYTE_PRESETS"):
                 with open(log, "a", encoding="utf-8") as out:
                     out.write(json.dumps(row, ensure_ascii=False) + "\n")
     assert not wrong
-    assert read
+    assert bool(read) == reads
 
 
 # -------------------------------------------------------------------------------------------------------
@@ -320,8 +374,6 @@ def modelopt_values(weight: Any, scale: Any, second: Any = None) -> np.ndarray:
     """What a module's exported tensors mean: NVFP4 by ModelOpt's own decoder, the rest by its
     export's rules.
     """
-    from modelopt.torch.quantization.qtensor import NVFP4QTensor
-
     import torch
 
     if weight.ndim == 3:  # a stack of experts, each matrix (k, n)
@@ -329,6 +381,8 @@ def modelopt_values(weight: Any, scale: Any, second: Any = None) -> np.ndarray:
         return np.stack([modelopt_values(w.T.contiguous(), s.T.contiguous(), second) for w, s in pairs])
     n, k = weight.shape
     if weight.dtype == torch.uint8 and scale.dtype == torch.float8_e4m3fn:
+        from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
         packed = NVFP4QTensor((n, 2 * k), torch.float32, weight)
         scales = {"scale": scale, "double_scale": second, "block_sizes": {-1: 2 * k // scale.shape[1]}}
         return packed.dequantize(dtype=torch.float32, **scales).numpy()
@@ -508,7 +562,9 @@ def test_every_width_of_hqq(tmp_path):
 
 
 def autoround(arch: str, scheme: str, folder: Path) -> Values:
-    """The scheme without tuning, in its own format; the values of the model after its quantization."""
+    """The scheme without tuning, in its own format; the values of the model after its quantization,
+    of FP8 by its export's formula, of the other floats as its own layers decode them.
+    """
     from auto_round import AutoRound
 
     import torch
@@ -519,10 +575,24 @@ def autoround(arch: str, scheme: str, folder: Path) -> Values:
     write_tokenizer(folder / "dense")
     model = AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.bfloat16)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "dense")
-    rounder = AutoRound(model, tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True, device_map="cpu", low_gpu_mem_usage=False)
+    texts = [{"input_ids": torch.randint(3, 96, (1, 64), generator=torch.Generator().manual_seed(i))} for i in range(4)]
+    options = {"dataset": texts, "nsamples": 4, "seqlen": 64, "batch_size": 1}  # static activation scales look at them
+    rounder = AutoRound(
+        model, tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True, device_map="cpu", low_gpu_mem_usage=False, **options
+    )
     quantized, _ = rounder.quantize()
     values = {n: m.weight.detach().float().numpy().copy() for n, m in quantized.named_modules() if isinstance(m, torch.nn.Linear)}
     rounder.save_quantized(str(folder), format="auto_round")
+    if rounder.data_type == "fp":  # its layers are stored already; its own reader knows one of three kinds
+        for name, module in quantized.named_modules():
+            scale = getattr(module, "weight_scale", getattr(module, "weight_scale_inv", None))
+            if scale is not None:
+                values[name] = modelopt_values(module.weight.detach(), scale)
+    elif not rounder.data_type.startswith("int"):
+        read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu")
+        for name, module in read.named_modules():
+            if hasattr(module, "dequant_weight_online"):
+                values[name] = module.dequant_weight_online().detach().float().numpy()
     return values
 
 
@@ -533,3 +603,310 @@ def test_every_scheme_of_autoround(tmp_path):
     schemes = [name for name in PRESET_SCHEMES if not name.startswith("GGUF") and name != "BF16"]
     assert len(schemes) > 20
     every("auto-round", schemes, autoround, tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- GPTQModel
+
+
+def gptqmodel_schemes() -> list[str]:
+    """Each method in each of its formats; GPTQ and AWQ in each of their widths too."""
+    from gptqmodel.quantization.config import QUANT_METHOD_FORMAT_MAPPING
+
+    schemes = []
+    for method, formats in QUANT_METHOD_FORMAT_MAPPING.items():
+        for form in sorted(f.value for f in formats):
+            widths = {"gptq": (2, 3, 4, 5, 6, 7, 8), "gptq_v2": (2, 3, 4, 8), "gguf": ("q4_k_m",)}.get(
+                form, (8,) if form == "fp8" else (4,)
+            )
+            schemes += [f"{method.value}, {form}, {bits}" for bits in widths]
+    return schemes
+
+
+def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
+    """Two texts of calibration, groups of 32; the values that its own torch layers decode."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+
+    from gptqmodel import BACKEND, GPTQModel
+    from gptqmodel.quantization import config as settings
+
+    import torch
+    from support.tiny_tokenizer import write_tokenizer
+
+    method, form, bits = scheme.split(", ")
+    dense = folder.parent / f"{folder.name}-dense"
+    tiny(arch).to(torch.bfloat16).save_pretrained(dense)
+    write_tokenizer(dense)
+    classes = {"fp8": "FP8Config", "gguf": "GGUFConfig", "bitsandbytes": "BitsAndBytesConfig", "exl3": "EXL3Config"}
+    if method in classes:
+        config = getattr(settings, classes[method])(
+            **({} if method == "fp8" else {"bits": int(bits) if bits.isdigit() else bits})
+        )
+    else:
+        config = settings.QuantizeConfig(
+            bits=int(bits),
+            group_size=32,
+            quant_method=method,
+            format=form,
+            device="cpu",
+            offload_to_disk=False,
+            sym=method != "awq",
+        )
+    model = GPTQModel.load(str(dense), config)
+    texts = [torch.randint(3, 96, (64,), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    backend = {"gptq": BACKEND.GPTQ_TORCH, "awq": BACKEND.AWQ_TORCH}.get(method, BACKEND.AUTO)
+    model.quantize([{"input_ids": t, "attention_mask": torch.ones_like(t)} for t in texts], batch_size=4, backend=backend)
+    model.save(str(folder))
+
+    def values() -> Values:
+        read = GPTQModel.load(str(folder), device="cpu", backend=backend)
+        found = {}
+        for name, module in read.model.named_modules():
+            if hasattr(module, "dequantize_weight"):
+                weight = module.dequantize_weight().detach().float().numpy()
+                found[name] = weight.T if method in ("gptq", "awq") else weight
+        return found
+
+    return values
+
+
+@pytest.mark.ecosystem("gptqmodel")
+def test_every_format_of_gptqmodel(tmp_path):
+    schemes = gptqmodel_schemes()
+    assert len(schemes) > 15
+    every("gptqmodel", schemes, gptqmodel, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------------- mlx-lm
+
+
+MLX_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "norm_topk_prob": True, "rope_theta": 10000.0,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "layer_types": ["full_attention"],
+        "rope_theta": 10000.0, "rope_scaling": None,
+    },
+}  # fmt: skip
+
+
+def mlx_schemes() -> list[str]:
+    """Each mode of its command line, affine in each width and group size that MLX has, and its
+    mixed recipes.
+    """
+    import re
+
+    import mlx.core as mx
+
+    command = importlib.import_module("mlx_lm.convert")
+    modes = re.search(r'choices=\[("affine"[^\]]*)\]', Path(command.__file__).read_text("utf-8"))
+    assert modes is not None
+    schemes = [f"{word.strip()[1:-1]}" for word in modes[1].split(",") if word.strip() != '"affine"']
+    for bits in range(1, 9):
+        for group in (16, 32, 64, 128):
+            try:
+                mx.eval(mx.quantize(mx.ones((32, 128)), group, bits))
+            except ValueError:
+                continue
+            schemes.append(f"affine, {bits} bits, group {group}")
+    return schemes + list(command.QUANT_RECIPES)
+
+
+def mlx(arch: str, scheme: str, folder: Path) -> Values:
+    """mlx-lm's own model class with random weights, its `quantize_model` and `save`."""
+    import mlx.core as mx
+    from mlx.utils import tree_map
+    from mlx_lm import utils
+
+    command = importlib.import_module("mlx_lm.convert")
+    config = {
+        "model_type": arch, "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, **WIDE,
+        "max_position_embeddings": 64, "tie_word_embeddings": False, **MLX_CONFIGS[arch],
+    }  # fmt: skip
+    model_class, args_class = utils._get_classes(config)
+    mx.random.seed(0)
+    model = model_class(args_class.from_dict(config))
+    model.update(tree_map(lambda p: (mx.random.normal(p.shape) * 0.15).astype(mx.bfloat16), model.parameters()))
+    mode, *numbers = scheme.split(", ")
+    bits, group = (int("".join(c for c in n if c.isdigit())) for n in numbers) if numbers else (None, None)
+    predicate = None
+    if mode in command.QUANT_RECIPES:
+        predicate, mode = command.mixed_quant_predicate_builder(mode, model, 64), "affine"
+    model, config = utils.quantize_model(model, config, group, bits, mode=mode, quant_predicate=predicate)
+    utils.save_model(folder, model)
+    utils.save_config(config, folder / "config.json")
+    values = {}
+    for name, module in model.named_modules():
+        if "scales" in module:
+            parts = (module["weight"], module["scales"], module.get("biases"))
+            w = mx.dequantize(*parts, group_size=module.group_size, bits=module.bits, mode=module.mode)
+            values[name] = np.array(w.astype(mx.float32))
+    return values
+
+
+@pytest.mark.ecosystem("mlx")
+def test_every_mode_of_mlx_lm(tmp_path):
+    schemes = mlx_schemes()
+    assert len(schemes) > 15
+    every("mlx-lm", schemes, mlx, tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- onnxruntime and optimum
+
+
+def onnx_values(path: Path) -> Values:
+    """The weights that onnxruntime decodes, each node of the graph alone: a product with the
+    identity, or what DequantizeLinear returns, transposed where it is the second factor of MatMul.
+    """
+    import onnx
+    import onnxruntime
+
+    from halfbyte.checkpoints.onnx.weights import SUFFIXES
+
+    model = onnx.load(path)
+    tensors = {t.name: t for t in model.graph.initializer}
+    seconds = {node.input[1] for node in model.graph.node if node.op_type in ("MatMul", "Gemm")}
+    found = {}
+    for node in model.graph.node:
+        kind = {a.name: a.i for a in node.attribute}
+        first = 1 if node.op_type == "MatMulNBits" else 0
+        if node.op_type not in ("MatMulNBits", "GatherBlockQuantized", "DequantizeLinear") or node.input[first] not in tensors:
+            continue
+        alone = onnx.NodeProto()
+        alone.CopyFrom(node)
+        feeds = {}
+        if node.op_type == "MatMulNBits":
+            alone.input[0], feeds = "x", {"x": np.eye(kind["K"], dtype=np.float32)}
+        elif node.op_type == "GatherBlockQuantized":
+            alone.input[1], feeds = "x", {"x": np.arange(tensors[node.input[0]].dims[0])}
+        inputs = [
+            onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in feeds.items()
+        ]
+        output = onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, None)
+        parts = [tensors[n] for n in node.input if n in tensors]
+        graph = onnx.helper.make_graph([alone], "g", inputs, [output], parts)
+        single = onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+        session = onnxruntime.InferenceSession(single.SerializeToString(), providers=["CPUExecutionProvider"])
+        value = session.run(None, feeds)[0]
+        name = node.input[first]
+        name = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
+        transposed = node.op_type == "MatMulNBits" or node.output[0] in seconds
+        value = value.T if transposed else value
+        found[name] = np.asarray(value, np.float32).reshape(1 if value.ndim < 2 else value.shape[0], -1)
+    return found
+
+
+def matmuls(arch: str, path: Path) -> None:
+    """A graph with a MatMul for every matrix of the tiny model."""
+    import onnx
+
+    state = {key: t.numpy() for key, t in tiny(arch).state_dict().items() if t.ndim == 2 and "embed" not in key}
+    nodes = [onnx.helper.make_node("MatMul", [f"x{len(w[0])}", key], [f"{key}/y"], name=key) for key, w in state.items()]
+    sizes = {w.shape[1] for w in state.values()}
+    inputs = [onnx.helper.make_tensor_value_info(f"x{k}", onnx.TensorProto.FLOAT, ["m", k]) for k in sizes]
+    outputs = [onnx.helper.make_tensor_value_info(f"{key}/y", onnx.TensorProto.FLOAT, ["m", len(w)]) for key, w in state.items()]
+    tensors = [onnx.numpy_helper.from_array(np.ascontiguousarray(w.T), key) for key, w in state.items()]
+    graph = onnx.helper.make_graph(nodes, arch, inputs, outputs, tensors)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+
+
+def onnxruntime_schemes() -> list[str]:
+    """Its weight-only configs in each width, symmetry and node format, its two 4-bit float types,
+    and its dynamic quantization to each type.
+    """
+    import inspect as python_inspect
+
+    import onnxruntime.quantization.matmul_nbits_quantizer as module
+    from onnxruntime.quantization import QuantFormat, QuantType
+
+    schemes = []
+    for name, cls in sorted(vars(module).items()):
+        if not (isinstance(cls, type) and issubclass(cls, module.WeightOnlyQuantConfig)) or cls is module.WeightOnlyQuantConfig:
+            continue
+        options = python_inspect.signature(cls.__init__).parameters
+        widths = [f" bits={b}" for b in (2, 4, 8)] if "bits" in options else [""]
+        formats = [f" quant_format={f.name}" for f in QuantFormat] if "quant_format" in options else [""]
+        signs = [f" is_symmetric={s}" for s in (0, 1)] if "is_symmetric" in options else [""]
+        schemes += [f"{name}{b}{f}{s}" for b in widths for f in formats for s in signs]
+    return [*schemes, "bnb4 FP4", "bnb4 NF4", *(f"dynamic {t.name}" for t in QuantType)]
+
+
+def onnxruntime(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
+    import onnx
+    import onnxruntime.quantization.matmul_nbits_quantizer as module
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
+
+    folder.mkdir(parents=True)
+    dense = folder.parent / f"{folder.name}.onnx"
+    matmuls(arch, dense)
+    path = folder / "model.onnx"
+    name, *words = scheme.split(" ")
+    if name == "dynamic":
+        quantize_dynamic(dense, path, weight_type=QuantType[words[0]])
+    elif name == "bnb4":
+        quantizer = MatMulBnb4Quantizer(onnx.load(dense), getattr(MatMulBnb4Quantizer, words[0]), 32)
+        quantizer.process()
+        quantizer.model.save_model_to_file(str(path))
+    else:
+        options: dict[str, Any] = {}
+        for key, _, value in (word.partition("=") for word in words):
+            options[key] = (
+                QuantFormat[value] if key == "quant_format" else bool(int(value)) if key == "is_symmetric" else int(value)
+            )
+        if "Default" in name or "HQQ" in name:
+            options["block_size"] = 32
+        quantizer = module.MatMulNBitsQuantizer(onnx.load(dense), algo_config=getattr(module, name)(**options))
+        quantizer.process()
+        quantizer.model.save_model_to_file(str(path))
+    return lambda: onnx_values(path)
+
+
+@pytest.mark.ecosystem("optimum")
+def test_every_config_of_onnxruntime(tmp_path):
+    schemes = onnxruntime_schemes()
+    assert len(schemes) > 20
+    every("onnxruntime", schemes, onnxruntime, tmp_path)
+
+
+def optimum_schemes() -> list[str]:
+    """The presets of `AutoQuantizationConfig` without calibration, a scale a tensor and a channel."""
+    from optimum.onnxruntime import AutoQuantizationConfig
+
+    presets = [name for name in vars(AutoQuantizationConfig) if not name.startswith("_")]
+    return [f"{name}{', per channel' if c else ''}" for name in presets for c in (0, 1)]
+
+
+def optimum(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
+    """`main_export` of the tiny model, then `ORTQuantizer` under the preset."""
+    import inspect as python_inspect
+
+    from optimum.exporters.onnx import main_export
+    from optimum.onnxruntime import AutoQuantizationConfig, ORTQuantizer
+
+    from support.tiny_tokenizer import write_tokenizer
+
+    dense, exported = (folder.parent / f"{arch}-{word}" for word in ("dense", "onnx"))
+    if not (exported / "model.onnx").exists():
+        tiny(arch).save_pretrained(dense)
+        write_tokenizer(dense)
+        main_export(str(dense), exported, task="text-generation", do_validation=False)
+    preset, _, channel = scheme.partition(", ")
+    make = getattr(AutoQuantizationConfig, preset)
+    options = {"is_static": False, "per_channel": bool(channel)}
+    config = make(**{k: v for k, v in options.items() if k in python_inspect.signature(make).parameters})
+    ORTQuantizer.from_pretrained(exported, file_name="model.onnx").quantize(save_dir=folder, quantization_config=config)
+    path = folder / "model.onnx"
+    (folder / "model_quantized.onnx").rename(path)
+    (folder / "config.json").unlink(missing_ok=True)
+    return lambda: onnx_values(path)
+
+
+@pytest.mark.ecosystem("optimum")
+def test_every_preset_of_optimum(tmp_path):
+    schemes = optimum_schemes()
+    assert len(schemes) > 10
+    every("optimum-onnx", schemes, optimum, tmp_path, reads=False)

