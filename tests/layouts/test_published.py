@@ -276,15 +276,65 @@ def test_case_61_autorounds_awq_words(tmp_path: Path):
     np.testing.assert_array_equal(values(write(tmp_path / "m", tensors, config)), want)
 
 
+def test_case_61_autorounds_float_formats(tmp_path: Path):
+    """MXFP4, MXFP8 and NVFP4 in compressed-tensors' names, FP8 with one scale, a scale a row and
+    tiles; a layer of 16 bits stays dense.
+    """
+    rng = np.random.default_rng(31)
+    n, k = 128, 256
+    codes, exponents = rng.integers(0, 16, (n, k)), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
+    powers = np.ldexp(1.0, np.repeat(exponents.astype(int), 32, 1) - 127)
+    fp8, blocks = finite_e4m3(rng, n, k), np.abs(finite_e4m3(rng, n, k // 16).astype(np.float32)).astype(E4M3)
+    row, tile = rng.uniform(0.01, 0.02, n).astype(np.float32), rng.uniform(0.01, 0.02, (1, 2)).astype(np.float32)
+    compressed = {"packing_format": "auto_round:llm_compressor", "bits": 4, "group_size": 32, "data_type": "mx_fp"}
+    scaled = {"bits": 8, "data_type": "fp", "fmt": "e4m3", "activation_scheme": "dynamic", "act_group_size": 0}
+    cases: list[tuple[dict, dict, np.ndarray]] = [
+        (compressed, {"weight_packed": nibbles(codes), "weight_scale": exponents}, E2M1[codes] * powers),
+        ({**compressed, "bits": 8}, {"weight": fp8, "weight_scale": exponents}, fp8.astype(np.float64) * powers),
+        (
+            {**compressed, "data_type": "nv_fp", "group_size": 16, "act_data_type": "nv_fp4_with_static_gs"},
+            {"weight_packed": nibbles(codes), "weight_scale": blocks, "weight_global_scale": np.float32([4]),
+             "input_global_scale": np.float32([9])},
+            E2M1[codes] * np.repeat(blocks.astype(np.float64), 16, 1) / 4,
+        ),
+        ({**scaled, "group_size": 0}, {"weight": fp8, "weight_scale": np.float32([0.25])}, fp8.astype(np.float64) / 4),
+        (
+            {**scaled, "group_size": -1, "packing_format": "auto_round:fp8_static"},
+            {"weight": fp8, "weight_scale": row, "input_scale": np.float32([1])},
+            fp8.astype(np.float64) * row.astype(np.float64)[:, None],
+        ),
+        (
+            {**scaled, "group_size": [128, 128], "weight_block_size": [128, 128], "packing_format": "auto_round:fp8"},
+            {"weight": fp8, "weight_scale_inv": tile},
+            fp8.astype(np.float64) * np.repeat(tile.astype(np.float64), 128, 1),
+        ),
+    ]  # fmt: skip
+    for number, (words, parts, want) in enumerate(cases):
+        config = {
+            "quant_method": "auto-round",
+            "sym": True,
+            "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}},
+            **words,
+        }
+        tensors = {**{f"{NAME}.{s}": t for s, t in parts.items()}, "lm_head.weight": np.ones((8, k), np.float32)}
+        folder = write(tmp_path / str(number), tensors, config)
+        np.testing.assert_array_equal(values(folder), want)
+        assert severities(folder) == set()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"packing_format": "auto_round:fp8_static"}, "packing_format 'auto_round:fp8_static'"), ({"data_type": "mx_fp"}, "mx_fp"),
+    [({"packing_format": "auto_round:fp8_static"}, "data_type 'int' of 4 bits .* layout fp8"), ({"data_type": "mx_fp"}, "mx_fp"),
+     ({"packing_format": "auto_round:llm_compressor_nvfp4_e5m3"}, "packing_format 'auto_round:llm_compressor_nvfp4_e5m3'"),
+     ({"packing_format": "auto_round:fp8", "data_type": "fp", "bits": 8, "fmt": "e5m2"}, "fmt is 'e5m2'"),
+     ({"packing_format": "auto_round:fp8", "data_type": "fp", "bits": 8, "group_size": -2}, "group_size is -2"),
+     ({"extra_config": {"model.layers.0.mlp.down_proj": {"group_size": 0}}}, "down_proj.group_size is 0"),
      ({"rotation_config": {"hadamard_type": "hadamard"}}, "rotation_config rotates the inputs")],
 )  # fmt: skip
 def test_case_61_what_autoround_writes_besides_is_refused_by_name(change: dict, says: str, tmp_path: Path):
     tensors, _ = gptq_module(np.random.default_rng(8), 4, 32, True)
     config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32, **change}
-    with pytest.raises(UnsupportedError, match=says):
+    with pytest.raises(HalfbyteError, match=says):
         values(write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in tensors.items()}, config))
 
 

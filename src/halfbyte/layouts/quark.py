@@ -107,7 +107,7 @@ class QuarkConfig(ConfigReader):
         if word not in READ or (word == "mx" and weight.get("mx_element_dtype") != "fp4"):
             kind = weight.get("mx_element_dtype") or word
             raise UnsupportedError(
-                f"[config] {self.where}: Quark's {what} has weights of {kind}, which are recognised and not read; read: "
+                f"[config] {self.where}: Quark's {what}.weight.dtype is {kind}, which is recognised and not read; read: "
                 f"{', '.join(READ)}. Use Quark's export to compressed-tensors or AWQ"
             )
         odd = {

@@ -80,23 +80,32 @@ class Transforms:
         return replace(reading, described=Described(fmt.with_(extra="transform"), shape))
 
     def _tensors(self, key: str, t: Transform, shape: tuple[int, ...]) -> dict[str, str]:
-        """Names of the matrix and of its order: the weight's own, else those it shares.
+        """Names of the matrix and of its order: the weight's own, else the one that it shares.
         CheckpointError without them.
         """
         size = t.size or shape[1 if t.side == "input" else 0]
+        wanted = {"weight", *(("perm",) if t.permuted else ())}
         own = self._found.get((key, t.group, t.side))
-        same = (names for (m, g, s), names in self._found.items() if g == t.group and self._shares(m, s, t))
-        for names in (own, *same):
-            if names is not None and set(names) >= {"weight", *(("perm",) if t.permuted else ())}:
-                header = self.shards.header(names["weight"])
-                if header.shape == (size, size):
-                    return names
-                if names is own:
-                    where = names["weight"]
-                    raise CheckpointError(f"[open] tensor {where!r} is {list(header.shape)}; wanted [{size}, {size}] for {key}")
+        if own is not None and set(own) >= wanted:
+            header = self.shards.header(own["weight"])
+            if header.shape != (size, size):
+                raise CheckpointError(
+                    f"[open] tensor {own['weight']!r} is {list(header.shape)}; wanted [{size}, {size}] for {key}"
+                )
+            return own
+        shared = [
+            names
+            for (module, group, side), names in self._found.items()
+            if group == t.group and set(names) >= wanted and self._shares(module, side, t)
+            if self.shards.header(names["weight"]).shape == (size, size)
+        ]
+        # A shared matrix is stored once; where modules have their own, none is shared.
+        if len(shared) == 1:
+            return shared[0]
         raise CheckpointError(
             f"[open] {key}: config.json multiplies its {t.side} by a matrix of group {t.group!r}; tensor "
             f"{key}.{t.group}_{t.side}.weight, or one of [{size}, {size}] that it shares, is missing"
+            + (f"; {len(shared)} modules have their own" if shared else "")
         )
 
     def _shares(self, module: str, side: str, t: Transform) -> bool:
