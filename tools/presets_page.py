@@ -15,28 +15,36 @@ HEAD = """# Producers' schemes
 Every scheme that these packages offer, enumerated from the package itself, on a tiny llama,
 qwen3-moe and gpt-oss. Read: every weight equals the producer's own values, in exact or in the
 producer's arithmetic; a weight that differs in a bit is shown with its deviation, at most 2^-7 of
-the largest value. Of ModelOpt's schemes NVFP4 alone is compared with ModelOpt's own decoder, the
-others with their formulas; marlin-24, which compressed-tensors does not decode, with the integers
-from before its compression. compressed-tensors 0.14 is the last that writes 2:4 sparse weights.
+the largest value. Of ModelOpt's and AutoRound's FP8 schemes the values are those of the formula of
+the export; marlin-24, which compressed-tensors does not decode, is compared with the integers from
+before its compression. compressed-tensors 0.14 is the last that writes 2:4 sparse weights.
 
-Not enumerated: AutoRound (a test is there, which has not run), GPTQModel (7.7.0 requires torch
-2.14.1, the other environments have 2.13), mlx-lm, optimum and onnxruntime; their checkpoints are in
-`tests/support/producers/` or `tests/golden`. Refused: by name, with the reason. Not written: the
-producer itself does not write it on a machine without a GPU, with the first words of its error. Run
-by `make test-ecosystem` (`tests/producers/test_presets_ecosystem.py`); `tools/presets_page.py`
-makes this page.
+What is read is also converted (`convert --to halfbyte`, then `verify`) and loaded (`load_model`,
+its logits against those of the dense model with the decoded values); a cell says so where one of
+the two is refused. mlx-lm's and the ONNX files are converted and not loaded: no torch is installed
+beside mlx-lm, and `load_model` reads no ONNX graphs. Rows of {unchecked} are from a run before
+these two checks existed.
+
+Refused: by name, with the reason. Not written: the producer itself does not write it on a machine
+without a GPU or without its optional packages, with the first words of its error. Run by `make
+test-ecosystem` (`tests/producers/test_presets_ecosystem.py`); `tools/presets_page.py` makes this
+page. GPTQModel is 7.5.0: 7.7.0 requires torch 2.14.1, the other environments have 2.13.
 """
 
 
 def cell(row: dict[str, str]) -> str:
     """What one file came to."""
     detail = row["detail"].replace("|", "/").replace("\n", " ")
+    for command in ("convert", "load_model"):
+        if row.get(command, "equal") not in ("equal", "identical"):
+            detail += f"; {command} {row[command][:120]}".replace("|", "/")
     return detail if row["outcome"] == "read" else f"{row['outcome']}: {detail[:120]}"
 
 
 def page(rows: list[dict[str, str]]) -> str:
     """The page."""
-    out = [HEAD]
+    unchecked = sorted({row["producer"] for row in rows if row["outcome"] == "read" and "convert" not in row})
+    out = [HEAD.replace("{unchecked}", ", ".join(unchecked) or "none")]
     by_producer: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         by_producer[row["producer"]][row["scheme"]][row["arch"]] = cell(row)

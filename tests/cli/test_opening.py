@@ -67,6 +67,19 @@ def test_the_override_reads_it_in_each_command(unread, given, tmp_path):
         assert np.array_equal(dense[f"{A}.weight"], right[A].dequantize("float32"))
 
 
+def test_load_model_takes_another_config(tmp_path):
+    pytest.importorskip("transformers")
+    from support.tiny_models import agree, ids, logits, write_tiny
+
+    tiny = write_tiny(tmp_path / "m", "llama", "gptq", num_hidden_layers=1)
+    config = json.loads((tiny.folder / "config.json").read_text())
+    right = config["quantization_config"]
+    (tiny.folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "new-thing"}}))
+    with pytest.raises(CheckpointError, match=r"quant_method 'new-thing' is not read.*--config"):
+        hb.load_model(tiny.folder)
+    assert agree(logits(hb.load_model(tiny.folder, config=right)[0], ids()), logits(tiny.dense, ids()))
+
+
 def test_save_refuses_what_the_ledger_does_not_account_for(tmp_path):
     tensors = under(A, mlx_weight()) | {"model.layers.0.mlp.up_proj.codes": np.zeros((4, 4), np.uint8)}
     write(tmp_path / "model.safetensors", tensors)

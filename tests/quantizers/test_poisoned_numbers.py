@@ -41,6 +41,13 @@ def test_importances_of_zero_are_unweighted():
     assert mse(W, "int4:g32", np.zeros(64)) == mse(W, "int4:g32")
 
 
+def test_hessians_of_zero_are_unweighted():
+    zero, eye = np.zeros((64, 64)), np.eye(64)
+    assert gptq(W, zero, "int4:g32") == gptq(W, eye, "int4:g32")
+    scales = [awq_scales([W], h, lambda w: mse(w, "int4:g32"))[0] for h in (zero, eye)]
+    assert np.array_equal(*scales)
+
+
 def test_a_norm_of_1e30_is_refused_in_float32():
     x = np.full((4, 64), 1e30, np.float32)
     with np.errstate(over="ignore"), pytest.raises(FormatError, match="NaN or infinite"):
@@ -56,11 +63,17 @@ def test_a_run_that_quantizes_nothing_fails_and_says_why(method, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_rounder_that_refuses_names_the_weight(tmp_path):
+@pytest.mark.parametrize("method", ["mse", "gptq", "awq"])
+def test_a_rounder_that_refuses_names_the_weight(method, tmp_path):
     save(tmp_path / "in.safetensors", {"a.proj.weight": W})
+    hessian = np.full((64, 64), np.nan)
 
     def rounder(module, x, fmt):
-        return mse(x, fmt, np.full(64, np.nan))
+        if method == "awq":
+            awq_scales([x], hessian, lambda w: mse(w, fmt))
+        return mse(x, fmt, hessian[0]) if method == "mse" else gptq(x, hessian, fmt)
 
-    with open_checkpoint(tmp_path / "in.safetensors") as checkpoint, pytest.raises(FormatError, match=r"a\.proj: \[mse\]"):
-        quantize_checkpoint(checkpoint, tmp_path / "out", recipe_of("mlx:affine4:g32"), rounder, named="nan")
+    refused = pytest.raises(FormatError, match=rf"a\.proj: \[{method}\]")
+    with open_checkpoint(tmp_path / "in.safetensors") as checkpoint, refused:
+        quantize_checkpoint(checkpoint, tmp_path / "out.safetensors", recipe_of("mlx:affine4:g32"), rounder, named="nan")
+    assert not (tmp_path / "out.safetensors").exists()

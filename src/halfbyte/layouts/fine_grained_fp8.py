@@ -59,6 +59,7 @@ class FineGrainedFP8Config(SkipListReader):
             "linear_activation_scheme", "moe_activation_scheme", "kv_cache_quant_algo",
         ),
         "notes of the writer": ("producer",),
+        "what the dtypes of the tensors state": ("expert_dtype",),
         "whether transformers decodes when it loads": ("dequantize",),
     }  # fmt: skip
 

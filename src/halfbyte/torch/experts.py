@@ -42,6 +42,8 @@ class QExperts(Packed):
                  and "down_proj": y = down(relu(up(x))²)
     interleaved  rows of gate_up_proj, or of gate_proj followed by up_proj, alternate gate, up, gate,
                  up, … (gpt-oss); else gate's rows come first
+    limit        swiglu clamps the gate to at most this and up to ±this before it (DeepSeek-V4);
+                 experts are then multiplied one after another
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class QExperts(Packed):
         *,
         gate: str = "swiglu",
         interleaved: bool = False,
+        limit: float | None = None,
         activations: str = "exact",
         device: str = "cpu",
         backend: str | None = None,
@@ -66,10 +69,12 @@ class QExperts(Packed):
             counts[name] = len(weight) if isinstance(weight, list) else prepared[name].shape[0]
         super().__init__(packed, activations, backend)
         _check(counts, gate)
+        if limit is not None and (gate != "swiglu" or not limit > 0):
+            raise ShapeError(f"[QExperts] limit {limit} with gate {gate!r}; allowed: a number above 0 with swiglu")
         self.num_experts = counts["down_proj"]
         self.joined = "gate_up_proj" in counts
         self.stacked = {name: not isinstance(w, list) for name, w in weights.items()}
-        self.gate, self.interleaved = gate, interleaved
+        self.gate, self.interleaved, self.limit = gate, interleaved, limit
         self._looped: set[tuple[str, torch.dtype]] = set()  # device types and dtypes that `ops.experts` refused
         for name in PROJECTIONS:
             bias = (biases or {}).get(name)
@@ -77,10 +82,11 @@ class QExperts(Packed):
 
     @property
     def at_once(self) -> bool:
-        """True where `ops.experts` takes the weights: stacks of one backend with a gate, gate and
-        up in one stack or not interleaved.
+        """True where `ops.experts` takes the weights: stacks of one backend with a gate and without
+        a limit, gate and up in one stack or not interleaved.
         """
-        if not all(self.stacked.values()) or (self.interleaved and not self.joined) or self.gate == UNGATED:
+        unfit = self.gate == UNGATED or self.limit is not None
+        if unfit or not all(self.stacked.values()) or (self.interleaved and not self.joined):
             return False
         return len({prepared.prepared.backend for prepared in self.packed.values()}) == 1
 
@@ -148,6 +154,8 @@ class QExperts(Packed):
         else:
             h = torch.cat([self._project("gate_proj", x, expert), self._project("up_proj", x, expert)], dim=-1)
         gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(min=-self.limit, max=self.limit)
         return self._project("down_proj", apply_gate(self.gate, gate, up).contiguous(), expert)
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:

@@ -138,8 +138,8 @@ class ModelOpt(Layout):
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         if is_w4afp8(config):
             raise UnsupportedError(
-                f"[modelopt] {name}: quant_algo MIXED_PRECISION names no format of this layer; it has them in quantized_layers, or "
-                "the file is W4AFP8, whose tensors are weight and weight_scale_inv"
+                f"[modelopt] {name}: quant_algo MIXED_PRECISION names no format of this layer; it has them in "
+                "quantized_layers, or the file is W4AFP8, whose tensors are weight and weight_scale_inv"
             )
         return self._kind(tensors, config, name).describe(tensors, config, name)
 

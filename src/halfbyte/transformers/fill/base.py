@@ -74,12 +74,14 @@ class Filling:
     def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
         """Replace by a packed module the linear or embedding module at `path`.
 
-        A router is a parameter in transformers, not a layer, and Mamba multiplies by the weight of
-        its `dt_proj` itself; both are dequantized here, once.
+        A router is a parameter in transformers, not a layer; Mamba multiplies by the weight of its
+        `dt_proj` itself; a Linear of another forward (DeepSeek-V4's groups of heads) computes
+        another product. They are dequantized here, once.
         """
         module = self.module(key, path)
         have = module._parameters.get(leaf)
-        if not isinstance(module, nn.Linear | nn.Embedding) and have is not None and have.ndim == 2:
+        other = isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward
+        if (other or not isinstance(module, nn.Linear | nn.Embedding)) and have is not None and have.ndim == 2:
             self.put_dense(key, weight.dequantize("float32"), path, leaf)
             return
         if isinstance(module, nn.Linear) and path.rpartition(".")[2] in MULTIPLIED_BY_THE_MODEL:

@@ -33,6 +33,8 @@ Keys = Mapping[Slot, str]
 
 _CLAMPED = ("GptOssExperts",)
 """Experts whose gate is gpt-oss's."""
+_LIMITED = ("DeepseekV4Experts",)
+"""Experts whose gate is SiLU(min(gate, limit)) · clamp(up, −limit, limit)."""
 _PRESCALED = ("Llama4TextExperts",)
 """Experts that take every token once for each expert, times its score; their parameters are (k, n).
 """
@@ -99,7 +101,7 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
         return UNGATED, False
     act = "SiLU" if function is nn.functional.silu else type(function).__name__
     words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu"}
-    own_gate = getattr(type(module), "_apply_gate", None)
+    own_gate = None if name in _LIMITED else getattr(type(module), "_apply_gate", None)
     if act not in words or (own_gate is not None and own_gate.__module__ != DEFAULT_GATE):
         raise UnsupportedError(f"[load_model] {name} gates with {act}; SiLU and tanh GELU are computed on packed experts")
     return words[act], not getattr(module, "is_concatenated", True)
@@ -132,6 +134,7 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     kind = PrescaledExperts if type(module).__name__ in _PRESCALED else QExperts
     replacement = kind(
         weights, biases, gate=gate, interleaved=interleaved and (cut or "gate_up_proj" in weights),
+        limit=float(module.limit) if type(module).__name__ in _LIMITED else None,
         activations=filling.activations, backend=filling.backend,
     )  # fmt: skip
     filling.model.set_submodule(path, replacement)
