@@ -50,8 +50,15 @@ AUXILIARY_NAMES: dict[str, str] = {
 """Last segment of a tensor's name -> what it is, for float tensors that belong to no weight's
 values.
 """
-INTEGER_BUFFERS = ("position_ids", "num_batches_tracked", "token_type_ids", "relative_position_index", "cache_position")
-"""Last segments of integer tensors that are indices of the model's own; only of 32- or 64-bit
+INTEGER_BUFFERS = (
+    "position_ids",
+    "num_batches_tracked",
+    "token_type_ids",
+    "relative_position_index",
+    "cache_position",
+    "tid2eid",
+)
+"""Last segments of integer tensors that are indices of the model's own (`tid2eid`: experts of a token); only of 32- or 64-bit
 integers.
 """
 CODE_DTYPES = frozenset({

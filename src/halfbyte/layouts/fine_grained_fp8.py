@@ -125,7 +125,7 @@ class FineGrainedFP8(Layout):
         if scale.dtype == E8M0:
             require(self.name, tensors, suffix, name, (), (n, -(-2 * half // 32)), f"for FP4 pairs in [{n}, {half}] bytes")
             return Described(MXFP4, (n, 2 * half))
-        if suffix != SCALE:
+        if suffix != SCALE or scale.shape[:1] != (n,):  # int8 numbers under some other scales
             require(self.name, tensors, WEIGHT, name, (E4M3,))
         size = integer_of(self.name, config, "group_size", name) or 128
         groups = (n, -(-2 * half // size))

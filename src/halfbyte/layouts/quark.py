@@ -107,8 +107,8 @@ class QuarkConfig(ConfigReader):
         if word not in READ or (word == "mx" and weight.get("mx_element_dtype") != "fp4"):
             kind = weight.get("mx_element_dtype") or word
             raise UnsupportedError(
-                f"[config] {self.where}: Quark's {what}.weight.dtype is {kind}, which is recognised and not read; read: "
-                f"{', '.join(READ)}. Use Quark's export to compressed-tensors or AWQ"
+                f"[config] {self.where}: Quark's {what} has weights of {kind} (weight.dtype), which are recognised and not "
+                f"read; read: {', '.join(READ)}. Use Quark's export to compressed-tensors or AWQ"
             )
         odd = {
             "scale_format": weight.get("scale_format") not in (None, "float32", "float", "e8m0"),
