@@ -141,7 +141,9 @@ def made_by(command: str, path: Path, work: Path) -> Any:
 
 
 def check(tmp_path: Path, count: int | None) -> tuple[int, int, int]:
-    """`count` changes by a fixed seed, or all: (changes, answers that are right, refusals); asserts the rule."""
+    """`count` changes by a fixed seed, or all: (changes, answers that are right, refusals). Asserts
+    the rule.
+    """
     whole = parts(tmp_path)
     path = written(whole, tmp_path / "whole")
     right = refused = 0

@@ -102,7 +102,9 @@ CASES: dict[str, tuple[Callable[[np.random.Generator, int, int], Tensors], dict[
 
 
 def fused_experts(path: Path) -> Path:
-    """A qwen3-moe of one layer whose experts are `w13` and `w2` stacks in MXFP4, as vLLM names them."""
+    """A qwen3-moe of one layer whose experts are `w13` and `w2` stacks in MXFP4, as vLLM names
+    them.
+    """
     model = dense_model("qwen3_moe", num_hidden_layers=1)
     state = {key: np.ascontiguousarray(t.numpy()) for key, t in model.state_dict().items()}
     for key in [key for key in state if ".experts." in key]:

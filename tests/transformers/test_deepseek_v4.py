@@ -1,5 +1,6 @@
-"""DeepSeek-V4 in the names and formats that it is published in: FP8 tiles and FP4 experts under E8M0
-scales called `.scale`; `load_model` gives the logits of the dense model with the decoded values.
+"""DeepSeek-V4 in the names and formats that it is published in: FP8 tiles and FP4 experts under
+E8M0 scales called `.scale`; `load_model` gives the logits of the dense model with the decoded
+values.
 
 Facts: the model code of the release and transformers' renamings of it.
 """

@@ -51,15 +51,10 @@ AUXILIARY_NAMES: dict[str, str] = {
 values.
 """
 INTEGER_BUFFERS = (
-    "position_ids",
-    "num_batches_tracked",
-    "token_type_ids",
-    "relative_position_index",
-    "cache_position",
-    "tid2eid",
-)
-"""Last segments of integer tensors that are indices of the model's own (`tid2eid`: experts of a token); only of 32- or 64-bit
-integers.
+    "position_ids", "num_batches_tracked", "token_type_ids", "relative_position_index", "cache_position", "tid2eid",
+)  # fmt: skip
+"""Last segments of integer tensors that are indices of the model's own (`tid2eid`: the experts of a
+token); only of 32- or 64-bit integers.
 """
 CODE_DTYPES = frozenset({
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",

@@ -71,8 +71,8 @@ class FineGrainedFP8Config(SkipListReader):
 
 
 class FineGrainedFP8(Layout):
-    """float8 weights under the scales of tiles, of a row or of the whole matrix, V4's FP4 experts and
-    W4AFP8's int4 experts.
+    """float8 weights under the scales of tiles, of a row or of the whole matrix, V4's FP4 experts
+    and W4AFP8's int4 experts.
     """
 
     name = "fp8"
