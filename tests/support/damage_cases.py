@@ -22,7 +22,6 @@ from support.safetensors_bytes import folder, under
 from support.tiny_configs import dense_model
 
 Tensors = dict[str, np.ndarray]
-FUSED = "vllm-w13"
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
 
 
@@ -101,26 +100,8 @@ CASES: dict[str, tuple[Callable[[np.random.Generator, int, int], Tensors], dict[
 """Name -> the tensors of a weight (n, k), and the quantization config."""
 
 
-def fused_experts(path: Path) -> Path:
-    """A qwen3-moe of one layer whose experts are `w13` and `w2` stacks in MXFP4, as vLLM names
-    them.
-    """
-    model = dense_model("qwen3_moe", num_hidden_layers=1)
-    state = {key: np.ascontiguousarray(t.numpy()) for key, t in model.state_dict().items()}
-    for key in [key for key in state if ".experts." in key]:
-        stem, _, word = key.rpartition(".")
-        parts = LAYOUTS["vllm-experts"].pack(hb.quantize(state.pop(key), "mxfp4"), {})
-        short = {"gate_up_proj": "w13", "down_proj": "w2"}[word]
-        state |= {f"{stem}.{short}_{suffix}": part for suffix, part in parts.items()}
-    own = {k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}
-    whole = {**json.loads(json.dumps(own)), "quantization_config": {"quant_method": "mxfp4"}}
-    return folder(path, {"model.safetensors": state}, whole)
-
-
 def write_case(name: str, path: Path) -> Path:
     """The whole checkpoint, in one file."""
-    if name == FUSED:
-        return fused_experts(path)
     rng = np.random.default_rng(0)
     make, config = CASES[name]
     model = dense_model("llama", **SIZES)

@@ -201,8 +201,8 @@ class FineGrainedFP8(Layout):
     def config(self, q: QTensor) -> dict[str, Any]:
         self.check_fits(q)
         if q.format.family == "integer":
-            base = {"quant_method": "w4afp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-            return {**base, "group_size": q.format.group_size}
+            words = {"quant_method": "w4afp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+            return {**words, "group_size": q.format.group_size}
         tiles = q.format.grouping == "block" and q.format.group_size != -1
         base: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
         return {**base, "weight_block_size": [q.format.group_rows, q.format.group_size] if tiles else None}
