@@ -75,6 +75,46 @@ def test_refusals_say_what_is_allowed(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option", "mode"),
+    [
+        (["--device", "cuda", "--rounds", "3"], "rounds", "cuda"),
+        (["--device", "cuda", "--activations", "int8"], "activations", "cuda"),
+        (["--device", "cuda", "--threads", "1"], "threads", "cuda"),
+        (["--device", "cuda", "--backend", "cpu"], "backend", "cuda"),
+        (["--device", "cuda", "--seconds", "0"], "seconds", "cuda"),
+        (["--device", "cuda", "--clock", "wall"], "clock", "cuda"),
+        (["--device", "cuda", "--sweep", "--peers", ""], "peers", "cuda --sweep"),
+        (["--sweep", "--m", "1"], "m", "cpu --sweep"),
+        (["--jobs", "8"], "jobs", "cpu"),
+        (["--model", "x.gguf", "--plot", "x.png"], "plot", "cpu --model"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused(capsys, arguments, option, mode):
+    """Given with its default value too."""
+    assert main(["bench", *arguments]) == 2
+    assert f"[bench] --{option} does nothing with --device {mode};" in " ".join(capsys.readouterr().err.split())
+
+
+def test_modes_that_exclude_each_other_are_refused(capsys):
+    assert main(["bench", "--device", "cuda", "--model", "x.gguf"]) == 2
+    assert "--device cuda --model; allowed together" in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_of_a_gpu_reach_the_measurement(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from halfbyte.bench.cuda import linear
+
+    seen = []
+    monkeypatch.setattr(type(backend_named("cuda")), "reason", lambda self: None)
+    monkeypatch.setattr(linear, "main", lambda arguments, sink: seen.append(arguments))
+    monkeypatch.setattr("halfbyte.cli.bench._finish", lambda *records: None)
+    assert main(["bench", "--device", "cuda", "--shape", "64,128", "--m", "7", "--peers", "", "--jobs", "2"]) == 0
+    assert main(["bench", "--device", "cuda", "--peers", "marlin9"]) == 2
+    formats = "int4:g128,mxfp4,q4_0,q4_K"
+    assert seen == [["--shape", "64,128", "--m", "7", "--format", formats, "--jobs", "2", "--peers", ""]]
+
+
 def test_the_race_is_interleaved_and_takes_medians():
     order = []
     a = [lambda i=i: order.append(("a", i)) for i in range(2)]

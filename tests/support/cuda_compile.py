@@ -34,7 +34,7 @@ DEEP = ("mxfp4", "uint3:g64")
 SHORT = {80: ("mxfp4",), 89: ("mxfp8_e4m3",), 90: ("nvfp4", "q4_K", "uint3:g64"), 100: ("affine8:g64",), 120: ("mxfp8_e4m3",)}
 SHAPES = {
     "linear": FusedTile(64, 1, 2, 4), "experts": FusedTile(32, 2, 2, 4), "deep": FusedTile(64, 1, 2, 8, deep=2),
-    "narrow": FusedTile(32, 1, 1, 8, deep=4),
+    "narrow": FusedTile(32, 1, 1, 8, deep=4), "two": FusedTile(192, 1, 2, 4), "few": FusedTile(160, 1, 2, 4, ahead=0),
 }  # fmt: skip
 target = None
 binaries = {}

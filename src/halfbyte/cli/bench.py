@@ -32,14 +32,41 @@ def _shapes(text: str) -> list[tuple[int, int]]:
     return out
 
 
+ACTING = {
+    "cpu": {"shape", "m", "format", "peers", "activations", "threads", "backend", "rounds", "seconds", "clock", "plot"},
+    "cuda": {"shape", "m", "format", "peers", "jobs", "plot"},
+    "cpu --sweep": {"threads", "rounds", "clock", "plot"},
+    "cuda --sweep": {"shape", "m", "format", "jobs", "plot"},
+    "cpu --model": {"peers", "activations", "threads", "rounds", "clock"},
+}
+"""Options that act in each mode, beside --markdown, --json and those that choose the mode."""
+
+
+def _given(context: typer.Context, device: str, sweep: bool, model: str) -> set[str]:
+    """The options on the command line; FormatError for one that would do nothing."""
+    mode = device + (" --sweep" if sweep else "") + (" --model" if model else "")
+    if mode not in ACTING:
+        raise FormatError(f"[bench] --device {mode}; allowed together: {', '.join(f'--device {m}' for m in ACTING)}")
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    for name in sorted(given - ACTING[mode] - {"device", "sweep", "model", "markdown", "json"}):
+        words = ", ".join(f"--{word}" for word in sorted(ACTING[mode]))
+        raise FormatError(f"[bench] --{name} does nothing with --device {mode}; {words} act there; leave it out")
+    return given
+
+
 def bench(
+    context: typer.Context,
     device: Annotated[str, typer.Option(help="cpu, or cuda for an NVIDIA GPU.")] = "cpu",
     shape: Annotated[str, typer.Option(help="N,K of the weight; several with ';' between.")] = "4096,4096",
     m: Annotated[str, typer.Option("--m", help="Tokens, with commas between.")] = "1,4,16",
     format: Annotated[str, typer.Option("--format", help="Codecs, with commas between.")] = "int4:g128,mxfp4,q4_0,q4_K",
     model: Annotated[str, typer.Option(help="A .gguf file: measure a whole model, beside llama.cpp.")] = "",
     peers: Annotated[
-        str, typer.Option(help="Peers beside: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none.")
+        str,
+        typer.Option(
+            help="Peers beside: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none. On cuda: all installed."
+        ),
     ] = "onnxruntime,torch,llama.cpp",
     activations: Annotated[str, typer.Option(help="exact, int8 or both with a comma between.")] = "exact,int8",
     threads: Annotated[int, typer.Option(min=1, help="Threads of every contender.")] = 1,
@@ -48,7 +75,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0, help="Rounds go on for so long, a shape and m.")] = 0,
     clock: Annotated[str, typer.Option(help="wall, or processor where other programs run beside.")] = "wall",
     sweep: Annotated[bool, typer.Option("--sweep", help="Where each schedule wins: small k, wide n, many groups, m.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile before a sweep on cuda.")] = 8,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile kernels on cuda before anything is timed.")] = 8,
     plot: Annotated[str, typer.Option(help="Write the roofline there (PNG, SVG or PDF by the suffix).")] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables for a page of figures.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines instead of a table.")] = False,
@@ -58,6 +85,7 @@ def bench(
         raise UnsupportedError(
             f"[bench] --device {device}; cpu and cuda are allowed here; `halfbyte selftest --device mps` times an Apple GPU"
         )
+    given = _given(context, device, sweep, model)
     if plot:
         from ..bench.roofline import check_drawable
 
@@ -67,16 +95,31 @@ def bench(
         _of_model(model, peers, _modes(activations), {"threads": threads, "rounds": rounds, "clock": clock}, show, markdown, json)
         return 0
     if sweep:
-        timing = {"jobs": jobs} if device == "cuda" else {"threads": threads, "rounds": rounds, "clock": clock}
+        timing: dict[str, Any] = {"threads": threads, "rounds": rounds, "clock": clock}
+        if device == "cuda":
+            timing = {"jobs": jobs, **_cuda_cases(given, shape, m, format)}
         _sweep(device, timing, show, plot, markdown, json)
         return 0
     if device == "cuda":
-        records = _on_cuda(["--shape", shape, "--m", m, "--format", format], show)
+        _shapes(shape), _numbers(m, "--m")
+        arguments = ["--shape", shape, "--m", m, "--format", format, "--jobs", str(jobs)]
+        records = _on_cuda([*arguments, *(["--peers", peers] if "peers" in given else [])], show)
     else:
         timing = {"threads": threads, "backend": backend, "rounds": rounds, "seconds": seconds, "clock": clock}
         records = _shown(_on_cpu(_shapes(shape), _numbers(m, "--m"), format.split(","), peers, activations, timing), show)
     _finish(records, plot, markdown, json)
     return 0
+
+
+def _cuda_cases(given: set[str], shape: str, m: str, format: str) -> dict[str, Any]:
+    """What --shape, --format and --m leave of a sweep on cuda."""
+    from ..bench.cpu.sweep import Case
+
+    out: dict[str, Any] = {"tokens": _numbers(m, "--m")} if "m" in given else {}
+    if given & {"shape", "format"}:
+        codecs = format.split(",") if "format" in given else ["int4:g128"]
+        out["cases"] = [Case(f"{n} outputs, {k} inputs", c, n, k) for n, k in _shapes(shape) for c in codecs]
+    return out
 
 
 def _ignore(record: dict[str, Any]) -> None:
@@ -149,8 +192,10 @@ def _sweep(
         for line in which.markdown(records):
             typer.echo(line)
     elif not json:
-        rows = [which.row_of(r) for r in records if r["record"] == "sweep"]
-        print_table([Column(h, i > 2) for i, h in enumerate(which.HEADS)], rows)
+        shown = [r for r in records if r["record"] == "sweep"]
+        if which is cuda_sweep:
+            shown.sort(key=cuda_sweep.of_cublas, reverse=True)
+        print_table([Column(h, i > 2) for i, h in enumerate(which.HEADS)], [which.row_of(r) for r in shown])
     _draw(records, plot)
 
 
@@ -185,6 +230,12 @@ def _on_cuda(arguments: list[str], show: Callable[[dict[str, Any]], None]) -> li
     """Runs `halfbyte.bench.cuda.linear` in this process and keeps its records."""
     _check_cuda()
     from ..bench.cuda import linear as cuda_linear
+    from ..bench.cuda.peers import PEERS
+
+    wanted = arguments[arguments.index("--peers") + 1] if "--peers" in arguments else ""
+    unknown = [name for name in wanted.split(",") if name and name not in PEERS]
+    if unknown:
+        raise FormatError(f"[bench] --peers {','.join(unknown)}; with --device cuda allowed: {', '.join(PEERS)}")
 
     kept: list[dict[str, Any]] = []
 

@@ -17,13 +17,11 @@ from .experts import QExperts
 from .modules import Packed, QEmbedding, packed_modules
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-"""Numbers of tokens between which no backend changes kernels for a matrix; `_steps` has what a
-mixture of experts adds.
-"""
+"""Numbers of tokens of a call; `_steps` has what layers on CUDA add."""
 
 
 def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = None, top: int | None = None) -> int:
-    """Call each kind of packed layer of a model once for each number of tokens; experts on CUDA at
+    """Call each kind of packed layer of a model once for each number of tokens; layers on CUDA at
     a few between them too.
 
     tokens  numbers of tokens a call; requests between two of the default ones need no kernel that
@@ -55,14 +53,21 @@ def warmup(model: nn.Module, *, tokens: Sequence[int] = TOKENS, dtype: Any = Non
 def _steps(module: Packed, tokens: Sequence[int], top: int, dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
     """Numbers of tokens to call a layer with, and the dtype of the experts' shares then.
 
+    A matrix on CUDA takes other tiles at numbers of tokens that depend on its shape.
     Experts on CUDA change kernels where the pairs an expert gets on average pass a limit, which is
     at another m for every number of experts. Routers return weights in the activations' dtype
     or in float32, and the kernel that sums has one version for each.
     """
-    if not isinstance(module, QExperts) or not module.device.startswith("cuda"):
+    if not module.device.startswith("cuda") or isinstance(module, QEmbedding):
         return [(m, dtype) for m in tokens]
-    from ..backends.cuda import warming_tokens
+    from ..backends.cuda import warming_tokens, warming_tokens_of
 
+    if not isinstance(module, QExperts):
+        some = set(tokens)
+        for weight in module.packed.values():
+            if weight.prepared.backend == "cuda" and dtype in (torch.float16, torch.bfloat16):
+                some.update(warming_tokens_of(weight.prepared, tuple(tokens), dtype == torch.float16))
+        return [(m, dtype) for m in sorted(some)]
     steps = warming_tokens(tuple(tokens), top, module.num_experts)
     ends = sorted({*steps[:1], *steps[-1:]}) if dtype != torch.float32 else []
     return [*((m, dtype) for m in steps), *((m, torch.float32) for m in ends)]

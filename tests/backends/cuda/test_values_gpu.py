@@ -318,3 +318,28 @@ def test_case_26_more_rows_than_a_grid_axis():
     for row in (0, 65535, 65536, 92028):
         want = x[row].double().cpu().numpy() @ q.dequantize("float64").T
         np.testing.assert_allclose(y[row].double().cpu().numpy(), want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("word", ["q6_K", "nf4:g64", "int3:g128", "q4_K", "hqq4:g64", "int4:g128"])
+@pytest.mark.parametrize("m", [3, 40, 300])
+def test_no_product_expands_a_weight(word, m):
+    """A weight of 67 MB in float16: a call takes at most 32 MB beside x and y, with a bias and without."""
+    cuda()
+    from halfbyte.backends.cuda.weight import WORKSPACE_BYTES
+    from halfbyte.bench.weights import random_weight
+
+    n, k = 8200, 4096
+    p = ops.prepare(random_weight(word, n, k, 1), device="cuda")
+    x = torch.randn(m, k, device="cuda", dtype=torch.float16)
+    for bias in (None, torch.randn(n, device="cuda", dtype=torch.float16)):
+        y = ops.linear(x, p, bias)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        again = ops.linear(x, p, bias)
+        assert torch.cuda.max_memory_allocated() - before - 2 * m * n <= WORKSPACE_BYTES
+        assert torch.equal(y, again)
+        dense = ops.dequantize(p, "float16")
+        whole = torch.nn.functional.linear(x.float(), dense.float(), None if bias is None else bias.float())
+        assert (y.float() - whole).norm() <= 2e-3 * whole.norm()
+        del y, again, dense, whole

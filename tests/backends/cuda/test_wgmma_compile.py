@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-FEW = ("int4:g128/linear", "mxfp4/experts", "uint8:g16/deep", "uint2:g16/narrow")
+FEW = ("int4:g128/linear", "mxfp4/experts", "int4:g128/two", "uint8:g16/deep", "uint2:g16/narrow")
 """Every shape, and 2, 4 and 8 bits."""
 REST = (
-    "nvfp4/linear", "affine4:g32/deep", "uint4:g64/narrow", "q8_0/deep", "uint8:g16/linear", "affine8:g64/linear",
+    "nvfp4/linear", "mxfp4/few", "affine4:g32/deep", "uint4:g64/narrow", "q8_0/deep", "uint8:g16/linear", "affine8:g64/linear",
     "mxfp8_e4m3/experts", "mxfp8_e5m2/narrow", "int2:g64/linear", "uint2:g16/deep", "affine2:g64/experts",
 )  # fmt: skip
 """With FEW every format that this kernel multiplies."""

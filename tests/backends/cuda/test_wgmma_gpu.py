@@ -34,14 +34,15 @@ def tiles():
     """Every tile of the table, the one for a shape first: they differ in what a program holds and
     in how tiles are cut.
     """
-    from halfbyte.backends.cuda.tuning.wgmma_tiles import FUSED_TILES, FusedTile
+    from halfbyte.backends.cuda.tuning.wgmma_model import candidates
+    from halfbyte.backends.cuda.tuning.wgmma_tiles import FusedTile
 
     others = {
         FusedTile(64, 1, 2, 8, 3, deep=2), FusedTile(32, 1, 1, 8, 2, deep=4), FusedTile(64, 1, 1, 6, 1, deep=3),
         FusedTile(64, 2, 1, 8, 2, deep=2, ahead=1), FusedTile(64, 1, 2, 6, ahead=0), FusedTile(128, 2, 2, 4, 3),
         FusedTile(32, 2, 2, 6, 5), FusedTile(16, 2, 2, 6),
     }  # fmt: skip
-    return sorted({*FUSED_TILES.values(), *others}, key=str)
+    return sorted({*candidates("int", True), *candidates("e2m1", True), *others}, key=str)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -88,7 +89,7 @@ def test_every_tile_gives_the_same_kind_of_answer(word):
     torch.manual_seed(3)
     q = weight(word, 1000, 1152, 3)
     p = ops.prepare(q, device="cuda")
-    for m in (5, 64, 300):
+    for m in (5, 64, 300, 777):
         x = torch.randn(m, 1152, device="cuda", dtype=torch.float16)
         for tile in tiles():
             y = fused.fused(x, p.data, None, tile)
@@ -214,3 +215,23 @@ def test_case_32_all_tokens_on_one_expert_at_many_tokens():
             x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference", interleaved=True
         )
         close(y, want, torch.float16)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_every_division_gives_the_weight_back(name):
+    """One launch and two, tiles of one product and of two, every cut that the cost model considers."""
+    hopper()
+    from halfbyte.backends.cuda.tuning.wgmma_model import candidates, divisions
+    from halfbyte.backends.cuda.wgmma import schedule as fused
+    from halfbyte.backends.cuda.wgmma.launch import launch
+
+    q = weight("int4:g128", 136, 640, 6)
+    p = ops.prepare(q, device="cuda")
+    eye = torch.eye(640, dtype=DTYPES[name], device="cuda")
+    for tile in candidates("int", True):
+        for m in (640, 77):
+            for split in divisions(m, 136, 10, tile, 132):
+                y = torch.full((m, 136), torch.nan, dtype=eye.dtype, device="cuda")
+                launch(eye[:m], p.data, None, y, tile, split)
+                equals_weight(y, q, name, lambda v, m=m: v.T[:m])
+    assert len({step.tile for m in (40, 200, 777) for step in fused.steps_for(m, p.data, True)}) > 1

@@ -17,17 +17,16 @@ from halfbyte import QTensor, format_named
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-from halfbyte.backends.cuda.tuning.wgmma_tiles import (  # fmt: skip
-    E2M1_TILES,
+from halfbyte.backends.cuda.tuning import wgmma_model as model
+from halfbyte.backends.cuda.tuning.wgmma_tiles import (
     EXPERT_TILES,
-    FUSED_TILES,
     SHARED_BYTES,
     FusedTile,
     expert_tile,
-    fused_tile,
+    second_tokens,
     stages,
 )
-from halfbyte.backends.cuda.weight import to_device
+from halfbyte.backends.cuda.weight import WORKSPACE_BYTES, to_device
 from halfbyte.backends.cuda.wgmma import epilogue, kernel
 from halfbyte.backends.cuda.wgmma.schedule import split_tiles
 
@@ -55,7 +54,11 @@ def divided(tiles, units, most, wish):
     share the rest, and the kernel's record of it.
     """
     tile = FusedTile(32, 1, 1, 4, split=wish)
-    work = split_tiles(32 * tiles, 64, units, tile, most)
+    return as_kernel(split_tiles(32 * tiles, 64, units, tile, most), tiles, units)
+
+
+def as_kernel(work, tiles, units):
+    """A division, its whole rounds, and the kernel's record of it."""
     whole = tiles // work.programs
     rest = tiles - whole * work.programs
     assert rest == work.rest
@@ -67,7 +70,23 @@ def divided(tiles, units, most, wish):
 @pytest.mark.parametrize("most", [132, 7])
 @pytest.mark.parametrize("wish", [0, 1, 2, 5])
 def test_every_unit_is_done_once_and_parts_meet(tiles, units, most, wish):
-    work, whole, split = divided(tiles, units, most, wish)
+    check_division(*divided(tiles, units, most, wish), tiles, units)
+
+
+@pytest.mark.parametrize("tiles", [1, 5, 31, 90, 112, 132, 133, 200, 448])
+@pytest.mark.parametrize("units", [1, 7, 45, 128])
+def test_every_division_of_the_cost_model_does_every_unit_once(tiles, units):
+    """Cuts that are no multiple of the tiles too, as far as the workspace goes."""
+    for tile in (FusedTile(32, 1, 1, 4), FusedTile(256, 1, 2, 4)):
+        n, m = 64 * tile.groups, tile.tokens * tiles
+        works = list(model.divisions(m, n, units, tile, 132))
+        assert len(set(works)) == len(works)
+        for work in works:
+            assert 4 * work.partials <= WORKSPACE_BYTES
+            check_division(*as_kernel(work, tiles, units), tiles, units)
+
+
+def check_division(work, whole, split, tiles, units):
     done, parts_of = np.zeros((tiles, units), int), {}
     for p in range(work.programs):
         for index in range(whole + 2):
@@ -114,23 +133,50 @@ def test_every_tile_has_one_position_and_neighbours_share_rows(rows, tokens, adj
 
 
 def test_tiles_for_every_number_of_tokens():
-    for n in (64, 4096, 14336):
-        for m in range(1, 2000, 7):
-            assert fused_tile(n, m) in FUSED_TILES.values()
-            assert fused_tile(n, m).tokens < 2 * max(32, m)
     for pairs in (1, 8, 300, 16384, 10**6):
         assert expert_tile(pairs, 32) in EXPERT_TILES.values()
 
 
 def test_every_tile_of_the_tables_fits_with_every_format():
     """Two bytes a word of padding aside: stages, outputs, sums of warpgroups that share rows."""
-    for tile in {*FUSED_TILES.values(), *E2M1_TILES.values(), *EXPERT_TILES.values()}:
+    modelled = {tile for family, half in model.COSTS for tile in model.candidates(family, half)}
+    for tile in {*modelled, *EXPERT_TILES.values()}:
+        assert second_tokens(tile.tokens) in (0, 32, 64)
+        assert tile.deep == 1 or not second_tokens(tile.tokens)
         for bits in (2, 4, 8):
             for groups, scale, zeros in ((1, 2, False), (4, 1, False), (4, 2, True)):
                 held = stages(tile, bits, groups, scale, zeros)
-                assert 2 <= max(2, tile.deep) <= held <= tile.stages
+                assert 2 * tile.deep <= held <= tile.stages
     assert stages(FusedTile(256, 1, 2, 4), 8, 4, 2, True) == 3
     assert SHARED_BYTES < 232448
+
+
+@pytest.mark.parametrize("tile", [FusedTile(128, 1, 2, 6, deep=2, ahead=0), FusedTile(64, 2, 1, 8, deep=3)])
+def test_a_stage_belongs_to_one_warpgroup(tile):
+    """Unit u goes through stage u mod stages and to warpgroup u mod deep of those on the same rows.
+    A barrier has one bit of its phase: who does not wait for every phase cannot count them. Eight
+    bits leave the first tile room for five stages.
+    """
+    for bits in (2, 4, 8):
+        count = stages(tile, bits, 4, 2, True)
+        for stage in range(count):
+            assert len({unit % tile.deep for unit in range(stage, 60 * count, count)}) == 1
+
+
+def test_a_tile_of_fewer_than_two_stages_a_warpgroup_is_not_launched():
+    """256 tokens beside the sums of two warpgroups leave room for three stages."""
+    from triton.runtime.errors import OutOfResources
+
+    import torch
+    from halfbyte.backends.cuda.wgmma.launch import launch
+    from halfbyte.bench.weights import random_weight
+
+    tile = FusedTile(256, 1, 1, 6, deep=2)
+    assert stages(tile, 4, 1, 2, False) == 2
+    w = to_device(random_weight("int4:g128", 64, 256, 0), "cpu")
+    x, y = (torch.zeros(256, width, dtype=torch.float16) for width in (256, 64))
+    with pytest.raises(OutOfResources, match="stages of shared memory, Required: 4, Hardware limit: 2"):
+        launch(x, w, None, y, tile, split_tiles(256, 64, w.tiled, tile, 132))
 
 
 def test_copies_and_pickles_of_a_weight_leave_its_tensor_maps_behind():

@@ -27,7 +27,11 @@ from .tuning.wgmma_tiles import FEW_ROWS_MOST
 from .weight import elements_of, even_groups, nbytes, refusal, to_device
 
 SMALL_M = 64
-"""Tokens up to which the weight stays packed; above, it is decoded once and cuBLAS multiplies."""
+"""Tokens up to which weights in fragment order stay packed where no other schedule takes them."""
+PLANES_SMALL_M, VECTOR_M = 16, 2
+"""Tokens up to which the other formats stay packed, and up to which a matrix-vector product a token
+is faster than the matrix unit; above, rows are decoded and cuBLAS multiplies (measured on an H200).
+"""
 TILED = ("single-stage", "double-buffered", "striped")
 """Schedules that decode a tile of the weight at a time; every format, any m."""
 SCHEDULES = (None, *TILED, "fused", "dequantize_then_gemm")
@@ -212,11 +216,11 @@ def _schedule_of(x: Any, packed: Any) -> str:
     m, single = x.shape[0], x.element_size() == 4
     if m > 16 and fused.refusal(x, packed) is None and fused.pays(m, packed):
         return "fused"
-    if m > (8 if single else SMALL_M):
+    if m > (8 if single else SMALL_M if packed.fragments else PLANES_SMALL_M):
         return "dequantize_then_gemm"
     if packed.fragments and not single:
         return "fragments"
-    return "matvec" if m == 1 or single or launch.exceeds_float16(x, packed) else "matmul"
+    return "matvec" if m <= VECTOR_M or single or launch.exceeds_float16(x, packed) else "matmul"
 
 
 def padded_rows(pairs: int, experts: int) -> int | None:
@@ -238,6 +242,19 @@ def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int
     from . import moe
 
     return moe.warming_tokens(tokens, top, experts)
+
+
+def warming_tokens_of(w: Prepared, tokens: tuple[int, ...], half: bool) -> tuple[int, ...]:
+    """`tokens` and the numbers between them at which a matrix must be called too, so that every
+    kernel for any number in their range has run: where the fused schedule serves, its tiles.
+    """
+    import torch
+
+    packed, schedule = w.data, _modules()[2]
+    x = torch.empty((1, w.shape[-1]), dtype=torch.float16 if half else torch.bfloat16, device=packed.device)
+    if not tokens or isinstance(packed, CanonicalWeight) or schedule.refusal(x, packed):
+        return tokens
+    return tuple(sorted({*tokens, *schedule.warming_tokens(tokens, packed, half)}))
 
 
 def write_tiles(card: str, entries: list[dict[str, Any]], measured: str, path: Path | None = None) -> Path:

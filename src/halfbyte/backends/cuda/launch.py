@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import triton
@@ -31,7 +32,7 @@ from .tuning.mma_tiles import (
     matvec_tile,
     steps,
 )
-from .weight import CudaWeight, group_elements, scale_groups, super_per
+from .weight import CudaWeight, group_elements, row_blocks, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PAIRS = {torch.float16: F16_PAIR.value, torch.bfloat16: BF16_PAIR.value}
@@ -78,28 +79,53 @@ def pointers_of(w: CudaWeight) -> Weight:
     return Weight._make((*planes, s, *rest))
 
 
-def dequantize(w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = None, packed: bool = True) -> torch.Tensor:
+def dequantize(
+    w: CudaWeight, dtype: torch.dtype, ids: torch.Tensor | None = None, packed: bool = True, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Dense (n, k), or the rows `ids` of it, on the weight's device. Two-dimensional weights only.
     Values are rounded to float32 and then to `dtype`, except where the float32 value is exact
     (integers and floats of up to 8 bits under 16-bit or 8-bit float scales without addend): a value
     whose float32 is the midpoint of two of `dtype` may be one step off.
+
+    `out`: a contiguous matrix that takes the values, in the weight's own order of inputs.
     """
     n, k = w.shape
     rows = n if ids is None else ids.numel()
-    out = torch.empty((rows, k), dtype=dtype, device=w.device)
-    if rows and k:
+    own_order = out is not None
+    if out is None:
+        out = torch.empty((rows, k), dtype=dtype, device=w.device)
+    key = ("dequantize", dtype, *_addresses(w)) if ids is None and packed else None
+    cached = w.launches.get(key)
+    if cached is not None:
+        with gpu.use(w.device):
+            cached.launch(out, *cached.weight, *cached.arguments)
+    elif rows and k:
         bw = min(64, triton.next_power_of_2(w.words))
         bn = max(1, min(8, 512 // bw))
+        grid = triton.cdiv(rows, bn), triton.cdiv(w.words, bw)
+        weight = w.scales if ids is None else ids, pointers_of(w)
+        arguments = rows, k, scale_groups(w), float(w.format.divisor)
+        constants = {"format": format_of(w, packed), "GATHER": ids is not None, "BN": bn, "BW": bw}
         with gpu.use(w.device):
-            dequantize_kernel[(triton.cdiv(rows, bn), triton.cdiv(w.words, bw))](
-                out, w.scales if ids is None else ids, pointers_of(w), rows, k, scale_groups(w), float(w.format.divisor),
-                format=format_of(w, packed), GATHER=ids is not None, BN=bn, BW=bw, num_warps=4, enable_fp_fusion=False,
-            )  # fmt: skip
-    if w.order is not None:
+            compiled = dequantize_kernel[grid](out, *weight, *arguments, **constants, num_warps=4, enable_fp_fusion=False)
+        if key is not None and compiled is not None and out.data_ptr() % 16 == 0:
+            w.launches[key] = CachedLaunch(compiled[(*grid, 1)], weight, (*arguments, *constants.values()))
+    if w.order is not None and not own_order:
         back = torch.empty_like(out)
         back[:, w.order] = out
         return back
     return out
+
+
+def _addresses(w: CudaWeight) -> tuple[int, ...]:
+    """Part of a cached launch's key: whether a weight's tensors were replaced."""
+    return (*[p.data_ptr() for p in w.planes.values()], w.scales.data_ptr())
+
+
+def _call_key(name: str, x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> tuple[Any, ...]:
+    """What a cached launch of a product depends on, beside y: everything that Triton specializes."""
+    of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
+    return name, x.shape[0], x.stride(0), x.dtype, x.data_ptr() % 16, of_bias, *_addresses(w)
 
 
 def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
@@ -122,13 +148,29 @@ def matvec(
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    key = _call_key("matvec", x, w, bias) if tile is None and packed else None
+    cached = w.launches.get(key)
+    if cached is not None:
+        with gpu.use(w.device):
+            cached.launch(y, x, w.scales if bias is None else bias, *cached.weight, *cached.arguments)
+        return y
     tile = tile or matvec_tile(w.words, n, m)
+    grid, weight = (triton.cdiv(n, tile.rows), m), pointers_of(w)
+    arguments = n, x.stride(0), scale_groups(w), float(w.format.divisor)
+    constants = {"format": format_of(w, packed), "HAS_BIAS": bias is not None, "BN": tile.rows, "BC": tile.words}
     with gpu.use(w.device):
-        matvec_kernel[(triton.cdiv(n, tile.rows), m)](
-            y, x, w.scales if bias is None else bias, pointers_of(w), n, x.stride(0), scale_groups(w), float(w.format.divisor),
-            format=format_of(w, packed), HAS_BIAS=bias is not None, BN=tile.rows, BC=tile.words, num_warps=tile.warps,
+        compiled = matvec_kernel[grid](
+            y,
+            x,
+            w.scales if bias is None else bias,
+            weight,
+            *arguments,
+            **constants,
+            num_warps=tile.warps,
             enable_fp_fusion=False,
-        )  # fmt: skip
+        )
+    if key is not None and compiled is not None:
+        w.launches[key] = CachedLaunch(compiled[(*grid, 1)], (weight,), (*arguments, *constants.values()))
     return y
 
 
@@ -141,19 +183,29 @@ def matmul(
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    key = _call_key("matmul", x, w, bias) if tile is None and packed else None
+    cached = w.launches.get(key)
     tile = tile or matmul_tile(w.words, n, m)
     grid = (triton.cdiv(n, tile.rows), triton.cdiv(m, tile.tokens), tile.split)
     scratch = (y, y)
     if tile.split > 1:
         partial = torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
         scratch = (partial, gpu.arrival_counters(x.device, grid[0] * grid[1]))
+    if cached is not None:
+        with gpu.use(w.device):
+            cached.launch(y, x, w.scales if bias is None else bias, *cached.weight, scratch, *cached.arguments)
+        return y
+    weight, arguments = pointers_of(w), (m, n, x.stride(0), scale_groups(w), float(w.format.divisor))
+    constants = {
+        "format": format_of(w, packed), "tile": MatmulTile(bias is not None, tile.split, tile.tokens, tile.rows, tile.words)
+    }  # fmt: skip
     with gpu.use(w.device):
-        matmul_kernel[grid](
-            y, x, w.scales if bias is None else bias, pointers_of(w), scratch, m, n, x.stride(0), scale_groups(w),
-            float(w.format.divisor), format=format_of(w, packed),
-            tile=MatmulTile(bias is not None, tile.split, tile.tokens, tile.rows, tile.words), num_warps=tile.warps,
+        compiled = matmul_kernel[grid](
+            y, x, w.scales if bias is None else bias, weight, scratch, *arguments, **constants, num_warps=tile.warps,
             num_stages=tile.stages, enable_fp_fusion=False,
         )  # fmt: skip
+    if key is not None and compiled is not None:
+        w.launches[key] = CachedLaunch(compiled[grid], (weight,), (*arguments, *constants.values()))
     return y
 
 
@@ -325,8 +377,42 @@ def _finishes(w: CudaWeight, half: bool, requested: bool) -> bool:
 
 
 def dense_matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """dequantize_then_gemm: the weight decoded once to x's dtype, then cuBLAS."""
+    """dequantize_then_gemm: rows decoded to x's dtype, a block at a time, then cuBLAS."""
     dtype = torch.float32 if exceeds_float16(x, w) else x.dtype
-    dense = dequantize(w, dtype)
-    y = torch.nn.functional.linear(x.to(dtype), dense, None if bias is None else bias.to(dtype))
-    return y.to(x.dtype)
+    if w.order is not None:
+        x = x.index_select(1, w.order)
+    return blockwise_matmul(x, w.shape, dtype, bias, lambda first, end, out: dequantize(w.row_block(first, end), dtype, out=out))
+
+
+def blockwise_matmul(
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    bias: torch.Tensor | None,
+    decode: Callable[[int, int, torch.Tensor], Any],
+) -> torch.Tensor:
+    """y (m, n) = x wᵀ + bias by cuBLAS in `dtype`. `decode(first, end, out)` writes rows first to end
+    of w into a matrix of `dtype`; blocks of rows, and of tokens where x and y are of another type,
+    keep everything beside x and y within WORKSPACE_BYTES.
+    """
+    m, (n, k) = x.shape[0], shape
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    addend = None if bias is None else bias.to(dtype)
+    tokens, row_bytes = m, k * dtype.itemsize
+    if dtype != x.dtype:  # beside the rows: x and y of a block of tokens in `dtype`
+        tokens = min(m, 512)
+        row_bytes = 2 * row_bytes + tokens * dtype.itemsize
+    blocks = list(row_blocks(n, row_bytes))
+    dense = torch.empty((blocks[0][1], k), dtype=dtype, device=x.device)
+    for first, end in blocks:
+        rows = dense[: end - first]
+        decode(first, end, rows)
+        for token in range(0, m, tokens):
+            some, out = x[token : token + tokens].to(dtype), y[token : token + tokens, first:end]
+            if dtype != x.dtype:
+                out.copy_(torch.nn.functional.linear(some, rows, None if addend is None else addend[first:end]))
+            elif addend is None:
+                torch.mm(some, rows.t(), out=out)
+            else:
+                torch.addmm(addend[first:end], some, rows.t(), out=out)
+    return y

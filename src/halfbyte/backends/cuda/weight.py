@@ -5,7 +5,8 @@ kernels are compiled for.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,22 @@ TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
 KERNEL_ELEMENTS = ("uint", "int", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint", *TABLES)
 """Elements that decode.py decodes, by name; here, so that a refusal needs no Triton."""
 HALF_MAX, HALF_STEP = 65504.0, 2.0**-24
+
+
+WORKSPACE_BYTES = 1 << 25
+"""Device memory that one product may take beside x and y: decoded rows, or partial sums."""
+
+
+def row_blocks(n: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of rows that cover 0 to n, as even as whole tiles of 128 rows allow, each of
+    at most WORKSPACE_BYTES at `row_bytes` a row (a tile of TILE_ROWS may take more).
+    """
+    most = max(1, WORKSPACE_BYTES // max(1, row_bytes))
+    each = -(-n // -(-n // most))  # as many blocks as must be, all of one size
+    whole = 128 if most >= 128 else TILE_ROWS
+    each = max(1, min(most // whole, -(-each // whole))) * whole
+    for first in range(0, n, each):
+        yield first, min(n, first + each)
 
 
 def refusal(fmt: Format) -> str | None:
@@ -148,6 +165,25 @@ class CudaWeight:
         """All tensors of the weight."""
         rest = [self.scales, self.addend, self.super_scales, self.super_mins, self.global_scale, self.table, self.order]
         return [*self.planes.values(), *(t for t in rest if t is not None)]
+
+    def row_block(self, first: int, end: int) -> CudaWeight:
+        """Rows first to end of a matrix, as views; `first` a multiple of TILE_ROWS."""
+        n = self.shape[0]
+        if (first, end) == (0, n):
+            return self
+        block: CudaWeight | None = self.launches.get(("rows", first, end))
+        if block is None:
+            each = TILE_ROWS if self.tiled else 1
+
+            def take(t: Any) -> Any:
+                return None if t is None else t[first // each : -(-end // each)]
+
+            block = self.launches["rows", first, end] = replace(
+                self, shape=(end - first, self.shape[1]), planes={b: take(p) for b, p in self.planes.items()},
+                scales=take(self.scales), addend=take(self.addend), super_scales=take(self.super_scales),
+                super_mins=take(self.super_mins),
+            )  # fmt: skip
+        return block
 
     def expert(self, index: int) -> CudaWeight:
         """One matrix of a stack, as views."""

@@ -1,5 +1,5 @@
-"""Times of every schedule of the CUDA product over shapes (small k, wide n, many groups, m), and
-the schedule that `linear` chooses.
+"""Times of every schedule of the CUDA product over shapes (small k, wide n, many groups) and
+numbers of tokens by their residues, and the schedule that `linear` chooses.
 
     fragments              codes decoded in registers, for few tokens
     fused                  the same for many tokens, wgmma's register operand (compute
@@ -17,6 +17,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,18 @@ CASES = (
     Case("many groups, E4M3 scales", "nvfp4", 4096, 4096),
     Case("eight bits", "q8_0", 4096, 4096),
 )
-TOKENS = (16, 32, 64, 128, 256, 1024)
+
+
+def residues(most: int) -> tuple[int, ...]:
+    """Numbers of tokens up to `most`: every power of two, its neighbours, the middle between it and
+    the next, and ragged ones: m modulo the width of any tile is 0, 1, a half, one less, or none of
+    these.
+    """
+    near = {p + d for b in range(most.bit_length()) for p in (1 << b,) for d in (-1, 0, 1, p // 2)}
+    return tuple(sorted(m for m in near | {3, 7, 100, 200, 777, 1500, 3001} if 1 <= m <= most))
+
+
+TOKENS = residues(4096)
 FRAGMENTS, FUSED, DENSE, CUBLAS = "fragments", "fused", "dequantize_then_gemm", "cuBLAS float16"
 MOST_FRAGMENT_TOKENS = 256
 """Most tokens for which the fragment kernel is timed: it reads the weight once for every 64."""
@@ -80,9 +92,11 @@ def jobs_for(cases: Sequence[Case], tokens: Sequence[int]) -> list[Job]:
         one = to_device(random_weight(case.codec, 16, case.k, 0), DEVICE)
         for m in tokens:
             for schedule in served(torch.empty(m, case.k, dtype=torch.float16, device=DEVICE), one):
-                key = case.codec, None if schedule == FUSED else case.k, schedule, _tile(schedule, one, case.n, m)
-                jobs.setdefault(key, (case.codec, case.n, case.k, m, schedule))
-    return list(jobs.values())
+                tile = _tile(schedule, one, case.n, m)
+                for part in tile if schedule == FUSED else (tile,):
+                    key = case.codec, None if schedule == FUSED else case.k, schedule, part
+                    jobs.setdefault(key, (case.codec, case.n, case.k, m, schedule))
+    return list(dict.fromkeys(jobs.values()))
 
 
 def _tile(schedule: str, w: Any, n: int, m: int) -> Any:
@@ -92,12 +106,14 @@ def _tile(schedule: str, w: Any, n: int, m: int) -> Any:
     from ...backends.cuda import device as gpu
     from ...backends.cuda import launch
     from ...backends.cuda.tuning.mma_tiles import fragment_tile
-    from ...backends.cuda.tuning.wgmma_tiles import fused_tile
+    from ...backends.cuda.wgmma.schedule import steps_for
 
     card = gpu.card_name(torch.device(DEVICE))
     if schedule == FRAGMENTS:
         return fragment_tile(w.fragments, n, m, launch.family_of(w), card)
-    return fused_tile(n, m, w.shape[-1], card, w.format.element) if schedule == FUSED else None
+    if schedule != FUSED:
+        return None
+    return tuple(step.tile for step in steps_for(m, replace(w, shape=(n, w.shape[-1])), True))
 
 
 def compile_one(job: Job) -> None:
@@ -117,7 +133,8 @@ def compile_one(job: Job) -> None:
         if schedule == FRAGMENTS:
             launch.fragments(x, w, None, tile)
         elif schedule == FUSED:
-            fused.fused(x, w, None, tile)
+            for one in tile:
+                fused.fused(x, w, None, one)
         else:
             launch.dequantize(w, x.dtype)
     except UNFIT:  # reported when it is timed
@@ -189,6 +206,12 @@ def _dense_times(xs: dict[int, Any], n: int) -> dict[int, float]:
     k = next(iter(xs.values())).shape[1]
     ws = [torch.randn(n, k, device=DEVICE, dtype=torch.float16) for _ in range(_count(2 * n * k))]
     return {m: timing.graph_time_us([partial(torch.nn.functional.linear, x, w) for w in ws], 5) for m, x in xs.items()}
+
+
+def of_cublas(r: Record) -> float:
+    """Time of what `linear` takes over cuBLAS' in a record `sweep`; 0 where it was not timed."""
+    us = r["time_us"]
+    return float(us[r["taken"]] / us[CUBLAS]) if r["taken"] in us else 0.0
 
 
 def row_of(r: Record) -> list[str]:

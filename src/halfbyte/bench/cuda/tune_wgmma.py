@@ -14,21 +14,17 @@ from typing import Any
 import torch
 
 from ...backends.cuda.tuning.table import Entry
-from ...backends.cuda.tuning.wgmma_tiles import E2M1_TILES, FUSED_TILES, LEAST_TOKENS, FusedTile
+from ...backends.cuda.tuning.wgmma_model import candidates as modelled
+from ...backends.cuda.tuning.wgmma_tiles import LEAST_TOKENS, FusedTile
 from ...backends.cuda.weight import nbytes, to_device
 from ...backends.cuda.wgmma import schedule as fused
 from ..weights import random_weight
 from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us
 
-MORE = (
-    *E2M1_TILES.values(), FusedTile(32, 2, 2, 6), FusedTile(64, 1, 2, 6), FusedTile(64, 2, 2, 6), FusedTile(128, 1, 2, 6),
-    FusedTile(128, 2, 2, 4),
-)  # fmt: skip
-
 
 def candidates(m: int) -> list[FusedTile]:
     """Tiles worth trying at m tokens: no more than four times as many, no less than a sixteenth."""
-    every = {*FUSED_TILES.values(), *MORE}
+    every = modelled("int", True)
     return sorted((t for t in every if t.tokens < 4 * m and 16 * t.tokens >= min(m, 1024)), key=str)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from .. import device as gpu
 from ..decode import SCALES, scale_f32
-from ..launch import GLOBAL_OPS
+from ..launch import GLOBAL_OPS, blockwise_matmul
 from .weight import GROUPINGS, CanonicalWeight
 
 NESTED = tl.constexpr(7)
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 class Extent(NamedTuple):
     """Inputs, groups and bytes of codes in a row; groups in all (strided) or along the rows
     (blocks); the tensor's row that begins the matrix, and the matrix's number; inputs and rows that
-    share a scale; the format's divisor.
+    share a scale; the format's divisor; rows of the matrix before the first that is decoded.
     """
 
     k: Any
@@ -54,6 +54,7 @@ class Extent(NamedTuple):
     group_size: Any
     group_rows: Any
     divisor: Any
+    skipped: Any
 
 
 class Layout(NamedTuple):
@@ -97,10 +98,10 @@ def group_of(parts, extent, row, j, live, F: tl.constexpr):
 def decode_kernel(
     OUT, IDS, parts, extent, layout: tl.constexpr, GATHER: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """OUT[i, :] = row i (or IDS[i]) of the matrix. Grid (rows, k / BLOCK)."""
+    """OUT[i, :] = row extent.skipped + i (or IDS[i]) of the matrix. Grid (rows, k / BLOCK)."""
     F: tl.constexpr = layout.constants()
     i = tl.program_id(0).to(tl.int64)
-    row = extent.first + (tl.load(IDS + i) if GATHER else i)
+    row = extent.first + (tl.load(IDS + i) if GATHER else extent.skipped + i)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = j < extent.k
     bit = j * F.bits
@@ -135,12 +136,15 @@ def decode_kernel(
     tl.store(OUT + i * extent.k + j, v.to(tl.float32).to(OUT.dtype.element_ty), mask=live)
 
 
-def dequantize(w: CanonicalWeight, dtype: torch.dtype, ids: torch.Tensor | None = None) -> torch.Tensor:
-    """Dense (n, k), or the rows `ids` of it."""
+def dequantize(
+    w: CanonicalWeight, dtype: torch.dtype, ids: torch.Tensor | None = None, first: int = 0, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Dense (n, k), or the rows `ids` of it, or as many as `out` has from `first` on."""
     f = w.format
     n, k = w.shape
-    rows = n if ids is None else ids.numel()
-    out = torch.empty((rows, k), dtype=dtype, device=w.device)
+    if out is None:
+        out = torch.empty((n if ids is None else ids.numel(), k), dtype=dtype, device=w.device)
+    rows = len(out)
     if not rows or not k:
         return out
     codes = w.parts["codes"]
@@ -148,7 +152,7 @@ def dequantize(w: CanonicalWeight, dtype: torch.dtype, ids: torch.Tensor | None 
     size = k if f.group_size == -1 else f.group_size
     block_rows = n if f.group_rows == -1 else f.group_rows
     groups = -(-w.lead * n * k // size) if f.grouping == "strided" else -(-n // block_rows)
-    extent = Extent(k, max(1, f.groups(k)), codes.shape[-1], groups, w.at * n, w.at, size, block_rows, float(f.divisor))
+    extent = Extent(k, max(1, f.groups(k)), codes.shape[-1], groups, w.at * n, w.at, size, block_rows, float(f.divisor), first)
     layout = Layout(
         f.bits, GROUPINGS[f.grouping], _SCALES[f.scale], f.zero != "none", bool(f.bias), f.inverse,
         GLOBAL_OPS[f.global_op], "group_index" in w.parts,
@@ -162,9 +166,8 @@ def dequantize(w: CanonicalWeight, dtype: torch.dtype, ids: torch.Tensor | None 
 
 
 def linear(x: torch.Tensor, w: CanonicalWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """The weight decoded to x's dtype, then cuBLAS; float32 where MX exponents leave float16's
-    range.
+    """Rows decoded to x's dtype, a block at a time, then cuBLAS; float32 where MX exponents leave
+    float16's range.
     """
     dtype = torch.float32 if x.dtype == torch.float16 and w.format.scale == "e8m0" else x.dtype
-    y = torch.nn.functional.linear(x.to(dtype), dequantize(w, dtype), None if bias is None else bias.to(dtype))
-    return y.to(x.dtype)
+    return blockwise_matmul(x, w.shape, dtype, bias, lambda first, _, out: dequantize(w, dtype, first=first, out=out))

@@ -23,6 +23,7 @@ from triton.experimental.gluon import language as gl
 from ..decode import BF16_PAIR, E2M1, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, INT
 from ..decoders import BFLOAT16, FLOAT16, OPERANDS, SCALABLE, SCALED_BFLOAT16, WITHOUT_E4M3, Decoder, assembly
 from ..portable.decode_tile import NONE
+from ..tuning.mma_tiles import warp_units
 
 
 class Weight(NamedTuple):
@@ -202,12 +203,6 @@ class Plan(NamedTuple):
 def paired(scale: int) -> bool:
     """True where the scales of rows g and g + 8 are read as one number."""
     return scale in (E4M3_NORMAL.value, E8M0_NORMAL.value, F16_PAIR.value, BF16_PAIR.value)
-
-
-def warp_units(units: int, warps: int, step: int, buffers: int) -> int:
-    """Units of a warp: one step, or as many whole rounds of `buffers` steps as it needs."""
-    need = -(-units // warps)
-    return step if need <= step else -(-need // (step * buffers)) * step * buffers
 
 
 ELEMENT_NAMES = {number: name for name, number in ELEMENTS.items() if name in ("uint", "int", "e2m1", "e4m3", "e5m2")}

@@ -5,8 +5,8 @@ measured on, and the user's own.
         {"kernel": "fragments", "family": "int", "n": 4096, "k": 4096, "m": 16, "tile": [2, 2, 8, 1,
         4, 0, 1, false]}, ...]}
 
-A call takes the entry of its kernel and family whose shape is nearest (in factors of n and k) and
-whose m is the smallest that is not below its own. The user's file,
+A call takes the entry of its kernel and family whose shape is nearest (in factors of n and k, and of
+the work that its tile does beyond k) and whose m is the smallest that is not below its own. The user's file,
 $XDG_CACHE_HOME/halfbyte/tiles-CARD.json, goes before the shipped one. Nothing is searched for while
 a program runs: without an entry, tune.py's rules decide.
 """
@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,30 @@ def entries_for(card: str) -> tuple[tuple[Entry, ...], ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def found(card: str, kernel: str, family: str, n: int, k: int, m: int) -> tuple[Any, ...] | None:
-    """The tile for a call, or None."""
+def found(
+    card: str, kernel: str, family: str, n: int, k: int, m: int, work: Callable[[int, tuple[Any, ...]], float] | None = None
+) -> tuple[Any, ...] | None:
+    """The tile for a call, or None. `work(k, tile)`, the work of a tile over what k needs, counts
+    as distance too: a tile that suited its own k may do twice the work at another.
+    """
+
+    def distance(e: Entry) -> tuple[float, int]:
+        tile = tuple(e["tile"])
+        more = 0.0 if work is None else 2 * math.log2(work(k, tile) / work(e["k"], tile))
+        return abs(math.log2(e["n"] / n)) + abs(math.log2(e["k"] / k)) + max(0.0, more), e["m"]
+
     for entries in entries_for(card):
         fit = [e for e in entries if e["kernel"] == kernel and e["family"] == family and e["m"] >= m]
         if fit:
-            return tuple(min(fit, key=lambda e: (abs(math.log2(e["n"] / n)) + abs(math.log2(e["k"] / k)), e["m"]))["tile"])
+            return tuple(min(fit, key=distance)["tile"])
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def exact(card: str, kernel: str, family: str, n: int, k: int, m: int) -> tuple[Any, ...] | None:
+    """The tile measured for this very shape and m, or None."""
+    for entries in entries_for(card) if card else ():
+        for e in entries:
+            if (e["kernel"], e["family"], e["n"], e["k"], e["m"]) == (kernel, family, n, k, m):
+                return tuple(e["tile"])
     return None

@@ -4,20 +4,18 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-
-from .table import found
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
 class FusedTile:
     """Shape and pipeline of a tile.
 
-    tokens    of a tile
+    tokens    of a tile: a power of two, or with `deep` 1 the sum of two
     rows      blocks of 64 rows of a warpgroup
     groups    warpgroups along the rows, 1 or 2
-    stages    of 64 inputs in shared memory; fewer where they do not fit
+    stages    of 64 inputs in shared memory; fewer where they do not fit (`stages`)
     split     parts along the inputs of a tile in the incomplete last round; 0: by `parts`
     together  token blocks that are adjacent in the order of tiles
     deep      warpgroups on the same rows, each with every deep-th unit of inputs; groups · deep ≤ 4
@@ -35,27 +33,19 @@ class FusedTile:
     ahead: int = 2
 
 
+class WorkSplit(NamedTuple):
+    """How the tiles of a launch are divided: programs; tiles beyond whole rounds, and programs that
+    share them; float32 values of partial sums that cut tiles leave in memory.
+    """
+
+    programs: int
+    rest: int
+    sharing: int
+    partials: int = 0
+
+
 MANY_ROWS = 8192
 """Outputs from which a weight counts as tall."""
-
-FUSED_TILES = {
-    # (tokens up to, tall): tile. More tokens take the last rows.
-    (32, False): FusedTile(32, 1, 1, 12, deep=4),
-    (32, True): FusedTile(32, 1, 2, 8, deep=2),
-    (64, False): FusedTile(64, 1, 1, 12, deep=2),
-    (64, True): FusedTile(64, 1, 2, 8, deep=2, ahead=0),
-    (128, False): FusedTile(128, 1, 1, 6, deep=2),
-    (128, True): FusedTile(128, 1, 2, 5),
-    (256, False): FusedTile(128, 1, 1, 6, deep=2),
-    (256, True): FusedTile(256, 1, 2, 4),
-    (512, False): FusedTile(128, 1, 2, 6, deep=2, ahead=0),
-    (512, True): FusedTile(256, 1, 2, 4),
-    (1 << 30, False): FusedTile(256, 1, 2, 4),
-    (1 << 30, True): FusedTile(256, 1, 2, 4),
-}
-
-E2M1_TILES = {(64, True): FusedTile(64, 2, 1, 8, deep=2)}
-"""What is better for E2M1, whose decode is longer: 128 rows share what is not decode."""
 
 LEAST_TOKENS = 17
 """Tokens from which the fused schedule serves: at 32 it takes 0.5 to 0.9 of the fragment kernel's
@@ -88,18 +78,6 @@ LEAST_PAIRS = 16
 """Pairs an expert on average from which the fused schedule serves a block of experts."""
 
 
-@functools.lru_cache(maxsize=4096)
-def fused_tile(n: int, m: int, k: int = 0, card: str = "", element: str = "") -> FusedTile:
-    """Tile for m tokens and a weight (n, k): what `halfbyte tune` found on this card, else the
-    table's.
-    """
-    best = found(card, "fused", "4-bit", n, k, m) if card and k else None
-    if best:
-        return FusedTile(*best)
-    row = min(tokens for tokens, _ in FUSED_TILES if m <= tokens), n >= MANY_ROWS
-    return E2M1_TILES.get(row, FUSED_TILES[row]) if element == "e2m1" else FUSED_TILES[row]
-
-
 def parts(rest: int, programs: int, units: int) -> int:
     """Parts for each of `rest` tiles: as many as there are programs for, a power of two, each of
     four units or more.
@@ -110,6 +88,11 @@ def parts(rest: int, programs: int, units: int) -> int:
     return count
 
 
+def second_tokens(tokens: int) -> int:
+    """Tokens of a tile that a second product takes: what its width has beyond a power of two."""
+    return tokens - (1 << tokens.bit_length() - 1)
+
+
 SHARED_BYTES = 232448 - 1024
 """Shared memory a block may have on compute capability 9.0, less barriers."""
 
@@ -117,11 +100,18 @@ SHARED_BYTES = 232448 - 1024
 def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: bool) -> int:
     """The tile's stages, or as many as fit beside outputs and the sums of warpgroups that share
     rows; `groups` are a unit's.
+
+    A multiple of `deep`, so that a stage belongs to one warpgroup. A barrier reports the parity of
+    its last phase alone: a warpgroup that did not wait for every phase of a stage would take the
+    data of two phases ago for those that it needs. A tile that holds fewer than two stages a
+    warpgroup cannot be launched: with `ahead` a warpgroup waits for its next stage before it leaves
+    the one that it has.
     """
-    bn = 64 * tile.rows * tile.groups
+    bn, first = 64 * tile.rows * tile.groups, tile.tokens - second_tokens(tile.tokens)
     stage = tile.tokens * 128 + bn * 8 * bits + max(bn // 16, 8) * 16 * groups * (scale_bytes + (2 if zeros else 0))
-    other = bn * tile.tokens * (2 + 4 * (tile.deep - 1))
-    return min(tile.stages, (SHARED_BYTES - other) // stage)
+    other = bn * first * (2 + 4 * (tile.deep - 1))
+    count = min(tile.stages, (SHARED_BYTES - other) // stage)
+    return count - count % tile.deep
 
 
 def most_blocks(pairs: int, experts: int, tokens: int) -> int:

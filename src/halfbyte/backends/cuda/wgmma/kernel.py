@@ -119,12 +119,13 @@ class Maps(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Shared memory: a stage's x, words, scales and addends; outputs; barriers of full and empty
-    stages; sums of warpgroups that share rows, and the barriers that say they were written and
-    read.
+    """Shared memory: a stage's x, the x of its second part, words, scales and addends; outputs;
+    barriers of full and empty stages; sums of warpgroups that share rows, and the barriers that say
+    they were written and read.
     """
 
     x: Any
+    x_second: Any
     words: Any
     scales: Any
     addends: Any
@@ -166,7 +167,8 @@ class Split(NamedTuple):
 class Config(NamedTuple):
     """What a kernel is compiled for.
 
-    tokens, row_blocks         tokens of a tile; blocks of 64 rows of a warpgroup
+    tokens, second, row_blocks tokens of a tile, and how many of them a second product takes (0: one
+                               product takes all); blocks of 64 rows of a warpgroup
     row_groups, input_groups   warpgroups along the rows; warpgroups on the same rows
     stages                     stages of shared memory
     group, groups              inputs that share a scale; scale groups in a unit (1 when larger)
@@ -187,6 +189,7 @@ class Config(NamedTuple):
     """
 
     tokens: int
+    second: int
     row_blocks: int
     row_groups: int
     input_groups: int
@@ -285,6 +288,21 @@ def copy_weight(maps, shared, bar, stage, row, k, live, C: gl.constexpr):
 
 
 @gluon.jit
+def copy_x(maps, shared, bar, stage, token, k, C: gl.constexpr):
+    """The x of unit k of a block of tokens into a stage: in boxes of `second` tokens where a second
+    product has its own.
+    """
+    if C.second == 0:
+        copy_in(maps.x, [token * C.tokens, k * 64], bar, shared.x.index(stage))
+    else:
+        FIRST: gl.constexpr = C.tokens - C.second
+        for i in gl.static_range(FIRST // C.second):
+            box = shared.x.index(stage).slice(i * C.second, C.second)
+            copy_in(maps.x, [token * C.tokens + i * C.second, k * 64], bar, box)
+        copy_in(maps.x, [token * C.tokens + FIRST, k * 64], bar, shared.x_second.index(stage))
+
+
+@gluon.jit
 def produce(args, C: gl.constexpr):
     """The producer warp: every unit of the program's pieces, a stage as soon as all warpgroups have
     left it.
@@ -329,7 +347,7 @@ def produce(args, C: gl.constexpr):
                 mbarrier.wait(shared.empty.index(stage), phase)
                 mbarrier.expect(bar, BYTES, pred=early <= 0)
                 copy_weight(maps, shared, bar, stage, row, k, early <= 0, C)
-                copy_in(maps.x, [token * C.tokens, k * 64], bar, shared.x.index(stage))
+                copy_x(maps, shared, bar, stage, token, k, C)
                 early -= 1
                 stage += 1
                 if stage == STAGES:
@@ -393,8 +411,11 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
     WG: gl.constexpr = NUMBER % C.row_groups
     WK: gl.constexpr = NUMBER // C.row_groups
     WGK: gl.constexpr = C.input_groups
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.tokens, 16])
+    FIRST: gl.constexpr = C.tokens - C.second
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FIRST, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    ACC_SECOND: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.second if C.second else FIRST, 16])
+    A_SECOND: gl.constexpr = gl.DotOperandLayout(0, ACC_SECOND, 2)
     shared = args.shared
     work = args.work
     shift = args.factors.shift
@@ -412,7 +433,9 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
         first, second = read_stage(shared, stage, phase, left > 0, shift, WG, C)
     for index in range(split.whole + 2):
         tile, k0, k1 = piece(index, p, programs, split, work.units)
-        acc = gl.zeros([64 * C.row_blocks, C.tokens], gl.float32, layout=ACC)
+        acc = gl.zeros([64 * C.row_blocks, FIRST], gl.float32, layout=ACC)
+        if C.second:
+            acc_second = gl.zeros([64 * C.row_blocks, C.second], gl.float32, layout=ACC_SECOND)
         # Unit i of all that a program does is this warpgroup's where i mod WGK is WK.
         before = units_before(index, low, own, work.units) + (WGK - 1 - WK)
         for k in range(before // WGK, (before + k1 - k0) // WGK):  # noqa: B007
@@ -420,6 +443,9 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
                 first, second = read_stage(shared, stage, phase, True, shift, WG, C)
             a = join_halves(operand(first, positions, A, C), operand(second, positions, A, C), A)
             acc = warpgroup_mma(a, shared.x.index(stage).permute((1, 0)), acc, is_async=True)
+            if C.second:
+                a_second = gl.convert_layout(a, A_SECOND, assert_trivial=True)
+                acc_second = warpgroup_mma(a_second, shared.x_second.index(stage).permute((1, 0)), acc_second, is_async=True)
             done = shared.empty.index(stage)
             stage += WGK
             if stage >= C.stages:
@@ -428,36 +454,49 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
             left -= 1
             if C.ahead:
                 first, second = read_stage(shared, stage, phase, left > 0, shift, WG, C)
-            acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+            if C.second:
+                acc, acc_second, a, a_second = warpgroup_mma_wait(0, deps=[acc, acc_second, a, a_second])
+            else:
+                acc, a = warpgroup_mma_wait(0, deps=[acc, a])
             mbarrier.arrive(done)
         if k1 > k0:
             if WK > 0:
                 hand_over(shared, (WK - 1) * C.row_groups + WG, parity, acc, C)
             else:
                 acc = take_over(shared, WG, parity, acc, C)
-                end_tile(args, split, acc, tile, k1 - k0, WG, ACC, C)
+                end_tile(args, split, acc, tile, k1 - k0, 0, WG, ACC, C)
+                if C.second:
+                    end_tile(args, split, acc_second, tile, k1 - k0, FIRST, WG, ACC_SECOND, C)
             parity ^= 1
     if C.store == 2 and WK == 0:
         tma.store_wait(0)
 
 
 @gluon.jit
-def end_tile(args, split, acc, tile, units, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
-    """The sums of `units` units of a tile to y, or to the program that completes a cut tile."""
+def end_tile(args, split, acc, tile, units, FROM: gl.constexpr, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
+    """The sums of `units` units of a tile, tokens from FROM on, to y, or to the program that
+    completes a cut tile.
+    """
     work = args.work
     p = gl.program_id(0)
     last = p >= 0
     row, token = tile_position(tile, work.rows, split.tokens, C.adjacent)
     if units < work.units:
         cut_tile = tile - split.whole * gl.num_programs(0)
-        acc, last = add_parts(args.scratch, acc, cut_tile, split, p, work.units, WG, C)
+        scratch = args.scratch
+        if FROM:  # behind what the first tokens left there
+            cut = split.units // work.units * C.row_groups
+            before = split.sharing.to(gl.int64) * (2 * C.row_groups * 64 * C.row_blocks * FROM)
+            scratch = Scratch(scratch.partial + before, scratch.arrivals + cut)
+        acc, last = add_parts(scratch, acc, cut_tile, split, p, work.units, WG, C)
     if last:
-        write_tile(args, acc, row, token, WG, ACC, C)
+        write_tile(args, acc, row, token, FROM, WG, ACC, C)
 
 
 @gluon.jit
-def write_tile(args, acc, row, token, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
-    """The sums of a warpgroup's rows of a tile to y."""
+def write_tile(args, acc, row, token, FROM: gl.constexpr, WG: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
+    """The sums of a warpgroup's rows of a tile, tokens from FROM on, to y."""
+    TOKENS: gl.constexpr = acc.shape[1]
     ROWS: gl.constexpr = 64 * C.row_blocks
     HALVES: gl.constexpr = 2 if C.gate else 1
     blocks = args.blocks
@@ -476,15 +515,23 @@ def write_tile(args, acc, row, token, WG: gl.constexpr, ACC: gl.constexpr, C: gl
     if C.store == 2:
         tma.store_wait(0)
         block_barrier()
+        if FROM:
+            tile_y = tile_y.slice(0, TOKENS)
         tile_y.permute((1, 0)).store(out.to(gl.float16 if C.half else gl.bfloat16))
         fence_async_shared()
         block_barrier()
-        copy_out(args.maps.y, [token * C.tokens, first_row // HALVES], tile_y)
+        first_token = token * C.tokens + FROM
+        if C.second == 0 or FROM:
+            copy_out(args.maps.y, [first_token, first_row // HALVES], tile_y)
+        else:
+            for i in gl.static_range(TOKENS // C.second):
+                box = tile_y.slice(i * C.second, C.second)
+                copy_out(args.maps.y, [first_token + i * C.second, first_row // HALVES], box)
     else:
         L: gl.constexpr = out.type.layout
         width = n // HALVES
         r = first_row // HALVES + gl.arange(0, ROWS // HALVES, layout=gl.SliceLayout(1, L))[:, None]
-        t = token * C.tokens + gl.arange(0, C.tokens, layout=gl.SliceLayout(0, L))[None, :]
+        t = token * C.tokens + FROM + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, L))[None, :]
         gl.store(y + t.to(gl.int64) * width + r, out.to(y.dtype.element_ty), mask=(r < width) & (t < end_token))
 
 
@@ -507,7 +554,11 @@ def allocate(maps, C: gl.constexpr):
     BN: gl.constexpr = 64 * C.row_blocks * WGS
     STAGES: gl.constexpr = C.stages
     dtype: gl.constexpr = gl.float16 if C.half else gl.bfloat16
-    x = gl.allocate_shared_memory(dtype, [STAGES, C.tokens, 64], maps.x.layout)
+    FIRST: gl.constexpr = C.tokens - C.second
+    x = gl.allocate_shared_memory(dtype, [STAGES, FIRST, 64], maps.x.layout)
+    x_second = x
+    if C.second:
+        x_second = gl.allocate_shared_memory(dtype, [STAGES, C.second, 64], maps.x.layout)
     words = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, C.bits, 32], maps.words.layout)
     scales = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), C.scale_words], maps.scales.layout)
     addends = scales
@@ -515,7 +566,7 @@ def allocate(maps, C: gl.constexpr):
         addends = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), 16 * C.groups], maps.addends.layout)
     y = scales
     if C.store == 2:
-        y = gl.allocate_shared_memory(dtype, [WGS, C.tokens, (32 if C.gate else 64) * C.row_blocks], maps.y.layout)
+        y = gl.allocate_shared_memory(dtype, [WGS, FIRST, (32 if C.gate else 64) * C.row_blocks], maps.y.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -532,7 +583,7 @@ def allocate(maps, C: gl.constexpr):
         for i in gl.static_range(WGS * (WGK - 1)):
             mbarrier.init(written.index(i), count=1)
             mbarrier.init(read.index(i), count=1)
-    return Shared(x, words, scales, addends, y, full, empty, sums, written, read)
+    return Shared(x, x_second, words, scales, addends, y, full, empty, sums, written, read)
 
 
 @gluon.jit(do_not_specialize=["m", "n", "sharing", "units"])

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime.errors import OutOfResources
 
 import torch
 
@@ -21,7 +22,7 @@ from .. import device as gpu
 from ..decode import E8M0_NORMAL, ELEMENTS, SCALES
 from ..launch import GLOBAL_OPS, addend_kind
 from ..mma.plan import TokenBlocks
-from ..tuning.wgmma_tiles import FusedTile, stages
+from ..tuning.wgmma_tiles import FusedTile, WorkSplit, second_tokens, stages
 from ..weight import CudaWeight, group_elements
 from .kernel import Config, Factors, Pointers, wgmma_kernel
 
@@ -69,17 +70,6 @@ class CachedKernel:
     compiled: Any = None
 
 
-class WorkSplit(NamedTuple):
-    """How the tiles of a launch are divided: programs; tiles beyond whole rounds, and programs that
-    share them; float32 values of partial sums that cut tiles leave in memory.
-    """
-
-    programs: int
-    rest: int
-    sharing: int
-    partials: int = 0
-
-
 @functools.cache
 def _layout(width: int, rank: int, bits: int) -> Any:
     """Boxes whose rows are `width` elements, swizzled as far as they are wide."""
@@ -125,10 +115,12 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     arithmetic = arithmetic_of(w, half)
     assert arithmetic is not None  # `schedule.refusal` is None
     addends, named = addend_kind(w), ROWS_BY_ARITHMETIC[arithmetic]
+    count = stages(tile, bits, groups, w.scales.element_size(), w.addend is not None)
+    if count < 2 * tile.deep:
+        raise OutOfResources(2 * tile.deep, count, "stages of shared memory")
     config = Config(
-        tokens=tile.tokens, row_blocks=tile.rows, row_groups=tile.groups, input_groups=tile.deep,
-        stages=stages(tile, bits, groups, w.scales.element_size(), w.addend is not None), group=group, groups=groups,
-        scale_words=width, kind=ELEMENTS[f.element], bits=bits,
+        tokens=tile.tokens, second=second_tokens(tile.tokens), row_blocks=tile.rows, row_groups=tile.groups,
+        input_groups=tile.deep, stages=count, group=group, groups=groups, scale_words=width, kind=ELEMENTS[f.element], bits=bits,
         scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, arithmetic=arithmetic,
         decoder=decoders.pair_assembly(bits, f.element, named, addends, w.scales.element_size() == 1, half),
         registers=decoders.pair_constraints(bits, f.element, addends), positions=decoders.PAIRS[bits, f.element, named].positions,
@@ -154,13 +146,14 @@ def launch(
     if cached is None:
         store = 2 if engine else 1
         cached = w.launches[key] = _kernel(w, tile, x.dtype == torch.float16, bias is not None, store, blocks is not None, gate)
-    x_map = _map(x, [tile.tokens, 64])
-    y_map = _map(y, [tile.tokens, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map
+    box = second_tokens(tile.tokens) or tile.tokens
+    x_map = _map(x, [box, 64])
+    y_map = _map(y, [box, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map
     with gpu.use(device):
         scratch = _no_scratch(device)
         if split.partials:
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
-            scratch = (partial, gpu.arrival_counters(device, split.rest * tile.groups))
+            scratch = (partial, gpu.arrival_counters(device, 2 * split.rest * tile.groups))
         pointers = Pointers._make((y, bias, w.global_scale, *table, *scratch))
         arguments = (y_map, x_map, *cached.maps, pointers, x.shape[0], w.shape[-2], split.sharing, cached.units, cached.factors)
         if cached.compiled is None:

@@ -10,6 +10,9 @@ import torch
 
 from .. import device as gpu
 from ..mma.plan import TokenBlocks
+from ..tuning.table import exact
+from ..tuning.wgmma_model import Step, plan
+from ..tuning.wgmma_model import warming_tokens as model_tokens
 from ..tuning.wgmma_tiles import (
     FEW_INPUTS,
     FEW_INPUTS_LEAST,
@@ -18,11 +21,11 @@ from ..tuning.wgmma_tiles import (
     LEAST_TOKENS,
     MANY_ROWS,
     FusedTile,
-    fused_tile,
+    WorkSplit,
     parts,
 )
-from ..weight import NEAR, CudaWeight
-from .launch import WorkSplit, arithmetic_of, launch
+from ..weight import NEAR, WORKSPACE_BYTES, CudaWeight, group_elements
+from .launch import arithmetic_of, launch
 
 
 def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
@@ -62,13 +65,53 @@ def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
     return x
 
 
+def family_of(w: CudaWeight) -> str:
+    """Weights that take the same time: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int`
+    without zero points or biases, `affine` with them.
+    """
+    if w.format.bits == 8:
+        return "wide"
+    if w.format.element == "e2m1":
+        return "fine" if group_elements(w) == 16 else "e2m1"
+    return "int" if w.addend is None else "affine"
+
+
+def steps_for(m: int, w: CudaWeight, half: bool) -> tuple[Step, ...]:
+    """The launches for m tokens: measured on this card for this very call (`halfbyte tune`), else
+    what the cost model finds.
+    """
+    n, k = w.shape[-2:]
+    most = gpu.multiprocessors(w.device)
+    measured = exact(gpu.card_name(w.device), "fused", "4-bit", n, k, m)
+    if measured:
+        tile = FusedTile(*measured)
+        return (Step(0, m, tile, split_tiles(m, n, w.tiled, tile, most)),)
+    return plan(m, n, w.tiled, family_of(w), half, most)
+
+
+def warming_tokens(tokens: tuple[int, ...], w: CudaWeight, half: bool) -> list[int]:
+    """Numbers of tokens in the range of `tokens` whose launches have every tile of the range."""
+    first, last = max(LEAST_TOKENS, min(tokens)), max(tokens)
+    if first > last:
+        return []
+    n = w.shape[-2]
+    return model_tokens(first, last, n, w.tiled, family_of(w), half, gpu.multiprocessors(w.device))
+
+
 def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile | None = None) -> torch.Tensor:
     """y (m, n) = x wᵀ + bias; m ≥ 1, x float16 or bfloat16, a weight for which `refusal` is None."""
     m, n = x.shape[0], w.shape[-2]
     x = _activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    tile = tile or fused_tile(n, m, w.shape[-1], gpu.card_name(x.device), w.format.element)
-    launch(x, w, bias, y, tile, split_tiles(m, n, w.tiled, tile, gpu.multiprocessors(x.device)))
+    if tile is not None:
+        launch(x, w, bias, y, tile, split_tiles(m, n, w.tiled, tile, gpu.multiprocessors(x.device)))
+        return y
+    steps = steps_for(m, w, x.dtype == torch.float16)
+    if len(steps) == 1:
+        launch(x, w, bias, y, steps[0].tile, steps[0].split)
+        return y
+    for first, end, one, split in steps:
+        launch(x[first:end], w, bias, y[first:end], one, split)
     return y
 
 
@@ -80,10 +123,11 @@ def split_tiles(m: int, n: int, units: int, tile: FusedTile, most: int) -> WorkS
     bn = 64 * tile.rows * tile.groups
     rows, tokens = -(-n // bn), -(-m // tile.tokens)
     tiles = rows * tokens
-    split = min(tile.split, units) or parts(tiles % most if tiles >= most else tiles, most, units)
+    room = min(most, max(1, WORKSPACE_BYTES // (8 * bn * tile.tokens)))
+    split = min(tile.split, units) or parts(tiles % most if tiles >= most else tiles, room, units)
     programs = min(most, tiles * split)
     rest = tiles % programs
-    sharing = max(1, min(programs, rest * split))
+    sharing = max(1, min(programs, rest * split if rest * split <= room else rest))
     return WorkSplit(programs, rest, sharing, 2 * sharing * bn * tile.tokens if sharing > rest > 0 else 0)
 
 
