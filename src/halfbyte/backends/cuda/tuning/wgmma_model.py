@@ -132,7 +132,7 @@ def _plan(m: int, n: int, units: int, family: str, half: bool, most: int) -> tup
         partials = 128 * tile.rows * tile.groups * tile.tokens * sharing if sharing > rest > 0 else 0
         return (Step(0, m, tile, WorkSplit(programs, rest, sharing, partials)),)
     us, tile, split = _one(m, n, units, family, half, most)
-    steps = (Step(0, m, tile, split),)
+    steps: tuple[Step, ...] = (Step(0, m, tile, split),)
     for whole in sorted({tile.tokens for tile in _candidates(family, half)}):
         first = m // whole * whole
         if whole >= 64 and 0 < first < m:
