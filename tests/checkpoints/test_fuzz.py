@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import halfbyte
 from halfbyte.checkpoints.io.journal import Journal
 from halfbyte.checkpoints.safetensors.file import SafetensorsFile
-from support.fuzz import fuzz, fuzz_in_processes, summary, targets, unpacked_case
+from support.fuzz import fuzz, fuzz_in_processes, lines_of, packed_case, replay, summary, targets, unpacked_case
 from support.fuzz.decoders import PRODUCERS, decode
 from support.fuzz.mutators import mutate
 from support.golden_case import files, read_case, read_tensors
@@ -87,22 +88,52 @@ def test_a_run_that_is_resumed_with_other_bytes_is_noticed(tmp_path, monkeypatch
     assert "differs from an undisturbed run" in targets.run_one(seed, seed.files, work, home).detail
 
 
-def test_workers_that_die_are_reported_and_replaced(tmp_path, monkeypatch):
+def fault_of_journals(run):
+    """Run a fault in `Journal.read` of mutants: what the seeds' journal holds is read as ever."""
+    plain, whole = Journal.read, []
+
+    def read(self):
+        data = self.path.read_bytes()
+        whole.append(data) if not whole else None
+        return plain(self) if data == whole[0] else run()
+
+    return read
+
+
+def test_workers_that_die_are_logged_with_their_case_and_replaced(tmp_path, monkeypatch):
     import os
     import signal
 
-    def die(self):
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-    monkeypatch.setattr(Journal, "read", die)
+    monkeypatch.setattr(Journal, "read", fault_of_journals(lambda: os.kill(os.getpid(), signal.SIGSEGV)))
     log = tmp_path / "log.jsonl"
-    fuzz_in_processes(0.5, 1, 2, log, ("journal",))
+    fuzz_in_processes(6, 1, 1, log, ("journal",))
     assert list(summary(log)["faults"]) == ["a worker ends with signal 11"]
+    lines = lines_of(log)
+    assert [v["seed"] for v in lines[:2]] == [1, 1001]
+    assert all(v["kind"] == "journal" and list(unpacked_case(v["case"])) == ["journal"] for v in lines)
+    assert "run_journal" in lines[0]["stack"]
+
+
+def test_a_worker_that_hangs_is_logged_with_its_case_and_stack(tmp_path, monkeypatch):
+    monkeypatch.setattr("support.fuzz.HUNG", 0.5)
+    monkeypatch.setattr(Journal, "read", fault_of_journals(lambda: time.sleep(100)))
+    log = tmp_path / "log.jsonl"
+    fuzz_in_processes(0.5, 1, 1, log, ("journal",))
+    [line] = lines_of(log)
+    assert line["fault"] == "a worker hangs"
+    assert "run_journal" in line["stack"]
+    assert unpacked_case(line["case"]).keys() == {"journal"}
+
+
+def test_the_case_of_a_fault_runs_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("support.fuzz.seeds", lambda home, kinds: targets.seeds(home, ("journal",)))
+    log = tmp_path / "log.jsonl"
+    line = {"seed": 1, "kind": "journal", "producer": "", "index": 0, "fault": "?", "case": packed_case({"journal": b"{"})}
+    log.write_text(json.dumps(line) + "\n{cut")
+    assert [(f["fault"], f["outcome"]) for f in replay(log)] == [("?", "accepted")]
 
 
 def test_mutants_are_drawn_by_the_seed_and_kept_whole(tmp_path):
-    from support.fuzz import packed_case
-
     cases = targets.seeds(tmp_path / "home")
     assert {c.kind for c in cases} >= {"checkpoint", "gguf", "journal", "resume", "vocabulary", "template"}
     assert {c.producer for c in cases} >= set(PRODUCERS)

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from support.fuzz import fuzz, fuzz_in_processes, summary, unpacked_case
+from support.fuzz import fuzz, fuzz_in_processes, lines_of, replay, summary, unpacked_case, write_case
 
 
 def main() -> int:
@@ -19,16 +19,18 @@ def main() -> int:
     parser.add_argument("--crashers", type=Path, help="a folder for the files of faults")
     parser.add_argument("--log", type=Path, help="JSON lines of all workers")
     parser.add_argument("--summary", type=Path, help="print the figures of a log, write its faults' files to --crashers, and end")
+    parser.add_argument("--replay", type=Path, help="run the cases of a log's faults again, and end")
     given = parser.parse_args()
+    if given.replay:
+        found = replay(given.replay)
+        print(json.dumps(found, indent=1))
+        return any(f["outcome"] == "fault" for f in found)
     if given.summary:
         found = summary(given.summary)
         if given.crashers:
-            lines = [json.loads(x) for x in given.summary.read_text().splitlines() if '"case"' in x]
-            for i, line in enumerate(lines):
-                for name, data in unpacked_case(line["case"]).items():
-                    path = given.crashers / f"{i:03d}-{line['kind']}-{line['producer'] or 'none'}" / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(data)
+            for i, line in enumerate(v for v in lines_of(given.summary) if "case" in v):
+                folder = given.crashers / f"{i:03d}-{line['kind']}-{line['producer'] or 'none'}"
+                write_case(folder, unpacked_case(line["case"]))
     elif given.workers > 1 or given.log:
         log = given.log or Path("fuzz.jsonl")
         fuzz_in_processes(given.seconds, given.seed, given.workers, log, tuple(given.kinds))

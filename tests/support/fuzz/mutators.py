@@ -15,13 +15,14 @@ from typing import Any
 from support.gguf_writer import GGUF, SCALARS, Tensor
 
 Folder = dict[str, bytes | GGUF]
+MODEL_TYPES = ("llama", "gpt2", "gemma4", "bert", "t5")
 WORDS: list[Any] = [
     0, 1, -1, 2**31, 2**63, 2**64, 1e308, float("nan"), float("inf"), True, None, "", "x" * 300, "../x", "/etc/passwd", "\0",
     "\ud800", [], {}, [[]], {"": {}}, "F4", "F8_E4M3", "F8_E8M0", "I64", "F64", "BF16", "U8", "gptq", "awq", "mlx", "nvfp4",
     "int",
-    1 << 200, -(2**53), [1] * 9, "model.safetensors", "é\u202e", "re:.*", "re:(a+)+$", "Linear", "int4", "llama", "gpt2", 2,
+    1 << 200, -(2**53), [1] * 9, "model.safetensors", "é\u202e", "re:.*", "re:(a+)+$", "Linear", "int4", *MODEL_TYPES, 2,
     3, 4, 5,
-    8, 16, 32, 64, 128, 256, 0.5, "0", "4", {"__float__": "Infinity"}, "gemma4", "bert", "t5", "ByteLevel", "BPE", "WordPiece",
+    8, 16, 32, 64, 128, 256, 0.5, "0", "4", {"__float__": "Infinity"}, "ByteLevel", "BPE", "WordPiece",
     "{{ 1 }}", "org/repo--file.Class",
 ]  # fmt: skip
 EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)

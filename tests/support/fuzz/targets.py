@@ -17,7 +17,6 @@ import json
 import shutil
 import struct
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -447,13 +446,23 @@ def run_one(seed: Seed, files: Folder, work: Path, home: Path) -> Result:
     try:
         wrong, compared = target()
     except HalfbyteError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next((f for f in reversed(frames) if f.filename.startswith(str(ROOT))), frames[-1])
-        return Result("refused", f"{Path(frame.filename).name}:{frame.lineno}")
+        return Result("refused", raised_at(error))
     except BaseException as error:  # a panic of a Rust library is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next((f for f in reversed(frames) if f.filename.startswith(str(ROOT))), frames[-1])
-        return Result("fault", f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error!s:.300}")
+        return Result("fault", f"{type(error).__name__} at {raised_at(error)}: {error!s:.300}")
     return Result("fault", f"{seed.kind}: {wrong}") if wrong else Result("accepted", "", compared)
+
+
+def raised_at(error: BaseException) -> str:
+    """File and line of the innermost frame of the library, else of the innermost frame."""
+    found = ""
+    ours = False
+    step = error.__traceback__
+    while step is not None:
+        name = step.tb_frame.f_code.co_filename
+        inside = name.startswith(str(ROOT))
+        if inside or not ours:
+            found, ours = f"{Path(name).name}:{step.tb_lineno}", inside
+        step = step.tb_next
+    return found
