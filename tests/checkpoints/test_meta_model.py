@@ -74,9 +74,37 @@ def test_without_transformers_the_ledger_says_what_was_not_compared(tmp_path, mo
 @pytest.mark.parametrize("word", ["no-such-model", "clip"])
 def test_what_transformers_cannot_build_is_no_error(word, tmp_path):
     path = folder(tmp_path, "olmo2")
-    (path / "config.json").write_text(json.dumps({"model_type": word, "hidden_size": -3}))
+    (path / "config.json").write_text(json.dumps({"model_type": word, "hidden_size": 7}))
     with hb.open(path) as checkpoint:
         assert f"model_type '{word}' is not in the table, and transformers" in checkpoint.ledger().modules
+        assert checkpoint.ledger().problems == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("num_hidden_layers", 1_000_000, "num_hidden_layers = 1,000,000; its 25 tensors allow at most as many"),
+        ("num_attention_heads", 1 << 31, "num_attention_heads = 2,147,483,648; the longest axis of its tensors is"),
+        ("intermediate_size", -5, "intermediate_size = -5; 0 or more is allowed"),
+    ],
+)
+def test_numbers_that_no_tensor_can_have_build_no_model(key, value, why, tmp_path, monkeypatch):
+    def build(*_: object) -> None:
+        raise AssertionError("a model is built")
+
+    path = folder(tmp_path, "olmo2")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, key: value}))
+    monkeypatch.setattr(meta_model, "_parameters", build)
+    with hb.open(path) as checkpoint:
+        assert checkpoint.ledger().modules.startswith(f"model_type 'olmo2' is not in the table, and config.json has {why}")
+
+
+def test_a_model_of_more_modules_than_the_file_can_fill_is_not_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(meta_model, "MODULES", 5)
+    monkeypatch.setattr(meta_model, "MODULES_PER_TENSOR", 0)
+    with hb.open(folder(tmp_path, "olmo2")) as checkpoint:
+        assert "transformers builds more than 5 modules of its config.json" in checkpoint.ledger().modules
         assert checkpoint.ledger().problems == ()
 
 

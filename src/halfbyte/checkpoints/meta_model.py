@@ -18,6 +18,7 @@ import io
 import json
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -30,6 +31,9 @@ _TOWERS = ("vision", "visual", "audio", "mtp", "draft", "eagle")
 _QUANTIZATION = ("quantization_config", "quantization", "compression_config", "auto_map")
 SHOWN = 4
 """Kinds of modules that the report lists."""
+MODULES = 1 << 14
+"""Modules that a model may have beside `MODULES_PER_TENSOR` for each tensor of the file."""
+MODULES_PER_TENSOR = 16
 
 
 Shape = tuple[int, ...]
@@ -47,10 +51,11 @@ def required_by_transformers(
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         return f"model_type {word!r} is not in the table, and transformers is not installed to say what it has"
     settings = {k: v for k, v in config.items() if k not in _QUANTIZATION}
-    names = _parameters(json.dumps(settings, sort_keys=True, default=str))
+    keys = set(keys)
+    most = MODULES + MODULES_PER_TENSOR * len(keys)
+    names = _parameters(json.dumps(settings, sort_keys=True, default=str), most)
     if isinstance(names, str):
         return f"model_type {word!r} is not in the table, and transformers {names}"
-    keys = set(keys)
     ours, theirs = _stem(keys), _stem(names)
     kinds: dict[str, list[str]] = {}
     shapes: dict[str, Shape] = {}
@@ -77,9 +82,9 @@ def _stem(names: Iterable[str]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _parameters(config: str) -> dict[str, Shape] | str:
-    """Shapes of the parameters of a causal language model, by path without `.weight`; or why there
-    are none, as a verb's phrase.
+def _parameters(config: str, most: int) -> dict[str, Shape] | str:
+    """Shapes of the parameters of a causal language model of at most `most` modules, by path without
+    `.weight`; or why there are none, as a verb's phrase.
     """
     settings: dict[str, Any] = json.loads(config)
     with _quiet():
@@ -93,14 +98,43 @@ def _parameters(config: str) -> dict[str, Shape] | str:
             return f"does not know it: {str(error).splitlines()[0]:.80}" if str(error) else "does not know it"
         for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
             try:
-                with torch.device("meta"):
+                with torch.device("meta"), _at_most(most):
                     model = auto.from_config(made, trust_remote_code=False)
+            except _TooManyModulesError:
+                return f"builds more than {most:,} modules of its config.json, which its tensors cannot fill"
             except Exception:  # an architecture's constructor raises whatever its code does
                 continue
             tied = getattr(made.get_text_config(), "tie_word_embeddings", False)
             parameters = model.named_parameters(remove_duplicate=False)
             return {n.removesuffix(".weight"): tuple(p.shape) for n, p in parameters if not (tied and n.startswith("lm_head"))}
     return "builds no language model of its config.json"
+
+
+class _TooManyModulesError(Exception):
+    """A model has more modules than its file could fill."""
+
+
+@contextlib.contextmanager
+def _at_most(modules: int) -> Iterator[None]:
+    """Raises _TooManyModulesError in the block where this thread registers more modules: a config
+    that asks for 65,536 experts a layer would take minutes.
+    """
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    thread, count = threading.get_ident(), 0
+
+    def registered(*_: object) -> None:
+        nonlocal count
+        if threading.get_ident() == thread:
+            count += 1
+            if count > modules:
+                raise _TooManyModulesError
+
+    hook = register_module_module_registration_hook(registered)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.config_numbers import impossible_number
 from ..conversion.to_dense import QUANTIZATION_KEYS
 from ..errors import CheckpointError, UnsupportedError
 
@@ -105,15 +106,6 @@ def plain_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return plain
 
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-STRUCTURE = re.compile(r"(num|n)_.+|.+_(heads|layers|experts|dim|rank|size)")
-"""Keys of numbers that are lengths of tensors or modules."""
-UNBOUNDED = ("attention_chunk_size", "chunk_size", "initial_context_length", "sliding_window_size")
-"""Among them, those that are lengths of texts."""
-ALWAYS_ALLOWED = 1 << 16
-"""Lengths that cost nothing, whatever the tensors are."""
-
-
 def check_numbers(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """CheckpointError for numbers of layers, experts, heads or dimensions that no tensor of the
     checkpoint can have.
@@ -122,20 +114,8 @@ def check_numbers(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """
     infos = list(checkpoint.infos())
     longest = max((d for info in infos for d in info.shape), default=0)
-    limit = max(ALWAYS_ALLOWED, 4 * longest, len(infos))
-    where = f"[load_model] {checkpoint.path}: config.json has"
-    for part in (config, *(v for k, v in config.items() if k.endswith("_config") and isinstance(v, dict))):
-        for key, value in part.items():
-            if isinstance(value, bool) or not isinstance(value, int) or not STRUCTURE.fullmatch(key) or key in UNBOUNDED:
-                continue
-            if key in LAYERS and value > len(infos):
-                raise CheckpointError(f"{where} {key} = {value:,}; its {len(infos):,} tensors allow at most as many")
-            if value > limit:
-                raise CheckpointError(
-                    f"{where} {key} = {value:,}; the longest axis of its tensors is {longest:,}, and up to {limit:,} is allowed"
-                )
-            if value < -1:
-                raise CheckpointError(f"{where} {key} = {value:,}; 0 or more is allowed")
+    if found := impossible_number(config, len(infos), longest):
+        raise CheckpointError(f"[load_model] {checkpoint.path}: config.json has {found}")
 
 
 def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:

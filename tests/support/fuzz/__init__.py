@@ -44,7 +44,7 @@ HUNG = 60.0
 """Seconds after which a worker that has not ended a case is killed."""
 ADDRESS_SPACE = 6 << 30
 """Bytes of a worker's address space: a request beyond it is a MemoryError, a fault."""
-SLOW_KINDS = {"resume": 0.3, "tokenizer": 0.3, "template": 0.5}
+SLOW_KINDS = {"resume": 0.1, "tokenizer": 0.2, "template": 0.3, "config": 0.3, "checkpoint": 0.5}
 """How often a seed of a slow kind is drawn, beside 1 for the others."""
 SLOT = 4 << 20
 """Bytes that a worker shares with its parent: when its case began, and the case."""
@@ -114,7 +114,7 @@ def prepare(folder: Path, kinds: tuple[str, ...] = ()) -> Prepared:
     coverage = Coverage()
     for seed in initial:
         run_one(seed, seed.files, folder / "work", home)
-    if not kinds or "checkpoint" in kinds:
+    if not kinds or "config" in kinds:
         for model_type in MODEL_TYPES:  # a mutant names one of them: its code is imported here
             required_by_transformers({"model_type": model_type}, [])
     return Prepared(home, initial, coverage)

@@ -2,6 +2,7 @@
 
 kind        given to                                               judged by
 checkpoint  open, ledger, findings, all values                     the bytes that the header names, `decoders.py`
+config      the same, a model that transformers builds on "meta"   the bytes that the header names
 gguf        the same                                               gguf-py
 journal     Journal.read                                           the lines that were written, up to one of them
 resume      a conversion that was interrupted is run again         the bytes of an undisturbed run
@@ -199,6 +200,8 @@ def seeds(home: Path, kinds: tuple[str, ...] = ()) -> list[Seed]:
         Seed("checkpoint", {"model.safetensors": path.read_bytes()}),
         Seed("checkpoint", {**{f"{f}.safetensors": safetensors_bytes(t) for f, t in shards.items()},
         "model.safetensors.index.json": index}),
+        Seed("config", {"model.safetensors": safetensors_bytes({f"model.layers.{i}.mlp.up_proj.weight": w for i in range(2)}),
+        "config.json": json.dumps(MODEL_CONFIG | {"model_type": "olmo2", "num_hidden_layers": 2}).encode()}),
         Seed("journal", {"journal": journal.path.read_bytes()}),
         *(seed for producer in PRODUCERS for seed in golden_seeds(producer)), *gguf_seeds(rng),
         *(Seed("template", {"chat_template.jinja": t.encode()}) for t in TEMPLATES),
@@ -438,7 +441,7 @@ def run_one(seed: Seed, files: Folder, work: Path, home: Path) -> Result:
     names = list(files)
     path = work / names[0] if len(names) == 1 else work
     target = {
-        "checkpoint": partial(run_checkpoint, path, seed), "gguf": partial(run_checkpoint, path, seed),
+        **dict.fromkeys(("checkpoint", "config", "gguf"), partial(run_checkpoint, path, seed)),
         "journal": partial(run_journal, work, home), "resume": partial(run_resume, work, home),
         "vocabulary": partial(run_vocabulary, path), "tokenizer": partial(run_tokenizer, work),
         "template": partial(run_template, work),

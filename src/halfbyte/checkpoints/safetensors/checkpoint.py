@@ -22,6 +22,7 @@ from ...layouts.unsupported import RECOGNISED, refuse_recognised
 from ...tensor.qtensor import QTensor
 from ..architecture import Requirement, in_table, prefix_of, required
 from ..base import Checkpoint, TensorInfo
+from ..config_numbers import impossible_number
 from ..findings import Finding
 from ..findings.headers import header_findings
 from ..findings.overflow import CheckpointWarning, warn_of_overflow
@@ -464,17 +465,14 @@ class SafetensorsCheckpoint(Checkpoint):
         if isinstance(needs, str):
             if not self.config.get("model_type") or in_table(self.config):
                 return needs, []
+            longest = max((d for shape in self._shapes().values() for d in shape), default=0)
+            if number := impossible_number(self.config, len(self.shards), longest):
+                return f"model_type {self.config['model_type']!r} is not in the table, and config.json has {number}", []
             found = required_by_transformers(self.config, [k.removesuffix(".weight") for k in self._keys])
             if isinstance(found, str):
                 return found, []
             needs, note, stated = found
-        shapes: dict[str, tuple[int, ...]] = {}
-        for key, tensor in self._keys.items():
-            if key not in self._modules:
-                shapes[key.removesuffix(".weight")] = self.shards.header(tensor).shape
-            else:
-                reading = self.reading_or_error(key)
-                shapes[key] = reading.described.shape if isinstance(reading, Reading) else ()
+        shapes = self._shapes()
         expected: dict[str, tuple[int | None, int | None]] = {}
         for need in needs:
             for names in need.names:
@@ -484,6 +482,17 @@ class SafetensorsCheckpoint(Checkpoint):
                         wanted = expected_shape(self.config, name) if stated is None else _matrix(stated[name], shapes[name])
                         expected[name] = _vocabulary(wanted, name, shapes[name])
         return note, requirement_entries(needs, shapes, expected)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of weights and dense tensors, without `.weight`; () for one that cannot be read."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for key, tensor in self._keys.items():
+            if key not in self._modules:
+                shapes[key.removesuffix(".weight")] = self.shards.header(tensor).shape
+            else:
+                reading = self.reading_or_error(key)
+                shapes[key] = reading.described.shape if isinstance(reading, Reading) else ()
+        return shapes
 
     def label_findings(self) -> list[Finding]:
         """Whether the version label of a GPTQ checkpoint fits the zero points of its first weights,

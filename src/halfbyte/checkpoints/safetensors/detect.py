@@ -135,8 +135,13 @@ class Detector:
         return readings, problem
 
     def _describe(self, layout: Layout, params: Mapping[str, Any], module: str, tensors: Mapping[str, str]) -> Described:
+        return self._described(layout, self._headers(layout, tensors), params, module)
+
+    def _headers(self, layout: Layout, tensors: Mapping[str, str]) -> dict[str, Any]:
         own = own_suffixes(layout, tensors)
-        headers = {s: self.shards.array(own[s]) if s in layout.peek else self.shards.header(own[s]) for s in layout.claims(own)}
+        return {s: self.shards.array(own[s]) if s in layout.peek else self.shards.header(own[s]) for s in layout.claims(own)}
+
+    def _described(self, layout: Layout, headers: dict[str, Any], params: Mapping[str, Any], module: str) -> Described:
         try:
             return layout.describe(headers, params, module)
         except HalfbyteError:
@@ -158,10 +163,12 @@ class Detector:
         `problem` is raised, naming the file.
         """
         assert problem is not None  # nothing fitted
+        if isinstance(problem, UnsupportedError):
+            raise self._refusal(tensors, str(problem), type(problem)) from problem
         k = expected_shape(self.config, module)[1]
         found = [(layout, p, d) for layout in layouts for p, d in self._numbers(layout, params, module, tensors)]
         right = [f for f in found if k is not None and f[2].shape[-1] == k]
-        if isinstance(problem, UnsupportedError) or not found:
+        if not found:
             raise self._refusal(tensors, str(problem), type(problem)) from problem
         if len(right) != 1:
             listed = ", ".join(f"{d.format} (k = {d.shape[-1]})" for _, _, d in found[:6])
@@ -189,9 +196,13 @@ class Detector:
         )
         if signature not in self._fits:
             outcomes: dict[Any, tuple[Mapping[str, Any], Described]] = {}
+            try:
+                headers = self._headers(layout, tensors)
+            except HalfbyteError:
+                return []
             for changed in _settings(params):
                 try:
-                    d = self._describe(layout, changed, module, tensors)
+                    d = self._described(layout, headers, changed, module)
                 except HalfbyteError:
                     continue
                 outcomes.setdefault((d.format.name, d.format.groups(d.shape[-1]), d.shape), (changed, d))
