@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shutil
@@ -266,6 +267,79 @@ def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, 
         alone = Generation(model, tokenizer, f"<tok{7 + i}> <tok9>", max_tokens=5)
         list(alone)
         assert replies[i].split() == tokenizer.decode(alone.tokens).split()
+
+
+async def _raw(port: int, body: dict, sent: float = 1.0, wait: bool = True) -> int | None:
+    """Status of a completion asked for on a connection of its own; without `wait` the client leaves.
+
+    sent  how much of the request is sent
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps({"prompt": "<tok7>", "temperature": 0, **body}).encode()
+    head = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(data)}")
+    whole = "\r\n".join([*head, "", ""]).encode() + data
+    writer.write(whole[: int(sent * len(whole))])
+    await writer.drain()
+    try:
+        if not wait:
+            await asyncio.sleep(0.05)
+            return None
+        return int((await reader.readline()).split()[1])
+    finally:
+        writer.close()
+
+
+@pytest.mark.ecosystem("applications")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_client_leaves_frees_the_model(listening, stream):
+    """Twenty of them take less time than five that are generated to their end."""
+    port = listening[0].base_url.port
+    long = {"max_tokens": 50, "stream": stream, "stop": None}
+
+    async def run() -> tuple[float, float]:
+        assert await _raw(port, {"max_tokens": 2}) == 200
+        start = time.perf_counter()
+        assert await _raw(port, {**long, "stream": False}) == 200
+        one = time.perf_counter() - start
+        await asyncio.gather(*(_raw(port, long, wait=False) for _ in range(20)))
+        start = time.perf_counter()
+        assert await _raw(port, {"max_tokens": 2}) == 200
+        return one, time.perf_counter() - start
+
+    one, after = asyncio.run(run())
+    assert after < max(5 * one, 1.0), (one, after)
+
+
+@pytest.mark.ecosystem("applications")
+def test_five_hundred_parallel_and_slow_clients(listening):
+    """200 that never finish their request, 100 that leave, 200 that are answered; memory grows by
+    less than 200 MB.
+    """
+    port = listening[0].base_url.port
+    big = {"prompt": "<tok7> " * 2000, "max_tokens": 2}
+
+    async def run() -> list[int | None]:
+        slow = [asyncio.ensure_future(_raw(port, big, sent=0.01 * (i % 100))) for i in range(200)]
+        gone = [_raw(port, {"max_tokens": 50, "stream": i % 2 == 0}, wait=False) for i in range(100)]
+        asked = [_raw(port, {"max_tokens": 2}) for _ in range(200)]
+        answers = await asyncio.gather(*asked, *gone)
+        assert not any(task.done() for task in slow)
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        return [*answers[:200], await _raw(port, {"max_tokens": 2})]
+
+    assert asyncio.run(_raw(port, {"max_tokens": 2})) == 200
+    before = _peak()
+    assert asyncio.run(run()) == [200] * 201
+    assert _peak() - before < 200
+
+
+def _peak() -> float:
+    """The largest resident size of this process until now, in MB."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 @pytest.mark.ecosystem("applications")

@@ -11,7 +11,9 @@ model comes from here, and `serve_requests` checks what is let through. Needs `p
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,6 @@ def server(
         from transformers.cli.serving.server import build_server
         from transformers.cli.serving.systemone import SystemOneHandler
         from transformers.cli.serving.transcription import TranscriptionHandler
-        from transformers.cli.serving.utils import GenerationState
     except ImportError as error:
         raise UnsupportedError(
             f"[serve] {error.name or error} is missing, which transformers' server needs; pip install 'transformers[serving]'"
@@ -81,7 +82,7 @@ def server(
             model.generation_config.eos_token_id = sorted({end, *end_tokens(model, tokenizer)})
     _limit_template(tokenizer)
     manager = _manager(model, tokenizer, name or Path(path).resolve().name)
-    state = GenerationState(continuous_batching=batching)
+    state = _generation_state(batching)
     app = build_server(
         manager,
         ChatCompletionHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
@@ -126,6 +127,63 @@ def allow_any_origin(app: Any) -> Any:
     everything = {"allow_origins": ["*"], "allow_credentials": True, "allow_methods": ["*"], "allow_headers": ["*"]}
     app.build_middleware_stack = lambda: CORSMiddleware(inner(), **everything)
     return app
+
+
+def _generation_state(batching: bool) -> Any:
+    """transformers' state of the server, where a request that is cancelled before its reply begins
+    ends its generation: transformers itself generates all of its tokens, while others wait.
+    """
+    from transformers.cli.serving.utils import CBGenerateManager, GenerateManager, GenerationState
+
+    class OneByOne(GenerateManager):  # type: ignore[misc] # transformers is not type-checked
+        async def generate_non_streaming(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            cancelled = threading.Event()
+            try:
+                return await super().generate_non_streaming(_Cancellable(model, cancelled), *args, **kwargs)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    class Batched(CBGenerateManager):  # type: ignore[misc] # transformers is not type-checked
+        async def generate_non_streaming(self, *args: Any, request_id: str, **kwargs: Any) -> Any:
+            try:
+                return await super().generate_non_streaming(*args, request_id=request_id, **kwargs)
+            except asyncio.CancelledError:
+                self._cb.cancel_request(request_id)
+                raise
+
+    class State(GenerationState):  # type: ignore[misc] # transformers is not type-checked
+        def get_manager(self, model_id: str, use_cb: bool = False) -> Any:
+            if use_cb:
+                if self._cb_manager is None:
+                    self._cb_manager, self._cb_model_id = Batched(cb_config=self._cb_config), model_id
+                return super().get_manager(model_id, use_cb)
+            if model_id not in self._generate_managers:
+                self._generate_managers[model_id] = OneByOne()
+            return self._generate_managers[model_id]
+
+    return State(continuous_batching=batching)
+
+
+class _Cancellable:
+    """A model whose `generate` ends at the next token once `cancelled` is set."""
+
+    def __init__(self, model: Any, cancelled: threading.Event) -> None:
+        self._model, self._cancelled = model, cancelled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def generate(self, input_ids: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if self._cancelled.is_set():
+            return input_ids
+
+        def ended(ids: Any, scores: Any, **_: Any) -> Any:
+            return torch.full((ids.shape[0],), self._cancelled.is_set(), device=ids.device)
+
+        return self._model.generate(input_ids=input_ids, **kwargs, stopping_criteria=[ended])
 
 
 def _manager(model: Any, tokenizer: Any, name: str) -> Any:

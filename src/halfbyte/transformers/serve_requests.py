@@ -2,12 +2,15 @@
 see it.
 
 Every refusal, and every error of the handlers, has OpenAI's shape: {"error": {"message", "type",
-"param", "code"}}. A request names no other model, template or generation config, and its prompt and
-output are bounded by the model's context.
+"param", "code"}}. A request names no other model, template or generation config, and its prompt and output are
+bounded by the model's context. The bodies of all unfinished requests together have a limit, a body
+must arrive in time, and a request whose client leaves is cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +19,10 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 ENDPOINTS = {CHAT: "POST", COMPLETIONS: "POST", RESPONSES: "POST", "/v1/models": "GET", "/health": "GET"}
 BODY_LIMIT = 4 << 20
 """Bytes of a request."""
+ALL_BODIES = 64 << 20
+"""Bytes of all requests that are read or not yet answered; a further request gets status 503."""
+BODY_SECONDS = 60.0
+"""Seconds in which a body must arrive."""
 TOKEN_LENGTH = 32
 """Characters a token that a bound on text assumes; no text of more characters than that is
 tokenized.
@@ -37,6 +44,10 @@ class RequestError(Exception):
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(f"[serve] {message}")
         self.status, self.param, self.code = status, param, code
+
+
+class ClientLeftError(Exception):
+    """The client closed the connection before its reply began."""
 
 
 def error_body(message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None) -> bytes:
@@ -67,38 +78,89 @@ class RequestCheck:
         self.app, self.name, self.count = app, name, count
         self.context, self.max_prompt = context, min(max_prompt, context)
         self.hosts = None if hosts is None else {h.lower() for h in hosts}
+        self.unfinished = 0
+        """Bytes of the bodies of unfinished requests."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        body = bytearray()
         try:
             self.check_host(scope)
-            body = b""
             if scope["method"] == "POST":
-                body = await read_body(receive)
-                self.check(scope["path"], body)
+                await self.read_body(receive, body)
+                self.check(scope["path"], bytes(body))
             elif scope["path"].startswith("/v1/") and scope["path"] not in ENDPOINTS:
                 raise RequestError(f"there is no {scope['path']}", code="not_found", status=404)
+            await self.handle(scope, receive, send, bytes(body))
+        except ClientLeftError:
+            pass
         except RequestError as error:
             await reply(send, error.status, error_body(str(error), param=error.param, code=error.code))
-            return
-        replayed = False
+        finally:
+            self.unfinished -= len(body)
+
+    async def read_body(self, receive: Any, body: bytearray) -> None:
+        """Append a request's body to `body`, which counts in `unfinished`. RequestError past
+        `BODY_LIMIT`, `ALL_BODIES` or `BODY_SECONDS`.
+        """
+        try:
+            await asyncio.wait_for(self._collect(receive, body), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise RequestError(f"the body did not arrive in {BODY_SECONDS:g} s", code="timeout", status=408) from None
+
+    async def _collect(self, receive: Any, body: bytearray) -> None:
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientLeftError
+            part = message.get("body", b"")
+            if len(body) + len(part) > BODY_LIMIT:
+                raise RequestError(f"the request is longer than {BODY_LIMIT:,} bytes", code="request_too_large", status=413)
+            if self.unfinished + len(part) > ALL_BODIES:
+                raise RequestError(
+                    f"the requests that wait have {self.unfinished:,} bytes; up to {ALL_BODIES:,} are allowed. Try again later",
+                    code="busy", status=503,
+                )  # fmt: skip
+            body += part
+            self.unfinished += len(part)
+            if not message.get("more_body", False):
+                return
+
+    async def handle(self, scope: Any, receive: Any, send: Any, body: bytes) -> None:
+        """The application's reply to a request that was read. It is cancelled where the client leaves
+        before the reply begins; a stream notices by itself.
+        """
+        left = asyncio.ensure_future(client_left(receive))
+        replayed = scope["method"] != "POST"
 
         async def again() -> Any:
             nonlocal replayed
-            if replayed or scope["method"] != "POST":
-                return await receive()
+            if replayed:
+                await asyncio.shield(left)
+                return {"type": "http.disconnect"}
             replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         out = Rewritten(send, scope["path"])
+        task = asyncio.ensure_future(self.app(scope, again, out))
         try:
-            await self.app(scope, again, out)
+            await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and not out.started:
+                raise ClientLeftError
+            await task
+        except ClientLeftError:
+            raise
         except Exception as error:
             if not out.started:
                 await reply(send, 500, error_body(f"[serve] {type(error).__name__}; the server's log has more", "server_error"))
             raise
+        finally:
+            for each in (task, left):
+                each.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await each
 
     def check_host(self, scope: Any) -> None:
         """A page of another site that has a name resolve to this machine sends its own name as
@@ -221,19 +283,10 @@ def _message(message: Any, where: str) -> str:
     raise RequestError(f"{where}.content; a string, or a list of text parts, is allowed", f"{where}.content")
 
 
-async def read_body(receive: Any) -> bytes:
-    """All of a request's body. RequestError past `BODY_LIMIT`."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise RequestError("the client went away")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > BODY_LIMIT:
-            raise RequestError(f"the request is longer than {BODY_LIMIT:,} bytes", code="request_too_large", status=413)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+async def client_left(receive: Any) -> None:
+    """Returns when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def reply(send: Any, status: int, body: bytes) -> None:

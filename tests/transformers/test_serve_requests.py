@@ -1,0 +1,139 @@
+"""What the server's middleware bounds: bodies of slow clients, and requests whose client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from halfbyte.transformers import serve_requests
+from halfbyte.transformers.serve_requests import COMPLETIONS, RequestCheck
+
+ASKED = json.dumps({"prompt": "a"}).encode()
+
+
+class Client:
+    """One connection: parts of a body, then silence until it leaves."""
+
+    def __init__(self, parts: list[bytes], whole: bool = True) -> None:
+        self.parts, self.whole = list(parts), whole
+        self.left = asyncio.Event()
+        self.sent: list[dict] = []
+
+    async def receive(self) -> dict:
+        if self.parts:
+            part = self.parts.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(self.parts) or not self.whole}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int | None:
+        return self.sent[0]["status"] if self.sent else None
+
+    @property
+    def error(self) -> dict:
+        return json.loads(self.sent[-1]["body"])["error"]
+
+
+def check(app) -> RequestCheck:
+    return RequestCheck(app, name="m", count=lambda text: 1, context=64, max_prompt=64, hosts=None)
+
+
+def request(middleware: RequestCheck, client: Client) -> asyncio.Task:
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": []}
+    return asyncio.ensure_future(middleware(scope, client.receive, client.send))
+
+
+async def answer(scope, receive, send) -> None:
+    assert (await receive())["body"] == ASKED
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def wait_for_ever(scope, receive, send) -> None:
+    await asyncio.Event().wait()
+
+
+def test_five_hundred_slow_clients_have_bounded_memory_and_leave_the_server_free():
+    """Each sends 1 MiB of a body that never ends: 64 are kept, the others get 503, and once they
+    leave the next is answered.
+    """
+
+    async def run() -> None:
+        middleware = check(answer)
+        slow = [Client([bytes(1 << 20)], whole=False) for _ in range(500)]
+        tasks = [request(middleware, c) for c in slow]
+        await asyncio.sleep(0.05)
+        assert middleware.unfinished <= serve_requests.ALL_BODIES
+        refused = [c for c in slow if c.status == 503]
+        assert len(refused) == 500 - (serve_requests.ALL_BODIES >> 20)
+        assert refused[0].error["code"] == "busy"
+        assert "up to 67,108,864 are allowed" in refused[0].error["message"]
+        for client in slow:
+            client.left.set()
+        await asyncio.gather(*tasks)
+        assert middleware.unfinished == 0
+        late = Client([ASKED])
+        await request(middleware, late)
+        assert late.status == 200
+
+    asyncio.run(run())
+
+
+def test_a_body_that_does_not_arrive_in_time_is_refused(monkeypatch):
+    monkeypatch.setattr(serve_requests, "BODY_SECONDS", 0.05)
+
+    async def run() -> None:
+        middleware, client = check(answer), Client([b"{"], whole=False)
+        await request(middleware, client)
+        assert (client.status, client.error["code"]) == (408, "timeout")
+        assert middleware.unfinished == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_whose_client_leaves_is_cancelled(begun):
+    """Before its reply begins by the middleware; a stream gets the message and ends itself."""
+    ended = []
+
+    async def generate(scope, receive, send) -> None:
+        await receive()
+        try:
+            if begun:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                assert (await receive())["type"] == "http.disconnect"
+            else:
+                await wait_for_ever(scope, receive, send)
+        finally:
+            ended.append(True)
+
+    async def run() -> None:
+        middleware, client = check(generate), Client([ASKED])
+        task = request(middleware, client)
+        await asyncio.sleep(0.01)
+        assert not ended
+        client.left.set()
+        await asyncio.wait_for(task, 1)
+        assert ended == [True]
+        assert middleware.unfinished == 0
+
+    asyncio.run(run())
+
+
+def test_an_error_of_a_handler_is_a_reply():
+    async def fail(scope, receive, send) -> None:
+        raise KeyError("x")
+
+    async def run() -> None:
+        client = Client([ASKED])
+        with pytest.raises(KeyError):
+            await request(check(fail), client)
+        assert client.status == 500
+
+    asyncio.run(run())
