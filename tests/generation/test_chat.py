@@ -270,7 +270,7 @@ def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, 
 
 
 async def _raw(port: int, body: dict, sent: float = 1.0, wait: bool = True) -> int | None:
-    """Status of a completion asked for on a connection of its own; without `wait` the client leaves.
+    """Status of a completion on a connection of its own; without `wait` the client leaves.
 
     sent  how much of the request is sent
     """

@@ -385,3 +385,16 @@ def test_whitespace_vocabularies_drop_whitespace_and_unknown_characters(tmp_path
     with checkpoint(tmp_path, pairs) as ckpt:
         tokenizer = tokenizer_of(ckpt)
     assert tokenizer("ab a b  a!b\n")["input_ids"] == [3, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("bos", ["<s:", "$A", "a:b:c", "<s>"])
+def test_a_bos_token_whose_name_is_template_syntax_is_put_first(tmp_path, bos):
+    words = ["<unk>", bos, "</s>", SPACE, "h", "e", f"{SPACE}he"]
+    pairs = [
+        ("model", "string", "llama"), ("tokens", "array[string]", words), ("scores", "array[float32]", [0.0] * len(words)),
+        ("token_type", "array[int32]", [2, 3, 3, 1, 1, 1, 1]), ("bos_token_id", "uint32", 1), ("eos_token_id", "uint32", 2),
+        ("add_bos_token", "bool", 1), ("add_eos_token", "bool", 1),
+    ]  # fmt: skip
+    with checkpoint(tmp_path, pairs) as c:
+        ids = backend_of(c.metadata).encode("he").ids
+    assert (ids[0], ids[-1]) == (1, 2)

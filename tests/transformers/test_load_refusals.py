@@ -4,11 +4,15 @@ refused with.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import torch
 from halfbyte.errors import BackendError, CheckpointError, UnsupportedError
+from halfbyte.generation.single import Generation
+from halfbyte.generation.templates import token_ids
 from halfbyte.transformers import load_model
 from support.tiny_models import write_tiny
 
@@ -89,6 +93,53 @@ def test_what_beside_the_tensors_makes_no_sense(tmp_path, config, spoil, error, 
         spoil(tmp_path)
     with pytest.raises(error, match=message):
         load_model(tmp_path)
+
+
+def write_bpe(folder, **model):
+    """A tokenizer.json of two letters."""
+    bpe = {"type": "BPE", "vocab": {"h": 0, "e": 1, "he": 2}, "merges": [["h", "e"]], **model}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": bpe}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def test_a_panic_of_the_tokenizers_library_is_a_refusal(tmp_path):
+    """A prefix that is longer than the token it precedes panics: no Exception, a BaseException."""
+    write_tiny(tmp_path, "llama", "ct-int4")
+    write_bpe(tmp_path, continuing_subword_prefix="longer than a token")
+    with pytest.raises(CheckpointError, match=r"its tokenizer cannot be read: PanicException: range"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("length", ["512", [512], {}, True, None])
+def test_a_model_max_length_that_is_no_number(tmp_path, length):
+    write_tiny(tmp_path, "llama", "ct-int4")
+    write_bpe(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": length}))
+    if length is None:  # transformers' own very large number
+        assert load_model(tmp_path)[1].model_max_length > 10**20
+        return
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json has model_max_length .*; a number is allowed"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, -5, 2**63, 10**30, 1e308, float("inf"), float("nan")])
+def test_an_absurd_model_max_length_changes_no_ids(tmp_path, length):
+    write_tiny(tmp_path, "llama", "ct-int4")
+    write_bpe(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": length}))
+    assert token_ids(load_model(tmp_path)[1], "hehe", "generate") == [2, 2]
+
+
+def test_a_text_that_a_tokenizer_cannot_encode(tmp_path):
+    """Its unknown token is not in its vocabulary; the tokenizers library finds it when it needs it."""
+    write_tiny(tmp_path, "llama", "ct-int4")
+    write_bpe(tmp_path, unk_token="<unk>")
+    model, tokenizer = load_model(tmp_path)
+    assert token_ids(tokenizer, "he", "generate") == [2]
+    with pytest.raises(UnsupportedError, match=r"\[generate\] the tokenizer cannot encode this text .*Unk token `<unk>`"):
+        Generation(model, tokenizer, "x")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from ..conversion.recipe import Recipe, format_for, module_of
 from ..conversion.targets import goal_named
 from ..conversion.transposed_experts import with_transposed_experts
 from ..errors import FormatError, HalfbyteError, ShapeError
+from ..generation.templates import token_ids
 from ..gguf_models.to_gguf import GGUFView
 from ..quantizers import Factored, factored, gptq, has_search, mse, on_tensors
 from ..quantizers.groups import checked_importance
@@ -149,7 +150,7 @@ def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> lis
     """
     if tokenizer is None:
         raise CalibrationError("[quantize] the checkpoint has no tokenizer, and calibration text must become tokens")
-    ids = list(tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+    ids = token_ids(tokenizer, path.read_text(encoding="utf-8"), "quantize", add_special_tokens=False)
     start = list(tokenizer("")["input_ids"])[:1]
     size = context - len(start)
     if len(ids) < size:

@@ -22,8 +22,8 @@ ALWAYS_ALLOWED = 1 << 16
 
 
 def impossible_number(config: Mapping[str, Any], tensors: int, longest: int) -> str:
-    """The first number of layers, experts, heads or dimensions that no tensor can have, as a clause;
-    "" when there is none.
+    """The first number of layers, experts, heads or dimensions that no tensor can have, as a
+    clause; "" when there is none.
 
     tensors  how many the checkpoint has
     longest  their longest axis

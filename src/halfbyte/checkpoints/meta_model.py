@@ -83,8 +83,8 @@ def _stem(names: Iterable[str]) -> str:
 
 @lru_cache(maxsize=8)
 def _parameters(config: str, most: int) -> dict[str, Shape] | str:
-    """Shapes of the parameters of a causal language model of at most `most` modules, by path without
-    `.weight`; or why there are none, as a verb's phrase.
+    """Shapes of the parameters of a causal language model of at most `most` modules, by path
+    without `.weight`; or why there are none, as a verb's phrase.
     """
     settings: dict[str, Any] = json.loads(config)
     with _quiet():

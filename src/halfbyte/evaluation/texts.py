@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..generation.templates import token_ids
 from .protocols import EvaluationError
 
 JOINT = "\n\n"
@@ -57,7 +58,7 @@ def dataset_text(spec: str) -> str:
 
 def tokens_of(tokenizer: Any, text: str) -> tuple[list[int], int | None]:
     """Token ids with what the tokenizer adds, and the bos token where it puts one first."""
-    ids: list[int] = list(tokenizer(text, verbose=False)["input_ids"])
+    ids: list[int] = token_ids(tokenizer, text, "eval", verbose=False)
     bos = tokenizer.bos_token_id
     if not ids:
         raise EvaluationError("[eval] the text has no tokens")

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import HalfbyteError
+from .templates import token_ids
 
 STORED_SCORES = 1 << 21
 """Largest product of a pass's tokens and its context where attention writes its scores to memory:
@@ -141,7 +142,7 @@ class Generation:
         check_continues("generate", model)
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.sampling = max_tokens, sampling or Sampling()
-        self.prompt_ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else list(prompt)
+        self.prompt_ids = token_ids(tokenizer, prompt, "generate") if isinstance(prompt, str) else list(prompt)
         self.context: int = model.config.get_text_config(decoder=True).max_position_embeddings
         if not self.prompt_ids:
             raise GenerationError("[generate] the prompt has no tokens; give some text")

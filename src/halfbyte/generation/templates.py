@@ -41,6 +41,24 @@ def template_named(name: str, command: str = "chat") -> tuple[str, tuple[str, ..
         raise UnsupportedError(f"[{command}] --chat-template {path} is not UTF-8: byte {error.start}") from error
 
 
+def token_ids(tokenizer: Any, text: str, op: str, **options: Any) -> list[int]:
+    """The ids of a text, by a transformers tokenizer with `options`.
+
+    Raises UnsupportedError, with the tokenizer's reason, for a text that it cannot encode: its
+    vocabulary lacks the token for unknown characters.
+    """
+    try:
+        return list(tokenizer(text, **options)["input_ids"])
+    except BaseException as error:  # the tokenizers library raises plain Exception; its panics are none
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        why = " ".join(str(error).split())[:200]
+        raise UnsupportedError(
+            f"[{op}] the tokenizer cannot encode this text ({type(error).__name__}: {why}); give another text, or a checkpoint "
+            "whose tokenizer.json has its unknown token in the vocabulary"
+        ) from error
+
+
 def render(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None, thinking: bool | None = None,

@@ -406,17 +406,28 @@ _BERT_IDS = {"bos": 101, "seperator": 102, "eos": 102, "unknown": 100, "padding"
 
 def _add_ends(backend: Tokenizer, metadata: Metadata) -> None:
     """A bos token before and an eos token after the text, as the file states."""
-    ends: dict[str, int] = {}
+    ends: list[Any] = []
     template = ["$A"]
     bos, eos = _special(metadata, "bos"), _special(metadata, "eos")
     if bos is not None and adds_bos(metadata):
         token = _token(backend, bos, "tokenizer.ggml.bos_token_id")
-        ends[token], template = bos, [token, *template]
+        piece, entry = _piece("bos", token, bos)
+        ends, template = [entry], [piece, *template]
     if eos is not None and adds_eos(metadata):
         token = _token(backend, eos, "tokenizer.ggml.eos_token_id")
-        ends[token], template = eos, [*template, token]
+        piece, entry = _piece("eos", token, eos)
+        ends, template = [*ends, entry] if entry not in ends else ends, [*template, piece]
     if ends:
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=list(ends.items()))
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
+
+
+def _piece(word: str, token: str, index: int) -> tuple[str, Any]:
+    """How a template names a token, and its entry: a name with `:` or `$` would be read as syntax,
+    and `word` stands for it.
+    """
+    if token and ":" not in token and "$" not in token:
+        return token, (token, index)
+    return word, {"id": word, "ids": [index], "tokens": [token]}
 
 
 def _token(backend: Tokenizer, index: int, key: str) -> str:

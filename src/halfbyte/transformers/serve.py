@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..generation.single import end_tokens
-from ..generation.templates import CHATML
+from ..generation.templates import CHATML, token_ids
 from .load import load_model
 from .serve_requests import RequestCheck
 
@@ -97,7 +97,7 @@ def server(
     app.state.chatml = chatml
     context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_prompt)
     app.add_middleware(
-        RequestCheck, name=manager.force_model, count=lambda text: len(tokenizer(text, verbose=False)["input_ids"]),
+        RequestCheck, name=manager.force_model, count=lambda text: len(token_ids(tokenizer, text, "serve", verbose=False)),
         context=context, max_prompt=max_prompt, hosts=hosts,
     )  # fmt: skip
     return allow_any_origin(app) if cors else app

@@ -2,9 +2,9 @@
 see it.
 
 Every refusal, and every error of the handlers, has OpenAI's shape: {"error": {"message", "type",
-"param", "code"}}. A request names no other model, template or generation config, and its prompt and output are
-bounded by the model's context. The bodies of all unfinished requests together have a limit, a body
-must arrive in time, and a request whose client leaves is cancelled.
+"param", "code"}}. A request names no other model, template or generation config, and its prompt and
+output are bounded by the model's context. The bodies of all unfinished requests together have a
+limit, a body must arrive in time, and a request whose client leaves is cancelled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from ..errors import UnsupportedError
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ENDPOINTS = {CHAT: "POST", COMPLETIONS: "POST", RESPONSES: "POST", "/v1/models": "GET", "/health": "GET"}
@@ -129,8 +131,8 @@ class RequestCheck:
                 return
 
     async def handle(self, scope: Any, receive: Any, send: Any, body: bytes) -> None:
-        """The application's reply to a request that was read. It is cancelled where the client leaves
-        before the reply begins; a stream notices by itself.
+        """The application's reply to a request that was read. It is cancelled where the client
+        leaves before the reply begins; a stream notices by itself.
         """
         left = asyncio.ensure_future(client_left(receive))
         replayed = scope["method"] != "POST"
@@ -246,7 +248,10 @@ class RequestCheck:
 
     def check_length(self, body: dict[str, Any], text: str) -> None:
         """Prompt and answer fit the context."""
-        tokens = self.max_prompt + 1 if len(text) > self.max_prompt * TOKEN_LENGTH else self.count(text)
+        try:
+            tokens = self.max_prompt + 1 if len(text) > self.max_prompt * TOKEN_LENGTH else self.count(text)
+        except UnsupportedError as error:
+            raise RequestError(str(error).removeprefix("[serve] ")) from error
         if tokens > self.max_prompt:
             counted = f"has {tokens:,} tokens" if len(text) <= self.max_prompt * TOKEN_LENGTH else f"has {len(text):,} characters"
             raise RequestError(

@@ -5,11 +5,11 @@ coverage.
     python -m support.fuzz --summary FILE                                       the figures of a log
     python -m support.fuzz --replay FILE                        runs the cases of a log's faults again
 
-`targets.py` has the kinds of input and their oracles, `mutators.py` the mutations, `decoders.py` the
-independent decoders. A mutant that reaches a line of the source where none was before joins the
+`targets.py` has the kinds of input and their oracles, `mutators.py` the mutations, `decoders.py`
+the independent decoders. A mutant that reaches a line of the source where none was before joins the
 corpus (from Python 3.12, by sys.monitoring; before, one that is refused at a new line). Oracle for
-each mutant: only errors of the library; under 5 s of CPU time; under 300 MB above the base; where it
-is accepted, the independent decoder's values.
+each mutant: only errors of the library; under 5 s of CPU time; under 300 MB above the base; where
+it is accepted, the independent decoder's values.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Prepared:
 
 
 def prepare(folder: Path, kinds: tuple[str, ...] = ()) -> Prepared:
-    """Write the seeds of these kinds below `folder` and run each; AssertionError for one that fails.
+    """Write the seeds of these kinds below `folder`, run each; AssertionError for one that fails.
 
     What the targets import is loaded afterwards, so that a process forked from here begins with its
     first mutant.
@@ -129,7 +129,7 @@ def fuzz(
     seconds: float, seed: int, crashers: Path | None = None, report: Callable[[dict[str, Any]], None] | None = None,
     kinds: tuple[str, ...] = (), most_cases: int = 1 << 62,
 ) -> dict[str, Any]:  # fmt: skip
-    """A run of `seconds` or `most_cases` in this process; returns the counts, and the faults by kind."""
+    """A run of `seconds` or `most_cases` in this process; returns the counts and the faults."""
     with temporary() as name:
         prepared = prepare(Path(name), kinds)
         try:
@@ -200,7 +200,9 @@ def run_mutants(
             grown += 1
         peak = max(peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         most = (peak - base) / 1024
-        if took > SECONDS:
+        if outcome == "unwritten":  # no file holds it: its cost is the mutator's own
+            base = max(base, peak)
+        elif took > SECONDS:
             outcome, detail = "fault", f"took {took:.1f} s: {case.kind}"
         elif most > MEGABYTES:
             outcome, detail = "fault", f"took {most:.0f} MB: {case.kind}"

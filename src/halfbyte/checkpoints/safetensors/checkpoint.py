@@ -484,7 +484,7 @@ class SafetensorsCheckpoint(Checkpoint):
         return note, requirement_entries(needs, shapes, expected)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of weights and dense tensors, without `.weight`; () for one that cannot be read."""
+        """Shapes of weights and dense tensors, without `.weight`; () for one that cannot be read."""
         shapes: dict[str, tuple[int, ...]] = {}
         for key, tensor in self._keys.items():
             if key not in self._modules:
