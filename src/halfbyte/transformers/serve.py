@@ -153,6 +153,8 @@ def _generation_state(batching: bool) -> Any:
                 raise
 
     class State(GenerationState):  # type: ignore[misc] # transformers is not type-checked
+        _cb_manager: Any
+
         def get_manager(self, model_id: str, use_cb: bool = False) -> Any:
             if use_cb:
                 if self._cb_manager is None:
