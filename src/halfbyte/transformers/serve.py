@@ -153,12 +153,11 @@ def _generation_state(batching: bool) -> Any:
                 raise
 
     class State(GenerationState):  # type: ignore[misc] # transformers is not type-checked
-        _cb_manager: Any
-
         def get_manager(self, model_id: str, use_cb: bool = False) -> Any:
             if use_cb:
                 if self._cb_manager is None:
-                    self._cb_manager, self._cb_model_id = Batched(cb_config=self._cb_config), model_id
+                    self._cb_manager: Any = Batched(cb_config=self._cb_config)
+                    self._cb_model_id = model_id
                 return super().get_manager(model_id, use_cb)
             if model_id not in self._generate_managers:
                 self._generate_managers[model_id] = OneByOne()
