@@ -27,8 +27,8 @@ beside mlx-lm, and `load_model` reads no ONNX graphs.
 
 {unchecked}
 
-Not in the table: GPTQModel, mlx-lm and onnxruntime's weight-only configs, whose tests are written
-and have not run to the end; of AutoRound's MX, NV, FP8 and INT8 schemes four, on llama, were run.
+Not in the table: GPTQModel and mlx-lm, whose tests are written and have not run to the end; of
+AutoRound's MX, NV, FP8 and INT8 schemes four, on llama, were run.
 
 Refused: by name, with the reason. Not written: the producer itself does not write it on a machine
 without a GPU or without its optional packages, with the first words of its error. Run by `make
