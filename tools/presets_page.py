@@ -29,6 +29,8 @@ beside mlx-lm, and `load_model` reads no ONNX graphs.
 
 Not in the table: GPTQModel and mlx-lm, whose tests are written and have not run to the end; of
 AutoRound's MX, NV, FP8 and INT8 schemes four, on llama, were run.
+The run of onnxruntime ended at HQQ in 8 bits, whose nodes it does not run itself: bnb4 and dynamic
+schemes were not reached.
 
 Refused: by name, with the reason. Not written: the producer itself does not write it on a machine
 without a GPU or without its optional packages, with the first words of its error. Run by `make
