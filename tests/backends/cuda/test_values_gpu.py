@@ -323,7 +323,9 @@ def test_case_26_more_rows_than_a_grid_axis():
 @pytest.mark.parametrize("word", ["q6_K", "nf4:g64", "int3:g128", "q4_K", "hqq4:g64", "int4:g128"])
 @pytest.mark.parametrize("m", [3, 40, 300])
 def test_no_product_expands_a_weight(word, m):
-    """A weight of 67 MB in float16: a call takes at most 32 MB beside x and y, with a bias and without."""
+    """A weight of 67 MB in float16: a call takes at most 32 MiB beside x and y, with a bias and
+    without.
+    """
     cuda()
     from halfbyte.backends.cuda.weight import WORKSPACE_BYTES
     from halfbyte.bench.weights import random_weight

@@ -142,7 +142,7 @@ def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
 def matvec(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True
 ) -> torch.Tensor:
-    """The m = 1 … 8 schedule: the weight is read once a token, float32 products and sums for any
+    """The schedule of few tokens: the weight is read once a token, float32 products and sums for any
     dtype of x.
     """
     m, n = x.shape[0], w.shape[0]
@@ -391,9 +391,9 @@ def blockwise_matmul(
     bias: torch.Tensor | None,
     decode: Callable[[int, int, torch.Tensor], Any],
 ) -> torch.Tensor:
-    """y (m, n) = x wᵀ + bias by cuBLAS in `dtype`. `decode(first, end, out)` writes rows first to end
-    of w into a matrix of `dtype`; blocks of rows, and of tokens where x and y are of another type,
-    keep everything beside x and y within WORKSPACE_BYTES.
+    """y (m, n) = x wᵀ + bias by cuBLAS in `dtype`. `decode(first, end, out)` writes rows first to
+    end of w into a matrix of `dtype`; blocks of rows, and of tokens where x and y are of another
+    type, keep everything beside x and y within WORKSPACE_BYTES.
     """
     m, (n, k) = x.shape[0], shape
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)

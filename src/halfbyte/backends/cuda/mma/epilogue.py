@@ -57,7 +57,7 @@ def output_layout(wk, wn, tokens, rt, nb, gate):
 
 @gluon.jit
 def gated(g, u, KIND: gl.constexpr):
-    """swiglu (1), gpt-oss' clamped form (2) or geglu (3) in float32, as `moe/activation.gate_kernel`."""
+    """swiglu (1), gpt-oss' clamped form (2) or geglu (3) in float32, as in `moe/activation.py`."""
     if KIND == 1:
         return g / (1 + gl.exp(-g)) * u
     elif KIND == 2:

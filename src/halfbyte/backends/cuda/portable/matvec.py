@@ -1,4 +1,6 @@
-"""m = 1 to 8: one pass over the packed weight at memory speed.
+"""1 or 2 tokens of weights in word order (weights in fragment order: `mma/kernel.py`), to 8 with
+float32 activations, to 16 where float16 cannot hold a weight: one pass over the packed weight a
+token.
 
     y[m, r] = Σ_g scale[r, g] · (Σ_{j in g} x[m, j] · element[r, j]) + addend[r, g] · Σ_{j in g}
     x[m, j]

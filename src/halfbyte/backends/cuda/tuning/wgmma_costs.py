@@ -1,6 +1,7 @@
 """The constants of wgmma_model.py: microseconds, fitted to 6310 measurements on an NVIDIA H200
 (float16 and bfloat16 activations, weights from 1856 × 2688 to 14336 × 4096, 1 to 12 blocks of
-tokens, whole and not). The model errs by 1.3 % of the time in the median, by 5 % at the ninth decile.
+tokens, whole and not). The model errs by 1.3 % of the time in the median, by 5 % at the ninth
+decile.
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ COSTS: dict[tuple[str, bool], dict[tuple[int, ...], tuple[float, ...]]] = {
 }
 
 MEASURED: dict[tuple[str, bool, int, int, int], tuple[tuple[int, ...], tuple[int, int, int]]] = {
-    # (family, float16, outputs, units of 64 inputs, tokens): {fields of FusedTile}, programs, rest, sharing
+    # (family, float16, outputs, units of 64 inputs, tokens):
+    #     {fields of FusedTile}, programs, rest, sharing
     ("affine", False, 8192, 128, 128): ((128, 1, 2, 6, 0, 8, 2, 0), (128, 64, 128)),
     ("affine", True, 14336, 64, 112): ((128, 1, 2, 5, 0, 8, 1, 2), (112, 0, 1)),
     ("affine", True, 2880, 64, 112): ((128, 1, 1, 6, 0, 8, 2, 2), (90, 45, 90)),

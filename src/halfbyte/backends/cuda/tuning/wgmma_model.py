@@ -8,8 +8,8 @@ a program. The six constants of a tile are fitted to measurements (wgmma_costs.p
 number of multiprocessors come in through the count of tiles alone, so no shape is part of a table,
 and rounds that are not full are counted as they are.
 
-Tokens are divided in at most two launches: whole tiles, and a smaller tile for what is left. Where a
-shape was measured and another launch was faster, that one is taken (`MEASURED`).
+Tokens are divided in at most two launches: whole tiles, and a smaller tile for what is left. Where
+a shape was measured and another launch was faster, that one is taken (`MEASURED`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MEASURED_ON = 132
 LEAST_UNITS = 4
 """Units of a part."""
 ABSENT_TOKENS = (1.3, 1.1)
-"""Units take so many times as long where the copy engine fills 16 or more of a tile's 128 tokens and
-more with zeros beside 64 rows, and where tiles are cut: it reads x for every program, and rows
+"""Units take so many times as long where the copy engine fills 16 or more of a tile's 128 tokens
+and more with zeros beside 64 rows, and where tiles are cut: it reads x for every program, and rows
 outside a tensor are slower than those inside (NVIDIA H200: 45 µs at 100 tokens, 32 at 128, int4
 8192 × 8192; 32 when the same 100 tokens lie in a tensor of 128).
 """
