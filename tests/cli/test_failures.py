@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -307,3 +308,19 @@ def test_no_output_at_all_is_no_fault(arguments, good):
     command = f"{sys.executable} -m halfbyte {arguments.format(good=good)} >&-"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCE})
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_warning_that_python_makes_an_error_is_a_refusal(monkeypatch, capsys):
+    monkeypatch.setattr("halfbyte.cli.inspect.open_with", lambda *_, **__: warnings.warn("float16 overflows", UserWarning, stacklevel=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["inspect", "x"]) == 2
+    assert one_line(capsys.readouterr().err) == "halfbyte: [inspect] a warning, which PYTHONWARNINGS or -W makes an error: float16 overflows"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's >&-")
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed_leave_the_output_whole(closed, good, tmp_path):
+    command = f"{sys.executable} -m halfbyte dequantize {good} {tmp_path}/out.safetensors {closed}"
+    assert subprocess.run(command, shell=True, env={**os.environ, "PYTHONPATH": SOURCE}).returncode == 0
+    assert halfbyte.verify(halfbyte.open(good), halfbyte.open(tmp_path / "out.safetensors")).verdict == "identical"

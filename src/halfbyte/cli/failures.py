@@ -96,6 +96,9 @@ def explain(name: str, error: BaseException) -> int:
     if isinstance(error, ImportError):
         complain(f"[{name}] a package is missing: {error}; install it, or the extra that brings it (see README)")
         return 2
+    if isinstance(error, Warning):
+        complain(f"[{name}] a warning, which PYTHONWARNINGS or -W makes an error: {error}")
+        return 2
     if isinstance(error, Exception):
         what = f"{type(error).__name__}: {error}"
         complain(f"[{name}] a fault in halfbyte: {what}; HALFBYTE_DEBUG=1 shows the traceback, which is worth reporting")

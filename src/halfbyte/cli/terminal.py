@@ -23,11 +23,17 @@ ProgressCallback = Callable[[int, int, str], None]
 
 def survive_any_output() -> None:
     """Print what the output's encoding does not have as escapes instead of failing (LC_ALL=C, old
-    Windows code pages), and nothing at all where there is no output (`halfbyte ... >&-`).
+    Windows code pages), and put the null device at standard streams that are closed (`halfbyte ...
+    <&- >&- 2>&-`), whose descriptors a file being written would get otherwise.
     """
-    if sys.stdout is None:
-        # It takes the free descriptor too, which a file being written would get otherwise.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  until the program ends
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free descriptor, which is this one: those below are open by now.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115  until the program ends
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
