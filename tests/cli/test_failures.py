@@ -311,11 +311,16 @@ def test_no_output_at_all_is_no_fault(arguments, good):
 
 
 def test_a_warning_that_python_makes_an_error_is_a_refusal(monkeypatch, capsys):
-    monkeypatch.setattr("halfbyte.cli.inspect.open_with", lambda *_, **__: warnings.warn("float16 overflows", UserWarning, stacklevel=1))
+    monkeypatch.setattr(
+        "halfbyte.cli.inspect.open_with", lambda *_, **__: warnings.warn("float16 overflows", UserWarning, stacklevel=1)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert main(["inspect", "x"]) == 2
-    assert one_line(capsys.readouterr().err) == "halfbyte: [inspect] a warning, which PYTHONWARNINGS or -W makes an error: float16 overflows"
+    assert (
+        one_line(capsys.readouterr().err)
+        == "halfbyte: [inspect] a warning, which PYTHONWARNINGS or -W makes an error: float16 overflows"
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell's >&-")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ import numpy as np
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.io.resumable_file import ResumableFile
 from ..errors import LayoutError
+from ..numerics.background import Background, Task
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .edges import convert_weight, refusal
@@ -152,21 +152,16 @@ class ConversionRun:
             for key in keys:
                 yield convert_key(self.checkpoint, key, self.goal, write, self.rounding)
             return
-        with ThreadPoolExecutor(self.workers) as pool:
-            waiting: deque[tuple[int, Future[Unit]]] = deque()
-            try:
-                for key in keys:
-                    size = self.checkpoint.info(key).nbytes
-                    while waiting and (len(waiting) > self.workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
-                        yield waiting.popleft()[1].result()
-                    self.checkpoint.fetch(key)
-                    future = pool.submit(convert_key, self.checkpoint, key, self.goal, write, self.rounding)
-                    waiting.append((size, future))
-                while waiting:
+        with Background(self.workers) as background:
+            waiting: deque[tuple[int, Task[Unit]]] = deque()
+            for key in keys:
+                size = self.checkpoint.info(key).nbytes
+                while waiting and (len(waiting) > self.workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
                     yield waiting.popleft()[1].result()
-            finally:
-                for _, future in waiting:
-                    future.cancel()
+                self.checkpoint.fetch(key)
+                waiting.append((size, background.submit(convert_key, self.checkpoint, key, self.goal, write, self.rounding)))
+            while waiting:
+                yield waiting.popleft()[1].result()
 
     def tensors(self, unit: Unit) -> Iterator[tuple[str, np.dtype[Any], tuple[int, ...], Iterator[np.ndarray[Any, Any]]]]:
         """The arguments of a writer: name, dtype, shape, blocks."""

@@ -7,11 +7,11 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
+from ...numerics.background import Background
 from ..base import Checkpoint
 from ..findings import Finding
 from ..io.output_path import CARRIED
@@ -101,9 +101,9 @@ def _sources(repository: Repository) -> Sources:
         sources = Sources(folder, {name.file: folder / name.file}, lone=True)
     else:
         sources = sources_of(folder, index, repository.sizes)
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        opened = dict(zip(sources.shards, pool.map(lambda n: RemoteSafetensors(repository.file(n)), sources.shards), strict=True))
-    sources.opened = opened
+    with Background(CONNECTIONS) as background:
+        opening = {n: background.submit(lambda name: RemoteSafetensors(repository.file(name)), n) for n in sources.shards}
+        sources.opened = {n: task.result() for n, task in opening.items()}
     sources.findings.append(
         Finding("note", "read-remotely", "", f"read from {repository.where} on the hub: headers and configuration, no weights")
     )

@@ -7,7 +7,8 @@ while nothing is computed. A thread that flushes every 256 MiB keeps the disk bu
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+
+from ...numerics.background import Background, Task
 
 STEP = 1 << 28
 """Bytes between two flushes. Files under it have no thread."""
@@ -25,8 +26,8 @@ class Flusher:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._since = 0
-        self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
+        self._background: Background | None = None
+        self._running: Task[None] | None = None
 
     def wrote(self, nbytes: int) -> None:
         """Count bytes that were written. OSError when an earlier flush failed."""
@@ -35,19 +36,21 @@ class Flusher:
             return
         self._ended()
         self._since = 0
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="halfbyte-flush")
+        if self._background is None:
+            self._background = Background(1)
         # The final fsync writes the metadata; these flushes need the data only.
-        self._running = self._pool.submit(getattr(os, "fdatasync", os.fsync), self._descriptor)
+        self._running = self._background.submit(getattr(os, "fdatasync", os.fsync), self._descriptor)
 
     def wait(self) -> None:
         """Wait for a running flush and stop the thread. The system reports a failed flush once: it
         is raised here.
         """
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
-        self._ended()
+        background, self._background = self._background, None
+        try:
+            self._ended()
+        finally:
+            if background is not None:
+                background.close()
 
     def _ended(self) -> None:
         running, self._running = self._running, None

@@ -20,7 +20,6 @@ import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
@@ -28,6 +27,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...numerics.background import Background
 from .background_flush import Flusher
 from .journal import Journal, Lock, plain
 from .safe_files import NotOursError, WriteError, check_ours, create, delete, not_ours, reopen, sync_folder
@@ -57,7 +57,7 @@ class ResumableFile(ABC):
         self.resumed = 0
         self._resumes = work is not None
         self._checksum = 0
-        self._summing: ThreadPoolExecutor | None = None
+        self._summing: Background | None = None
         self._temporary = path.with_name(f".{path.name}.partial")
         self._journal = None if private else Journal(path.with_name(f".{path.name}.partial.journal"), path)
         self._lock = None if private else Lock(path.with_name(f".{path.name}.partial.lock"), path)
@@ -142,7 +142,7 @@ class ResumableFile(ABC):
             value = zlib.crc32(raw, self._checksum)
             return lambda: value
         if self._summing is None:
-            self._summing = ThreadPoolExecutor(1, thread_name_prefix="halfbyte-checksum")
+            self._summing = Background(1)
         return self._summing.submit(zlib.crc32, raw, self._checksum).result
 
     def unit_done(self, note: Any) -> None:
@@ -198,7 +198,7 @@ class ResumableFile(ABC):
 
     def _end_threads(self) -> None:
         if self._summing is not None:
-            self._summing.shutdown()
+            self._summing.close()
             self._summing = None
         self._flusher.wait()
 
