@@ -350,6 +350,10 @@ def broken(changes: dict) -> tuple[dict[str, np.ndarray], dict]:
             {"weight_packed": np.zeros((16, 60), np.uint8), "weight_scale": np.zeros((16, 7), FLOAT8)},
             r"down\.weight_scale has 7 scales a row; 120 inputs in groups of 16 take 8",
         ),
+        (
+            {"weight_packed": np.zeros((16, 64), np.uint8), "weight_scale": np.zeros((16, 8), FLOAT8)},
+            r"down\.weight_global_scale is missing; the module has weight_packed",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named_with_their_sizes(changes: dict, message: str) -> None:

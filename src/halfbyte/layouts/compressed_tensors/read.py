@@ -292,13 +292,7 @@ class CompressedTensors(Layout):
         scale = tensors["weight_scale"]
         groups = require(self.name, tensors, "weight_scale", name, (E4M3, E8M0, U8), (*lead, n, None), f"for {n} rows")[-1]
         if scale.dtype == E4M3:
-            fmt, k = format_named("nvfp4", global_scale="divide" if "weight_global_scale" in tensors else "none"), 2 * nbytes
-            if "weight_global_scale" in tensors:
-                count = math.prod(require(self.name, tensors, "weight_global_scale", name, (np.dtype(np.float32),)))
-                if count != math.prod(lead):
-                    raise LayoutError(
-                        f"[{self.name}] {label(name, 'weight_global_scale')} has {count} values; wanted {math.prod(lead)}"
-                    )
+            fmt, k = format_named("nvfp4", global_scale="divide"), 2 * nbytes
         else:
             size = integer_of(self.name, args, "group_size", name) or 32
             bits = integer_of(self.name, args, "num_bits", name) or (8 * nbytes // (size * groups) if groups else 4)
@@ -313,6 +307,12 @@ class CompressedTensors(Layout):
                 f"[{self.name}] {label(name, 'weight_scale')} has {groups} scales a row; "
                 f"{k} inputs in groups of {fmt.group_size} take {fmt.groups(k)}"
             )
+        if fmt.global_op:  # no writer leaves it out, and the block scales alone give other values
+            count = math.prod(require(self.name, tensors, "weight_global_scale", name, (np.dtype(np.float32),)))
+            if count != math.prod(lead):
+                raise LayoutError(
+                    f"[{self.name}] {label(name, 'weight_global_scale')} has {count} values; wanted {math.prod(lead)}"
+                )
         return Described(fmt, (*lead, n, k))
 
     def _matrix(self, shape: tuple[int, ...], suffix: str, name: str) -> tuple[int, ...]:
