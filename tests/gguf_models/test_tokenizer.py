@@ -14,6 +14,7 @@ from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.gguf_models.bpe_merges import merges
 from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
+from halfbyte.gguf_models.model_files import model_files
 from halfbyte.gguf_models.tokenizer import SPACE, backend_of, end_of_turn_ids, tokenizer_of
 from support.gguf_writer import GGUF, f32
 
@@ -358,6 +359,14 @@ def test_rwkv_takes_the_longest_token(tmp_path):
     assert tokenizer("abcabcdabcd \n\n\né\\<s>")["input_ids"] == [258, 259, 259, 33, 260, 11, 261, 263, 0]
     for text in CORPUS:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_vocabulary_that_tokenizer_json_cannot_state_is_a_remark(tmp_path):
+    pairs = [("model", "string", "rwkv"), ("tokens", "array[string]", ["<s>", *(rf"\x{b:02x}" for b in range(256))])]
+    with checkpoint(tmp_path, [*pairs, ("token_type", "array[int32]", [3] + [1] * 256)]) as ckpt:
+        files, remarks = model_files(ckpt)
+    assert files == {}
+    assert "no tokenizer is written: tokenizer.json cannot state how a 'rwkv' vocabulary cuts text" in remarks[0]
 
 
 def test_plamo2_takes_the_best_scores(tmp_path):

@@ -35,8 +35,13 @@ def model_files(checkpoint: GGUFCheckpoint) -> tuple[dict[str, Any], list[str]]:
         backend, settings = described(checkpoint)
     except (UnsupportedError, CheckpointError) as error:
         return {}, [f"no tokenizer is written: {error}"]
+    try:
+        text = backend.to_str()
+    except Exception as error:  # the tokenizers library raises plain Exception
+        kind = metadata["tokenizer.ggml.model"]
+        return {}, [f"no tokenizer is written: tokenizer.json cannot state how a {kind!r} vocabulary cuts text ({error})"]
     files: dict[str, Any] = {
-        "tokenizer.json": json.loads(backend.to_str()),
+        "tokenizer.json": json.loads(text),
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **settings},
     }
     template = metadata.typed("tokenizer.chat_template", "string")
