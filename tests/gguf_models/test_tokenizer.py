@@ -13,8 +13,8 @@ from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.gguf_models.bpe_merges import merges
-from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 from halfbyte.gguf_models.model_files import model_files
+from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 from halfbyte.gguf_models.tokenizer import SPACE, backend_of, end_of_turn_ids, tokenizer_of
 from support.gguf_writer import GGUF, f32
 
