@@ -10,7 +10,7 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz test-ecosystem test-neon test-sanitize mutation planted native clean
+.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz fuzz-second test-ecosystem test-neon test-sanitize mutation planted native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -44,6 +44,10 @@ SECONDS ?= 60
 SEED ?= 0
 fuzz: $(VENV_TEST)/ready
 	PYTHONPATH=src:tests $(ONE_THREAD) $(VENV_TEST)/bin/python -m support.fuzz --seconds $(SECONDS) --seed $(SEED) --crashers build/crashers
+
+# Commands whose system calls fail, are cut or are interrupted, under limits and without standard streams (tests/support/second_fuzz).
+fuzz-second: $(VENV_TEST)/ready
+	PYTHONPATH=src:tests $(ONE_THREAD) $(VENV_TEST)/bin/python -m support.second_fuzz --seconds $(SECONDS) --seed $(SEED)
 
 test-gpu: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m gpu
