@@ -20,6 +20,7 @@ from halfbyte.gguf_models.names import class_name, unsupported
 from halfbyte.gguf_models.view import no_model
 from support.gguf_families import FAMILIES, architecture, family_model, write_family
 from support.gguf_models import MODELS, dense_model, write
+from support.gguf_writer import GGUF, Tensor, f32
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 IDS = torch.tensor([[1, 5, 9, 13, 40, 22, 7, 7, 30, 11, 3, 46]])
@@ -66,6 +67,30 @@ def test_a_dequantized_gguf_is_loaded_by_transformers(tmp_path, name):
     if model.config.model_type != "qwen2":  # transformers gives these its own splits, whatever tokenizer.json says
         assert AutoTokenizer.from_pretrained(out)("abc")["input_ids"] == halfbyte.load_model(gguf)[1]("abc")["input_ids"]
     assert read.generation_config.eos_token_id == 2
+
+
+def test_a_scalar_under_the_name_of_a_norm_keeps_its_own_name(tmp_path):
+    """Rows of a scalar were asked for: a fault of convert and dequantize."""
+    numbers = {
+        "block_count": 1,
+        "context_length": 8,
+        "embedding_length": 32,
+        "feed_forward_length": 32,
+        "attention.head_count": 2,
+    }
+    pairs: list[tuple[str, str, Any]] = [("general.architecture", "string", "llama")]
+    pairs += [(f"llama.{key}", "uint32", value) for key, value in numbers.items()]
+    pairs.append(("llama.attention.layer_norm_rms_epsilon", "float32", 1e-5))
+    matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    names = ["token_embd", *(f"blk.0.{m}" for m in matrices)]
+    tensors = [f32(f"{name}.weight", np.full((32, 32), i, np.float32)) for i, name in enumerate(names)]
+    tensors += [f32(f"{name}.weight", np.ones(32, np.float32)) for name in ("output_norm", "blk.0.attn_norm")]
+    scalar = Tensor("blk.0.ffn_norm.weight", (), 0, np.float32(7).tobytes())
+    (tmp_path / "model.gguf").write_bytes(GGUF(pairs, [*tensors, scalar]).bytes())
+    assert main(["dequantize", str(tmp_path / "model.gguf"), str(tmp_path / "out")]) == 0
+    with halfbyte.open(tmp_path / "out") as read:
+        assert read["blk.0.ffn_norm.weight"] == 7
+        assert (read["blk.0.ffn_down.weight"] == 7).all()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -99,6 +99,8 @@ class ModelView(View):
             return False
         path, leaf = where
         info = self.source.info(key)
+        if not info.shape:  # a scalar is none of the model's tensors, whatever its name
+            return False
         stem = stem_of(name)
         if EXPERTS in path:
             module, _, projection = path.partition(EXPERTS)

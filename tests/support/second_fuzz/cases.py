@@ -286,7 +286,7 @@ def environment(rng: Rng, writer: Writer, work: Path) -> tuple[str, list[str]]:
     chosen = {n: pick(rng, VARIABLES[n]) for n in names}
     closed = [i for i in range(3) if rng.integers(3) == 0]
     variables = {k: v for k, v in {**os.environ, **chosen}.items() if v is not None}
-    # The shell closes them: in Python a descriptor that is closed first is taken by the pipes of subprocess.
+    # The shell closes them: subprocess' own pipes take descriptors that Python closes.
     line = " ".join(["exec", '"$@"', *(f"{i}{'<' if i == 0 else '>'}&-" for i in closed)])
     command = ["/bin/sh", "-c", line, "sh", sys.executable, "-m", "halfbyte", *writer.command(work)]
     done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)

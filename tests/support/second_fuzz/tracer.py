@@ -31,7 +31,9 @@ class Registers(ctypes.Structure):
 
 TRACEME, PEEK, CONT, GETREGS, SETREGS, SYSCALL, SETOPTIONS = 0, 2, 7, 12, 13, 24, 0x4200
 OPTIONS = 1 | 2 | 4 | 8 | 0x80 | 0x100000
-"""System-call stops are marked; forks, threads and the filter's calls stop; the child dies with the tracer."""
+"""Stops at system calls are marked, threads and processes that the child starts are traced too, and
+all end with the tracer.
+"""
 
 BY_DESCRIPTOR = {
     1: "write", 18: "pwrite64", 20: "writev", 73: "flock", 74: "fsync", 75: "fdatasync", 77: "ftruncate", 91: "fchmod",
