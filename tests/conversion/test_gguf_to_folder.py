@@ -69,8 +69,7 @@ def test_a_dequantized_gguf_is_loaded_by_transformers(tmp_path, name):
     assert read.generation_config.eos_token_id == 2
 
 
-def test_a_scalar_under_the_name_of_a_norm_keeps_its_own_name(tmp_path):
-    """Rows of a scalar were asked for: a fault of convert and dequantize."""
+def test_a_scalar_under_the_name_of_a_norm_is_no_part_of_the_model(tmp_path):
     numbers = {
         "block_count": 1,
         "context_length": 8,
