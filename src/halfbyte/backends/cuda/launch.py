@@ -142,8 +142,8 @@ def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
 def matvec(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: Tile | None = None, packed: bool = True
 ) -> torch.Tensor:
-    """The schedule of few tokens: the weight is read once a token, float32 products and sums for any
-    dtype of x.
+    """The schedule of few tokens: the weight is read once a token, float32 products and sums for
+    any dtype of x.
     """
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
