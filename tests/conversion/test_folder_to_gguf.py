@@ -29,6 +29,7 @@ ALIASES = {
     "baichuan": "llama",
     "internlm2": "llama",
     "minicpm": "granite",
+    "orion": "stablelm",
     "qwen2vl": "qwen2",
     "qwen3vl": "qwen3",
     "xverse": "llama",
@@ -47,9 +48,9 @@ def written(tmp_path: Path, name: str) -> Path:
     return write_family(tmp_path / "model.gguf", name, family_model(name))
 
 
-OTHER_ROWS = ("exaone", "mistral3:plain")
+OTHER_ROWS = ("exaone", "mistral3:plain", "pangu-embedded")
 """They come back as another architecture, whose rows are in another order."""
-NO_GGUF = ("ernie4_5-moe", "phi3:long", "phi3:short")
+NO_GGUF = ("ernie4_5-moe", "mpt", "phi3:long", "phi3:short")
 """Read, but not written yet: their key-values have no row in `stated.py`."""
 REFUSED = [name for name in FAMILIES if unsupported(architecture(name)) or name in NO_GGUF]
 
@@ -176,7 +177,7 @@ def test_a_packed_folder_becomes_a_gguf(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "bloom"}, "model_type 'bloom' has no table of a GGUF here; there are"),
+        ({"model_type": "dbrx"}, "model_type 'dbrx' has no table of a GGUF here; there are"),
         ({"head_dim": 16}, "allow-unknown"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters is"),
     ],

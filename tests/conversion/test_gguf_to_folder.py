@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 import halfbyte
 import torch
@@ -134,8 +138,15 @@ def test_a_calibrated_gguf_becomes_a_folder_in_the_models_row_order(tmp_path, mo
 
 
 def test_the_classes_are_those_of_transformers():
+    """An encoder's class is the base model; T5's encoder has one of its own."""
+    answers = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    names = {
+        "text": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "encoder": MODEL_MAPPING_NAMES | {"t5": "T5EncoderModel"},
+        "encoder-decoder": answers,
+    }
     for table in [*ARCHITECTURES.values(), MIXTRAL]:
-        assert class_name(table.model_type) == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[table.model_type]
+        assert class_name(table.model_type, table.task) == names[table.task][table.model_type]
 
 
 @pytest.mark.parametrize("command", [["convert", "--to", "mlx"], ["dequantize"], ["quantize", "--to", "mlx:affine4:g32"]])

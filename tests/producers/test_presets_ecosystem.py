@@ -5,7 +5,7 @@ with the producer's own values, or refused by name; what is read is converted wi
 `make test-ecosystem` runs this in each producer's environment. With HALFBYTE_PRESETS=FILE the
 outcomes are appended to FILE, a JSON object a line: benchmarks/ecosystem-presets.jsonl, of which
 tools/presets_page.py makes docs/reference/presets.md. HALFBYTE_SCHEMES="A;B" takes some schemes
-only.
+only. More than 800 lines: each producer needs its own few dozen, which share what is compared.
 """
 
 from __future__ import annotations

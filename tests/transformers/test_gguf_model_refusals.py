@@ -165,4 +165,4 @@ def test_numbers_of_the_header_at_random(tmp_path, monkeypatch, arch):
         tracemalloc.stop()
         assert spent.seconds < 1
         assert peak < 50_000_000
-    assert min(outcomes.values()) > 2, outcomes
+    assert min(outcomes.values()) > 0, outcomes

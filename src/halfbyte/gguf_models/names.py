@@ -75,14 +75,18 @@ def row_order(architecture: Architecture, stem: str, rows: int, heads: int, head
     return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-def class_name(model_type: str) -> str:
-    """transformers' class of the causal language model of a model type."""
+def class_name(model_type: str, task: str = "text") -> str:
+    """transformers' class of a model type for an `Architecture.task`: the causal language model,
+    the encoder, or the model of both.
+    """
+    if task != "text":
+        return _ENCODERS[model_type, task]
     return _CLASSES.get(model_type) or "".join(w[:1].upper() + w[1:] for w in model_type.split("_")) + "ForCausalLM"
 
 
 _CLASSES = {
     "ernie4_5": "Ernie4_5ForCausalLM", "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
-    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM", "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM", "llama4_text": "Llama4ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM", "gpt2": "GPT2LMHeadModel",
@@ -91,6 +95,11 @@ _CLASSES = {
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
 }  # fmt: skip
 """Classes whose names do not follow from the model type."""
+_ENCODERS = {
+    ("bert", "encoder"): "BertModel", ("eurobert", "encoder"): "EuroBertModel", ("modernbert", "encoder"): "ModernBertModel",
+    ("t5", "encoder"): "T5EncoderModel", ("t5", "encoder-decoder"): "T5ForConditionalGeneration",
+}  # fmt: skip
+"""(model type, task) -> class of what is no causal language model."""
 
 
 def unsupported(architecture: Architecture) -> str:

@@ -77,7 +77,7 @@ class ModelView(View):
         self.heads, self.head_dim = int(settings["num_attention_heads"]), int(settings["head_dim"])
         if ROTATION_FACTORS in source:
             settings["rope_parameters"] = llama3_rope(source, settings)
-        self.config = model_config(settings)
+        self.config = model_config(settings, self.architecture.task)
         self.inputs_first: set[str] = set()
         self._tensors: dict[str, _Tensor] = {}
         unknown = [key for key in source.keys() if not self._add(key, switch, stacks)]  # noqa: SIM118 a checkpoint's keys are in file order
@@ -223,11 +223,11 @@ class ModelView(View):
             self.source.fetch(k)
 
 
-def model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+def model_config(settings: Mapping[str, Any], task: str) -> dict[str, Any]:
     """config.json of a model with these settings: with the class, and the rotation also under the
-    names that older programs read.
+    names that older programs read. task: `Architecture.task`.
     """
-    config = {"architectures": [class_name(str(settings["model_type"]))], **_shortest(dict(settings))}
+    config = {"architectures": [class_name(str(settings["model_type"]), task)], **_shortest(dict(settings))}
     rope = config.get("rope_parameters") or {}
     if "rope_type" in rope:
         config["rope_theta"] = rope["rope_theta"]
