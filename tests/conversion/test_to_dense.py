@@ -10,14 +10,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from halfbyte import QTensor
 from halfbyte.checkpoints import SafetensorsWriter, save
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
-from halfbyte.conversion.to_dense import dense_config, dense_dtype, dequantize_checkpoint, parse_size, shards
-from halfbyte.errors import CheckpointError, FormatError
+from halfbyte.conversion.to_dense import dense_config, dense_dtype, dequantize_checkpoint, outputs, parse_size, shards
+from halfbyte.errors import CheckpointError, FormatError, HalfbyteError
 from halfbyte.verification.compare import verify
 from support.conversion_models import gaps
 from support.faults import contents
@@ -369,3 +369,22 @@ def test_bad_options(option, message, tmp_path, capsys):
     assert main(["dequantize", str(model(tmp_path)), str(tmp_path / "out"), *option]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        (
+            "gate_up_proj_blocks",
+            np.zeros(512, np.uint8),
+            r"gate_up_proj_blocks has shape \[512\]; wanted \[experts, rows, k/32, 16\]",
+        ),
+        ("w13_weight", np.zeros(512, np.float32), r"w13_weight has shape \[512\]; a weight of experts has 2 axes or more"),
+    ],
+)
+def test_experts_of_another_shape_are_named(tmp_path, name, array, message):
+    path = "model.layers.0.mlp.experts."
+    save_file({path + name: array, path + "gate_up_proj_scales": np.zeros((2, 8, 2), np.uint8)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "quantization_config": {"quant_method": "mxfp4"}}))
+    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(HalfbyteError, match=message):
+        outputs(checkpoint, "float32")

@@ -147,6 +147,10 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
     do not fit their layout.
     """
     found, dropped = [], []
+    for info in checkpoint.infos():
+        if info.quantized and info.format is None:
+            checkpoint[info.key]  # raises with the reason
+            raise CheckpointError(f"[dequantize] {info.key}: does not fit layout {info.layout!r}; see halfbyte inspect")
     joined, sources = _joined_outputs(checkpoint, dtype)
     for info in checkpoint.infos():
         if info.key in sources:
@@ -164,9 +168,6 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
             else:
                 found.append(Output(info.key, info, info.dtype, info.shape))
             continue
-        if info.format is None:
-            checkpoint[info.key]  # raises with the reason
-            raise CheckpointError(f"[dequantize] {info.key}: does not fit layout {info.layout!r}; see halfbyte inspect")
         if info.layout in ("gpt-oss", "modelopt-stack") and len(info.shape) == 3:
             e, n, k = info.shape
             found.append(Output(info.key, info, dtype, (e, k, n), transposed=True))
@@ -234,6 +235,12 @@ def _expert_outputs(
                     raise CheckpointError(
                         f"[dequantize] {path}: {', '.join(i.key for i in infos.values())} are not all of its experts"
                     )
+                least = 2 if leaf == "weight" else 1
+                for info in (infos[n] for n in numbers):
+                    if len(info.shape) < least:
+                        raise CheckpointError(
+                            f"[dequantize] {info.key} has shape {list(info.shape)}; a {leaf} of experts has {least} axes or more"
+                        )
                 sources.append([infos[n] for n in numbers])
             first = sources[0][0]
             experts = first.shape[0] if len(sources[0]) == 1 and first.shape else len(sources[0])
