@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 import halfbyte
 import torch
 from halfbyte.cli import main
+from halfbyte.errors import CheckpointError
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MIXTRAL
 from halfbyte.gguf_models.names import class_name, unsupported
 from halfbyte.gguf_models.view import no_model
@@ -84,6 +85,9 @@ def test_a_scalar_under_the_name_of_a_norm_is_no_part_of_the_model(tmp_path):
     pairs: list[tuple[str, str, Any]] = [("general.architecture", "string", "llama")]
     pairs += [(f"llama.{key}", "uint32", value) for key, value in numbers.items()]
     pairs.append(("llama.attention.layer_norm_rms_epsilon", "float32", 1e-5))
+    tokens = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(29))]
+    pairs += [("tokenizer.ggml.model", "string", "llama"), ("tokenizer.ggml.tokens", "array[string]", tokens)]
+    pairs += [("tokenizer.ggml.scores", "array[float32]", [0.0] * 32), ("tokenizer.ggml.token_type", "array[int32]", [1] * 32)]
     matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
     names = ["token_embd", *(f"blk.0.{m}" for m in matrices)]
     tensors = [f32(f"{name}.weight", np.full((32, 32), i, np.float32)) for i, name in enumerate(names)]
@@ -94,6 +98,8 @@ def test_a_scalar_under_the_name_of_a_norm_is_no_part_of_the_model(tmp_path):
     with halfbyte.open(tmp_path / "out") as read:
         assert read["blk.0.ffn_norm.weight"] == 7
         assert (read["blk.0.ffn_down.weight"] == 7).all()
+    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.ffn_norm\.weight' is a scalar"):
+        halfbyte.load_model(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("name", MODELS)

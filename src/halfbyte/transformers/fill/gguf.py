@@ -66,6 +66,8 @@ class GGUFFilling(Filling):
             slot = self.slot(name)
             if self.is_unused(name, layers):
                 continue
+            if not self.checkpoint.info(key).shape:
+                raise self.error(f"tensor {key!r} is a scalar; no tensor of the model is one")
             if key == ROTATION_FACTORS:
                 self.stretch_rotation(self.dense(key))
             elif self.stem(key) in self.architecture.splits:
