@@ -1,6 +1,6 @@
 // AVX2, FMA and F16C: the vector type V of eight lanes, for which kernels.inl is compiled. The
-// products are in products.inl: `blocks_i8` and `blocks_f32`, which choose the tiles of tiles.h; one
-// token takes `vectors_one` vectors of rows.
+// products are in products.inl: `blocks_i8` and `blocks_f32`, which choose the tiles of tiles.h;
+// one token takes `vectors_one` vectors of rows.
 #include <immintrin.h>
 
 #include "kernels.h"
