@@ -152,7 +152,7 @@ def test_numbers_of_the_header_at_random(tmp_path, monkeypatch, arch):
     monkeypatch.setattr(GGUF, "bytes", changed)
     model = dense_model(arch)
     outcomes = {True: 0, False: 0}
-    for _ in range(12):
+    for _ in range(24):
         path = write(tmp_path / "m.gguf", arch, model, packed=False)
         tracemalloc.start()
         with cpu_time() as spent:
@@ -165,4 +165,4 @@ def test_numbers_of_the_header_at_random(tmp_path, monkeypatch, arch):
         tracemalloc.stop()
         assert spent.seconds < 1
         assert peak < 50_000_000
-    assert min(outcomes.values()) > 0, outcomes
+    assert min(outcomes.values()) > 2, outcomes
