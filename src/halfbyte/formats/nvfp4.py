@@ -192,7 +192,7 @@ def block_scale(
 
 def _global_factors(stored: NDArray[Any], fmt: Format) -> tuple[NDArray[Any], NDArray[Any]]:
     """The factor by which the tensor scale multiplies values, and its inverse, in the dtype of
-    `stored`. One of the two is the stored number itself; the other is one division away.
+    `stored`, each at most one division away from the stored number.
     """
     one, divisor, info = stored.dtype.type(1), stored.dtype.type(fmt.divisor), np.finfo(stored.dtype)
     if fmt.global_op == "divide":

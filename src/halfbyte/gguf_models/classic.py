@@ -9,6 +9,7 @@ group of heads (Falcon) together.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,10 +112,7 @@ CLASSIC: dict[str, Architecture] = {
         eps=layer_eps("layer_norm_epsilon"), fused_heads=True, extra=_bloom,
     ),
     "chatglm": Architecture("glm", LLAMA | FUSED_UP, partial=True, splits=FUSED_QKV),
-    "falcon": Architecture(
-        "falcon", _FALCON, top=_FALCON_TOP, layers="transformer.h", eps=layer_eps("layer_norm_epsilon"),
-        orders={"attn_qkv": _by_group}, computed=("head_dim",), extra=_falcon,
-    ),
+    "falcon": replace(FALCON_40B, names=_FALCON),
     "jais2": Architecture("jais2", LLAMA, eps=layer_eps("layer_norm_eps")),
     "mpt": Architecture(
         "mpt",

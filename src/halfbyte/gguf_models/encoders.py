@@ -18,18 +18,10 @@ from .architecture import FUSED_QKV, LLAMA, Architecture, layer_eps
 from .keys import Keys
 
 
-def _rows(keys: Keys, stem: str) -> int:
-    """Rows of a table outside the layers, 1 where the file has none."""
-    for name in (stem, f"{stem}.weight"):
-        if name in keys.checkpoint:
-            return int(keys.checkpoint.info(name).shape[0])
-    return 1
-
-
 def _bert(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return {
-        "type_vocab_size": _rows(keys, "token_types"),
-        "max_position_embeddings": _rows(keys, "position_embd"),
+        "type_vocab_size": keys.rows("token_types", 1),
+        "max_position_embeddings": keys.rows("position_embd", 1),
         "tie_word_embeddings": False,
         "rope_parameters": None,
     }
@@ -131,10 +123,11 @@ _T5_TOP = {
     "output": "lm_head",
 }  # fmt: skip
 _T5_EPS = ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")
-T5_PLAIN = Architecture(
-    "t5", _t5_names(False), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder-decoder", extra=_t5,
+_T5 = Architecture(
+    "t5", _t5_names(True), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder-decoder", extra=_t5,
     absent=lambda config, layer, stem: stem == "cross_attn_rel_b",
 )  # fmt: skip
+T5_PLAIN = replace(_T5, names=_t5_names(False))
 """What a file of architecture t5 without gates becomes."""
 
 T5_PLAIN_ENCODER = replace(T5_PLAIN, task="encoder", extra=_t5_encoder)
@@ -153,10 +146,7 @@ ENCODERS: dict[str, Architecture] = {
         "modernbert", _MODERN_BERT, top=_MODERN_BERT_TOP, layers="layers", eps=layer_eps("norm_eps"), task="encoder",
         extra=_modern_bert,
     ),
-    "t5": Architecture(
-        "t5", _t5_names(True), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder-decoder", extra=_t5,
-        absent=lambda config, layer, stem: stem == "cross_attn_rel_b",
-    ),
+    "t5": _T5,
     "t5encoder": Architecture(
         "t5", _t5_names(True), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder", extra=_t5_encoder,
     ),

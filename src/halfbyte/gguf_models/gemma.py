@@ -59,14 +59,6 @@ def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(keys: Keys, stem: str) -> int:
-    """Rows of a table outside the layers."""
-    name = stem if stem in keys.checkpoint else f"{stem}.weight"
-    if name not in keys.checkpoint:
-        raise keys.error(f"tensor '{stem}.weight' is missing")
-    return int(keys.checkpoint.info(name).shape[0])
-
-
 def _gemma3n(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """The file has the number of standard deviations that cut activations off, transformers the
     share that is cut.
@@ -76,7 +68,6 @@ def _gemma3n(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         scales = np.asarray(keys.metadata[f"{keys.arch}.activation_sparsity_scale"], np.float64)[: keys.layers]
         cut = [round(0.5 * (1 + math.erf(s / math.sqrt(2))), 6) for s in scales]
     local = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base_swa", 10000.0)}
-    rank = "blk.0.laurel_l" if "blk.0.laurel_l" in keys.checkpoint else "blk.0.laurel_l.weight"
     return {
         "sliding_window": keys.size("attention.sliding_window"),
         "layer_types": _kinds(keys, 5),
@@ -84,10 +75,10 @@ def _gemma3n(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "final_logit_softcapping": keys.get("final_logit_softcapping", "float"),
         "num_kv_shared_layers": keys.get("attention.shared_kv_layers", "integer", 0),
         "hidden_size_per_layer_input": keys.size("embedding_length_per_layer_input"),
-        "vocab_size_per_layer_input": _rows(keys, "per_layer_token_embd"),
+        "vocab_size_per_layer_input": keys.rows("per_layer_token_embd"),
         "altup_num_inputs": keys.size("altup.num_inputs", 4),
         "altup_active_idx": keys.get("altup.active_idx", "integer", 0),
-        "laurel_rank": int(keys.checkpoint.info(rank).shape[0]),
+        "laurel_rank": keys.rows("blk.0.laurel_l"),
         "activation_sparsity_pattern": cut,
         "intermediate_size": keys.sizes("feed_forward_length", keys.layers),
     }
@@ -140,7 +131,7 @@ def _gemma4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "rope_parameters": {"full_attention": config["rope_parameters"] | rotated, "sliding_attention": local},
         "final_logit_softcapping": keys.get("final_logit_softcapping", "float"),
         "hidden_size_per_layer_input": per_layer,
-        "vocab_size_per_layer_input": _rows(keys, "per_layer_token_embd") if per_layer else config["vocab_size"],
+        "vocab_size_per_layer_input": keys.rows("per_layer_token_embd") if per_layer else config["vocab_size"],
         "enable_moe_block": experts,
         "num_experts": counts["num_experts"],
         "top_k_experts": counts["num_experts_per_tok"],

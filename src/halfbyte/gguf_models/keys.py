@@ -97,6 +97,14 @@ class Keys:
         """Whether the file has a tensor of this stem, dense or packed."""
         return tensor in self.checkpoint or f"{tensor}.weight" in self.checkpoint
 
+    def rows(self, tensor: str, default: int | None = None) -> int:
+        """Rows of the tensor of this stem; `default`, or an error without one, where it is missing."""
+        if not self.has(tensor):
+            if default is None:
+                raise self.error(f"tensor '{tensor}.weight' is missing")
+            return default
+        return int(self.checkpoint.info(tensor if tensor in self.checkpoint else f"{tensor}.weight").shape[0])
+
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"[load_model] {self.checkpoint.path}: {message}")
 

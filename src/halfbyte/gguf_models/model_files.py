@@ -26,7 +26,7 @@ def model_files(checkpoint: GGUFCheckpoint) -> tuple[dict[str, Any], list[str]]:
     """
     if why := missing_package():
         return {}, [f"no tokenizer is written: {why}"]
-    from .tokenizer import described, end_of_turn_ids
+    from .tokenizer import SCANNED, described, end_of_turn_ids
 
     metadata = checkpoint.metadata
     if "tokenizer.ggml.model" not in metadata:
@@ -35,13 +35,10 @@ def model_files(checkpoint: GGUFCheckpoint) -> tuple[dict[str, Any], list[str]]:
         backend, settings = described(checkpoint)
     except (UnsupportedError, CheckpointError) as error:
         return {}, [f"no tokenizer is written: {error}"]
-    try:
-        text = backend.to_str()
-    except Exception as error:  # the tokenizers library raises plain Exception
-        kind = metadata["tokenizer.ggml.model"]
-        return {}, [f"no tokenizer is written: tokenizer.json cannot state how a {kind!r} vocabulary cuts text ({error})"]
+    if (kind := metadata["tokenizer.ggml.model"]) in SCANNED:
+        return {}, [f"no tokenizer is written: tokenizer.json cannot state how a {kind!r} vocabulary cuts text"]
     files: dict[str, Any] = {
-        "tokenizer.json": json.loads(text),
+        "tokenizer.json": json.loads(backend.to_str()),
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **settings},
     }
     template = metadata.typed("tokenizer.chat_template", "string")

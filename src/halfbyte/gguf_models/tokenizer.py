@@ -365,6 +365,8 @@ _KINDS: dict[str, Callable[[Metadata, list[str], Sequence[int]], Tokenizer]] = {
     "rwkv": _longest, "plamo2": _cheapest, "whitespace": _bpe,
 }  # fmt: skip
 """tokenizer.ggml.model -> what builds it."""
+SCANNED = ("rwkv", "plamo2")
+"""Kinds whose pre-tokenizer is a `Scanner`, which tokenizer.json cannot state."""
 KINDS = tuple(_KINDS)
 
 

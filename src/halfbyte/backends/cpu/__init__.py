@@ -1,7 +1,7 @@
 """The native CPU backend: C++ kernels for this machine's instruction set, on a pool of threads.
 
-The kernels are in native/, beside src/: `products.inl` multiplies (of one token
-`interleaved_f32`, `blocks_i8`), written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`,
+The kernels are in native/, beside src/: `products.inl` multiplies (`blocks_f32`,
+`blocks_i8`), written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`,
 `isa_neon.cpp` or `isa_scalar.cpp`.
 
 Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a

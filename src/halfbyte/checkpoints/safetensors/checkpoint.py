@@ -462,17 +462,17 @@ class SafetensorsCheckpoint(Checkpoint):
         note, stated = "", None
         if prefix is not None:
             needs = required(self.config, prefix, len(self._keys))
+        if isinstance(needs, str) and (not self.config.get("model_type") or in_table(self.config)):
+            return needs, []
+        shapes = self._shapes()
         if isinstance(needs, str):
-            if not self.config.get("model_type") or in_table(self.config):
-                return needs, []
-            longest = max((d for shape in self._shapes().values() for d in shape), default=0)
+            longest = max((d for shape in shapes.values() for d in shape), default=0)
             if number := impossible_number(self.config, len(self.shards), longest):
                 return f"model_type {self.config['model_type']!r} is not in the table, and config.json has {number}", []
             found = required_by_transformers(self.config, [k.removesuffix(".weight") for k in self._keys])
             if isinstance(found, str):
                 return found, []
             needs, note, stated = found
-        shapes = self._shapes()
         expected: dict[str, tuple[int | None, int | None]] = {}
         for need in needs:
             for names in need.names:

@@ -80,11 +80,11 @@ class Filling:
         """
         module = self.module(key, path)
         have = module._parameters.get(leaf)
-        other = isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward
-        if (other or not isinstance(module, nn.Linear | nn.Embedding)) and have is not None and have.ndim == 2:
-            self.put_dense(key, weight.dequantize("float32"), path, leaf)
-            return
-        if isinstance(module, nn.Linear) and path.rpartition(".")[2] in MULTIPLIED_BY_THE_MODEL:
+        if isinstance(module, nn.Linear):
+            own_product = type(module).forward is not nn.Linear.forward or path.rpartition(".")[2] in MULTIPLIED_BY_THE_MODEL
+        else:
+            own_product = not isinstance(module, nn.Embedding)
+        if own_product and have is not None and have.ndim == 2:
             self.put_dense(key, weight.dequantize("float32"), path, leaf)
             return
         if leaf != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
