@@ -11,6 +11,8 @@ import functools
 from contextlib import nullcontext
 from typing import Any
 
+from triton.runtime.driver import driver
+
 import torch
 
 _counters: dict[Any, Any] = {}
@@ -71,7 +73,7 @@ def arrival_counters(device: torch.device, tiles: int) -> torch.Tensor:
     """Counters of arrived programs, zero between launches (the last program of a tile resets its
     own); one set a device and stream.
     """
-    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+    key = (device, driver.active.get_current_stream(device.index) if device.type == "cuda" else 0)
     counters = _counters.get(key)
     if counters is None or counters.numel() < tiles:
         counters = _counters[key] = torch.zeros(max(4096, tiles), dtype=torch.int32, device=device)

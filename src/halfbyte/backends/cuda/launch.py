@@ -21,6 +21,7 @@ from .portable.dequantize import dequantize_kernel
 from .portable.matmul import MatmulTile, matmul_kernel
 from .portable.matvec import matvec_kernel
 from .portable.tiled import TiledTile, striped_kernel, tile_kernel
+from .relaunch import cached
 from .tuning.mma_tiles import (
     BlockTile,
     FragmentTile,
@@ -95,21 +96,21 @@ def dequantize(
     if out is None:
         out = torch.empty((rows, k), dtype=dtype, device=w.device)
     key = ("dequantize", dtype, *_addresses(w)) if ids is None and packed else None
-    cached = w.launches.get(key)
-    if cached is not None:
+    again = w.launches.get(key)
+    if again is not None and out.data_ptr() % 16 == 0:
         with gpu.use(w.device):
-            cached.launch(out, *cached.weight, *cached.arguments)
+            again(out)
     elif rows and k:
         bw = min(64, triton.next_power_of_2(w.words))
         bn = max(1, min(8, 512 // bw))
         grid = triton.cdiv(rows, bn), triton.cdiv(w.words, bw)
         weight = w.scales if ids is None else ids, pointers_of(w)
-        arguments = rows, k, scale_groups(w), float(w.format.divisor)
+        arguments = *weight, rows, k, scale_groups(w), float(w.format.divisor)
         constants = {"format": format_of(w, packed), "GATHER": ids is not None, "BN": bn, "BW": bw}
         with gpu.use(w.device):
-            compiled = dequantize_kernel[grid](out, *weight, *arguments, **constants, num_warps=4, enable_fp_fusion=False)
-        if key is not None and compiled is not None and out.data_ptr() % 16 == 0:
-            w.launches[key] = CachedLaunch(compiled[(*grid, 1)], weight, (*arguments, *constants.values()))
+            compiled = dequantize_kernel[grid](out, *arguments, **constants, num_warps=4, enable_fp_fusion=False)
+            if key is not None and compiled is not None and out.data_ptr() % 16 == 0:
+                w.launches[key] = cached(compiled, grid, (*arguments, *constants.values()))
     if w.order is not None and not own_order:
         back = torch.empty_like(out)
         back[:, w.order] = out
@@ -149,28 +150,21 @@ def matvec(
     x = _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     key = _call_key("matvec", x, w, bias) if tile is None and packed else None
-    cached = w.launches.get(key)
-    if cached is not None:
+    again = w.launches.get(key)
+    if again is not None:
         with gpu.use(w.device):
-            cached.launch(y, x, w.scales if bias is None else bias, *cached.weight, *cached.arguments)
+            again(y, x, w.scales if bias is None else bias)
         return y
     tile = tile or matvec_tile(w.words, n, m)
-    grid, weight = (triton.cdiv(n, tile.rows), m), pointers_of(w)
-    arguments = n, x.stride(0), scale_groups(w), float(w.format.divisor)
+    grid = triton.cdiv(n, tile.rows), m
+    arguments = pointers_of(w), n, x.stride(0), scale_groups(w), float(w.format.divisor)
     constants = {"format": format_of(w, packed), "HAS_BIAS": bias is not None, "BN": tile.rows, "BC": tile.words}
     with gpu.use(w.device):
         compiled = matvec_kernel[grid](
-            y,
-            x,
-            w.scales if bias is None else bias,
-            weight,
-            *arguments,
-            **constants,
-            num_warps=tile.warps,
-            enable_fp_fusion=False,
+            y, x, w.scales if bias is None else bias, *arguments, **constants, num_warps=tile.warps, enable_fp_fusion=False
         )
-    if key is not None and compiled is not None:
-        w.launches[key] = CachedLaunch(compiled[(*grid, 1)], (weight,), (*arguments, *constants.values()))
+        if key is not None and compiled is not None:
+            w.launches[key] = cached(compiled, grid, (*arguments, *constants.values()))
     return y
 
 
@@ -184,28 +178,28 @@ def matmul(
     x = _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     key = _call_key("matmul", x, w, bias) if tile is None and packed else None
-    cached = w.launches.get(key)
     tile = tile or matmul_tile(w.words, n, m)
     grid = (triton.cdiv(n, tile.rows), triton.cdiv(m, tile.tokens), tile.split)
     scratch = (y, y)
     if tile.split > 1:
         partial = torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
         scratch = (partial, gpu.arrival_counters(x.device, grid[0] * grid[1]))
-    if cached is not None:
+    again = w.launches.get(key)
+    first = y, x, w.scales if bias is None else bias, pointers_of(w) if again is None else again.weight, scratch
+    if again is not None:
         with gpu.use(w.device):
-            cached.launch(y, x, w.scales if bias is None else bias, *cached.weight, scratch, *cached.arguments)
+            again(*first)
         return y
-    weight, arguments = pointers_of(w), (m, n, x.stride(0), scale_groups(w), float(w.format.divisor))
+    arguments = m, n, x.stride(0), scale_groups(w), float(w.format.divisor)
     constants = {
         "format": format_of(w, packed), "tile": MatmulTile(bias is not None, tile.split, tile.tokens, tile.rows, tile.words)
     }  # fmt: skip
     with gpu.use(w.device):
         compiled = matmul_kernel[grid](
-            y, x, w.scales if bias is None else bias, weight, scratch, *arguments, **constants, num_warps=tile.warps,
-            num_stages=tile.stages, enable_fp_fusion=False,
-        )  # fmt: skip
-    if key is not None and compiled is not None:
-        w.launches[key] = CachedLaunch(compiled[grid], (weight,), (*arguments, *constants.values()))
+            *first, *arguments, **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False
+        )
+        if key is not None and compiled is not None:
+            w.launches[key] = cached(compiled, grid, (*arguments, *constants.values()), first[3])
     return y
 
 
@@ -262,17 +256,6 @@ def family_of(w: CudaWeight) -> str:
     return "int" if w.addend is None else "affine" if w.format.zero == "int" else "biased"
 
 
-class CachedLaunch(NamedTuple):
-    """A launch that differs from an earlier one by x, bias and y alone: the compiled kernel with
-    its grid, the weight's pointers after the bias, and the other arguments. Binding the arguments
-    and looking the kernel up again takes the host longer than the GPU needs for a layer.
-    """
-
-    launch: Any
-    weight: tuple[Any, ...]
-    arguments: tuple[Any, ...]
-
-
 def fragments(
     x: torch.Tensor,
     w: CudaWeight,
@@ -291,19 +274,18 @@ def fragments(
     x = _inputs(x, w, 64)
     if x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # rows of x are read 16 bytes at a time
-    pairs = x.view(torch.int32)
     y = torch.empty((count, n // 2 if gate else n), dtype=dtype or x.dtype, device=x.device)
     key = None
     if tile is None and routing is None:
         of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
         # The addresses tell whether a weight's tensors were replaced.
-        key = (m, pairs.stride(0), x.dtype, y.dtype, of_bias, gate, w.planes[w.format.bits].data_ptr(), w.scales.data_ptr())
-        cached = w.launches.get(key)
-        if cached is not None:
-            launch, rest, arguments = cached
+        key = (m, x.stride(0), x.dtype, y.dtype, of_bias, gate, w.planes[w.format.bits].data_ptr(), w.scales.data_ptr())
+        again = w.launches.get(key)
+        if again is not None:
             with gpu.use(x.device):
-                launch(y, pairs, FragmentPointers(rest[1] if bias is None else bias, *rest), *arguments)
+                again(y, x) if bias is None else again(y, x, FragmentPointers(bias, *again.weight))
             return y
+    pairs = x.view(torch.int32)
     if tile is None:
         choose = fragment_tile if routing is None else expert_tile
         tile = choose(w.fragments, n, m, family_of(w), gpu.card_name(w.device))
@@ -319,8 +301,9 @@ def fragments(
             y, pairs, weight, *arguments, plan=plan, **gpu.launch_options(w.device),
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
-    if key is not None and compiled is not None:
-        w.launches[key] = CachedLaunch(compiled[(*grid, 1)], rest, (*arguments, plan))
+        if key is not None and compiled is not None:
+            same = (weight, *arguments, plan) if bias is None else (*arguments, plan)
+            w.launches[key] = cached(compiled, grid, same, rest)
     return y
 
 

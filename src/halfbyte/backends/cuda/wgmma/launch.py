@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.errors import OutOfResources
 
 import torch
@@ -22,6 +19,7 @@ from .. import device as gpu
 from ..decode import E8M0_NORMAL, ELEMENTS, SCALES
 from ..launch import GLOBAL_OPS, addend_kind
 from ..mma.plan import TokenBlocks
+from ..relaunch import Relaunch, TensorMap
 from ..tuning.wgmma_tiles import FusedTile, WorkSplit, second_tokens, stages
 from ..weight import CudaWeight, group_elements
 from .kernel import Config, Factors, Pointers, wgmma_kernel
@@ -60,30 +58,14 @@ def arithmetic_of(w: CudaWeight, half: bool) -> int | None:
 @dataclass
 class CachedKernel:
     """The kernel for one weight, tile and kind of call: the weight's tensor maps, the arguments
-    that never change, and what was compiled, once it has run.
+    that never change, and how it is launched again, once it has run.
     """
 
-    maps: tuple[Any, ...]
+    maps: tuple[TensorMap, ...]
     units: int
     factors: Factors
     config: Config
-    compiled: Any = None
-
-
-@functools.cache
-def _layout(width: int, rank: int, bits: int) -> Any:
-    """Boxes whose rows are `width` elements, swizzled as far as they are wide."""
-    return gl.NVMMASharedLayout(min(128, width * bits // 8), bits, rank=rank)
-
-
-def _map(t: torch.Tensor, box: list[int]) -> Any:
-    """A tensor map; `_activations` and `weight.to_device` have seen to what TensorDescriptor would
-    check on every call.
-    """
-    d = object.__new__(TensorDescriptor)
-    d.base, d.shape, d.strides, d.block_shape, d.padding = t, t.shape, t.stride(), box, "zero"
-    d.layout = _layout(box[-1], len(box), 8 * t.element_size())
-    return d
+    again: Relaunch | None = None
 
 
 @functools.cache
@@ -102,8 +84,8 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     scales = w.scales.view(torch.int16).reshape(tiles, -1)
     addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(tiles, -1)
     maps = (
-        _map(words.reshape(tiles, bits * w.tiled, 32), [bn // 16, bits, 32]), _map(scales, [each, width]),
-        _map(addend, [each, 16 * groups if w.addend is not None else width]),
+        TensorMap(words.reshape(tiles, bits * w.tiled, 32), (bn // 16, bits, 32)), TensorMap(scales, (each, width)),
+        TensorMap(addend, (each, 16 * groups if w.addend is not None else width)),
     )  # fmt: skip
     e8m0, e2m1 = f.scale == "e8m0", f.element == "e2m1"
     shift, unit = 0, 1.0
@@ -139,26 +121,30 @@ def launch(
     device, engine = x.device, y.dtype == x.dtype and y.shape[1] % 8 == 0
     table = (None, None, None, None) if blocks is None else blocks[:4]
     # Triton specializes the pointers of a record by their alignment.
-    aligned = tuple([t is None or t.data_ptr() % 16 == 0 for t in (bias, *table)])
+    aligned = (bias is None or bias.data_ptr() % 16 == 0, *[t is None or t.data_ptr() % 16 == 0 for t in table])
     key = (tile, x.dtype, y.dtype, bias is not None and bias.dtype, engine, blocks is None, gate, aligned, w.scales.data_ptr(),
            w.planes[w.format.bits].data_ptr())  # fmt: skip
-    cached = w.launches.get(key)
-    if cached is None:
+    kernel = w.launches.get(key)
+    if kernel is None:
         store = 2 if engine else 1
-        cached = w.launches[key] = _kernel(w, tile, x.dtype == torch.float16, bias is not None, store, blocks is not None, gate)
+        kernel = w.launches[key] = _kernel(w, tile, x.dtype == torch.float16, bias is not None, store, blocks is not None, gate)
     box = second_tokens(tile.tokens) or tile.tokens
-    x_map = _map(x, [box, 64])
-    y_map = _map(y, [box, 32 * tile.rows if gate else 64 * tile.rows]) if engine else x_map
+    x_map = TensorMap(x, (box, 64))
+    y_map = TensorMap(y, (box, 32 * tile.rows if gate else 64 * tile.rows)) if engine else x_map
     with gpu.use(device):
         scratch = _no_scratch(device)
         if split.partials:
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
             scratch = (partial, gpu.arrival_counters(device, 2 * split.rest * tile.groups))
         pointers = Pointers._make((y, bias, w.global_scale, *table, *scratch))
-        arguments = (y_map, x_map, *cached.maps, pointers, x.shape[0], w.shape[-2], split.sharing, cached.units, cached.factors)
-        if cached.compiled is None:
-            cached.compiled = wgmma_kernel[(split.programs,)](
-                *arguments, config=cached.config, **gpu.launch_options(device), num_warps=4, enable_fp_fusion=False
-            )
-        else:
-            cached.compiled[(split.programs, 1, 1)](*arguments, cached.config)
+        rest = pointers, x.shape[0], w.shape[-2], split.sharing, kernel.units, kernel.factors
+        if kernel.again is not None:
+            kernel.again((split.programs, 1, 1), y_map, x_map, *kernel.maps, *rest, kernel.config)
+            return
+        compiled = wgmma_kernel[(split.programs,)](
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), *rest, config=kernel.config,
+            **gpu.launch_options(device), num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        if compiled is not None:
+            kernel.again = Relaunch(compiled, maps=5)
+            kernel.again.keep(kernel.maps)

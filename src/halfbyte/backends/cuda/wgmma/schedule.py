@@ -81,12 +81,17 @@ def steps_for(m: int, w: CudaWeight, half: bool) -> tuple[Step, ...]:
     what the cost model finds.
     """
     n, k = w.shape[-2:]
-    most = gpu.multiprocessors(w.device)
-    measured = exact(gpu.card_name(w.device), "fused", "4-bit", n, k, m)
+    return _steps(m, n, k, w.tiled, family_of(w), half, gpu.multiprocessors(w.device), gpu.card_name(w.device))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _steps(m: int, n: int, k: int, units: int, family: str, half: bool, most: int, card: str) -> tuple[Step, ...]:
+    """`steps_for`, by what it depends on of a weight and a GPU."""
+    measured = exact(card, "fused", "4-bit", n, k, m)
     if measured:
         tile = FusedTile(*measured)
-        return (Step(0, m, tile, split_tiles(m, n, w.tiled, tile, most)),)
-    return plan(m, n, w.tiled, family_of(w), half, most)
+        return (Step(0, m, tile, split_tiles(m, n, units, tile, most)),)
+    return plan(m, n, units, family, half, most)
 
 
 def warming_tokens(tokens: tuple[int, ...], w: CudaWeight, half: bool) -> list[int]:
