@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,16 @@ import halfbyte
 from halfbyte.checkpoints.io import rename
 from halfbyte.checkpoints.io.journal import Journal, Lock, WriteError
 from halfbyte.checkpoints.io.rename import exchange
-from halfbyte.checkpoints.io.safe_files import NotOursError, carried_files, check_name, copy_file, create, write_file, write_json
+from halfbyte.checkpoints.io.safe_files import (
+    NotOursError,
+    carried_files,
+    check_name,
+    copy_file,
+    create,
+    replace_text,
+    write_file,
+    write_json,
+)
 from halfbyte.conversion import convert, convert_checkpoint
 from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import CheckpointError
@@ -330,3 +341,25 @@ def test_refusals_of_the_file_system_have_a_sentence(source, tmp_path):
         convert(source, closed / f"{'x' * 250}.safetensors", to="gptq")
     with pytest.raises(CheckpointError, match="is a mount point"):
         convert(source, Path("/proc"), to="gptq", overwrite=True)
+
+
+@posix
+def test_a_text_is_replaced_in_one_step_through_no_link_and_what_a_killed_run_left_goes(tmp_path):
+    page, other = tmp_path / "page.html", tmp_path / "other"
+    other.write_text("of somebody else")
+    page.symlink_to(other)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    left, running = tmp_path / f".page.html.{gone.stdout.strip()}.part", tmp_path / f".page.html.{os.getppid()}.part"
+    left.write_text("half"), running.write_text("half")
+    planted = tmp_path / f".page.html.{os.getpid()}.part"
+    planted.symlink_to(other)
+    with pytest.raises(CheckpointError, match=r"\[save\] .*page.html: cannot be written: File exists"):
+        replace_text(page, "new")
+    planted.unlink()
+    replace_text(page, "new \ud800")
+    assert page.read_text() == "new \\ud800"
+    assert not page.is_symlink()
+    assert other.read_text() == "of somebody else"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [running.name, "other", "page.html"]
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        replace_text(tmp_path, "new")

@@ -47,7 +47,7 @@ def run(shim: Path, task: dict[str, Any]) -> dict[str, Any]:
     Returns {"calls": of an undisturbed run, "tried": faults, "problems": sentences}.
     """
     paths = [str(Path(__file__).resolve().parents[1]), *(p for p in sys.path if p)]
-    environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "LD_PRELOAD": str(shim.resolve()), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "support.faults"]
     done = subprocess.run(command, input=json.dumps(task), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -91,6 +91,22 @@ def _gguf(source: Path, out: Path) -> None:
     convert(source, out, to="gguf", workers=1, overwrite=True)
 
 
+def _imatrix(source: Path, out: Path) -> None:
+    import numpy as np
+
+    from halfbyte.conversion.importance import ImportanceMatrix, InputSquares, write_importance
+
+    entries = {f"blk.{i}.ffn_up": InputSquares(np.full((1, 64), i + 0.5, np.float32), np.ones(1, np.float32)) for i in range(2)}
+    write_importance(out, ImportanceMatrix(entries, ("text",), 1, 8))
+
+
+def _report(source: Path, out: Path) -> None:
+    """The page of `inspect --report` and `eval --report`, the file of `/save` in `chat`, the tiles of `tune`."""
+    from halfbyte.checkpoints.io.safe_files import replace_text
+
+    replace_text(out, "<!doctype html>" + 100_000 * "x")
+
+
 def _planted(source: Path, out: Path) -> None:
     """A writer with a fault: it writes in place."""
     import halfbyte
@@ -106,7 +122,7 @@ COMMANDS = {
     "convert": (_convert, "out"), "convert file": (_convert, "out.safetensors"), "quantize": (_quantize, "out"),
     "quantize file": (_quantize, "out.safetensors"), "dequantize": (_dequantize, "out"),
     "dequantize file": (_dequantize, "out.safetensors"), "save": (_save, "out.safetensors"), "gguf": (_gguf, "out.gguf"),
-    "planted": (_planted, "out.safetensors"),
+    "imatrix": (_imatrix, "out.gguf"), "report": (_report, "out.html"), "planted": (_planted, "out.safetensors"),
 }  # fmt: skip
 """Name -> function and the name of its output."""
 
@@ -129,6 +145,8 @@ class _Forks:
         self.mode, self.value, self.sticky = MODES[task["mode"]]
         self.exchange = task.get("exchange", True)
         self.shim = ctypes.CDLL(None)
+        if not hasattr(self.shim, "halfbyte_arm"):
+            raise SystemExit(f"[faults] LD_PRELOAD={os.environ.get('LD_PRELOAD')} was not loaded")
 
     def go(self, out: Path, n: int, count_to: int = -1) -> tuple[int, str]:
         """(exit status, negative for a signal; what was raised). n = 0 injects nothing."""
@@ -173,7 +191,7 @@ def _explore(task: dict[str, Any]) -> dict[str, Any]:
     forks.function(forks.source, warm / forks.name)  # imports what the forked processes need
     shutil.rmtree(warm)
     status, text = forks.go(fresh / forks.name, 0)
-    assert status == 0, text
+    assert status == 0, f"an undisturbed run ends with {status} {text}"
     calls, new = forks.calls, contents(fresh / forks.name)
     if (fresh / forks.name).is_dir():
         (old / forks.name).mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from json import dumps as encode
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import UnsupportedError
+from ..errors import CheckpointError, UnsupportedError
 from .drawing import ChatTemplate, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .failures import complain
 from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
@@ -112,10 +113,12 @@ def _command(talk: Any, text: str) -> bool:
             talk.reset()
         print(printable(talk.system or "(no system message)"), file=sys.stderr)
     elif name == "/save" and rest:
+        from ..checkpoints.io.safe_files import replace_text
+
         try:
-            Path(rest).expanduser().write_text(encode(talk.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            complain(f"[chat] {rest}: {error.strerror or error}")
+            replace_text(Path(os.path.expanduser(rest)), encode(talk.messages, indent=2, ensure_ascii=False) + "\n")
+        except CheckpointError as error:
+            complain(str(error))
     else:
         print(COMMANDS, file=sys.stderr)
     return False

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import UnsupportedError
 from .generate import peak_memory
-from .opening import AllowUnknown, ConfigOption, check_report, config_of, downloaded, open_with, write_report
+from .opening import AllowUnknown, ConfigOption, check_report, config_of, downloaded, open_with
 from .terminal import Column, human_bytes, print_json, print_table, printable, progress
 
 _LAYERS = (Column("after"), Column("cosine", True), Column("smallest", True), Column("rel. RMS", True))
@@ -58,6 +58,7 @@ def eval(
     if baseline is not None:
         baseline = downloaded(baseline)
         open_with(baseline, baseline_config, baseline_allow_unknown).close()
+    from ..checkpoints.io.safe_files import replace_text
     from ..evaluation import Thresholds, compare, perplexity, windows_of
     from ..evaluation.llama_cpp import against_llama_cpp
     from ..evaluation.protocols import EvaluationError
@@ -138,7 +139,7 @@ def eval(
             _print(record, comparison, verdicts)
         del model, beside
     if report is not None:
-        write_report(report, page(evaluated))
+        replace_text(report, page(evaluated))
     return int(not all(v.kept for one in evaluated for v in one.verdicts))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..checkpoints import Checkpoint, Finding, TensorInfo
-from .opening import AllowUnknown, ConfigOption, check_report, open_with, write_report
+from .opening import AllowUnknown, ConfigOption, check_report, open_with
 from .terminal import Column, human_bytes, human_count, plural, print_json, print_table, printable, progress, shape_text
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def inspect(
     engine of --for refuses the checkpoint or computes something else, 2 when it cannot be opened.
     """
     from ..checkpoints.inspect import records
+    from ..checkpoints.io.safe_files import replace_text
     from ..reports.inspection import Layers, Survey, inspection
 
     if engine is not None:
@@ -63,7 +64,7 @@ def inspect(
         with progress("reading") as update:
             findings = checkpoint.findings(data=data, progress=update, visit=None if survey is None else survey.visit)
         if report is not None:
-            write_report(report, inspection(checkpoint, findings, survey))
+            replace_text(report, inspection(checkpoint, findings, survey))
         if json:
             for record in records(checkpoint, findings):
                 print_json(record)

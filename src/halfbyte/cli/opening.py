@@ -4,7 +4,6 @@ may be passed over.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,17 +76,6 @@ def check_report(path: Path | None, command: str) -> None:
 def _first(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(15)
-
-
-def write_report(path: Path, page: str) -> None:
-    """An HTML page, written beside its path and then renamed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("x", encoding="utf-8") as file:
-            file.write(page)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def warn_of_missing_tokenizer(checkpoint: Checkpoint, out: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import CheckpointError
-from .safe_files import WriteError, check_ours, create, delete, not_ours, reopen
+from .safe_files import WriteError, alive, check_ours, create, delete, not_ours, reopen
 
 if sys.platform != "win32":
     import fcntl
@@ -193,7 +193,7 @@ class Lock:
             else:
                 return True
         owner = text.strip()
-        return not (owner and int(owner) != os.getpid() and _alive(int(owner)))
+        return not (owner and int(owner) != os.getpid() and alive(int(owner)))
 
     def release(self) -> None:
         """Delete the file and give the lock back; nothing to do the second time."""
@@ -219,13 +219,3 @@ def _same(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -107,6 +108,17 @@ def reopen(path: Path, out: Path, create_missing: bool = False, checked: bool = 
     return descriptor
 
 
+def alive(pid: int) -> bool:
+    """Whether a process of this machine has the id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
 def delete(paths: Iterable[Path]) -> None:
     """Unlink files; names that are not there, and folders, are left."""
     for path in paths:
@@ -164,6 +176,31 @@ def write_json(path: Path, value: Any) -> None:
     except UnicodeEncodeError:
         data = json.dumps(value, indent=2).encode("ascii")
     write_file(path, data + b"\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8 to `path` in one step: an interrupted call leaves the old file whole. A
+    link at `path` is replaced, not followed. Lone surrogates are escaped as in JSON.
+
+    What a killed call left is deleted by the next one. WriteError when the file system refuses.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        for old in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+            pid = old.name.split(".")[-2]
+            if pid.isdecimal() and (old == part or not alive(int(pid))) and not foreign(old):
+                delete([old])
+        try:
+            write_file(part, text.encode("utf-8", "backslashreplace"))
+            part.replace(path)
+        except BaseException as error:
+            if not isinstance(error, FileExistsError):
+                with contextlib.suppress(OSError):
+                    delete([part])
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise WriteError(f"[save] {path}: cannot be written: {error.strerror or error}") from error
 
 
 def copy_file(source: Path, path: Path) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ....checkpoints.io.safe_files import replace_text
 from ....errors import BackendError
 
 SHIPPED = Path(__file__).parent / "cards"
@@ -62,7 +63,7 @@ def write(path: Path, card: str, measured: str, entries: list[Entry]) -> None:
     rows = sorted([e for e in old if key(e) not in new] + entries, key=key)
     text = ",\n".join(f"  {json.dumps(e)}" for e in rows)
     head = f'{{"card": {json.dumps(card)}, "measured": {json.dumps(measured)}, "tiles": [\n'
-    path.write_text(f"{head}{text}\n]}}\n", encoding="utf-8")
+    replace_text(path, f"{head}{text}\n]}}\n")
 
 
 def key(e: Entry) -> tuple[Any, ...]:
