@@ -10,7 +10,7 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz fuzz-second test-ecosystem test-neon test-sanitize mutation planted native clean
+.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz fuzz-second fuzz-native fuzz-guided test-ecosystem test-neon test-sanitize mutation planted native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -48,6 +48,14 @@ fuzz: $(VENV_TEST)/ready
 # Commands whose system calls fail, are cut or are interrupted, under limits and without standard streams (tests/support/second_fuzz).
 fuzz-second: $(VENV_TEST)/ready
 	PYTHONPATH=src:tests $(ONE_THREAD) $(VENV_TEST)/bin/python -m support.second_fuzz --seconds $(SECONDS) --seed $(SEED)
+
+# libFuzzer on the native core, with AddressSanitizer and UndefinedBehaviorSanitizer (native/tests/fuzz.cpp); needs Clang with its runtime.
+CLANG ?= clang++
+fuzz-native:
+	cmake -S . -B build/fuzz-native -DCMAKE_CXX_COMPILER=$(CLANG) -DHALFBYTE_SANITIZE=fuzzer -DHALFBYTE_MODULE=OFF
+	cmake --build build/fuzz-native --target halfbyte_fuzz
+	mkdir -p build/fuzz-native/corpus build/crashers
+	build/fuzz-native/halfbyte_fuzz -max_total_time=$(SECONDS) -max_len=64 -print_final_stats=1 -artifact_prefix=build/crashers/ build/fuzz-native/corpus
 
 test-gpu: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m gpu
