@@ -22,8 +22,9 @@ void use_set(const std::string &name);
 // How cores that run the same instructions differ; measured values, benchmarks/cpu.md.
 struct Core {
   const char *name;
-  int prefetch_bytes;    // distance at which tiles prefetch codes where `schedule_for` asks this
-                         // core; 0: they do not
+  int prefetch_bytes;    // this core's distance at which fused tiles prefetch codes; 0: it is
+                         // kPrefetchBytes, and few tokens with int8 activations do not prefetch
+                         // (`schedule_for`)
   int one_panel_tokens;  // up to this many tokens take one panel at a time
   int fused_tokens;  // up to this many tokens are decoded in registers; 0: the instruction set's
                      // own number

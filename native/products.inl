@@ -1,4 +1,6 @@
-// Part of kernels.inl: the tiles that multiply, from a buffer or from the planes.
+// Part of kernels.inl: products of one block of inputs. From the inside out: tile_i8 and tile_f32
+// multiply MT tokens by NV vectors of rows, tiles_i8 and tiles_f32 MT tokens by all rows, blocks_i8
+// and blocks_f32 all tokens by all rows, and block_i8 and block_f32 choose the template arguments.
 
 // The entries of a tile's segments, from the buffer that `decode_scales` wrote.
 template <class V, int NV>
@@ -60,11 +62,12 @@ struct Tile {
                HB_INLINE_LAMBDA { put(t, j, V::fma(sum[t][j], scales.scale(j), at(t, j))); });
   }
 
-  // part += (sum - zero * x_sum) * scale, in units of the activations' scale, and at the end of a
-  // span total += part * that scale. With a single non-zero activation everything up to the last
-  // product is exact; `span` is several segments only for weights where this is true.
+  // add_segment: part += (sum - zero * x_sum) * scale, in units of the activations' scale.
+  // add_span, after the span's last segment: total += part * x_scale. With a single non-zero
+  // activation everything before the product with x_scale is exact; only weights for which this is
+  // true have spans of several segments.
   template <class Scales>
-  HB_INLINE void fold(F (&part)[MT][NV], F (&sum)[MT][NV], int s, const Scales &scales) {
+  HB_INLINE void add_segment(F (&part)[MT][NV], F (&sum)[MT][NV], int s, const Scales &scales) {
     const float *of = x_sum + s * MT;
     if (scales.zeros)
       each([&](int t, int j) HB_INLINE_LAMBDA {
@@ -73,7 +76,7 @@ struct Tile {
     each([&](int t, int j)
              HB_INLINE_LAMBDA { part[t][j] = V::fma(sum[t][j], scales.scale(j), part[t][j]); });
   }
-  HB_INLINE void add(F (&part)[MT][NV], const float *x_scale) {
+  HB_INLINE void add_span(F (&part)[MT][NV], const float *x_scale) {
     each([&](int t, int j) HB_INLINE_LAMBDA {
       put(t, j, V::fma(part[t][j], V::fset(x_scale[t]), at(t, j))), part[t][j] = V::fzero();
     });
@@ -135,17 +138,17 @@ HB_INLINE auto scales_of(const Block &b, int v0) {
     return BufferedScales<V, NV>(b, v0);
 }
 
-// MT tokens by NV vectors of rows. F: number of products added to a 16-bit partial sum before it is
-// widened (instruction sets whose products are 16-bit); 0: signed bytes, or sets that sum in 32
-// bits. SPANS: one scale of the activations covers several segments.
-template <class V, int MT, int NV, int F, class Source, bool SPANS>
+// MT tokens by NV vectors of rows, int8 activations. STEPS: vectors of 16-bit products that are
+// added before the sum is widened to 32 bits; 0: V::dot, which adds in 32 bits. SPANS: one scale of
+// the activations covers several segments.
+template <class V, int MT, int NV, int STEPS, class Source, bool SPANS>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
   constexpr int inputs = Source::unroll;
-  static_assert(
-      inputs % (4 * (F ? F : 1)) == 0 && (!Source::fused || inputs % unit_inputs(bits) == 0),
-      "an iteration is whole units");
+  static_assert(inputs % (4 * (STEPS ? STEPS : 1)) == 0 &&
+                    (!Source::fused || inputs % unit_inputs(bits) == 0),
+                "an iteration is whole units");
   const uint8_t *w[NV];
   Planes planes[NV];
   HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
@@ -194,15 +197,15 @@ void tile_i8(const Block &b, int t0, int v0) {
         HB_UNROLL_FOR (int t = 0; t < MT; ++t) {
           const auto four = V::broadcast4(x + (i * MT + t) * 4);
           HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
-            if constexpr (F == 0)
+            if constexpr (STEPS == 0)
               acc[t][j] = V::dot(acc[t][j], rows[j], four);
-            else if constexpr (i % (F ? F : 1) == 0)
+            else if constexpr (i % (STEPS ? STEPS : 1) == 0)
               pairs[t][j] = V::products(rows[j], four);
             else
               pairs[t][j] = V::more(pairs[t][j], rows[j], four);
           }
         }
-        if constexpr (F != 0 && (i + 1) % (F ? F : 1) == 0)
+        if constexpr (STEPS != 0 && (i + 1) % (STEPS ? STEPS : 1) == 0)
           HB_UNROLL_FOR (int t = 0; t < MT; ++t)
             HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], pairs[t][j]);
       });
@@ -224,14 +227,15 @@ void tile_i8(const Block &b, int t0, int v0) {
       tile.apply_scales(sum, s, scales);
     } else {
       Sums::each([&](int t, int j) HB_INLINE_LAMBDA { sum[t][j] = V::cvt(acc[t][j]); });
-      tile.fold(part, sum, s, scales);
-      if (--left == 0 || s + 1 == segments) tile.add(part, x_scale + s * MT), left = span;
+      tile.add_segment(part, sum, s, scales);
+      if (--left == 0 || s + 1 == segments) tile.add_span(part, x_scale + s * MT), left = span;
     }
     scales.advance();
   }
   tile.finish();
 }
 
+// MT tokens by NV vectors of rows, float activations.
 template <class V, int MT, int NV, class Source>
 void tile_f32(const Block &b, int t0, int v0) {
   using F = typename V::F;
@@ -295,9 +299,9 @@ void tile_f32(const Block &b, int t0, int v0) {
   tile.finish();
 }
 
-// The same for one token and one vector of rows, decoded in registers, MANY segments at a time:
-// enough independent sums to hide latency, while memory is read in one stream. Each sum is computed
-// in the same order as in other tiles.
+// One token by one vector of rows, float activations, codes decoded in registers, MANY segments at
+// a time: enough independent sums to hide latency, while memory is read in one stream. Each sum is
+// computed in the same order as by tile_f32.
 template <class V, int MANY, class Source>
 void interleaved_f32(const Block &b, int v) {
   using F = typename V::F;
@@ -347,20 +351,20 @@ void interleaved_f32(const Block &b, int v) {
   tile.finish();
 }
 
-template <class V, int MT, int NV, int F, class Source, bool SPANS>
-inline void tiles_of(const Block &b, int t0) {
+template <class V, int MT, int NV, int STEPS, class Source, bool SPANS>
+inline void tiles_with_spans(const Block &b, int t0) {
   constexpr int H = kPanelRows / V::W;
   int v = 0;
-  for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, F, Source, SPANS>(b, t0, v);
+  for (; v + NV <= b.panels * H; v += NV) tile_i8<V, MT, NV, STEPS, Source, SPANS>(b, t0, v);
   if constexpr (NV > 1 && !Source::fused)  // a fused call has all of its panels
-    for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, F, Source, SPANS>(b, t0, v);
+    for (; v < b.panels * H; ++v) tile_i8<V, MT, 1, STEPS, Source, SPANS>(b, t0, v);
 }
 
-template <class V, int MT, int NV, int F, class Source>
+template <class V, int MT, int NV, int STEPS, class Source>
 inline void tiles_i8(const Block &b, int t0) {
   if constexpr (Source::bits <= 4)  // wider codes: one scale of the activations per segment
-    if (b.span > 1) return tiles_of<V, MT, NV, F, Source, true>(b, t0);
-  tiles_of<V, MT, NV, F, Source, false>(b, t0);
+    if (b.span > 1) return tiles_with_spans<V, MT, NV, STEPS, Source, true>(b, t0);
+  tiles_with_spans<V, MT, NV, STEPS, Source, false>(b, t0);
 }
 
 // Prefetches a share of the next block's codes while tokens t0 .. t1 of this block are multiplied,
@@ -383,41 +387,41 @@ inline void prefetch_next(const Block &b, int t0, int t1) {
 
 // Tokens from t on, fewer than the largest tile: in tiles of four, two and one, each with its
 // number of vectors of rows.
-template <class V, int FOUR, int TWO, int ONE, int F, class Source>
+template <class V, int FOUR, int TWO, int ONE, int STEPS, class Source>
 void last_i8(const Block &b, int t) {
   if constexpr (Source::fused || V::i8.tokens > 4)
-    for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, FOUR, F, Source>(b, t);
-  for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, TWO, F, Source>(b, t);
-  for (; t < b.tokens; ++t) tiles_i8<V, 1, ONE, F, Source>(b, t);
+    for (; t + 4 <= b.tokens; t += 4) tiles_i8<V, 4, FOUR, STEPS, Source>(b, t);
+  for (; t + 2 <= b.tokens; t += 2) tiles_i8<V, 2, TWO, STEPS, Source>(b, t);
+  for (; t < b.tokens; ++t) tiles_i8<V, 1, ONE, STEPS, Source>(b, t);
 }
 
-template <class V, int F, class Source>
+template <class V, int STEPS, class Source>
 void blocks_i8(const Block &b) {
   int t = 0;
-  const auto largest = [&](auto tile) HB_INLINE_LAMBDA {
+  const auto tiles_of = [&](auto tile) HB_INLINE_LAMBDA {
     constexpr int MT = decltype(tile)::value;
     for (; t + MT <= b.tokens; t += MT) {
       if constexpr (!Source::fused) prefetch_next(b, t, t + MT);
-      tiles_i8<V, MT, V::i8.vectors, F, Source>(b, t);
+      tiles_i8<V, MT, V::i8.vectors, STEPS, Source>(b, t);
     }
   };
   if constexpr (!Source::fused || V::i8.fused_tokens >= V::i8.tokens) {
-    if (V::i8.tokens <= b.largest) largest(Constant<V::i8.tokens>());
+    if (V::i8.tokens <= b.largest) tiles_of(Constant<V::i8.tokens>());
     if constexpr (V::i8.alternative != 0)
-      if (V::i8.alternative == b.largest) largest(Constant<V::i8.alternative>());
+      if (V::i8.alternative == b.largest) tiles_of(Constant<V::i8.alternative>());
   }
   if constexpr (V::i8.tokens > 8)
     for (; b.largest > 8 && t + 8 <= b.tokens; t += 8)
-      tiles_i8<V, 8, V::i8.vectors, F, Source>(b, t);
+      tiles_i8<V, 8, V::i8.vectors, STEPS, Source>(b, t);
   if constexpr (Source::fused && V::one_panel_tiles)
-    if (b.one_panel) return last_i8<V, 1, 1, 1, F, Source>(b, t);
+    if (b.one_panel) return last_i8<V, 1, 1, 1, STEPS, Source>(b, t);
   // Super-scales and minima are two more streams for each panel: with more panels the hardware
   // prefetcher does not follow all streams.
   if constexpr (Source::fused && V::i8.vectors_minima < V::i8.vectors_one)
     if (b.weight->super_mins)
-      return last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_minima, F, Source>(b,
-                                                                                                t);
-  last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_one, F, Source>(b, t);
+      return last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_minima, STEPS, Source>(
+          b, t);
+  last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_one, STEPS, Source>(b, t);
 }
 
 // The widths that fused tiles decode in registers; the others are decoded into the buffer.
@@ -429,45 +433,45 @@ bool fuses_i8(const Weight &w) {
   return w.element == Element::integer && has && w.seg % (halves ? 16 : 32) == 0;
 }
 
-template <class V, int F>
+template <class V, int STEPS>
 void buffered_i8(const Block &b) {
-  if (b.seg == 64) return blocks_i8<V, F, FromBuffer<64, true>>(b);
-  if (b.seg == 32) return blocks_i8<V, F, FromBuffer<32, true>>(b);
-  if (b.seg == 16) return blocks_i8<V, F, FromBuffer<16, true>>(b);
-  if (b.seg % 32 == 0) return blocks_i8<V, F, FromBuffer<32>>(b);
-  if (b.seg % 16 == 0) return blocks_i8<V, F, FromBuffer<16>>(b);
-  if constexpr (F <= 2) blocks_i8<V, F, FromBuffer<8>>(b);
+  if (b.seg == 64) return blocks_i8<V, STEPS, FromBuffer<64, true>>(b);
+  if (b.seg == 32) return blocks_i8<V, STEPS, FromBuffer<32, true>>(b);
+  if (b.seg == 16) return blocks_i8<V, STEPS, FromBuffer<16, true>>(b);
+  if (b.seg % 32 == 0) return blocks_i8<V, STEPS, FromBuffer<32>>(b);
+  if (b.seg % 16 == 0) return blocks_i8<V, STEPS, FromBuffer<16>>(b);
+  if constexpr (STEPS <= 2) blocks_i8<V, STEPS, FromBuffer<8>>(b);
 }
 
-// Products in 16 bits: pairs of bytes, |w| * 127 * 2 a step, must stay below 2^15 over F steps.
-// 0 for signed bytes, which are summed otherwise.
+// STEPS of an instruction set: `most` where it adds in 16 bits, else 0. A step adds two products of
+// a byte w and an activation, at most 2 * w * 127; the sum of all steps must stay below 2^15.
 template <class V>
-constexpr int steps(int peak) {
-  return V::sums_in_16_bits ? peak : 0;
+constexpr int steps(int most) {
+  return V::sums_in_16_bits ? most : 0;
 }
 
 template <class V>
 void planes_i8(const Block &b) {
-  constexpr int F2 = steps<V>(2), F4 = steps<V>(4);
+  constexpr int two = steps<V>(2), four = steps<V>(4);
   if (b.weight->element == Element::table) {
     if (V::sums_in_16_bits && b.widest > 32) return blocks_i8<V, 0, FromPlanes<16, 4, true>>(b);
-    if (b.seg == 32) return blocks_i8<V, F4, FromPlanes<32, 4, true, true>>(b);
-    if (b.seg == 16) return blocks_i8<V, F4, FromPlanes<16, 4, true, true>>(b);
-    if (b.seg % 32 == 0) return blocks_i8<V, F4, FromPlanes<32, 4, true>>(b);
-    return blocks_i8<V, F4, FromPlanes<16, 4, true>>(b);
+    if (b.seg == 32) return blocks_i8<V, four, FromPlanes<32, 4, true, true>>(b);
+    if (b.seg == 16) return blocks_i8<V, four, FromPlanes<16, 4, true, true>>(b);
+    if (b.seg % 32 == 0) return blocks_i8<V, four, FromPlanes<32, 4, true>>(b);
+    return blocks_i8<V, four, FromPlanes<16, 4, true>>(b);
   }
   switch (b.weight->bits) {
     case 2:
-      return blocks_i8<V, F4, FromPlanes<16, 2>>(b);
+      return blocks_i8<V, four, FromPlanes<16, 2>>(b);
     case 3:
-      return blocks_i8<V, F4, FromPlanes<32, 3>>(b);
+      return blocks_i8<V, four, FromPlanes<32, 3>>(b);
     case 4:
-      return b.seg == 32 ? blocks_i8<V, F4, FromPlanes<32, 4, false, true>>(b)
-                         : blocks_i8<V, F4, FromPlanes<32, 4>>(b);
+      return b.seg == 32 ? blocks_i8<V, four, FromPlanes<32, 4, false, true>>(b)
+                         : blocks_i8<V, four, FromPlanes<32, 4>>(b);
     case 5:
-      return blocks_i8<V, F4, FromPlanes<32, 5>>(b);
+      return blocks_i8<V, four, FromPlanes<32, 5>>(b);
     case 6:
-      return blocks_i8<V, F2, FromPlanes<16, 6>>(b);
+      return blocks_i8<V, two, FromPlanes<16, 6>>(b);
     default:
       return blocks_i8<V, 0, FromPlanes<32, 8>>(b);
   }
@@ -542,8 +546,8 @@ void planes_f32(const Block &b) {
       return blocks_f32<V, FromPlanes<16, 6>>(b);
     default:
       if (b.weight->offset == 128 || V::blends) return blocks_f32<V, FromPlanes<16, 8>>(b);
-      return blocks_f32<V, FromPlanes<16, 8, true>>(
-          b);  // for 8 bits "through a table" means: not centred on 128, so add the rest back
+      // TABLE at 8 bits is no table: FloatDecoder then adds 128 - offset.
+      return blocks_f32<V, FromPlanes<16, 8, true>>(b);
   }
 }
 

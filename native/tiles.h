@@ -9,15 +9,16 @@ namespace halfbyte {
 
 struct Tiles {
   int tokens;          // tokens of the largest tile
-  int vectors;         // vectors of rows in tiles of more than four tokens
-  int vectors_four;    // in tiles of four tokens,
+  int vectors;         // vectors of rows in the largest tile and in all of more than four tokens
+  int vectors_four;    // in smaller tiles: of four tokens,
   int vectors_two;     // of two,
   int vectors_one;     // of one,
-  int vectors_minima;  // and of one for weights with super-scales and minima, which are read in
-                       // more streams
+  int vectors_minima;  // of one, for weights with super-scales and minima, which are read in more
+                       // streams (int8 only)
   int panels;          // panels of a block that is decoded into a buffer
   int fused_tokens;    // up to this many tokens tiles are fused
-  int alternative;     // tokens of a second largest tile for cores that prefer it (`Core`); 0: none
+  int alternative;     // tokens of a tile that some cores take in place of the largest
+                       // (`Core::alternative_tile_from`); 0: none
 };
 
 //                               tokens vectors four two one minima panels fused alternative
