@@ -1,4 +1,6 @@
-"""What the server's middleware bounds: bodies of slow clients, and requests whose client leaves."""
+"""What the server's middleware bounds: bodies of slow clients, prompts, and requests whose client
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import json
 import pytest
 
 from halfbyte.transformers import serve_requests
-from halfbyte.transformers.serve_requests import COMPLETIONS, RequestCheck
+from halfbyte.transformers.serve_requests import COMPLETIONS, TOKEN_LENGTH, RequestCheck, RequestError
 
 ASKED = json.dumps({"prompt": "a"}).encode()
 
@@ -138,3 +140,28 @@ def test_an_error_of_a_handler_is_a_reply():
         assert client.status == 500
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("characters", "wanted", "message"),
+    [
+        (8, 8, None),
+        (9, 1, r"^\[serve\] the prompt has 9 tokens; up to 8 tokens are allowed$"),
+        (8 * TOKEN_LENGTH + 1, 1, r"^\[serve\] the prompt has 257 characters; up to 8 tokens are allowed$"),
+        (8, 9, r"^\[serve\] the prompt has 8 tokens and 9 are requested; the model's context is 16$"),
+    ],
+)
+def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):
+    counted = []
+    middleware = RequestCheck(
+        answer, name="m", count=lambda text: counted.append(text) or len(text), context=16, max_prompt=8, hosts=None
+    )
+    body = json.dumps({"prompt": "a" * characters, "max_tokens": wanted}).encode()
+    if message is None:
+        middleware.check(COMPLETIONS, body)
+    else:
+        with pytest.raises(RequestError, match=message) as caught:
+            middleware.check(COMPLETIONS, body)
+        assert caught.value.code == "context_length_exceeded"
+    # Longer texts than any of so many tokens are refused without being tokenized.
+    assert [len(text) for text in counted] == ([characters] if characters <= 8 * TOKEN_LENGTH else [])

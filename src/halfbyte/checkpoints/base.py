@@ -8,7 +8,8 @@ opening, data on access.
     for key, w in ckpt.items():    one weight in memory at a time
     ckpt.findings()                what looks wrong; findings(data=True) reads the scales too
 
-`SafetensorsCheckpoint` and `GGUFCheckpoint` implement it.
+`SafetensorsCheckpoint`, `GGUFCheckpoint`, `ONNXCheckpoint` and the views of another checkpoint
+(`views/`, `conversion.gguf_names`) implement it.
 """
 
 from __future__ import annotations

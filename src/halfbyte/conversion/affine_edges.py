@@ -7,7 +7,8 @@
 Codes are unchanged where the target can store their zero point or bias. Otherwise all codes of a
 group are shifted, c' = c + d, when every code that occurs stays in the target's range; a group that
 exceeds the range by one at the top gets the negated codes and a negative scale. In a group with
-scale 0 every value is the offset o: its codes become z' + 1 and its scale o.
+scale 0 every value is the offset o: its codes become z' + 1 and its scale o, or z' − 1 and −o where
+z' is the largest code.
 
 An edge is exact when these functions return parts; they raise MisfitError, with the reason, when
 the target has no parts with the same values.
@@ -158,32 +159,33 @@ def _integers(
             checks.add("zero points are the middle code" if np.all(zero == middle) else "codes less their zero points fit")
     shift = np.asarray(new - zero)
     kind = _kind(values) if constant is None else ""
-    if constant is None:
-        cast(scale, fmt, "scales", Checks(), kind)  # fails sooner than the codes would
-    if constant is None and fmt.zero == "none" and not _fits(values, groups, shift, top):
-        codes, scale = _flipped(values, fmt, groups, zero, scale, checks)
-    elif constant is not None:
+    if constant is not None and offset is not None:
         codes, scale = _with_constants(values, fmt, groups, shift, new, scale, offset, constant)
     else:
-        codes = _codes(values, fmt, groups, shift, checks)
+        cast(scale, fmt, "scales", Checks(), kind)  # fails sooner than the codes would
+        if fmt.zero == "none" and not _fits(values, groups, shift, top):
+            codes, scale = _flipped(values, fmt, groups, zero, scale, checks)
+        else:
+            codes = _codes(values, fmt, groups, shift, checks)
     parts = {"codes": codes, "scales": cast(scale, fmt, "scales", checks, kind)}
     if fmt.zero == "int":
         parts["zeros"] = np.array(np.broadcast_to(new, scale.shape), np.int16)
     return parts
 
 
-def _whole_zero(scale: F64, offset: F64 | None, checks: Checks) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """(z with −z · s = o, which groups are constant). MisfitError unless every z is an integer."""
+def _whole_zero(scale: F64, offset: F64, checks: Checks) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    """(z with −z · s = o, 0 in constant groups; which groups are constant, None where no constant
+    is other than 0). MisfitError unless every z is an integer.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        zero = np.rint(-offset / scale) if offset is not None else np.zeros_like(scale)
+        zero = np.rint(-offset / scale)
         wrong = ~((-zero * scale == offset) & (np.abs(zero) < 1 << 15))
-    constant = np.isfinite(offset) & (scale == 0) if offset is not None else scale == 0
+    constant = np.isfinite(offset) & (scale == 0)
     bad = wrong & ~constant
     if bad.any():
         raise MisfitError(f"{int(bad.sum())} offsets are no whole number of scales")
     checks.add("offsets are whole numbers of scales")
-    clean = np.where(constant, 0, zero)
-    return clean.astype(np.int64), constant if (constant & (offset != 0)).any() else None
+    return np.where(constant, 0, zero).astype(np.int64), constant if (constant & (offset != 0)).any() else None
 
 
 def _always_fits(values: AffineValues, shift: NDArray[np.int64], top: int) -> bool:
@@ -230,18 +232,17 @@ def _with_constants(
     shift: NDArray[np.int64],
     new: NDArray[np.int64],
     scale: F64,
-    offset: F64 | None,
+    offset: F64,
     constant: NDArray[np.bool_],
 ) -> tuple[NDArray[np.uint8], F64]:
     """Codes and scales where some groups are constant, equal to their offset."""
-    assert offset is not None
-    middle, top = 1 << (fmt.bits - 1), (1 << fmt.bits) - 1
+    top = (1 << fmt.bits) - 1
     codes = values.present().astype(np.int32) + groups.spread(shift).astype(np.int32)
     zero = np.broadcast_to(new, scale.shape)
     up = zero < top
     is_constant = constant[..., groups.target]
     one = np.where(up, zero + 1, zero - 1)
     codes = np.where(is_constant, one[..., groups.target], codes)
-    if ((codes < 0) | (codes > top)).any() or middle > top:
+    if ((codes < 0) | (codes > top)).any():
         raise MisfitError(f"codes would leave the range of {fmt.name}")
     return pack(codes.astype(np.uint8), fmt.bits), np.where(constant, np.where(up, offset, -offset), scale)

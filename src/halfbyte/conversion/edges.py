@@ -140,8 +140,8 @@ Rewrite = Callable[[Checks], Mapping[str, NDArray[Any]]]
 
 
 def _rewrites(q: QTensor, fmt: Format, goal: Goal) -> Iterator[Rewrite]:
-    """Functions that give parts of `fmt` with the values of `q`: unchanged where possible, then
-    rewritten.
+    """Functions that give parts of `fmt` with the values of `q`, to be tried in this order: the
+    parts of `q` themselves, then rewritten ones.
     """
     if fmt == q.format:
         yield lambda checks: q.parts
@@ -182,8 +182,7 @@ def _packed_outcome(q: QTensor, fmt: Format, parts: Mapping[str, NDArray[Any]], 
         config = layout.config(weight) | dict(goal.params)
         return Outcome(weight, layout.pack(weight, config), config, checks.kind, checks.why)
     except LayoutError as error:
-        # The layout may store other zero points, or groups in order: a requantization is then
-        # possible.
+        # Other zero points, or groups in order, may be stored: a requantization is possible.
         by_value = weight.format.zero == "int" or "group_index" in weight.parts
         raise (MisfitError if by_value else _UnsupportedFormatError)(_clause(error)) from None
 
@@ -201,8 +200,8 @@ def _clause(error: Exception) -> str:
 
 
 def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
-    """A tensor that its producer decodes to the source's values rounded once. MisfitError when
-    there is none.
+    """A weight of `fmt` that the target's producer decodes to the exact values of `q` rounded once.
+    MisfitError when there is none.
     """
     if q.format.composite:
         raise MisfitError(f"a value of {q.format} is more than one code under its scales")
@@ -219,8 +218,10 @@ def _equal(q: QTensor, fmt: Format, goal: Goal, checks: Checks) -> Outcome:
 
 
 def _requantized(q: QTensor, goal: Goal, fitting: Mapping[Format, str], failed: str, name: str, suggest: bool) -> Outcome:
-    """The requantization to the first format that the layout can store; `fitting` says why no
-    format was exact.
+    """The requantization to the first of `fitting` that the layout can store.
+
+    fitting  format -> why it is not exact
+    failed   why no format can be stored, for the message
     """
     for fmt, why in fitting.items():
         try:
@@ -229,19 +230,19 @@ def _requantized(q: QTensor, goal: Goal, fitting: Mapping[Format, str], failed: 
         except (HalfbyteError, MisfitError) as error:
             failed = str(error)
             continue
-        error_ = difference(q, outcome.weight)
-        if error_.identical:
+        lost = difference(q, outcome.weight)
+        if lost.identical:
             return replace(outcome, kind="exact-if", why=f"every value is on the grid of {spelled(fmt)}")
-        instead = tuple(_exact_elsewhere(q, goal)) if suggest and goal.target.codec else ()
-        return replace(outcome, kind="lossy", why=f"{why} ({spelled(fmt)})", error=error_, instead=instead)
+        instead = _exact_elsewhere(q, goal) if suggest and goal.target.codec else ()
+        return replace(outcome, kind="lossy", why=f"{why} ({spelled(fmt)})", error=lost, instead=instead)
     where = f"{name}: " if name else ""
     raise LayoutError(
         f"[convert] {where}{q.format} of shape {q.shape} cannot be stored as {goal}: {failed or 'the layout has no codec for it'}"
     )
 
 
-def _exact_elsewhere(q: QTensor, goal: Goal) -> Iterator[str]:
-    """A target of the same layout, with a codec of its choice, that holds `q` exactly."""
+def _exact_elsewhere(q: QTensor, goal: Goal) -> tuple[str, ...]:
+    """The best target of the same layout that holds `q` exactly, of any codec; () for none."""
     free = replace(goal, target=replace(goal.target, codec=None, group_size=None), scale_dtype=None)
     for fmt in candidates(q, free):
         for rewrite in _rewrites(q, fmt, free):
@@ -251,8 +252,8 @@ def _exact_elsewhere(q: QTensor, goal: Goal) -> Iterator[str]:
                 continue
             plain = not fmt.float_scale or fmt.family.startswith("ggml")
             group = "" if plain else ":channel" if fmt.group_size == -1 else f":g{fmt.group_size}"
-            yield f"{goal.layout}:{fmt.name}{group}"
-            return
+            return (f"{goal.layout}:{fmt.name}{group}",)
+    return ()
 
 
 def requantize(q: QTensor, fmt: Format) -> QTensor:

@@ -1,12 +1,12 @@
 """Batched generation: each pass of the model yields the next token of every sequence.
 
     for index, piece in BatchGeneration(model, tokenizer, ["Once", "There was a"], max_tokens=64):
-        ...                                        # pieces of all texts in order of time, with
-                                                   their index
+        ...                                        # pieces as they are made, and the index of the
+                                                   # prompt that each continues
 
 Prompts are padded on the left and the padding is masked, so each text equals that of a single run
-except for the order of floating-point sums. Finished texts stay in the batch, ignored, until the
-last one ends.
+except for the order of floating-point sums. Texts that have ended stay in the batch until the last
+one ends; their further tokens are ignored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from .single import Generation, GenerationError, Piece, Sampling, choose, prompt
 
 
 class BatchGeneration:
-    """Iterates over (index of the prompt, piece). `texts` has a `Generation` for each prompt, with
-    tokens, text and reason for stopping. Arguments as for `Generation`; every text samples as in a
-    single run.
+    """Iterates over (index of the prompt, piece). Arguments as for `Generation`, without
+    `stop_ids` and `stop`; every text samples as in a single run.
+
+    texts  a `Generation` for each prompt, with tokens, text and reason for stopping
     """
 
     def __init__(
@@ -95,14 +96,10 @@ class BatchGeneration:
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
             positions = positions[:, -1:] + 1
         for row, text in enumerate(self.texts):
-            text.stopped = text.stopped or "length"
-            rest = self.tokenizer.decode(text.tokens, skip_special_tokens=True)
-            if len(rest) > len(text.text) and rest.startswith(text.text):
-                yield row, Piece(text.tokens[-1], rest[len(text.text) :])
-                text.text = rest
+            yield from ((row, piece) for piece in text.finish())
 
     def _take(self, text: Generation, token: int, stream: Any) -> list[Piece]:
-        """What a token adds to a text."""
+        """Appends a token to a text; the piece it adds, none where the token ends the text."""
         text.tokens.append(token)
         if token in text.stop_ids:
             text.stopped = "eos"

@@ -8,14 +8,14 @@ weights      packed matrices as a backend holds them, and dense tensors in the r
 cache        keys and values of `context` tokens: Σ over layers of 2 · kv heads · head length ·
              tokens seen · bytes, tokens seen being the sliding window in local layers
 activations  of one pass over `context` tokens: the larger of a feed-forward block (2h + 4f a token)
-             and of attention, the logits of one place, and masks. Where attention writes its scores
-             to memory (gpt-oss), of a pass over the tokens that `generation.prompt_chunk` allows,
-             and three copies of heads · tokens · context, one of which outlives it. Experts on a
-             GPU copy the tokens of each to whole tiles
-loading      the peak while tensors are read, the largest first: those before it and
-             twice the one being read
-overhead     what the program holds besides: on the CPU measured in this process, with the libraries
-             and the tokenizer loaded; on a GPU its context
+             and of attention, the logits of one position, and masks. Where attention writes its
+             scores to memory (gpt-oss): of a pass over `single.prompt_chunk` tokens, with three
+             copies of heads · tokens · context, one of which outlives it. Experts on a GPU copy the
+             tokens of each expert to whole tiles
+loading      the peak while tensors are read, the largest first: those read before and twice the one
+             being read
+overhead     all other memory of the process: on the CPU measured here, with the libraries and the
+             tokenizer loaded; on a GPU its context
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CUDA_OVERHEAD = 690_000_000
 """
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SCORE_COPIES = 3
-"""Of the scores: as they are, with the largest taken off, and as probabilities."""
+"""Of the attention scores: as computed, less the largest, and as probabilities."""
 PANEL_ROWS = 16
 """Rows to which the CPU kernels' order is padded."""
 CODECS = ("int8:g128", "int6:g128", "int5:g128", "int4:g32", "int4:g128", "mxfp4", "int3:g128", "int2:g128")
@@ -49,7 +49,7 @@ CODECS = ("int8:g128", "int6:g128", "int5:g128", "int4:g32", "int4:g128", "mxfp4
 
 class Matrix(NamedTuple):
     """A tensor of the model: logical shape, the format it is packed in (None: dense), whether it
-    could be packed.
+    can be packed.
     """
 
     name: str
@@ -119,8 +119,8 @@ class Planner:
         self.overhead = _resident_memory(self.path, self.config, remote, config) if device == "cpu" else CUDA_OVERHEAD
 
     def plan(self, context: int, *, batch: int = 1, device_memory: int | None = None, codec: str | None = None) -> Plan:
-        """The bytes for a context; `codec` for every matrix that can be packed, in place of what it
-        is in.
+        """The bytes for a context; `codec` replaces the format of every matrix that can be
+        packed.
         """
         if context < 1 or batch < 1:
             raise CheckpointError(f"[plan] context {context}, batch {batch}; 1 or more are allowed")
@@ -175,17 +175,22 @@ class Planner:
             return math.prod(m.shape) * DTYPE_BYTES[self.dtype]
         return packed_nbytes(fmt, m.shape, PANEL_ROWS if self.device == "cpu" else 1)
 
-    def _cache(self, context: int, batch: int) -> int:
+    def _key_value_sizes(self) -> tuple[int, int]:
+        """(heads of keys and values, length of a head)."""
         c = self.config
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        return heads, getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+
+    def _cache(self, context: int, batch: int) -> int:
+        c = self.config
+        heads, head = self._key_value_sizes()
         window = getattr(c, "sliding_window", None)
         kinds = getattr(c, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * c.num_hidden_layers
         seen = sum(min(context, window) if window and kind == "sliding_attention" else context for kind in kinds)
         return int(2 * heads * head * seen * batch * DTYPE_BYTES[self.dtype])
 
-    def _looked_at(self, context: int, chunk: int) -> int:
-        """Tokens that one token of a pass looks at, at most."""
+    def _attended(self, context: int, chunk: int) -> int:
+        """Tokens to which a token of a pass over `chunk` tokens attends, at most."""
         window = getattr(self.config, "sliding_window", None)
         local = window and all(kind == "sliding_attention" for kind in getattr(self.config, "layer_types", None) or ("",))
         return min(context, window + chunk) if local and window else context
@@ -195,14 +200,14 @@ class Planner:
         chunk = prompt_chunk(context, self.stores_scores)
         tokens = chunk * batch
         h = c.hidden_size
-        head = getattr(c, "head_dim", None) or h // c.num_attention_heads
-        query, key = c.num_attention_heads * head, (getattr(c, "num_key_value_heads", None) or c.num_attention_heads) * head
+        heads, head = self._key_value_sizes()
+        query, key = c.num_attention_heads * head, heads * head
         attention = 2 * h + 3 * query + 4 * key
         experts = getattr(c, "num_experts_per_tok", None)
         f = (getattr(c, "moe_intermediate_size", None) if experts else None) or c.intermediate_size
         feed = tokens * (2 * h + 4 * f) * size
-        seen = self._looked_at(context, chunk)
-        scores = SCORE_COPIES * c.num_attention_heads * tokens * seen * size if self.stores_scores else 0
+        attended = self._attended(context, chunk)
+        scores = SCORE_COPIES * c.num_attention_heads * tokens * attended * size if self.stores_scores else 0
         kinds = 2 if getattr(c, "sliding_window", None) else 1
         masks = chunk * context * kinds * batch * (size if self.stores_scores else 1) if size == 4 or self.stores_scores else 0
         if experts and self.device == "cpu":
@@ -214,8 +219,8 @@ class Planner:
 
     def _routed(self, pairs: int, f: int) -> int:
         """Bytes of a block of experts on a GPU for `pairs` of a token and an expert: rows of x, of
-        hidden values and of float32 results; gates and ups in float32 besides where they are not
-        interleaved.
+        hidden values and of float32 results, and, where gates and ups are not interleaved, both in
+        float32.
         """
         c, size = self.config, DTYPE_BYTES[self.dtype]
         count = getattr(c, "num_local_experts", None) or c.num_experts
@@ -226,8 +231,8 @@ class Planner:
 
 
 def _stores_scores(config: Any) -> bool:
-    """True for an architecture whose attention writes its scores to memory: transformers has no
-    fused one for it.
+    """`single.stores_scores` of a configuration: transformers has no fused attention for the
+    architecture.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -253,7 +258,7 @@ def _loading(sizes: Iterable[int]) -> int:
 def _contents(
     path: Path, codec: str | None, config: Mapping[str, Any] | None, allow_unknown: Sequence[str]
 ) -> tuple[Any, list[Matrix], bool]:
-    """The text model's configuration, every tensor, and whether the checkpoint is on the hub."""
+    """(configuration of the text model, every tensor, whether the checkpoint is on the hub)."""
     remote = False
     if not _has_tensors(path):
         settings, matrices = _described(path, codec)
@@ -280,13 +285,13 @@ def _has_tensors(path: Path) -> bool:
 def _stored(checkpoint: Checkpoint) -> Iterable[Matrix]:
     for info in checkpoint.infos():
         stem = info.key.removesuffix(".weight").rpartition(".")[2]
-        weight = len(info.shape) >= 2 and "norm" not in stem
-        yield Matrix(info.key, info.shape, info.format if info.quantized else None, weight)
+        packable = len(info.shape) >= 2 and "norm" not in stem
+        yield Matrix(info.key, info.shape, info.format if info.quantized else None, packable)
 
 
 def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
-    """A folder with a config.json and no tensors: the shapes transformers would build, packed as
-    the config says.
+    """(configuration, tensors) of a folder with a config.json and no tensors: the shapes that
+    transformers builds, packed as the config says.
     """
     import torch
     from torch import nn
@@ -322,15 +327,17 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
         if experts and getattr(module, "is_transposed", False):
             shape = (shape[0], shape[2], shape[1])
         packable = experts or (leaf == "weight" and isinstance(module, nn.Linear | nn.Embedding))
-        asked = scheme is None or scheme.parameters(name if experts else path) is not None
-        heads = isinstance(module, nn.Embedding) or path == "lm_head"
-        matrices.append(Matrix(name, shape, fmt if packable and asked and not (heads and scheme is None) else None, packable))
+        if scheme is None:  # without a quantization config embeddings and the head stay dense
+            packs = not isinstance(module, nn.Embedding) and path != "lm_head"
+        else:
+            packs = scheme.parameters(name if experts else path) is not None
+        matrices.append(Matrix(name, shape, fmt if packable and packs else None, packable))
     return config, matrices
 
 
 def _resident_memory(path: Path, config: Any, remote: bool, override: Mapping[str, Any] | None) -> int:
-    """Bytes this process holds with everything imported that the model needs, and its tokenizer; 0
-    where the system does not say.
+    """Resident bytes of this process with everything imported that the model needs, and its
+    tokenizer; 0 where the system does not say.
 
     remote    the checkpoint is on the hub: its tokenizer, some megabytes, is not downloaded for this
     override  the quantization config to read with
@@ -343,7 +350,7 @@ def _resident_memory(path: Path, config: Any, remote: bool, override: Mapping[st
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
         if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-            MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # imports the model's code
     elif _has_tensors(path):
         import_model_code(path, override)
         with checkpoints.open(path, override) as checkpoint:

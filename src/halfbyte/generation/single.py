@@ -37,12 +37,12 @@ class GenerationError(HalfbyteError, ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repeat_penalty
-    1 change nothing.
+    """How a token is chosen. With temperature 0 it is the most likely one; top_k 0, top_p 1, min_p
+    0 and repeat_penalty 1 change nothing.
 
     min_p           least probability, relative to the most likely token's
-    repeat_penalty  divides positive logits of the last `REPEATED` tokens, and multiplies negative
-                    ones
+    repeat_penalty  divides the logits of the last `REPEATED` tokens where they are positive, and
+                    multiplies them where they are negative
     """
 
     temperature: float = 0.0
@@ -117,13 +117,12 @@ class Generation:
     model       a transformers causal language model
     tokenizer   its transformers tokenizer
     prompt      text, tokenized with what the tokenizer adds (bos), or token ids as they are
-    max_tokens  at most so many new tokens
-    stop_ids    tokens that end the text; None takes the eos tokens of model and tokenizer
-
+    max_tokens  most new tokens
+    stop_ids    tokens that end the text; None takes `end_tokens`
     stop        texts that end it; they and what follows are left out
 
-    stopped     "" while it runs, then "length", "eos", "stop" or "context" (the model's context is
-                full)
+    stopped  "" while it runs, then the reason: "length", "eos", "stop", or "context" (the model's
+             context is full)
     """
 
     def __init__(
@@ -205,12 +204,17 @@ class Generation:
                 self.stopped = "stop"
                 return
             pending = [[token]]
+        yield from self.finish()
+
+    def finish(self) -> Iterator[Piece]:
+        """The text that the streaming decoder has kept at the end: bytes of an incomplete
+        character, or of a last token. `stopped` is "length" where no other reason is known.
+        """
         self.stopped = self.stopped or "length"
-        rest = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-        if len(rest) > len(self.text) and rest.startswith(self.text):
-            # Bytes of an incomplete character, or a last token that the decoder held back.
-            yield Piece(self.tokens[-1], rest[len(self.text) :])
-            self.text = rest
+        whole = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+        if len(whole) > len(self.text) and whole.startswith(self.text):
+            yield Piece(self.tokens[-1], whole[len(self.text) :])
+            self.text = whole
 
 
 def check_continues(operation: str, model: Any) -> None:
@@ -224,7 +228,7 @@ def check_continues(operation: str, model: Any) -> None:
 
 
 def partial_stop(text: str, stop: Sequence[str]) -> int:
-    """Characters at the end of a text with which a stop text may begin."""
+    """How many characters at the end of a text are the beginning of a stop text."""
     return max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
 
 
@@ -238,10 +242,10 @@ def prompt_chunk(length: int, stores_scores: bool) -> int:
 
 
 def stores_scores(model: Any) -> bool:
-    """True for a model whose attention is transformers' plain one (gpt-oss, whose sinks no fused
-    attention of torch knows).
+    """True for a decoder whose attention is transformers' "eager" one (gpt-oss, since torch's fused
+    attention has no sinks). An encoder-decoder model reads a text in one pass in any case.
     """
-    two_sides = getattr(model.config, "is_encoder_decoder", False)  # its encoder reads a text at once
+    two_sides = getattr(model.config, "is_encoder_decoder", False)
     return getattr(model.config, "_attn_implementation", None) == "eager" and not two_sides
 
 

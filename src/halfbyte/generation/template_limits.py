@@ -5,11 +5,10 @@
 
 Jinja's sandbox keeps a template from the interpreter, not from endless loops: two nested ranges of
 100,000 steps take an hour, `{% set x = x ~ x %}` in a loop doubles a text until memory ends. A
-thread watches the block and raises `TemplateLimitError` in it between two bytecodes. What one
-operation can do alone is limited before: on Linux the address space may grow by `ADDRESS_SPACE`
-meanwhile, so that a text times 10^12 is a MemoryError, which becomes the same error;
-`check_template`
-refuses powers, since 9 ** 9 ** 9 does not end and cannot be interrupted.
+thread watches the block and raises `TemplateLimitError` in it between two bytecodes. A single
+operation cannot be interrupted, so two limits prevent long ones: on Linux the address space may
+grow by `ADDRESS_SPACE` meanwhile, so that a text times 10^12 is a MemoryError, which becomes the
+same error; and `check_template` refuses powers, since 9 ** 9 ** 9 does not end.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ there.
     slot(ARCHITECTURES["llama"], "blk.3.attn_q.weight")   ("model.layers.3.self_attn.q_proj",
                                                           "weight")
 
-The tables are `architectures.py`; here they are read in one direction, in `to_gguf.py` in the
-other.
+The names themselves are tables in `architectures.py`; a new architecture is added there. Here they
+are read from GGUF to transformers, in `to_gguf.py` from transformers to GGUF.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def server(
     name        what requests call the model; the file's or folder's name by default
     cors        let pages of any origin read its replies, errors too
     hosts       allowed Host headers, without port; None for all
-    max_prompt  tokens of a prompt, at most the model's context
+    max_prompt  most tokens of a prompt; the model's context if that is less (`serve_requests`)
     chat_template  a Jinja template in place of the tokenizer's own; ChatML where neither is given,
                 which `app.state.chatml` says
     batching    requests at the same time are batched by transformers' continuous batching; without

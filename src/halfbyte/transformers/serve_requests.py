@@ -26,8 +26,8 @@ ALL_BODIES = 64 << 20
 BODY_SECONDS = 60.0
 """Seconds in which a body must arrive."""
 TOKEN_LENGTH = 32
-"""Characters a token that a bound on text assumes; no text of more characters than that is
-tokenized.
+"""Most characters of a token: a text of more than that for each token of `max_prompt` is refused
+without being tokenized.
 """
 TEMPLATE_OPTIONS = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking")
 """Template variables that a request may set."""
@@ -63,7 +63,7 @@ class RequestCheck:
     name        what requests call the model
     count       text -> its number of tokens
     context     tokens of prompt and answer together
-    max_prompt  tokens of a prompt
+    max_prompt  most tokens of a prompt
     hosts       allowed Host headers without port; None for all
     """
 
@@ -247,7 +247,9 @@ class RequestCheck:
         return json.dumps(value, ensure_ascii=False) + json.dumps([body.get("instructions") or "", body.get("tools") or ""])
 
     def check_length(self, body: dict[str, Any], text: str) -> None:
-        """Prompt and answer fit the context."""
+        """RequestError for a prompt longer than `max_prompt`, or one that leaves too little of the
+        context for the answer.
+        """
         try:
             tokens = self.max_prompt + 1 if len(text) > self.max_prompt * TOKEN_LENGTH else self.count(text)
         except UnsupportedError as error:
@@ -260,7 +262,7 @@ class RequestCheck:
         wanted = max((body.get(k) or 0 for k in ("max_tokens", "max_completion_tokens", "max_output_tokens")), default=0)
         if tokens + wanted > self.context:
             raise RequestError(
-                f"the prompt has {tokens:,} tokens and {wanted:,} are asked for; the model's context is {self.context:,}", None,
+                f"the prompt has {tokens:,} tokens and {wanted:,} are requested; the model's context is {self.context:,}", None,
                 "context_length_exceeded",
             )  # fmt: skip
 

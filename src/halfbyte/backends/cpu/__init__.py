@@ -1,15 +1,16 @@
 """The native CPU backend: C++ kernels for this machine's instruction set, on a pool of threads.
 
-The kernels are in native/, beside src/: `products.inl` multiplies (`blocks_f32`,
-`blocks_i8`), written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`,
-`isa_neon.cpp` or `isa_scalar.cpp`.
+The kernels are in native/, beside src/: `products.inl` multiplies (`blocks_f32`, `blocks_i8`),
+written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`, `isa_neon.cpp` or
+`isa_scalar.cpp`. Experts are multiplied one after another by `linear` (`ops.experts`).
 
 Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a
 segment (one group, at most 128 inputs) in float32 and applies the group's scale to the sum. `int8`
 rounds activations to 8 bits under a scale max|x| / 127 a segment, or a span of short segments of at
 most 128 inputs, sums a segment's integers exactly and applies both scales; its error is that
 rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. Elements that are no small whole
-numbers (NF4, FP8, FP6, and weights no panel holds) are multiplied exactly in either mode.
+numbers (NF4, FP8, FP6), and weights that are not in panel order, are multiplied exactly in either
+mode.
 
 Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, neon); HALFBYTE_THREADS
 bounds the threads of a call.

@@ -114,8 +114,8 @@ class CUDABackend(Backend):
     @staticmethod
     def schedule_of(x: Any, packed: Any) -> str:
         """What `linear` does with x (m, k) and a packed weight where no schedule is requested:
-        fused, dequantize_then_gemm, or a kernel for few tokens: fragments, matvec, matmul. Kept
-        with the weight.
+        "fused" (wgmma/), "dequantize_then_gemm", "fragments" (mma/), or "matvec" or "matmul"
+        (portable/). The choice is cached in `packed.launches`.
         """
         key = "schedule", min(x.shape[0], FEW_ROWS_MOST + 1), x.dtype, x.device  # no choice changes above it
         chosen: str | None = packed.launches.get(key)
@@ -211,7 +211,7 @@ def _modules() -> tuple[ModuleType, ModuleType, ModuleType]:
 
 
 def _schedule_of(x: Any, packed: Any) -> str:
-    """`CUDABackend.schedule_of`, worked out."""
+    """`CUDABackend.schedule_of` without its cache."""
     launch, _, fused = _modules()
     m, single = x.shape[0], x.element_size() == 4
     if m > 16 and fused.refusal(x, packed) is None and fused.pays(m, packed):

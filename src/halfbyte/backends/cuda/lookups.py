@@ -25,7 +25,7 @@ SHARED = tl.constexpr(9)
 LANES = tl.constexpr(10)
 BYTES = tl.constexpr(11)
 TREE = tl.constexpr(12)
-PLACES = {"shared": 9, "lanes": 10, "bytes": 11, "tree": 12}
+PLACES = {"shared": SHARED.value, "lanes": LANES.value, "bytes": BYTES.value, "tree": TREE.value}
 
 
 def byte_planes(table: NDArray[np.float16]) -> NDArray[Any]:

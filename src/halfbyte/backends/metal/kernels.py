@@ -40,7 +40,6 @@ SCALES = {
 SCALE_DTYPES = {"e8m0": "uint8", "e4m3": "uint8", "ue4m3": "uint8"}
 FACTORS = {"": "NO_FACTOR", "multiply": "MULTIPLY", "divide": "DIVIDE"}
 GATES = {"none": "NONE", "swiglu": "SWIGLU", "swiglu_clamped": "SWIGLU_CLAMPED", "geglu": "GEGLU"}
-PLACE = ("threadgroup_position_in_grid", "simdgroup_index_in_threadgroup", "thread_index_in_simdgroup")
 
 
 def element_type(fmt: Format, decoder: str = "") -> str:

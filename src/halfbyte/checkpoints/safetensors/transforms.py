@@ -23,7 +23,6 @@ from ..ledger import AUXILIARY, CLAIMED, UNKNOWN, Entry
 from .detect import Reading
 from .shards import Shards
 
-LEAVES = ("weight", "perm")
 ROTATIONS = ("q_attn", "k_cache")
 
 

@@ -1,12 +1,13 @@
 """What a quantization config says of each module: the base class of every producer's config reader.
 
-    reader = read_config(raw, "config.json")      (checkpoints/quant_config.py picks the class)
-    reader.parameters("model.layers.0.mlp.up_proj")   what the layout is given for that module; None where it is left dense
-    reader.key_uses()                                 which keys were consumed, which are harmless,
-                                                      which are unknown
+    reader = read_config(raw, "config.json")          checkpoints/quant_config.py picks the class
+    reader.parameters("model.layers.0.mlp.up_proj")   what the layout is given for that module; None
+                                                      where it is left dense
+    reader.key_uses()                                 which keys are consumed, harmless or unknown;
+                                                      checkpoints/ledger.py refuses unknown ones
 
-A reader is in the file of the layout that its producer writes. AutoRound writes the layouts of
-others: its reader is in this package.
+Each reader is in the file of its producer's layout. AutoRound writes the layouts of other
+producers: its reader is in this package.
 """
 
 from __future__ import annotations

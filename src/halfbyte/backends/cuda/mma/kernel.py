@@ -60,8 +60,8 @@ from .plan import Fetched, Span, Weight
 
 
 class WeightIndex(NamedTuple):
-    """Indices of a lane's words and scales; terms that differ between lanes are separate from those
-    that are the same for a register.
+    """Indices of a lane's words (`w_`) and scales (`s_`), and masks (`_live`). `w_far` differs
+    between lanes, `w_near` between the registers of a lane only; an address is the sum of both.
     """
 
     w_far: Any
@@ -79,8 +79,8 @@ class WeightIndex(NamedTuple):
 
 
 class InputIndex(NamedTuple):
-    """Where a lane's activations lie: pointer, unit, group within it, mask, and the slot of its
-    column.
+    """Where a lane's activations are: pointer, unit, group within it, mask, and the slot of its
+    column: which of the `set` groups that share an accumulator.
     """
 
     pointer: Any
@@ -91,8 +91,8 @@ class InputIndex(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The B operands of a step, two registers a block of 16 inputs, and Σ x of each accumulator
-    (else the operands again).
+    """The B operands of a step, two registers a block of 16 inputs, and Σ x of each accumulator;
+    the operands again where P.sums is not set.
     """
 
     x: Any
@@ -101,9 +101,9 @@ class Inputs(NamedTuple):
 
 @gluon.jit
 def weight_index(P: gl.constexpr):
-    """Words [input warps, row warps, 32, row tiles, step · quads, 4]; scales the same with groups
-    of a step (times the parity of the column) and rows g, g + 8 at the end, the last axis missing
-    where these are one number.
+    """Of words [input warps, row warps, 32, row tiles, step · quads, 4], and of scales [input
+    warps, row warps, 32, row tiles, groups of a step · parities of a column, rows g and g + 8], the
+    last axis missing where P.paired.
     """
     W: gl.constexpr = P.w_layout
     w_tile = axis(1, P.row_warps, W, 6) * P.row_tiles + axis(3, P.row_tiles, W, 6)
@@ -112,6 +112,7 @@ def weight_index(P: gl.constexpr):
     w_far = w_far * (128 * P.quads) + axis(2, 32, W, 6) * 4
     w_near = axis(3, P.row_tiles, W, 6) * P.units * P.quads + axis(4, P.step * P.quads, W, 6)
     w_near = w_near * 128 + axis(5, 4, W, 6)
+    # The first term is always true: it gives the mask an axis of lanes.
     w_live = (axis(2, 32, W, 6) < 32) & (w_unit < P.units)
     S: gl.constexpr = gl.SliceLayout(5, P.s_layout) if P.paired else P.s_layout
     RANK: gl.constexpr = 5 if P.paired else 6
@@ -138,6 +139,7 @@ def input_index(x, blocks, span, ldx, P: gl.constexpr):
     if P.routed:
         row = gl.load(blocks.x_row + token, mask=token < span.end_token, other=0)
     pointer = x + (row.to(gl.int64) * ldx + unit * 32 + at)
+    # The second term is always true: it gives the mask an axis of row warps.
     live = (token < span.end_token) & (axis(1, P.row_warps, L, 6) < P.row_warps)
     return InputIndex(pointer, unit, group, live, column // P.tokens)
 
@@ -175,7 +177,9 @@ def multiply(step, inputs, y, none, top, P: gl.constexpr):
 
 @gluon.jit
 def multiply_finished(step, x, y, top, P: gl.constexpr):
-    """Weights are finished in x's type before the product, so one accumulator takes every group."""
+    """Codes are decoded and scaled in x's type before the product, so one accumulator takes every
+    group.
+    """
     L: gl.constexpr = gl.SliceLayout(4, P.layout)
     N: gl.constexpr = P.step * P.bits  # words a lane
     words = pieces(gl.reshape(step.words, step.words.shape[:4] + [N]), N)
@@ -192,9 +196,9 @@ def multiply_finished(step, x, y, top, P: gl.constexpr):
 
 @gluon.jit
 def multiply_codes(step, inputs, y, none, P: gl.constexpr):
-    """Codes are multiplied as they are; every `span` blocks the sums are scaled into y. `d` is the
-    accumulator of the second of two groups that share registers of x: only its odd columns are
-    right.
+    """Codes are decoded and multiplied; every `span` blocks the sums are scaled and added to y. `d`
+    is the accumulator of the second of two groups that share registers of x: only its odd columns
+    are valid, and of `c` then only the even ones.
     """
     ZERO: gl.constexpr = 2.0 ** (P.bits - 1)  # the implicit zero of `int` codes
     HIGH: gl.constexpr = P.unit_high / P.unit_low
