@@ -37,14 +37,15 @@ def read_all(path: Path) -> None:
 
 def refused(path: Path, error: type[Exception] = CheckpointError) -> str:
     """The message of the refusal, which names the file and costs next to nothing."""
-    tracemalloc.start()
-    try:
-        with cpu_time() as spent, pytest.raises(error) as caught:
+    with cpu_time() as spent, pytest.raises(error) as caught:
+        tracemalloc.start()
+        try:
             read_all(path)
-        assert spent.seconds < SECONDS
-        assert tracemalloc.get_traced_memory()[1] < MEGABYTES * 1_000_000
-    finally:
-        tracemalloc.stop()
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    assert spent.seconds < SECONDS
+    assert peak < MEGABYTES * 1_000_000
     assert str(path) in str(caught.value)
     assert str(caught.value).startswith("[gguf] ")
     return str(caught.value)

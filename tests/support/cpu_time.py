@@ -2,7 +2,8 @@
 
 A shared machine runs the same code at half the speed from one minute to the next, and the cyclic
 garbage collector walks everything that earlier tests left. So the collector is off while the time
-is taken, and a fixed loop, run before and after, says how fast the machine is now.
+is taken, and a fixed loop, run before and after, says how fast the machine is now. Start and stop
+tracemalloc within the block: traced, the loop would call every machine slow.
 
     with cpu_time() as spent:
         ...
