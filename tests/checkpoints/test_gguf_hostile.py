@@ -37,12 +37,13 @@ def read_all(path: Path) -> None:
 
 def refused(path: Path, error: type[Exception] = CheckpointError) -> str:
     """The message of the refusal, which names the file and costs next to nothing."""
-    with cpu_time() as spent, pytest.raises(error) as caught:
+    with cpu_time() as spent:
         tracemalloc.start()
         try:
-            read_all(path)
-        finally:
+            with pytest.raises(error) as caught:
+                read_all(path)
             peak = tracemalloc.get_traced_memory()[1]
+        finally:
             tracemalloc.stop()
     assert spent.seconds < SECONDS
     assert peak < MEGABYTES * 1_000_000
