@@ -104,7 +104,12 @@ def prose_lines(text: str) -> list[tuple[int, str]]:
     found = {number for number, line in enumerate(lines, 1) if line.lstrip().startswith("#")}
     if any(len(lines[number - 1]) > 100 for number in found):  # without those that are text of a string
         found &= {t.start[0] for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT}
-    for node in ast.walk(ast.parse(text)):
+    statements: list[ast.AST] = [ast.parse(text)]
+    while statements:
+        node = statements.pop()
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, [])
+            statements += inner if isinstance(inner, list) else []
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             found |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     kept = ((number, lines[number - 1].removesuffix('"""')) for number in sorted(found))
