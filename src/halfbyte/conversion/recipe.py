@@ -28,6 +28,8 @@ KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp",
 EXPERTS = re.compile(r"(^|[._])(experts|exps|switch_mlp)([.]|$)")
 """Modules whose stacks of matrices are weights of experts; other stacks, of convolutions, are kept.
 """
+INPUTS_FIRST = ("fc1", "fc2")
+"""Stacks of experts that are [e, k, n] in their files (Aria's), which no packed layout is: kept."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -66,7 +68,9 @@ class Recipe:
             return rule.goal
         last = module.rpartition(".")[2]
         # gpt-oss is MXFP4 in its experts only, and its loaders look for it nowhere else.
-        weight = (ndim == 2 and self.goal.layout != "gpt-oss") or (ndim == 3 and EXPERTS.search(module) is not None)
+        weight = (ndim == 2 and self.goal.layout != "gpt-oss") or (
+            ndim == 3 and EXPERTS.search(module) is not None and last not in INPUTS_FIRST
+        )
         return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
 
     def check(self, modules: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from ..tensor.qtensor import QTensor
 from .recipe import DTYPES, Recipe
 from .unit import is_gpt_oss
 
-STACK = re.compile(r".*\.experts\.(gate_up_proj|down_proj)")
+STACK = re.compile(r".*\.experts\.(gate_up_proj|down_proj|fc[12]\.weight)")
 HOLDERS = ("gpt-oss", "halfbyte")
 """Layouts whose loaders read such a stack."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import transformers.modeling_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import Chunk, Concatenate, Split, WeightConverter, WeightRenaming
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
@@ -22,8 +22,8 @@ import transformers
 
 __all__ = [
     "CONFIG_MAPPING", "DEFAULT_GATE", "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
-    "QUANTIZATION_TABLES", "DynamicLayer", "DynamicSlidingWindowLayer",
-    "WeightRenaming", "get_model_conversion_mapping", "prefer_callers_config",
+    "QUANTIZATION_TABLES", "Chunk", "Concatenate", "DynamicLayer", "DynamicSlidingWindowLayer", "Split",
+    "WeightConverter", "WeightRenaming", "get_model_conversion_mapping", "prefer_callers_config",
 ]  # fmt: skip
 
 QUANTIZATION_TABLES: tuple[dict[str, Any], ...] = (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING)

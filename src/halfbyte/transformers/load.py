@@ -104,7 +104,7 @@ def load_model(
             model_settings = config_of_folder(checkpoint)
             checkpoint.check("load_model")
             tokenizer = tokenizer_of_folder(checkpoint)
-            model = empty_model(model_settings, _dtype(word, where, model_settings))
+            model = empty_model(model_settings, _dtype(word, where, model_settings), checkpoint.__contains__)
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
     model = model.to(where).eval().requires_grad_(False)
@@ -196,7 +196,7 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
     """
     try:
         with torch.device("meta"):
-            options = {"add_pooling_layer": False} if config.model_type in POOLED else {}
+            options = {"add_pooling_layer": False} if task == "encoder" and config.model_type in POOLED else {}
             model = _class_for(config, task).from_config(config, dtype=dtype, **options)
     except ImportError as error:
         text = config.get_text_config(decoder=True)

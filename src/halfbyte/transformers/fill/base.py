@@ -25,6 +25,12 @@ from ...torch.state import tensor
 
 MULTIPLIED_BY_THE_MODEL = ("dt_proj",)
 """Names of linear layers whose weight the model multiplies by itself instead of calling them."""
+READ_BY_THE_MODEL = {
+    "RwkvSelfAttention": "output", "RwkvFeedForward": "value", "LongcatFlashTopkRouter": "classifier",
+}  # fmt: skip
+"""Module -> its linear layer whose weight the model converts or divides by itself."""
+PLAIN_PRODUCTS = ("FalconLinear",)
+"""Linear layers of another forward that is the same product, x · Wᵀ + b."""
 
 
 class Filling:
@@ -76,15 +82,13 @@ class Filling:
 
         A router is a parameter in transformers, not a layer; Mamba multiplies by the weight of its
         `dt_proj` itself; a Linear of another forward (DeepSeek-V4's groups of heads) computes
-        another product. They are dequantized here, once.
+        another product; an Embedding of another forward (BART's positions) computes other rows;
+        JetMoE's experts are a parameter of three axes.
+        They are dequantized here, once.
         """
         module = self.module(key, path)
         have = module._parameters.get(leaf)
-        if isinstance(module, nn.Linear):
-            own_product = type(module).forward is not nn.Linear.forward or path.rpartition(".")[2] in MULTIPLIED_BY_THE_MODEL
-        else:
-            own_product = not isinstance(module, nn.Embedding)
-        if own_product and have is not None and have.ndim == 2:
+        if self.has_own_product(path, module) and have is not None and have.ndim in (2, 3):
             self.put_dense(key, weight.dequantize("float32"), path, leaf)
             return
         if leaf != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
@@ -95,12 +99,20 @@ class Filling:
             return
         scale = getattr(module, "scalar_embed_scale", None)
         if scale is None and type(module).forward is not nn.Embedding.forward:
-            raise self.error(
-                f"tensor {key!r} is quantized, and {path} computes more than rows of a table ({type(module).__name__})"
-            )
+            self.put_dense(key, weight.dequantize("float32"), path, leaf)
+            return
         # Rows are decoded exactly whatever the activations are.
         table = self.prepare(weight)
         self.model.set_submodule(path, QEmbedding(table, scale=scale, dtype=self.model.dtype, backend=self.backend))
+
+    def has_own_product(self, path: str, module: nn.Module) -> bool:
+        """Whether a module multiplies by its weight in another way than the packed modules do."""
+        if not isinstance(module, nn.Linear):
+            return not isinstance(module, nn.Embedding)
+        parent, _, name = path.rpartition(".")
+        if name in MULTIPLIED_BY_THE_MODEL or READ_BY_THE_MODEL.get(type(self.model.get_submodule(parent)).__name__) == name:
+            return True
+        return type(module).forward is not nn.Linear.forward and type(module).__name__ not in PLAIN_PRODUCTS
 
     def layer(self, weight: QTensor, bias: torch.Tensor | None = None) -> QLinear:
         """The module of one weight: dense parts beside packed ones are multiplied separately."""

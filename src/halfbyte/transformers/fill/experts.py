@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...checkpoints import expert_names
 from ...checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ...errors import UnsupportedError
 from ...tensor.concat import concat_rows, incompatibility, stack
@@ -52,6 +53,18 @@ class PrescaledExperts(QExperts):
         return super().forward(rows, ids, torch.ones_like(ids, dtype=x.dtype))
 
 
+_IDENTITY = ("LongcatFlashExperts",)
+"""Experts behind which others return the token itself; parameters of those have no meaning."""
+
+
+class WithIdentityExperts(QExperts):
+    """Packed experts of LongCat-Flash: an index past the last one adds the token times its weight."""
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        own = topk_weights.masked_fill(topk_ids < self.num_experts, 0).sum(-1, keepdim=True)
+        return super().forward(x, topk_ids, topk_weights) + x * own.to(x.dtype)
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Whether the parameters of an experts module are (k, n)."""
     return bool(getattr(module, "is_transposed", False)) or type(module).__name__ in _PRESCALED
@@ -76,8 +89,12 @@ def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
         raise filling.error(
             f"{first_names(odd)} are dense and the other experts of {path} packed; all of one layer must be of one kind"
         )
-    build = _packed if kinds == {True} else _dense
-    build(filling, path, module, keys)
+    if kinds != {True}:
+        _dense(filling, path, module, keys)
+        return
+    if type(module).__name__ in _IDENTITY:
+        keys = {slot: key for slot, key in keys.items() if slot.expert is None or slot.expert < len(module.down_proj)}
+    _packed(filling, path, module, keys)
 
 
 def gate_of(module: nn.Module) -> tuple[str, bool]:
@@ -131,7 +148,8 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
             biases[name] = bias.to(device=filling.device, dtype=filling.model.dtype)
         elif getattr(module, "has_bias", False):
             raise filling.error(f"no tensor for {path}.{name}_bias of {type(filling.model).__name__}")
-    kind = PrescaledExperts if type(module).__name__ in _PRESCALED else QExperts
+    name = type(module).__name__
+    kind = PrescaledExperts if name in _PRESCALED else WithIdentityExperts if name in _IDENTITY else QExperts
     replacement = kind(
         weights, biases, gate=gate, interleaved=interleaved and (cut or "gate_up_proj" in weights),
         limit=float(module.limit) if type(module).__name__ in _LIMITED else None,
@@ -217,12 +235,12 @@ def _bias(filling: Filling, path: str, piece: str, experts: int, keys: Keys) -> 
 
 def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     """The parameters of a module whose experts are stored dense."""
-    experts = int(module.down_proj.shape[0])
     transposed, interleaved = is_transposed(module), not getattr(module, "is_concatenated", True)
     interleaved = interleaved and not has_split_gate_up(filling.checkpoint.config)
     first: tuple[str, tuple[str, ...]] = ("gate_up_proj", ("gate_proj", "up_proj")) if has_gate(module) else ("up_proj", ())
     for name, halves in (first, ("down_proj", ())):
         for leaf in ("weight", "bias"):
+            experts = int(getattr(module, name).shape[0])
             whole, matrices = _values(filling, name, leaf, experts, keys)
             parts = [_values(filling, half, leaf, experts, keys)[0] for half in halves]
             if whole is None and parts and all(p is not None for p in parts):
@@ -246,8 +264,10 @@ def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -
     """
     mine = {slot.expert: key for slot, key in keys.items() if (slot.projection, slot.leaf) == (piece, leaf)}
     if None in mine:
-        # What was packed in some layout is (n, k) too, however its key ends.
-        return filling.dense(mine[None]), mine[None].endswith(".weight") or bool(filling.checkpoint.info(mine[None]).layout)
+        # What was packed in some layout is (n, k) too, however its key ends; a parameter of another
+        # name (Aria's `experts.fc1.weight`) is transformers' own.
+        named = expert_names.parse(mine[None]) is not None and mine[None].endswith(".weight")
+        return filling.dense(mine[None]), named or bool(filling.checkpoint.info(mine[None]).layout)
     if len(mine) != experts:
         return None, True
     return np.stack([filling.dense(mine[e]) for e in range(experts)]), True

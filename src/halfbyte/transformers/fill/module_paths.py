@@ -5,15 +5,17 @@
                                              expert=3)
     ...mlp.switch_mlp.up_proj                -> Slot("...mlp.experts", "weight", "up_proj")
     ...self_attn.k_proj, model has qkv_proj  -> Slot("...self_attn.qkv_proj", "weight", part=1)
+    ...attention.query_key_value of a model that has q_proj, k_proj and v_proj
+                                             -> Slot("...self_attn.q_proj", "weight",
+                                             divided=("...self_attn.k_proj", "...self_attn.v_proj"))
 
 A name is tried unchanged, then under transformers' own renamings for the model, then with the
-prefixes that exporters add or drop. The first name that the model has is used; names are never
-matched approximately.
+prefixes that exporters add or drop, then under the conversions of transformers that divide or join
+rows. The first name that the model has is used; names are never matched approximately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,7 @@ class Slot:
     projection  projection of an experts module, "" elsewhere
     expert      which expert; None is all of them, or no experts module
     part        which of the modules that a fused one was made of; None when the key is the whole
+    divided     the modules that take the rows after those of `path`, each as many as it has outputs
     """
 
     path: str
@@ -40,6 +43,7 @@ class Slot:
     projection: str = ""
     expert: int | None = None
     part: int | None = None
+    divided: tuple[str, ...] = ()
 
 
 class SlotResolver:
@@ -47,22 +51,35 @@ class SlotResolver:
 
     def __init__(self, model: Any) -> None:
         self.modules = dict(model.named_modules())
-        self.renamings = _renamings(model)
+        self.renamings, self.divisions, self.joins = _rules(model)
 
     def resolve(self, key: str, quantized: bool) -> Slot | None:
         """The parameter that a key of a checkpoint fills, None when the model has none."""
-        for name in self._names(f"{key}.weight" if quantized else key):
-            slot = self._slot(name)
-            if slot is not None:
-                return slot
-        return None
-
-    def _names(self, name: str) -> Iterator[str]:
+        name = f"{key}.weight" if quantized else key
         renamed = name
         for rule in self.renamings:
             renamed = rule.rename_source_key(renamed)[0]
         for start in dict.fromkeys((name, renamed)):
-            yield from aliases(start)
+            for alias in aliases(start):
+                if slot := self._slot(alias):
+                    return slot
+        return self._converted(renamed)
+
+    def _converted(self, name: str) -> Slot | None:
+        """The parameter under transformers' conversions that divide or join rows."""
+        for rule in self.divisions:
+            first, matched = rule.rename_source_key(name)
+            if matched is not None:
+                start, *others = (first.replace(rule.target_patterns[0], target, 1) for target in rule.target_patterns)
+                ends = [".weight" if name.endswith(".weight") and not n.endswith(".weight") else "" for n in (start, *others)]
+                slots = [self._slot(n + end) for n, end in zip((start, *others), ends, strict=True)]
+                if slots[0] is not None and all(slots):
+                    return Slot(slots[0].path, slots[0].leaf, divided=tuple(s.path for s in slots[1:] if s is not None))
+        for rule in self.joins:
+            joined, matched = rule.rename_source_key(name)
+            if matched is not None and (slot := self._slot(joined)) is not None:
+                return Slot(slot.path, slot.leaf, part=rule.source_patterns.index(matched))
+        return None
 
     def _slot(self, name: str) -> Slot | None:
         if found := expert_names.parse(name):
@@ -89,11 +106,25 @@ def is_experts(module: nn.Module | None) -> bool:
     """True for a module that keeps all its experts in two stacked parameters, as transformers 5
     does.
     """
-    return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in ("gate_up_proj", "down_proj"))
+    first = "gate_up_proj" if hasattr(module, "gate_up_proj") else "up_proj"
+    return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in (first, "down_proj"))
 
 
-def _renamings(model: Any) -> list[Any]:
-    """transformers' renamings of this model's checkpoints that change names only."""
-    from ..compat import WeightRenaming, get_model_conversion_mapping
+def _rules(model: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """transformers' conversions of this model's checkpoints: those that change names only, those
+    that divide the rows of one tensor among modules, and those that join rows of several.
+    """
+    from ..compat import Chunk, Concatenate, Split, WeightConverter, WeightRenaming, get_model_conversion_mapping
 
-    return [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
+    rules = get_model_conversion_mapping(model)
+    divisions, joins = [], []
+    for rule in rules:
+        operations = rule.operations if isinstance(rule, WeightConverter) else ()
+        # The number of tensors of the others is in the configuration.
+        if len(operations) != 1 or getattr(operations[0], "num_shards_attribute", None) or getattr(operations[0], "dim", 0):
+            continue
+        if isinstance(operations[0], Chunk | Split) and len(rule.target_patterns) > 1:
+            divisions.append(rule)
+        elif isinstance(operations[0], Concatenate) and len(rule.source_patterns) > 1:
+            joins.append(rule)
+    return [rule for rule in rules if isinstance(rule, WeightRenaming)], divisions, joins

@@ -4,7 +4,8 @@ Packed matrices become packed modules; a module whose weight the checkpoint keep
 A head that is not stored shares the embedding's weight; one that is stored is used, whatever the
 config says about tying. Modules that transformers keeps fused (`qkv_proj`, `gate_up_proj`) are
 joined from separate tensors where these share format and global scale, and become a `ConcatLinear`
-where they do not.
+where they do not; the rows of a fused tensor are divided among the modules that transformers has
+instead.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class FolderFilling(Filling):
         order = sorted(groups, key=lambda g: (not any(info(k).quantized for k in groups[g].values()), -self.nbytes(groups[g])))
         for group in order:
             keys = groups[group]
-            if only is not None and next(iter(keys)).path not in only:
+            slot = next(iter(keys))
+            if only is not None and not {slot.path, *slot.divided} & set(only):
                 continue
             self.put(group, keys)
         for path, scales in self.input_scales.items():
@@ -142,6 +144,8 @@ class FolderFilling(Filling):
         slot, key = next(iter(keys.items()))
         if slot.projection:
             fill_experts(self, slot.path, keys)
+        elif slot.divided:
+            self.put_divided(key, slot)
         elif slot.part is not None:
             self.put_fused(group, keys)
         elif self.checkpoint.info(key).quantized:
@@ -180,6 +184,20 @@ class FolderFilling(Filling):
         value = tensor(scales[0]).to(device=self.device, dtype=self.model.dtype)
         self.model.set_submodule(path, scaled(module, value))
 
+    def put_divided(self, key: str, slot: Slot) -> None:
+        """Give the rows of one tensor to the modules that transformers has instead of it."""
+        whole, start = self.checkpoint[key], 0
+        paths = (slot.path, *slot.divided)
+        sizes = [int(getattr(self.module(key, path), slot.leaf).shape[0]) for path in paths]
+        if whole.shape[0] != sum(sizes):
+            raise self.error(f"tensor {key!r} is {list(whole.shape)}; {', '.join(paths)} have {sizes} rows")
+        for path, size in zip(paths, sizes, strict=True):
+            if isinstance(whole, QTensor):
+                self.put_packed(key, whole.rows(start, start + size), path, slot.leaf)
+            else:
+                self.put_dense(key, whole[start : start + size], path, slot.leaf)
+            start += size
+
     def put_fused(self, group: str, keys: dict[Slot, str]) -> None:
         """Build a fused module from its parts: one joined matrix where their formats agree, else a
         `ConcatLinear`.
@@ -204,6 +222,7 @@ class FolderFilling(Filling):
 
     def tie(self) -> None:
         """The head from the embedding, or the other way round, where only one of them is stored."""
+        self.tie_biases()
         head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
         if not self.model.config.tie_word_embeddings or head is None:
             return
@@ -215,6 +234,16 @@ class FolderFilling(Filling):
                 self.put_embedding(path, table, head)
             else:
                 table.weight = head.weight
+
+    def tie_biases(self) -> None:
+        """Biases that the model ties to others (`decoder.bias` of BERT's head) and no tensor filled."""
+        for name, source in (getattr(self.model, "all_tied_weights_keys", None) or {}).items():
+            if not name.endswith("bias"):
+                continue
+            (path, _, leaf), (owner, _, source_leaf) = name.rpartition("."), source.rpartition(".")
+            have, value = (getattr(self.model.get_submodule(p), n, None) for p, n in ((path, leaf), (owner, source_leaf)))
+            if getattr(have, "is_meta", False) and value is not None and not value.is_meta:
+                setattr(self.model.get_submodule(path), leaf, value)
 
     def put_embedding(self, path: str, table: nn.Module, head: QLinear) -> None:
         scale = getattr(table, "scalar_embed_scale", None)
