@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from halfbyte.formats import codec_names, format_named
 from halfbyte.gguf_models.architectures import ARCHITECTURES
@@ -27,10 +28,11 @@ LAYOUTS_TEXT = (
 )
 FORMATS_TEXT = "Codec names as options take them. Groups are the default; `:gN` gives another where the format allows it."
 MODELS_TEXT = (
-    "`load_model` and `dequantize` give transformers' logits for these values of `model_type` in a generated test "
-    "(`tests/conversion/test_dense_models.py`). Others whose matrices are linear layers, embeddings or experts modules load as "
-    "well, and are not tested."
+    "`load_model` and `dequantize` give transformers' logits for these values of `model_type` in a generated test over every "
+    "causal language model of transformers 5.24 (`tests/conversion/test_dense_models.py`). A layer whose product transformers "
+    "computes in a way of its own is decoded as it is read, and its values are the same."
 )
+NOT_MODELS_TEXT = "Not among them, of the same classes:"
 GGUF_TEXT = (
     "Files of these values of `general.architecture` run; [the list](../gguf-models.md) has their vocabularies, and what cannot "
     "be run."
@@ -43,13 +45,19 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
-def tested_models() -> list[str]:
-    """model_type of every model of the generated test of `load_model` and `dequantize`."""
+def tested(name: str) -> Any:
+    """A list or table of tests/support/many_architectures.py, which is not imported: it needs torch."""
     source = ast.parse((ROOT / "tests" / "support" / "many_architectures.py").read_text("utf-8"))
     for node in source.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ARCHITECTURES":
-            return list(ast.literal_eval(node.value))
-    raise ValueError("tests/support/many_architectures.py has no list ARCHITECTURES")
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            return ast.literal_eval(node.value)
+    raise ValueError(f"tests/support/many_architectures.py has no {name}")
+
+
+def not_models() -> list[tuple[str, ...]]:
+    """model_type, what happens."""
+    refused = {kind: f"refused: `{sentence}`" for kind, sentence in tested("REFUSED").items()}
+    return [(f"`{kind}`", why) for kind, why in sorted((refused | tested("NOT_COMPARED")).items())]
 
 
 def layouts() -> list[tuple[str, ...]]:
@@ -78,7 +86,8 @@ def page() -> str:
         "## Layouts", LAYOUTS_TEXT, table(("layout", "written", "producer's arithmetic"), layouts()),
         "## Formats", FORMATS_TEXT, table(("codec", "bits of a code", "element", "group"), formats()),
         "## Recognised, not read", table(("format", "what it is", "use instead"), refused),
-        "## Models of folders", MODELS_TEXT, " ".join(f"`{m}`" for m in tested_models()),
+        "## Models of folders", MODELS_TEXT, " ".join(f"`{m}`" for m in tested("ARCHITECTURES")),
+        NOT_MODELS_TEXT, table(("model_type", "why"), not_models()),
         "## Models of GGUF files", GGUF_TEXT, " ".join(f"`{m}`" for m in sorted(ARCHITECTURES)),
     ]  # fmt: skip
     return HEAD + "\n\n".join(p.rstrip("\n") if p.startswith("|") else _filled(p) for p in parts) + "\n"

@@ -6,23 +6,32 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import halfbyte as hb
 import torch
+import transformers
 from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.torch import ConcatLinear, packed_modules
-from support.many_architectures import ARCHITECTURES, random_model
+from support.many_architectures import ARCHITECTURES, DRAWN_AGAIN, NOT_COMPARED, QUICK, REFUSED, random_model
 from support.tiny_models import MATRIX, agree, ids, logits, write_tiny
 from transformers import AutoModelForCausalLM
 
 
-def check_dense(folder, out, model=None) -> None:
+def quantize_folder(folder, out) -> None:
+    with hb.open(folder) as checkpoint:
+        quantize_checkpoint(checkpoint, out, recipe_of("halfbyte:int6:g16", []), "rtn")
+
+
+def check_dense(folder, out, model=None, drawn_again=False) -> None:
     with hb.open(folder) as checkpoint:
         dequantize_checkpoint(checkpoint, out, dtype="float32")
     dense, info = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
     assert not any(info.values()), info
+    if drawn_again:
+        dense = hb.load_model(out)[0]
     packed = hb.load_model(folder)[0] if model is None else model
     assert packed_modules(packed)
     assert agree(logits(packed, ids()), logits(dense.eval(), ids()))
@@ -83,9 +92,31 @@ def test_parts_of_a_fused_projection(tmp_path):
     check_dense(tmp_path / "saved", tmp_path / "dense", model)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in ARCHITECTURES]
+)  # fmt: skip
 def test_every_architecture(tmp_path, kind):
     random_model(kind).save_pretrained(tmp_path / "in")
-    with hb.open(tmp_path / "in") as checkpoint:
-        quantize_checkpoint(checkpoint, tmp_path / "packed", recipe_of("halfbyte:int6:g16", []), "rtn")
-    check_dense(tmp_path / "packed", tmp_path / "dense")
+    quantize_folder(tmp_path / "in", tmp_path / "packed")
+    check_dense(tmp_path / "packed", tmp_path / "dense", drawn_again=kind in DRAWN_AGAIN)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_architecture_that_is_refused(tmp_path, kind):
+    random_model(kind).save_pretrained(tmp_path / "in")
+
+    def quantize_and_load():
+        quantize_folder(tmp_path / "in", tmp_path / "packed")
+        hb.load_model(tmp_path / "packed")
+
+    with pytest.raises(hb.HalfbyteError, match=REFUSED[kind]):
+        quantize_and_load()
+
+
+def test_the_lists_name_every_causal_class_of_transformers():
+    """A new transformers adds classes, which belong to one of the lists."""
+    lists = [set(ARCHITECTURES), set(REFUSED), set(NOT_COMPARED)]
+    assert sum(map(len, lists)) == len(set().union(*lists))
+    if (transformers.__version__).startswith("5.24."):
+        assert set().union(*lists) == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert set(QUICK) <= set(ARCHITECTURES)

@@ -193,7 +193,7 @@ class GGUFSource(Source):
     def tie(self) -> None:
         if ROTATION_FACTORS in self._filling.checkpoint:
             self._filling.stretch_rotation(self._filling.dense(ROTATION_FACTORS))
-        if self.model.config.tie_word_embeddings:
+        if getattr(self.model.config, "tie_word_embeddings", False):
             self._filling.tie_head()
 
     def rows(self, key: str, count: int) -> NDArray[np.int64] | None:

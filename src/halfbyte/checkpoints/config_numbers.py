@@ -15,8 +15,8 @@ from typing import Any
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 STRUCTURE = re.compile(r"(num|n)_.+|.+_(heads|layers|experts|dim|rank|size)")
 """Keys of numbers that are lengths of tensors or modules."""
-UNBOUNDED = ("attention_chunk_size", "chunk_size", "initial_context_length", "sliding_window_size")
-"""Among them, those that are lengths of texts."""
+UNBOUNDED = re.compile(r"(.+_)?chunk_size|initial_context_length|sliding_window_size")
+"""Among them, those that are lengths of texts and sounds."""
 ALWAYS_ALLOWED = 1 << 16
 """Lengths that cost nothing, whatever the tensors are."""
 
@@ -31,7 +31,7 @@ def impossible_number(config: Mapping[str, Any], tensors: int, longest: int) -> 
     limit = max(ALWAYS_ALLOWED, 4 * longest, tensors)
     for part in (config, *(v for k, v in config.items() if k.endswith("_config") and isinstance(v, dict))):
         for key, value in part.items():
-            if isinstance(value, bool) or not isinstance(value, int) or not STRUCTURE.fullmatch(key) or key in UNBOUNDED:
+            if isinstance(value, bool) or not isinstance(value, int) or not STRUCTURE.fullmatch(key) or UNBOUNDED.fullmatch(key):
                 continue
             if key in LAYERS and value > tensors:
                 return f"{key} = {value:,}; its {tensors:,} tensors allow at most as many"

@@ -105,8 +105,11 @@ def _parameters(config: str, most: int) -> dict[str, Shape] | str:
             except Exception:  # an architecture's constructor raises whatever its code does
                 continue
             tied = getattr(made.get_text_config(), "tie_word_embeddings", False)
-            parameters = model.named_parameters(remove_duplicate=False)
-            return {n.removesuffix(".weight"): tuple(p.shape) for n, p in parameters if not (tied and n.startswith("lm_head"))}
+            shared = set(getattr(model, "all_tied_weights_keys", None) or ())  # files have what they are tied to
+            return {
+                name.removesuffix(".weight"): tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)
+                if name not in shared and not (tied and name.startswith("lm_head"))
+            }  # fmt: skip
     return "builds no language model of its config.json"
 
 

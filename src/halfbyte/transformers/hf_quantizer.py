@@ -201,7 +201,7 @@ def packed_state_dict(model: Any) -> dict[str, Any]:
     state: dict[str, Any] = {}
     seen: set[int] = set()
     head = model.get_output_embeddings()
-    shared = bool(model.config.tie_word_embeddings) and _shares(head, model.get_input_embeddings())
+    shared = bool(getattr(model.config, "tie_word_embeddings", False)) and _shares(head, model.get_input_embeddings())
     for name, module in model.named_modules():
         if shared and module is head:
             continue
@@ -233,7 +233,7 @@ def _packed_places(model: Any, checkpoint: Checkpoint, filling: FolderFilling) -
     filled = {next(iter(keys)).path for keys in groups.values()}
     names = {id(m): n for n, m in model.named_modules()}
     ends = [names.get(id(m)) for m in (model.get_input_embeddings(), model.get_output_embeddings())]
-    if model.config.tie_word_embeddings and any(e in paths for e in ends):
+    if getattr(model.config, "tie_word_embeddings", False) and any(e in paths for e in ends):
         paths |= {e for e in ends if e is not None and e not in filled}
     return paths
 

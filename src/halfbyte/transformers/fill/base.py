@@ -27,8 +27,9 @@ MULTIPLIED_BY_THE_MODEL = ("dt_proj",)
 """Names of linear layers whose weight the model multiplies by itself instead of calling them."""
 READ_BY_THE_MODEL = {
     "RwkvSelfAttention": "output", "RwkvFeedForward": "value", "LongcatFlashTopkRouter": "classifier",
+    "ProphetNetDecoder": "ngram_embeddings",
 }  # fmt: skip
-"""Module -> its linear layer whose weight the model converts or divides by itself."""
+"""Module -> its layer whose weight the model converts, divides or indexes by itself."""
 PLAIN_PRODUCTS = ("FalconLinear",)
 """Linear layers of another forward that is the same product, x · Wᵀ + b."""
 
@@ -107,10 +108,12 @@ class Filling:
 
     def has_own_product(self, path: str, module: nn.Module) -> bool:
         """Whether a module multiplies by its weight in another way than the packed modules do."""
+        parent, _, name = path.rpartition(".")
+        if READ_BY_THE_MODEL.get(type(self.model.get_submodule(parent)).__name__) == name:
+            return True
         if not isinstance(module, nn.Linear):
             return not isinstance(module, nn.Embedding)
-        parent, _, name = path.rpartition(".")
-        if name in MULTIPLIED_BY_THE_MODEL or READ_BY_THE_MODEL.get(type(self.model.get_submodule(parent)).__name__) == name:
+        if name in MULTIPLIED_BY_THE_MODEL:
             return True
         return type(module).forward is not nn.Linear.forward and type(module).__name__ not in PLAIN_PRODUCTS
 

@@ -73,7 +73,8 @@ class FolderFilling(Filling):
         if unknown:
             raise UnsupportedError(
                 f"[load_model] {self.checkpoint.path}: {first_names(unknown)} have no counterpart in "
-                f"{type(self.model).__name__}; the checkpoint is of another variant of {self.model.config.model_type}"
+                f"{type(self.model).__name__}: the checkpoint is of another variant of {self.model.config.model_type}, or "
+                "transformers converts these tensors as it reads them, which packed weights are not"
             )
         info = self.checkpoint.info
         # Packed weights first, since their modules replace those that biases belong to; the largest
@@ -222,9 +223,9 @@ class FolderFilling(Filling):
 
     def tie(self) -> None:
         """The head from the embedding, or the other way round, where only one of them is stored."""
-        self.tie_biases()
+        self.tie_parameters()
         head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
-        if not self.model.config.tie_word_embeddings or head is None:
+        if not getattr(self.model.config, "tie_word_embeddings", False) or head is None:
             return
         if _is_empty(head):
             self.tie_head()
@@ -235,15 +236,21 @@ class FolderFilling(Filling):
             else:
                 table.weight = head.weight
 
-    def tie_biases(self) -> None:
-        """Biases that the model ties to others (`decoder.bias` of BERT's head) and no tensor filled."""
+    def tie_parameters(self) -> None:
+        """Parameters that the model ties to others and no tensor filled: the bias of BERT's head,
+        the table of ProphetNet's decoder, the blocks that Zamba repeats.
+        """
         for name, source in (getattr(self.model, "all_tied_weights_keys", None) or {}).items():
-            if not name.endswith("bias"):
-                continue
             (path, _, leaf), (owner, _, source_leaf) = name.rpartition("."), source.rpartition(".")
-            have, value = (getattr(self.model.get_submodule(p), n, None) for p, n in ((path, leaf), (owner, source_leaf)))
-            if getattr(have, "is_meta", False) and value is not None and not value.is_meta:
-                setattr(self.model.get_submodule(path), leaf, value)
+            target, given = self.model.get_submodule(path), self.model.get_submodule(owner)
+            value = getattr(given, source_leaf, None)
+            if not getattr(getattr(target, leaf, None), "is_meta", False) or value is None:
+                continue
+            alike = isinstance(given, QLinear | ConcatLinear) and isinstance(target, nn.Linear)
+            if alike or (isinstance(given, QEmbedding) and isinstance(target, nn.Embedding)):
+                self.model.set_submodule(path, given)
+            elif isinstance(value, nn.Parameter) and not value.is_meta:
+                setattr(target, leaf, value)
 
     def put_embedding(self, path: str, table: nn.Module, head: QLinear) -> None:
         scale = getattr(table, "scalar_embed_scale", None)
