@@ -101,8 +101,8 @@ def _imatrix(source: Path, out: Path) -> None:
 
 
 def _report(source: Path, out: Path) -> None:
-    """The page of `inspect --report` and `eval --report`, the file of `/save` in `chat`, the tiles of
-    `tune`.
+    """The page of `inspect --report` and `eval --report`, the file of `/save` in `chat`, the tiles
+    of `tune`.
     """
     from halfbyte.checkpoints.io.safe_files import replace_text
 
