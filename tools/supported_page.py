@@ -46,7 +46,9 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def tested(name: str) -> Any:
-    """A list or table of tests/support/many_architectures.py, which is not imported: it needs torch."""
+    """A list or table of tests/support/many_architectures.py, which is not imported: it needs
+    torch.
+    """
     source = ast.parse((ROOT / "tests" / "support" / "many_architectures.py").read_text("utf-8"))
     for node in source.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:

@@ -1,8 +1,8 @@
 """Tiny random models of the causal language models of transformers that `load_model` builds.
 
 The lists are explicit, so that an architecture that a new transformers adds or breaks is seen:
-`ARCHITECTURES` give equal logits, `REFUSED` are refused with a sentence, `NOT_ALONE` are no language
-models on their own.
+`ARCHITECTURES` give equal logits, `REFUSED` are refused with a sentence, `NOT_COMPARED` are no
+language models on their own.
 """
 
 from __future__ import annotations
