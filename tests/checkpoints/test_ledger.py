@@ -1,11 +1,15 @@
-"""Entries of the ledger: which absent name is reported, and shapes that config.json contradicts."""
+"""Entries of the ledger: which absent name is reported, shapes that config.json contradicts, and
+what is refused.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from halfbyte.checkpoints.architecture import Requirement
-from halfbyte.checkpoints.ledger import MISSING, SHAPE, requirement_entries
+from halfbyte.checkpoints.ledger import MISSING, SHAPE, Ledger, key_entries, requirement_entries, sort_tensor
+from halfbyte.errors import CheckpointError
+from halfbyte.layouts.claims import CONSUMED, HARMLESS, UNKNOWN, KeyUse
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,31 @@ def test_shapes_that_config_json_contradicts(shape, expected, wrong) -> None:
 def test_a_vectors_shape_is_that_of_its_usual_name(shapes, wrong) -> None:
     entries = requirement_entries([Requirement((("a.norm",), ("b.norm",)), (8,))], shapes, {})
     assert [e.name for e in entries] == wrong
+
+
+USES = (KeyUse("bits", 4, CONSUMED), KeyUse("rotation", "spin", UNKNOWN), KeyUse("dataset", "c4", HARMLESS, "a note"))
+LEDGER = Ledger((
+    *key_entries(USES),
+    *(sort_tensor(name, "uint8", (4, 4), "", {}) for name in ("m.extra.a", "m.extra.b")),
+    sort_tensor("m.norm", "float32", (4,), "", {}),
+))  # fmt: skip
+
+
+def test_unknown_keys_and_tensors_are_refused_by_name() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        LEDGER.require("convert", "model")
+    assert str(caught.value).startswith(
+        "[convert] model: not everything in it is accounted for: config key rotation: unknown ('spin': no reader knows it); "
+        "m.extra.a: unknown (uint8 [4, 4], which no layout reads); m.extra.b: unknown"
+    )
+    assert not {"bits", "dataset", "m.norm"} & {e.name for e in LEDGER.problems}
+
+
+def test_what_is_allowed_by_name_is_let_through_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"^\[open\] let through unaccounted for: rotation, m.extra.a, m.extra.b$"):
+        LEDGER.require("open", "model", ["rotation", "m.extra.*"])
+    with pytest.raises(CheckpointError, match=r"m\.extra\.b: unknown") as caught:
+        LEDGER.require("open", "model", ["rotation", "m.extra.a"])
+    assert "rotation" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"allow-unknown 'm.norm' matches nothing that is unknown or missing"):
+        LEDGER.require("open", "model", ["m.norm"])

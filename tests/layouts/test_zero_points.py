@@ -1,5 +1,5 @@
-"""Zero points read without the codes are those that come with them, and pages may be asked for
-ahead.
+"""Zero points that are read without the codes equal those read with them, of a checkpoint whose
+data were fetched ahead too.
 """
 
 from __future__ import annotations

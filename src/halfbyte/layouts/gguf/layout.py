@@ -21,7 +21,7 @@ from ...errors import FormatError, LayoutError, ShapeError, UnsupportedError
 from ...formats import family_of, format_named
 from ...formats.ggml.types import GGML_BY_CODEC, GGMLType, ggml_type
 from ...numerics.bits import pack, unpack
-from ...numerics.exact import bfloat16, round_once
+from ...numerics.exact import bfloat16
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, label, require
@@ -232,16 +232,3 @@ def dense(raw: NDArray[Any], which: str | int, name: str = "") -> NDArray[Any]:
             f"[gguf] {name or 'weight'} is {raw.dtype} {list(raw.shape)}; {kind.name} is uint8 rows, {kind.nbytes} bytes a value"
         )
     return raw.view(dtype)
-
-
-def dense_rows(x: NDArray[Any], which: str | int) -> NDArray[np.uint8]:
-    """Numbers [..., k] -> bytes [..., k · itemsize] of a plain type, rounded once to nearest even.
-    Inverse of `dense`.
-    """
-    kind = ggml_type(which)
-    if not kind.plain:
-        raise LayoutError(f"[gguf] {kind.name} holds blocks; quantize first, then `pack`")
-    if x.dtype == np.float64 and kind.plain == "bfloat16":
-        x = round_once(x, "bfloat16")
-    dtype = bfloat16 if kind.plain == "bfloat16" else np.dtype(kind.plain).newbyteorder("<")
-    return np.ascontiguousarray(x.astype(dtype, copy=False)).view(np.uint8).reshape(*x.shape[:-1], x.shape[-1] * kind.nbytes)

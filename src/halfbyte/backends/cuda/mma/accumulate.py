@@ -36,7 +36,7 @@ def product(a, b0, b1, c, P: gl.constexpr):
 
 
 @gluon.jit
-def sums_of_x(x, none, P: gl.constexpr):
+def sums_of_x(x, zeros, P: gl.constexpr):
     """Σ x · unit_low of each accumulator of a step, for a lane's even and odd column: products with
     an operand of ones.
     """
@@ -44,7 +44,7 @@ def sums_of_x(x, none, P: gl.constexpr):
     BLOCKS: gl.constexpr = 2 * P.step if P.pair else 4 * P.step
     EACH: gl.constexpr = P.span // 2 if P.pair else P.span
     out = ()
-    t = (none, none, none, none)
+    t = (zeros, zeros, zeros, zeros)
     for i in gl.static_range(BLOCKS):
         b0 = gl.expand_dims(gl.convert_layout(x[2 * i], LX), 3)
         b1 = gl.expand_dims(gl.convert_layout(x[2 * i + 1], LX), 3)
@@ -52,7 +52,7 @@ def sums_of_x(x, none, P: gl.constexpr):
         t = mma((o, o, o, o), b0, b1, t, P.half)
         if ((i + 1) % EACH == 0) or (i + 1 == BLOCKS):
             out = out + (t[0] * P.unit_low, t[1] * P.unit_low)  # type: ignore[assignment] # Triton unrolls the loop
-            t = (none, none, none, none)
+            t = (zeros, zeros, zeros, zeros)
     return out
 
 

@@ -157,22 +157,24 @@ def fetch(weight, at, tile, base, end, top, P: gl.constexpr):
 
 
 @gluon.jit
-def load_inputs(at, base, none, P: gl.constexpr):
+def load_inputs(at, base, zeros, P: gl.constexpr):
     """The activations of a step, and Σ x where the format needs it."""
     x = activations(at, base, P)
     if P.sums:
-        return Inputs(x, sums_of_x(x, none, P))
+        return Inputs(x, sums_of_x(x, zeros, P))
     else:
         return Inputs(x, x)
 
 
 @gluon.jit
-def multiply(step, inputs, y, none, top, P: gl.constexpr):
-    """y plus a step's products: codes decoded, multiplied with x, sums scaled."""
+def multiply(step, inputs, y, zeros, top, P: gl.constexpr):
+    """y plus a step's products: codes decoded, multiplied with x, sums scaled. `zeros` are sums of 0,
+    of y's shape.
+    """
     if P.scaled:
         return multiply_finished(step, inputs.x, y, top, P)
     else:
-        return multiply_codes(step, inputs, y, none, P)
+        return multiply_codes(step, inputs, y, zeros, P)
 
 
 @gluon.jit
@@ -195,7 +197,7 @@ def multiply_finished(step, x, y, top, P: gl.constexpr):
 
 
 @gluon.jit
-def multiply_codes(step, inputs, y, none, P: gl.constexpr):
+def multiply_codes(step, inputs, y, zeros, P: gl.constexpr):
     """Codes are decoded and multiplied; every `span` blocks the sums are scaled and added to y. `d`
     is the accumulator of the second of two groups that share registers of x: only its odd columns
     are valid, and of `c` then only the even ones.
@@ -206,19 +208,19 @@ def multiply_codes(step, inputs, y, none, P: gl.constexpr):
     x = inputs.x
     words = pieces(gl.reshape(step.words, step.words.shape[:4] + [N]), N)
     scale, addend = terms(step, P)
-    t0 = none
-    t1 = none
+    t0 = zeros
+    t1 = zeros
     for i in gl.static_range(4 * P.step):
         if i % P.span == 0:
-            c = (none, none, none, none)
-            d = (none, none, none, none)
+            c = (zeros, zeros, zeros, zeros)
+            d = (zeros, zeros, zeros, zeros)
             if P.sums:
                 t0 = inputs.sums[i // P.span * 2]
                 t1 = inputs.sums[i // P.span * 2 + 1]
-                c = (initial_sum(t0, none, ZERO, P.offset), initial_sum(t1, none, ZERO, P.offset),
-                     initial_sum(t0, none, ZERO * HIGH, P.offset), initial_sum(t1, none, ZERO * HIGH, P.offset))  # fmt: skip
+                c = (initial_sum(t0, zeros, ZERO, P.offset), initial_sum(t1, zeros, ZERO, P.offset),
+                     initial_sum(t0, zeros, ZERO * HIGH, P.offset), initial_sum(t1, zeros, ZERO * HIGH, P.offset))  # fmt: skip
             if P.pair:
-                d = (none, c[1], none, c[3])
+                d = (zeros, c[1], zeros, c[3])
         if P.bits == 8:
             a = decode_bytes(words[2 * i], P.decoder) + decode_bytes(words[2 * i + 1], P.decoder)
         else:
@@ -243,34 +245,34 @@ def walk(y, x, weight, blocks, span, n, ldx, factors, top, P: gl.constexpr, WAIT
         tile = span.first + (span.stride if P.steps == 1 else 0)
         second = fetch(weight, at, tile, 0 if P.steps == 1 else P.step, span.end, top, P)
     x_at = input_index(x, blocks, span, ldx, P)
-    none = gl.zeros([P.input_warps, P.row_warps, 32, P.row_tiles, P.columns], gl.float32, layout=P.layout)
-    no_sum = gl.zeros([P.input_warps, P.row_warps, 32, 1, P.columns], gl.float32, layout=P.layout)
+    zeros = gl.zeros([P.input_warps, P.row_warps, 32, P.row_tiles, P.columns], gl.float32, layout=P.layout)
+    zero_sum = gl.zeros([P.input_warps, P.row_warps, 32, 1, P.columns], gl.float32, layout=P.layout)
     factor = gl.load(weight.global_scale) if P.global_op else factors.unit
     if WAIT:
         gdc_wait()
     rows, keep = output_rows(y, blocks, span, n, P)
     if P.steps == 1:  # the inputs of a warp, and their sums, stay in its registers
-        inputs = load_inputs(x_at, 0, no_sum, P)
+        inputs = load_inputs(x_at, 0, zero_sum, P)
     u0 = factors.unit * (1.0 / P.unit_low)
     u1 = factors.unit * (1.0 / P.unit_high)
     for tile in range(span.first, span.end, span.stride * P.unroll):
         bias = biases(weight.bias, tile, n, P) if P.has_bias else factor
-        acc = (none, none, none, none)
+        acc = (zeros, zeros, zeros, zeros)
         for step in range(0, P.steps, P.buffers // P.unroll):
             if P.ahead == 1:
                 later = fetch(
                     weight, at, tile + (step + 1) // P.steps * span.stride, (step + 1) % P.steps * P.step, span.end, top, P
                 )
             if P.steps > 1:
-                inputs = load_inputs(x_at, step * P.step, no_sum, P)
-            acc = multiply(now, inputs, acc, none, top, P)
+                inputs = load_inputs(x_at, step * P.step, zero_sum, P)
+            acc = multiply(now, inputs, acc, zeros, top, P)
             if P.ahead != 1:
                 then = step + P.buffers
                 later = fetch(weight, at, tile + then // P.steps * span.stride, then % P.steps * P.step, span.end, top, P)
             now = later
             if (P.ahead == 2) and (P.steps > 1):  # the other buffer
-                inputs = load_inputs(x_at, (step + 1) * P.step, no_sum, P)
-                acc = multiply(second, inputs, acc, none, top, P)
+                inputs = load_inputs(x_at, (step + 1) * P.step, zero_sum, P)
+                acc = multiply(second, inputs, acc, zeros, top, P)
                 then = step + 3
                 second = fetch(weight, at, tile + then // P.steps * span.stride, then % P.steps * P.step, span.end, top, P)
         store(rows, keep, acc, u0, u1, bias, factor, tile, n, factors.divisor, P)
@@ -278,7 +280,7 @@ def walk(y, x, weight, blocks, span, n, ldx, factors, top, P: gl.constexpr, WAIT
             tile2 = tile + span.stride
             if tile2 < span.end:
                 bias = biases(weight.bias, tile2, n, P) if P.has_bias else factor
-                acc = multiply(second, inputs, (none, none, none, none), none, top, P)
+                acc = multiply(second, inputs, (zeros, zeros, zeros, zeros), zeros, top, P)
                 second = fetch(weight, at, tile2 + 2 * span.stride, 0, span.end, top, P)
                 store(rows, keep, acc, u0, u1, bias, factor, tile2, n, factors.divisor, P)
 
