@@ -45,7 +45,7 @@ table.blocks tr{border-bottom:1px solid var(--line);padding:.4rem 0}
 table.blocks td,table.blocks td.n{border:0;padding:.05rem 0;text-align:left;white-space:normal}
 table.blocks td[data-label]::before{content:attr(data-label) ": ";color:var(--soft)}th,td{padding-right:.5rem}}
 @media print{:root{--ink:#000;--soft:#444;--line:#bbb;--paper:#fff;--bar:#2f6fb2;--bad:#b42318;--good:#116329;--warn:#7d4e00;
---tint:#fff}body{max-width:none;padding:0;font-size:11pt}nav{display:none!important}h2,h3{break-after:avoid}
+--tint:#fff}body{max-width:none;padding:0;font-size:11pt}nav{display:none!important}h2,h3,.why,thead{break-after:avoid}
 svg,tr,.cards div,.verdict{break-inside:avoid}.bar,.verdict{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
 

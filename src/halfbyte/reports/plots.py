@@ -61,8 +61,7 @@ def bars(names: Sequence[str], values: Sequence[float], axes: Axes, size: Size =
             f'<rect class="{kind}" x="{LEFT + i * step + step * 0.1:.1f}" y="{_bottom(size) - height:.1f}" '
             f'width="{step * 0.8:.1f}" height="{height:.1f}"><title>{escape(name)}: {value:.4g}</title></rect>'
         )
-    levels = [(f, f"{top * f:.3g}") for f in (0, 0.25, 0.5, 0.75, 1)]
-    return _frame(marks, _name_ticks(names, size), levels, axes, size)
+    return _frame(marks, _name_ticks(names, size), _levels(top), axes, size)
 
 
 def ranges(names: Sequence[str], spans: Sequence[tuple[float, float]], axes: Axes, size: Size = WIDE) -> str:
@@ -139,8 +138,8 @@ def points(names: Sequence[str], x: Sequence[float], y: Sequence[float], axes: A
             f'<circle class="bar" cx="{px:.1f}" cy="{py:.1f}" r="5">{tip}</circle>'
             f'<text class="name tick" x="{middle:.1f}" y="{py - 9:.1f}">{escape(word)}</text>'
         )
-    ticks = [(LEFT + f * _plot_width(size), f"{right * f:.3g}") for f in (0, 0.25, 0.5, 0.75, 1)]
-    return _frame(marks, ticks, [(f, f"{top * f:.3g}") for f in (0, 0.25, 0.5, 0.75, 1)], axes, size)
+    ticks = [(LEFT + f * _plot_width(size), text) for f, text in _levels(right)]
+    return _frame(marks, ticks, _levels(top), axes, size)
 
 
 def _name_ticks(names: Sequence[str], size: Size) -> list[tuple[float, str]]:
@@ -166,12 +165,22 @@ def _bottom(size: Size) -> float:
     return float(size.height - BOTTOM)
 
 
+_STEPS = {1.0: 5, 1.5: 3, 2.0: 4, 2.5: 5, 3.0: 3, 4.0: 4, 5.0: 5, 6.0: 3, 8.0: 4, 10.0: 5}
+"""First digits of the end of an axis -> steps between its levels, whose labels have two digits."""
+
+
 def _nice(value: float) -> float:
     """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 · 10^i."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(m * power for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if m * power >= value * (1 - 1e-12))
+    return next(m * power for m in _STEPS if m * power >= value * (1 - 1e-12))
+
+
+def _levels(top: float) -> list[tuple[float, str]]:
+    """(fraction of an axis from 0 to `top`, label) of its levels; `top` is one of `_nice`."""
+    steps = _STEPS[float(f"{top:e}".partition("e")[0])]
+    return [(i / steps, f"{top * i / steps:.3g}") for i in range(steps + 1)]
 
 
 def _frame(
