@@ -140,8 +140,14 @@ DRAWN_AGAIN = ("youtu",)
 
 def sizes_for(config: Any) -> dict[str, Any]:
     """The values that make a configuration small, those of its parts too."""
-    numbers = {name: getattr(config, name, "") for name in SIZES if hasattr(config, name)}
-    given: dict[str, Any] = {n: SIZES[n] for n, have in numbers.items() if have is None or isinstance(have, int | float)}
+    given: dict[str, Any] = {}
+    for name, value in SIZES.items():
+        try:
+            have = getattr(config, name, "")
+        except RuntimeError:  # layers of this configuration differ in it
+            continue
+        if have is None or isinstance(have, int | float):
+            given[name] = value
     for name in getattr(config, "sub_configs", {}):
         part = getattr(config, name, None)
         if hasattr(part, "to_dict"):

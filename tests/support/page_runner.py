@@ -116,7 +116,7 @@ def run(page: Path, model: Path, folder: Path, report: Callable[[str, float], No
 
 
 if __name__ == "__main__":
-    given, chosen = Path(sys.argv[1]).absolute(), [Path(p) for p in sys.argv[2:]]
+    given, chosen = Path(sys.argv[1]).absolute(), [Path(p).absolute() for p in sys.argv[2:]]
     for guide in chosen or sorted((DOCS / "guides").glob("*.md")):
         scratch, started = Path(tempfile.mkdtemp()), time.perf_counter()
         print(f"== {guide.stem}", file=sys.stderr, flush=True)
