@@ -168,8 +168,8 @@ def load_inputs(at, base, zeros, P: gl.constexpr):
 
 @gluon.jit
 def multiply(step, inputs, y, zeros, top, P: gl.constexpr):
-    """y plus a step's products: codes decoded, multiplied with x, sums scaled. `zeros` are sums of 0,
-    of y's shape.
+    """y plus a step's products: codes decoded, multiplied with x, sums scaled. `zeros` are sums of
+    0, of y's shape.
     """
     if P.scaled:
         return multiply_finished(step, inputs.x, y, top, P)
