@@ -21,8 +21,8 @@ from ..base import Checkpoint, TensorInfo
 from ..findings import Finding, problem_findings
 from ..findings.overflow import warn_of_overflow
 from ..io.bounded_json import read_json
-from ..ledger import AUXILIARY, CLAIMED, DENSE, UNKNOWN, UNREADABLE, Entry, Ledger
-from .graph import Model, operator
+from ..ledger import AUXILIARY, CLAIMED, DENSE, MISSING, UNKNOWN, UNREADABLE, Entry, Ledger
+from .graph import Model, attributes, operator
 from .weights import BLOCKED, Reader, Weight, computed, key_of, parts_of
 
 WHOLE = ("BOOL", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64")
@@ -64,7 +64,9 @@ class ONNXCheckpoint(Checkpoint):
             return
         integers = operator(node) == "DequantizeLinear" and self.model.tensors[codes].kind == "INT32"
         found = self._biases if integers else self._weights
-        if any(w.parts == parts and w.kind == operator(node) for w in found.values()):
+        if any(
+            w.parts == parts and w.kind == operator(node) and attributes(w.node) == attributes(node) for w in found.values()
+        ):
             return  # the same weight, read by a second node
         key = key_of(codes)
         if key in found or (key in self.model.tensors and key != codes):
@@ -148,6 +150,9 @@ class ONNXCheckpoint(Checkpoint):
             else:
                 entries.append(Entry("tensor", name, DENSE))
         entries += [Entry("tensor", n, UNKNOWN, why=why) for n, why in self.model.refused.items()]
+        for name, node in self.model.undefined.items():
+            why = f"{operator(node)} {node.name or node.output[0]!r} reads it, and nothing in the graph gives it"
+            entries.append(Entry("tensor", name, MISSING, why=why))
         return Ledger(tuple(entries), "an ONNX graph names its own initializers")
 
     def _problem(self, key: str) -> str:

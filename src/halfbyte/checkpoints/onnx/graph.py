@@ -40,6 +40,12 @@ PLAIN: dict[str, Any] = {
 NARROW = {"INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2, "FLOAT4E2M1": 4}
 """Data types of several elements a byte, low bits first -> bits of an element."""
 MAX_RANK = 8
+ATTRIBUTES = {
+    "com.microsoft.MatMulNBits": ("K", "N", "bits", "block_size", "accuracy_level", "weight_prepacked"),
+    "com.microsoft.GatherBlockQuantized": ("gather_axis", "quantize_axis", "block_size", "bits"),
+    "DequantizeLinear": ("axis", "block_size", "output_dtype"),
+}
+"""Operators whose initializers are weights -> their attributes, all integers."""
 
 
 class Tensor:
@@ -161,6 +167,7 @@ class Model:
     tensors   initializers by name, in file order
     readers   name of a tensor -> the nodes that read it, with the number of the input
     refused   name of an initializer -> why it is not read
+    undefined name that a node reads and that nothing in the graph gives -> the node
     metadata  the model's metadata properties
     """
 
@@ -189,8 +196,14 @@ class Model:
         self.readers: dict[str, list[tuple[Any, int]]] = {}
         self.nodes: list[Any] = []
         kinds = {number: word for word, number in onnx.TensorProto.DataType.items()}
+        given: set[str] = {""}  # an optional input that is left out
         for graph in self._graphs(proto.graph, 0):
             self._read(graph, kinds)
+            given.update(str(i.name) for i in graph.input)
+            given.update(str(o) for node in graph.node for o in node.output)
+            given.update(str(t.values.name) for t in graph.sparse_initializer)
+        given |= {*self.tensors, *self.refused}
+        self.undefined: dict[str, Any] = {name: found[0][0] for name, found in self.readers.items() if name not in given}
 
     def _graphs(self, graph: Any, depth: int) -> Iterator[Any]:
         if depth > 64:
@@ -243,6 +256,21 @@ def operator(node: Any) -> str:
 def attributes(node: Any) -> dict[str, int]:
     """The integer attributes of a node."""
     return {str(a.name): int(a.i) for a in node.attribute if a.type == 2}
+
+
+def checked_attributes(node: Any, path: Path) -> dict[str, int]:
+    """The attributes of a node whose initializers are a weight. UnsupportedError for one that its
+    operator does not have, that is no integer, or that is given twice.
+    """
+    known = ATTRIBUTES[operator(node)]
+    names = [str(a.name) for a in node.attribute]
+    if twice := next((n for n in names if names.count(n) > 1), None):
+        raise unsupported(node, path, f"its attribute {twice!r} is given twice")
+    for a in node.attribute:
+        if a.name not in known or a.type != 2 or a.ref_attr_name:
+            kind = "is no integer" if a.name in known else f"is not known; {', '.join(known)} are"
+            raise unsupported(node, path, f"its attribute {a.name!r} {kind}")
+    return attributes(node)
 
 
 def unsupported(node: Any, path: Path, text: str) -> UnsupportedError:

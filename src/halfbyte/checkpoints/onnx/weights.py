@@ -33,9 +33,9 @@ from ...layouts import Described, Header, layout_named
 from ...numerics.bits import pack, unpack
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from .graph import Model, Tensor, attributes, operator, unsupported
+from .graph import ATTRIBUTES, Model, Tensor, attributes, checked_attributes, operator, unsupported
 
-BLOCKED = ("com.microsoft.MatMulNBits", "com.microsoft.GatherBlockQuantized", "DequantizeLinear")
+BLOCKED = tuple(ATTRIBUTES)
 """Operators whose initializers are weights."""
 SCALES = ("FLOAT", "FLOAT16", "BFLOAT16")
 INTEGERS = ("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2")
@@ -115,7 +115,7 @@ class Reader:
     # MatMulNBits
 
     def _config(self, weight: Weight) -> dict[str, int]:
-        given = attributes(weight.node)
+        given = checked_attributes(weight.node, self.model.path)
         return {"bits": 4, **{k: given[k] for k in ("K", "N", "bits", "block_size") if k in given}}
 
     def _matmul(self, weight: Weight) -> dict[str, Tensor]:
@@ -146,7 +146,7 @@ class Reader:
     # GatherBlockQuantized
 
     def _gather(self, weight: Weight) -> View:
-        given, codes, scales, zeros = attributes(weight.node), *self._three(weight)
+        given, (codes, scales, zeros) = checked_attributes(weight.node, self.model.path), self._three(weight)
         packed = codes.kind == "UINT8"
         bits = given.get("bits", 4) if packed else codes.bits
         if codes.kind not in ("UINT8", "INT4", "UINT4") or bits not in (2, 4, 8) or len(codes.shape) != 2:
@@ -167,7 +167,7 @@ class Reader:
     # DequantizeLinear
 
     def _linear(self, weight: Weight) -> View:
-        given, codes, scales, zeros = attributes(weight.node), *self._three(weight)
+        given, (codes, scales, zeros) = checked_attributes(weight.node, self.model.path), self._three(weight)
         if codes.kind not in INTEGERS:
             raise unsupported(weight.node, self.model.path, f"codes of {codes.kind}; {', '.join(INTEGERS)} are read")
         shape, rank = codes.shape, len(codes.shape)
