@@ -22,30 +22,16 @@ from halfbyte.conversion import convert
 from halfbyte.numerics.bits import unpack
 from halfbyte.verification.compare import verify
 from support import damage_cases
-from support.mutations import COMMANDS, MORE, Mutation, config_key, holds, leaves, mutations, names, outcome, values, write
-from support.tiny_models import write_tiny
+from support.mutations import COMMANDS, MORE, Mutation, config_key, holds, leaves, mutations, outcome, values, write
 
-CASES = [
-    *[("llama", p) for p in ("gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4",
-      "bitsandbytes", "hqq", "torchao", "onnx", "metal-marlin", "metal-marlin-fp4", "fp8", "halfbyte")],
-    ("gpt_oss", "gpt-oss"), ("mixtral", "gptq"), ("qwen2", "gptq"), *[("llama", name) for name in damage_cases.CASES],
-]  # fmt: skip
 SAMPLE = 7
 """Mutations of each case that always run."""
 LOADED = 2
 """Of these, in `quantize`, `plan` and `load_model` too."""
 
-OTHER_FILES: dict[tuple[str, str, str], str] = {
-    ("metal-marlin-fp4", "drop", "codec"): "buffers without the key are int4, as docs of the layout say",
-    ("gptq3", "drop", "checkpoint_format"): "AutoGPTQ's files without the key are v1: nothing in the headers says otherwise",
-}
-"""(producer, kind, key) -> why the changed file is a valid one of another meaning, whose values
-`test_a_file_of_another_meaning_has_the_values_that_it_states` checks.
-"""
-
 
 def restated(producer: str, weight: hb.QTensor) -> np.ndarray:
-    """The values of a packed weight as the file of `OTHER_FILES` states them, from its parts."""
+    """The values of a packed weight as the file of `damage_cases.OTHER_FILES` states them, from its parts."""
     codes = unpack(np.asarray(weight.parts["codes"]), weight.format.bits, weight.shape[-1]).astype(np.float64)
     scales = np.repeat(weight.parts["scales"].astype(np.float64), weight.format.group_size, axis=-1)
     if producer == "gptq3":
@@ -53,13 +39,13 @@ def restated(producer: str, weight: hb.QTensor) -> np.ndarray:
     return (codes - 8) * scales
 
 
-@pytest.mark.parametrize("case", OTHER_FILES, ids="-".join)
+@pytest.mark.parametrize("case", damage_cases.OTHER_FILES, ids="-".join)
 def test_a_file_of_another_meaning_has_the_values_that_it_states(case, tmp_path):
     """No exemption: the changed file is a valid one, and its values are checked against the formula
     of what it says, in each command; inspect names the key that is not there.
     """
     producer, kind, key = case
-    folder = checkpoint(tmp_path, "llama", producer)
+    folder = damage_cases.checkpoint(tmp_path, "llama", producer)
     config = json.loads((folder / "config.json").read_text())
     path = next(p for p in leaves(config[config_key(config)]) if p[-1] == key)
     damaged = tmp_path / "damaged"
@@ -76,19 +62,6 @@ def test_a_file_of_another_meaning_has_the_values_that_it_states(case, tmp_path)
         assert holds(values(changed), {k.removesuffix(".weight"): v for k, v in want.items()})
 
 
-def checkpoint(tmp_path: Path, arch: str, producer: str) -> Path:
-    if producer in damage_cases.CASES:
-        return damage_cases.write_case(producer, tmp_path / "whole")
-    changes = {"num_hidden_layers": 1}
-    if arch == "gpt_oss":
-        changes["layer_types"] = ["full_attention"]
-    return write_tiny(tmp_path / "whole", arch, producer, **changes).folder
-
-
-def exempt(producer: str, mutation: Mutation) -> bool:
-    return mutation.subject == "key" and (producer, mutation.kind, mutation.target[-1]) in OTHER_FILES
-
-
 def run(tmp_path: Path, arch: str, producer: str, chosen: list[Mutation], load: bool) -> Counter[str]:
     """Counts of outcomes; asserts the rule for each mutation."""
     whole = tmp_path / "whole"
@@ -101,22 +74,15 @@ def run(tmp_path: Path, arch: str, producer: str, chosen: list[Mutation], load: 
         counts["right"] += len(result.right)
         counts["refused"] += len(result.refused)
         counts["wrong"] += len(result.wrong)
-        if result.wrong:
-            faults.append(f"{mutation}: other values without an error in {', '.join(result.wrong)}")
-        for command, message in result.refused.items():
-            if not names(message, mutation):
-                counts["unnamed"] += 1
-                faults.append(f"{mutation}: {command} does not name the culprit: {message[:300]}")
-        if "inspect" in result.right and any(c in result.refused for c in ("dequantize", "convert", "quantize", "plan")):
-            faults.append(f"{mutation}: inspect finds nothing, {sorted(result.refused)} refuse")
+        faults += result.faults(mutation)
     assert not faults, f"{arch} {producer}: {len(faults)} faults\n" + "\n".join(faults[:20])
     return counts
 
 
-@pytest.mark.parametrize(("arch", "producer"), CASES)
+@pytest.mark.parametrize(("arch", "producer"), damage_cases.ROWS)
 def test_a_sample_of_damage_is_right_or_refused_by_name(arch, producer, tmp_path):
-    folder = checkpoint(tmp_path, arch, producer)
-    every = [m for m in mutations(folder) if not exempt(producer, m)]
+    folder = damage_cases.checkpoint(tmp_path, arch, producer)
+    every = [m for m in mutations(folder) if not damage_cases.exempt(producer, m)]
     chosen = random.Random(f"{arch} {producer}").sample(every, SAMPLE)
     counts = run(tmp_path, arch, producer, chosen[:LOADED], load=True)
     counts += run(tmp_path, arch, producer, chosen[LOADED:], load=False)
@@ -125,10 +91,10 @@ def test_a_sample_of_damage_is_right_or_refused_by_name(arch, producer, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "producer"), CASES)
+@pytest.mark.parametrize(("arch", "producer"), damage_cases.ROWS)
 def test_all_damage_is_right_or_refused_by_name(arch, producer, tmp_path):
-    folder = checkpoint(tmp_path, arch, producer)
-    counts = run(tmp_path, arch, producer, [m for m in mutations(folder) if not exempt(producer, m)], load=True)
+    folder = damage_cases.checkpoint(tmp_path, arch, producer)
+    counts = run(tmp_path, arch, producer, [m for m in mutations(folder) if not damage_cases.exempt(producer, m)], load=True)
     print(f"{arch} {producer}: {dict(counts)}")
     assert counts["wrong"] == 0
 

@@ -18,7 +18,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import halfbyte as hb
@@ -63,11 +62,16 @@ def whole_model() -> Graph:
 
 
 def changes(model: Any) -> list[Change]:
-    tensors = [("tensor", kind, t.name, "") for t in model.graph.initializer for kind in ("drop", "rename", "duplicate", "retype")]
+    tensors = [
+        ("tensor", kind, t.name, "") for t in model.graph.initializer for kind in ("drop", "rename", "duplicate", "retype")
+    ]
     tensors += [("tensor", "reshape", t.name, "") for t in model.graph.initializer]
     nodes = [("node", kind, n.name, "") for n in model.graph.node for kind in ("operator", "domain", "unread")]
     keys = [
-        ("key", kind, n.name, a.name) for n in model.graph.node for a in n.attribute for kind in ("drop", "rename", "retype", "twice")
+        ("key", kind, n.name, a.name)
+        for n in model.graph.node
+        for a in n.attribute
+        for kind in ("drop", "rename", "retype", "twice")
     ]
     return [*tensors, *nodes, *keys]
 

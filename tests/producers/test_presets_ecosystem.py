@@ -34,6 +34,12 @@ Writer = Callable[[str, str, Path], Values | Callable[[], Values]]
 module, or what gives them.
 """
 ARCHITECTURES = ("llama", "qwen3_moe", "gpt_oss")
+
+
+class CannotRunError(Exception):
+    """The producer does not run what it wrote: there are no values of its own to compare."""
+
+
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32}
 """Sizes that whole groups of 128 divide."""
 
@@ -58,7 +64,9 @@ def checkpoint_of(folder: Path) -> Path:
 
 
 def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]:
-    """("read", what was compared), ("refused", the sentence) or ("wrong", the first difference)."""
+    """("read", what was compared), ("refused", the sentence), ("wrong", the first difference) or
+    ("not run", the error of a producer that does not run its own file).
+    """
     try:
         with hb.open(checkpoint_of(folder)) as checkpoint:
             checkpoint.check("dequantize")
@@ -67,7 +75,10 @@ def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]
             dense = {key: checkpoint[key] for key in checkpoint if not packed}
     except HalfbyteError as error:
         return "refused", str(error).replace(str(folder), "…")
-    want = given() if callable(given) else given
+    try:
+        want = given() if callable(given) else given
+    except CannotRunError as error:
+        return "not run", str(error)
     if want and not packed and all(f"{name}.weight" in dense for name in want):
         different = [name for name in want if not np.array_equal(dense[f"{name}.weight"].astype(np.float32), want[name])]
         return ("wrong", f"{different[0]} differs") if different else ("read", f"{len(want)} dense weights")
@@ -687,9 +698,9 @@ MLX_CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "norm_topk_prob": True, "rope_theta": 10000.0,
     },
-    "gpt_oss": {
-        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "layer_types": ["full_attention"],
-        "rope_theta": 10000.0, "rope_scaling": None,
+    "gpt_oss": {  # mlx-lm wants a layer of either kind
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 10000.0, "rope_scaling": None,
     },
 }  # fmt: skip
 
@@ -791,8 +802,13 @@ def onnx_values(path: Path) -> Values:
         parts = [tensors[n] for n in node.input if n in tensors]
         graph = onnx.helper.make_graph([alone], "g", inputs, [output], parts)
         single = onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-        session = onnxruntime.InferenceSession(single.SerializeToString(), providers=["CPUExecutionProvider"])
-        value = session.run(None, feeds)[0]
+        try:
+            session = onnxruntime.InferenceSession(single.SerializeToString(), providers=["CPUExecutionProvider"])
+            value = session.run(None, feeds)[0]
+        except Exception as error:  # its exceptions have no base class
+            if not type(error).__module__.startswith("onnxruntime."):
+                raise
+            raise CannotRunError(f"onnxruntime does not run its {node.op_type}: {str(error).splitlines()[0][:160]}") from error
         name = node.input[first]
         name = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name).removesuffix(".weight")
         transposed = node.op_type == "MatMulNBits" or node.output[0] in seconds

@@ -38,7 +38,7 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "quark": [[TORCH, TRANSFORMERS, "accelerate"], [TORCH, "amd-quark==0.13"]],
     "transformers": [[TORCH, TRANSFORMERS, "bitsandbytes==0.50.2", "torchao==0.18.0", "accelerate"]],
     "hqq": [[TORCH, TRANSFORMERS, "hqq==0.2.8.post1", "accelerate"]],
-    "mlx": [["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS]],
+    "mlx": [[TORCH, TRANSFORMERS], ["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS]],
     "llamacpp": [[TORCH, TRANSFORMERS, "gguf==0.19.0", "sentencepiece", "protobuf", "scikit-build-core", "flit-core"]],
     "llama-cpp-python": [[TORCH, TRANSFORMERS, "llama-cpp-python==0.3.36"]],
     "optimum": [[TORCH, "onnx==1.23.2", "onnxruntime==1.32.0"], [TORCH, "optimum-onnx==0.1.0", "onnx-ir"]],
