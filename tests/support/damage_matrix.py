@@ -17,7 +17,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 from support import damage_cases
@@ -26,21 +26,17 @@ from support.mutations import Mutation, mutations, outcome, write
 Task = tuple[str, str, Mutation]
 
 
-@lru_cache(maxsize=1)
-def _folder(process: int) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f"damage-{process}-"))
-
-
 @cache
-def _whole(arch: str, producer: str) -> Path:
-    """The row's checkpoint, once a process."""
-    return damage_cases.checkpoint(_folder(os.getpid()) / f"{arch}-{producer}", arch, producer)
+def _whole(process: int, arch: str, producer: str) -> Path:
+    """The row's checkpoint, once a process: workers inherit what their parent has cached."""
+    folder = Path(tempfile.mkdtemp(prefix=f"damage-{process}-"))
+    return damage_cases.checkpoint(folder, arch, producer)
 
 
 def answer(task: Task) -> dict[str, object]:
     """What one change came to."""
     arch, producer, mutation = task
-    whole, began = _whole(arch, producer), time.perf_counter()
+    whole, began = _whole(os.getpid(), arch, producer), time.perf_counter()
     row: dict[str, object] = {"arch": arch, "producer": producer, "change": str(mutation)}
     try:
         write(whole, mutation, whole.parent / "damaged")
@@ -57,7 +53,7 @@ def tasks(rows: list[str]) -> list[Task]:
     for arch, producer in damage_cases.ROWS:
         if rows and producer not in rows and f"{arch}-{producer}" not in rows:
             continue
-        whole = _whole(arch, producer)
+        whole = _whole(os.getpid(), arch, producer)
         out += [(arch, producer, m) for m in mutations(whole) if not damage_cases.exempt(producer, m)]
     random.Random(0).shuffle(out)
     return out
