@@ -30,7 +30,8 @@ EXPERTS = re.compile(r"(^|[._])(experts|exps|switch_mlp)([.]|$)")
 """
 INPUTS_FIRST = ("fc1", "fc2")
 """Stacks of experts that are [e, k, n] in their files (Aria's), which no packed layout is: kept."""
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Of dense weights that are quantized."""
 
 
 @dataclass(frozen=True)
