@@ -27,12 +27,12 @@ from support.mutations import holds, values
 from support.tiny_models import agree, ids, logits
 
 KINDS = ("drop", "rename", "duplicate", "retype", "reshape")
-F64, SAMPLE = 28, 10
+F64, SAMPLE = 28, 8
 COMMANDS = ("inspect", "dequantize", "convert", "verify", "load_model")
 OPTIONAL = (
-    "context_length", "attention.key_length", "attention.value_length", "attention.head_count_kv", "rope.freq_base",
-    "rope.dimension_count", "attention.layer_norm_rms_epsilon", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
-    "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "vocab_size", "tokenizer.ggml.tokens",
+    "attention.key_length", "attention.value_length", "attention.head_count_kv", "rope.freq_base", "rope.dimension_count",
+    "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.scores", "tokenizer.ggml.token_type",
+    "tokenizer.ggml.tokens", "vocab_size",
 )  # fmt: skip
 """Keys that llama.cpp has defaults for, or that no weight's values depend on: a file without one is
 a valid one, of another model where the default differs.
@@ -151,11 +151,15 @@ def check(tmp_path: Path, count: int | None) -> tuple[int, int, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want = {command: made_by(command, path, tmp_path / "made") for command in COMMANDS if command != "verify"}
+        with hb.open(path) as checkpoint:
+            own = {name: array.astype(np.float32).astype(np.float64) for name, array in values(checkpoint).items()}
         every = mutations(whole)
         for change in every if count is None else random.Random(0).sample(every, count):
             subject, kind, _, name = change
             broken = written(damaged(whole, *change), tmp_path / "damaged")
-            for command, answer in answers(broken, path, want, tmp_path / "work").items():
+            # Without an architecture, which inspect warns of, the tensors keep the file's own names.
+            bare = want | {"dequantize": own, "convert": own} if name == "general.architecture" else want
+            for command, answer in answers(broken, path, bare, tmp_path / "work").items():
                 right += answer is True
                 refused += isinstance(answer, str)
                 optional = subject == "key" and name.endswith(OPTIONAL) and kind in ("drop", "rename")
@@ -165,6 +169,8 @@ def check(tmp_path: Path, count: int | None) -> tuple[int, int, int]:
                     isinstance(answer, str)
                     and name.rpartition(".")[2] not in answer
                     and name.partition(".weight")[0] not in answer
+                    and not (subject == "key" and "blk.0." in answer)  # a weight that it makes unreadable
+                    and not (name.startswith("split.") and "split." in answer)
                 ):
                     faults.append(f"{change}: {command} does not name the culprit: {answer[:300]}")
     assert not faults, f"{len(faults)} faults\n" + "\n".join(faults[:40])

@@ -241,7 +241,7 @@ def test_shards_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"renamed.gguf: it is one of 3 shards .* give the files back their names"):
         GGUFFile(tmp_path / "renamed.gguf")
     for changes, message in (
-        ({"split.no@1": 2}, r"00002-of-00003.gguf: it says it is shard 2 \(from 0\) of 3; its name says 1 of 3"),
+        ({"split.no@1": 2}, r"00002-of-00003.gguf: split.no is 2 \(from 0\) and split.count 3; its name says 1 of 3"),
         ({"split.tensors.count@0": 7}, r"split.tensors.count is 7, the 3 files hold 2"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -206,24 +206,73 @@ def _expert_bias(at: str, name: str, count: int, size: int | None, tensors: int)
     return Requirement(tuple(dict.fromkeys(names)), None if size is None else (count, size))
 
 
-def required_gguf(architecture: str, blocks: int | None, tied: bool, tensors: int) -> list[Requirement] | str:
+GGUF_KEYS = {
+    "block_count": "integer", "context_length": "integer", "embedding_length": "integer", "attention.head_count": "integer",
+    "feed_forward_length": "integer", "attention.layer_norm_rms_epsilon": "float",
+}  # fmt: skip
+"""Keys, after the architecture, without which no program runs a model of `GGUF_FAMILIES`, and their
+types; a count may be an array, one for each layer.
+"""
+GGUF_OPTIONAL_KEYS = {
+    "attention.head_count_kv": "integer", "attention.key_length": "integer", "attention.value_length": "integer",
+    "rope.dimension_count": "integer", "rope.freq_base": "float", "expert_count": "integer", "expert_used_count": "integer",
+    "vocab_size": "integer",
+}  # fmt: skip
+"""Keys that have defaults, and their types."""
+GGUF_TOKENS = tuple(f"tokenizer.ggml.{word}_token_id" for word in ("bos", "eos", "unknown", "padding"))
+"""Keys of single tokens, integers."""
+GGUF_TENSOR_NAME = re.compile(r"(blk\.\d+\.)?[a-z0-9_]+\.(weight|bias|scale|input_scale)")
+"""Names of the tensors of `GGUF_FAMILIES`; programs refuse a file that has others."""
+
+
+def required_gguf(
+    architecture: str, blocks: int | None, tied: bool, tensors: int, width: int | None = None
+) -> list[Requirement] | str:
     """The tensors of a GGUF model without `.weight`; or why they are not checked.
 
     tied     the file has no `output.weight`: the embedding serves
     tensors  as for `required`
+    width    embedding_length
     """
     if architecture not in GGUF_FAMILIES:
         return f"general.architecture {architecture!r} is not in the table"
     if not blocks:
         return f"{architecture}.block_count is missing"
-    out = [_module("token_embd"), _module("output_norm")]
+    out = [_module("token_embd"), _vector("output_norm", width)]
     for i in range(min(blocks, tensors + 1)):
         at = f"blk.{i}."
-        out += [_module(at + n) for n in ("attn_norm", "attn_output", "ffn_norm", *GGUF_FAMILIES[architecture])]
+        out += [_vector(at + n, width) for n in ("attn_norm", "ffn_norm")]
+        out += [_module(at + n) for n in ("attn_output", *GGUF_FAMILIES[architecture])]
         out += [_module(at + n, at + "attn_qkv") for n in ("attn_q", "attn_k", "attn_v")]
         fused = [at + "ffn_up"] if architecture == "phi3" else []
         for n in ("ffn_gate", "ffn_up", "ffn_down"):
             out.append(_module(at + n, at + n + "_exps", *(fused if n == "ffn_gate" else [])))
+    return out
+
+
+def expected_gguf(
+    blocks: int, tensors: int, width: int | None, heads: tuple[int, int] | None, head: tuple[int, int] | None, inner: int | None
+) -> dict[str, tuple[int | None, int | None]]:
+    """(n, k) of the matrices of a GGUF model of `GGUF_FAMILIES`, None where the header does not say.
+
+    heads  of queries, and of keys and values
+    head   elements of a key, and of a value
+    inner  inputs of ffn_down
+    """
+    queries, keys = heads or (None, None)
+    key, value = head or (None, None)
+
+    def times(count: int | None, size: int | None) -> int | None:
+        return count * size if count and size else None
+
+    out: dict[str, tuple[int | None, int | None]] = {"token_embd": (None, width), "output": (None, width)}
+    for i in range(min(blocks, tensors + 1)):
+        at = f"blk.{i}."
+        out |= {
+            f"{at}attn_q": (times(queries, key), width), f"{at}attn_k": (times(keys, key), width),
+            f"{at}attn_v": (times(keys, value), width), f"{at}attn_output": (width, times(queries, value)),
+            f"{at}ffn_gate": (inner, width), f"{at}ffn_up": (None, width), f"{at}ffn_down": (width, inner),
+        }  # fmt: skip
     return out
 
 

@@ -208,11 +208,13 @@ def requirement_entries(
     requirements: Sequence[Requirement],
     shapes: Mapping[str, Sequence[int]],
     expected: Mapping[str, tuple[int | None, int | None]],
+    by: str = "config.json",
 ) -> list[Entry]:
-    """Missing tensors, and tensors of another shape than config.json gives.
+    """Missing tensors, and tensors of another shape than the configuration gives.
 
     shapes    key -> shape of every weight, packed or dense, names without `.weight`
-    expected  module -> (n, k) as config.json implies it
+    expected  module -> (n, k) as the configuration implies it
+    by        what the configuration is, for the clause
     """
     out: list[Entry] = []
     paths = {""} | {".".join(parts[:i]) for name in shapes for parts in [name.split(".")] for i in range(1, len(parts))}
@@ -226,18 +228,18 @@ def requirement_entries(
 
             partly = max(need.names, key=rank)
             absent = next(n for n in partly if n not in shapes)
-            out.append(Entry("tensor", absent, MISSING, why="config.json requires it"))
+            out.append(Entry("tensor", absent, MISSING, why=f"{by} requires it"))
             continue
         for name in choice:
             shape = tuple(shapes[name])
             if need.shape is not None and choice == need.names[0] and shape != need.shape:
-                out.append(Entry("tensor", name, SHAPE, why=f"{list(shape)}; config.json makes it {list(need.shape)}"))
+                out.append(Entry("tensor", name, SHAPE, why=f"{list(shape)}; {by} makes it {list(need.shape)}"))
             n, k = expected.get(name, (None, None))
             vector = len(shape) < 2 and need.shape is None and (n or k) and not name.endswith((".bias", ".sinks"))
             # One matrix with an axis too many; stacks of experts have three.
             lone = len(shape) == 3 and shape[0] == 1 and (n or k) and not {"experts", "switch_mlp"} & set(name.split("."))
             if vector or lone or (len(shape) == 2 and ((n and shape[0] != n) or (k and shape[1] != k))):
-                out.append(Entry("tensor", name, SHAPE, why=f"{list(shape)}; config.json makes it [{n or '*'}, {k or '*'}]"))
+                out.append(Entry("tensor", name, SHAPE, why=f"{list(shape)}; {by} makes it [{n or '*'}, {k or '*'}]"))
     return list(dict.fromkeys(out))
 
 

@@ -88,7 +88,7 @@ def _heads(keys: Keys, architecture: Architecture, config: dict[str, Any]) -> di
         kv = keys.size("attention.head_count_kv", heads)
     head = keys.size("attention.key_length", config["hidden_size"] // heads)
     if keys.get("attention.value_length", "integer", head) != head:
-        raise keys.refuse("whose keys and values differ in length")
+        raise keys.refuse("whose keys and values differ in length (attention.key_length, attention.value_length)")
     if keys.size("rope.dimension_count", head) != head and not architecture.partial:
         raise keys.refuse("that rotates part of each head")
     return {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head}

@@ -21,11 +21,19 @@ from ...errors import CheckpointError, HalfbyteError, UnsupportedError
 from ...layouts import Described, layout_named
 from ...layouts import Header as ArrayHeader
 from ...tensor.qtensor import QTensor
-from ..architecture import required_gguf
+from ..architecture import (
+    GGUF_FAMILIES,
+    GGUF_KEYS,
+    GGUF_OPTIONAL_KEYS,
+    GGUF_TENSOR_NAME,
+    GGUF_TOKENS,
+    expected_gguf,
+    required_gguf,
+)
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding, problem_findings
 from ..findings.overflow import warn_of_overflow
-from ..ledger import CLAIMED, DENSE, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
+from ..ledger import CLAIMED, DENSE, MISSING, UNKNOWN, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
 from .file import Files, GGUFFile
 from .metadata import Metadata
 from .runnable import refusal
@@ -136,7 +144,6 @@ class GGUFCheckpoint(Checkpoint):
         return weight
 
     def ledger(self) -> Ledger:
-        meta = self.metadata
         headers = self.file.headers
         tensors = {name: h.shape for name, h in headers.items()}
         packed = {name.removesuffix(".weight"): key for key, name in self._names.items() if headers[name].quantized}
@@ -162,13 +169,65 @@ class GGUFCheckpoint(Checkpoint):
                 entries.append(Entry("tensor", name, DENSE))
                 continue
             entries.append(sort_tensor(name, dtype, header.shape, owner, tensors))
-        architecture = str(meta.get("general.architecture", ""))
-        blocks = meta.typed(f"{architecture}.block_count", "integer")
-        needs = required_gguf(architecture, blocks, "output.weight" not in headers, len(headers))
-        if isinstance(needs, str):
-            return Ledger(tuple(entries), needs)
         shapes = {name.removesuffix(".weight"): shape for name, shape in tensors.items()}
-        return Ledger((*entries, *requirement_entries(needs, shapes, {})))
+        found = self._required(shapes)
+        return Ledger(tuple(entries), found) if isinstance(found, str) else Ledger((*entries, *found))
+
+    def _required(self, shapes: dict[str, tuple[int, ...]]) -> list[Entry] | str:
+        """What the architecture needs and the file lacks or has in another shape; or why that is not
+        known.
+
+        shapes  of all tensors, names without `.weight`
+        """
+        meta = self.metadata
+        architecture = str(meta.get("general.architecture", ""))
+        keys = {key: f"{architecture}.{key}" for key in GGUF_KEYS}
+        stated = architecture in GGUF_FAMILIES and any(name in meta for name in keys.values())
+        lacking = [
+            Entry("key", name, MISSING, why=f"{architecture} needs it") for name in keys.values() if stated and name not in meta
+        ]
+        kinds = {f"{architecture}.{key}": kind for key, kind in (GGUF_KEYS | GGUF_OPTIONAL_KEYS).items() if stated}
+        kinds |= dict.fromkeys(GGUF_TOKENS if stated else (), "integer")
+        lacking += [Entry("key", name, UNKNOWN, why=why) for name, kind in kinds.items() if (why := self._mistyped(name, kind))]
+        names = [name for name in self.file.headers if stated and not GGUF_TENSOR_NAME.fullmatch(name)]
+        lacking += [Entry("tensor", name, UNKNOWN, why=f"no tensor of {architecture} has such a name") for name in names]
+        if lacking:
+            return lacking
+        size = {key: self._size(name) for key, name in keys.items() if GGUF_KEYS[key] == "integer"}
+        blocks, width = size["block_count"], size["embedding_length"]
+        needs = required_gguf(architecture, blocks, "output" not in shapes, len(shapes), width)
+        if isinstance(needs, str):
+            return needs
+        heads, inner = size["attention.head_count"], size["feed_forward_length"]
+        few = self._size(f"{architecture}.attention.head_count_kv") or heads
+        plain = width // heads if width and heads else None
+        lengths = [self._size(f"{architecture}.attention.{word}_length") or plain for word in ("key", "value")]
+        expected = expected_gguf(
+            blocks or 0,
+            len(shapes),
+            width,
+            (heads, few) if heads and few else None,
+            (lengths[0], lengths[1]) if lengths[0] and lengths[1] else None,
+            inner,
+        )
+        return requirement_entries(needs, shapes, expected, "the header")
+
+    def _mistyped(self, key: str, kind: str) -> str:
+        """Why a key of the header cannot be read, "" where it can or is not there."""
+        if key in self.metadata and self.metadata.type_name(key).startswith("array["):
+            return ""  # one for each layer
+        try:
+            self.metadata.typed(key, kind)
+        except CheckpointError:
+            return f"{self.metadata.type_name(key)}; {kind} is needed"
+        return ""
+
+    def _size(self, key: str) -> int | None:
+        """A count of 1 or more, None where the file has none or one for each layer."""
+        if key not in self.metadata or self.metadata.type_name(key).startswith("array"):
+            return None
+        value = self.metadata.typed(key, "integer")
+        return int(value) if value >= 1 else None
 
     def check(self, op: str) -> None:
         if self.metadata.get("general.architecture") == "clip":

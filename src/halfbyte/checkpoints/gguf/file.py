@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedError
+from ..architecture import required_gguf
 from ..io.regular_file import FileReader, Reader, open_regular
 from .header import MAGIC, Header, TensorHeader, read_header
 from .metadata import Metadata, ShortHeaderError
@@ -131,7 +132,26 @@ class GGUFFile:
         if declared is not None and len(self._shards) > 1 and declared != len(headers):
             raise CheckpointError(
                 f"[gguf] {self.path}: split.tensors.count is {declared}, the {len(self._shards)} files hold {len(headers)}"
+                f"{self._miscounted()}"
             )
+
+    def _miscounted(self) -> str:
+        """The tensors that a model of the architecture needs and the files lack, and those that it
+        does not need, as a clause.
+        """
+        architecture = self.metadata.typed("general.architecture", "string", "")
+        blocks = self.metadata.typed(f"{architecture}.block_count", "integer")
+        have = {name.removesuffix(".weight") for name in self.headers}
+        needs = required_gguf(architecture, blocks, "output" not in have, len(have))
+        if isinstance(needs, str):
+            return ""
+        lacking = [need.name for need in needs if not any(all(n in have for n in names) for names in need.names)]
+        named = {n for need in needs for names in need.names for n in names} | {"output", "rope_freqs"}
+        more = sorted(have - named)
+        lacking = lacking or (["output (or token_embd is the head)"] if "output" not in have else [])
+        clauses = [f"missing: {', '.join(lacking[:6])}"] if lacking else []
+        clauses += [f"not among those of {architecture}: {', '.join(more[:6])}"] if more else []
+        return "".join(f"; {clause}" for clause in clauses)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -242,7 +262,7 @@ def _all_shards(path: Path, first: Shard, files: Files | None) -> list[Shard]:
         has = shard.header.metadata
         if has.typed("split.no", "integer", -1) != number or has.typed("split.count", "integer", -1) != count:
             raise CheckpointError(
-                f"[gguf] {sibling}: it says it is shard {has.get('split.no')} (from 0) of {has.get('split.count')}; "
+                f"[gguf] {sibling}: split.no is {has.get('split.no')} (from 0) and split.count {has.get('split.count')}; "
                 f"its name says {number} of {count}"
             )
         shards.append(shard)

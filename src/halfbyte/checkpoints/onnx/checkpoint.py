@@ -64,9 +64,7 @@ class ONNXCheckpoint(Checkpoint):
             return
         integers = operator(node) == "DequantizeLinear" and self.model.tensors[codes].kind == "INT32"
         found = self._biases if integers else self._weights
-        if any(
-            w.parts == parts and w.kind == operator(node) and attributes(w.node) == attributes(node) for w in found.values()
-        ):
+        if any(w.parts == parts and w.kind == operator(node) and attributes(w.node) == attributes(node) for w in found.values()):
             return  # the same weight, read by a second node
         key = key_of(codes)
         if key in found or (key in self.model.tensors and key != codes):
