@@ -74,7 +74,7 @@ def test_a_dequantized_gguf_is_loaded_by_transformers(tmp_path, name):
     assert read.generation_config.eos_token_id == 2
 
 
-def test_a_scalar_under_the_name_of_a_norm_is_no_part_of_the_model(tmp_path):
+def test_a_scalar_under_the_name_of_a_norm_is_refused_and_no_part_of_the_model(tmp_path, capsys):
     numbers = {
         "block_count": 1,
         "context_length": 8,
@@ -94,12 +94,17 @@ def test_a_scalar_under_the_name_of_a_norm_is_no_part_of_the_model(tmp_path):
     tensors += [f32(f"{name}.weight", np.ones(32, np.float32)) for name in ("output_norm", "blk.0.attn_norm")]
     scalar = Tensor("blk.0.ffn_norm.weight", (), 0, np.float32(7).tobytes())
     (tmp_path / "model.gguf").write_bytes(GGUF(pairs, [*tensors, scalar]).bytes())
-    assert main(["dequantize", str(tmp_path / "model.gguf"), str(tmp_path / "out")]) == 0
+    command = ["dequantize", str(tmp_path / "model.gguf"), str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "blk.0.ffn_norm: shape ([]; the header makes it [32])" in capsys.readouterr().err
+    assert main([*command, "--allow-unknown", "blk.0.ffn_norm"]) == 0
     with halfbyte.open(tmp_path / "out") as read:
         assert read["blk.0.ffn_norm.weight"] == 7
         assert (read["blk.0.ffn_down.weight"] == 7).all()
-    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.ffn_norm\.weight' is a scalar"):
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_norm: shape"):
         halfbyte.load_model(tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.ffn_norm\.weight' is a scalar"):
+        halfbyte.load_model(tmp_path / "model.gguf", allow_unknown=["blk.0.ffn_norm"])
 
 
 @pytest.mark.parametrize("name", MODELS)
