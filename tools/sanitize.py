@@ -108,7 +108,7 @@ def sanitize(kind: str, sets: list[str], built: bool, log: Log) -> None:
     for name in sets or subprocess.check_output([build / "halfbyte_selfcheck", "--sets"], text=True).split():
         env = {
             **options, "LD_PRELOAD": library, "PYTHONMALLOC": "malloc", "HALFBYTE_CPU": name, "HALFBYTE_THREADS": "2",
-            "PYTHONPATH": "src:tests",
+            "PYTHONPATH": os.pathsep.join(["src", "tests", *filter(None, [os.environ.get("PYTHONPATH")])]),
         }  # fmt: skip
         command = [*still, sys.executable, str(Path(__file__).resolve()), "--module", str(module), *TESTS[kind], "-m", SKIPPED]
         log.run(

@@ -1,6 +1,7 @@
 #include "packed_weight.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "../linear.h"
 #include "without_gil.h"
@@ -17,6 +18,30 @@ void require(bool holds, const std::string &what) {
 }
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// The counts of `w` are not negative, and no product of them that is computed here or in a decoder
+// overflows.
+void check_counts(const Weight &w) {
+  const int64_t rows = w.panels() * kPanelRows;
+  const std::pair<int64_t, int64_t> products[] = {
+      {w.row_bytes, w.n},  {w.groups, rows},       {w.supers, rows},
+      {w.total_rows, w.k}, {w.groups, w.group},    {w.supers, w.groups_per_super},
+      {w.first_row, w.k},  {w.group_size, 1},      {w.group_rows, 1},
+      {w.seg, w.span},     {w.first_row, w.groups}};
+  for (const auto &[a, b] : products)
+    require(a >= 0 && b >= 0 && a <= kMostElements && (b == 0 || a <= kMostElements / b),
+            "counts " + std::to_string(a) + " and " + std::to_string(b) +
+                " are outside what is allowed");
+  require(w.flip >= 0 && w.flip < 256 && w.mantissa_bits >= 0 && w.mantissa_bits < 8 &&
+              w.last_finite >= 0 && w.last_finite < 256 && w.exponent_bias >= 0 &&
+              w.exponent_bias < 31,
+          "flip " + std::to_string(w.flip) + ", mantissa_bits " + std::to_string(w.mantissa_bits) +
+              ", last_finite " + std::to_string(w.last_finite) + " or exponent_bias " +
+              std::to_string(w.exponent_bias) + " is outside what is allowed");
+  for (const int number : {w.offset, w.table_low})
+    require(number >= -1024 && number <= 1024,
+            std::to_string(number) + " is no offset or lowest entry");
+}
 
 // The arrays of one set of fields, by name.
 class Arrays {
@@ -65,6 +90,9 @@ void check_range(const int32_t *p, int64_t count, int64_t low, int64_t end, cons
 }
 
 void check_panel_order(Weight &w, const Arrays &arrays) {
+  require(w.grouping == Grouping::row, "panel order holds groups along a row");
+  require(w.group_index || w.groups >= (w.k + w.group_size - 1) / w.group_size,
+          "groups of " + std::to_string(w.group_size) + " do not hold k = " + std::to_string(w.k));
   require(w.group > 0 && w.group % 8 == 0 && w.groups >= 0 && w.kernel_k() >= w.k,
           "groups " + std::to_string(w.groups) + " of " + std::to_string(w.group) +
               " do not hold k = " + std::to_string(w.k));
@@ -153,6 +181,7 @@ PackedWeight::PackedWeight(const WeightFields &fields) : Weight(fields), arrays_
   require(w.n >= 0 && w.k >= 0 && (w.k == 0 || w.n <= kMostElements / std::max<int64_t>(w.k, 1)),
           "shape (" + std::to_string(w.n) + ", " + std::to_string(w.k) +
               ") is outside what is allowed");
+  check_counts(w);
   require(w.bits >= 1 && w.bits <= 8, std::to_string(w.bits) + " bits; 1 to 8 are allowed");
   w.group_size = std::max<int64_t>(w.group_size, 1);
   w.values = arrays.elements<double>("values", (int64_t)1 << w.bits);

@@ -159,7 +159,7 @@ void panel_order(Input &in) {
   }
   Guarded back((size_t)(n * w.row_bytes));
   unpack(w, back.as(), w.row_bytes);
-  require(!std::memcmp(back.as(), made->codes.data(), made->codes.size()), "codes do not return");
+  require(std::equal(made->codes.begin(), made->codes.end(), back.as()), "codes do not return");
   use(in, w, !any);
 }
 

@@ -16,6 +16,7 @@ from halfbyte.gguf_models.bpe_merges import merges
 from halfbyte.gguf_models.model_files import model_files
 from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 from halfbyte.gguf_models.tokenizer import SPACE, backend_of, end_of_turn_ids, tokenizer_of
+from halfbyte.gguf_models.vocabulary import check_token_ids
 from support.gguf_writer import GGUF, f32
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "gemma3_270m_tokenizer.json").read_text("utf-8"))
@@ -407,3 +408,24 @@ def test_a_bos_token_whose_name_is_template_syntax_is_put_first(tmp_path, bos):
     with checkpoint(tmp_path, pairs) as c:
         ids = backend_of(c.metadata).encode("he").ids
     assert (ids[0], ids[-1]) == (1, 2)
+
+
+@pytest.mark.parametrize("where", ["vocab", "added_tokens", "vocab.json"])
+def test_an_id_that_no_vocabulary_reaches_is_refused(tmp_path, where):
+    """The tokenizers library lists every id below the largest, and aborts where memory ends."""
+    value = {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 10**7 - 1}, "merges": []},
+        "added_tokens": [{"id": 1, "content": "c"}],
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(value))
+    check_token_ids(path, "load_model")
+    if where == "vocab":
+        value["model"]["vocab"]["b"] = 2**31
+    elif where == "added_tokens":
+        value["added_tokens"][0]["id"] = 10**7
+    else:
+        value, path = {"a": 0, "b": 2**32 - 1}, tmp_path / "vocab.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(CheckpointError, match=r"\[load_model\] .*json: token '[bc]' has id \d+; ids up to 9,999,999 are allowed"):
+        check_token_ids(path, "load_model")

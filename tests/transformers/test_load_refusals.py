@@ -159,3 +159,10 @@ def test_devices_that_are_not_here(tmp_path, monkeypatch, device, message):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(BackendError, match=message):
         load_model(tmp_path, device=device)
+
+
+def test_a_token_whose_id_is_out_of_proportion(tmp_path):
+    write_tiny(tmp_path, "llama", "ct-int4")
+    write_bpe(tmp_path, vocab={"h": 0, "e": 2**31, "he": 2})
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: token 'e' has id 2147483648; ids up to 9,999,999 are allowed"):
+        load_model(tmp_path)

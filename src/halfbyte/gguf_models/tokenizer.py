@@ -36,6 +36,7 @@ from ..errors import CheckpointError, UnsupportedError
 from .bpe_merges import merges
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .scanners import Cheapest, Longest, Scanner, unescaped
+from .vocabulary import check_token_ids
 
 SPACE = "\u2581"
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
@@ -86,6 +87,7 @@ def described(checkpoint: GGUFCheckpoint) -> tuple[Tokenizer, dict[str, Any]]:
         beside = checkpoint.path.parent / "tokenizer.json"
         if not beside.is_file():
             raise
+        check_token_ids(beside, "tokenizer")
         try:
             backend = Tokenizer.from_file(str(beside))
         except BaseException as error:  # the tokenizers library raises plain Exception; its panics are none

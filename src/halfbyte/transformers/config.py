@@ -124,9 +124,14 @@ def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
     """
     from transformers import AutoTokenizer
 
+    from ..gguf_models.vocabulary import check_token_ids
+
     folder = folder_of(checkpoint)
     if not any((folder / name).exists() for name in TOKENIZERS):
         return None
+    for name in ("tokenizer.json", "vocab.json"):
+        if (folder / name).exists():
+            check_token_ids(folder / name, "load_model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except BaseException as error:  # of JSON, of a package that it wants; a panic of tokenizers is no Exception
