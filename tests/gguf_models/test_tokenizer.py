@@ -10,13 +10,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.io.bounded_json import check_token_ids
 from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.gguf_models.bpe_merges import merges
 from halfbyte.gguf_models.model_files import model_files
 from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 from halfbyte.gguf_models.tokenizer import SPACE, backend_of, end_of_turn_ids, tokenizer_of
-from halfbyte.gguf_models.vocabulary import check_token_ids
 from support.gguf_writer import GGUF, f32
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "gemma3_270m_tokenizer.json").read_text("utf-8"))

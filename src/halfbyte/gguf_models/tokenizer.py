@@ -32,11 +32,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.metadata import Metadata
 from ..checkpoints.gguf.runnable import UNREAD_VOCABULARIES
+from ..checkpoints.io.bounded_json import check_token_ids
 from ..errors import CheckpointError, UnsupportedError
 from .bpe_merges import merges
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .scanners import Cheapest, Longest, Scanner, unescaped
-from .vocabulary import check_token_ids
 
 SPACE = "\u2581"
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6

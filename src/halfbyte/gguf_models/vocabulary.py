@@ -12,22 +12,18 @@ are read back with this library's own reader, and must give the tokenizer's own 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints.gguf.writer import Pair
-from ..checkpoints.io.bounded_json import read_json
-from ..checkpoints.io.regular_file import open_regular
+from ..checkpoints.io.bounded_json import check_token_ids, read_json
 from ..errors import CheckpointError, UnsupportedError
 from .pairs import metadata_of, pair
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
-LIMIT = 1 << 28
-"""Most bytes of tokenizer.json."""
 PROBES = (
     "Hello world! I'm sure they've said: it's 12345.67, isn't IT?  YOU'LL see\n\n  two\tlines \r\n  and   spaces   ",
     "def f(x):\n    return x**2 + 0x1F  # größer als 99999999999\n\n\n\t\tend",
@@ -36,40 +32,6 @@ PROBES = (
     " leading, --flags=--x [brackets]{braces}<tags/> http://a.b/c?d=e&f=g#h \\path\\to 'quoted' \"text\" $100 €5 100%",
 )
 """Texts on which splits and tokens are compared."""
-
-
-MAX_TOKEN_ID = 10**7 - 1
-"""Largest id of a token: the largest vocabularies have 300,000."""
-
-
-def check_token_ids(path: Path, op: str) -> None:
-    """CheckpointError for a tokenizer.json, or a vocab.json, with an id above `MAX_TOKEN_ID`.
-
-    The tokenizers library lists every id below the largest that no token has, and ends the process
-    when there is no memory for the list.
-    """
-    try:
-        with open_regular(path) as file:
-            data = file.read(LIMIT + 1)
-    except OSError as error:
-        raise CheckpointError(f"[{op}] {path}: cannot be read: {error.strerror or error}") from error
-    if len(data) > LIMIT:
-        raise CheckpointError(f"[{op}] {path}: more than {LIMIT:,} bytes; no tokenizer is that large")
-    if not re.search(rb":\s*\d{8}", data):
-        return
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):  # the library reports it
-        return
-    if not isinstance(value, dict):
-        return
-    model, added = value.get("model"), value.get("added_tokens")
-    tables = [value, model.get("vocab") if isinstance(model, dict) else None]
-    found = [item for table in tables if isinstance(table, dict) for item in table.items()]
-    found += [(t.get("content"), t.get("id")) for t in added if isinstance(t, dict)] if isinstance(added, list) else []
-    for token, index in found:
-        if isinstance(index, int) and index > MAX_TOKEN_ID:
-            raise CheckpointError(f"[{op}] {path}: token {token!r:.60} has id {index}; ids up to {MAX_TOKEN_ID:,} are allowed")
 
 
 def vocabulary_pairs(folder: Path, config: Mapping[str, Any], rows: int, architecture: str) -> list[Pair]:

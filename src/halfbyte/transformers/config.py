@@ -17,6 +17,7 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.config_numbers import impossible_number
+from ..checkpoints.io.bounded_json import check_token_ids
 from ..conversion.to_dense import QUANTIZATION_KEYS
 from ..errors import CheckpointError, UnsupportedError
 
@@ -123,8 +124,6 @@ def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
     cannot be read.
     """
     from transformers import AutoTokenizer
-
-    from ..gguf_models.vocabulary import check_token_ids
 
     folder = folder_of(checkpoint)
     if not any((folder / name).exists() for name in TOKENIZERS):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ INDEX_BYTES = 48 << 20
 """Largest shard index: 400,000 tensors of 100 bytes are 40 MB."""
 MAX_VALUES = 1 << 20
 """Most values in one file."""
+
+MAX_TOKEN_ID = 10**7 - 1
+"""Largest id of a token: the largest vocabularies have 300,000."""
+TOKENIZER_BYTES = 1 << 28
+"""Largest JSON file of a tokenizer: the largest have 40 MB."""
 
 
 def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
@@ -77,3 +83,33 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 def _kind(value: object) -> str:
     return {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}.get(type(value), "null")
+
+
+def check_token_ids(path: Path, op: str) -> None:
+    """CheckpointError for a tokenizer.json, or a vocab.json, with an id above `MAX_TOKEN_ID`.
+
+    The tokenizers library lists every id below the largest that no token has, and ends the process
+    when there is no memory for the list.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read(TOKENIZER_BYTES + 1)
+    except OSError as error:
+        raise CheckpointError(f"[{op}] {path}: cannot be read: {error.strerror or error}") from error
+    if len(data) > TOKENIZER_BYTES:
+        raise CheckpointError(f"[{op}] {path}: more than {TOKENIZER_BYTES:,} bytes; no tokenizer is that large")
+    if not re.search(rb":\s*\d{8}", data):
+        return
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):  # the library reports it
+        return
+    if not isinstance(value, dict):
+        return
+    model, added = value.get("model"), value.get("added_tokens")
+    tables = [value, model.get("vocab") if isinstance(model, dict) else None]
+    found = [item for table in tables if isinstance(table, dict) for item in table.items()]
+    found += [(t.get("content"), t.get("id")) for t in added if isinstance(t, dict)] if isinstance(added, list) else []
+    for token, index in found:
+        if isinstance(index, int) and index > MAX_TOKEN_ID:
+            raise CheckpointError(f"[{op}] {path}: token {token!r:.60} has id {index}; ids up to {MAX_TOKEN_ID:,} are allowed")
