@@ -29,7 +29,7 @@ import torch
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.calibration import calibrate
 from halfbyte.calibration import walk as walking
-from halfbyte.calibration.sources import source_of
+from halfbyte.calibration.sources import layer_source
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.evaluation import llama_cpp
@@ -142,7 +142,7 @@ class Table:
         self.model.to(device)
         self.norms = {n: p.detach().clone() for n, p in self.model.named_parameters() if "norm" in n}
         with open_checkpoint(path) as checkpoint:
-            self.path_of = {key: place.path for key, place in source_of(checkpoint, "cpu").places.items()}
+            self.path_of = {key: slot.path for key, slot in layer_source(checkpoint, "cpu").slots.items()}
 
     def put(self, name: str, value: Any) -> None:
         """Another value of a parameter, written in place: a norm that is computed in one call looks

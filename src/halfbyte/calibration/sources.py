@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -85,6 +86,8 @@ class Source(ABC):
         self.path, self.device = path, device
         self.prefix = min(layers, key=len)
         self.count = len(self.model.get_submodule(self.prefix))
+        self._empty: dict[int, nn.Module] = {}
+        """Layers as they were before their weights were read, on the meta device."""
 
     @abstractmethod
     def put(self, keys: Iterable[str]) -> None:
@@ -115,6 +118,7 @@ class Source(ABC):
     def layer(self, number: int) -> nn.Module:
         """A layer with its weights."""
         path = f"{self.prefix}.{number}"
+        self._empty[number] = deepcopy(self.model.get_submodule(path))
         self.put(key for key, slot in self.slots.items() if slot.path.startswith(f"{path}."))
         layer: nn.Module = self.model.get_submodule(path)
         empty = [name for name, p in layer.named_parameters() if p.is_meta]
@@ -123,8 +127,8 @@ class Source(ABC):
         return layer
 
     def drop(self, number: int) -> None:
-        """Free a layer."""
-        self.model.get_submodule(self.prefix)[number] = nn.Identity()
+        """Free a layer, which may be read again."""
+        self.model.get_submodule(self.prefix)[number] = self._empty.pop(number)
 
 
 class FolderSource(Source):

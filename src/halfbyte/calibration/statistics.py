@@ -41,7 +41,7 @@ class InputStatistics:
 
     def add(self, x: Tensor) -> None:
         """Rows x [..., k]."""
-        rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
+        rows = x.detach().reshape(-1, x.shape[-1]).to(torch.float32)
         self.tokens += rows.shape[0]
         if self.squares_only:
             added = rows.square().sum(0, dtype=torch.float64)

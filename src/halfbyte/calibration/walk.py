@@ -39,6 +39,7 @@ from ..quantizers.groups import checked_importance
 from ..spec import Format
 from ..tensor.concat import stack
 from ..tensor.qtensor import QTensor
+from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
 from .matrices import Matrix, layer_matrices
 from .scaling import Scaling
@@ -174,9 +175,15 @@ class _Recorder(nn.Module):  # type: ignore[misc] # torch is not type-checked
         return hidden
 
 
-def first_inputs(source: Source, ids: list[list[int]], device: str) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
-    """Hidden states before the first layer, and the other arguments of each layer."""
-    source.start()
+def first_inputs(
+    source: Source, ids: list[list[int]], device: str, *, again: bool = False
+) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
+    """Hidden states before the first layer, and the other arguments of each layer.
+
+    again  what lies outside the layers is there already
+    """
+    if not again:
+        source.start()
     layers = source.model.get_submodule(source.prefix)
     real = list(layers)
     recorders = [_Recorder(layer) for layer in real]
@@ -193,6 +200,41 @@ def first_inputs(source: Source, ids: list[list[int]], device: str) -> tuple[lis
     return firsts, [recorder.arguments for recorder in recorders]
 
 
+class InputRounder:
+    """Rounds weights under the Hessian of their input.
+
+    method     "rtn", "gptq", or "mse" and "awq", whose errors are weighted by the Hessian's diagonal
+    act_order  of gptq
+    """
+
+    def __init__(self, method: str, act_order: bool = False) -> None:
+        self.method, self.act_order = method, act_order
+        self._factored: dict[bool, Factored] = {}
+        """Factored Hessian of the current input, on the model's device and on the host."""
+
+    def next_input(self) -> None:
+        """Weights that follow have another input."""
+        self._factored.clear()
+
+    def round(self, weight: Tensor, hessian: Tensor | None, fmt: Format) -> QTensor:
+        """On the weight's GPU where the format supports it, else in NumPy. Without a Hessian, and
+        where the format has no search, the weight alone decides.
+        """
+        if self.method == "rtn":
+            return quantize(weight.cpu().numpy(), fmt)
+        if hessian is None or not has_search(fmt):
+            return round_searched("", weight.cpu().numpy(), fmt)
+        there = weight.is_cuda and on_tensors(fmt)
+        w, h = (weight, hessian) if there else (weight.cpu().numpy(), hessian.cpu().numpy())
+        if self.method != "gptq":
+            importance = h.diagonal()
+            checked_importance(importance, "mse", "the diagonal of the Hessian")
+            return mse(w, fmt, importance.clip(1e-12 * max(float(importance.sum()), 1e-30), None))
+        if there not in self._factored:
+            self._factored[there] = factored(h, act_order=self.act_order)
+        return gptq(w, self._factored[there], fmt)
+
+
 class _Calibration:
     def __init__(
         self,
@@ -203,7 +245,7 @@ class _Calibration:
         act_order: bool,
     ) -> None:
         self.checkpoint, self.source, self.recipe = checkpoint, source, recipe
-        self.method, self.act_order = method, act_order
+        self.method, self._rounder = method, InputRounder(method, act_order)
         self._mix: BoundMix | None = None
         self._gguf_modules: dict[str, tuple[str, int | None]] = {}
         if recipe.mix:
@@ -211,8 +253,6 @@ class _Calibration:
             self._mix, self._gguf_modules = BoundMix(recipe.mix, home), gguf_modules(home)
         self._done = LayerResult()
         self._stacks: dict[str, list[tuple[int, QTensor]]] = {}
-        self._factored: dict[bool, Factored] = {}
-        """Factored Hessian of the current input, on the model's device and on the host."""
 
     def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> tuple[LayerResult, list[Tensor]]:
         """Quantize a layer: its result, and its outputs."""
@@ -262,12 +302,12 @@ class _Calibration:
             group = inputs.of(matrix.input)
             if group is not None and group is not last:
                 hessian = None if group.hessian is None else group.hessian.double()
-                self._factored.clear()
+                self._rounder.next_input()
                 if last is not None:
                     last.hessian = None
             last = group
             try:
-                q = self._round(matrix.view.float(), None if group is None else hessian, wanted[matrix.key])
+                q = self._rounder.round(matrix.view.float(), None if group is None else hessian, wanted[matrix.key])
             except FormatError as error:
                 raise FormatError(f"[quantize] {matrix.key}: {error}") from error
             matrix.view.copy_(torch.from_numpy(q.dequantize("float32")))
@@ -282,20 +322,6 @@ class _Calibration:
         for module, pieces in self._stacks.items():
             self._done.weights[module] = stack([q for _, q in sorted(pieces, key=lambda piece: piece[0])])
         self._stacks.clear()
-
-    def _round(self, weight: Tensor, hessian: Tensor | None, fmt: Format) -> QTensor:
-        """On the weight's GPU where the format supports it, else in NumPy."""
-        if hessian is None or not has_search(fmt):
-            return round_searched("", weight.cpu().numpy(), fmt)
-        there = weight.is_cuda and on_tensors(fmt)
-        w, h = (weight, hessian) if there else (weight.cpu().numpy(), hessian.cpu().numpy())
-        if self.method != "gptq":
-            importance = h.diagonal()
-            checked_importance(importance, "mse", "the diagonal of the Hessian")
-            return mse(w, fmt, importance.clip(1e-12 * max(float(importance.sum()), 1e-30), None))
-        if there not in self._factored:
-            self._factored[there] = factored(h, act_order=self.act_order)
-        return gptq(w, self._factored[there], fmt)
 
     def _in_file_order(self, key: str, q: QTensor) -> QTensor:
         order = self.source.rows(key, q.shape[0])

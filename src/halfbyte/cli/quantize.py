@@ -14,11 +14,12 @@ from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_toke
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ..conversion import Converted
+    from ..conversion.allocation import Allocation
     from ..conversion.quantize import Rounder
 
 _COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", True))
@@ -27,7 +28,12 @@ _COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", T
 def quantize(
     path: Annotated[Path, typer.Argument(help="A dense checkpoint: folder, .safetensors or .gguf.")],
     out: Annotated[Path, typer.Argument(help="Folder to write, or one file named *.safetensors; *.gguf for gguf.")],
-    to: Annotated[str, typer.Option("--to", help="layout:codec[:gN]: mlx:affine4:g64, gguf:q4_K_M, gptq:int4:g128, ...")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="layout:codec[:gN]: mlx:affine4:g64, gguf:q4_K_M, gptq:int4:g128, ...; a layout with a budget."
+        ),
+    ] = None,
     method: Annotated[
         str, typer.Option(help="rtn: to nearest. mse: searched scales. gptq, awq: with calibration text, which helps mse too.")
     ] = "rtn",
@@ -37,6 +43,21 @@ def quantize(
     calibration: Annotated[
         Path | None, typer.Option(help="Text file whose tokens calibrate gptq, awq and mse; not the text you will measure with.")
     ] = None,
+    bits: Annotated[
+        float | None, typer.Option(help="Budget: bits a weight at most; a codec for each weight is chosen. Needs --calibration.")
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="Budget: bytes of the written weights at most: 150MB, 2GiB.")] = None,
+    max_kl: Annotated[
+        float | None,
+        typer.Option(help="Budget: KL divergence from the dense model at most, nats a token of the calibration text."),
+    ] = None,
+    codecs: Annotated[
+        str | None, typer.Option(help="Codecs that a budget chooses among: q4_K,q5_K,q6_K; all without it.")
+    ] = None,
+    recipe_file: Annotated[
+        Path | None, typer.Option("--recipe", help="Target and rules of an earlier --save-recipe, in place of --to and --rule.")
+    ] = None,
+    save_recipe: Annotated[Path | None, typer.Option(help="Write the recipe that a budget led to.")] = None,
     imatrix: Annotated[
         Path | None,
         typer.Option(help="Importance matrix that weights mse's errors, in llama.cpp's GGUF form; see halfbyte imatrix."),
@@ -63,10 +84,12 @@ def quantize(
 
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
+    from ..conversion.allocation import read_recipe
     from ..conversion.expert_formats import check_experts
     from ..conversion.importance import ImportanceRounder, digest_of, gguf_modules, read_importance
     from ..conversion.quantize import quantize_checkpoint
     from ..conversion.recipe import module_of, recipe_of
+    from ..conversion.targets import goal_named
     from ..conversion.to_dense import parse_size
     from ..conversion.transposed_experts import stacks_of
     from ..conversion.write import check_output
@@ -75,14 +98,25 @@ def quantize(
 
     if method not in METHODS:
         raise FormatError(f"[quantize] --method {method}; allowed: {', '.join(METHODS)}")
-    recipe, limit = recipe_of(to, rule or [], scale_dtype), parse_size(max_shard_size, "quantize")
+    most = None if size is None else parse_size(size, "quantize")
+    budget = [name for name, value in (("--bits", bits), ("--size", size), ("--max-kl", max_kl)) if value is not None]
+    unfit = {"--rule": rule, "--recipe": recipe_file, "--imatrix": imatrix, "--scale-dtype": scale_dtype}
+    _check_budget(budget, calibration, codecs, save_recipe, unfit)
+    if recipe_file is not None:
+        if to is not None or rule:
+            raise FormatError("[quantize] --recipe with --to or --rule; a recipe has its own target and rules")
+        to, rule = read_recipe(recipe_file)
+    if to is None:
+        raise FormatError("[quantize] no target; give --to layout:codec[:gN], --to layout with a budget, or --recipe FILE")
+    limit = parse_size(max_shard_size, "quantize")
+    recipe = recipe_of(to, rule or [], scale_dtype) if not budget else None
     needed = method in ("gptq", "awq")
-    if calibration is not None and method == "rtn":
+    if calibration is not None and method == "rtn" and not budget:
         raise FormatError("[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq")
     if imatrix is not None and (method != "mse" or calibration is not None):
         given = f"--method {method}" if method != "mse" else "--calibration"
         raise FormatError(f"[quantize] --imatrix with {given}; allowed: --method mse without --calibration")
-    calibrated = (needed or calibration is not None) and not plan
+    calibrated = (needed or (calibration is not None and method != "rtn")) and not plan
     if needed and not plan and calibration is None:
         raise FormatError(f"[quantize] --method {method} wants --calibration FILE, a text like those the model will read")
     rounder: str | Rounder = "mse" if method == "mse" else "rtn"
@@ -94,6 +128,23 @@ def quantize(
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_with(path, config, allow_unknown))
+        allocation = None
+        if recipe is None:
+            from ..calibration import allocate
+
+            assert calibration is not None
+            goal = goal_named(to)
+            check_output(checkpoint.path, out, goal, force, plan)
+            with progress("measuring") as report:
+                allocation = allocate(
+                    checkpoint, to, calibration, bits=bits, size=most, max_kl=max_kl, method=method,
+                    codecs=tuple(codecs.split(",")) if codecs else (),
+                    context=context, sequences=sequences, device=device, from_packed=from_packed,
+                    folder=out.expanduser().absolute().parent, max_shard_size=limit, progress=report,
+                )  # fmt: skip
+            recipe = allocation.recipe
+            if save_recipe is not None:
+                allocation.save(save_recipe)
         modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
         named_too = [] if calibrated or recipe.goal.layout == "gguf" else as_model(checkpoint, recipe.goal.layout).keys()
         recipe.check([*modules, *stacks_of(checkpoint), *(key.removesuffix(".weight") for key in named_too)])
@@ -122,6 +173,8 @@ def quantize(
                 checkpoint, out, recipe, rounder, replaced=replaced, from_packed=from_packed, plan=plan, workers=workers,
                 max_shard_size=limit, overwrite=force, progress=report, named=named,
             )  # fmt: skip
+    if most is not None and not plan and (written := _weight_bytes(done)) > most:
+        raise FormatError(f"[quantize] {out} has {written:,} bytes, more than --size allows; give a smaller size")
     done.notes = [*notes, *done.notes]
     for note in done.notes:
         if note not in reported:
@@ -129,12 +182,54 @@ def quantize(
     if json:
         for r in done.records:
             print_json(r.record())
+        if allocation is not None:
+            print_json({"record": "allocation", **allocation.summary()})
         print_json({**done.record(), "record": "quantized", "method": method, **walked})
     else:
+        if allocation is not None:
+            _print_allocation(allocation)
         _print(done, plan)
         if walked.get("layers_resumed"):
             print(f"calibration taken up where an earlier run stopped: {walked['layers_resumed']} of {walked['layers']} layers")
     return 0
+
+
+def _check_budget(
+    budget: Sequence[str], calibration: Path | None, codecs: str | None, save_recipe: Path | None, given: Mapping[str, Any]
+) -> None:
+    """What a budget goes with."""
+    named = " and ".join(budget)
+    if len(budget) > 1:
+        raise FormatError(f"[quantize] {named}; one budget is allowed")
+    if not budget and (codecs is not None or save_recipe is not None):
+        option = "--codecs" if codecs is not None else "--save-recipe"
+        raise FormatError(f"[quantize] {option} without a budget; give --bits, --size or --max-kl")
+    if budget and calibration is None:
+        raise FormatError(f"[quantize] {named} wants --calibration FILE, a text like those the model will read")
+    if budget and (other := next((option for option, value in given.items() if value), None)):
+        raise FormatError(f"[quantize] {other} with {named}, which chooses target and rules; allowed: --codecs, --method")
+
+
+def _weight_bytes(done: Converted) -> int:
+    """Bytes of the files of weights."""
+    folder = done.path if done.path.is_dir() else done.path.parent
+    return sum((folder / name).stat().st_size for name in done.files if name.endswith((".safetensors", ".gguf")))
+
+
+def _print_allocation(allocation: Allocation) -> None:
+    counts: dict[str, list[float]] = {}
+    for unit, choice in zip(allocation.units, allocation.choices, strict=True):
+        row = counts.setdefault(choice.codec, [0, 0, 0.0])
+        for i, value in enumerate((unit.weights, choice.nbytes, choice.kl)):
+            row[i] += value
+    columns = (Column("codec"), Column("weights", True), Column("size", True), Column("estimated KL", True))
+    print_table(columns, [[c, f"{w:,.0f}", human_bytes(int(b)), f"{kl:.3g}"] for c, (w, b, kl) in sorted(counts.items())])
+    measured = allocation.facts.get("measured_kl")
+    print(
+        f"{allocation.bits:.4g} bits a weight; estimated KL {allocation.kl:.4g} nats a token (no choice has less than "
+        f"{allocation.bound:.4g})" + ("" if measured is None else f", measured {measured:.4g}")
+    )
+    print()
 
 
 def _print(done: Converted, plan: bool) -> None:

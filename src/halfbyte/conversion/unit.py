@@ -162,10 +162,14 @@ def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTe
 
 def _named(name: str, outcome: Outcome, goal: Goal) -> dict[str, NDArray[Any]]:
     """Arrays by full name, wide elements first so that all are aligned."""
-    layout = LAYOUTS[goal.layout]
-    tensors = OwnLayout().pack(outcome.weight, {}) if goal.layout == "halfbyte" else outcome.tensors
+    layout, tensors = LAYOUTS[goal.layout], stored_tensors(outcome, goal)
     order = sorted(tensors, key=lambda s: -tensors[s].dtype.itemsize)
     return {f"{name}{layout.separator}{s}": tensors[s] for s in order}
+
+
+def stored_tensors(outcome: Outcome, goal: Goal) -> Mapping[str, NDArray[Any]]:
+    """The tensors of a packed weight in a file of the target, by suffix."""
+    return OwnLayout().pack(outcome.weight, {}) if goal.layout == "halfbyte" else outcome.tensors
 
 
 def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
