@@ -108,7 +108,8 @@ def test_a_budget_of_bits_beats_the_uniform_codec_of_its_size(source, tmp_path, 
 def test_a_budget_of_bytes_counts_the_whole_file(source, tmp_path, size):
     folder, _, text, _ = source
     assert main(["quantize", str(folder), str(tmp_path / "out"), "--to", "halfbyte", "--size", str(size),
-                 "--calibration", str(text), "--codecs", "affine3:g64,q4_0,mxfp4,affine8:g64", *ON_THE_COMMAND_LINE]) == 0  # fmt: skip
+                 "--calibration", str(text), "--codecs", "affine3:g64,q4_0,mxfp4,affine8:g64",
+                 *ON_THE_COMMAND_LINE]) == 0  # fmt: skip
     assert 0.9 * size < (tmp_path / "out/model.safetensors").stat().st_size <= size
 
 

@@ -114,8 +114,8 @@ def _within(
         limit *= 0.97 * max_kl / max(measured, 1e-3 * max_kl)
     if best is None:
         raise FormatError(
-            f"[quantize] --max-kl {max_kl:g}; the least that was measured is {min(seen):.4g}, of {len(seen)} models. Give more, or "
-            "another method"
+            f"[quantize] --max-kl {max_kl:g}; the least that was measured is {min(seen):.4g}, of {len(seen)} models. Allow "
+            "more, or take another method"
         )
     return best
 
@@ -150,5 +150,5 @@ class _Trial:
             try:
                 model = load_model(out)[0]
             except HalfbyteError as error:
-                raise CalibrationError(f"[quantize] --max-kl measures the model, and it does not load: {error}") from error
+                raise CalibrationError(f"[quantize] --max-kl: what was quantized does not load: {error}") from None
             return compare(model, self.dense, self.windows)
