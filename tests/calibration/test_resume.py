@@ -53,7 +53,7 @@ def sources(tmp_path: Path, kind: str) -> str:
 
 
 MOMENTS = {
-    "in a layer": (walking, "round_searched", 0), "rounding": (walking._Calibration, "_round", 10),
+    "in a layer": (walking, "round_searched", 0), "rounding": (walking.InputRounder, "round", 10),
     "weights": (spooling, "save", 2),
     "hidden states": (spooling, "save", 3), "line": (Journal, "append", 1), "last line": (Journal, "append", 2),
     "behind a line": (Spool, "_done", 1), "writing": (walking.Calibrated, "rounder", 5),

@@ -25,13 +25,13 @@ def test_the_walk_finds_on_a_gpu_what_it_finds_on_the_cpu(tmp_path, monkeypatch,
     write_model(tmp_path / "in", kind, **more)
     text = write_text(tmp_path / "text.txt", 2000)
     seen: list[np.ndarray] = []
-    plain = walking._Calibration._round
+    plain = walking.InputRounder.round
 
     def noting(self, w, h, fmt):
         seen.append(h.cpu().numpy())
         return plain(self, w, h, fmt)
 
-    monkeypatch.setattr(walking._Calibration, "_round", noting)
+    monkeypatch.setattr(walking.InputRounder, "round", noting)
     found, hessians = {}, {}
     for device in ("cpu", "cuda"):
         seen.clear()
