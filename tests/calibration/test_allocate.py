@@ -160,6 +160,8 @@ def test_what_cannot_be_done_is_refused_with_what_can(source, tmp_path, capsys):
         (["--to", "awq", "--bits", "5", *given], "one format for all"),
         (["--to", "mlx:affine4:g64", "--save-recipe", "r.json"], "without a budget"),
         (["--recipe", str(tmp_path / "bad.json")], "halfbyte_recipe is 7"),
+        (["--to", "mlx", "--bits", "5", *given, "--save-recipe", str(tmp_path / "bad.json")], "halfbyte_recipe is 7"),
+        (["--to", "mlx", "--bits", "5", *given, "--save-recipe", str(tmp_path / "no/r.json")], "there is no folder"),
         ([], "no target"),
     ):
         assert main(["quantize", str(folder), str(tmp_path / "out"), *arguments]) == 2

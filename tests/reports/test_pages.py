@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.calibration.walk import token_sequences
 from halfbyte.cli.app import main
-from halfbyte.evaluation import Thresholds
+from halfbyte.evaluation import Thresholds, Window, compare
 from halfbyte.formats.decode import element_values
 from halfbyte.reports.evaluation import Evaluated, report
 from halfbyte.reports.inspection import Layers, group_scales
+from support.calibration_models import write_model, write_text
 from support.report_pages import LIMITS, comparison, evaluated, inspected
 from support.tiny_models import write_tiny
 from support.tiny_tokenizer import write_tokenizer
@@ -181,3 +183,45 @@ def test_a_page_replaces_pages_only(tmp_path, command, capsys):
             assert main([command, str(tmp_path / "model"), "--report", str(tmp_path / "page.html"), "--data"]) == 0
         assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "page.html"]
         assert read((tmp_path / "page.html").read_text("utf-8")).words[0] == "Nothing looks wrong."
+
+
+def test_the_page_of_a_quantization_says_what_was_measured(tmp_path):
+    dense = write_model(tmp_path / "in", "llama")
+    text, other = write_text(tmp_path / "text.txt", 600), write_text(tmp_path / "other.txt", 200, seed=2)
+    few = ["--context", "64", "--sequences", "2", "--codecs", "affine4:g64,affine8:g64"]
+    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "mlx", "--bits", "6",
+                 "--calibration", str(text), "--report", str(tmp_path / "page.html"),
+                 "--report-text", str(other), *few]) == 0  # fmt: skip
+    page = (tmp_path / "page.html").read_text("utf-8")
+    found = read(page)
+    assert found.links == [
+        "#error-by-layer", "#divergence-of-the-next-token", "#layers-worst-first", "#error-of-the-weights-by-layer",
+        "#where-the-bits-went", "#bytes-and-divergence", "#what-was-run",
+    ]  # fmt: skip
+    model, tokenizer = hb.load_model(tmp_path / "out")
+    windows = [Window(tuple(ids), 1) for ids in token_sequences(tokenizer, other, 64, 2)]
+    measured = compare(model, dense, windows)
+    assert f"<strong>{measured.kl_mean:.3g}</strong>" in page
+    assert "The text is the one that calibrated" not in page
+    with hb.open(tmp_path / "out") as written:
+        words = [(str(i.format), i.nbytes) for i in written.infos() if i.quantized]
+    for codec in {word for word, _ in words}:
+        assert f"<td>{codec}</td>" in page
+        assert f"{sum(n for word, n in words if word == codec) / 1e6:,.2f}" in page
+    for row in ("seconds allocating", "seconds measuring", "peak memory bytes", "measured on"):
+        assert f">{row}</th>" in page
+
+
+def test_the_page_of_a_quantization_without_a_text_says_that_no_loss_was_measured(tmp_path):
+    write_model(tmp_path / "in", "llama")
+    page = tmp_path / "page.html"
+    command = ["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "halfbyte:int4:g32", "--report", str(page)]
+    assert main([*command, "--rule", "layers.1.mlp.down_proj=keep"]) == 0
+    words = page.read_text("utf-8")
+    assert "The loss was not measured" in "".join(read(words).words)
+    assert "rule layers.1.mlp.down_proj=keep" in words
+    assert "embeddings, heads, routers" in words
+    assert main([*command[:2], str(tmp_path / "other"), *command[3:], "--plan"]) == 2
+    page.write_text("mine")
+    assert main([*command[:2], str(tmp_path / "other"), *command[3:]]) == 2
+    assert page.read_text() == "mine"

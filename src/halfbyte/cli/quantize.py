@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import FormatError
+from ..errors import FormatError, HalfbyteError
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
+from .generate import peak_memory
+from .opening import AllowUnknown, ConfigOption, check_report, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ..conversion import Converted
     from ..conversion.allocation import Allocation
     from ..conversion.quantize import Rounder
+    from ..conversion.recipe import Recipe
+    from ..evaluation.compare import Comparison
 
 _COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", True))
 
@@ -72,6 +76,12 @@ def quantize(
         bool, typer.Option("--from-packed", help="Also decode weights that are packed, and round them again.")
     ] = False,
     scale_dtype: Annotated[str | None, typer.Option(help="float16, bfloat16 or float32 for float group scales.")] = None,
+    report_page: Annotated[
+        Path | None, typer.Option("--report", help="Write an HTML page: error, divergence, where the bits went, time and memory.")
+    ] = None,
+    report_text: Annotated[
+        Path | None, typer.Option(help="Text that the page measures the loss on; the calibration text without it.")
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done with each tensor; write nothing.")] = False,
     workers: Annotated[int, typer.Option(min=0, help="Tensors at a time; 0: one a processor, at most 4.")] = 0,
     max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
@@ -84,7 +94,8 @@ def quantize(
 
     Embeddings, output head, routers and norms are kept, unless a --rule names them.
     """
-    from ..conversion.allocation import read_recipe
+    from ..checkpoints.io.safe_files import replace_text
+    from ..conversion.allocation import check_recipe_path, read_recipe
     from ..conversion.expert_formats import check_experts
     from ..conversion.importance import ImportanceRounder, digest_of, gguf_modules, read_importance
     from ..conversion.quantize import quantize_checkpoint
@@ -98,6 +109,14 @@ def quantize(
 
     if method not in METHODS:
         raise FormatError(f"[quantize] --method {method}; allowed: {', '.join(METHODS)}")
+    if report_page is not None and plan:
+        raise FormatError("[quantize] --report with --plan, which writes nothing; give one of them")
+    if report_text is not None and report_page is None:
+        raise FormatError("[quantize] --report-text without --report; give --report PAGE too")
+    check_report(report_page, "quantize")
+    if save_recipe is not None:
+        check_recipe_path(save_recipe)
+    clock = _Clock()
     most = None if size is None else parse_size(size, "quantize")
     budget = [name for name, value in (("--bits", bits), ("--size", size), ("--max-kl", max_kl)) if value is not None]
     unfit = {"--rule": rule, "--recipe": recipe_file, "--imatrix": imatrix, "--scale-dtype": scale_dtype}
@@ -142,6 +161,7 @@ def quantize(
                     context=context, sequences=sequences, device=device, from_packed=from_packed,
                     folder=out.expanduser().absolute().parent, max_shard_size=limit, progress=report,
                 )  # fmt: skip
+            clock.lap("seconds_allocating")
             recipe = allocation.recipe
             if save_recipe is not None:
                 allocation.save(save_recipe)
@@ -164,6 +184,7 @@ def quantize(
                 )  # fmt: skip
             rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
             walked = {"layers": found.layers, "layers_resumed": found.resumed}
+        clock.lap("seconds_calibrating")
         if imatrix is not None:
             weighted = ImportanceRounder(read_importance(imatrix), gguf_modules(checkpoint))
             weighted.check()
@@ -173,9 +194,18 @@ def quantize(
                 checkpoint, out, recipe, rounder, replaced=replaced, from_packed=from_packed, plan=plan, workers=workers,
                 max_shard_size=limit, overwrite=force, progress=report, named=named,
             )  # fmt: skip
+    clock.lap("seconds_writing")
     if most is not None and not plan and (written := _weight_bytes(done)) > most:
         raise FormatError(f"[quantize] {out} has {written:,} bytes, more than --size allows; give a smaller size")
     done.notes = [*notes, *done.notes]
+    if report_page is not None:
+        text = report_text or calibration
+        run: dict[str, Any] = {
+            "source": str(path), "target": str(done.goal), "method": method, "calibration": calibration and calibration.name,
+            "importance_matrix": imatrix and imatrix.name, "measured_on": text and text.name,
+        }  # fmt: skip
+        page = _report(path, done, recipe, allocation, text, report_text is None, context, sequences, clock, run)
+        replace_text(report_page, page)
     for note in done.notes:
         if note not in reported:
             complain(f"note: {note}")
@@ -192,6 +222,63 @@ def quantize(
         if walked.get("layers_resumed"):
             print(f"calibration taken up where an earlier run stopped: {walked['layers_resumed']} of {walked['layers']} layers")
     return 0
+
+
+class _Clock:
+    """Seconds between laps, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self._last = round(now - self._last, 3), now
+
+
+def _report(
+    path: Path, done: Converted, recipe: Recipe, allocation: Allocation | None, text: Path | None, same_text: bool, context: int,
+    sequences: int, clock: _Clock, run: dict[str, Any],
+) -> str:  # fmt: skip
+    """The page of what was written."""
+    from ..checkpoints import open as open_checkpoint
+    from ..reports.quantization import Dense, Quantized, quantization
+
+    with open_checkpoint(path) as source, open_checkpoint(done.path) as result:
+        found = Quantized(
+            done.path.name, sum(i.nbytes for i in source.infos()), list(result.infos()), done.records,
+            [Dense(i.key, _why_dense(i.key, recipe, done)) for i in result.infos() if not i.quantized and len(i.shape) > 1],
+            allocation=allocation, same_text=same_text,
+        )  # fmt: skip
+    if text is not None:
+        found.comparison, found.unmeasured = _compared(path, done.path, text, context, sequences)
+        clock.lap("seconds_measuring")
+    found.facts = {k: v for k, v in run.items() if v is not None} | clock.seconds | {"peak_memory_bytes": peak_memory()}
+    return quantization(found)
+
+
+def _why_dense(key: str, recipe: Recipe, done: Converted) -> str:
+    module = key.removesuffix(".weight")
+    if note := next((n for n in done.notes if n.startswith(f"{module}: ")), ""):
+        return note.removeprefix(f"{module}: ")
+    if rule := recipe.rule(module):
+        return f"rule {rule.text}"
+    return "embeddings, heads, routers, norms and tensors that are no matrix of weights are kept unless a rule names them"
+
+
+def _compared(path: Path, out: Path, text: Path, context: int, sequences: int) -> tuple[Comparison | None, str]:
+    """The result beside its source over a text, or why there is no comparison."""
+    from ..calibration.walk import token_sequences
+    from ..evaluation import Window, compare
+    from ..transformers import load_model
+
+    try:
+        dense, tokenizer = load_model(path)
+        windows = [Window(tuple(s), 1) for s in token_sequences(tokenizer, text, context, sequences)]
+        with progress("measuring") as report:
+            return compare(load_model(out)[0], dense, windows, report), ""
+    except HalfbyteError as error:
+        return None, str(error)
 
 
 def _check_budget(

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.writer import ALIGNMENT, pairs_of
+from ..checkpoints.io.safe_files import replace_text
 from ..checkpoints.safetensors.writer import ENTRY_ROOM
 from ..errors import CheckpointError, FormatError, LayoutError, ShapeError
 from ..formats import format_named
@@ -35,7 +36,7 @@ from ..layouts.quant_config.writer import EMBEDDINGS
 from ..spec import Format
 from ..tensor.quantize import quantize
 from .edges import packed_as_is
-from .knapsack import solve
+from .knapsack import Solution, solve
 from .outcome import MisfitError
 from .recipe import EXPERTS, KEPT_LAST, Recipe, format_for, module_of, recipe_of
 from .targets import Goal, codecs_of, goal_named
@@ -92,6 +93,14 @@ class Unit:
         return f"^{whole[0]}$" if len(whole) == 1 else f"^({'|'.join(whole)})$"
 
 
+class Point(NamedTuple):
+    """Bytes and estimated divergence of choices with a name."""
+
+    name: str
+    nbytes: int
+    kl: float
+
+
 @dataclass(frozen=True)
 class Allocation:
     """The choices of an allocation.
@@ -140,6 +149,27 @@ class Allocation:
     def recipe(self) -> Recipe:
         return recipe_of(self.to, self.rules)
 
+    def frontier(self, shares: Sequence[float]) -> list[Point]:
+        """The best choices within other budgets, as shares of the chosen bytes; those that the
+        candidates cannot meet are left out.
+        """
+        found = []
+        weights = sum(u.weights for u in self.units)
+        for share in shares:
+            best = _solved(self.units, int(share * self.nbytes))
+            if best is not None:
+                found.append(Point(f"{8 * best.cost / weights:.2f} bits", best.cost, best.value))
+        return found
+
+    def uniform(self) -> list[Point]:
+        """Every codec that fits all weights, in all of them."""
+        found = []
+        for codec in dict.fromkeys(c.codec for u in self.units for c in u.choices):
+            own = [next((c for c in u.choices if c.codec == codec), None) for u in self.units]
+            if codec != KEEP and all(own):
+                found.append(Point(codec, sum(c.nbytes for c in own if c), sum(c.kl for c in own if c)))
+        return found
+
     def summary(self) -> dict[str, Any]:
         """Budget and result, as plain values."""
         return {
@@ -149,7 +179,7 @@ class Allocation:
 
     def save(self, path: str | Path) -> Path:
         """Write the recipe file."""
-        path = Path(path)
+        path = Path(path).expanduser()
         tensors = [
             {"name": u.name, "codec": c.codec, "weights": u.weights, "bytes": c.nbytes, "kl": c.kl}
             for u, c in zip(self.units, self.choices, strict=True)
@@ -158,15 +188,13 @@ class Allocation:
             "halfbyte_recipe": 1, "to": self.to, "rules": list(self.rules),
             "allocation": {**self.summary(), "tensors": tensors},
         }  # fmt: skip
-        beside = path.with_name(f".{path.name}.partial")
-        beside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
+        replace_text(path, json.dumps(value, indent=1) + "\n")
         return path
 
 
 def read_recipe(path: str | Path) -> tuple[str, list[str]]:
     """(target, rules) of a recipe file. CheckpointError when it is none."""
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, ValueError) as error:
@@ -178,6 +206,17 @@ def read_recipe(path: str | Path) -> tuple[str, list[str]]:
     if not isinstance(to, str) or not isinstance(rules, list) or not all(isinstance(r, str) for r in rules):
         raise CheckpointError(f"[quantize] {path}: `to` is a target and `rules` a list of rules, both text; one of them is not")
     return to, rules
+
+
+def check_recipe_path(path: Path) -> None:
+    """CheckpointError, before the work, where no recipe can be written: there is no folder, or the
+    file is no recipe.
+    """
+    path = path.expanduser()
+    if not path.absolute().parent.is_dir():
+        raise CheckpointError(f"[quantize] --save-recipe {path}: there is no folder {path.absolute().parent}; make it first")
+    if path.exists():
+        read_recipe(path)
 
 
 def allocated(
@@ -201,17 +240,15 @@ def allocated(
     weights = sum(u.weights for u in units)
     if not units:
         raise FormatError(f"[quantize] no weight of the checkpoint fits a codec of {layout}; nothing can be allocated")
-    costs = [[c.nbytes for c in u.choices] for u in units]
-    values = [[c.kl for c in u.choices] for u in units]
-    least, most = sum(map(min, costs)), sum(map(max, costs))
+    least, most = (sum(f(c.nbytes for c in u.choices) for u in units) for f in (min, max))
     if max_kl is not None:
-        best = sum(map(min, values))
+        best = sum(min(c.kl for c in u.choices) for u in units)
         if best > max_kl:
             raise FormatError(f"[quantize] --max-kl {max_kl:g}; the candidates come to an estimated {best:.3g} at least")
         low, high = least - 1, most
         while high - low > max(1, weights // 4000):
             middle = (low + high) // 2
-            found = solve(costs, values, middle)
+            found = _solved(units, middle)
             low, high = (low, middle) if found is not None and found.value <= max_kl else (middle, high)
         budget = high
     elif size is not None:
@@ -231,13 +268,17 @@ def allocated(
                 f"[quantize] --bits {bits:g}; the candidates of {layout} that fit the rows of this checkpoint take "
                 f"{8 * least / weights:.4g} bits a weight at least"
             )
-    found = solve(costs, values, budget)
+    found = _solved(units, budget)
     assert found is not None
     choices = tuple(u.choices[i] for u, i in zip(units, found.choices, strict=True))
     return Allocation(
         layout, tuple(units), choices, tuple(kept), found.value, found.bound, found.cost, overhead,
         {"budget_bytes": budget, **(facts or {})},
     )  # fmt: skip
+
+
+def _solved(units: Sequence[Unit], budget: int) -> Solution | None:
+    return solve([[c.nbytes for c in u.choices] for u in units], [[c.kl for c in u.choices] for u in units], budget)
 
 
 def candidate_codecs(layout: str, words: Sequence[str] = ()) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def _verdict(evaluated: Sequence[Evaluated]) -> str:
         return verdict("warn", "No baseline was given, so this page shows no loss, only a perplexity.", sentences)
     if len(evaluated) == 1:
         word = grade(compared[0])
-        return verdict(_colour(word), word[0].upper() + word[1:], sentences)
+        return verdict(grade_colour(word), word[0].upper() + word[1:], sentences)
     best = min((one for one in evaluated if one.comparison), key=lambda one: _order(one.comparison))
     return verdict("good", f"{best.name} is closest to the baseline: {grade(best.comparison)}", sentences)  # type: ignore[arg-type]
 
@@ -101,7 +101,8 @@ def _order(c: Comparison | None) -> float:
     return c.kl_mean if c is not None and math.isfinite(c.kl_mean) else math.inf
 
 
-def _colour(word: str) -> str:
+def grade_colour(word: str) -> str:
+    """Of a verdict with this word."""
     return {"very small loss": "good", "small loss": "good", "noticeable loss": "warn"}.get(word, "bad")
 
 
@@ -141,7 +142,7 @@ def _beside(evaluated: Sequence[Evaluated]) -> str:
             rows.append([one.name, *size, f"{f.get('perplexity', math.nan):.4g}", "", "", "", ""])
             continue
         missed = [v for v in one.verdicts if not v.kept]
-        word = ("limit missed", "bad") if missed else (grade(c), _colour(grade(c)))
+        word = ("limit missed", "bad") if missed else (grade(c), grade_colour(grade(c)))
         change = f"{100 * c.perplexity_increase:+.3g} %"
         rows.append([one.name, *size, f"{c.model.value:.4g}", change, f"{100 * c.agreement:.2f} %", f"{c.kl_mean:.3g}", word])
     content = [table(heads, rows)]
@@ -175,19 +176,23 @@ def _one(one: Evaluated, level: int) -> list[str]:
     if one.verdicts:
         out.append(_limits(one, level, of))
     if c is not None:
-        every = (c.embedding, *c.layers)
-        names, errors = [d.name for d in every], [d.relative_rms for d in every]
-        error_axes = Axes("layer (emb: token embedding)", "relative RMS error")
-        kl_axes = Axes("KL divergence of one position, nats", "positions")
-        marks = {"median": c.kl_median, "99 %": c.kl_p99}
-        out += [
-            _cards(one.facts, c),
-            section("Error by layer", _ERROR, [bars(names, errors, error_axes, size) for size in SIZES], level, of),
-            section("Divergence of the next token", _KL, [histogram(c.kl, kl_axes, size, marks) for size in SIZES], level, of),
-            section("Layers, worst first", _COSINES, [_layers(c)], level, of),
-        ]
+        out += [_cards(one.facts, c), *comparison_sections(c, level, of)]
     out.append(section("What was run", "", [facts(one.facts)], level, of))
     return out
+
+
+def comparison_sections(c: Comparison, level: int = 2, of: str = "") -> list[str]:
+    """Error by layer, divergences, and the table of the layers."""
+    every = (c.embedding, *c.layers)
+    names, errors = [d.name for d in every], [d.relative_rms for d in every]
+    error_axes = Axes("layer (emb: token embedding)", "relative RMS error")
+    kl_axes = Axes("KL divergence of one position, nats", "positions")
+    marks = {"median": c.kl_median, "99 %": c.kl_p99}
+    return [
+        section("Error by layer", _ERROR, [bars(names, errors, error_axes, size) for size in SIZES], level, of),
+        section("Divergence of the next token", _KL, [histogram(c.kl, kl_axes, size, marks) for size in SIZES], level, of),
+        section("Layers, worst first", _COSINES, [_layers(c)], level, of),
+    ]
 
 
 def _cards(values: Mapping[str, Any], c: Comparison) -> str:
