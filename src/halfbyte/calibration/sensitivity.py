@@ -41,7 +41,7 @@ from ..conversion.quantize import check_dense
 from ..conversion.recipe import Recipe, recipe_of
 from ..conversion.targets import Goal, goal_named
 from ..conversion.transposed_experts import with_transposed_experts
-from ..errors import FormatError
+from ..errors import FormatError, UnsupportedError
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .matrices import Matrix, layer_matrices
@@ -51,6 +51,8 @@ from .walk import InputRounder, Progress, first_inputs, multiplying, run_layer, 
 
 ROWS = 48
 """Rows of a matrix that are rounded to every candidate."""
+EXPERT_ROWS = 8
+"""The same of one expert."""
 TABLE_ROWS = 1024
 """Rows of an embedding or head, those with the most information."""
 HEAD_TOKENS = 1024
@@ -234,6 +236,11 @@ class _Passes:
     def logits(self, measured: _Measured) -> None:
         """Gradients of ln p of drawn labels behind the last layer, and the head's divergences."""
         head = self.source.model.get_output_embeddings()
+        if head is None:
+            raise UnsupportedError(
+                f"[quantize] {type(self.source.model).__name__} has no head that predicts tokens, so no divergence can be "
+                "estimated; name a codec"
+            )
         module = measured.module(self._table_key(head))
         inputs: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
@@ -373,7 +380,8 @@ class _Sample:
         storage = matrix.view.untyped_storage().data_ptr()
         self.parameter = next(p for p in layer.parameters() if p.untyped_storage().data_ptr() == storage)
         n = matrix.view.shape[0]
-        self.rows = torch.linspace(0, n - 1, min(ROWS, n)).round().long().unique()
+        most = ROWS if self.parameter.ndim == 2 else EXPERT_ROWS
+        self.rows = torch.linspace(0, n - 1, min(most, n)).round().long().unique()
         self._gradients: list[Tensor] = []
         self._share = torch.zeros(n, dtype=torch.float64)
 

@@ -147,7 +147,7 @@ def quantize(
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_with(path, config, allow_unknown))
-        allocation = None
+        allocation, source = None, checkpoint.path
         if recipe is None:
             from ..calibration import allocate
 
@@ -204,7 +204,7 @@ def quantize(
             "source": str(path), "target": str(done.goal), "method": method, "calibration": calibration and calibration.name,
             "importance_matrix": imatrix and imatrix.name, "measured_on": text and text.name,
         }  # fmt: skip
-        page = _report(path, done, recipe, allocation, text, report_text is None, context, sequences, clock, run)
+        page = _report(source, done, recipe, allocation, text, report_text is None, context, sequences, clock, run)
         replace_text(report_page, page)
     for note in done.notes:
         if note not in reported:
