@@ -5,6 +5,9 @@ fault of a server.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -338,3 +341,12 @@ def test_an_index_that_leaves_the_repository_is_refused(hub):
     hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
     assert "'..'" in failure()
     assert hub.requests == []
+
+
+def test_a_name_on_the_hub_in_a_new_process(tmp_path):
+    """huggingface_hub imports its parts when they are asked for; no other test has done so here."""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    code = "from halfbyte.cli import main; raise SystemExit(main(['inspect', 'org/model']))"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("halfbyte: [hub] org/model: ")

@@ -9,6 +9,7 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import halfbyte as hb
+import halfbyte.transformers
 import torch
 import transformers
 from halfbyte.conversion.quantize import quantize_checkpoint
@@ -99,6 +100,19 @@ def test_every_architecture(tmp_path, kind):
     random_model(kind).save_pretrained(tmp_path / "in")
     quantize_folder(tmp_path / "in", tmp_path / "packed")
     check_dense(tmp_path / "packed", tmp_path / "dense", drawn_again=kind in DRAWN_AGAIN)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "longcat_flash", "prophetnet", "sarvam_moe", "zamba"])
+def test_from_pretrained_fills_the_same_modules(tmp_path, kind):
+    """A folder that `quantize` wrote, read by transformers without a config given: rows that are
+    divided, blocks and tables that are shared, layers that the model reads by itself.
+    """
+    random_model(kind).save_pretrained(tmp_path / "in")
+    quantize_folder(tmp_path / "in", tmp_path / "packed")
+    ours = hb.load_model(tmp_path / "packed")[0]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32).eval()
+    assert set(packed_modules(theirs)) == set(packed_modules(ours))
+    assert torch.equal(logits(theirs, ids()), logits(ours, ids()))
 
 
 @pytest.mark.parametrize("kind", REFUSED)

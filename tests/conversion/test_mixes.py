@@ -15,6 +15,7 @@ from halfbyte.cli import main
 from halfbyte.conversion.mixes import MIXES
 from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
+from halfbyte.errors import FormatError
 from support import gguf_families
 from support.gguf_families import FAMILIES, family_model, write_family
 
@@ -86,3 +87,8 @@ def test_the_types_are_llama_quantizes(tmp_path, name, arch, layers):
     assert types(ours) == types(theirs)
     with halfbyte.open(ours) as a, halfbyte.open(theirs) as b:
         assert a.metadata["general.file_type"] == b.metadata["general.file_type"]
+
+
+def test_a_misspelled_mix_is_answered_with_the_mixes():
+    with pytest.raises(FormatError, match=r"'q4_Q' is not a codec; .*mixes: .*Q4_K_M"):
+        recipe_of("gguf:q4_Q")

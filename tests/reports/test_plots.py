@@ -52,3 +52,13 @@ def test_a_long_name_of_a_point_is_cut():
     ]
     assert word.endswith("a…")
     assert len(word) < 110
+
+
+@pytest.mark.parametrize("top", [0.0021, 0.11, 0.15, 0.24, 0.3, 1, 3.9, 5, 55, 72, 99])
+def test_levels_have_two_digits(top):
+    tree = ElementTree.fromstring(bars(["a"], [top], AXES))
+    labels = [float(t.text or "") for t in tree.iter("text") if t.get("class") == "level"]
+    assert labels[0] == 0
+    assert labels[-1] >= top
+    assert all(len(f"{v:.10f}".replace(".", "").strip("0")) <= 2 for v in labels)
+    assert np.allclose(np.diff(labels), labels[1])

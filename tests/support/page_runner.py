@@ -3,7 +3,8 @@ calls `halfbyte`, with a small model under the names that the page uses.
 
     python -m support.page_runner MODEL.gguf [PAGE ...]
 
-runs the guides on a real model in an empty folder and prints the seconds of each command and page.
+runs the guides on a real model in an empty folder and prints the CPU seconds of each command and
+page, which other programs on the machine do not lengthen.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def run(page: Path, model: Path, folder: Path, report: Callable[[str, float], No
     os.chdir(folder)
     try:
         for kind, text in steps(page):
-            begin = time.perf_counter()
+            begin = time.process_time()
             if kind == "python":
                 exec(compile(text, f"{page.name}: {text.strip().splitlines()[0]}", "exec"), names)
             elif reason_not_to_run(text):
@@ -109,7 +110,7 @@ def run(page: Path, model: Path, folder: Path, report: Callable[[str, float], No
                     sys.stdin = stdin
                 assert status in statuses(words), f"{page.name}: {text!r} ended with status {status}"
             count += 1
-            report(text.strip().splitlines()[0], time.perf_counter() - begin)
+            report(text.strip().splitlines()[0], time.process_time() - begin)
     finally:
         os.chdir(before)
     return count
@@ -118,11 +119,11 @@ def run(page: Path, model: Path, folder: Path, report: Callable[[str, float], No
 if __name__ == "__main__":
     given, chosen = Path(sys.argv[1]).absolute(), [Path(p).absolute() for p in sys.argv[2:]]
     for guide in chosen or sorted((DOCS / "guides").glob("*.md")):
-        scratch, started = Path(tempfile.mkdtemp()), time.perf_counter()
+        scratch, started = Path(tempfile.mkdtemp()), time.process_time()
         print(f"== {guide.stem}", file=sys.stderr, flush=True)
         try:
             run(guide, given, scratch, lambda step, seconds: print(f"{seconds:8.1f} s  {step}", file=sys.stderr, flush=True))
         except (Exception, AssertionError) as error:
             print(f"FAILED {guide.stem}: {error!r}", file=sys.stderr, flush=True)
-        print(f"== {guide.stem}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+        print(f"== {guide.stem}: {time.process_time() - started:.0f} s", file=sys.stderr, flush=True)
         shutil.rmtree(scratch)

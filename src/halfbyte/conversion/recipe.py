@@ -91,7 +91,12 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
     """
     word, _, codec = to.partition(":")
     mix = mix_named(codec) if word.lower() == "gguf" else None
-    goal = goal_named(f"gguf:{MIXES[mix].codec}" if mix else to, scale_dtype)
+    try:
+        goal = goal_named(f"gguf:{MIXES[mix].codec}" if mix else to, scale_dtype)
+    except FormatError as error:
+        if word.lower() != "gguf":
+            raise
+        raise FormatError(f"{error}; llama.cpp's mixes: {', '.join(MIXES)}") from None
     if goal.target.codec is None:
         if goal.layout != "gpt-oss":
             words = codecs_of(goal.layout) or ("mxfp4", "nvfp4", "int4", "...")

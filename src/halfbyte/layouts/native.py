@@ -104,8 +104,8 @@ class Native(Layout):
         return out
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
-        """No entries: each weight's description is a tensor beside it."""
-        return ConfigFiles({})
+        """The method alone, for transformers: each weight's description is a tensor beside it."""
+        return ConfigFiles({"quantization_config": {"quant_method": self.name}})
 
 
 def format_to_json(fmt: Format) -> dict[str, Any]:

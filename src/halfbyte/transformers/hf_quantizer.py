@@ -72,7 +72,13 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
 
 
 class _Aside(nn.Module):  # type: ignore[misc]
-    """Placeholder of a packed module: no parameters, so that transformers loads nothing for it."""
+    """Placeholder of a packed module: no parameters, so that transformers loads nothing for it. Some
+    models initialize the weight of a layer by its name.
+    """
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return torch.empty(0)
 
 
 @register_quantizer(METHOD)
@@ -85,6 +91,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         with open_checkpoint(self.path) as checkpoint:
             self.places = _packed_places(model, checkpoint, self._filling(model, checkpoint))
         self.modules = {path: model.get_submodule(path) for path in self.places}
+        self.tied = dict(model.all_tied_weights_keys)
         for path in self.places:
             model.set_submodule(path, _Aside())
         if self.modules:
@@ -100,7 +107,9 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
             model.set_submodule(path, module)
         self.modules = {}
         with open_checkpoint(self.path) as checkpoint, torch.device("cpu"):
-            self._filling(model, checkpoint).run(only=self.places)
+            filling = self._filling(model, checkpoint)
+            filling.tied = self.tied
+            filling.run(only=self.places)
             if has_split_gate_up(checkpoint.config):
                 self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
         return make_saveable(model, self)
@@ -229,8 +238,11 @@ def _packed_places(model: Any, checkpoint: Checkpoint, filling: FolderFilling) -
     """Paths of the modules that packed weights go into, with a tied head that is not stored."""
     groups, _ = filling.plan()
     quantized = [keys for keys in groups.values() if any(checkpoint.info(key).quantized for key in keys.values())]
-    paths = {next(iter(keys)).path for keys in quantized}
+    paths = {path for keys in quantized for path in (next(iter(keys)).path, *next(iter(keys)).divided)}
     filled = {next(iter(keys)).path for keys in groups.values()}
+    for target, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        if source.rpartition(".")[0] in paths and (path := target.rpartition(".")[0]) not in filled:
+            paths.add(path)
     names = {id(m): n for n, m in model.named_modules()}
     ends = [names.get(id(m)) for m in (model.get_input_embeddings(), model.get_output_embeddings())]
     if getattr(model.config, "tie_word_embeddings", False) and any(e in paths for e in ends):

@@ -232,7 +232,7 @@ class RemoteFile:
 def library(name: HubName | None = None) -> Any:
     """huggingface_hub. CheckpointError, with the command to install it, where it is missing."""
     try:
-        import huggingface_hub
+        import huggingface_hub.constants
         import huggingface_hub.utils
     except ImportError:
         what = f"{name}: there is no such file or folder here, and a name" if name else "a name"

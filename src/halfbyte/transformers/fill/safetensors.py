@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,12 @@ def fill_from_folder(
 
 
 class FolderFilling(Filling):
-    """Fills from module paths and tensor names of transformers' kind."""
+    """Fills from module paths and tensor names of transformers' kind.
+
+    tied   parameter -> the one it shares, None for what the model says
+    """
+
+    tied: Mapping[str, str] | None = None
 
     def run(self, only: Collection[str] | None = None) -> None:
         """Puts every tensor, or those of the modules at the paths in `only`."""
@@ -240,7 +245,8 @@ class FolderFilling(Filling):
         """Parameters that the model ties to others and no tensor filled: the bias of BERT's head,
         the table of ProphetNet's decoder, the blocks that Zamba repeats.
         """
-        for name, source in (getattr(self.model, "all_tied_weights_keys", None) or {}).items():
+        tied = getattr(self.model, "all_tied_weights_keys", None) if self.tied is None else self.tied
+        for name, source in (tied or {}).items():
             (path, _, leaf), (owner, _, source_leaf) = name.rpartition("."), source.rpartition(".")
             target, given = self.model.get_submodule(path), self.model.get_submodule(owner)
             value = getattr(given, source_leaf, None)
