@@ -72,8 +72,8 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
 
 
 class _Aside(nn.Module):  # type: ignore[misc]
-    """Placeholder of a packed module: no parameters, so that transformers loads nothing for it. Some
-    models initialize the weight of a layer by its name.
+    """Placeholder of a packed module: no parameters, so that transformers loads nothing for it.
+    Some models initialize the weight of a layer by its name.
     """
 
     @property

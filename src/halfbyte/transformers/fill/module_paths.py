@@ -119,12 +119,14 @@ def _rules(model: Any) -> tuple[list[Any], list[Any], list[Any]]:
     rules = get_model_conversion_mapping(model)
     divisions, joins = [], []
     for rule in rules:
-        operations = rule.operations if isinstance(rule, WeightConverter) else ()
-        # The number of tensors of the others is in the configuration.
-        if len(operations) != 1 or getattr(operations[0], "num_shards_attribute", None) or getattr(operations[0], "dim", 0):
+        if not isinstance(rule, WeightConverter) or len(rule.operations) != 1:
             continue
-        if isinstance(operations[0], Chunk | Split) and len(rule.target_patterns) > 1:
+        operation = rule.operations[0]
+        # The number of tensors of the others is in the configuration.
+        if getattr(operation, "num_shards_attribute", None) or getattr(operation, "dim", 0):
+            continue
+        if isinstance(operation, Chunk | Split) and len(rule.target_patterns) > 1:
             divisions.append(rule)
-        elif isinstance(operations[0], Concatenate) and len(rule.source_patterns) > 1:
+        elif isinstance(operation, Concatenate) and len(rule.source_patterns) > 1:
             joins.append(rule)
     return [rule for rule in rules if isinstance(rule, WeightRenaming)], divisions, joins
