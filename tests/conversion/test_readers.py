@@ -17,6 +17,7 @@ import pytest
 
 import halfbyte
 from halfbyte import QTensor, quantize
+from halfbyte.cli import main
 from halfbyte.conversion import convert
 from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
@@ -145,6 +146,37 @@ def test_transformers_runs_compressed_tensors(tmp_path, codec):
     with torch.no_grad():
         logits = model.float()(torch.tensor([IDS])).logits[0].numpy()
     close(logits, plain_llama(packed, dense), 0.02)
+
+
+@pytest.mark.ecosystem("mlx")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("codec", ["affine4:g64", "affine8:g32", "mxfp4"])
+def test_mlx_lm_runs_the_model(tmp_path, codec, tied):
+    """mlx-lm's own loader builds the model from our config, its head stored or tied: the logits of
+    the values, summed in float32.
+    """
+    import mlx.core as mx
+    import mlx_lm.utils
+
+    folder, packed, dense = write_llama(tmp_path / "in", codec, tied)
+    convert(folder, tmp_path / "out", to="mlx")
+    model, _ = mlx_lm.utils.load_model(tmp_path / "out")
+    assert bool(model.args.tie_word_embeddings) == tied
+    model.set_dtype(mx.float32)
+    logits = np.array(model(mx.array([IDS])).astype(mx.float32))[0]
+    close(logits, plain_llama(packed, dense), 0.02)
+
+
+@pytest.mark.ecosystem("mlx")
+def test_mlx_lm_refuses_a_tensor_scale(tmp_path):
+    """What `inspect --for mlx` predicts of NVFP4 with a scale of the tensor."""
+    import mlx_lm.utils
+
+    folder, _, _ = write_llama(tmp_path / "in", "nvfp4")
+    convert(folder, tmp_path / "out", to="mlx")
+    with pytest.raises(ValueError, match="global_scale"):
+        mlx_lm.utils.load_model(tmp_path / "out")
+    assert main(["inspect", str(tmp_path / "out"), "--for", "mlx"]) == 1
 
 
 VLLM = [("int4:g64", "gptq"), ("uint4:g64", "awq"), ("int4:g64", "compressed-tensors"), ("uint4:g64", "compressed-tensors")]

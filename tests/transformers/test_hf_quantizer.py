@@ -15,11 +15,14 @@ import pytest
 
 import halfbyte as hb
 import torch
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import FormatError, UnsupportedError
 from halfbyte.torch import QEmbedding, packed_modules
 from halfbyte.transformers import HalfbyteConfig, HalfbyteQuantizer, load_model, model_size
 from halfbyte.transformers.hf_quantizer import _one_device
 from support.golden_case import GOLDEN
+from support.many_architectures import random_model
 from support.tiny_models import agree, ids, logits, write_tiny
 from transformers import AutoModelForCausalLM
 
@@ -148,6 +151,23 @@ def test_maps_that_transformers_would_compute_are_one_device():
     for name in ("auto", "balanced", "sequential"):
         assert len(quantizer.update_device_map(name)) == 1
     assert quantizer.update_device_map({"": "cpu"}) == {"": "cpu"}
+
+
+@pytest.mark.ecosystem("transformers")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("given", ["auto", "cpu", {"": "cpu"}])
+def test_a_device_map(tmp_path, given, tied):
+    """With accelerate installed, of a folder that `quantize` wrote, without a config given."""
+    import accelerate  # noqa: F401  transformers needs it for a device map
+
+    random_model("llama", tie_word_embeddings=tied).save_pretrained(tmp_path / "in")
+    with hb.open(tmp_path / "in") as checkpoint:
+        quantize_checkpoint(checkpoint, tmp_path / "packed", recipe_of("halfbyte:int4:g32"), "rtn")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32, device_map=given).eval()
+    ours = hb.load_model(tmp_path / "packed")[0]
+    assert set(packed_modules(model)) == set(packed_modules(ours))
+    assert torch.equal(logits(model, ids()), logits(ours, ids()))
+    assert (model.get_memory_footprint(), model.num_parameters()) == (ours.get_memory_footprint(), ours.num_parameters())
 
 
 def test_nothing_is_patched_on_import():

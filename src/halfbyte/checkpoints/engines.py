@@ -176,6 +176,10 @@ def _two_scales(f: Facts) -> bool:
     return len({shards.array(t).tobytes() for t in tensors}) > 1
 
 
+def _tensor_scale(f: Facts) -> bool:
+    return f.info is not None and f.info.format is not None and bool(f.info.format.global_op)
+
+
 TRANSFORMERS_GGUF = frozenset({
     "llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "falcon", "phi3", "bloom", "t5", "stablelm", "gpt2",
     "starcoder2", "mamba", "nemotron", "gemma2", "gemma3", "umt5", "deci", "lfm2", "gpt-oss", "minimax-m2",
@@ -216,6 +220,8 @@ RULES: tuple[Rule, ...] = (
          "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="gptq"),
     Rule("llama.cpp", ("gguf",), REFUSED, "the tensor's type is not one that llama.cpp has",
          "https://github.com/ggml-org/llama.cpp/issues/10965", _fork_or_removed),
+    Rule("mlx", ("mlx",), REFUSED, "mlx-lm's layers have no tensor scale of NVFP4 (global_scale)",
+         "https://github.com/ml-explore/mlx/pull/3022", _tensor_scale),
     Rule("transformers", ("gguf",), REFUSED, "transformers has no GGUF reader for this architecture",
          "https://github.com/huggingface/transformers/issues/33260",
          _no_transformers_gguf, whole=True),
