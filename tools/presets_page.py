@@ -22,17 +22,16 @@ before its compression. compressed-tensors 0.14 is the last that writes 2:4 spar
 
 What is read is also converted (`convert --to halfbyte`, then `verify`) and loaded (`load_model`,
 its logits against those of the dense model with the decoded values); a cell says so where one of
-the two is refused. mlx-lm's and the ONNX files are converted and not loaded: no torch is installed
-beside mlx-lm, and `load_model` reads no ONNX graphs.
+the two is refused. Of four ModelOpt files the comparison has no dense model: their
+`pre_quant_scale` multiplies the inputs, which `dequantize` refuses and `load_model` does. ONNX files
+are converted and not loaded: `load_model` reads no ONNX graphs.
 
 {unchecked}
 
-Not in the table: GPTQModel and mlx-lm, whose tests are written and have not run to the end; of
-AutoRound's MX, NV, FP8 and INT8 schemes four, on llama, were run.
-The run of onnxruntime ended at HQQ in 8 bits, whose nodes it does not run itself: bnb4 and dynamic
-schemes were not reached.
+Not in the table: GPTQModel, whose test is written and has not run to the end.
 
-Refused: by name, with the reason. Not written: the producer itself does not write it on a machine
+Refused: by name, with the reason. Not run: the producer does not run what it wrote, so there are no
+values of its own to compare. Not written: the producer itself does not write it on a machine
 without a GPU or without its optional packages, with the first words of its error. Run by `make
 test-ecosystem` (`tests/producers/test_presets_ecosystem.py`); `tools/presets_page.py` makes this
 page. GPTQModel is 7.5.0: 7.7.0 requires torch 2.14.1, the other environments have 2.13.
