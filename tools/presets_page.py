@@ -23,8 +23,8 @@ before its compression. compressed-tensors 0.14 is the last that writes 2:4 spar
 What is read is also converted (`convert --to halfbyte`, then `verify`) and loaded (`load_model`,
 its logits against those of the dense model with the decoded values); a cell says so where one of
 the two is refused. Of four ModelOpt files the comparison has no dense model: their
-`pre_quant_scale` multiplies the inputs, which `dequantize` refuses and `load_model` does. ONNX files
-are converted and not loaded: `load_model` reads no ONNX graphs.
+`pre_quant_scale` multiplies the inputs, which `dequantize` refuses and `load_model` does. ONNX
+files are converted and not loaded: `load_model` reads no ONNX graphs.
 
 {unchecked}
 

@@ -157,7 +157,7 @@ def check(tmp_path: Path, count: int | None) -> tuple[int, int, int]:
         for change in every if count is None else random.Random(0).sample(every, count):
             subject, kind, _, name = change
             broken = written(damaged(whole, *change), tmp_path / "damaged")
-            # Without an architecture, which inspect warns of, the tensors keep the file's own names.
+            # Without an architecture, which inspect warns of, tensors keep the file's names.
             bare = want | {"dequantize": own, "convert": own} if name == "general.architecture" else want
             for command, answer in answers(broken, path, bare, tmp_path / "work").items():
                 right += answer is True

@@ -31,7 +31,7 @@ LOADED = 2
 
 
 def restated(producer: str, weight: hb.QTensor) -> np.ndarray:
-    """The values of a packed weight as the file of `damage_cases.OTHER_FILES` states them, from its parts."""
+    """The values of a packed weight as the file of `OTHER_FILES` states them, from its parts."""
     codes = unpack(np.asarray(weight.parts["codes"]), weight.format.bits, weight.shape[-1]).astype(np.float64)
     scales = np.repeat(weight.parts["scales"].astype(np.float64), weight.format.group_size, axis=-1)
     if producer == "gptq3":

@@ -1,6 +1,6 @@
 """Damage to an ONNX model: each initializer dropped, renamed, given another type or shape, or there
-twice; each node and each attribute of a node dropped, renamed or given another type. The rule is that
-of `test_mutations.py`: right values, or an error that names the culprit. A changed model that is a
+twice; each node and each attribute of a node dropped, renamed or given another type. The rule is
+that of `test_mutations.py`: right values, or an error that names the culprit. A changed model that is a
 valid one of other values must have those that onnxruntime computes.
 """
 
@@ -173,7 +173,9 @@ def named(message: str, change: Change) -> bool:
 
 
 def check(tmp_path: Path, count: int | None) -> tuple[int, int, int]:
-    """`count` changes by a fixed seed, or all: (changes, right answers, refusals). Asserts the rule."""
+    """`count` changes by a fixed seed, or all: (changes, right answers, refusals). Asserts the
+    rule.
+    """
     graph = whole_model()
     whole = graph.save(tmp_path / "whole.onnx")
     want = computed(graph, whole)

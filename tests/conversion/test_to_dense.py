@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from halfbyte import QTensor
+from halfbyte import QTensor, quantize
 from halfbyte.checkpoints import SafetensorsWriter, save
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
 from halfbyte.conversion.to_dense import dense_config, dense_dtype, dequantize_checkpoint, outputs, parse_size, shards
 from halfbyte.errors import CheckpointError, FormatError, HalfbyteError
+from halfbyte.layouts import LAYOUTS
 from halfbyte.verification.compare import verify
 from support.conversion_models import gaps
 from support.faults import contents
@@ -388,3 +389,46 @@ def test_experts_of_another_shape_are_named(tmp_path, name, array, message):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "quantization_config": {"quant_method": "mxfp4"}}))
     with open_checkpoint(tmp_path) as checkpoint, pytest.raises(HalfbyteError, match=message):
         outputs(checkpoint, "float32")
+
+
+@pytest.mark.parametrize("are_packed", [False, True])
+def test_single_experts_of_gpt_oss_become_the_stacks_that_transformers_reads(are_packed, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from support.safetensors_bytes import folder
+    from support.tiny_models import dense_model, ids, logits
+
+    model = dense_model("gpt_oss", num_hidden_layers=1, layer_types=["full_attention"])
+    state = {name: t.numpy() for name, t in model.state_dict().items()}
+    path = "model.layers.0.mlp.experts"
+    stacks = {leaf: state.pop(f"{path}.{leaf}") for leaf in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")}
+    experts = model.get_submodule(path)
+    for e in range(len(stacks["down_proj"])):
+        up, bias = stacks["gate_up_proj"][e].T, stacks["gate_up_proj_bias"][e]  # rows of gate and up alternate
+        single = {"gate_proj": (up[0::2], bias[0::2]), "up_proj": (up[1::2], bias[1::2])}
+        single["down_proj"] = (stacks["down_proj"][e].T, stacks["down_proj_bias"][e])
+        for name, (weight, own_bias) in single.items():
+            at = f"{path}.{e}.{name}"
+            state[f"{at}.bias"] = np.ascontiguousarray(own_bias)
+            state[f"{at}.weight"] = np.ascontiguousarray(weight)
+            if are_packed:
+                q = quantize(np.ascontiguousarray(weight), "int4:g32", scale_dtype="float32")
+                del state[f"{at}.weight"]
+                state |= {f"{at}.{s}": t for s, t in LAYOUTS["compressed-tensors"].pack(q, {}).items()}
+                rounded = torch.from_numpy(np.ascontiguousarray(q.dequantize("float32").T))
+                target = (
+                    experts.down_proj.data[e] if name == "down_proj" else experts.gate_up_proj.data[e, :, name == "up_proj" :: 2]
+                )
+                target.copy_(rounded)
+    config = json.loads(json.dumps({k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}))
+    if are_packed:
+        weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+        groups = {"group_0": {"targets": ["re:.*experts.*"], "weights": weights, "format": "pack-quantized"}}
+        config["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": groups,
+        }
+    given = folder(tmp_path / "single", {"model.safetensors": state}, config)
+    dequantize_checkpoint(open_checkpoint(given), tmp_path / "dense", dtype="float32")
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32).eval()
+    assert torch.equal(logits(read, ids()), logits(model, ids()))

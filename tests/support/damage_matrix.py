@@ -1,7 +1,7 @@
 """The whole damage matrix on several cores: `pytest -m slow tests/checkpoints/test_mutations.py`
 with a line of JSON for each change as it is known.
 
-    PYTHONPATH=src:tests python -m support.damage_matrix --workers 14 --log matrix.jsonl [--rows gpt-oss quark-int4]
+    python -m support.damage_matrix --workers 14 --log matrix.jsonl [--rows gpt-oss quark-int4]
 
 Each line: architecture, producer, the change, how many commands gave right values, refused or gave
 wrong ones, and the faults. `--summary FILE` prints the table of benchmarks/trust.md of a log.
@@ -48,7 +48,7 @@ def answer(task: Task) -> dict[str, object]:
 
 
 def tasks(rows: list[str]) -> list[Task]:
-    """The changes of the rows named, all for none, in random order: a run that is stopped is a sample."""
+    """The changes of the rows named, all for none, in random order: a stopped run is a sample."""
     out: list[Task] = []
     for arch, producer in damage_cases.ROWS:
         if rows and producer not in rows and f"{arch}-{producer}" not in rows:

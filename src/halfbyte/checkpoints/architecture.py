@@ -253,7 +253,7 @@ def required_gguf(
 def expected_gguf(
     blocks: int, tensors: int, width: int | None, heads: tuple[int, int] | None, head: tuple[int, int] | None, inner: int | None
 ) -> dict[str, tuple[int | None, int | None]]:
-    """(n, k) of the matrices of a GGUF model of `GGUF_FAMILIES`, None where the header does not say.
+    """(n, k) of the matrices of a model of `GGUF_FAMILIES`, None where the header does not say.
 
     heads  of queries, and of keys and values
     head   elements of a key, and of a value

@@ -203,6 +203,8 @@ def _joined_outputs(checkpoint: Checkpoint, dtype: str) -> tuple[dict[str, list[
             for (name, leaf), infos in projections.items()
         )
         stacked |= any(infos[None].quantized for infos in projections.values() if None in infos)
+        # transformers joins single experts of other types; of these it leaves them unread.
+        stacked |= kind in TRANSPOSED_EXPERTS and any(set(infos) != {None} for infos in projections.values())
         if stacked:
             out += _expert_outputs(checkpoint, path, projections, dtype, kind)
     for path, numbered in parts.items():

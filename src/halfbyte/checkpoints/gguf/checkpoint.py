@@ -174,8 +174,8 @@ class GGUFCheckpoint(Checkpoint):
         return Ledger(tuple(entries), found) if isinstance(found, str) else Ledger((*entries, *found))
 
     def _required(self, shapes: dict[str, tuple[int, ...]]) -> list[Entry] | str:
-        """What the architecture needs and the file lacks or has in another shape; or why that is not
-        known.
+        """What the architecture needs and the file lacks or has in another shape; or why that is
+        not known.
 
         shapes  of all tensors, names without `.weight`
         """
