@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 HEAD = """# Producers' schemes
@@ -49,8 +49,13 @@ def cell(row: dict[str, str]) -> str:
 
 def page(rows: list[dict[str, str]]) -> str:
     """The page."""
-    unchecked = sorted({row["producer"] for row in rows if row["outcome"] == "read" and "convert" not in row})
-    sentence = f"Rows of these were not converted and loaded, all or some: {', '.join(unchecked) or 'none'}."
+    read = [row for row in rows if row["outcome"] == "read"]
+    unchecked = sorted({row["producer"] for row in read if "convert" not in row})
+    unloaded = Counter(
+        row["producer"] for row in read if "convert" in row and "load_model" not in row and "onnx" not in row["producer"]
+    )
+    loads = "".join(f" {n} files of {producer} were converted and not loaded." for producer, n in sorted(unloaded.items()))
+    sentence = f"Files of these were not converted and loaded: {', '.join(unchecked) or 'none'}.{loads}"
     out = [HEAD.replace("{unchecked}", textwrap.fill(sentence, 100, break_on_hyphens=False))]
     by_producer: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
