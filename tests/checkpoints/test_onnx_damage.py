@@ -1,7 +1,7 @@
 """Damage to an ONNX model: each initializer dropped, renamed, given another type or shape, or there
 twice; each node and each attribute of a node dropped, renamed or given another type. The rule is
-that of `test_mutations.py`: right values, or an error that names the culprit. A changed model that is a
-valid one of other values must have those that onnxruntime computes.
+that of `test_mutations.py`: right values, or an error that names the culprit. A changed model that
+is a valid one of other values must have those that onnxruntime computes.
 """
 
 from __future__ import annotations
