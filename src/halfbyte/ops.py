@@ -11,13 +11,14 @@ import inspect
 import threading
 import warnings
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .backends import ACTIVATIONS, SCHEDULES, X_DTYPES, Backend, Call, Prepared, backend_named, backends_for
-from .backends.cpu import at_once
+from .backends.cpu import at_once as at_once_on_cpu
 from .errors import BackendError, ShapeError
 from .numerics.array_interop import (
     as_matrix,
@@ -29,6 +30,7 @@ from .numerics.array_interop import (
     like,
     records_gradient,
     to_numpy,
+    torch_state,
 )
 from .numerics.exact import DTYPES
 from .spec import Format
@@ -56,13 +58,13 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
     """
     if backend is not None:
         chosen = backend_named(backend)
-        why = chosen.reason() or chosen.refuses(call)
+        why = _reason(chosen, call)
         if why:
             raise BackendError(f"[{call.op}] backend {backend!r} cannot serve {call.format} in {call.dtype}: {why}")
         return chosen
     refused: list[str] = []
     for candidate in backends_for(device.partition(":")[0]):
-        why = candidate.reason() or candidate.refuses(call)
+        why = _reason(candidate, call)
         if why is None:
             if refused:
                 _warn_once(call, candidate, refused)
@@ -72,6 +74,13 @@ def choose(call: Call, device: str = "cpu", backend: str | None = None) -> Backe
         f"[{call.op}] no backend serves {call.format} in {call.dtype} with activations={call.activations!r} on {device!r}: "
         + ("; ".join(refused) or "none computes there")
     )
+
+
+def _reason(candidate: Backend, call: Call) -> str | None:
+    """None where the backend runs here and serves the call, else why not."""
+    if call.invariant and not candidate.batch_invariant:
+        return "the bits of a row depend on the number of rows; leave invariant=True out"
+    return candidate.reason() or candidate.refuses(call)
 
 
 def _warn_once(call: Call, chosen: Backend, refused: list[str]) -> None:
@@ -101,8 +110,9 @@ def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, acti
 
 
 def _resolve(
-    w: Weight, op: str, at: Any, backend: str | None, dtype: str, activations: str = "exact", schedule: str | None = None
-) -> tuple[Backend, Prepared]:
+    w: Weight, op: str, at: Any, backend: str | None, dtype: str, activations: str = "exact", schedule: str | None = None,
+    invariant: bool = False,
+) -> tuple[Backend, Prepared]:  # fmt: skip
     """Backend and prepared weight for a call; a QTensor is prepared once a backend and device and
     remembered while it lives.
 
@@ -111,11 +121,17 @@ def _resolve(
     if isinstance(w, Prepared):
         if backend not in (None, w.backend):
             raise BackendError(f"[{op}] the weight is prepared for {w.backend!r}, the call asks for {backend!r}")
-        question = (op, dtype, activations, schedule)
+        invariant = invariant or w.invariant
+        if invariant and schedule is not None:
+            raise BackendError(f"[{op}] schedule={schedule!r} of an invariant product, which has its own; leave one of them out")
+        question = (op, dtype, activations, schedule, invariant)
         serving = w.served.get(question)
         if serving is None:
-            serving = w.served[question] = choose(Call(op, w.format, dtype, activations, schedule), backend=w.backend)
-        return serving, w
+            serving = w.served[question] = choose(Call(op, w.format, dtype, activations, schedule, invariant), backend=w.backend)
+        return serving, w if invariant is w.invariant else replace(w, invariant=True)
+    if invariant:
+        chosen, prepared = _resolve(w, op, at, backend, dtype, activations)
+        return _resolve(prepared, op, at, None, dtype, activations, schedule, True)
     call, device = Call(op, w.format, dtype, activations, schedule), at if isinstance(at, str) else device_of(at)
     chosen = choose(call, device, backend)
     key = id(w)
@@ -202,6 +218,30 @@ def _is_plain(x: Any, w: Any) -> bool:
     return x.ndim == 2 == len(w.shape) and x.shape[1] == w.shape[1] and x.dtype in _PLAIN_DTYPES
 
 
+def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | None:
+    """`linear` for tensors of torch's own classes that record no gradient, without its checks one
+    by one: by address on the CPU, and on an NVIDIA GPU. None for all else, which the checked path
+    computes or refuses.
+    """
+    if w.backend == "cpu":
+        return at_once_on_cpu(x, w, bias, activations)
+    if w.backend != "cuda" or activations != "exact" or len(w.shape) != 2:
+        return None
+    torch = torch_state()
+    if type(x) is not torch.kind or (bias is not None and type(bias) is not torch.kind and type(bias) is not torch.parameter):
+        return None
+    if torch.observed() or torch.forward_ad._current_level >= 0 or not torch.readable(x, bias) or x.dtype not in torch.floats:
+        return None
+    if (x.requires_grad or (bias is not None and bias.requires_grad)) and torch.grad_enabled():
+        return None
+    (n, k), shape = w.shape, x.shape
+    if not shape or shape[-1] != k or not x.numel() or (bias is not None and bias.shape != (n,)):
+        return None
+    if len(shape) == 2:
+        return backend_named("cuda").linear(x, w, bias)
+    return backend_named("cuda").linear(x.reshape(-1, k), w, bias).view(*shape[:-1], n)
+
+
 def linear(
     x: ArrayT,
     w: Weight,
@@ -210,6 +250,7 @@ def linear(
     activations: str = "exact",
     backend: str | None = None,
     schedule: str | None = None,
+    invariant: bool = False,
 ) -> ArrayT:
     """y = x · wᵀ + bias without a dense copy of w.
 
@@ -221,6 +262,8 @@ def linear(
                  faster, error near 5e-3
     backend      None picks by x's device; a name forces one
     schedule     None picks; a name forces one where the backend has it
+    invariant    a row of y has the same bits whatever the number of rows and whatever the others
+                 hold: always so on the CPU; on CUDA by kernels of their own, slower for few rows
     Returns (..., n) in x's dtype, on x's device. Raises ShapeError when shapes or dtypes do not
     fit, BackendError with the reason when no backend serves the call. A transposed (k, n)
     weight is refused unless it is square.
@@ -229,7 +272,7 @@ def linear(
     if backend is None and schedule is None and plain_bias and activations in ACTIVATIONS and _is_plain(x, w):
         y: ArrayT = backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
         return y
-    if backend is None and schedule is None and type(w) is Prepared and is_torch(x):
+    if backend is None and schedule is None and not invariant and type(w) is Prepared and is_torch(x):
         direct: ArrayT | None = at_once(x, w, bias, activations)
         if direct is not None:
             return direct
@@ -238,13 +281,14 @@ def linear(
     if bias is not None:
         bias = bias if is_torch(bias) else np.asarray(bias)
         check_memory("linear", bias)
-    y = product(x, w, bias, activations, backend, schedule)
+    y = product(x, w, bias, activations, backend, schedule, invariant)
     return y
 
 
 def product(
-    x: Any, w: Weight, bias: Any | None, activations: str = "exact", backend: str | None = None, schedule: str | None = None
-) -> Any:
+    x: Any, w: Weight, bias: Any | None, activations: str = "exact", backend: str | None = None, schedule: str | None = None,
+    invariant: bool = False,
+) -> Any:  # fmt: skip
     """`linear` for a caller that has checked that x and bias are arrays with memory of their own
     and record no gradient.
     """
@@ -254,7 +298,7 @@ def product(
     flat, lead = as_matrix("linear", x, k)
     if bias is not None:
         _check_bias("linear", bias, n)
-    chosen, prepared = _resolve(w, "linear", x, backend, dtype, activations, schedule)
+    chosen, prepared = _resolve(w, "linear", x, backend, dtype, activations, schedule, invariant)
     if chosen.device == "cpu":
         _check_on_cpu("linear", x, bias)
         b = None if bias is None else to_numpy(bias)
@@ -357,6 +401,7 @@ def experts(
     up_bias: Any | None = None,
     activations: str = "exact",
     backend: str | None = None,
+    invariant: bool = False,
 ) -> ArrayT:
     """A mixture of experts over packed weights: y[i] = Σ_t topk_weights[i, t] ·
     down_e(gate(gate_up_e(x[i]))), e = topk_ids[i, t].
@@ -372,6 +417,7 @@ def experts(
                   scale each: `gate_up` then has the gates alone, (e, f, k), and its bias is (e, f),
                   as `up_bias` is
     activations   "exact" or "int8", as in `linear`
+    invariant     a token's result has the same bits whatever the other tokens, as in `linear`
     Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run
     in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or
     topk_ids do not fit.
@@ -399,10 +445,11 @@ def experts(
     if up is None and up_bias is not None:
         raise ShapeError("[experts] up_bias without up; a bias of gates and ups in one stack is gate_up_bias, (e, 2f)")
     flat, lead = as_matrix("experts", x, k)
-    chosen, first = _resolve(gate_up, "experts", x, backend, dtype_of(x), activations)
+    invariant = invariant or any(type(w) is Prepared and w.invariant for w in (gate_up, down, up))
+    chosen, first = _resolve(gate_up, "experts", x, backend, dtype_of(x), activations, None, invariant)
 
     def same(w: Weight) -> Prepared:
-        return _resolve(w, "experts", x, chosen.name, dtype_of(x), activations)[1]
+        return _resolve(w, "experts", x, chosen.name, dtype_of(x), activations, None, invariant)[1]
 
     last, second = same(down), None if up is None else same(up)
     if chosen.device != "cpu":

@@ -32,6 +32,7 @@ class Call:
     dtype: str = "float32"
     activations: str = "exact"
     schedule: str | None = None
+    invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Prepared:
     """A weight in one backend's own order, as `halfbyte.prepare` returns it.
 
     data    the backend's form of the bits, of `nbytes` bytes
-    served  calls that the backend was found to serve: (op, dtype, activations, schedule) -> backend
+    served  calls that the backend was found to serve: (op, dtype, activations, schedule, invariant)
+            -> backend
+    invariant    products give each row the same bits, whatever the number of rows and the others
     """
 
     backend: str
@@ -47,7 +50,8 @@ class Prepared:
     shape: tuple[int, ...]
     data: Any
     nbytes: int
-    served: dict[tuple[str, str, str, str | None], Backend] = field(default_factory=dict, repr=False, compare=False)
+    served: dict[tuple[str, str, str, str | None, bool], Backend] = field(default_factory=dict, repr=False, compare=False)
+    invariant: bool = False
 
     @property
     def bits_per_weight(self) -> float:
@@ -70,6 +74,10 @@ class Backend(ABC):
     name: ClassVar[str]
     device: ClassVar[str]
     """torch's device type this backend computes on: cpu, cuda or mps."""
+    batch_invariant: ClassVar[bool] = False
+    """Products of weights with `Prepared.invariant` give each row of x the same bits, whatever the
+    number of rows and what the others hold.
+    """
 
     @abstractmethod
     def reason(self) -> str | None:

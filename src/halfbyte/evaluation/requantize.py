@@ -44,6 +44,6 @@ def requantized(model: Any, codec: str, *, policy: str | None = None, keep: Call
 def _requantized_weight(weight: PackedWeight, codec: str, policy: str | None, name: str) -> PackedWeight:
     try:
         q = quantize(weight.canonical().dequantize("float32"), codec, policy)
-        return PackedWeight.of(q, device=weight.device, backend=weight.backend, activations=weight.activations)
+        return weight.of_same_kind(q)
     except HalfbyteError as error:
         raise EvaluationError(f"[eval] {name} cannot be stored as {codec}: {error}") from error

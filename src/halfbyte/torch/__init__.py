@@ -5,7 +5,7 @@ try:
     from .experts import QExperts
     from .functional import linear
     from .fuse import FusedLinear, fuse, unfuse
-    from .modules import Packed, QEmbedding, QLinear, packed_modules
+    from .modules import Packed, QEmbedding, QLinear, batch_invariant, packed_modules
     from .packed_weight import PackedWeight
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"{e.name}, which halfbyte.torch needs; pip install 'halfbyte[torch]'", name=e.name) from e
@@ -18,6 +18,7 @@ __all__ = [
     "QEmbedding",
     "QExperts",
     "QLinear",
+    "batch_invariant",
     "fuse",
     "linear",
     "packed_modules",

@@ -68,7 +68,7 @@ class CompositeLinear(QLinear):
     def replace(self, piece: str, weight: PackedWeight) -> None:
         q = weight.canonical()
         base, beside = _split(q)
-        new = PackedWeight.of(base, device=weight.device, backend=weight.backend, activations=weight.activations)
+        new = weight.of_same_kind(base)
         new.dtype = self.weight.dtype
         super().replace(piece, new)
         self._describe(q, beside)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import ops
 from ..backends import Prepared
-from ..backends.cpu import at_once, native
+from ..backends.cpu import native
 from ..numerics.array_interop import check_memory
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -32,7 +32,7 @@ def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str 
     Differentiable with respect to x and bias; in the int8 mode the gradient is that of the exact
     product (the rounding of x passes it on unchanged). Raises what `ops.linear` raises.
     """
-    y: Tensor | None = at_once(x, w, bias, activations)
+    y: Tensor | None = ops.at_once(x, w, bias, activations)
     if y is not None:
         return y
     check_memory("linear", x, bias)
@@ -48,7 +48,7 @@ def compute(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str
 
 
 def _product(x: Tensor, w: Prepared, bias: Tensor | None, activations: str) -> Tensor:
-    y: Tensor | None = at_once(x, w, bias, activations)
+    y: Tensor | None = ops.at_once(x, w, bias, activations)
     return ops.product(x, w, bias, activations) if y is None else y
 
 

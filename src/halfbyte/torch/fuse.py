@@ -112,10 +112,10 @@ def fuse(model: nn.Module) -> int:
 def _join(parent: nn.Module, names: Sequence[str], layers: Sequence[QLinear]) -> bool:
     first = layers[0]
     weights = [layer.canonical() for layer in layers]
-    same = all((m.activations, m.backend, m.device) == (first.activations, first.backend, first.device) for m in layers)
-    if not same or incompatibility(weights) is not None:
+    kinds = {(m.activations, m.backend, m.device, m.packed[""].invariant) for m in layers}
+    if len(kinds) > 1 or incompatibility(weights) is not None:
         return False
-    weight = PackedWeight.of(concat_rows(weights), device=first.device, backend=first.backend, activations=first.activations)
+    weight = first.packed[""].of_same_kind(concat_rows(weights))
     ends = [0]
     for w in weights:
         ends.append(ends[-1] + w.shape[0])
@@ -131,4 +131,5 @@ def unfuse(model: nn.Module) -> None:
         for name, layer in list(parent._modules.items()):
             if isinstance(layer, FusedLinear):
                 options: dict[str, Any] = {"activations": layer.activations, "device": layer.device, "backend": layer.backend}
-                setattr(parent, name, QLinear(layer.canonical(), layer.bias, **options))
+                own = PackedWeight.of(layer.canonical(), **options).batch_invariant(layer.packed[""].invariant)
+                setattr(parent, name, QLinear(own, layer.bias, **options))

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..backends import Prepared
-from ..backends.cpu import at_once
 from ..errors import HalfbyteError
+from ..ops import at_once
 from ..tensor.qtensor import QTensor
 from . import custom_ops, functional
 from .packed_weight import PackedWeight
@@ -114,9 +114,7 @@ class Packed(nn.Module):  # type: ignore[misc] # torch is not type-checked
             if q.shape != self.shape_of(name):
                 error_msgs.append(f"{prefix}{base}codes hold a weight of shape {q.shape}; the module's is {self.shape_of(name)}")
                 continue
-            self.replace(
-                name, PackedWeight.of(q, device=current.device, backend=current.backend, activations=current.activations)
-            )
+            self.replace(name, current.of_same_kind(q))
         rest = {prefix + key: t for key, t in mine.items()}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
@@ -247,6 +245,19 @@ def describe(weight: PackedWeight) -> str:
     fmt = weight.format
     group = "whole rows" if fmt.group_size == -1 else f"group {fmt.group_size}"
     return f"{fmt}, {fmt.bits} bits, {group}, {weight.bits_per_weight:.4g} bits/weight, {weight.nbytes:,} bytes"
+
+
+def batch_invariant(model: nn.Module, wanted: bool = True) -> None:
+    """Make the packed products of a model batch-invariant, in place, or as they were (`ops.linear`,
+    invariant): a row of each gives the same bits whatever the other rows. Products with dense
+    weights, attention among them, are torch's and are not. BackendError where a backend has none.
+    """
+    changed: dict[int, PackedWeight] = {}
+    for module in packed_modules(model).values():
+        for name, weight in module.packed.items():
+            if id(weight) not in changed:
+                changed[id(weight)] = weight.batch_invariant(wanted)
+            module.packed[name] = changed[id(weight)]
 
 
 def packed_modules(model: nn.Module) -> dict[str, Packed]:

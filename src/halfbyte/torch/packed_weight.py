@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .. import ops
-from ..backends import Prepared, backend_named
+from ..backends import Call, Prepared, backend_named
 from ..errors import BackendError
 from ..spec import Format
 from ..tensor.qtensor import QTensor
@@ -103,6 +104,30 @@ class PackedWeight:
         origin, details = self._origin
         return QTensor(self.format, self.shape, parts, origin=origin, details=details)
 
+    def of_same_kind(self, q: QTensor) -> PackedWeight:
+        """Another weight, prepared as this one is."""
+        other = PackedWeight.of(q, device=self.device, backend=self.backend, activations=self.activations)
+        return other.batch_invariant(self.invariant)
+
+    @property
+    def invariant(self) -> bool:
+        """Products give each row the same bits whatever the number of rows (`ops.linear`)."""
+        return self.prepared.invariant
+
+    def batch_invariant(self, wanted: bool = True) -> PackedWeight:
+        """This weight with batch-invariant products, or without. BackendError where its backend has
+        none.
+        """
+        if wanted == self.invariant:
+            return self
+        ops.choose(Call("linear", self.format, invariant=wanted), backend=self.prepared.backend)
+        other = PackedWeight(
+            replace(self.prepared, invariant=wanted), device=self.device, backend=self.backend, activations=self.activations,
+            dtype=self.dtype,
+        )  # fmt: skip
+        other._origin, other._source = self._origin, self._source
+        return other
+
     def numel(self) -> int:
         """Number of weights."""
         return math.prod(self.shape)
@@ -146,6 +171,7 @@ class PackedWeight:
             # A backend of one device does not serve another.
             backend = self.backend if self.backend and backend_named(self.backend).device == device.partition(":")[0] else None
             there = PackedWeight.of(self.canonical(), device=device, backend=backend, activations=self.activations)
+            there = there.batch_invariant(self.invariant)
             there.dtype = dtype
             self._elsewhere[name] = there
         return there
@@ -154,7 +180,7 @@ class PackedWeight:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.canonical(), self.device, self.backend, self.activations, self.dtype)
+        return _rebuild, (self.canonical(), self.device, self.backend, self.activations, self.dtype, self.invariant)
 
     def __repr__(self) -> str:
         return f"PackedWeight({self.format}, shape={self.shape}, {self.nbytes:,} bytes, backend={self.prepared.backend!r})"
@@ -167,8 +193,10 @@ def _is_reversible(prepared: Prepared) -> bool:
     return type(backend_named(prepared.backend)).canonical is not Backend.canonical and 0 not in prepared.shape
 
 
-def _rebuild(q: QTensor, device: str, backend: str | None, activations: str, dtype: torch.dtype = torch.float32) -> PackedWeight:
+def _rebuild(
+    q: QTensor, device: str, backend: str | None, activations: str, dtype: torch.dtype = torch.float32, invariant: bool = False
+) -> PackedWeight:
     """Inverse of `PackedWeight.__reduce__`."""
-    weight = PackedWeight.of(q, device=device, backend=backend, activations=activations)
+    weight = PackedWeight.of(q, device=device, backend=backend, activations=activations).batch_invariant(invariant)
     weight.dtype = dtype
     return weight

@@ -222,7 +222,8 @@ def cut_inputs(module: nn.Module, bounds: Bounds, group: Any = None) -> SummedLi
 
 
 def _prepare_like(module: Packed, w: QTensor) -> PackedWeight:
-    return PackedWeight.of(w, device=module.device, backend=module.backend, activations=module.activations)
+    weight = PackedWeight.of(w, device=module.device, backend=module.backend, activations=module.activations)
+    return weight.batch_invariant(any(one.invariant for one in module.packed.values()))
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

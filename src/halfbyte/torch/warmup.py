@@ -68,14 +68,14 @@ def _steps(module: Packed, tokens: Sequence[int], top: int, dtype: torch.dtype) 
             if weight.prepared.backend == "cuda" and dtype in (torch.float16, torch.bfloat16):
                 some.update(warming_tokens_of(weight.prepared, tuple(tokens), dtype == torch.float16))
         return [(m, dtype) for m in sorted(some)]
-    steps = warming_tokens(tuple(tokens), top, module.num_experts)
+    steps = warming_tokens(tuple(tokens), top, module.num_experts, any(w.invariant for w in module.packed.values()))
     ends = sorted({*steps[:1], *steps[-1:]}) if dtype != torch.float32 else []
     return [*((m, dtype) for m in steps), *((m, torch.float32) for m in ends)]
 
 
 def _kind(module: Packed) -> Any:
     """What two layers topk_dtype that need the same kernels."""
-    weights = tuple((name, h.format, h.shape) for name, h in module.packed.items())
+    weights = tuple((name, h.format, h.shape, h.invariant) for name, h in module.packed.items())
     biases = tuple(name for name, _ in module.named_parameters())
     return type(module), weights, biases, module.device, module.activations, getattr(module, "gate", None)
 

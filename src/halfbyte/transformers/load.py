@@ -31,7 +31,7 @@ from ..errors import BackendError, FormatError, UnsupportedError
 from ..gguf_models.config import architecture_of, config_of
 from ..gguf_models.keys import Keys
 from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of
-from ..torch.modules import packed_modules
+from ..torch.modules import batch_invariant, packed_modules
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
 from .decode.rmsnorm import replace_rmsnorms
 from .fill.gguf import fill
@@ -64,6 +64,7 @@ def load_model(
     backend: str | None = None,
     config: Mapping[str, Any] | None = None,
     allow_unknown: Sequence[str] = (),
+    invariant: bool = False,
 ) -> tuple[Any, Any]:
     """(model, tokenizer) of a checkpoint of any kind that `open` reads, ready to run.
 
@@ -79,6 +80,8 @@ def load_model(
     config        the quantization config to read with, instead of the checkpoint's
     allow_unknown names, or patterns with *, of unknown or missing tensors and config keys to pass
     over (`checkpoints/ledger.py`)
+    invariant    packed products give each row the same bits whatever the number of rows and the
+                 others (`halfbyte.torch.batch_invariant`)
 
     The tokenizer is None where the checkpoint has none. Raises UnsupportedError for an architecture
     or variant that transformers cannot build from the checkpoint, CheckpointError for files that
@@ -109,6 +112,8 @@ def load_model(
             add_generation_settings(model, checkpoint)
     model = model.to(where).eval().requires_grad_(False)
     replace_rmsnorms(model)
+    if invariant:
+        batch_invariant(model)
     return make_saveable(model, meta=meta), tokenizer
 
 

@@ -64,9 +64,9 @@ def test_tensor_maps_and_records_are_what_triton_makes_of_them():
     assert again.direct
     maps = relaunch.TensorMap(x[:33], (16, 64)), relaunch.TensorMap(w, (8, 4, 32))
     kernel[5, 1, 1](*[m.descriptor() for m in maps], relaunch.addresses(record), 9)
-    again((5, 1, 1), *maps, record, 9)
+    again((5, 1, 1), (*maps, record), (9,))
     again.keep(maps[1:])
-    again((5, 1, 1), *maps, record, 9)
+    again((5, 1, 1), (*maps, record), (9,))
     first, second, third = kernel.calls
     assert first == second == third
     assert (x.data_ptr(), 3, None) in first
@@ -96,14 +96,14 @@ def test_where_a_profiler_listens_or_the_launcher_is_another_triton_launches(mon
     listener = lambda metadata: None  # noqa: E731
     knobs.runtime.launch_enter_hook.add(listener)
     try:
-        again((1, 1, 1), *maps, record, 9)
+        again((1, 1, 1), (*maps, record), (9,))
     finally:
         knobs.runtime.launch_enter_hook.remove(listener)
     assert calls == [(maps[0].descriptor(), maps[1].descriptor(), record, 9)]
-    again((1, 1, 1), *maps, record, 9)
+    again((1, 1, 1), (*maps, record), (9,))
     assert len(calls) == len(kernel.calls) == 1
     kernel.run.launch = lambda *given: None
-    relaunch.Relaunch(kernel, maps=2)((1, 1, 1), *maps, record, 9)
+    relaunch.Relaunch(kernel, maps=2)((1, 1, 1), (*maps, record), (9,))
     kernel.run.launch, kernel.run.global_scratch_size = Kernel(SIGNATURE, METAS).run.launch, 64
-    relaunch.Relaunch(kernel, maps=2)((1, 1, 1), *maps, record, 9)
+    relaunch.Relaunch(kernel, maps=2)((1, 1, 1), (*maps, record), (9,))
     assert len(calls) == 3

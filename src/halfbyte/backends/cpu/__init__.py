@@ -137,6 +137,7 @@ class CPUBackend(Backend):
     """C++ kernels, one table of functions an instruction set."""
 
     name = "cpu"
+    batch_invariant = True
     device = "cpu"
 
     def reason(self) -> str | None:

@@ -4,6 +4,7 @@
     wgmma/      products on Hopper from 17 tokens on, where they are faster than those of mma/
     portable/   every format and any GPU: products, dequantize
     fallback/   formats without a packed product
+    invariant   products whose rows have the same bits for any m
     moe/        experts        tuning/     tiles of each kernel and GPU
     decoders    codes to values: the assembly that mma/ and wgmma/ execute
 
@@ -42,6 +43,7 @@ class CUDABackend(Backend):
 
     name = "cuda"
     device = "cuda"
+    batch_invariant = True
 
     def reason(self) -> str | None:
         for module in ("torch", "triton"):
@@ -90,12 +92,16 @@ class CUDABackend(Backend):
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         packed = w.data
-        self._same_device("linear", x, packed)
+        self._same_device("linear", x, packed, bias)
         m = x.shape[0]
         if m == 0 or elements_of(w.shape) == 0:
             y = x.new_zeros((m, w.shape[0]))
             return y if bias is None else y + bias.to(y.dtype)
         launch, fallback, fused = _modules()
+        if w.invariant:
+            from . import invariant
+
+            return invariant.linear(x, packed, bias)
         if isinstance(packed, CanonicalWeight):
             if schedule not in (None, "dequantize_then_gemm"):
                 raise BackendError(f"[linear] {w.format} is decoded as a whole, then multiplied; schedule {schedule!r} cannot")
@@ -150,7 +156,7 @@ class CUDABackend(Backend):
         if isinstance(w.data, CanonicalWeight):
             return fallback_weight.expert(w, index)
         packed = w.data.expert(index)
-        return Prepared(self.name, w.format, w.shape[1:], packed, nbytes(packed))
+        return Prepared(self.name, w.format, w.shape[1:], packed, nbytes(packed), invariant=w.invariant)
 
     def experts(
         self,
@@ -169,8 +175,9 @@ class CUDABackend(Backend):
     ) -> Any:
         from . import moe as experts
 
-        for name, t in (("x", x), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
-            if t.device != gate_up.data.device:
+        biases = (("gate_up_bias", gate_up_bias), ("up_bias", up_bias), ("down_bias", down_bias))
+        for name, t in (("x", x), ("topk_ids", topk_ids), ("topk_weights", topk_weights), *biases):
+            if t is not None and t.device != gate_up.data.device:
                 raise ShapeError(f"[experts] {name} is on {t.device}, the weight on {gate_up.data.device}; move one of them")
         for one in (gate_up, down) if up is None else (gate_up, up, down):
             experts.require(one.data, x)
@@ -178,7 +185,7 @@ class CUDABackend(Backend):
             return x.new_zeros((0, down.shape[1]))
         first, second, last = (None if b is None else b.to(x.dtype).contiguous() for b in (gate_up_bias, up_bias, down_bias))
         ups = ((gate_up.data, first),) if up is None else ((gate_up.data, first), (up.data, second))
-        return experts.mixture(x, ups, down.data, topk_ids, topk_weights, gate, interleaved, last)
+        return experts.mixture(x, ups, down.data, topk_ids, topk_weights, gate, interleaved, last, gate_up.invariant)
 
     def describe(self) -> str:
         import triton
@@ -188,9 +195,12 @@ class CUDABackend(Backend):
         return f"{torch.cuda.get_device_name()}, Triton {triton.__version__}"
 
     @staticmethod
-    def _same_device(op: str, x: Any, packed: Any) -> None:
-        if x.device != packed.device:
-            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {packed.device}; move one of them")
+    def _same_device(op: str, x: Any, packed: Any, bias: Any | None = None) -> None:
+        where = packed.device
+        if x.device != where:
+            raise ShapeError(f"[{op}] x is on {x.device}, the weight on {where}; move one of them")
+        if bias is not None and bias.device != where:
+            raise ShapeError(f"[{op}] bias is on {bias.device}, the weight on {where}; move one of them")
 
 
 def _capturing() -> bool:
@@ -235,13 +245,13 @@ def padded_rows(pairs: int, experts: int) -> int | None:
     return most_blocks(pairs, experts, tile) * tile
 
 
-def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int, ...]:
+def warming_tokens(tokens: tuple[int, ...], top: int, experts: int, invariant: bool = False) -> tuple[int, ...]:
     """`tokens` and the numbers between them at which a block of experts must be called too, so that
     every kernel for any number in their range has run.
     """
     from . import moe
 
-    return moe.warming_tokens(tokens, top, experts)
+    return moe.warming_tokens(tokens, top, experts, invariant)
 
 
 def warming_tokens_of(w: Prepared, tokens: tuple[int, ...], half: bool) -> tuple[int, ...]:
@@ -254,6 +264,10 @@ def warming_tokens_of(w: Prepared, tokens: tuple[int, ...], half: bool) -> tuple
     x = torch.empty((1, w.shape[-1]), dtype=torch.float16 if half else torch.bfloat16, device=packed.device)
     if not tokens or isinstance(packed, CanonicalWeight) or schedule.refusal(x, packed):
         return tokens
+    if w.invariant:
+        from . import invariant
+
+        return tuple(sorted({*tokens, *invariant.warming_tokens(tokens, packed)}))
     return tuple(sorted({*tokens, *schedule.warming_tokens(tokens, packed, half)}))
 
 

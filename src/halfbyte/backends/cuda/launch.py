@@ -359,12 +359,28 @@ def _finishes(w: CudaWeight, half: bool, requested: bool) -> bool:
     return w.top >= 0 and w.format.element == "e2m1"
 
 
-def dense_matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """dequantize_then_gemm: rows decoded to x's dtype, a block at a time, then cuBLAS."""
+def cublas(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out = x · rowsᵀ + bias."""
+    if out.dtype != rows.dtype:
+        out.copy_(torch.nn.functional.linear(x, rows, bias))
+    elif bias is None:
+        torch.mm(x, rows.t(), out=out)
+    else:
+        torch.addmm(bias, x, rows.t(), out=out)
+
+
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], None]
+"""A product with decoded rows, as `cublas`."""
+
+
+def dense_matmul(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, multiply: Multiply = cublas) -> torch.Tensor:
+    """dequantize_then_gemm: rows decoded to x's dtype, a block at a time, then `multiply`."""
     dtype = torch.float32 if exceeds_float16(x, w) else x.dtype
     if w.order is not None:
         x = x.index_select(1, w.order)
-    return blockwise_matmul(x, w.shape, dtype, bias, lambda first, end, out: dequantize(w.row_block(first, end), dtype, out=out))
+    return blockwise_matmul(
+        x, w.shape, dtype, bias, lambda first, end, out: dequantize(w.row_block(first, end), dtype, out=out), multiply
+    )
 
 
 def blockwise_matmul(
@@ -373,8 +389,9 @@ def blockwise_matmul(
     dtype: torch.dtype,
     bias: torch.Tensor | None,
     decode: Callable[[int, int, torch.Tensor], Any],
+    multiply: Multiply = cublas,
 ) -> torch.Tensor:
-    """y (m, n) = x wᵀ + bias by cuBLAS in `dtype`. `decode(first, end, out)` writes rows first to
+    """y (m, n) = x wᵀ + bias by `multiply` in `dtype`. `decode(first, end, out)` writes rows first to
     end of w into a matrix of `dtype`; blocks of rows, and of tokens where x and y are of another
     type, keep everything beside x and y within WORKSPACE_BYTES.
     """
@@ -387,15 +404,14 @@ def blockwise_matmul(
         row_bytes = 2 * row_bytes + tokens * dtype.itemsize
     blocks = list(row_blocks(n, row_bytes))
     dense = torch.empty((blocks[0][1], k), dtype=dtype, device=x.device)
+    if len(blocks) == 1 and tokens == m:
+        decode(0, n, dense)
+        multiply(x.to(dtype), dense, addend, y)
+        return y
     for first, end in blocks:
         rows = dense[: end - first]
         decode(first, end, rows)
         for token in range(0, m, tokens):
             some, out = x[token : token + tokens].to(dtype), y[token : token + tokens, first:end]
-            if dtype != x.dtype:
-                out.copy_(torch.nn.functional.linear(some, rows, None if addend is None else addend[first:end]))
-            elif addend is None:
-                torch.mm(some, rows.t(), out=out)
-            else:
-                torch.addmm(addend[first:end], some, rows.t(), out=out)
+            multiply(some, rows, None if addend is None else addend[first:end], out)
     return y

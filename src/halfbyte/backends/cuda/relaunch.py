@@ -84,7 +84,8 @@ def _hooked() -> bool:
 
 class Relaunch:
     """A compiled kernel. Called with a grid of three numbers and the arguments of its first launch,
-    in order: tensors, addresses, numbers, records of them, and TensorMaps, `maps` of them.
+    in order: `first` tensors, numbers, records of them and TensorMaps, `maps` of them; then `rest`,
+    numbers and addresses.
     """
 
     __slots__ = ("_device", "_function", "_kinds", "_launch", "_metadata", "_run", "compiled")
@@ -108,17 +109,17 @@ class Relaunch:
         """True where launches go past Triton's own call."""
         return self._run is not None
 
-    def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
+    def __call__(self, grid: tuple[int, int, int], first: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
         if self._run is None or _hooked():
-            self.compiled[grid](*[a.descriptor() if type(a) is TensorMap else a for a in arguments])
+            self.compiled[grid](*[a.descriptor() if type(a) is TensorMap else a for a in first], *rest)
             return
         stream = driver.active.get_current_stream(self._device)
         if self._launch is None:
-            values = [addresses(a) for a in arguments]
-            self._run(*grid, stream, self._function, self._metadata, None, None, None, *values)
+            values = [addresses(a) for a in first]
+            self._run(*grid, stream, self._function, self._metadata, None, None, None, *values, *rest)
             return
         values, kinds = [], iter(self._kinds)
-        for a in arguments:
+        for a in first:
             if type(a) is TensorMap:
                 kind = next(kinds)
                 values += a.encoded or _encode(a.tensor.data_ptr(), a.tensor.shape, a.tensor.stride(), kind)
@@ -127,7 +128,7 @@ class Relaunch:
         run = self._run
         self._launch(
             *grid, stream, self._function, run.launch_cooperative_grid, run.launch_pdl, None, None, self._metadata, None, None,
-            None, *values,
+            None, *values, *rest,
         )  # fmt: skip
 
     def keep(self, maps: tuple[TensorMap, ...]) -> None:
@@ -167,7 +168,7 @@ class CachedLaunch(NamedTuple):
     tensors: Any
 
     def __call__(self, *first: Any) -> None:
-        self.launch(self.grid, *first, *self.rest)
+        self.launch(self.grid, first, self.rest)
 
 
 def cached(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...], weight: tuple[Any, ...] = ()) -> CachedLaunch:

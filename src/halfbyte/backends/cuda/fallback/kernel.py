@@ -13,7 +13,8 @@ import torch
 
 from .. import device as gpu
 from ..decode import SCALES, scale_f32
-from ..launch import GLOBAL_OPS, blockwise_matmul
+from ..launch import GLOBAL_OPS, Multiply, blockwise_matmul, cublas
+from ..relaunch import cached
 from .weight import GROUPINGS, CanonicalWeight
 
 NESTED = tl.constexpr(7)
@@ -148,6 +149,12 @@ def dequantize(
     if not rows or not k:
         return out
     codes = w.parts["codes"]
+    key = None if ids is not None else ("decode", dtype, rows, first, codes.data_ptr(), out.data_ptr() % 16)
+    again = w.launches.get(key)
+    if again is not None:
+        with gpu.use(w.device):
+            again(out)
+        return out
     parts = Parts(codes, w.table, *(w.parts.get(name, codes) for name in Parts._fields[2:]))
     size = k if f.group_size == -1 else f.group_size
     block_rows = n if f.group_rows == -1 else f.group_rows
@@ -157,17 +164,18 @@ def dequantize(
         f.bits, GROUPINGS[f.grouping], _SCALES[f.scale], f.zero != "none", bool(f.bias), f.inverse,
         GLOBAL_OPS[f.global_op], "group_index" in w.parts,
     )  # fmt: skip
+    grid, rest = (rows, triton.cdiv(k, _BLOCK)), (codes if ids is None else ids, parts, extent)
+    constants = {"layout": layout, "GATHER": ids is not None, "BLOCK": _BLOCK}
     with gpu.use(w.device):
-        decode_kernel[(rows, triton.cdiv(k, _BLOCK))](
-            out, codes if ids is None else ids, parts, extent, layout=layout, GATHER=ids is not None, BLOCK=_BLOCK, num_warps=4,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+        compiled = decode_kernel[grid](out, *rest, **constants, num_warps=4, enable_fp_fusion=False)
+        if key is not None and compiled is not None:
+            w.launches[key] = cached(compiled, grid, (*rest, *constants.values()))
     return out
 
 
-def linear(x: torch.Tensor, w: CanonicalWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Rows decoded to x's dtype, a block at a time, then cuBLAS; float32 where MX exponents leave
+def linear(x: torch.Tensor, w: CanonicalWeight, bias: torch.Tensor | None, multiply: Multiply = cublas) -> torch.Tensor:
+    """Rows decoded to x's dtype, a block at a time, then `multiply`; float32 where MX exponents leave
     float16's range.
     """
     dtype = torch.float32 if x.dtype == torch.float16 and w.format.scale == "e8m0" else x.dtype
-    return blockwise_matmul(x, w.shape, dtype, bias, lambda first, _, out: dequantize(w, dtype, first=first, out=out))
+    return blockwise_matmul(x, w.shape, dtype, bias, lambda first, _, out: dequantize(w, dtype, first=first, out=out), multiply)

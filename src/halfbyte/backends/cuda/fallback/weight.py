@@ -11,7 +11,7 @@ exactly; float32 ones round at its 53 bits, far below what a float32 shows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ....numerics.minifloat import element_table
 from ....spec import Format
 from ....tensor.qtensor import QTensor
 from ...base import Prepared
+from ..weight import Launches, synchronize, tensor_of
 
 GROUPINGS = {"row": 0, "flat": 1, "strided": 2, "block": 3}
 
@@ -49,6 +50,7 @@ class CanonicalWeight:
     at: int = 0
     units: int = 0
     fragments: int = 0
+    launches: Launches = field(default_factory=Launches, init=False, repr=False, compare=False)
 
     @property
     def device(self) -> Any:
@@ -57,8 +59,6 @@ class CanonicalWeight:
 
 def to_device(q: QTensor, device: Any) -> CanonicalWeight:
     """The weight on `device`, parts as they are."""
-    from ..weight import synchronize, tensor_of
-
     if q.format.element in ("int", "uint"):
         table = np.arange(1 << q.format.bits, dtype=np.float32) - (1 << (q.format.bits - 1)) * (q.format.element == "int")
     else:
@@ -87,4 +87,4 @@ def expert(p: Prepared, index: int) -> Prepared:
     """One matrix of a stack: the same tensors, and its offset in them."""
     w = p.data
     packed = CanonicalWeight(w.format, w.shape[1:], w.parts, w.table, w.lead, index)
-    return Prepared(p.backend, p.format, p.shape[1:], packed, p.nbytes // w.shape[0])
+    return Prepared(p.backend, p.format, p.shape[1:], packed, p.nbytes // w.shape[0], invariant=p.invariant)

@@ -20,6 +20,7 @@ import torch
 from ....errors import BackendError
 from ..launch import fragments
 from ..tuning import wgmma_tiles as fused_tiles
+from ..tuning.mma_tiles import FragmentTile
 from ..weight import CudaWeight
 from . import wgmma as fused_experts
 from .activation import gated
@@ -27,6 +28,9 @@ from .routing import pairs_a_step, route, weighted_sum
 
 Projection = tuple[CudaWeight, torch.Tensor | None]
 """A stack and its bias (e, n)."""
+
+INVARIANT_TOKENS, INVARIANT_TILE = 8, FragmentTile(2, 1, 2, 1, 4, 6)
+"""Tokens a block and the tile of the batch-invariant mode where the fused schedule does not serve."""
 
 GATES = {"none": 0, "swiglu": 1, "swiglu_clamped": 2, "geglu": 3}
 
@@ -36,27 +40,34 @@ def tokens_a_block(m: int) -> int:
     return 1 if m == 1 else 4 if m <= 4 else 8 if m <= 32 else 16
 
 
-def kernels(m: int, top: int, experts: int, fused: bool) -> frozenset[tuple[Any, ...]]:
+def kernels(m: int, top: int, experts: int, fused: bool, invariant: bool = False) -> frozenset[tuple[Any, ...]]:
     """The compile-time arguments that depend on m: pairs a step of the plan; the fused tile, or
     tokens a block. `fused`: that schedule takes the weights.
     """
     pairs = m * top
     step = ("table",) if m == 1 else ("plan", pairs_a_step(pairs, experts))
+    if invariant:
+        return frozenset({step, ("fused", _invariant_tile(pairs, experts)) if fused else ("fragments", INVARIANT_TOKENS)})
     if fused and fused_experts.enough(pairs, experts):
         return frozenset({step, ("fused", fused_tiles.expert_tile(pairs, experts))})
     return frozenset({step, ("fragments", tokens_a_block(m))})
 
 
+def _invariant_tile(pairs: int, experts: int) -> fused_tiles.FusedTile:
+    """The fused tile of the batch-invariant mode: that of many rows."""
+    return fused_tiles.INVARIANT_TILES[min(most for most in fused_tiles.INVARIANT_TILES if pairs <= most * experts)][0]
+
+
 @functools.lru_cache
-def warming_tokens(tokens: tuple[int, ...], top: int, experts: int) -> tuple[int, ...]:
+def warming_tokens(tokens: tuple[int, ...], top: int, experts: int, invariant: bool = False) -> tuple[int, ...]:
     """`tokens`, and what it takes between the least and the most of them that every kernel of every
     m there is called.
     """
     steps = set(tokens)
     for fused in (False, True):
-        called = {key for m in steps for key in kernels(m, top, experts, fused)}
+        called = {key for m in steps for key in kernels(m, top, experts, fused, invariant)}
         for m in range(max(1, min(tokens, default=1)), max(tokens, default=0)):
-            needed = kernels(m, top, experts, fused)
+            needed = kernels(m, top, experts, fused, invariant)
             if not needed <= called:
                 steps.add(m)
                 called |= needed
@@ -72,21 +83,26 @@ def mixture(
     gate: str,
     interleaved: bool,
     down_bias: torch.Tensor | None,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """x (m, k) through stacks of experts in fragment order -> (m, h) in x's dtype. `ups` is one
     stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
-    where they are summed; else a kernel of its own brings them together.
+    where they are summed; else a kernel of its own brings them together. `invariant`: the schedule
+    and what orders a token's sums depend on no other token.
     """
-    kind, stacks = GATES[gate], tuple(w for w, _ in ups)
-    if fused_experts.enough(topk_ids.numel(), down.shape[0]) and fused_experts.serves(x, stacks, down, kind, interleaved):
-        return fused_experts.mixture(x, ups, down, topk_ids, topk_weights, kind, interleaved, down_bias)
-    routing = route(topk_ids, down.shape[0], tokens_a_block(x.shape[0]))
+    kind, stacks, pairs = GATES[gate], tuple(w for w, _ in ups), topk_ids.numel()
+    many = invariant or fused_experts.enough(pairs, down.shape[0])
+    if many and fused_experts.serves(x, stacks, down, kind, interleaved):
+        one = _invariant_tile(pairs, down.shape[0]) if invariant else None
+        return fused_experts.mixture(x, ups, down, topk_ids, topk_weights, kind, interleaved, down_bias, one)
+    tile = INVARIANT_TILE if invariant else None
+    routing = route(topk_ids, down.shape[0], INVARIANT_TOKENS if invariant else tokens_a_block(x.shape[0]))
     if kind == 0 or interleaved:
-        hidden = fragments(x, *ups[0], None, routing, gate=kind)
+        hidden = fragments(x, *ups[0], tile, routing, gate=kind)
     else:
-        hidden = gated([fragments(x, w, bias, None, routing, torch.float32) for w, bias in ups], kind, x.dtype)
+        hidden = gated([fragments(x, w, bias, tile, routing, torch.float32) for w, bias in ups], kind, x.dtype)
     in_order = routing._replace(blocks=routing.blocks._replace(x_row=routing.blocks.y_row))
-    routed = fragments(hidden, down, down_bias, None, in_order, torch.float32)
+    routed = fragments(hidden, down, down_bias, tile, in_order, torch.float32)
     return weighted_sum(routed, None, topk_weights, hidden.dtype)
 
 

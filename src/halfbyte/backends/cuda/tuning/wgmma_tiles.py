@@ -74,6 +74,18 @@ EXPERT_TILES = {
     1 << 30: FusedTile(256, 1, 2, 4),
 }
 
+INVARIANT_TILES = {
+    # tokens, or pairs an expert gets on average, up to: tile of many rows, of few
+    16: (FusedTile(16, 1, 2, 8, deep=2), FusedTile(16, 1, 1, 8, deep=2)),
+    32: (FusedTile(32, 1, 2, 8, deep=2), FusedTile(32, 1, 1, 8, deep=2)),
+    64: (FusedTile(64, 1, 2, 8, deep=2), FusedTile(64, 1, 1, 8, deep=2)),
+    1 << 30: (FusedTile(128, 1, 2, 6, deep=2), FusedTile(128, 1, 1, 8, deep=2)),
+}
+"""Tiles of the batch-invariant mode: all with the same `deep`, which orders a row's sums. Those of
+few rows serve where the others make fewer than MANY_TILES.
+"""
+MANY_TILES = 100
+
 LEAST_PAIRS = 16
 """Pairs an expert on average from which the fused schedule serves a block of experts."""
 
@@ -117,6 +129,19 @@ def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: boo
 def most_blocks(pairs: int, experts: int, tokens: int) -> int:
     """Upper bound of the number of blocks of at most `tokens` (token, expert) pairs of one expert."""
     return min(pairs, pairs // tokens + experts)
+
+
+def invariant_tile(tokens: int, rows: int) -> FusedTile:
+    """The tile of the batch-invariant mode for so many tokens and rows of the weight."""
+    wide, narrow = next(tiles for most, tiles in INVARIANT_TILES.items() if tokens <= most)
+    return wide if -(-rows // 128) * -(-tokens // wide.tokens) >= MANY_TILES else narrow
+
+
+def uncut(m: int, n: int, tile: FusedTile, most: int) -> WorkSplit:
+    """The tiles of y (m, n) among at most `most` programs, none cut in parts."""
+    tiles = -(-n // (64 * tile.rows * tile.groups)) * -(-m // tile.tokens)
+    programs = min(most, tiles)
+    return WorkSplit(programs, tiles % programs, max(1, tiles % programs))
 
 
 def expert_tile(pairs: int, experts: int) -> FusedTile:

@@ -137,12 +137,12 @@ def launch(
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
             scratch = (partial, gpu.arrival_counters(device, 2 * split.rest * tile.groups))
         pointers = Pointers._make((y, bias, w.global_scale, *table, *scratch))
-        rest = pointers, x.shape[0], w.shape[-2], split.sharing, kernel.units, kernel.factors
+        rest = x.shape[0], w.shape[-2], split.sharing, kernel.units, kernel.factors
         if kernel.again is not None:
-            kernel.again((split.programs, 1, 1), y_map, x_map, *kernel.maps, *rest, kernel.config)
+            kernel.again((split.programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (*rest, kernel.config))
             return
         compiled = wgmma_kernel[(split.programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), *rest, config=kernel.config,
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), pointers, *rest, config=kernel.config,
             **gpu.launch_options(device), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         if compiled is not None:

@@ -53,7 +53,7 @@ def pays(m: int, w: CudaWeight) -> bool:
     return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
 
-def _activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
+def activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
     """x in the weight's input order, as TMA reads it: the stride of rows a multiple of 16 bytes,
     16-byte aligned.
     """
@@ -106,7 +106,7 @@ def warming_tokens(tokens: tuple[int, ...], w: CudaWeight, half: bool) -> list[i
 def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile | None = None) -> torch.Tensor:
     """y (m, n) = x wᵀ + bias; m ≥ 1, x float16 or bfloat16, a weight for which `refusal` is None."""
     m, n = x.shape[0], w.shape[-2]
-    x = _activations(x, w)
+    x = activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     if tile is not None:
         launch(x, w, bias, y, tile, split_tiles(m, n, w.tiled, tile, gpu.multiprocessors(x.device)))
