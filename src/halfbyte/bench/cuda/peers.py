@@ -223,5 +223,74 @@ class TritonKernelsExperts:
         )  # fmt: skip
 
 
-PEERS: dict[str, CudaPeer] = {p.name: p for p in (Dense(), TinyGemm(), GemLite(), TritonKernels())}
+class HummingInt4(CudaPeer):
+    """humming-kernels' layer: int4 in groups of 128, float16; kernel and tile as the library
+    chooses. It compiles with the CUDA compiler on first use and caches.
+    """
+
+    name, format, bits, dtype, modules = "humming-int4", "int4:g128", 4.125, torch.float16, ("humming",)
+    config: ClassVar[dict[str, Any]] = {"dtype": "int4", "group_size": 128}
+    inputs: ClassVar[dict[str, Any] | None] = None
+    """Of the activations, where they are rounded to 8 bits in the call."""
+
+    def refuses(self, n: int, k: int) -> str | None:
+        return super().refuses(n, k) or (None if n % 64 == 0 else f"n = {n} is not whole tiles of 64")
+
+    def weight(self, n: int, k: int) -> Any:
+        from humming.layer import HummingLayer
+
+        inputs = None if self.inputs is None else dict(self.inputs)
+        layer = HummingLayer(shape_n=n, shape_k=k, weight_config=dict(self.config), input_config=inputs, torch_dtype=self.dtype)
+        words = torch.randint(-(2**31), 2**31, (n, k // 8), device="cuda", dtype=torch.int32)
+        scales = self.scales(n, k)
+        layer = layer.cuda()
+        layer.load_from_tensors({"weight": words, "weight_scale": scales})
+        layer.transform()
+        return layer, words, scales
+
+    def scales(self, n: int, k: int) -> torch.Tensor:
+        """Random scales as the library takes them."""
+        return (torch.rand(n, k // 128, device="cuda") * 0.02 + 0.01).half()
+
+    def product(self, x: torch.Tensor, w: Any) -> torch.Tensor:
+        y: torch.Tensor = w[0](x)
+        return y
+
+    def dense(self, w: Any) -> torch.Tensor:
+        return (_nibbles(w[1]).float() - 8) * w[2].float().repeat_interleave(128, 1)
+
+
+class HummingMXFP4(HummingInt4):
+    """The same with mxfp4, bfloat16."""
+
+    name, format, bits, dtype = "humming-mxfp4", "mxfp4", 4.25, torch.bfloat16
+    config: ClassVar[dict[str, Any]] = {"dtype": "float4e2m1", "scale_dtype": "float8e8m0", "group_size": 32}
+
+    def scales(self, n: int, k: int) -> torch.Tensor:
+        return torch.randint(115, 122, (n, k // 32), device="cuda", dtype=torch.uint8).view(torch.float8_e8m0fnu)
+
+    def dense(self, w: Any) -> torch.Tensor:
+        return mxfp4_values(w[1].view(torch.uint8), w[2].view(torch.uint8))
+
+
+class HummingInt4Int8(HummingInt4):
+    """int4 with activations rounded to int8, a scale a token, in the call."""
+
+    name, inputs = "humming-int4-int8", {"dtype": "int8"}
+
+
+class HummingMXFP4FP8(HummingMXFP4):
+    """mxfp4 with activations rounded to E4M3, a scale a token, in the call."""
+
+    name, inputs = "humming-mxfp4-fp8", {"dtype": "float8e4m3"}
+
+
+def _nibbles(words: torch.Tensor) -> torch.Tensor:
+    """Codes 0 to 15 of int32 words, the lowest first."""
+    shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
+    return ((words[..., None] >> shifts) & 15).reshape(words.shape[0], -1)
+
+
+HUMMING = (HummingInt4(), HummingMXFP4(), HummingInt4Int8(), HummingMXFP4FP8())
+PEERS: dict[str, CudaPeer] = {p.name: p for p in (Dense(), TinyGemm(), GemLite(), TritonKernels(), *HUMMING)}
 """Peers by name."""
