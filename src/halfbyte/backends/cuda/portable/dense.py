@@ -8,6 +8,8 @@ The tile has one size for all m, and a token's sums depend on no other token of 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -16,23 +18,34 @@ import torch
 from .. import device as gpu
 
 
+class DenseTile(NamedTuple):
+    """A bias is added; tokens and rows of a tile; inputs a step."""
+
+    has_bias: bool
+    tokens: int
+    rows: int
+    step: int
+
+    def constants(self) -> DenseTile:
+        """Itself; called in a kernel, the record whose fields are compile-time constants."""
+        return self
+
+
 @triton.jit(do_not_specialize=["m", "n"])
-def dense_kernel(
-    Y, X, W, BIAS, m, n, k, ldx, ldy,
-    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
+def dense_kernel(Y, X, W, BIAS, m, n, k, ldx, ldy, tile: tl.constexpr):
     """Y[token, row] of a tile. W (n, k) is contiguous, X has rows of ldx values, Y rows of ldy.
-    Grid (n / ROWS, m / TOKENS).
+    Grid (n / rows, m / tokens).
     """
-    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    t = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    acc = tl.zeros((TOKENS, ROWS), tl.float32)
-    for start in range(0, k, STEP):
-        j = start + tl.arange(0, STEP)
+    T: tl.constexpr = tile.constants()
+    r = tl.program_id(0).to(tl.int64) * T.rows + tl.arange(0, T.rows)
+    t = tl.program_id(1).to(tl.int64) * T.tokens + tl.arange(0, T.tokens)
+    acc = tl.zeros((T.tokens, T.rows), tl.float32)
+    for start in range(0, k, T.step):
+        j = start + tl.arange(0, T.step)
         x = tl.load(X + t[:, None] * ldx + j[None, :], mask=(t < m)[:, None] & (j < k)[None, :], other=0)
         w = tl.load(W + r[None, :] * k + j[:, None], mask=(r < n)[None, :] & (j < k)[:, None], other=0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
-    if HAS_BIAS:
+    if T.has_bias:
         acc += tl.load(BIAS + r, mask=r < n, other=0).to(tl.float32)[None, :]
     tl.store(Y + t[:, None] * ldy + r[None, :], acc.to(Y.dtype.element_ty), mask=(t < m)[:, None] & (r < n)[None, :])
 
@@ -44,6 +57,6 @@ def dense_product(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
     tokens, each, step, stages = (64, 64, 64, 4) if x.element_size() == 2 else (32, 32, 32, 2)
     with gpu.use(x.device):
         dense_kernel[(triton.cdiv(n, each), triton.cdiv(m, tokens))](
-            out, x, rows, rows if bias is None else bias, m, n, k, x.stride(0), out.stride(0), HAS_BIAS=bias is not None,
-            TOKENS=tokens, ROWS=each, STEP=step, num_warps=4, num_stages=stages, enable_fp_fusion=False,
+            out, x, rows, rows if bias is None else bias, m, n, k, x.stride(0), out.stride(0),
+            tile=DenseTile(bias is not None, tokens, each, step), num_warps=4, num_stages=stages, enable_fp_fusion=False,
         )  # fmt: skip
