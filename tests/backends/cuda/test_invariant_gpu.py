@@ -37,7 +37,8 @@ def test_a_row_does_not_depend_on_the_others(word, name):
     q = make(word, 200, -(-600 // make(word, 1, 1, rng).shape[1]), rng)
     p = ops.prepare(q, device="cuda")
     torch.manual_seed(31)
-    x = torch.randn(150, q.shape[1], device="cuda").to(DTYPES[name])
+    size = 2.0**-10 if "e5m2" in word else 1  # so that no product leaves float16
+    x = (torch.randn(150, q.shape[1], device="cuda") * size).to(DTYPES[name])
     bias = torch.randn(200, device="cuda").to(DTYPES[name])
     y = assert_rows(lambda rows: ops.linear(rows, p, bias, invariant=True), x)
     others = torch.full_like(x, torch.inf)
@@ -67,7 +68,7 @@ def test_a_token_of_experts_does_not_depend_on_the_others(word, interleaved):
     size = 256 if word == "q4_K" else 128
     up, down = stack(word, (6, 2 * size, size), rng), stack(word, (6, 96, size), rng)
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
-    x = (torch.randn(150, size, device="cuda") * (0.001 if word == "nvfp4" else 0.05)).half()
+    x = (torch.randn(150, size, device="cuda") * (0.001 if word in ("nvfp4", "q4_K") else 0.05)).half()
     index, share = routing(150, 2, 33)
     options = {"gate": "swiglu", "interleaved": interleaved}
 
