@@ -1,7 +1,7 @@
-"""KL divergence and bits of allocated recipes beside uniform codecs and llama.cpp's mixes, all weights
-of a GGUF model included: the table of benchmarks/quantize.md.
+"""KL divergence and bits of allocated recipes beside uniform codecs and llama.cpp's mixes, all
+weights of a GGUF model included: the table of benchmarks/quantize.md.
 
-    python tools/allocation_table.py model.gguf --text eval.txt --calibration other.txt --out table.jsonl
+    python tools/allocation_table.py model.gguf --text eval.txt --calibration cal.txt --out kl.jsonl
 
 The dense stand-in is what the file's own blocks decode to. Every weight, embedding and head
 included, is rounded by --method ("rtn", or "mse" under the importance matrix --imatrix) to the

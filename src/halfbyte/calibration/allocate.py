@@ -5,8 +5,8 @@
     quantize_checkpoint(checkpoint, "out.gguf", allocation.recipe)
 
 Divergences are estimated weight by weight (`sensitivity`) and added. For a limit on the divergence
-itself, the model is also quantized and measured on the calibration text, and the estimate's limit is
-moved until what was measured is within it.
+itself, the model is also quantized and measured on the calibration text, and the estimate's limit
+is moved until what was measured is within it.
 """
 
 from __future__ import annotations

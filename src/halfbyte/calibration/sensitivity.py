@@ -6,10 +6,10 @@ the labels y_t drawn from the model itself (their scores at different positions 
 
     KL ≈ ½ E_s[⟨G_s, ΔW⟩²] ≈ ½ E_s[Σ_i ⟨G_s,i, ΔW_i⟩²]
 
-a token: the errors of different rows i are taken as independent, those within a row are not, so that
-errors that GPTQ lets cancel count as little as they cost. The rows are a sample, scaled by the share
-of Σ ‖G_i‖² that they carry. For the head, whose outputs are the logits z, the sum over rows is
-½ Σ_t Σ_v p_v (1 − p_v) (ΔE_v x_t)². A table that is embedding and head has both, added.
+a token: the errors of different rows i are taken as independent, those within a row are not, so
+that errors that GPTQ lets cancel count as little as they cost. The rows are a sample, scaled by the
+share of Σ ‖G_i‖² that they carry. For the head, whose outputs are the logits z, the sum over rows
+is ½ Σ_t Σ_v p_v (1 − p_v) (ΔE_v x_t)². A table that is embedding and head has both, added.
 
 Layers are read from the checkpoint one at a time, forward and then backward; hidden states lie in a
 temporary folder. Memory holds one layer, its gradients, and the sampled rows of each sequence.

@@ -2,11 +2,11 @@
 takes, and the recipe that comes of it.
 
 A `Unit` is what takes one codec: a weight, the experts of one projection of a layer, or matrices
-that engines join (`joined_modules`). Its choices have bytes and an estimated divergence; `allocated`
-picks one for each (`knapsack.solve`). Divergences of units are added.
+that engines join (`joined_modules`). Its choices have bytes and an estimated divergence;
+`allocated` picks one for each (`knapsack.solve`). Divergences of units are added.
 
-A recipe file is JSON: `halfbyte_recipe` (1), `to` and `rules` as `quantize` takes them, and what the
-allocation was, which nothing reads back.
+A recipe file is JSON: `halfbyte_recipe` (1), `to` and `rules` as `quantize` takes them, and what
+the allocation was, which nothing reads back.
 """
 
 from __future__ import annotations

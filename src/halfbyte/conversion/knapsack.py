@@ -3,9 +3,9 @@
     minimize Σ value[g][c_g]   subject to   Σ cost[g][c_g] ≤ budget
 
 The linear relaxation follows the lower convex hulls of the groups: its steps are taken in order of
-value per cost (the Lagrangian), and its value is a lower bound. The rest is dynamic programming over
-the groups, those farthest from the multiplier first; a partial choice is dropped when another one
-costs no more and is worth no more, or when its bound is no better than the best solution known.
+value per cost (the Lagrangian), and its value is a lower bound. The rest is dynamic programming
+over the groups, those farthest from the multiplier first; a partial choice is dropped when another
+one costs no more and is worth no more, or when its bound is no better than the best solution known.
 Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", chapter 11.
 """
 
