@@ -28,7 +28,7 @@ files are converted and not loaded: `load_model` reads no ONNX graphs.
 
 {unchecked}
 
-Not in the table: GPTQModel, whose test is written and has not run to the end.
+Of GPTQModel only the schemes below were run (GPTQ, not AWQ and the others).
 
 Refused: by name, with the reason. Not run: the producer does not run what it wrote, so there are no
 values of its own to compare. Not written: the producer itself does not write it on a machine
