@@ -391,8 +391,8 @@ def blockwise_matmul(
     decode: Callable[[int, int, torch.Tensor], Any],
     multiply: Multiply = cublas,
 ) -> torch.Tensor:
-    """y (m, n) = x wᵀ + bias by `multiply` in `dtype`. `decode(first, end, out)` writes rows first to
-    end of w into a matrix of `dtype`; blocks of rows, and of tokens where x and y are of another
+    """y (m, n) = x wᵀ + bias by `multiply` in `dtype`. `decode(first, end, out)` writes rows first
+    to end of w into a matrix of `dtype`; blocks of rows, and of tokens where x and y are of another
     type, keep everything beside x and y within WORKSPACE_BYTES.
     """
     m, (n, k) = x.shape[0], shape

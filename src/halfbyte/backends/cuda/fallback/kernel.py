@@ -174,8 +174,8 @@ def dequantize(
 
 
 def linear(x: torch.Tensor, w: CanonicalWeight, bias: torch.Tensor | None, multiply: Multiply = cublas) -> torch.Tensor:
-    """Rows decoded to x's dtype, a block at a time, then `multiply`; float32 where MX exponents leave
-    float16's range.
+    """Rows decoded to x's dtype, a block at a time, then `multiply`; float32 where MX exponents
+    leave float16's range.
     """
     dtype = torch.float32 if x.dtype == torch.float16 and w.format.scale == "e8m0" else x.dtype
     return blockwise_matmul(x, w.shape, dtype, bias, lambda first, _, out: dequantize(w, dtype, first=first, out=out), multiply)
