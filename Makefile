@@ -10,7 +10,7 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz fuzz-second fuzz-native fuzz-guided test-ecosystem test-neon test-sanitize mutation planted native clean
+.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz fuzz-second fuzz-native fuzz-guided test-ecosystem test-neon test-amx test-sanitize mutation planted native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -95,6 +95,12 @@ test-neon:
 	cmake --build build/neon --target halfbyte_selfcheck
 	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/halfbyte_selfcheck
 	test "$$(qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53 build/neon/halfbyte_selfcheck --sets)" = scalar
+
+# The same with AMX's tiles computed in plain C++, beside the scalar kernels, on a machine without them.
+test-amx:
+	cmake -S . -B build/amx -DHALFBYTE_EMULATE_AMX=ON -DHALFBYTE_MODULE=OFF
+	cmake --build build/amx --target halfbyte_selfcheck
+	build/amx/halfbyte_selfcheck
 
 # The whole module under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer: its own test program and the
 # Python tests that reach it, once for each instruction set of this machine. Half an hour, most of it compiling.

@@ -1,37 +1,54 @@
 // Part of kernels.inl: one token's attention over the keys and values of those before it, float32
 // throughout.
 
+// The sum of sixteen partial sums: each half is added to the other until one is left, so that every
+// vector width adds the same numbers in the same order.
+template <class V, int COUNT>
+HB_INLINE float total_of(typename V::F (&parts)[COUNT]) {
+  if constexpr (COUNT == 1) {
+    return V::total(parts[0]);
+  } else {
+    typename V::F halves[COUNT / 2];
+    HB_UNROLL_FOR (int i = 0; i < COUNT / 2; ++i)
+      halves[i] = V::fadd(parts[i], parts[i + COUNT / 2]);
+    return total_of<V>(halves);
+  }
+}
+
 // ROWS rows of k against HEADS rows of q, so that a vector of k serves all heads and one of q all
-// rows.
+// rows. Product j is added to partial sum j mod 16, whatever the instruction set.
 template <class V, int HEADS, int ROWS>
 HB_INLINE void dots_tile(const float *q, const float *k, int64_t d, float *out, int64_t stride) {
-  typename V::F sums[HEADS][ROWS];
-  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
-    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) sums[h][r] = V::fzero();
-  }
+  constexpr int H = kPanelRows / V::W;
+  typename V::F sums[HEADS][ROWS][H];
+  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h)
+    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r)
+      HB_UNROLL_FOR (int i = 0; i < H; ++i) sums[h][r][i] = V::fzero();
   int64_t j = 0;
-  for (; j + V::W <= d; j += V::W) {
-    typename V::F keys[ROWS];
-    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) keys[r] = V::fload(k + r * d + j);
-    HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
-      const typename V::F query = V::fload(q + h * d + j);
-      HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) sums[h][r] = V::fma(query, keys[r], sums[h][r]);
+  for (; j + kPanelRows <= d; j += kPanelRows)
+    HB_UNROLL_FOR (int i = 0; i < H; ++i) {
+      typename V::F keys[ROWS];
+      HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) keys[r] = V::fload(k + r * d + j + i * V::W);
+      HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
+        const typename V::F query = V::fload(q + h * d + j + i * V::W);
+        HB_UNROLL_FOR (int r = 0; r < ROWS; ++r)
+          sums[h][r][i] = V::fma(query, keys[r], sums[h][r][i]);
+      }
     }
-  }
-  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h) {
+  HB_UNROLL_FOR (int h = 0; h < HEADS; ++h)
     HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) {
-      float total = V::total(sums[h][r]);
+      float total = total_of<V>(sums[h][r]);
       for (int64_t i = j; i < d; ++i) total += q[h * d + i] * k[r * d + i];
       out[h * stride + r] = total;
     }
-  }
 }
 
 template <class V, int HEADS>
 void dots_heads(const float *q, const float *k, int64_t rows, int64_t d, float *out,
                 int64_t stride) {
-  constexpr int together =
-      V::registers >= 32 ? 4 : 2;  // HEADS * together sums and `together` keys in registers
+  // The sums of `together` rows and a vector of each row are in registers.
+  constexpr int H = kPanelRows / V::W, room = V::registers / (HEADS * H + 1);
+  constexpr int together = room >= 4 ? 4 : room >= 2 ? 2 : 1;
   int64_t t = 0;
   for (; t + together <= rows; t += together)
     dots_tile<V, HEADS, together>(q, k + t * d, d, out + t, stride);
@@ -73,9 +90,11 @@ void mix_heads(const float *p, int64_t stride, const float *v, int64_t rows, int
                float *out) {
   constexpr int together = V::registers >= 32 ? 4 : 2;
   int64_t j = 0;
-  for (; j + together * V::W <= d; j += together * V::W)
+  for (; j + together * V::W <= d / kPanelRows * kPanelRows; j += together * V::W)
     mix_tile<V, HEADS, together>(p, stride, v + j, rows, d, out + j);
-  for (; j + V::W <= d; j += V::W) mix_tile<V, HEADS, 1>(p, stride, v + j, rows, d, out + j);
+  // Whole sixteens, so that every instruction set leaves the same columns to the loop below.
+  for (; j + V::W <= d / kPanelRows * kPanelRows; j += V::W)
+    mix_tile<V, HEADS, 1>(p, stride, v + j, rows, d, out + j);
   for (; j < d; ++j)
     for (int h = 0; h < HEADS; ++h) {
       float sum = 0.0f;

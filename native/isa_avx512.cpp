@@ -31,7 +31,12 @@ struct V {
   static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static F fmaxabs(F m, F v) { return _mm512_max_ps(m, _mm512_abs_ps(v)); }
   static float largest(F v) { return _mm512_reduce_max_ps(v); }
-  static float total(F v) { return _mm512_reduce_add_ps(v); }
+  static float total(F v) {  // half to half, see `total_of`
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 m = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    m = _mm_add_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_add_ss(m, _mm_shuffle_ps(m, m, 1)));
+  }
   static bool any_nan(F v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
 
   static I iset(int x) { return _mm512_set1_epi32(x); }

@@ -30,7 +30,10 @@ struct V {
   static F fnma(F a, F b, F c) { return vfmsq_f32(c, a, b); }
   static F fmaxabs(F m, F v) { return vmaxnmq_f32(m, vabsq_f32(v)); }
   static float largest(F v) { return vmaxnmvq_f32(v); }
-  static float total(F v) { return vaddvq_f32(v); }
+  static float total(F v) {  // half to half, see `total_of`
+    const float32x2_t halves = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(vpadd_f32(halves, halves), 0);
+  }
   static bool any_nan(F v) { return vminvq_u32(vceqq_f32(v, v)) == 0; }
 
   static I iset(int x) { return vdupq_n_s32(x); }

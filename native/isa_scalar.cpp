@@ -102,10 +102,10 @@ struct V {
     for (int i = 1; i < 16; ++i) m = v.v[i] > m ? v.v[i] : m;
     return m;
   }
-  static float total(const F &v) {
-    float sum = 0.0f;
-    for (int i = 0; i < 16; ++i) sum += v.v[i];
-    return sum;
+  static float total(F v) {  // half to half, see `total_of`
+    for (int half = 8; half; half /= 2)
+      for (int i = 0; i < half; ++i) v.v[i] += v.v[i + half];
+    return v.v[0];
   }
   static bool any_nan(const F &v) {
     bool nan = false;

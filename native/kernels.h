@@ -45,6 +45,17 @@ struct Block {
   // Index in x_scale, x_sum and x_start of the block's first segment, for the tile of `tile` tokens
   // from t0 on.
   int64_t entry(int64_t t0, int tile) const { return t0 * all_segments + first_segment * tile; }
+
+  // The block without its first `count` tokens, which are whole tiles of 8-bit activations.
+  Block after(int count) const {
+    Block rest = *this;
+    rest.tokens -= count, rest.next_inputs = 0;
+    rest.x = (const int8_t *)x + count * x_stride;
+    rest.x_scale += count * all_segments, rest.x_sum += count * all_segments;
+    rest.x_start += count * all_segments;
+    rest.total += count * total_stride;
+    return rest;
+  }
 };
 
 // Fused tiles of up to this many tokens read scales from the weight itself; larger ones find them
@@ -54,10 +65,32 @@ constexpr int kFewTokens = 4;
 // Distance at which codes are prefetched, in bytes, unless a core has its own.
 constexpr int kPrefetchBytes = 2048;
 
+// Tokens of a tile of an instruction set with tile registers (AMX); such a tile's activations are
+// stored as [token][input of the block].
+constexpr int kMatrixTokens = 16;
+
 // Tokens of the next tile when `left` remain: the largest tile, then 8, 4, 2, 1.
 static inline int tile_tokens(int64_t left, int largest) {
   if (left >= largest) return largest;
   return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
+// Prefetches a share of the next block's codes while tokens t0 .. t1 of this block are multiplied,
+// so that memory is read during the products and decoding finds the codes in the cache.
+static inline void prefetch_next(const Block &b, int t0, int t1) {
+  if (!b.next_inputs) return;
+  const Weight &w = *b.weight;
+  const auto prefetch = [&](const uint8_t *plane, int bits) {
+    if (!plane) return;
+    const int64_t bytes = b.next_inputs * bits * 2;  // of a panel
+    for (int i = 0; i < b.panels; ++i) {
+      const uint8_t *from = plane + ((b.next_panel + i) * w.padded_k() + b.next_k0) * bits * 2;
+      for (int64_t at = bytes * t0 / b.tokens / kUnitBytes * kUnitBytes; at < bytes * t1 / b.tokens;
+           at += kUnitBytes)
+        __builtin_prefetch(from + at);
+    }
+  };
+  prefetch(w.plane8, 8), prefetch(w.plane4, 4), prefetch(w.plane2, 2), prefetch(w.plane1, 1);
 }
 
 enum class Probe : int { read, fma, dot };  // the rates `halfbyte bench` compares products with
@@ -99,6 +132,14 @@ struct Kernels {
   void (*mix)(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows,
               int64_t d, float *out);
   double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // probes.inl
+  // int8 class, with tile registers, else null: multiplies the first `tokens` of a decoded block,
+  // whole tiles of kMatrixTokens. `starts`: x_start is not all zero.
+  void (*matrix_i8)(const Block &, int tokens, bool starts);
+};
+
+// What an instruction set of tile registers adds to another set's table (`dispatch.cpp`).
+struct MatrixKernels {
+  void (*matrix_i8)(const Block &, int tokens, bool starts);
 };
 
 // Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's
@@ -119,6 +160,9 @@ extern const Kernels kernels_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+#if defined(HALFBYTE_AMX)
+extern const MatrixKernels kernels_amx;
+#endif
 #endif
 #if defined(__aarch64__)
 extern const Kernels kernels_neon;

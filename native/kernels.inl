@@ -67,5 +67,6 @@ constexpr Kernels table_of(const char *name) {
           to_bf16<V>,
           dots<V>,
           mix<V>,
-          probe<V>};
+          probe<V>,
+          nullptr};
 }

@@ -117,8 +117,9 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
   else
     std::memset(ordered + w.k, 0, (size_t)(p.inputs - w.k) * 4);
   const bool sums = w.zeros || w.biases || w.mins;
-  int64_t t0 = 0;
-  int tile = tile_tokens(p.tokens, p.schedule.tile_tokens);
+  const bool matrix = t < p.schedule.matrix_tokens;
+  int64_t t0 = matrix ? t / kMatrixTokens * kMatrixTokens : p.schedule.matrix_tokens;
+  int tile = matrix ? kMatrixTokens : tile_tokens(p.tokens - t0, p.schedule.tile_tokens);
   while (t >= t0 + tile) t0 += tile, tile = tile_tokens(p.tokens - t0, p.schedule.tile_tokens);
   const int64_t first = t0 * p.segs + (t - t0);  // of x_scale, x_sum and x_start
   const int off = p.int8 ? buffer_offset(w, p.ks->unsigned_bytes) : 0;
@@ -138,8 +139,12 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
       const int64_t inputs = count - from < p.span ? count - from : p.span;
       int8_t bytes[kLongestSegment];
       const float scale = p.ks->quantize(ordered + k0 + from, inputs, bytes);
-      int8_t *codes = p.xq + at + from * tile + (t - t0) * 4;
-      for (int64_t j = 0; j < inputs; j += 4) std::memcpy(codes + j * tile, bytes + j, 4);
+      if (matrix) {
+        std::memcpy(p.xq + at + (t - t0) * count + from, bytes, (size_t)inputs);
+      } else {
+        int8_t *codes = p.xq + at + from * tile + (t - t0) * 4;
+        for (int64_t j = 0; j < inputs; j += 4) std::memcpy(codes + j * tile, bytes + j, 4);
+      }
       for (int64_t s = 0; s < inputs; s += p.seg) {
         const int64_t entry = first + (k0 + from + s) / p.seg * tile;
         const int32_t total = p.ks->sum_i8(bytes + s, p.seg);
@@ -252,7 +257,11 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.first_segment = s0, block.all_segments = p.segs;
     block.total = total, block.total_stride = width;
     block.widest = p.int8 ? widest_byte(w, ks.unsigned_bytes) : 0;
-    (p.int8 ? ks.block_i8 : ks.block_f32)(block);
+    if (p.schedule.matrix_tokens) {
+      ks.matrix_i8(block, p.schedule.matrix_tokens, buffer_offset(w, ks.unsigned_bytes) != 0);
+      block = block.after(p.schedule.matrix_tokens);
+    }
+    if (block.tokens) (p.int8 ? ks.block_i8 : ks.block_f32)(block);
   }
   const int64_t row0 = (first + done) * kPanelRows, room = width - done * kPanelRows,
                 rows = w.n - row0 < room ? w.n - row0 : room;

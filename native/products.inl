@@ -367,24 +367,6 @@ inline void tiles_i8(const Block &b, int t0) {
   tiles_with_spans<V, MT, NV, STEPS, Source, false>(b, t0);
 }
 
-// Prefetches a share of the next block's codes while tokens t0 .. t1 of this block are multiplied,
-// so that memory is read during the products and decoding finds the codes in the cache.
-inline void prefetch_next(const Block &b, int t0, int t1) {
-  if (!b.next_inputs) return;
-  const Weight &w = *b.weight;
-  const auto prefetch = [&](const uint8_t *plane, int bits) {
-    if (!plane) return;
-    const int64_t bytes = b.next_inputs * bits * 2;  // of a panel
-    for (int i = 0; i < b.panels; ++i) {
-      const uint8_t *from = plane + ((b.next_panel + i) * w.padded_k() + b.next_k0) * bits * 2;
-      for (int64_t at = bytes * t0 / b.tokens / kUnitBytes * kUnitBytes; at < bytes * t1 / b.tokens;
-           at += kUnitBytes)
-        __builtin_prefetch(from + at);
-    }
-  };
-  prefetch(w.plane8, 8), prefetch(w.plane4, 4), prefetch(w.plane2, 2), prefetch(w.plane1, 1);
-}
-
 // Tokens from t on, fewer than the largest tile: in tiles of four, two and one, each with its
 // number of vectors of rows.
 template <class V, int FOUR, int TWO, int ONE, int STEPS, class Source>

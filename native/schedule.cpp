@@ -24,12 +24,15 @@ Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool
                       int64_t tokens, int64_t inputs, int64_t span) {
   const Tiles &tiles = int8 ? ks.i8 : ks.f32;
   const bool few = tokens <= kFewTokens, eight_bits = w.bits == 8;
+  const bool matrix = int8 && ks.matrix_i8 && tokens >= kMatrixTokens;
   Schedule s{};
+  s.matrix_tokens = matrix ? (int)(tokens / kMatrixTokens * kMatrixTokens) : 0;
   // A vector of 6-bit codes takes two planes and four operations, whose registers are not free
   // beside the sums of six tokens.
   const bool core_fuses = core.fused_tokens && !(int8 && w.bits == 6);
   const int fused_tokens = core_fuses ? core.fused_tokens : tiles.fused_tokens;
-  s.fused = w.panel_order && tokens <= fused_tokens && (int8 ? ks.fuses_i8 : ks.fuses_f32)(w);
+  s.fused =
+      w.panel_order && !matrix && tokens <= fused_tokens && (int8 ? ks.fuses_i8 : ks.fuses_f32)(w);
   s.whole_rows = s.fused && w.panels() >= kFusedPanels;
   s.panels = !w.panel_order ? 1 : s.fused ? kFusedPanels : tiles.panels;
 

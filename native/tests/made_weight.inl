@@ -131,9 +131,10 @@ void *scale_entries(Made &m, Scale kind, int64_t count) {
   }
   if (kind == Scale::f16 || kind == Scale::bf16) {
     uint16_t *p = m.room<uint16_t>(count);
-    for (int64_t i = 0; i < count; ++i)
-      p[i] = (uint16_t)((random_bits() & 0x8000) | (kind == Scale::f16 ? 0x2400 : 0x3d00) |
-                        (random_bits() & 0x7ff));
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t r = random_bits();
+      p[i] = (uint16_t)((r & 0x8000) | (kind == Scale::f16 ? 0x2400 : 0x3d00) | (r >> 16 & 0x7ff));
+    }
     return p;
   }
   uint8_t *p = m.room<uint8_t>(count);

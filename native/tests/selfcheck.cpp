@@ -4,8 +4,8 @@
 //
 // For each instruction set, each structure of weight and several shapes: one-hot products return
 // the decoded row bit for bit in both classes, products are within float32's error of float64, a
-// row does not depend on its batch, and panel order returns the codes it was made from. Matrices
-// are turned.
+// row does not depend on its batch, panel order returns the codes it was made from, and all
+// instruction sets have the same bits. Matrices are transposed.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,7 +28,8 @@ using namespace halfbyte;
 
 namespace {
 
-uint64_t state = 88172645463325252ull;
+constexpr uint64_t kSeed = 88172645463325252ull;
+uint64_t state = kSeed;
 uint32_t random_bits() {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;
   return (uint32_t)(state >> 16);
@@ -37,6 +38,18 @@ double uniform() { return random_bits() / 4294967296.0; }
 float normal() { return (float)(uniform() + uniform() + uniform() + uniform() - 2.0); }
 
 #include "made_weight.inl"
+
+// FNV-1a of the products' bits; the same for every instruction set.
+constexpr uint64_t kEmptyHash = 14695981039346656037ull;
+uint64_t products_hash = kEmptyHash;
+void add_to_hash(const std::vector<float> &y) {
+  for (const float v : y) {
+    uint32_t bits;
+    std::memcpy(&bits, &v, 4);
+    for (int i = 0; i < 4; ++i)
+      products_hash = (products_hash ^ (bits >> (8 * i) & 255)) * 1099511628211ull;
+  }
+}
 
 int failures = 0;
 void check(bool good, const std::string &what) {
@@ -136,10 +149,11 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
           same &= y[(size_t)(t * n + r)] == dense[(size_t)(r * k + at[(size_t)t])];
       check(same, in + " m=" + std::to_string(m) + ": one-hot");
     }
-    const int64_t m = 11;
+    const int64_t m = 27;
     std::vector<float> x((size_t)(m * k));
     for (float &v : x) v = normal();
     const auto y = product(w, x.data(), m, mode);
+    add_to_hash(y);
     const auto alone = product(w, x.data() + 5 * k, 1, mode),
                some = product(w, x.data() + 4 * k, 3, mode);
     check(!std::memcmp(alone.data(), y.data() + 5 * n, (size_t)n * 4) &&
@@ -159,10 +173,13 @@ int main(int argc, char **argv) {
     for (const auto &name : supported_sets()) std::printf("%s\n", name.c_str());
     return 0;
   }
+  uint64_t expected = 0;
   for (const auto &set : supported_sets()) {
     use_set(set);
-    for (const std::string &core : set == "avx512" ? known_cores() : std::vector<std::string>{""}) {
+    for (const std::string &core :
+         set == "avx512" || set == "amx" ? known_cores() : std::vector<std::string>{""}) {
       use_core(core);
+      state = kSeed, products_hash = kEmptyHash;
       for (const Structure &s : kStructures)
         for (const int64_t n : {(int64_t)1, (int64_t)19, (int64_t)70})
           for (const int64_t groups : {1, 5})
@@ -170,10 +187,12 @@ int main(int argc, char **argv) {
                 set, s, n,
                 s.super ? s.super * (groups > 1 ? 2 : 1)
                         : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
+      check_step(set);
+      if (!expected) expected = products_hash;
+      check(products_hash == expected, set + " " + core + ": not the bits of the other sets");
     }
     use_core("");
-    check_step(set);
-    std::printf("%s: checked\n", set.c_str());
+    std::printf("%s: checked, products %016llx\n", set.c_str(), (unsigned long long)products_hash);
   }
   check_transpose();
   if (failures) std::printf("%d checks failed\n", failures);

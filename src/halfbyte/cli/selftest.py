@@ -27,6 +27,10 @@ def selftest(
     dtype: Annotated[str, typer.Option(help="Dtypes of x, comma separated.")] = "float16",
     shape: Annotated[str, typer.Option(help="N,K to time; 0 for no timing.")] = "4096,4096",
     m: Annotated[str, typer.Option("--m", help="Tokens to time, comma separated.")] = "1,64",
+    hash: Annotated[
+        bool, typer.Option("--hash", help="SHA-256 of the CPU's products, which no CPU may change; no check.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="With --hash: also of this model's logits after 64 prompts.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one kernel a line.")] = False,
 ) -> int:
     """Check every kernel of a device against the referee and time it: paste the table into a
@@ -35,6 +39,11 @@ def selftest(
     Exit status: 0 all right, 1 a kernel is wrong, 2 nothing computes on that device here.
     """
     from ..bench.selftest import FORMATS, run
+
+    if hash:
+        return _hashes(model, json)
+    if model is not None:
+        raise FormatError(f"[selftest] --model {model} without --hash; allowed: both, or neither")
 
     benches = _benches(device)
     wanted = tuple(format.split(",")) if format else FORMATS
@@ -52,6 +61,29 @@ def selftest(
         print_table(_COLUMNS, [_row(o) for o in outcomes])
         print(f"{plural(len(outcomes), 'result')}, {len(wrong)} wrong")
     return int(bool(wrong))
+
+
+def _hashes(model: str | None, json: bool) -> int:
+    """Prints the hashes of this machine; 1 when one is not the documented one."""
+    from ..backends.cpu import native
+    from ..bench.product_hash import EXPECTED, logits_hash, product_hash
+
+    core = native()
+    found = [("products", kind, product_hash(kind), expected) for kind, expected in EXPECTED.items()]
+    if model is not None:
+        found.append(("logits", "int8", logits_hash(model), None))
+    for of, activations, sha256, expected in found:
+        verdict = "" if expected is None else "as documented" if sha256 == expected else f"WRONG, documented: {expected}"
+        if json:
+            print_json(
+                {
+                    "record": "hash", "of": of, "activations": activations, "instruction_set": core.current(),
+                    "threads": core.threads(), "sha256": sha256, "expected": expected,
+                }
+            )  # fmt: skip
+        else:
+            print(f"{of}, {activations}, {core.current()}, {plural(core.threads(), 'thread')}: {sha256}  {verdict}".rstrip())
+    return int(any(expected not in (None, sha256) for _, _, sha256, expected in found))
 
 
 def _benches(device: str | None) -> list[Bench]:

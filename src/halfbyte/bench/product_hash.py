@@ -1,0 +1,165 @@
+"""SHA-256 of products that have the same bits on every CPU: `halfbyte selftest --hash`.
+
+A product of the native core is integer sums and float32 operations in a fixed order, so its bits do
+not depend on the instruction set, the threads, the compiler or the batch. Weights, activations and
+prompts are bytes of SHAKE-256, which no library's random generator can change.
+
+    product_hash("int8")       of one weight of every structure of format, for up to 33 tokens
+    logits_hash(model)         of a model's logits after 64 prompts, computed by the native step
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends import backend_named
+from ..formats import family_of, format_named
+from ..numerics.bits import pack
+from ..numerics.minifloat import element_table
+from ..spec import Format
+from ..tensor.qtensor import QTensor
+
+EXPECTED = {
+    "int8": "585b030f94ea77d9a82bb8e8c9c096d5b5c06a0e6b0ae4561666ad9afc3c008a",
+    "exact": "97778ec17a3fb4446eb5c1e47a0066d222e16a67631b6a77faa6d2778e0e25c8",
+}
+"""Class of activations -> the hash of a right CPU backend."""
+ACT_ORDER = "uint4:g32 act-order"
+FORMATS = (
+    "uint1:g64", "int2:g32", "uint2:g64", "int3:g32", "uint3:g128", "int4:g32", "int4:g128", "uint4:g16", "uint4:g40",
+    "int4:channel", "uint5:g32", "int6:g32", "int7:g64", "int8:g64", "uint8:g32", "affine2:g32", "affine3:g64", "affine4:g64",
+    "affine5:g32", "affine6:g32", "affine8:g64", "fp4:g32", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2",
+    "mxint8", "nvfp4", "nf4:g64", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl",
+    "iq4_xs", ACT_ORDER,
+)  # fmt: skip
+"""Every structure of codes and scales that the core knows."""
+SHAPE = (70, 512)
+"""n of no whole panel, k of two blocks of the formats with 256."""
+TOKENS = (1, 2, 15, 33)
+"""Every tile of every instruction set: 15 is 8 + 4 + 2 + 1, 33 two tiles of AMX and one token."""
+PROMPTS, PROMPT_TOKENS = 64, 4
+
+
+def product_hash(activations: str, formats: tuple[str, ...] = FORMATS) -> str:
+    """Of x · wᵀ for each format and each number of tokens of `TOKENS`, float32, in hexadecimal."""
+    cpu, whole = backend_named("cpu"), hashlib.sha256()
+    for word in formats:
+        weight = weight_of(format_named(word.split()[0]), SHAPE, word)
+        x, prepared = activations_of(max(TOKENS), SHAPE[1], word), cpu.prepare(weight)
+        for m in TOKENS:
+            whole.update(f"{word} {m}\n".encode())
+            whole.update(cpu.linear(x[-m:], prepared, None, activations=activations).astype("<f4").tobytes())
+    return whole.hexdigest()
+
+
+def _drawn(label: str, count: int) -> NDArray[np.uint8]:
+    return np.frombuffer(hashlib.shake_256(label.encode()).digest(count), np.uint8)
+
+
+def _numbers(label: str, shape: tuple[int, ...], largest: float) -> NDArray[np.float32]:
+    """Multiples of largest / 2^15 of both signs."""
+    words = _drawn(label, 2 * int(np.prod(shape, dtype=np.int64))).view("<i2").astype(np.float32)
+    return (words.reshape(shape) * np.float32(largest / 32768)).astype(np.float32)
+
+
+def activations_of(m: int, k: int, label: str) -> NDArray[np.float32]:
+    """(m, k), the first row with one large value and the second with zeros in its first half."""
+    x = _numbers(f"x {label}", (m, k), 4.0)
+    x[0, k // 2] = 900.0
+    x[1, : k // 2] = 0.0
+    return x
+
+
+def weight_of(fmt: Format, shape: tuple[int, int], label: str) -> QTensor:
+    """A weight whose codes and scales are drawn, all of them numbers."""
+    family = family_of(fmt)
+    fmt = family.fit(fmt, shape)
+    parts: dict[str, NDArray[Any]] = {}
+    for name, spec in family.geometry(fmt, shape).items():
+        count, of = int(np.prod(spec.shape, dtype=np.int64)), f"{name} {label}"
+        kind = {"scales": fmt.scale, "mins": fmt.minimum}.get(name)
+        if name == "codes":
+            codes = _drawn(of, int(np.prod(shape))).reshape(shape) & ((1 << fmt.bits) - 1)
+            finite = np.isfinite(element_table(fmt.element, fmt.bits))
+            parts[name] = pack(np.where(finite[codes], codes, 1).astype(np.uint8), fmt.bits)
+        elif name == "zeros" and fmt.zero == "int":
+            parts[name] = (_drawn(of, count).reshape(spec.shape) & ((1 << fmt.bits) - 1)).astype(np.int16)
+        elif kind in ("e8m0", "e4m3", "ue4m3"):
+            drawn = _drawn(of, count).reshape(spec.shape)
+            parts[name] = (115 + drawn % 16 if kind == "e8m0" else drawn % 0x7E | (drawn & 0x80)).astype(np.uint8)
+        elif kind in ("u4", "u6", "i6", "i8"):
+            half = 1 << (int(kind[1:]) - 1)
+            drawn = _drawn(of, count).reshape(spec.shape).astype(np.int16) % (2 * half)
+            parts[name] = (drawn - (half if kind[0] == "i" else 0)).astype(spec.dtype)
+        elif name == "global_scale":
+            parts[name] = np.full(spec.shape, 0.37, spec.dtype)
+        else:
+            parts[name] = _numbers(of, spec.shape, 0.125).astype(spec.dtype)
+    if label == ACT_ORDER:
+        parts["group_index"] = (_drawn(f"index {label}", shape[1]) % fmt.groups(shape[1])).astype(np.int32)
+    return QTensor(fmt, shape, parts)
+
+
+def logits_hash(path: str) -> str:
+    """Of the last logits of `PROMPTS` prompts, int8 class, by the native step from the first token
+    on. FormatError for a model that the step does not compute.
+    """
+    import torch
+
+    from ..errors import FormatError
+    from ..transformers import load_model
+    from ..transformers.decode.kv_cache import growing_cache
+    from ..transformers.decode.native_step import Step, supports
+
+    model, _ = load_model(path, activations="int8")
+    if not supports(model):
+        raise FormatError(
+            f"[selftest] --model {path}: {type(model).__name__} is not computed by the native step alone; "
+            "allowed: Llama, Mistral, Qwen2, Qwen3 and Gemma 3 on the CPU in float32"
+        )
+    vocabulary, heads = model.config.vocab_size, model.config.num_key_value_heads
+    drawn = _drawn("prompts", 4 * PROMPTS * PROMPT_TOKENS).view("<u4").astype(np.int64) % vocabulary
+    tokens = torch.from_numpy(drawn.reshape(PROMPTS, PROMPT_TOKENS))
+    angles = _angles(model.model.rotary_emb)
+    with torch.no_grad():
+        hidden = torch.empty(PROMPTS, model.config.hidden_size)
+        for prompt in range(PROMPTS):
+            cache = growing_cache(model)
+            assert cache is not None
+            for layer, module in zip(cache.layers, model.model.layers, strict=True):
+                layer.keys = layer.values = torch.empty(1, heads, 0, module.self_attn.head_dim)
+                layer.dtype, layer.device, layer.is_initialized = torch.float32, layer.keys.device, True
+                layer.open()
+            step = Step(model, cache.layers)
+            step.rotary = angles
+            for token in tokens[prompt]:
+                last = step(model.model.embed_tokens(token[None, None]))
+            hidden[prompt] = last[0, 0]
+        return hashlib.sha256(model.lm_head(hidden).numpy().astype("<f4").tobytes()).hexdigest()
+
+
+def _angles(rotary: Any) -> Any:
+    """The cosines and sines of a model's rotary embedding, rounded from float64: torch's own float32
+    functions differ from one instruction set to another.
+    """
+    import torch
+
+    @functools.cache
+    def tables(kind: str, count: int) -> tuple[Any, Any]:
+        frequencies = getattr(rotary, f"{kind}_inv_freq" if kind else "inv_freq").tolist()
+        scaling = float(getattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling"))
+        turned = [[position * f for f in frequencies * 2] for position in range(count)]
+        cosines, sines = ([[scaling * function(a) for a in row] for row in turned] for function in (math.cos, math.sin))
+        return torch.tensor(cosines, dtype=torch.float32)[None], torch.tensor(sines, dtype=torch.float32)[None]
+
+    def angles(_: Any, positions: Any, kind: str = "") -> tuple[Any, Any]:
+        assert int(positions[0, 0]) == 0
+        return tables(kind, positions.shape[1])
+
+    return angles

@@ -1,0 +1,84 @@
+"""The bits of products and logits: the same on every instruction set, with any number of threads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halfbyte.backends.cpu import native, set_threads, use_instruction_set
+from halfbyte.bench import product_hash as hashes
+from halfbyte.bench.product_hash import EXPECTED, FORMATS, SHAPE, product_hash
+from halfbyte.cli import selftest
+from halfbyte.errors import FormatError
+from halfbyte.formats import format_named
+from support.cpu_weights import CPU, SETS, each_set, instruction_set, needs_native  # noqa: F401
+from support.tiny_models import write_tiny
+
+pytestmark = needs_native
+PAGE = Path(__file__).parents[3] / "docs" / "design" / "cpu.md"
+
+
+@pytest.fixture
+def threads():
+    yield set_threads
+    set_threads(0)
+
+
+@each_set
+@pytest.mark.parametrize(("activations", "count"), [("int8", 1), ("int8", 8), ("exact", 1)])
+def test_products_have_the_documented_bits(instruction_set, activations, count, threads):  # noqa: F811
+    threads(count)
+    assert product_hash(activations) == EXPECTED[activations]
+
+
+def test_the_page_states_the_hashes():
+    text = PAGE.read_text("utf-8")
+    assert all(sha256 in text for sha256 in EXPECTED.values())
+
+
+def test_weights_are_numbers_and_act_order_permutes():
+    """A hash of NaN would depend on their payload."""
+    for word in FORMATS:
+        weight = hashes.weight_of(format_named(word.split()[0]), SHAPE, word)
+        dense = weight.dequantize("float32")
+        assert np.isfinite(dense).all()
+        assert len(np.unique(dense)) > 2
+        assert ("group_index" in weight.parts) == (word == hashes.ACT_ORDER)
+
+
+def test_logits_have_the_same_bits_on_every_instruction_set(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr(hashes, "PROMPTS", 3)
+    folder = write_tiny(tmp_path, "gemma3_text", "mlx").folder
+    found = set()
+    before = native().current()
+    try:
+        for name in SETS:
+            for count in (1, 8):
+                use_instruction_set(name)
+                threads(count)
+                found.add(hashes.logits_hash(str(folder)))
+    finally:
+        use_instruction_set(before)
+    assert len(found) == 1
+
+
+def test_a_model_with_other_operations_is_refused(tmp_path):
+    folder = write_tiny(tmp_path, "gpt2", "halfbyte").folder
+    with pytest.raises(FormatError, match="is not computed by the native step alone"):
+        hashes.logits_hash(str(folder))
+
+
+def test_the_command_prints_the_hashes_and_fails_on_another(capsys, monkeypatch):
+    monkeypatch.setattr(hashes, "product_hash", lambda kind: EXPECTED[kind])
+    assert selftest.selftest(hash=True) == 0
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()] == [["as", "documented"]] * 2
+    monkeypatch.setattr(hashes, "product_hash", lambda kind: EXPECTED["int8"])
+    assert selftest.selftest(hash=True, json=True) == 1
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [r["sha256"] == r["expected"] for r in records] == [True, False]
+    assert {r["instruction_set"] for r in records} == {CPU.describe().split(",")[0]}
+    with pytest.raises(FormatError, match=r"--model m.gguf without --hash"):
+        selftest.selftest(model="m.gguf")
