@@ -106,21 +106,21 @@ def weight_of(fmt: Format, shape: tuple[int, int], label: str) -> QTensor:
     return QTensor(fmt, shape, parts)
 
 
-def logits_hash(path: str) -> str:
-    """Of the last logits of `PROMPTS` prompts, int8 class, by the native step from the first token
-    on. FormatError for a model that the step does not compute.
+def logits_hash(model: Any) -> str:
+    """Of the last logits of `PROMPTS` prompts, by the native step from the first token on.
+    FormatError for a model that the step does not compute.
+
+    model  of `transformers.load_model(path, activations="int8")`
     """
     import torch
 
     from ..errors import FormatError
-    from ..transformers import load_model
     from ..transformers.decode.kv_cache import growing_cache
     from ..transformers.decode.native_step import Step, supports
 
-    model, _ = load_model(path, activations="int8")
     if not supports(model):
         raise FormatError(
-            f"[selftest] --model {path}: {type(model).__name__} is not computed by the native step alone; "
+            f"[selftest] {type(model).__name__} is not computed by the native step alone; "
             "allowed: Llama, Mistral, Qwen2, Qwen3 and Gemma 3 on the CPU in float32"
         )
     vocabulary, heads = model.config.vocab_size, model.config.num_key_value_heads

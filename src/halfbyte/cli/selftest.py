@@ -27,9 +27,7 @@ def selftest(
     dtype: Annotated[str, typer.Option(help="Dtypes of x, comma separated.")] = "float16",
     shape: Annotated[str, typer.Option(help="N,K to time; 0 for no timing.")] = "4096,4096",
     m: Annotated[str, typer.Option("--m", help="Tokens to time, comma separated.")] = "1,64",
-    hash: Annotated[
-        bool, typer.Option("--hash", help="SHA-256 of the CPU's products, which no CPU may change; no check.")
-    ] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="SHA-256 of the CPU's products, the same on every CPU.")] = False,
     model: Annotated[str | None, typer.Option(help="With --hash: also of this model's logits after 64 prompts.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one kernel a line.")] = False,
 ) -> int:
@@ -71,7 +69,9 @@ def _hashes(model: str | None, json: bool) -> int:
     core = native()
     found = [("products", kind, product_hash(kind), expected) for kind, expected in EXPECTED.items()]
     if model is not None:
-        found.append(("logits", "int8", logits_hash(model), None))
+        from ..transformers import load_model
+
+        found.append(("logits", "int8", logits_hash(load_model(model, activations="int8")[0]), None))
     for of, activations, sha256, expected in found:
         verdict = "" if expected is None else "as documented" if sha256 == expected else f"WRONG, documented: {expected}"
         if json:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halfbyte.backends.cpu import native, use_instruction_set
+from halfbyte.backends.cpu import native
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
 from halfbyte.tensor.qtensor import QTensor

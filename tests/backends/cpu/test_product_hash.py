@@ -14,6 +14,7 @@ from halfbyte.bench.product_hash import EXPECTED, FORMATS, SHAPE, product_hash
 from halfbyte.cli import selftest
 from halfbyte.errors import FormatError
 from halfbyte.formats import format_named
+from halfbyte.transformers import load_model
 from support.cpu_weights import CPU, SETS, each_set, instruction_set, needs_native  # noqa: F401
 from support.tiny_models import write_tiny
 
@@ -51,7 +52,7 @@ def test_weights_are_numbers_and_act_order_permutes():
 
 def test_logits_have_the_same_bits_on_every_instruction_set(tmp_path, monkeypatch, threads):
     monkeypatch.setattr(hashes, "PROMPTS", 3)
-    folder = write_tiny(tmp_path, "gemma3_text", "mlx").folder
+    model, _ = load_model(write_tiny(tmp_path, "gemma3_text", "mlx").folder, activations="int8")
     found = set()
     before = native().current()
     try:
@@ -59,16 +60,16 @@ def test_logits_have_the_same_bits_on_every_instruction_set(tmp_path, monkeypatc
             for count in (1, 8):
                 use_instruction_set(name)
                 threads(count)
-                found.add(hashes.logits_hash(str(folder)))
+                found.add(hashes.logits_hash(model))
     finally:
         use_instruction_set(before)
     assert len(found) == 1
 
 
 def test_a_model_with_other_operations_is_refused(tmp_path):
-    folder = write_tiny(tmp_path, "gpt2", "halfbyte").folder
+    model, _ = load_model(write_tiny(tmp_path, "gpt2", "halfbyte").folder, activations="int8")
     with pytest.raises(FormatError, match="is not computed by the native step alone"):
-        hashes.logits_hash(str(folder))
+        hashes.logits_hash(model)
 
 
 def test_the_command_prints_the_hashes_and_fails_on_another(capsys, monkeypatch):
