@@ -2,7 +2,8 @@
 
 The kernels are in native/, beside src/: `products.inl` multiplies (`blocks_f32`, `blocks_i8`),
 written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`, `isa_neon.cpp` or
-`isa_scalar.cpp`; `isa_amx.cpp` adds products of tile registers to AVX-512's. Experts are multiplied one after another by `linear` (`ops.experts`).
+`isa_scalar.cpp`; `isa_amx.cpp` adds products of tile registers to AVX-512's. Experts are multiplied
+one after another by `linear` (`ops.experts`).
 
 Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a
 segment (one group, at most 128 inputs) in float32 and applies the group's scale to the sum. `int8`
