@@ -95,8 +95,8 @@ def weight_of(fmt: Format, shape: tuple[int, int], label: str) -> QTensor:
             parts[name] = (115 + drawn % 16 if kind == "e8m0" else drawn % 0x7E | (drawn & 0x80)).astype(np.uint8)
         elif kind in ("u4", "u6", "i6", "i8"):
             half = 1 << (int(kind[1:]) - 1)
-            drawn = _drawn(of, count).reshape(spec.shape).astype(np.int16) % (2 * half)
-            parts[name] = (drawn - (half if kind[0] == "i" else 0)).astype(spec.dtype)
+            small = _drawn(of, count).reshape(spec.shape).astype(np.int16) % (2 * half)
+            parts[name] = (small - (half if kind[0] == "i" else 0)).astype(spec.dtype)
         elif name == "global_scale":
             parts[name] = np.full(spec.shape, 0.37, spec.dtype)
         else:

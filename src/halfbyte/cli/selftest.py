@@ -67,7 +67,9 @@ def _hashes(model: str | None, json: bool) -> int:
     from ..bench.product_hash import EXPECTED, logits_hash, product_hash
 
     core = native()
-    found = [("products", kind, product_hash(kind), expected) for kind, expected in EXPECTED.items()]
+    found: list[tuple[str, str, str, str | None]] = [
+        ("products", kind, product_hash(kind), expected) for kind, expected in EXPECTED.items()
+    ]
     if model is not None:
         from ..transformers import load_model
 
