@@ -92,7 +92,8 @@ void check_range(const int32_t *p, int64_t count, int64_t low, int64_t end, cons
 void check_panel_order(Weight &w, const Arrays &arrays) {
   require(w.grouping == Grouping::row, "panel order holds groups along a row");
   require(w.group_index || w.groups >= (w.k + w.group_size - 1) / w.group_size,
-          "groups of " + std::to_string(w.group_size) + " do not hold k = " + std::to_string(w.k));
+          "groups " + std::to_string(w.groups) + " of " + std::to_string(w.group_size) +
+              " do not hold k = " + std::to_string(w.k));
   require(w.group > 0 && w.group % 8 == 0 && w.groups >= 0 && w.kernel_k() >= w.k,
           "groups " + std::to_string(w.groups) + " of " + std::to_string(w.group) +
               " do not hold k = " + std::to_string(w.k));
