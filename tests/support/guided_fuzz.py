@@ -20,8 +20,9 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["halfbyte"]):
+    from halfbyte.checkpoints.meta_model import required_by_transformers
     from support.fuzz import ADDRESS_SPACE, MEGABYTES, SECONDS, prepare, write_case
-    from support.fuzz.mutators import Folder, mutate, written
+    from support.fuzz.mutators import MODEL_TYPES, Folder, mutate, written
     from support.fuzz.targets import Seed, run_one
 
 CRASHERS = Path("build/crashers")
@@ -43,6 +44,8 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     with atheris.instrument_imports(include=["halfbyte"]):
         prepared = prepare(work, kinds)  # runs the seeds, which imports the rest
+        for model_type in MODEL_TYPES:
+            required_by_transformers({"model_type": model_type}, [])
     prepared.coverage.close()
     cases = prepared.seeds
     CRASHERS.mkdir(parents=True, exist_ok=True)

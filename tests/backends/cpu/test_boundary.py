@@ -64,6 +64,43 @@ def test_the_core_refuses_what_is_misaligned_or_strided():
         native().linear(w, [[0.0] * 64], None, exact, out)
 
 
+EXTREMES = (0, 1, 2, 7, 8, 255, 2**31 - 1, 2**31, 2**46, 2**62, 2**63 - 1, -1, -(2**31), -(2**63))
+
+
+@pytest.mark.parametrize("word", ["int4:g32", "uint4:g16", "affine4:g64", "q4_K", "mxfp8_e4m3", "nf4:g64", "int8:channel"])
+def test_changed_fields_are_refused_or_leave_memory_alone(word):
+    """Numbers and arrays of a packed weight, one changed at a time: the core refuses the weight, or
+    computes without reading or writing outside an array (`make test-sanitize` watches).
+    """
+    k = 256
+    w = prepared(19, k, word).data
+    rng = np.random.default_rng(1)
+    x, ids = np.ones((3, k), np.float32), np.arange(19)
+    numbers = [n for n, v in w.fields.items() if isinstance(v, int)]
+    changes = [(w.fields | {n: e}, w.arrays) for n in (*numbers, "first_row", "total_rows", "group_rows") for e in EXTREMES]
+    changes += [(w.fields | {"grouping": g}, w.arrays) for g in ("flat", "strided", "block")]
+    for name, a in w.arrays.items():
+        changes += [(w.fields, w.arrays | {name: a.ravel()[:i]}) for i in (0, 1, max(a.size - 1, 0))]
+        changes.append((w.fields, {n: b for n, b in w.arrays.items() if n != name}))
+        if a.dtype.kind in "iu" and a.size:
+            changes.append((w.fields, w.arrays | {name: rng.integers(0, 127, a.shape).astype(a.dtype)}))
+    refused = 0
+    for fields, arrays in changes:
+        try:
+            changed = native().Weight(native_fields(fields, arrays))
+        except (ShapeError, OverflowError, TypeError):  # the last two: a number that the field's type cannot hold
+            refused += 1
+            continue
+        if changed.shape != (19, k):
+            continue
+        for mode in ("exact", "int8"):
+            native().linear(changed, x, None, activations_named(mode), np.empty((3, 19), np.float32))
+        native().dequantize(changed, np.empty((19, k), np.float32))
+        native().embedding(changed, ids, np.empty((19, k), np.float16))
+    assert refused > len(changes) // 2
+    assert refused < len(changes)
+
+
 @pytest.mark.parametrize("shape", [(64, 64), (16, 64), (32, 128), (32, 32)])
 def test_a_prepared_weight_whose_shape_was_replaced_is_refused(shape):
     w = dataclasses.replace(prepared(), shape=shape)
