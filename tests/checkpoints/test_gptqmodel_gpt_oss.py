@@ -95,12 +95,13 @@ def test_converted_rows_are_what_their_names_say(tmp_path, to):
         assert verify(b, a).verdict == "identical"
 
 
-def test_dequantized_rows_are_what_their_names_say(tmp_path):
+def test_dequantized_experts_are_the_alternating_columns_of_transformers(tmp_path):
     folder(tmp_path / "in")
     assert main(["dequantize", str(tmp_path / "in"), str(tmp_path / "out"), "--dtype", "float32"]) == 0
     with hb.open(tmp_path / "out") as dense:
-        up = dense[f"{PATH}.0.up_proj.weight"]
-        assert np.array_equal(up, whole(0).dequantize("float32")[1::2])
+        joined = dense[f"{PATH}.gate_up_proj"]
+        assert np.array_equal(joined[0], whole(0).dequantize("float32").T)
+        assert np.array_equal(joined[1], whole(1).dequantize("float32").T)
 
 
 def test_rows_rounded_again_are_what_their_names_say(tmp_path, capsys):

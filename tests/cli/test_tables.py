@@ -24,6 +24,7 @@ from halfbyte.bench.cpu import sweep
 from halfbyte.bench.model import race as model
 from halfbyte.cli import main, terminal
 from halfbyte.cli.terminal import GAP, NARROWEST, Column
+from support import calibration_models
 from support.conversion_models import write_model
 from support.tiny_models import write_tiny
 from support.tiny_tokenizer import write_tokenizer
@@ -41,6 +42,9 @@ RUNS = {
     "inspect for engines": "inspect PATH/packed --for all",
     "plan": "plan PATH/tiny --context 32",
     "quantize, a plan": "quantize PATH/packed PATH/out --to halfbyte:int4:g32 --from-packed --plan",
+    "quantize, an allocation": (
+        "quantize PATH/dense PATH/out --to mlx --bits 5 --calibration PATH/words.txt --context 16 --sequences 1 --plan"
+    ),
     "selftest": "selftest --device cpu --format mxfp4 --shape 0",
     "verify": "verify PATH/packed PATH/other",
 }
@@ -71,6 +75,8 @@ def tables(tmp_path_factory) -> dict[str, list[Table]]:
     write_model(where / "other", "uint4:g64", seed=1)
     write_tiny(where / "tiny", "llama", "halfbyte")
     write_tokenizer(where / "tiny")
+    calibration_models.write_model(where / "dense", "llama")
+    calibration_models.write_text(where / "words.txt", 100)
     (where / "tiny" / "text.txt").write_text(" ".join(f"<tok{i}>" for i in range(6, 60)) + "\n", "utf-8")
     write_model(where / "odd", "uint4:g64", config={"model_type": "llama"})  # which has more modules
     (where / "m.gguf").write_bytes(b"GGUF")

@@ -10,10 +10,11 @@ import functools
 import warnings
 from typing import Any
 
+import transformers.core_model_loading
 import transformers.modeling_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import Chunk, Concatenate, Split, WeightConverter, WeightRenaming
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
@@ -21,13 +22,30 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 import transformers
 
 __all__ = [
-    "CONFIG_MAPPING", "DEFAULT_GATE", "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
-    "QUANTIZATION_TABLES", "Chunk", "Concatenate", "DynamicLayer", "DynamicSlidingWindowLayer", "Split",
-    "WeightConverter", "WeightRenaming", "get_model_conversion_mapping", "prefer_callers_config",
-]  # fmt: skip
+    "CONFIG_MAPPING",
+    "DEFAULT_GATE",
+    "DIVIDING_ROWS",
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "QUANTIZATION_TABLES",
+    "Concatenate",
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "WeightConverter",
+    "WeightRenaming",
+    "get_model_conversion_mapping",
+    "prefer_callers_config",
+]
 
 QUANTIZATION_TABLES: tuple[dict[str, Any], ...] = (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING)
 """Quantization method -> configuration class, and -> quantizer."""
+
+DIVIDING_ROWS: tuple[type, ...] = tuple(
+    getattr(transformers.core_model_loading, name)
+    for name in ("Chunk", "Split")
+    if hasattr(transformers.core_model_loading, name)
+)
+"""Conversions that divide one tensor among modules; 5.17 does not have `Split`."""
 
 OLDEST, TESTED = (5, 0), (5, 24)
 """The oldest version that has these names, and the newest that the tests ran with."""

@@ -43,7 +43,7 @@ def box(tensor, first, size):
 def operands_of(source, kept, n):
     """The A operand of every row, unit after unit, as `read_stage` and `consume` make it."""
     C = kept.config
-    words, scales, addends = (m.base.numpy() for m in kept.maps)
+    words, scales, addends = (m.tensor.numpy() for m in kept.maps)
     each, shift = 4 * C.row_blocks, T(np.int32(kept.factors.shift))
     positions, out = source.function("pair_positions")(C), []
     with np.errstate(all="ignore"):

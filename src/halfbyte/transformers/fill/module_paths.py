@@ -114,7 +114,7 @@ def _rules(model: Any) -> tuple[list[Any], list[Any], list[Any]]:
     """transformers' conversions of this model's checkpoints: those that change names only, those
     that divide the rows of one tensor among modules, and those that join rows of several.
     """
-    from ..compat import Chunk, Concatenate, Split, WeightConverter, WeightRenaming, get_model_conversion_mapping
+    from ..compat import DIVIDING_ROWS, Concatenate, WeightConverter, WeightRenaming, get_model_conversion_mapping
 
     rules = get_model_conversion_mapping(model)
     divisions, joins = [], []
@@ -125,7 +125,7 @@ def _rules(model: Any) -> tuple[list[Any], list[Any], list[Any]]:
         # The number of tensors of the others is in the configuration.
         if getattr(operation, "num_shards_attribute", None) or getattr(operation, "dim", 0):
             continue
-        if isinstance(operation, Chunk | Split) and len(rule.target_patterns) > 1:
+        if isinstance(operation, DIVIDING_ROWS) and len(rule.target_patterns) > 1:
             divisions.append(rule)
         elif isinstance(operation, Concatenate) and len(rule.source_patterns) > 1:
             joins.append(rule)
