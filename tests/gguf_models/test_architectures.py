@@ -16,6 +16,7 @@ import torch
 from halfbyte.errors import FormatError
 from halfbyte.torch import QEmbedding, QLinear, packed_modules
 from halfbyte.transformers import load_model, model_size
+from halfbyte.transformers.compat import cache_name
 from support.gguf_models import HEAD, HEADS, HIDDEN, MODELS, VOCABULARY, dense_model, write
 from transformers import AutoModelForCausalLM
 
@@ -116,10 +117,11 @@ def test_cached_steps_equal_one_pass(tmp_path):
     """Token by token, past the sliding window, with the architecture's own cache."""
     read, _ = load_model(write(tmp_path / "m.gguf", "gemma3", dense_model("gemma3"), packed=True))
     whole = logits(read)[0]
+    name = cache_name(read)
     with torch.inference_mode():
         out = read(input_ids=IDS[:, :3], use_cache=True)
         rows = [out.logits[0, -1]]
         for i in range(3, IDS.shape[1]):
-            out = read(input_ids=IDS[:, i : i + 1], use_cache=True, cache=out.cache)
+            out = read(input_ids=IDS[:, i : i + 1], use_cache=True, **{name: out[name]})
             rows.append(out.logits[0, -1])
     torch.testing.assert_close(torch.stack(rows), whole[2:], rtol=0, atol=5e-6 * float(whole.abs().max()))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import torch
+from halfbyte.transformers.compat import cache_name
 from halfbyte.transformers.decode import kv_cache as module
 from halfbyte.transformers.decode.kv_cache import GrowingLayer, GrowingSlidingLayer, growing_cache
 from support.gguf_models import VOCABULARY, dense_model
@@ -45,7 +46,7 @@ def test_logits_are_equal_step_by_step(name, monkeypatch):
     caches = [DynamicCache(config=model.config), growing_cache(model)]
     with torch.inference_mode():
         for tokens in (ids, *torch.randint(0, VOCABULARY, (12, 1, 1), generator=torch.Generator().manual_seed(1))):
-            a, b = (model(tokens, cache=cache, use_cache=True).logits for cache in caches)
+            a, b = (model(tokens, use_cache=True, **{cache_name(model): cache}).logits for cache in caches)
             assert torch.equal(a, b)
     kinds = {type(layer) for layer in caches[1].layers}
     assert kinds <= {GrowingLayer, GrowingSlidingLayer}

@@ -13,6 +13,7 @@ import torch
 from halfbyte.backends.cpu import native, set_threads
 from halfbyte.errors import ShapeError
 from halfbyte.transformers import load_model
+from halfbyte.transformers.compat import cache_name
 from halfbyte.transformers.decode import kv_cache as cache_module
 from halfbyte.transformers.decode.kv_cache import growing_cache
 from halfbyte.transformers.decode.native_step import Step, native_step, supports
@@ -35,7 +36,8 @@ def own(model, feeds):
     state = growing_cache(model)
 
     def logits(feed):
-        return model(input_ids=torch.tensor([feed]), cache=state, use_cache=True, logits_to_keep=1).logits[0, -1]
+        given = {cache_name(model): state}
+        return model(input_ids=torch.tensor([feed]), use_cache=True, logits_to_keep=1, **given).logits[0, -1]
 
     with torch.inference_mode():
         return [logits(feed) for feed in feeds], state

@@ -11,7 +11,6 @@ one ends; their further tokens are ignored.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -47,6 +46,8 @@ class BatchGeneration:
 
         import torch
 
+        from ..transformers.compat import cache_name
+
         device = getattr(self.model, "device", "cpu")
         longest = max(len(t.prompt_ids) for t in self.texts)
         ids = torch.zeros(len(self.texts), longest, dtype=torch.int64)
@@ -56,7 +57,7 @@ class BatchGeneration:
             mask[row, longest - len(text.prompt_ids) :] = 1
         ids, mask = ids.to(device), mask.to(device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        cache_name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
+        name = cache_name(self.model)
         random = [np.random.default_rng(t.sampling.seed) for t in self.texts]
         streams = [DecodeStream(skip_special_tokens=True) for _ in self.texts]
         state: Any = None
@@ -78,9 +79,9 @@ class BatchGeneration:
                         position_ids=positions[:, first:last],
                         use_cache=True,
                         logits_to_keep=1,
-                        **{cache_name: state},
+                        **{name: state},
                     )
-                    state = out[cache_name]
+                    state = out[name]
             logits = out.logits[:, -1].float().cpu().numpy()
             seconds = time.perf_counter() - start
             tokens = []

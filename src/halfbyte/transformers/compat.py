@@ -7,6 +7,7 @@ transformers, when a program makes its first HalfbyteConfig.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "DynamicSlidingWindowLayer",
     "WeightConverter",
     "WeightRenaming",
+    "cache_name",
     "get_model_conversion_mapping",
     "prefer_callers_config",
 ]
@@ -69,6 +71,13 @@ def _check_version() -> None:
 
 
 _check_version()
+
+
+def cache_name(model: Any) -> str:
+    """The argument and output of a model's forward that is its cache: `cache` in newer
+    versions, `past_key_values` in older ones.
+    """
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def prefer_callers_config(kind: type) -> None:

@@ -12,13 +12,13 @@ forward.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..compat import cache_name
 from .kv_cache import growing_cache
 from .native_step import Step, native_step
 
@@ -36,7 +36,7 @@ class DecodeSession:
         self.step: Step | None = None
         self._two_sides = bool(getattr(model.config, "is_encoder_decoder", False))
         self._encoded: Any = None  # what the decoder of a model of two sides attends to
-        self._name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._name = cache_name(model)
         self._started = self._chosen = False
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
