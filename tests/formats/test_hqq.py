@@ -18,6 +18,17 @@ def test_edges_to_3_bits_and_the_range_above(bits):
     assert quantize(X, f"hqq{bits}:g16") == (edge if bits <= 3 else whole)
 
 
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
+@pytest.mark.parametrize("bits", range(3, 9))
+def test_a_range_reaches_from_the_lowest_value_to_the_highest(bits, shift):
+    """Half a step of the range, and what the stored scale and zero point round."""
+    x = X + np.float32(shift)
+    groups = x.reshape(4, 4, 16)
+    step = (groups.max(-1) - groups.min(-1)) / (2**bits - 1)
+    error = np.abs(quantize(x, f"hqq{bits}:g16", rule="range").dequantize("float32").reshape(groups.shape) - groups)
+    assert (error <= 0.51 * step[..., None] + 2.0**-9 * np.abs(groups).max(-1, keepdims=True)).all()
+
+
 @pytest.mark.parametrize("axis", [2, -1, "0", None])
 def test_an_axis_is_0_or_1(axis):
     with pytest.raises(FormatError, match=r"hqq4 with axis .*; allowed: 0, 1"):

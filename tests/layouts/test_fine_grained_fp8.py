@@ -86,6 +86,12 @@ def test_a_tile_size_that_is_none_is_refused():
         FP8.unpack(tensors(4, 4, (128, 128)), {"weight_block_size": 128}, "m")
 
 
+@pytest.mark.parametrize("tile", [(1, 4), (4, 1), (1, 1)])
+def test_a_tile_may_be_one_row_or_one_column(tile):
+    w = FP8.unpack(tensors(4, 8, tile), {"weight_block_size": list(tile)}, "m")
+    assert (w.format.group_rows, w.format.group_size) == tile
+
+
 @pytest.mark.parametrize("size", [[0, 4], [4, -1], [4.0, 4], [True, 4], ["4", 4], [4], [4, 4, 4]])
 def test_a_tile_is_two_whole_numbers_above_0(size):
     with pytest.raises(LayoutError, match="two whole numbers above 0"):

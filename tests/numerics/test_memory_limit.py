@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -57,6 +58,16 @@ def group(path: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
 def test_the_tightest_control_group_counts(tmp_path, cgroup, files, left):
     found = groups(tmp_path, cgroup, files)
     assert (None if found is None else found.left) == left
+
+
+@pytest.mark.parametrize(("kind", "pages"), [("RLIMIT_AS", 1000), ("RLIMIT_DATA", 800)])
+def test_what_the_process_has_counts_against_its_own_limit(tmp_path, monkeypatch, kind, pages):
+    soft = 64 * MB
+    limits = {getattr(resource, kind): (soft, resource.RLIM_INFINITY)}
+    monkeypatch.setattr(resource, "getrlimit", lambda of: limits.get(of, (resource.RLIM_INFINITY,) * 2))
+    found = groups(tmp_path, "0::/", {})
+    assert found is not None
+    assert (found.left, found.limit) == (soft - pages * os.sysconf("SC_PAGESIZE"), soft)
 
 
 def test_a_message_names_sizes_and_the_limit(monkeypatch):
