@@ -57,6 +57,11 @@ fuzz-native:
 	mkdir -p build/fuzz-native/corpus build/crashers
 	build/fuzz-native/halfbyte_fuzz -max_total_time=$(SECONDS) -max_len=64 -print_final_stats=1 -artifact_prefix=build/crashers/ build/fuzz-native/corpus
 
+# The readers under libFuzzer's engine, guided by branches of the library (tests/support/guided_fuzz.py); atheris is installed when it is missing.
+fuzz-guided: $(VENV_TEST)/ready
+	$(VENV_TEST)/bin/python -c "import atheris" 2>/dev/null || $(VENV_TEST)/bin/python -m pip install --quiet atheris
+	PYTHONPATH=src:tests $(ONE_THREAD) $(VENV_TEST)/bin/python -W ignore -m support.guided_fuzz -max_total_time=$(SECONDS) -print_final_stats=1
+
 test-gpu: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m gpu
 
