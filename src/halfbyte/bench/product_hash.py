@@ -145,8 +145,8 @@ def logits_hash(model: Any) -> str:
 
 
 def _angles(rotary: Any) -> Any:
-    """The cosines and sines of a model's rotary embedding, rounded from float64: torch's own float32
-    functions differ from one instruction set to another.
+    """The cosines and sines of a model's rotary embedding, rounded from float64: torch's own
+    float32 functions differ from one instruction set to another.
     """
     import torch
 

@@ -264,8 +264,8 @@ def _values(filling: Filling, piece: str, leaf: str, experts: int, keys: Keys) -
     """
     mine = {slot.expert: key for slot, key in keys.items() if (slot.projection, slot.leaf) == (piece, leaf)}
     if None in mine:
-        # What was packed in some layout is (n, k) too, however its key ends; in a folder a parameter
-        # of another name (Aria's `experts.fc1.weight`) is transformers' own.
+        # What was packed in some layout is (n, k) too, however its key ends; in a folder a
+        # parameter of another name (Aria's `experts.fc1.weight`) is transformers' own.
         key, gguf = mine[None], filling.checkpoint.format == "gguf"
         named = key.endswith(".weight") and (gguf or expert_names.parse(key) is not None)
         return filling.dense(key), named or bool(filling.checkpoint.info(key).layout)
