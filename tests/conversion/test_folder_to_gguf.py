@@ -198,6 +198,14 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path, capsys):
     assert "there is no tokenizer.json here" in capsys.readouterr().err
 
 
+def test_phi3_without_factors_has_no_original_length_to_state(tmp_path):
+    """transformers' configuration says 4096 whatever the model."""
+    folder_of(tmp_path / "folder", "phi3", "bytes")
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["original_max_position_embeddings"] == 4096
+    assert main(["convert", str(tmp_path / "folder"), str(tmp_path / "m.gguf"), "--to", "gguf"]) == 0
+    assert main(["verify", str(tmp_path / "folder"), str(tmp_path / "m.gguf")]) == 0
+
+
 COMMON = ("llama", "llama-3", "qwen2", "qwen3", "qwen3moe", "mixtral", "gemma2", "gemma3", "phi3", "gpt-oss")
 
 

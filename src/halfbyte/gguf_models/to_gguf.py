@@ -400,6 +400,8 @@ class GGUFView(View):
             own = getattr(self.settings, name, None)
             if name in _NOT_COMPARED or name.endswith(("_bias", "token_id")) or own is None:
                 continue
+            if name == "original_max_position_embeddings" and _main_rope(self.settings).get("rope_type", "default") == "default":
+                continue  # Phi-3 chooses between long and short factors by it, and there are none
             if name == "rope_parameters":
                 value, own = _comparable(value), _comparable(own)
                 if self._divisors is not None:
