@@ -205,8 +205,8 @@ void tile_i8(const Block &b, int t0, int v0) {
               pairs[t][j] = V::more(pairs[t][j], rows[j], four);
           }
         }
-        if constexpr (STEPS !=
-                      0)  // nested: Clang looks V::fold up where the condition depends on i
+        // Nested, since Clang looks V::fold up where a condition depends on i.
+        if constexpr (STEPS != 0)
           if constexpr ((i + 1) % (STEPS ? STEPS : 1) == 0)
             HB_UNROLL_FOR (int t = 0; t < MT; ++t)
               HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], pairs[t][j]);

@@ -1,4 +1,4 @@
-"""SHA-256 of products that have the same bits on every CPU: `halfbyte selftest --hash`.
+"""SHA-256 of products that have the same bits on every x86-64 CPU: `halfbyte selftest --hash`.
 
 A product of the native core is integer sums and float32 operations in a fixed order, so its bits do
 not depend on the instruction set, the threads, the compiler or the batch. Weights, activations and

@@ -27,7 +27,7 @@ def selftest(
     dtype: Annotated[str, typer.Option(help="Dtypes of x, comma separated.")] = "float16",
     shape: Annotated[str, typer.Option(help="N,K to time; 0 for no timing.")] = "4096,4096",
     m: Annotated[str, typer.Option("--m", help="Tokens to time, comma separated.")] = "1,64",
-    hash: Annotated[bool, typer.Option("--hash", help="SHA-256 of the CPU's products, the same on every CPU.")] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="SHA-256 of the CPU's products, the same on every x86-64 CPU.")] = False,
     model: Annotated[str | None, typer.Option(help="With --hash: also of this model's logits after 64 prompts.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one kernel a line.")] = False,
 ) -> int:
