@@ -120,6 +120,11 @@ def _within(
     return best
 
 
+def windows_of(tokenizer: Any, text: Path, context: int, sequences: int) -> list[Window]:
+    """The tokens that calibration takes from a text, all but the first of a sequence predicted."""
+    return [Window(tuple(sequence), 1) for sequence in token_sequences(tokenizer, text, context, sequences)]
+
+
 class _Trial:
     """Quantizes a model by a recipe and measures it on the calibration text."""
 
@@ -130,8 +135,7 @@ class _Trial:
         self.checkpoint, self.text, self.method, self.from_packed = checkpoint, text, method, from_packed
         self.context, self.sequences, self.device, self.folder = context, sequences, device, folder
         self.dense, tokenizer = load_model(checkpoint.path)
-        ids = token_sequences(tokenizer, Path(text).expanduser(), context, sequences)
-        self.windows = [Window(tuple(sequence), 1) for sequence in ids]
+        self.windows = windows_of(tokenizer, Path(text).expanduser(), context, sequences)
 
     def measure(self, recipe: Recipe) -> Comparison:
         """Beside the dense model."""

@@ -268,13 +268,13 @@ def _why_dense(key: str, recipe: Recipe, done: Converted) -> str:
 
 def _compared(path: Path, out: Path, text: Path, context: int, sequences: int) -> tuple[Comparison | None, str]:
     """The result beside its source over a text, or why there is no comparison."""
-    from ..calibration.walk import token_sequences
-    from ..evaluation import Window, compare
+    from ..calibration.allocate import windows_of
+    from ..evaluation import compare
     from ..transformers import load_model
 
     try:
         dense, tokenizer = load_model(path)
-        windows = [Window(tuple(s), 1) for s in token_sequences(tokenizer, text, context, sequences)]
+        windows = windows_of(tokenizer, text, context, sequences)
         with progress("measuring") as report:
             return compare(load_model(out)[0], dense, windows, report), ""
     except HalfbyteError as error:

@@ -118,7 +118,7 @@ def _cards(q: Quantized) -> str:
 
 
 def _weights(q: Quantized) -> str:
-    """Relative RMS error of the weights of each layer."""
+    """Relative RMS error of the weights of each layer: the root mean square over them, by bytes."""
     layers = Layers(r.key for r in q.records)
     sums: dict[str, list[float]] = {}
     for r in q.records:
@@ -129,7 +129,7 @@ def _weights(q: Quantized) -> str:
     names = [n for n in layers.names if n in sums]
     values = [(sums[n][0] / max(sums[n][1], 1)) ** 0.5 for n in names]
     axes = Axes("layer (emb: token embedding)", "relative RMS error of the weights")
-    why = "Difference of the written values to the source's, relative to their size, weights of a layer together."
+    why = "Difference of the written values to the source's, relative to their size; of a layer the root mean square by bytes."
     return section("Error of the weights by layer", why, [bars(names, values, axes, size) for size in SIZES])
 
 
