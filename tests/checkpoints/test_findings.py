@@ -208,6 +208,11 @@ def test_case_50_a_quantized_head_beside_its_embedding(tmp_path: Path):
     config = {"quantization": {"group_size": 32, "bits": 4}, "text_config": {"tie_word_embeddings": True}}
     (finding,) = hb.open(folder(tmp_path / "a", {"model.safetensors": tensors}, config)).findings()
     assert (finding.code, finding.key) == ("tied-head-twice", "lm_head")
+    assert "the same bytes" in finding.message
+    for changed in weight:
+        other = tensors | {f"lm_head.{changed}": np.zeros_like(weight[changed])}
+        (finding,) = hb.open(folder(tmp_path / changed, {"model.safetensors": other}, config)).findings()
+        assert "other bytes" in finding.message
     alone = hb.open(folder(tmp_path / "b", {"model.safetensors": under("model.embed_tokens", weight)}, config))
     assert alone.findings() == []
     assert alone.keys() == ("model.embed_tokens",)

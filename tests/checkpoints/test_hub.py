@@ -191,6 +191,24 @@ def test_a_gguf_is_opened_by_its_header(hub, monkeypatch):
     assert "2 models: a/model-Q8_0.gguf (1.12 MB), model-Q4_K.gguf (1.12 MB); open one" in failure()
 
 
+def test_a_split_gguf_is_all_of_its_parts(hub):
+    """By the repository's name and by the first part's; a part that is missing is named."""
+    blocks = np.zeros((4, 34), np.uint8)
+    for i in range(3):
+        pairs = [("split.no", "uint16", i), ("split.count", "uint16", 3), ("split.tensors.count", "int32", 3)]
+        tensor = Tensor(f"blk.{i}.attn_q.weight", (32, 4), Q8_0, (blocks + i).tobytes())
+        hub.files[f"m-0000{i + 1}-of-00003.gguf"] = GGUF([("general.architecture", "string", "llama"), *pairs], [tensor]).bytes()
+    hub.files = {name: data for name, data in hub.files.items() if name.endswith(".gguf")}
+    for name in ("org/model", "org/model/m-00001-of-00003.gguf"):
+        with hb.open(name) as checkpoint:
+            assert checkpoint.keys() == tuple(f"blk.{i}.attn_q" for i in range(3))
+            assert [checkpoint.info(f"blk.{i}.attn_q").files for i in range(3)] == [
+                (f"m-0000{i + 1}-of-00003.gguf",) for i in range(3)
+            ]
+    del hub.files["m-00002-of-00003.gguf"]
+    assert "m-00001-of-00003.gguf: part 'm-00002-of-00003.gguf' is missing in the repository" in failure()
+
+
 # ------------------------------------------------------------------------------------------------
 # downloads
 

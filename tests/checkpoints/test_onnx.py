@@ -337,3 +337,36 @@ def test_names_that_are_there_and_names_that_are_not(tmp_path):
         assert "b" in checkpoint
         assert "w_scale" not in checkpoint
         assert "nonesuch" not in checkpoint
+
+
+@pytest.mark.parametrize(
+    ("op", "side", "attributes", "inputs_first"),
+    [("MatMul", 1, {}, True), ("MatMul", 0, {}, False), ("Gemm", 1, {}, True), ("Gemm", 1, {"transB": 1}, False)],
+)
+def test_a_weight_has_its_inputs_first_where_it_is_the_right_factor(op, side, attributes, inputs_first, tmp_path):
+    """[64, 24] under one scale is (24, 64) for a product x·w, and as stored for any other."""
+    graph = Graph()
+    graph.dequantize("w", codes("int8", (64, 24)), "int8", np.array(0.5, np.float32))
+    k = 64 if inputs_first else 24
+    x = graph.feed("x", np.ones((24, 64) if side == 0 else (2, k), np.float32))
+    graph.node(op, ["w", x] if side == 0 else [x, "w"], "y", **attributes)
+    graph.output("y")
+    with hb.open(graph.save(tmp_path / "m.onnx")) as checkpoint:
+        assert checkpoint.info("w").shape == ((24, 64) if inputs_first else (64, 24))
+
+
+def test_external_data_begin_at_byte_0_unless_the_model_says_otherwise(tmp_path):
+    path = small(tmp_path, external=True)
+    wanted = hb.open(path)["w"].dequantize("float32")
+    model = onnx.load_model(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        entries = {e.key: e.value for e in tensor.external_data}
+        if not entries:
+            continue
+        name = f"{tensor.name}.bin"
+        start = int(entries.get("offset", 0))
+        (tmp_path / name).write_bytes((path.parent / entries["location"]).read_bytes()[start : start + int(entries["length"])])
+        del tensor.external_data[:]
+        tensor.external_data.add(key="location", value=name)
+    onnx.save_model(model, path)
+    assert np.array_equal(hb.open(path)["w"].dequantize("float32"), wanted)

@@ -188,6 +188,18 @@ def test_a_dtype_that_is_none_is_refused_whatever_the_shape(tmp_path, dtype, sha
         hb.open(path)
 
 
+@pytest.mark.parametrize(
+    ("axes", "allowed"), [([0, 1 << 15], True), ([0, 1 << 30, 1 << 30], True), ([0, 1 << 30, 1 << 31], False)]
+)
+def test_a_tensor_of_no_bytes_has_axes_that_addresses_span(tmp_path, axes, allowed):
+    path = raw_file(tmp_path / "x.safetensors", header(w=entry("F32", axes, 0, 0)))
+    if allowed:
+        assert hb.open(path).shards.header("w").shape == tuple(axes)
+    else:
+        with pytest.raises(CheckpointError, match=r"tensor 'w': shape .* is over 2\^63 bytes"):
+            hb.open(path)
+
+
 def test_a_tensor_whose_name_is_empty_is_a_tensor(tmp_path):
     """It is listed, its value is read, and beside a model's config it is accounted for."""
     raw_file(tmp_path / "model.safetensors", json.dumps({"": entry("F32", [1, 1], 0, 4)}), np.float32(2).tobytes())

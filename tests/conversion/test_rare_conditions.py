@@ -246,3 +246,31 @@ def test_the_bfloat16_of_the_cases_above():
     """0.0859375 and 147 are bfloat16 numbers, 0.1 and 147.3 are not."""
     for number, is_one in ((0.0859375, True), (147, True), (0.1, False), (147.3, False)):
         assert (float(ml_dtypes.bfloat16(number)) == float(np.float32(number))) == is_one
+
+
+@pytest.mark.parametrize(("levels", "target"), [("multiply", "compressed-tensors"), ("divide", "modelopt")])
+def test_a_tensor_scale_whose_reciprocal_misses_a_midpoint_takes_its_neighbour(levels, target):
+    """A factor halfway between two bfloat16 numbers: its rounded reciprocal is off to one side, and
+    the next float32 number gives the source's values.
+    """
+    moved = 0
+    for i in range(0, 128, 3):
+        factor = np.float32(1 + (2 * i + 1) / 256)
+        q = two_levels(levels, float(factor if levels == "multiply" else 1 / factor), 0x38)
+        outcome = convert_weight(q, goal_named(f"{target}:nvfp4"), "w")
+        assert outcome.kind == "equal"
+        native = outcome.weight.dequantize(ml_dtypes.bfloat16, arithmetic="producer")
+        assert np.array_equal(native, q.dequantize(ml_dtypes.bfloat16)), factor
+        moved += outcome.weight.parts["global_scale"] != np.float32(1 / q.parts["global_scale"])
+    assert moved > 3
+
+
+def test_block_scales_that_fill_e4m3_go_under_a_power_of_two():
+    """448 times a power of two, and the smallest subnormal number times the same one."""
+    scales = np.ones((8, 4), np.float32)
+    scales[0] = 448, 2.0**-9, 1, 2.0**-6
+    fmt = format_named("fp4", 16, scale_dtype="float32")
+    q = QTensor(fmt, (8, 64), {"codes": pack(all_codes(8, 64), 4), "scales": scales / 8})
+    outcome = convert_weight(q, goal_named("modelopt:nvfp4"), "w")
+    assert (outcome.kind, float(outcome.weight.parts["global_scale"])) == ("exact-if", 0.125)
+    assert same(outcome.weight, q)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -217,6 +218,16 @@ def test_writers_without_work_leave_nothing(tmp_path, writer):
     with pytest.raises(Stopped):
         stop_within()
     assert left_behind(tmp_path) == []
+
+
+def test_entries_of_a_gguf_stand_in_the_order_of_their_data(tmp_path):
+    path = tmp_path / "x.gguf"
+    with GGUFWriter(path, [], dict.fromkeys("abc", (1, 8))) as out:
+        for name in "cab":
+            out.add(name, "F32", [np.full((1, 8), ord(name), np.float32)])
+    tensors = gguf.GGUFReader(path).tensors
+    assert [t.name for t in tensors] == ["c", "a", "b"]
+    assert [int(t.data.ravel()[0]) for t in tensors] == [ord(name) for name in "cab"]
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("unshare") is None, reason="a small disk is made by Linux's tmpfs")

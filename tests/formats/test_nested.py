@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from halfbyte.formats.nested import dynamic_map, lane_sum
+from halfbyte.formats.nested import dynamic_map, lane_sum, nest_modelopt
 
 
 @pytest.mark.parametrize("sizes", [range(1, 80), (511, 512, 513, 2047, 2048, 2049, 4093, 32_767)], ids=["few", "many"])
@@ -24,3 +25,16 @@ def test_the_table_is_bitsandbytes_own(golden) -> None:
     (table,) = (v for k, v in tensors.items() if k.endswith("nested_quant_map"))
     dynamic_map.cache_clear()
     assert np.array_equal(dynamic_map(), table)
+
+
+def test_the_block_with_the_largest_scale_takes_the_last_step():
+    """bfloat16's quotient times the value is 126.5 to 127.5: above 127 it stays 127."""
+    for m in range(128):
+        value = 1 + m / 128
+        absmax = np.zeros(256, np.float32)
+        absmax[:2] = value, -value
+        parts = nest_modelopt(absmax)
+        quotient = ml_dtypes.bfloat16(1) / ml_dtypes.bfloat16(value) * ml_dtypes.bfloat16(127)
+        steps = min(int(np.rint(float(ml_dtypes.bfloat16(value) * quotient))), 127)
+        assert parts["nested_absmax"][0] == float(quotient)
+        assert parts["scales"][:3].tolist() == [128 + steps, 128 - steps, 128], m

@@ -14,6 +14,7 @@ from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.common.integers import monotone
 from halfbyte.layouts.gptq import PLANES
+from halfbyte.layouts.quant_config.writer import PackedModule
 from halfbyte.numerics.bits import unpack
 from halfbyte.tensor.qtensor import QTensor
 from support.golden_case import same_tensors
@@ -290,3 +291,26 @@ def test_words_of_another_width_come_back_in_that_width(dtype: str) -> None:
     assert back.details["pack_dtype"] == dtype
     assert same_tensors(GPTQ.pack(back, V1), tensors)
     assert "pack_dtype" not in GPTQ.unpack(GPTQ.pack(q, V1), {**V1, "bits": 4, "group_size": 32}).details
+
+
+def test_narrow_words_come_in_whole_words_of_32_bits():
+    """Three rows of int8 words under four columns: the rows count."""
+    tensors = {
+        "qweight": np.zeros((3, 4), np.int8),
+        "qzeros": np.zeros((1, 2), np.int8),
+        "scales": np.ones((1, 4), np.float16),
+    }
+    with pytest.raises(LayoutError, match="qweight has 3 rows; words of 32 bits wanted"):
+        GPTQ.describe(tensors, {"bits": 4, "pack_dtype": "int8"}, "m")
+
+
+def test_a_config_says_act_order_where_one_module_has_it():
+    for orders in ((False, True), (True, False), (False, False)):
+        packed = [
+            PackedModule(
+                f"layers.{i}.q", format_named("int4", 32), (64, 64), {**V1, "bits": 4, "group_size": 32, "desc_act": order}
+            )
+            for i, order in enumerate(orders)
+        ]
+        config = GPTQ.write_config(packed, []).entries["quantization_config"]
+        assert config["desc_act"] == any(orders)

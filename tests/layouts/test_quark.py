@@ -7,7 +7,7 @@ import pytest
 
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from support.random_tensors import random_tensor
+from support.random_tensors import finite_tensor, random_tensor
 
 QUARK = LAYOUTS["quark"]
 
@@ -28,3 +28,27 @@ def test_a_config_of_4_bits_says_groups_and_symmetry(word: str, wanted: dict) ->
     back = QUARK.unpack(QUARK.pack(q, config), config)
     assert back.format == q.format
     assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "shape", "fits"),
+    [
+        (format_named("int4", 32), (16, 60), True),
+        (format_named("int4", 32), (12, 64), False),
+        (format_named("int4", -1), (12, 64), True),
+        (format_named("int4", -1), (16, 60), False),
+        (format_named("fp8_e4m3", -1), (12, 60), True),
+        (format_named("fp8_e4m3", -1, rows=-1), (12, 60), True),
+        (format_named("fp8_e4m3", -1, rows=2), (12, 60), False),
+        (format_named("int8", -1), (12, 60), True),
+    ],
+    ids=str,
+)
+def test_words_run_along_the_outputs_in_groups_and_along_the_inputs_in_rows(fmt, shape, fits) -> None:
+    assert (QUARK.misfit(fmt, shape) == "") == fits
+    if fits:
+        q = finite_tensor(fmt, shape, 3)
+        config = QUARK.config(q)
+        back = QUARK.unpack(QUARK.pack(q, config), config)
+        assert (back.format, back.shape) == (fmt, shape)
+        assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)

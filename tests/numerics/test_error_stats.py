@@ -163,3 +163,12 @@ def test_single_numbers_and_empty_arrays():
     assert (d.count, d.differing, d.max_abs_error, d.worst) == (1, 1, 0.5, (0, 0))
     for shape in ((0,), (0, 3), (3, 0)):
         assert error_stats(np.zeros(shape), np.zeros(shape)).count == 0
+
+
+def test_the_worst_element_is_the_first_of_the_largest_error_over_all_rows():
+    stats = ErrorStats()
+    stats.add(np.array([[1.0, 2.0]]), np.array([[1.0, 3.0]]))
+    stats.add(np.array([[1.0, 2.0]]), np.array([[1.25, 2.0]]))
+    assert (stats.worst, stats.max_relative_error) == ((0, 1), 0.5)
+    stats.add(np.array([[1.0, 2.0]]), np.array([[4.0, 2.0]]))
+    assert (stats.worst, stats.max_relative_error) == ((2, 0), 1.5)

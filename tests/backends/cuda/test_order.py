@@ -143,3 +143,12 @@ def test_every_m_and_shape_has_a_tile(family):
             assert tile.input_warps * tile.row_warps <= 16
             assert tile.columns == 1 or m > 8
     assert sorted(FRAGMENT_TILES) == list(FRAGMENT_TILES)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_words_past_the_last_input_are_zero(bits):
+    codes = np.full((3, -(-10 * bits // 8)), 255, np.uint8)
+    words = split(codes, bits, 10)[bits]
+    assert words.shape == (3, 2 * bits)
+    assert (words[:, : codes.shape[1]] == 255).all()
+    assert not words[:, codes.shape[1] :].any()
