@@ -116,3 +116,12 @@ def test_one_scale_a_row_and_an_even_number_of_fp4_codes():
     assert "in tiles, rows or one piece" in FP8.misfit(groups, (64, 64))
     assert FP8.misfit(format_named("mxfp4"), (33, 64)) == ""
     assert "k = 33 is odd" in FP8.misfit(format_named("mxfp4"), (64, 33))
+
+
+def test_int4_pairs_have_groups_of_inputs():
+    tensors = {"weight": np.zeros((8, 32), np.int8), "weight_scale_inv": np.ones((8, 1), np.float32)}
+    for size in (-1, -128):
+        with pytest.raises(LayoutError, match=f"group_size is {size}; int4 pairs have groups"):
+            FP8.describe(tensors, {"group_size": size}, "m")
+    assert FP8.describe(tensors, {"group_size": 64}, "m") == (format_named("int4", 64, scale_dtype="float32"), (8, 64))
+    assert "int4 in groups" in FP8.misfit(format_named("int4", -1, scale_dtype="float32"), (8, 64))

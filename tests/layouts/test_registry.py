@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
 from halfbyte.checkpoints.quant_config import readers_by_method
-from halfbyte.errors import LayoutError
-from halfbyte.formats import format_named
+from halfbyte.errors import FormatError, LayoutError, ShapeError
+from halfbyte.formats import codec_names, format_named
 from halfbyte.layouts import LAYOUTS, config_readers, layout_aliases, layout_named
 from halfbyte.producers import DECODERS
 from halfbyte.spec import Format
 from halfbyte.tensor.qtensor import QTensor
 from support.random_tensors import finite_tensor
 
-FORMATS: tuple[Format, ...] = (
-    format_named("int4", 32), format_named("uint4", 32), format_named("int8", -1), format_named("int3", 32),
-    format_named("affine4", 64), format_named("mxfp4"), format_named("nvfp4"), format_named("nvfp4", global_scale="divide"),
-    format_named("fp8_e4m3", -1), format_named("fp8_e4m3", 32, rows=32, scale_dtype="float32"), format_named("nf4", 64),
-    format_named("hqq4", 64), format_named("mxfp8_e4m3"), format_named("q4_K"),
-)  # fmt: skip
-SHAPES = ((64, 256), (2, 64, 256), (33, 256))
+OPTIONS: dict[str, tuple[object, ...]] = {
+    "scale_dtype": ("float16", "bfloat16", "float32"), "rows": (1, 2, 16, -1),
+    "global_scale": ("none", "multiply", "divide", "amax"),
+    "nested": (True,), "zero": ("float",), "grouping": ("flat", "strided"),
+}  # fmt: skip
+SHAPES = ((64, 128), (24, 72), (2, 32, 64), (40, 128), (16, 60), (12, 64))
+
+
+def formats() -> list[Format]:
+    """Every codec in every group size, and with each option alone, where the family allows it."""
+    found: dict[Format, None] = {}
+    for codec in codec_names():
+        for group in (None, 16, 32, 48, 64, 128, -1):
+            for options in ({}, *({key: value} for key, values in OPTIONS.items() for value in values)):
+                with suppress(FormatError):
+                    found[format_named(codec, group, **options)] = None
+    return list(found)
 
 
 def test_names_aliases_and_producers_are_known_words():
@@ -50,34 +62,45 @@ def test_held_codecs_are_codecs_and_the_layout_takes_one_of_each():
             assert format_named(codec).name in layout.holds.codecs, (layout.name, word)
 
 
+@pytest.fixture(scope="module")
+def drawn() -> list[QTensor]:
+    """A weight of each format, in one of the shapes."""
+    out = []
+    for number, fmt in enumerate(formats()):
+        shape = SHAPES[number % len(SHAPES)]
+        if fmt.grouping == "flat" and len(shape) > 2:
+            shape = SHAPES[0]
+        with suppress(FormatError, ShapeError):
+            out.append(finite_tensor(fmt, shape, number))
+    return out
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_misfit_is_what_pack_refuses(name: str):
-    """Where `misfit` gives a reason pack gives the same one; where it gives none, pack refuses for
-    values only.
+def test_what_fits_comes_back_and_what_does_not_is_refused(name: str, drawn: list[QTensor]):
+    """Where `misfit` gives a reason pack refuses with it. Where it gives none, the tensors read back
+    are the same weight, or pack refuses its values.
     """
     layout = LAYOUTS[name]
     fitting = 0
-    for fmt in FORMATS:
-        for shape in SHAPES:
-            if shape[-1] % max(fmt.group_size, 1) or (fmt.grouping == "flat" and len(shape) > 2):
-                continue
-            q: QTensor = finite_tensor(fmt, shape, 0)
-            why = layout.misfit(q.format, shape)
-            if why:
-                with pytest.raises(LayoutError) as refused:
-                    layout.pack(q, {})
-                assert why in str(refused.value), (fmt, shape)
-                continue
-            try:
-                tensors = layout.pack(q, {})
-            except LayoutError:
-                # Zero points, scales or an index without a place: another draw of values has one.
-                continue
-            fitting += 1
-            assert set(tensors) <= {*layout.required, *layout.optional}
-    # Shapes or formats that the others have no use for: test_exl3, test_golden_* and their own
-    # tests pack them.
-    elsewhere = ("bitsandbytes", "hqq", "awq-marlin", "modelopt-stack", "exl3", "compressed-tensors-marlin-24")
+    for q in drawn:
+        why = layout.misfit(q.format, q.shape)
+        if why:
+            with pytest.raises(LayoutError) as refused:
+                layout.pack(q, {})
+            assert why in str(refused.value), q
+            continue
+        try:
+            config = layout.config(q)
+            tensors = layout.pack(q, config)
+        except LayoutError:
+            continue  # zero points, scales or an index without a place: another draw of values has one
+        fitting += 1
+        assert set(tensors) <= {*layout.required, *layout.optional}
+        back = layout.unpack(tensors, config, "m")
+        assert back.shape == q.shape
+        assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True), (q, config)
+    # Formats that formats() does not draw: test_exl3, test_golden_* and their own tests pack them.
+    elsewhere = ("modelopt-stack", "exl3", "compressed-tensors-marlin-24", "vllm-experts")
     assert fitting >= (0 if name in elsewhere else 1), name
 
 

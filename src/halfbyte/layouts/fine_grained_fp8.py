@@ -128,6 +128,8 @@ class FineGrainedFP8(Layout):
         if suffix != SCALE or scale.shape[:1] != (n,):  # int8 numbers under some other scales
             require(self.name, tensors, WEIGHT, name, (E4M3,))
         size = integer_of(self.name, config, "group_size", name) or 128
+        if size < 1:
+            raise LayoutError(f"[fp8] {name}: group_size is {size}; int4 pairs have groups of a number of inputs above 0")
         groups = (n, -(-2 * half // size))
         require(self.name, tensors, suffix, name, (BF16, F32), groups, f"for int4 pairs in [{n}, {half}] bytes (W4AFP8)")
         return Described(format_named("int4", size, scale_dtype=scale.dtype.name), (n, 2 * half))
@@ -166,7 +168,8 @@ class FineGrainedFP8(Layout):
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         fp8 = fmt.family == "fp8" and fmt.element == "e4m3" and not fmt.inverse
         fp8 = fp8 and (fmt.group_size == -1 or fmt.grouping == "block")
-        int4 = fmt.name == "int4" and fmt.grouping == "row" and fmt.scale in ("float32", "bfloat16") and fmt.zero == "none"
+        int4 = fmt.name == "int4" and fmt.grouping == "row" and fmt.group_size > 0 and fmt.zero == "none"
+        int4 = int4 and fmt.scale in ("float32", "bfloat16")
         if not (fp8 and fmt.scale in ("float32", "bfloat16", "float16")) and fmt != MXFP4 and not int4:
             return (
                 "the layout holds fp8_e4m3 in tiles, rows or one piece under float scales, mxfp4:g32, and int4 in groups under "

@@ -43,6 +43,8 @@ def write_misfit(fmt: Format, shape: tuple[int, ...]) -> str:
         return integer_misfit(fmt, shape, range(1, 9), groupings=("row", "block"), ndims=(2, 3))
     if fmt.name not in WORDS or fmt.family not in ("nvfp4", "mx", "fp8"):
         return "the layout holds int, uint, fp8, nvfp4, mxfp4, mxfp6_e2m3 and mxfp8"
+    if fmt.family == "nvfp4" and not fmt.global_op:
+        return "NVFP4 has a global scale in this layout, and the weight has none"
     if fmt.name not in FLOAT8 and shape[-1] * fmt.bits % 8:
         return f"{shape[-1]} codes of {fmt.bits} bits are not whole bytes, and nothing in the file would say so"
     return ""
