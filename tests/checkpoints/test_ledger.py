@@ -7,8 +7,18 @@ from __future__ import annotations
 import pytest
 
 from halfbyte.checkpoints.architecture import Requirement
-from halfbyte.checkpoints.ledger import MISSING, SHAPE, Ledger, key_entries, requirement_entries, sort_tensor
+from halfbyte.checkpoints.ledger import (
+    ACTIVATION_SCALES,
+    AUXILIARY_NAMES,
+    MISSING,
+    SHAPE,
+    Ledger,
+    key_entries,
+    requirement_entries,
+    sort_tensor,
+)
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.claims import CONSUMED, HARMLESS, UNKNOWN, KeyUse
 
 
@@ -83,3 +93,11 @@ def test_what_is_allowed_by_name_is_let_through_with_a_warning() -> None:
     assert "rotation" not in str(caught.value)
     with pytest.raises(CheckpointError, match=r"allow-unknown 'm.norm' matches nothing that is unknown or missing"):
         LEDGER.require("open", "model", ["m.norm"])
+
+
+def test_what_a_layout_calls_harmless_is_no_weight_to_any_command() -> None:
+    """`load_model`, `dequantize`, `verify` and the findings go by the ledger's names."""
+    named = {part.rpartition(".")[2] for layout in LAYOUTS.values() for part in layout.harmless}
+    assert "input_scale_2" in named
+    assert named <= set(AUXILIARY_NAMES)
+    assert {name for name in named if name.startswith(("input_", "activation_"))} <= set(ACTIVATION_SCALES)

@@ -641,6 +641,7 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
 
     from gptqmodel import BACKEND, GPTQModel
     from gptqmodel.quantization import config as settings
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 
     import torch
     from support.tiny_tokenizer import write_tokenizer
@@ -676,7 +677,10 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
         for name, module in read.model.named_modules():
             if hasattr(module, "dequantize_weight"):
                 weight = module.dequantize_weight().detach().float().numpy()
-                found[name] = weight.T if method in ("gptq", "awq") else weight
+                found[name] = weight.T if method == "gptq" else weight
+            elif method == "awq" and hasattr(module, "qzeros"):  # as its forward pass does
+                parts = (module.qweight, module.qzeros, module.scales, module.bits, module.group_size)
+                found[name] = dequantize_gemm(*parts).detach().float().numpy().T
         return found
 
     return values

@@ -38,9 +38,15 @@ PROBLEMS = (MISSING, UNKNOWN, SHAPE)
 SHOWN = 6
 """Problems that an error message lists."""
 
-AUXILIARY_NAMES: dict[str, str] = {
-    "input_scale": "scale of the activations", "input_global_scale": "scale of the activations",
-    "input_zero_point": "zero point of the activations", "output_scale": "scale of the activations",
+ACTIVATION_SCALES: dict[str, str] = {
+    "input_scale": "scale of the activations", "input_scale_2": "scale of the activations' scales",
+    "input_global_scale": "scale of the activations", "input_zero_point": "zero point of the activations",
+    "activation_scale": "scale of the activations",
+}  # fmt: skip
+"""Tensors that quantize the activations of a packed module; a dense module has no use for them."""
+AUXILIARY_NAMES: dict[str, str] = ACTIVATION_SCALES | {
+    "output_scale": "scale of the activations", "output_zero_point": "zero point of the activations",
+    "k_zero_point": "zero point of the key cache", "v_zero_point": "zero point of the value cache",
     "k_scale": "scale of the key cache", "v_scale": "scale of the value cache", "q_scale": "scale of the queries",
     "kv_scale": "scale of the key-value cache",
     "pre_quant_scale": "scale of the inputs: load_model multiplies by it, other commands refuse it or keep it",

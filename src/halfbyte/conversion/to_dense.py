@@ -30,6 +30,7 @@ from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.journal import make_folder
 from ..checkpoints.io.output_path import CARRIED, check_output_path
 from ..checkpoints.io.safe_files import WriteError, carried_files
+from ..checkpoints.ledger import ACTIVATION_SCALES
 from ..checkpoints.safetensors.file import NUMPY_DTYPES
 from ..checkpoints.safetensors.folder import SIDE_CONFIGS
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
@@ -48,9 +49,6 @@ DEFAULT_SHARD = 5_000_000_000
 
 QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
 """Keys of config.json that describe packed weights."""
-
-ACTIVATION_SCALES = ("input_scale", "input_global_scale", "input_zero_point")
-"""Tensors that quantize activations of a packed module; a dense module has no use for them."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 

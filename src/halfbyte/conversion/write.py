@@ -19,6 +19,7 @@ from typing import Any
 from ..checkpoints import Checkpoint
 from ..checkpoints.io.journal import WriteError, make_folder
 from ..checkpoints.io.output_path import check_output_path
+from ..checkpoints.ledger import ACTIVATION_SCALES
 from ..checkpoints.quant_config import write_config
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
@@ -31,7 +32,7 @@ from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, input_files, resumed_units
 from .targets import Goal, goal_named
-from .to_dense import ACTIVATION_SCALES, DEFAULT_SHARD, QUANTIZATION_KEYS, beside_weights, carried_model_files, untied
+from .to_dense import DEFAULT_SHARD, QUANTIZATION_KEYS, beside_weights, carried_model_files, untied
 from .unit import Rounding, Unit, from_note
 from .write_gguf import gguf_template, write_gguf
 

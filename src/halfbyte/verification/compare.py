@@ -29,7 +29,7 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..checkpoints.ledger import UNREADABLE
+from ..checkpoints.ledger import ACTIVATION_SCALES, UNREADABLE
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..gguf_models.view import as_model
 from ..numerics.error_stats import ErrorStats
@@ -47,7 +47,7 @@ equal, but within the given tolerance. auxiliary: on one side only, and not a we
 """
 
 AUXILIARY = re.compile(
-    r"(.*\.)?(input_scale|input_global_scale|input_zero_point|rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_\w+\.weight)"
+    rf"(.*\.)?({'|'.join(ACTIVATION_SCALES)}|rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_\w+\.weight)"
 )
 """Tensors that need no counterpart: scales of activations, and rotary frequencies, which the
 configuration determines.

@@ -18,11 +18,6 @@ from ..safetensors.shards import Shards
 from ..views.gptqmodel_gpt_oss import has_split_gate_up
 from . import Finding, problem_findings
 
-BENIGN = (
-    "input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale", "input_zero_point",
-    "pre_quant_scale", "inv_freq", "weight_format", "e_score_correction_bias",
-)  # fmt: skip
-"""Last name segments of tensors that belong to activations, caches or routing, not to a weight."""
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
 

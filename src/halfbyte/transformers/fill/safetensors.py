@@ -21,7 +21,7 @@ import numpy as np
 from torch import nn
 
 from ...checkpoints import Checkpoint
-from ...checkpoints.findings.headers import BENIGN
+from ...checkpoints.ledger import AUXILIARY_NAMES
 from ...errors import UnsupportedError
 from ...tensor.concat import concat_rows, incompatibility
 from ...tensor.qtensor import QTensor
@@ -34,7 +34,7 @@ from .experts import fill_experts
 from .module_paths import Slot, SlotResolver
 
 INPUT_SCALE = ".pre_quant_scale"
-IGNORED = tuple(joint + word for word in (*BENIGN, "inv_freq") for joint in "._")
+IGNORED = tuple(joint + word for word in AUXILIARY_NAMES for joint in "._")
 """Endings of tensors that no weight module uses: scales of activations and caches, rotary tables.
 """
 TOWER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|embed_vision|embed_audio|multi_modal_projector|mtp)(?:\.|$)")
