@@ -14,9 +14,12 @@ when it is first used.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from .checkpoints import Checkpoint, load, open, save
+from .checkpoints.gguf.checkpoint import GGUFCheckpoint
+from .checkpoints.ledger import Entry
 from .errors import HalfbyteError
 from .formats import format_named
 from .ops import Prepared, dequantize, embedding, experts, linear, prepare
@@ -33,6 +36,16 @@ __all__ = [
     "Checkpoint", "Format", "HalfbyteError", "Prepared", "QTensor", "convert", "dequantize", "embedding", "experts",
     "format_named", "linear", "load", "load_model", "open", "prepare", "quantize", "save", "verify", "warmup",
 ]  # fmt: skip
+
+
+def _needed(checkpoint: GGUFCheckpoint, shapes: Mapping[str, tuple[int, ...]]) -> list[Entry] | str:
+    """What a GGUF model needs, by the tables of its architecture."""
+    from .gguf_models.required import missing_tensors
+
+    return missing_tensors(checkpoint, shapes)
+
+
+GGUFCheckpoint.needed = _needed
 
 
 def __dir__() -> list[str]:

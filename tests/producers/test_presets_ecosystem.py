@@ -658,7 +658,7 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     else:
         config = settings.QuantizeConfig(
             bits=int(bits),
-            group_size=32,
+            group_size=64 if form.startswith("gemv") else 32,
             quant_method=method,
             format=form,
             device="cpu",
@@ -667,7 +667,9 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
         )
     model = GPTQModel.load(str(dense), config)
     texts = [torch.randint(3, 96, (64,), generator=torch.Generator().manual_seed(i)) for i in range(4)]
-    backend = {"gptq": BACKEND.GPTQ_TORCH, "awq": BACKEND.AWQ_TORCH}.get(method, BACKEND.AUTO)
+    backend = {"gptq": BACKEND.GPTQ_TORCH, "awq, gemm": BACKEND.AWQ_TORCH}.get(
+        method if method == "gptq" else f"{method}, {form}", BACKEND.AUTO
+    )
     model.quantize([{"input_ids": t, "attention_mask": torch.ones_like(t)} for t in texts], batch_size=4, backend=backend)
     model.save(str(folder))
 

@@ -13,7 +13,7 @@ A family is a row of `FAMILIES` (config.json's `model_type`) or `GGUF_FAMILIES`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,6 +221,8 @@ GGUF_OPTIONAL_KEYS = {
 """Keys that have defaults, and their types."""
 GGUF_TOKENS = tuple(f"tokenizer.ggml.{word}_token_id" for word in ("bos", "eos", "unknown", "padding"))
 """Keys of single tokens, integers."""
+_QKV_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+_ROTATION_FACTORS = ("rope_factors_long", "rope_factors_short")
 GGUF_TENSOR_NAME = re.compile(r"(blk\.\d+\.)?[a-z0-9_]+\.(weight|bias|scale|input_scale)")
 """Names of the tensors of `GGUF_FAMILIES`; programs refuse a file that has others."""
 
@@ -248,6 +250,22 @@ def required_gguf(
         for n in ("ffn_gate", "ffn_up", "ffn_down"):
             out.append(_module(at + n, at + n + "_exps", *(fused if n == "ffn_gate" else [])))
     return out
+
+
+def implied_gguf(names: Set[str], blocks: int) -> list[Requirement]:
+    """What the tensors of a GGUF model of `GGUF_FAMILIES` imply: in every block the biases that one
+    block has, q, k and v together; a router beside experts; both lists of rotation factors.
+
+    names  of all tensors, without `.weight`
+    """
+    stems = {match[1] for name in names if (match := re.fullmatch(r"blk\.\d+\.(.+)", name))}
+    needed = {stem for stem in stems if stem.endswith(".bias")}
+    if needed & set(_QKV_BIASES):
+        needed |= set(_QKV_BIASES)
+    if any(stem.endswith("_exps") for stem in stems):
+        needed.add("ffn_gate_inp")
+    out = [_module(f"blk.{i}.{stem}") for i in range(min(blocks, len(names) + 1)) for stem in sorted(needed)]
+    return out + [_module(name) for name in _ROTATION_FACTORS if names & set(_ROTATION_FACTORS)]
 
 
 def expected_gguf(

@@ -210,6 +210,11 @@ def key_entries(uses: Iterable[KeyUse]) -> list[Entry]:
     return out
 
 
+def _kind(name: str) -> str:
+    """The name without the numbers of layers and experts."""
+    return re.sub(r"\d+", "*", name)
+
+
 def requirement_entries(
     requirements: Sequence[Requirement],
     shapes: Mapping[str, Sequence[int]],
@@ -223,18 +228,21 @@ def requirement_entries(
     by        what the configuration is, for the clause
     """
     out: list[Entry] = []
+    kinds = {_kind(name) for name in shapes}
     paths = {""} | {".".join(parts[:i]) for name in shapes for parts in [name.split(".")] for i in range(1, len(parts))}
     for need in requirements:
         choice = next((names for names in need.names if all(n in shapes for n in names)), None)
         if choice is None:
             # The name to report: of the alternative that is there in part, else whose path is in
             # use, else the usual one.
-            def rank(names: tuple[str, ...]) -> tuple[float, int]:
-                return sum(n in shapes for n in names) / len(names), int(names[0].rpartition(".")[0] in paths)
+            def rank(names: tuple[str, ...]) -> tuple[float, int, int]:
+                share = sum(n in shapes for n in names) / len(names)
+                return share, int(names[0].rpartition(".")[0] in paths), int(_kind(names[0]) in kinds)
 
             partly = max(need.names, key=rank)
             absent = next(n for n in partly if n not in shapes)
-            out.append(Entry("tensor", absent, MISSING, why=f"{by} requires it"))
+            others = [names[0] for names in need.names if len(names) == 1 and names != partly][:2]
+            out.append(Entry("tensor", absent, MISSING, why=" or ".join([f"{by} requires it", *others])))
             continue
         for name in choice:
             shape = tuple(shapes[name])

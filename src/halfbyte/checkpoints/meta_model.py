@@ -52,8 +52,7 @@ def required_by_transformers(
         return f"model_type {word!r} is not in the table, and transformers is not installed to say what it has"
     settings = {k: v for k, v in config.items() if k not in _QUANTIZATION}
     keys = set(keys)
-    most = MODULES + MODULES_PER_TENSOR * len(keys)
-    names = _parameters(json.dumps(settings, sort_keys=True, default=str), most)
+    names = _parameters(json.dumps(settings, sort_keys=True, default=str), most_modules(len(keys)))
     if isinstance(names, str):
         return f"model_type {word!r} is not in the table, and transformers {names}"
     ours, theirs = _stem(keys), _stem(names)
@@ -69,6 +68,11 @@ def required_by_transformers(
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     clause = f"{', '.join(left[:SHOWN])}{more}, which the file has under no such name; the others are compared" if left else ""
     return [Requirement(((name,),)) for name in compared], clause, shapes
+
+
+def most_modules(tensors: int) -> int:
+    """Modules that a model of so many tensors may have."""
+    return MODULES + MODULES_PER_TENSOR * tensors
 
 
 def _kind(name: str) -> str:
@@ -87,7 +91,7 @@ def _parameters(config: str, most: int) -> dict[str, Shape] | str:
     without `.weight`; or why there are none, as a verb's phrase.
     """
     settings: dict[str, Any] = json.loads(config)
-    with _quiet():
+    with quiet():
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -98,9 +102,9 @@ def _parameters(config: str, most: int) -> dict[str, Shape] | str:
             return f"does not know it: {str(error).splitlines()[0]:.80}" if str(error) else "does not know it"
         for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
             try:
-                with torch.device("meta"), _at_most(most):
+                with torch.device("meta"), at_most(most):
                     model = auto.from_config(made, trust_remote_code=False)
-            except _TooManyModulesError:
+            except TooManyModulesError:
                 return f"builds more than {most:,} modules of its config.json, which its tensors cannot fill"
             except Exception:  # an architecture's constructor raises whatever its code does
                 continue
@@ -113,13 +117,13 @@ def _parameters(config: str, most: int) -> dict[str, Shape] | str:
     return "builds no language model of its config.json"
 
 
-class _TooManyModulesError(Exception):
+class TooManyModulesError(Exception):
     """A model has more modules than its file could fill."""
 
 
 @contextlib.contextmanager
-def _at_most(modules: int) -> Iterator[None]:
-    """Raises _TooManyModulesError in the block where this thread registers more modules: a config
+def at_most(modules: int) -> Iterator[None]:
+    """Raises TooManyModulesError in the block where this thread registers more modules: a config
     that asks for 65,536 experts a layer would take minutes.
     """
     from torch.nn.modules.module import register_module_module_registration_hook
@@ -131,7 +135,7 @@ def _at_most(modules: int) -> Iterator[None]:
         if threading.get_ident() == thread:
             count += 1
             if count > modules:
-                raise _TooManyModulesError
+                raise TooManyModulesError
 
     hook = register_module_module_registration_hook(registered)
     try:
@@ -141,7 +145,7 @@ def _at_most(modules: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the warnings that transformers prints while it builds a model."""
     logger = logging.getLogger("transformers")
     level = logger.level

@@ -178,7 +178,7 @@ def _pattern(config: dict[str, Any], period: int) -> list[str]:
 
 
 def _cohere(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"use_qk_norm": keys.has("blk.0.attn_q_norm")}
+    return {"use_qk_norm": keys.any_layer("attn_q_norm")}
 
 
 def _cohere2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _exaone4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stablelm(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"use_parallel_residual": not keys.has("blk.0.ffn_norm")}
+    return {"use_parallel_residual": not keys.any_layer("ffn_norm")}
 
 
 def _full_attention(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _deepseek_routing(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "norm_topk_prob": keys.get("expert_weights_norm", "bool", False),
         "n_group": 1,
         "topk_group": 1,
-        "use_qk_norm": keys.has("blk.0.attn_q_norm"),
+        "use_qk_norm": keys.any_layer("attn_q_norm"),
         "sliding_window": None,
         "layer_types": ["full_attention"] * config["num_hidden_layers"],
     }
@@ -240,7 +240,7 @@ def _phimoe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return expert_counts(keys, "num_local_experts") | {
         "rope_parameters": rope,
         "sliding_window": keys.get("attention.sliding_window", "integer") or None,
-        "lm_head_bias": keys.has("output.bias"),
+        "lm_head_bias": True,
         "router_jitter_noise": 0.01,
     }
 
@@ -381,9 +381,9 @@ def architecture_named(keys: Keys) -> Architecture:
     """The architecture of a file, which for some names depends on a key."""
     if keys.arch == "llama" and keys.get("expert_count", "integer", 0):
         return MIXTRAL
-    if keys.arch in ("t5", "t5encoder") and not keys.has("enc.blk.0.ffn_gate"):
+    if keys.arch in ("t5", "t5encoder") and not keys.any_layer("ffn_gate"):
         return T5_PLAIN if keys.arch == "t5" else T5_PLAIN_ENCODER
-    if keys.arch == "falcon" and keys.has("blk.0.attn_norm_2"):
+    if keys.arch == "falcon" and keys.any_layer("attn_norm_2"):
         return FALCON_40B
     if keys.arch == "mamba" and keys.get("ssm.dt_b_c_rms", "bool", False):
         return FALCON_MAMBA

@@ -30,7 +30,7 @@ from .keys import Keys
 
 def _falcon(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Newer models have a norm for each branch, older ones one head for keys."""
-    newer = keys.has("blk.0.attn_norm_2")
+    newer = keys.any_layer("attn_norm_2")
     if not newer and config["num_key_value_heads"] not in (1, config["num_attention_heads"]):
         raise keys.refuse(f"with {config['num_key_value_heads']} heads for keys and one norm; transformers takes 1 or all")
     return {

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.runnable import refusal
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import UnsupportedError
 from ..tensor.qtensor import QTensor
 from .architecture import Architecture, Field
 from .architectures import ARCHITECTURES, architecture_named
-from .keys import Keys
+from .keys import Keys, MissingError
 from .names import LAYER
 
 
@@ -109,7 +109,11 @@ def _biases(keys: Keys) -> dict[str, bool]:
     names = keys.checkpoint.file.headers
     qkv, out, up = (
         any(n.endswith(ends) for n in names)
-        for ends in ((".attn_q.bias", ".attn_qkv.bias"), (".attn_output.bias",), (".ffn_up.bias",))
+        for ends in (
+            tuple(f".attn_{word}.bias" for word in ("q", "k", "v", "qkv")),
+            (".attn_output.bias",),
+            tuple(f".ffn_{word}.bias" for word in ("gate", "up", "down")),
+        )
     )
     return {
         "attention_bias": qkv, "qkv_bias": qkv, "use_qkv_bias": qkv, "use_bias": qkv, "attention_out_bias": out,
@@ -168,7 +172,7 @@ def embedding_key(checkpoint: GGUFCheckpoint) -> str:
     for key in ("token_embd", "token_embd.weight"):
         if key in checkpoint:
             return key
-    raise CheckpointError(f"[load_model] {checkpoint.path}: tensor 'token_embd.weight' is missing")
+    raise MissingError(checkpoint.path, "tensor", "token_embd.weight")
 
 
 def _rope(keys: Keys) -> dict[str, Any]:
@@ -200,7 +204,7 @@ def _longrope(keys: Keys) -> dict[str, Any]:
     for word in ("long", "short"):
         name = f"rope_factors_{word}.weight"
         if name not in keys.checkpoint:
-            raise keys.error(f"tensor '{name}' is missing; the other list of rotation factors is there")
+            raise MissingError(keys.checkpoint.path, "tensor", name, "; the other list of rotation factors is there")
         factors = keys.checkpoint[name]
         if isinstance(factors, QTensor):
             raise keys.error(f"tensor '{name}' is quantized; plain numbers are wanted")

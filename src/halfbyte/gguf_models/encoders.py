@@ -63,7 +63,7 @@ def _t5(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Sizes under T5's names. The first version shares the head with the embedding and scales its
     inputs, newer ones have a gate.
     """
-    gated = keys.has("enc.blk.0.ffn_gate")
+    gated = keys.any_layer("ffn_gate")
     return {
         "d_model": config["hidden_size"],
         "d_kv": keys.size("attention.key_length"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .architecture import EACH, GEMMA2, LLAMA, PARAMETER, QK_NORM, TOP, Architecture, expert_counts, routed
-from .keys import Keys
+from .keys import Keys, MissingError
 
 _SHARED_KEYS = ("attn_k", "attn_v", "attn_k_norm")
 """Tensors that a layer with another's keys and values does not use."""
@@ -106,7 +106,9 @@ def _gemma4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
             f"whose feed-forward layers are {widths} wide; transformers takes one width, doubled where keys are shared"
         )
     length = keys.size("attention.key_length")
-    factors = keys.checkpoint["rope_freqs.weight"] if "rope_freqs.weight" in keys.checkpoint else np.ones(length // 2)
+    if not keys.has("rope_freqs"):
+        raise MissingError(keys.checkpoint.path, "tensor", "rope_freqs.weight", "; the model needs it")
+    factors = keys.checkpoint["rope_freqs.weight"]
     local = {"rope_type": "default", "rope_theta": keys.positive("rope.freq_base_swa", 10000.0)}
     rotated = {"rope_type": "proportional", "partial_rotary_factor": float((np.asarray(factors) < 1e20).mean())}
     per_layer = int(keys.get("embedding_length_per_layer_input", "integer", 0))

@@ -9,6 +9,17 @@ from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import CheckpointError, UnsupportedError
 
 
+class MissingError(CheckpointError):
+    """A key or a tensor that the model needs is not in the file.
+
+    subject  "key" or "tensor"
+    """
+
+    def __init__(self, path: object, subject: str, name: str, more: str = "") -> None:
+        super().__init__(f"[load_model] {path}: {subject} '{name}' is missing{more}")
+        self.subject, self.name = subject, name
+
+
 class Keys:
     """The key-values of one architecture, typed; errors name file and key."""
 
@@ -33,7 +44,7 @@ class Keys:
     def need(self, key: str, kind: str) -> Any:
         value = self.get(key, kind)
         if value is None:
-            raise self.error(f"key '{self.arch}.{key}' is missing; the model needs it")
+            raise MissingError(self.checkpoint.path, "key", f"{self.arch}.{key}", "; the model needs it")
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
@@ -75,7 +86,7 @@ class Keys:
         else:
             value = self.metadata.typed(name, "float")
             if value is None:
-                raise self.error(f"key '{name}' is missing; the model needs it")
+                raise MissingError(self.checkpoint.path, "key", name, "; the model needs it")
             values = [value] * layers
         if len(values) < layers or not all(math.isfinite(v) for v in values):
             raise self.error(f"key '{name}' is {values}; {layers} finite numbers are needed")
@@ -91,7 +102,7 @@ class Keys:
     def any_layer(self, stem: str) -> bool:
         """Whether any layer has a tensor of this stem, dense or packed."""
         ends = (f".{stem}", f".{stem}.weight")
-        return any(name.startswith("blk.") and name.endswith(ends) for name in self.checkpoint.file.headers)
+        return any(name.startswith(("blk.", "enc.", "dec.")) and name.endswith(ends) for name in self.checkpoint.file.headers)
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor of this stem, dense or packed."""
@@ -101,7 +112,7 @@ class Keys:
         """Rows of the tensor of this stem; `default`, or an error without one, where it is missing."""
         if not self.has(tensor):
             if default is None:
-                raise self.error(f"tensor '{tensor}.weight' is missing")
+                raise MissingError(self.checkpoint.path, "tensor", f"{tensor}.weight")
             return default
         return int(self.checkpoint.info(tensor if tensor in self.checkpoint else f"{tensor}.weight").shape[0])
 

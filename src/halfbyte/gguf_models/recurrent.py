@@ -130,9 +130,9 @@ def _period(keys: Keys, layers: list[bool], what: str) -> tuple[int, int]:
 
 
 def _jamba(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    names = keys.checkpoint
     attention = [bool(n) for n in keys.sizes("attention.head_count_kv", keys.layers)]
-    experts = [any(f"blk.{i}.ffn_gate_inp{end}" in names for end in ("", ".weight")) for i in range(keys.layers)]
+    of_experts = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    experts = [any(keys.has(f"blk.{i}.{stem}") for stem in of_experts) for i in range(keys.layers)]
     periods = dict(zip(("attn_layer_period", "attn_layer_offset"), _period(keys, attention, "attention"), strict=True))
     periods |= zip(("expert_layer_period", "expert_layer_offset"), _period(keys, experts, "experts"), strict=True)
     sizes = _mamba_sizes(keys, config)
@@ -202,14 +202,14 @@ def _nemotron_h_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     if len(widths) != 1:
         raise keys.refuse(f"whose experts are {sorted(widths)} wide; transformers takes one width")
     base = _nemotron_h(keys, config)
-    latent = [key for key in keys.checkpoint.keys() if ".ffn_latent_down" in key]  # noqa: SIM118 a checkpoint is no dict
+    latent = next((name.partition(".ffn_latent_")[0] for name in keys.checkpoint.file.headers if ".ffn_latent_" in name), "")
     return {
         **base,
         **counts,
         "layers_block_type": ["moe" if kind == "mlp" else kind for kind in base["layers_block_type"]],
         "moe_intermediate_size": widths.pop(),
         "moe_shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
-        "moe_latent_size": int(keys.checkpoint.info(latent[0]).shape[0]) if latent else None,
+        "moe_latent_size": keys.rows(f"{latent}.ffn_latent_down") if latent else None,
         "norm_topk_prob": keys.get("expert_weights_norm", "bool", False),
         "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
         "n_group": 1,
@@ -227,7 +227,7 @@ def _lfm2_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         **expert_counts(keys, "num_experts"),
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),
         "num_dense_layers": keys.get("leading_dense_block_count", "integer", 0),
-        "use_expert_bias": keys.any_layer("exp_probs_b.bias"),
+        "use_expert_bias": True,
         "norm_topk_prob": True,
         "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
     }

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from ..architecture import (
     GGUF_TENSOR_NAME,
     GGUF_TOKENS,
     expected_gguf,
+    implied_gguf,
     required_gguf,
 )
 from ..base import Checkpoint, TensorInfo
@@ -48,10 +50,20 @@ PROJECTOR = (
 )
 
 
+Needed = Callable[["GGUFCheckpoint", Mapping[str, tuple[int, ...]]], list[Entry] | str]
+"""(checkpoint, shapes of its tensors without `.weight`) -> entries of what is missing, or why that
+is not known.
+"""
+
+
 class GGUFCheckpoint(Checkpoint):
     """An opened GGUF file, or all shards of a split one. `file` is the GGUFFile below it."""
 
     format = "gguf"
+    needed: ClassVar[Needed | None] = None
+    """What models of other architectures than `GGUF_FAMILIES` need: `gguf_models.required`, an
+    upper floor, which the package sets here.
+    """
 
     def __init__(self, path: str | Path, files: Files | None = None) -> None:
         self.path = Path(path)
@@ -193,11 +205,14 @@ class GGUFCheckpoint(Checkpoint):
         lacking += [Entry("tensor", name, UNKNOWN, why=f"no tensor of {architecture} has such a name") for name in names]
         if lacking:
             return lacking
+        if architecture not in GGUF_FAMILIES and self.needed is not None and any(k.startswith(f"{architecture}.") for k in meta):
+            return self.needed(shapes)
         size = {key: self._size(name) for key, name in keys.items() if GGUF_KEYS[key] == "integer"}
         blocks, width = size["block_count"], size["embedding_length"]
         needs = required_gguf(architecture, blocks, "output" not in shapes, len(shapes), width)
         if isinstance(needs, str):
             return needs
+        needs += implied_gguf(shapes.keys(), blocks or 0)
         heads, inner = size["attention.head_count"], size["feed_forward_length"]
         few = self._size(f"{architecture}.attention.head_count_kv") or heads
         plain = width // heads if width and heads else None

@@ -1,0 +1,141 @@
+"""The tensors that a GGUF model of an architecture in `architectures.py` needs: each parameter of
+transformers' model, under the names that the architecture's table has for it.
+
+    missing_tensors(checkpoint, shapes)      entries of the ledger, or why nothing is compared
+
+The model is built on torch's meta device from the header, where nothing is allocated; torch and
+transformers are imported late. Families in `checkpoints/architecture.py` need neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from ..checkpoints.architecture import Requirement
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.ledger import MISSING, Entry, requirement_entries
+from ..checkpoints.meta_model import TooManyModulesError, at_most, most_modules, quiet
+from ..errors import HalfbyteError
+from .architecture import EACH, EXPERTS, PART, Architecture
+from .config import architecture_of, settings_of
+from .keys import Keys, MissingError
+from .names import LAYER, SIDES, class_name, slot
+
+LEAVES = ("weight", "bias", "")
+"""What ends the name of a tensor after its stem; some tensors of recurrent layers end with it."""
+HALVES = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+"""Projection of experts -> the parameter that it is half of in transformers."""
+
+
+def missing_tensors(checkpoint: GGUFCheckpoint, shapes: Mapping[str, tuple[int, ...]]) -> list[Entry] | str:
+    """Entries of what the model needs and the file lacks; or why that is not known, as a clause.
+
+    shapes  of all tensors, names without `.weight`
+    """
+    try:
+        architecture, settings = architecture_of(checkpoint), settings_of(checkpoint)
+    except MissingError as error:
+        return [Entry(error.subject, error.name, MISSING, why="the model needs it")]
+    except HalfbyteError as error:
+        return f"no model is built of the header: {str(error).partition('] ')[2].removeprefix(f'{checkpoint.path}: '):.160}"
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        return f"{architecture.model_type} is not in the table, and transformers is not installed to say what it has"
+    config = json.dumps(settings, sort_keys=True, default=str)
+    state = _parameters(config, architecture.task, most_modules(len(shapes)))
+    if isinstance(state, str):
+        return state
+    return requirement_entries(list(_requirements(architecture, Keys(checkpoint), state, shapes)), shapes, {}, "the header")
+
+
+@lru_cache(maxsize=4)
+def _parameters(settings: str, task: str, most: int) -> frozenset[str] | str:
+    """Names of a model's parameters and of the buffers that checkpoints have; or why there are
+    none.
+    """
+    with quiet():
+        import torch
+        import transformers
+
+        given = json.loads(settings)
+        kind = given.pop("model_type")
+        try:
+            config = transformers.AutoConfig.for_model(kind, **given)
+            with torch.device("meta"), at_most(most):
+                model = getattr(transformers, class_name(kind, task))(config)
+        except TooManyModulesError:
+            return f"transformers builds more than {most:,} modules of the header, which the tensors cannot fill"
+        except Exception as error:  # a constructor raises whatever its code does
+            return f"transformers builds no {kind} of the header: {str(error).partition(chr(10))[0]:.80}"
+        shared = set(getattr(model, "all_tied_weights_keys", None) or ())
+        return frozenset(name for name in model.state_dict() if name not in shared)
+
+
+def _requirements(
+    architecture: Architecture, keys: Keys, state: frozenset[str], names: Mapping[str, Any]
+) -> Iterator[Requirement]:
+    """For each parameter the sets of tensors that together hold it."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in _candidates(architecture, keys, names):
+        for parameter, piece in _holds(architecture, name, state):
+            found[parameter][piece].append(name.removesuffix(".weight"))
+    if "output.bias" in names:  # without its matrix the embedding would be the head
+        yield Requirement((("output",),))
+    for pieces in found.values():
+        whole = [(name,) for name in dict.fromkeys(pieces.pop("", []))]
+        parts = list(zip(*(dict.fromkeys(alternatives) for alternatives in pieces.values()), strict=False)) if pieces else []
+        yield Requirement((*whole, *parts) if whole and whole[0][0] in names else (*parts, *whole))
+
+
+def _candidates(architecture: Architecture, keys: Keys, names: Mapping[str, Any]) -> Iterator[str]:
+    """Every name that a tensor of the model may have, endings that the file uses first."""
+    ends: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        match = LAYER.fullmatch(name)
+        stem, _, leaf = (match[2] if match else name).rpartition(".")
+        ends[stem if leaf == "bias" else match[2] if match else name].add("bias" if leaf == "bias" else "")
+
+    def leaves(stem: str) -> list[str]:
+        return sorted(LEAVES, key=lambda leaf: leaf.removesuffix("weight") not in ends[stem])
+
+    for stem in architecture.top:
+        yield from (f"{stem}.{leaf}" for leaf in leaves(stem) if leaf)
+    stems = list(dict.fromkeys((*architecture.names, *architecture.splits)))
+    for layer in range(keys.layers):
+        for stem in stems:
+            side, _, rest = stem.partition(".")
+            at, inner = (f"{side}.blk.{layer}.", rest) if side in SIDES else (f"blk.{layer}.", stem)
+            yield from (f"{at}{inner}.{leaf}" if leaf else f"{at}{inner}" for leaf in leaves(inner))
+
+
+def _holds(architecture: Architecture, name: str, state: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """(parameter, which piece of it) of each parameter that a tensor of this name holds; "" for the
+    whole.
+    """
+    match = LAYER.fullmatch(name)
+    stem = match[2].removesuffix(".weight").removesuffix(".bias") if match else ""
+    if stem in architecture.splits:
+        same = (slot(architecture, name.replace(f".{stem}", f".{part}")) for part in architecture.splits[stem])
+        yield from ((f"{path}.{leaf}", "") for path, leaf in filter(None, same) if f"{path}.{leaf}" in state)
+        return
+    where = slot(architecture, name)
+    if where is None:
+        return
+    path, leaf = where
+    if EXPERTS in path:
+        module, _, projection = path.partition(EXPERTS)
+        end = "_bias" if leaf == "bias" else ""
+        for whole in (projection, HALVES.get(projection, "")):
+            if whole and f"{module}.{whole}{end}" in state:
+                yield f"{module}.{whole}{end}", projection if whole != projection else ""
+    elif EACH in path:
+        before, _, after = path.partition(EACH)
+        yield from ((p, "") for p in state if p.startswith(before) and p.endswith(f"{after}.{leaf}"))
+    else:
+        path, _, number = path.partition(PART)
+        if f"{path}.{leaf}" in state:
+            yield f"{path}.{leaf}", number
