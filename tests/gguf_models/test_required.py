@@ -38,7 +38,7 @@ valid model: nothing else of the file implies them.
 
 
 def kind(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
+    return re.sub(r"(?<=blk\.)\d+", "*", name)
 
 
 def whole(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> GGUF:
