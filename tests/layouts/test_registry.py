@@ -77,8 +77,8 @@ def drawn() -> list[QTensor]:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_what_fits_comes_back_and_what_does_not_is_refused(name: str, drawn: list[QTensor]):
-    """Where `misfit` gives a reason pack refuses with it. Where it gives none, the tensors read back
-    are the same weight, or pack refuses its values.
+    """Where `misfit` gives a reason pack refuses with it. Where it gives none, the tensors read
+    back are the same weight, or pack refuses its values.
     """
     layout = LAYOUTS[name]
     fitting = 0

@@ -31,7 +31,8 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
     "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
     "compressed-tensors": [[TORCH, TRANSFORMERS, "compressed-tensors==0.20.0", "accelerate"]],
-    # The last release that writes 2:4 sparse weights; its requirement, transformers < 5, is older than what reads them here.
+    # The last release that writes 2:4 sparse weights. It requires transformers < 5, which the tests
+    # of its files cannot use.
     "compressed-tensors-sparse": [[TORCH, TRANSFORMERS, "accelerate", "loguru"], ["--no-deps", "compressed-tensors==0.14.0.1"]],
     "modelopt": [[TORCH, TRANSFORMERS, "nvidia-modelopt==0.47.0", "accelerate", "requests"]],  # it imports requests unasked
     "autoround": [[TORCH, TRANSFORMERS], [TORCH, "auto-round==0.16.1"]],
