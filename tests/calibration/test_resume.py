@@ -27,6 +27,7 @@ LAYERS = 3
 FEW = {"num_hidden_layers": LAYERS}
 KINDS = {
     "llama awq": ("llama", "awq", FEW),
+    "llama learned": ("llama", "learned", FEW),
     "mixtral gptq": ("mixtral", "gptq", {**FEW, "num_local_experts": 8, "num_experts_per_tok": 1}),
 }  # fmt: skip
 
@@ -37,6 +38,7 @@ class Killed(BaseException):
 
 def arguments(tmp_path: Path, method: str, *more: str) -> list[str]:
     text = ["--method", method, "--calibration", str(tmp_path / "text.txt"), "--context", "24", "--sequences", "3"]
+    more = (*more, *(("--steps", "2") if method == "learned" else ()))
     return ["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "halfbyte:int4:g32", *text, "--workers", "1", *more]
 
 
@@ -72,9 +74,10 @@ others with Mixtral too.
     [
         ("llama awq", tuple(MOMENTS)),
         ("mixtral gptq", IN_A_LAYER),
+        ("llama learned", ("line",)),
         pytest.param("mixtral gptq", tuple(m for m in MOMENTS if m not in IN_A_LAYER), marks=pytest.mark.slow),
     ],
-    ids=["llama awq", "mixtral gptq", "mixtral gptq, the others"],
+    ids=["llama awq", "mixtral gptq", "llama learned", "mixtral gptq, the others"],
 )
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch, capsys, kind, moments):
     method = sources(tmp_path, kind)

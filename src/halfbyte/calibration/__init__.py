@@ -1,5 +1,6 @@
-"""GPTQ and AWQ over a whole model: calibration text passes through it layer by layer; each is
-quantized before the next is read. `allocate` chooses a codec for each weight within a budget.
+"""GPTQ, AWQ and learned rounding over a whole model: calibration text passes through it layer by
+layer; each is quantized before the next is read. `allocate` chooses a codec for each weight within
+a budget.
 
 Needs torch and transformers. `quantizers` has the algorithms for one weight, `conversion.quantize`
 writes the result.
@@ -8,9 +9,10 @@ writes the result.
 try:
     from .allocate import allocate
     from .importance import collect_importance
+    from .learned import Options
     from .spool import Spool
     from .walk import Calibrated, calibrate
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"{e.name}, which calibration needs; pip install 'halfbyte[transformers]'", name=e.name) from e
 
-__all__ = ["Calibrated", "Spool", "allocate", "calibrate", "collect_importance"]
+__all__ = ["Calibrated", "Options", "Spool", "allocate", "calibrate", "collect_importance"]

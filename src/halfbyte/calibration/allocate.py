@@ -63,7 +63,7 @@ def allocate(
     size     bytes of the files of weights, at most
     max_kl   divergence from the dense model on the calibration text, nats a token, at most: the
              fewest bytes within it, measured on at most `TRIES` quantized models
-    method   that will round: "rtn", "mse", "gptq", "awq"
+    method   that will round: "rtn", "mse", "gptq", "awq", "learned"
     codecs   candidates; by default all of the target
     max_shard_size  of the files that `size` counts, as they will be written
     folder   where the models of `max_kl` are written, and deleted; the system's for temporary files

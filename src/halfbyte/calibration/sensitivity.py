@@ -42,6 +42,7 @@ from ..conversion.recipe import Recipe, recipe_of
 from ..conversion.targets import Goal, goal_named
 from ..conversion.transposed_experts import with_transposed_experts
 from ..errors import FormatError, UnsupportedError
+from ..quantizers import METHODS
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .matrices import Matrix, layer_matrices
@@ -91,14 +92,16 @@ def sensitivities(
 
     layout   the target's word
     text     path of a UTF-8 file; `sequences` of `context` tokens are taken evenly from it
-    method   how weights are rounded: "rtn", "mse", "gptq"; "awq" is estimated as "mse"
+    method   how weights are rounded: "rtn", "mse", "gptq"; "awq" is estimated as "mse", "learned" as
+             "gptq"
     codecs   candidates; by default all of the target
     seed     of the drawn labels
     Raises CalibrationError for a text that is too short or a model without tokenizer,
     UnsupportedError for a model that calibration does not walk.
     """
-    if method not in ("rtn", "mse", "gptq", "awq"):
-        raise FormatError(f"[quantize] method {method!r}; allowed: rtn, mse, gptq, awq")
+    if method not in METHODS:
+        raise FormatError(f"[quantize] method {method!r}; allowed: {', '.join(METHODS)}")
+    method = {"awq": "mse", "learned": "gptq"}.get(method, method)
     goals = [goal_named(f"{layout}:{word}") for word in candidate_codecs(layout, codecs)]
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)

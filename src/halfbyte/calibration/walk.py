@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +42,13 @@ from ..tensor.concat import stack
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
+from .learned import Options, Weight, train_layer
 from .matrices import Matrix, layer_matrices
 from .scaling import Scaling
 from .sources import Source, layer_source
 from .spool import LayerResult, Spool, job_key
 from .statistics import InputCollector, InputStatistics
+from .trainable import check_trainable
 
 Progress = Callable[[int, int, str], None]
 
@@ -94,16 +97,19 @@ def calibrate(
     act_order: bool = False,
     device: str = "auto",
     from_packed: bool = False,
+    learning: Options | None = None,
     spool: Spool | None = None,
     progress: Progress | None = None,
 ) -> Calibrated:
     """Quantize the weights of `recipe` using their inputs on `text`.
 
     text       path of a UTF-8 file
-    method     "gptq", "awq", or "mse" weighted by the inputs' mean squares
+    method     "gptq", "awq", "mse" weighted by the inputs' mean squares, or "learned": trained from
+               gptq's result
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
+    learning   steps and seed of learned
     spool      folder for finished layers, which are mapped from there; layers of an interrupted run
                of the same job are reused. None keeps them in memory
     progress   called as progress(done, total, layer)
@@ -112,8 +118,8 @@ def calibrate(
     format and named in the notes. Raises CalibrationError for a text that is too short or a model
     without tokenizer, FormatError when experts of a layer would be packed and dense.
     """
-    if method not in ("mse", "gptq", "awq"):
-        raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq")
+    if method not in ("mse", "gptq", "awq", "learned"):
+        raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq, learned")
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)
     check_experts(checkpoint, recipe)
@@ -121,11 +127,15 @@ def calibrate(
     source = layer_source(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text).expanduser(), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-    result = Calibrated(name=f"{method} {'act-order ' if act_order else ''}on {torch.device(where).type}, tokens {digest}")
+    learning = (learning or Options()) if method == "learned" else None
+    options = "act-order " if act_order else "" if learning is None else f"{learning} "
+    result = Calibrated(name=f"{method} {options}on {torch.device(where).type}, tokens {digest}")
     result.layers = source.count
-    calibration = _Calibration(checkpoint, source, recipe, method, act_order)
+    calibration = _Calibration(checkpoint, source, recipe, method, act_order, learning)
     with torch.no_grad():
         hidden, arguments = first_inputs(source, ids, where)
+        if learning is not None:
+            hidden = [*hidden, *hidden]
         layers = [] if spool is None else spool.resume(job_key(checkpoint, recipe, result.name))
         result.resumed = len(layers)
         if spool is not None and layers:
@@ -243,24 +253,34 @@ class _Calibration:
         recipe: Recipe,
         method: str,
         act_order: bool,
+        learning: Options | None = None,
     ) -> None:
         self.checkpoint, self.source, self.recipe = checkpoint, source, recipe
-        self.method, self._rounder = method, InputRounder(method, act_order)
+        self.method, self._learning = method, learning
+        self._rounder = InputRounder("gptq" if learning else method, act_order)
         self._mix: BoundMix | None = None
         self._gguf_modules: dict[str, tuple[str, int | None]] = {}
         if recipe.mix:
             home = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else GGUFView(checkpoint)
             self._mix, self._gguf_modules = BoundMix(recipe.mix, home), gguf_modules(home)
         self._done = LayerResult()
-        self._stacks: dict[str, list[tuple[int, QTensor]]] = {}
 
     def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> tuple[LayerResult, list[Tensor]]:
-        """Quantize a layer: its result, and its outputs."""
+        """Quantize a layer: its result, and its outputs.
+
+        hidden  of each sequence; for learned those of the packed model, then the dense model's
+        """
         self._done = LayerResult()
         layer = self.source.layer(number)
         prefix = f"{self.source.prefix}.{number}"
         matrices = layer_matrices(layer, prefix, self.source.slots, lambda key: self.checkpoint.info(key).shape[-2])
         wanted = {key: fmt for key in {m.key for m in matrices} if (fmt := self._wanted(key)) is not None}
+        targets: list[Tensor] = []
+        if self._learning is not None:
+            for fmt in set(wanted.values()):
+                check_trainable(fmt)
+            hidden, dense = hidden[: len(hidden) // 2], hidden[len(hidden) // 2 :]
+            targets = [run_layer(layer, h, arguments) for h in dense]
         with InputCollector(layer, *multiplying(layer)) as inputs:
             for h in hidden:
                 run_layer(layer, h, arguments)
@@ -270,10 +290,16 @@ class _Calibration:
                 self.checkpoint, self.source, layer, prefix, inputs, matrices, wanted, self._done,
                 lambda: run_layer(layer, hidden[0], arguments),
             ).scale()  # fmt: skip
-        self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
+        rounded = self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
+        if self._learning is not None and rounded:
+            weights = [weight for _, weight in rounded]
+            trained = train_layer(layer, weights, hidden, targets, lambda x: run_layer(layer, x, arguments), self._learning)
+            for weight, q in zip(weights, trained, strict=True):
+                weight.packed = q
+        self._keep(rounded)
         out = [run_layer(layer, h, arguments) for h in hidden]
         self.source.drop(number)
-        return self._done, out
+        return self._done, [*out, *targets]
 
     def _wanted(self, key: str) -> Format | None:
         """The target format of a weight, None to keep it."""
@@ -290,10 +316,11 @@ class _Calibration:
         except ShapeError:
             return None  # kept dense; the writer reports it
 
-    def _round_all(self, matrices: list[Matrix], inputs: InputCollector, wanted: Mapping[str, Format]) -> None:
-        """The packed weights of a layer, into `LayerResult`; the layer computes with them from now
-        on.
-        """
+    def _round_all(
+        self, matrices: list[Matrix], inputs: InputCollector, wanted: Mapping[str, Format]
+    ) -> list[tuple[Matrix, Weight]]:
+        """The packed weights of a layer, which computes with them from now on."""
+        rounded = []
         position = {name: i for i, group in enumerate(inputs.groups) for name in group.names}
         ordered = sorted(matrices, key=lambda m: position.get(m.input, len(position)))
         hessian: Tensor | None = None
@@ -310,18 +337,29 @@ class _Calibration:
                 q = self._rounder.round(matrix.view.float(), None if group is None else hessian, wanted[matrix.key])
             except FormatError as error:
                 raise FormatError(f"[quantize] {matrix.key}: {error}") from error
+            weight = Weight(matrix.view, q)
+            if self._learning is not None:
+                weight.dense = matrix.view.float().clone()
+                weight.start = InputRounder("mse").round(weight.dense, None if group is None else hessian, wanted[matrix.key])
             matrix.view.copy_(torch.from_numpy(q.dequantize("float32")))
+            rounded.append((matrix, weight))
+            if group is None:
+                module = module_of(self.checkpoint.info(matrix.key)) or matrix.key
+                self._done.uncalibrated.append(module if matrix.expert is None else f"{module}[{matrix.expert}]")
+        return rounded
+
+    def _keep(self, rounded: list[tuple[Matrix, Weight]]) -> None:
+        """The packed weights of a layer, into `LayerResult`."""
+        stacks: dict[str, list[tuple[int, QTensor]]] = defaultdict(list)
+        for matrix, weight in rounded:
             module = module_of(self.checkpoint.info(matrix.key))
             assert module is not None
-            if group is None:
-                self._done.uncalibrated.append(module if matrix.expert is None else f"{module}[{matrix.expert}]")
             if matrix.expert is None:
-                self._done.weights[module] = self._in_file_order(matrix.key, q)
+                self._done.weights[module] = self._in_file_order(matrix.key, weight.packed)
             else:
-                self._stacks.setdefault(module, []).append((matrix.expert, q))
-        for module, pieces in self._stacks.items():
+                stacks[module].append((matrix.expert, weight.packed))
+        for module, pieces in stacks.items():
             self._done.weights[module] = stack([q for _, q in sorted(pieces, key=lambda piece: piece[0])])
-        self._stacks.clear()
 
     def _in_file_order(self, key: str, q: QTensor) -> QTensor:
         order = self.source.rows(key, q.shape[0])

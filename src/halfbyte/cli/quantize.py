@@ -39,13 +39,17 @@ def quantize(
         ),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="rtn: to nearest. mse: searched scales. gptq, awq: with calibration text, which helps mse too.")
+        str,
+        typer.Option(
+            help="rtn: to nearest. mse: searched scales. gptq, awq, learned: with calibration text, which helps mse too."
+        ),
     ] = "rtn",
     rule: Annotated[
         list[str] | None, typer.Option("--rule", help="regex=codec[:gN] or regex=keep, for modules whose name matches; in order.")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Text file whose tokens calibrate gptq, awq and mse; not the text you will measure with.")
+        Path | None,
+        typer.Option(help="Text file whose tokens calibrate gptq, awq, learned and mse; not the text you will measure with."),
     ] = None,
     bits: Annotated[
         float | None, typer.Option(help="Budget: bits a weight at most; a codec for each weight is chosen. Needs --calibration.")
@@ -69,6 +73,8 @@ def quantize(
     context: Annotated[int, typer.Option(min=8, help="Tokens of a calibration sequence.")] = 512,
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="learned: steps of descent for each layer; 200 without it.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="learned: order in which it sees sequences; 0 without it.")] = None,
     device: Annotated[
         str, typer.Option(help="Where calibration runs, and rounding with it: cpu, cuda; auto takes a GPU if there is one.")
     ] = "auto",
@@ -129,9 +135,11 @@ def quantize(
         raise FormatError("[quantize] no target; give --to layout:codec[:gN], --to layout with a budget, or --recipe FILE")
     limit = parse_size(max_shard_size, "quantize")
     recipe = recipe_of(to, rule or [], scale_dtype) if not budget else None
-    needed = method in ("gptq", "awq")
+    needed = method in ("gptq", "awq", "learned")
     if calibration is not None and method == "rtn" and not budget:
-        raise FormatError("[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq")
+        raise FormatError(
+            "[quantize] --calibration with --method rtn, which looks at weights only; allowed: mse, gptq, awq, learned"
+        )
     if imatrix is not None and (method != "mse" or calibration is not None):
         given = f"--method {method}" if method != "mse" else "--calibration"
         raise FormatError(f"[quantize] --imatrix with {given}; allowed: --method mse without --calibration")
@@ -145,6 +153,9 @@ def quantize(
     walked: dict[str, int] = {}
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
+    learning = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
+    if learning and method != "learned":
+        raise FormatError(f"[quantize] --{next(iter(learning))} with --method {method}; it belongs to learned")
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_with(path, config, allow_unknown))
         allocation, source = None, checkpoint.path
@@ -173,14 +184,14 @@ def quantize(
         if not plan:
             warn_of_missing_tokenizer(checkpoint, out)
         if calibrated and calibration is not None:
-            from ..calibration import Spool, calibrate
+            from ..calibration import Options, Spool, calibrate
 
             check_output(checkpoint.path, out, recipe.goal, force, plan)
             layers = stack.enter_context(Spool(out))
             with progress("calibrating") as report:
                 found = calibrate(
                     checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
-                    device=device, from_packed=from_packed, spool=layers, progress=report,
+                    device=device, from_packed=from_packed, learning=Options(**learning), spool=layers, progress=report,
                 )  # fmt: skip
             rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
             walked = {"layers": found.layers, "layers_resumed": found.resumed}

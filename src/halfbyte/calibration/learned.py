@@ -1,0 +1,166 @@
+"""Learned rounding of one layer: its packed weights are trained so that it computes what the dense
+layer does.
+
+    minimize  Σ over tokens  |layer(x̂) − y|² / |y|²
+
+x̂ are the outputs of the packed layers before it and y the dense layer's outputs on the dense
+model's own hidden states, so that a layer also makes up for the layers before it (block-wise
+reconstruction: BRECQ, Li et al. 2021, arXiv 2102.05426). A token's error counts relative to its
+outputs, as the norm that reads them divides by their magnitude.
+
+Variables (`trainable`) go down by the sign of their gradient under a rate that falls linearly to
+0, as in SignRound (Cheng et al. 2023, arXiv 2309.05516), so each travels a bounded distance. They
+start from searched scales (`mse` under the inputs' mean squares): GPTQ's codes lie on the far side
+of their rounding boundaries, where the first steps undo them. Of the states seen at every quarter
+the one of least error over all sequences is returned, GPTQ's result and the start included, so the
+result is never worse than either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torch
+from torch import Tensor, nn
+
+from ..tensor.qtensor import QTensor
+from .trainable import TrainableWeight
+
+STEPS = 200
+BATCH = 8
+"""Sequences of a step."""
+TRAVEL = 0.3
+"""How far an offset moves at most, in codes."""
+RANGE_TRAVEL = 0.02
+"""The same for scales, as a share, and for zero points and biases, as a share of the range."""
+CHECKS = 4
+"""Times that the error over all sequences is determined, besides the start."""
+
+
+@dataclass
+class Weight:
+    """A weight of a layer.
+
+    view    what the layer computes with
+    packed  as it was rounded
+    dense   float32 values before rounding; None where nothing is trained
+    start   as training starts; None where nothing is trained
+    """
+
+    view: Tensor
+    packed: QTensor
+    dense: Tensor | None = None
+    start: QTensor | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """steps  of descent; seed  of the choice of sequences"""
+
+    steps: int = STEPS
+    seed: int = 0
+
+
+def train_layer(
+    layer: nn.Module, weights: Sequence[Weight], inputs: Sequence[Tensor], targets: Sequence[Tensor], run: Any, options: Options
+) -> list[QTensor]:
+    """The packed weights of least error, in the order of `weights`; the layer computes with them
+    from then on.
+
+    inputs   hidden states [1, tokens, d] of each sequence
+    targets  what the layer should return for them
+    run      run(hidden) gives the layer's outputs
+    """
+    training = _Training(layer, weights, inputs, targets, run)
+    generator = torch.Generator().manual_seed(options.seed)
+    states = [[w.packed for w in weights], [t.start for t in training.trained]]
+    errors = [training.error(packed) for packed in states]
+    least = min(errors)
+    best = states[errors.index(least)]
+    checks = {options.steps * (i + 1) // CHECKS for i in range(CHECKS)}
+    with torch.enable_grad(), _deterministic():
+        for step in range(options.steps):
+            training.step(_chosen(len(inputs), generator), 1 - step / options.steps, options.steps)
+            if step + 1 in checks:
+                packed = [t.packed() for t in training.trained]
+                error = training.error(packed)
+                if error < least:
+                    best, least = packed, error
+    training.put(best)
+    return best
+
+
+def _chosen(count: int, generator: torch.Generator) -> list[int]:
+    chosen: list[int] = torch.randperm(count, generator=generator)[:BATCH].tolist()
+    return chosen
+
+
+def _deterministic() -> AbstractContextManager[None]:
+    """Attention whose gradients are summed in one order."""
+    found: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return found
+
+
+class _Training:
+    def __init__(
+        self, layer: nn.Module, weights: Sequence[Weight], inputs: Sequence[Tensor], targets: Sequence[Tensor], run: Any
+    ) -> None:
+        self.weights, self.inputs, self.targets, self.run = weights, inputs, targets, run
+        self.trained = [TrainableWeight(w.dense, w.start) for w in weights if w.dense is not None and w.start is not None]
+        storages = {p.untyped_storage().data_ptr(): p for p in layer.parameters()}
+        self.parameters = [storages[w.view.untyped_storage().data_ptr()] for w in weights]
+
+    def step(self, chosen: Sequence[int], rate: float, steps: int) -> None:
+        """One step of descent on some sequences.
+
+        The layer's parameters receive the decoded values and a gradient, which goes on to the
+        variables; so a layer may use its parameters in any way.
+        """
+        values = [t.value() for t in self.trained]
+        with torch.no_grad():
+            for w, value in zip(self.weights, values, strict=True):
+                w.view.copy_(value)
+        own = list({id(p): p for p in self.parameters}.values())
+        for p in own:
+            p.requires_grad_()
+            p.grad = None
+        x, y = (torch.cat([tensors[i] for i in chosen]) for tensors in (self.inputs, self.targets))
+        relative_error(self.run(x), y).backward()
+        for w, parameter, value in zip(self.weights, self.parameters, values, strict=True):
+            if parameter.grad is not None:
+                view = w.view
+                value.backward(parameter.grad.as_strided(view.shape, view.stride(), view.storage_offset()))
+        for p in own:
+            p.requires_grad_(False)
+            p.grad = None
+        with torch.no_grad():
+            for t in self.trained:
+                for variable, travel in ((t.rounding, TRAVEL), *((u, RANGE_TRAVEL) for u in t.ranges.values())):
+                    if variable.grad is not None:
+                        variable -= variable.grad.sign_().mul_(2 * travel * rate / steps)
+                        variable.grad = None
+
+    def put(self, packed: Sequence[QTensor]) -> None:
+        """The layer computes with these weights."""
+        with torch.no_grad():
+            for w, q in zip(self.weights, packed, strict=True):
+                w.view.copy_(torch.from_numpy(q.dequantize("float32")))
+
+    def error(self, packed: Sequence[QTensor]) -> float:
+        """The mean over all sequences."""
+        self.put(packed)
+        with torch.no_grad():
+            total = sum(float(relative_error(self.run(x), y)) for x, y in zip(self.inputs, self.targets, strict=True))
+        return total / len(self.inputs)
+
+
+def relative_error(x: Tensor, y: Tensor) -> Tensor:
+    """The mean over tokens of |x − y|² / |y|²."""
+    x, y = x.float(), y.float()
+    out: Tensor = ((x - y).square().sum(-1) / y.square().sum(-1).clamp(min=1e-30)).mean()
+    return out

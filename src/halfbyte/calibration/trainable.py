@@ -1,0 +1,227 @@
+"""A packed weight as variables of gradient descent: what it decodes to at every moment is a value
+that the format stores.
+
+    value = (element(round(p)) − zero) · scale · global + bias − min
+    p     = position((x − bias + min) / (scale · global) + zero) + v
+
+x is the dense weight. Codes are positions 0 … N − 1 in the format's values in order of size, and
+`position` is linear between neighbours, so that rounding p to the nearest integer is rounding to
+the nearest value, for integers and for tables. Variables are v (an offset a weight) and, for each
+parameter of a group that the format stores, u: stored = nearest(start + u · unit), where a scale's
+unit is its own start, and a zero point's or bias's is the whole range of codes. Rounding passes
+gradients straight through (Bengio et al. 2013, arXiv 1308.3432).
+
+| variable | from |
+|---|---|
+| v, an offset of each weight's rounding | SignRound (Cheng et al. 2023, arXiv 2309.05516) |
+| u of scales, through the rounding of x / scale | learned step size (Esser et al. 2020, arXiv 1902.08153) |
+| u of minimums, biases and zero points: where a range is cut off | OmniQuant (Shao et al. 2023, arXiv 2308.13137) |
+
+At the start u is 0 and v is the smallest offset that yields the start's codes, whichever algorithm
+found them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import torch
+from torch import Tensor
+
+from ..errors import FormatError
+from ..formats.base import SCALE_DTYPES
+from ..formats.decode import scale_values
+from ..numerics.bits import pack, unpack
+from ..numerics.minifloat import element_table, round_to_element
+from ..quantizers import has_search
+from ..spec import SMALL_SCALES, Format
+from ..tensor.qtensor import QTensor
+
+EDGE = 0.49
+"""Positions start at least 0.01 inside the interval that rounds to their code."""
+
+
+class _StraightThrough(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
+    """`rounded` as a function of x with derivative 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rounded: Tensor) -> Tensor:
+        return rounded.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Lookup(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
+    """table[round(p)], with the derivative of the line between the neighbours of p."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(p, table)
+        return table[p.round().long()]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        p, table = ctx.saved_tensors
+        steps = table[1:] - table[:-1]
+        return gradient * steps[p.long().clamp(max=len(steps) - 1)], None
+
+
+def check_trainable(fmt: Format) -> None:
+    """FormatError for a format whose codes and scales cannot be trained."""
+    if not has_search(fmt):
+        raise FormatError(
+            f"[quantize] {fmt} with method learned, which trains codes under scales along rows; allowed: int, uint, affine, q4_0 "
+            "to q8_0, q2_K to q6_K, iq4_nl, iq4_xs, mxfp, nvfp4, fp4, fp8, nf4. Use rtn"
+        )
+
+
+class TrainableWeight:
+    """The variables of one weight [n, k], on the device of `weight`.
+
+    weight  float32 [n, k], what is approximated
+    start   a packed weight of the same shape, whose codes and parameters training starts from
+
+    `rounding` is v [n, k]; `ranges` are u, by part. FormatError as `check_trainable`.
+    """
+
+    def __init__(self, weight: Tensor, start: QTensor) -> None:
+        check_trainable(start.format)
+        self.weight, self.start, self.format = weight, start, start.format
+        fmt, device = start.format, weight.device
+        values = element_table(fmt.element, fmt.bits)
+        finite = np.flatnonzero(np.isfinite(values))
+        table, first = np.unique(values[finite], return_index=True)
+        self._codes = finite[first].astype(np.uint8)
+        self._table = torch.from_numpy(table).to(device, torch.float32)
+        self._uniform = bool((np.diff(table) == 1).all())
+        self._global = float(start.parts["global_scale"]) if fmt.global_op else 1.0
+        levels = float(table[-1] - table[0])
+        self._starts: dict[str, Tensor] = {}
+        self._units: dict[str, Tensor] = {}
+        for part in ("scales", "super_scales", "mins", "super_mins", "zeros", "biases"):
+            if part in start.parts:
+                raw = scale_values(fmt.scale if part == "scales" else "float32", start.parts[part])
+                self._starts[part] = torch.from_numpy(raw).to(device, torch.float32)
+                self._units[part] = self._starts[part].abs()
+        if "zeros" in self._starts:
+            self._units["zeros"] = torch.full_like(self._starts["zeros"], levels)
+        if "biases" in self._starts:
+            self._units["biases"] = levels * self._units["scales"]
+        self.ranges = {part: torch.zeros_like(s, requires_grad=True) for part, s in self._starts.items()}
+        codes = unpack(start.parts["codes"], fmt.bits, start.shape[-1])
+        at = torch.from_numpy(np.searchsorted(table, values[codes]).astype(np.float32)).to(device)
+        with torch.no_grad():
+            plain = self._position(self._stored())
+            self.rounding = at + (plain - at).clamp_(-EDGE, EDGE) - plain
+        self.rounding.requires_grad_()
+
+    def value(self) -> Tensor:
+        """The decoded weight, float32 [n, k], differentiable."""
+        return self._decoded(self._stored())
+
+    def packed(self) -> QTensor:
+        """The packed weight."""
+        with torch.no_grad():
+            stored = self._stored()
+            codes = self._codes[self._rounded(stored).cpu().numpy().astype(np.int64)]
+        parts = dict(self.start.parts) | {part: self._part(part, value.cpu().numpy()) for part, value in stored.items()}
+        return QTensor(self.format, self.start.shape, {**parts, "codes": pack(codes, self.format.bits)}, origin=self.start.origin)
+
+    def _part(self, part: str, value: NDArray[Any]) -> NDArray[Any]:
+        """Values as the file has them."""
+        kind = self.format.scale
+        if part == "scales" and kind == "e8m0":
+            exponents: NDArray[np.uint8] = (np.frexp(value)[1] + 126).astype(np.uint8)
+            return exponents
+        if part == "scales" and kind in ("e4m3", "ue4m3"):
+            return round_to_element(value, "e4m3")
+        if part == "scales":
+            return value.astype(SCALE_DTYPES[kind])
+        out: NDArray[Any] = value.astype(self.start.parts[part].dtype)
+        return out
+
+    def _stored(self) -> dict[str, Tensor]:
+        """Parameters of groups as the format stores them."""
+        out = {}
+        for part, start in self._starts.items():
+            wanted = start + self.ranges[part] * self._units[part]
+            out[part] = _StraightThrough.apply(wanted, self._nearest(part, wanted.detach()))
+        return out
+
+    def _nearest(self, part: str, x: Tensor) -> Tensor:
+        fmt = self.format
+        if part == "zeros":
+            return x.round().clamp_(0, float(self._table[-1] - self._table[0]))
+        kind = {"scales": fmt.scale, "mins": fmt.minimum, "biases": fmt.scale}.get(part, "float16")
+        if kind in SMALL_SCALES:
+            return x.round().clamp_(*SMALL_SCALES[kind])
+        if kind == "e8m0":
+            return torch.exp2(torch.log2(x).round().clamp_(-127, 127))
+        if kind in ("e4m3", "ue4m3"):
+            return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        if kind == "float16":
+            return x.clamp(-65504, 65504).half().float()
+        return x.bfloat16().float() if kind == "bfloat16" else x
+
+    def _terms(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(scale without the tensor scale, offset, zero point) of each weight, [n, k]."""
+        scale, offset = stored["scales"], stored.get("biases")
+        if "super_scales" in stored:
+            scale = scale * self._by_group(stored["super_scales"])
+        if "mins" in stored:
+            offset = -(stored["mins"] * self._by_group(stored["super_mins"]))
+        each = self._each
+        return each(scale), None if offset is None else each(offset), each(stored["zeros"]) if "zeros" in stored else None
+
+    def _by_group(self, x: Tensor) -> Tensor:
+        """[n, super-blocks] -> [n, groups]"""
+        count = self.format.super_size // self.format.group_size
+        return x[:, :, None].expand(*x.shape, count).reshape(len(x), -1)
+
+    def _each(self, x: Tensor) -> Tensor:
+        """[n, groups] -> [n, k]"""
+        size = self.weight.shape[1] if self.format.group_size == -1 else self.format.group_size
+        return x[:, :, None].expand(*x.shape, size).reshape(len(x), -1)[:, : self.weight.shape[1]]
+
+    def _position(self, stored: dict[str, Tensor]) -> Tensor:
+        """Positions of x, saturating, before v."""
+        scale, offset, zero = self._terms(stored)
+        x = self.weight if offset is None else self.weight - offset
+        fmt = self.format
+        factor = 1 / self._global if fmt.global_op == "divide" else self._global / fmt.divisor if fmt.global_op else 1.0
+        whole = scale * factor
+        t = x / torch.where(whole == 0, torch.inf, whole)
+        if zero is not None:
+            t = t + zero
+        table = self._table
+        if self._uniform:
+            t = t - table[0]
+        else:
+            low = torch.bucketize(t.detach(), table[1:-1])
+            t = low + (t - table[low]) / (table[low + 1] - table[low])
+        return t.clamp(0, len(table) - 1)
+
+    def _shifted(self, stored: dict[str, Tensor]) -> Tensor:
+        return (self._position(stored) + self.rounding).clamp(0, len(self._table) - 1)
+
+    def _rounded(self, stored: dict[str, Tensor]) -> Tensor:
+        return self._shifted(stored).round()
+
+    def _decoded(self, stored: dict[str, Tensor]) -> Tensor:
+        # The order of `formats.decode`, where float32 rounds once.
+        p = self._shifted(stored)
+        elements = (
+            _StraightThrough.apply(p, p.detach().round()) + self._table[0] if self._uniform else _Lookup.apply(p, self._table)
+        )
+        scale, offset, zero = self._terms(stored)
+        value = (elements if zero is None else elements - zero) * scale
+        if self.format.divisor != 1.0:
+            value = (value.double() * self._global / self.format.divisor).float()
+        elif self.format.global_op:
+            value = value / self._global if self.format.global_op == "divide" else value * self._global
+        return value if offset is None else value + offset

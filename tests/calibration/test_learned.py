@@ -1,0 +1,194 @@
+"""Learned rounding: variables decode to what the format stores, a layer's error falls, equal
+arguments give equal bytes, and the written file holds what training ended with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import halfbyte
+import torch
+from halfbyte.calibration import Options, calibrate
+from halfbyte.calibration.learned import Weight, relative_error, train_layer
+from halfbyte.calibration.statistics import InputCollector
+from halfbyte.calibration.trainable import TrainableWeight
+from halfbyte.calibration.walk import multiplying
+from halfbyte.checkpoints import open as open_checkpoint
+from halfbyte.cli import main
+from halfbyte.conversion.recipe import recipe_of
+from halfbyte.errors import FormatError
+from halfbyte.formats import format_named
+from halfbyte.quantizers import gptq, mse
+from halfbyte.spec import Format
+from halfbyte.tensor.quantize import quantize
+from support.calibration_models import WORDS, write_model, write_text
+
+FORMATS = (
+    "int4:g32", "int3:channel", "uint4:g32", "affine4:g64", "mxfp4", "mxfp6_e3m2", "mxint4", "nvfp4", "nvfp4_ue4m3", "fp4",
+    "fp8_e4m3", "nf4", "nf4_modelopt", "q4_0", "q4_1", "q8_0", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_nl", "iq4_xs",
+)  # fmt: skip
+
+
+def weight_of(n: int = 6, k: int = 256) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, k, generator=generator) * torch.exp(torch.randn(n, k // 32, 1, generator=generator)).expand(
+        n, -1, 32
+    ).reshape(n, k)
+
+
+MLX = format_named("nvfp4").with_(divisor=2688.0)
+DIVIDED = format_named("nvfp4").with_(global_op="divide")
+
+
+@pytest.mark.parametrize("codec", [*FORMATS, MLX, DIVIDED], ids=[*FORMATS, "mlx", "divided"])
+def test_variables_decode_to_what_is_packed(codec):
+    """At the start and after moves of every variable, for equality; the parts are valid."""
+    w = weight_of()
+    fmt = codec if isinstance(codec, Format) else format_named(codec)
+    start = mse(w.numpy(), fmt)
+    trained = TrainableWeight(w, start)
+    assert np.array_equal(trained.packed().dequantize("float32"), start.dequantize("float32"))
+    assert np.array_equal(trained.value().detach().numpy(), start.dequantize("float32"))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for variable in (trained.rounding, *trained.ranges.values()):
+            variable += 1.6 * torch.rand(variable.shape, generator=generator) - 0.8
+    packed = trained.packed()
+    packed.validate()
+    assert packed.format == fmt
+    assert np.array_equal(trained.value().detach().numpy(), packed.dequantize("float32"))
+    changed = {part for part, array in packed.parts.items() if not np.array_equal(array, start.parts[part])}
+    assert changed == set(packed.parts) - {"global_scale"}
+
+
+@pytest.mark.parametrize("codec", ["int4:g32", "uint4:g32", "affine4:g32", "mxfp4", "q4_K"])
+def test_gradients_pass_straight_through_the_rounding(codec):
+    """Along an offset the value's derivative is the scale, times the distance of the neighbours; a
+    scale's derivative is that of the rounding error, and of the whole value where x is cut off.
+    """
+    w = weight_of()
+    trained = TrainableWeight(w, mse(w.numpy(), codec))
+    trained.value().sum().backward()
+    stored = trained._stored()
+    scale = trained._each(stored["scales"] * trained._by_group(stored["super_scales"]) if "q4" in codec else stored["scales"])
+    inside = (trained._shifted(stored).detach() % (len(trained._table) - 1) != 0) & (trained._position(stored) % 1 != 0)
+    steps = trained.rounding.grad / scale.detach()
+    possible = {0.5, 1.0, 2.0} if codec == "mxfp4" else {1.0}
+    assert set(steps[inside].round(decimals=4).tolist()) <= possible
+    if codec == "int4:g32":
+        x = (w / scale).detach()
+        p = (x.clamp(-8, 7).round() - torch.where((x > -8) & (x < 7), x, 0)) * scale.detach().abs()
+        assert torch.allclose(trained.ranges["scales"].grad, p.reshape(6, -1, 32).sum(-1), rtol=1e-3, atol=1e-3)
+
+
+def one_layer(tmp_path, kind: str, **more):
+    """(layer, its linear modules, hidden states, their outputs, a function that runs it)."""
+    model = write_model(tmp_path / "in", kind, **more)
+    layer = model.model.layers[0]
+    seen: list[tuple] = []
+    handle = layer.register_forward_pre_hook(lambda m, a, k: seen.append((a, k)), with_kwargs=True)
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for _ in range(16):
+            model(torch.tensor(rng.integers(3, WORDS, (1, 48))), use_cache=False)
+    handle.remove()
+
+    def run(hidden):
+        return layer(hidden, *seen[0][0][1:], **seen[0][1])
+
+    hidden = [a[0] for a, _ in seen]
+    with torch.no_grad():
+        return (
+            layer,
+            {n: m for n, m in layer.named_modules() if isinstance(m, torch.nn.Linear)},
+            hidden,
+            [run(h) for h in hidden],
+            run,
+        )
+
+
+@pytest.mark.parametrize("codec", ["uint4:g32", "nvfp4", "q4_0"])
+def test_a_layers_error_falls_below_gptqs(tmp_path, codec):
+    layer, linear, hidden, outputs, run = one_layer(tmp_path, "llama")
+    with torch.no_grad(), InputCollector(layer, *multiplying(layer)) as inputs:
+        for h in hidden:
+            run(h)
+            inputs.sequence_done()
+    weights = []
+    for name, module in linear.items():
+        w, h = module.weight.data.clone(), inputs.of(name).hessian.double().numpy()
+        weights.append(Weight(module.weight.data, gptq(w.numpy(), h, codec), w, mse(w.numpy(), codec, h.diagonal())))
+
+    def error(packed) -> float:
+        with torch.no_grad():
+            for weight, q in zip(weights, packed, strict=True):
+                weight.view.copy_(torch.from_numpy(q.dequantize("float32")))
+            return float(np.mean([float(relative_error(run(h), y)) for h, y in zip(hidden, outputs, strict=True)]))
+
+    before = min(error([w.packed for w in weights]), error([w.start for w in weights]))
+    with torch.no_grad():
+        trained = train_layer(layer, weights, hidden, outputs, run, Options(steps=40))
+    assert error(trained) < 0.9 * before
+    now = [w.view.clone() for w in weights]
+    assert all(np.array_equal(w, q.dequantize("float32")) for w, q in zip(now, trained, strict=True))
+    assert not any(p.requires_grad or p.grad is not None for p in (m.weight for m in linear.values()))
+
+
+def test_the_best_state_is_kept(tmp_path, monkeypatch):
+    """Steps that only make things worse: the result is the better of GPTQ's and the start."""
+    layer, linear, hidden, outputs, run = one_layer(tmp_path, "llama")
+    weights = []
+    for i, module in enumerate(linear.values()):
+        w = module.weight.data.clone()
+        fine, coarse = mse(w.numpy(), "int8:g32"), mse(w.numpy(), "int2:g32")
+        weights.append(Weight(module.weight.data, *((fine, w, coarse) if i % 2 else (coarse, w, coarse))))
+    monkeypatch.setattr("halfbyte.calibration.learned.TRAVEL", 500.0)
+    with torch.no_grad():
+        trained = train_layer(layer, weights, hidden, outputs, run, Options(steps=4))
+    assert trained == [w.packed for w in weights]
+
+
+def learned(folder, text, to: str, **options):
+    with open_checkpoint(folder) as checkpoint:
+        return calibrate(checkpoint, recipe_of(to), text, "learned", context=32, sequences=16, learning=Options(**options))
+
+
+def test_equal_seeds_give_equal_bytes_and_the_file_decodes_to_what_was_trained(tmp_path):
+    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
+    text = write_text(tmp_path / "text.txt")
+    found = {i: learned(tmp_path / "in", text, "halfbyte:uint4:g32", steps=30, seed=seed) for i, seed in enumerate((5, 5, 6))}
+    assert found[0].weights == found[1].weights
+    assert found[0].weights != found[2].weights
+    assert found[0].name == found[1].name != found[2].name
+    options = ["--method", "learned", "--calibration", str(text), "--context", "32", "--sequences", "16", "--steps", "30"]
+    common = ["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "halfbyte:uint4:g32", *options]
+    assert main([*common, "--seed", "5"]) == 0
+    with halfbyte.open(tmp_path / "out") as written:
+        packed = {key: written[key] for key in written if written.info(key).quantized}
+        assert packed.keys() == found[0].weights.keys()
+        for key, q in packed.items():
+            assert np.array_equal(q.dequantize("float32"), found[0].weights[key].dequantize("float32")), key
+
+
+def test_experts_are_trained_and_those_without_tokens_stay_as_they_start(tmp_path):
+    write_model(tmp_path / "in", "mixtral", num_local_experts=4, num_experts_per_tok=1, num_hidden_layers=1)
+    text = write_text(tmp_path / "text.txt")
+    found = learned(tmp_path / "in", text, "halfbyte:uint4:g32", steps=40)
+    with open_checkpoint(tmp_path / "in") as checkpoint:
+        gptqs = calibrate(checkpoint, recipe_of("halfbyte:uint4:g32"), text, "gptq", context=32, sequences=16)
+    assert found.weights.keys() == gptqs.weights.keys()
+    experts = [key for key in found.weights if "experts" in key]
+    assert experts
+    for key in experts:
+        assert found.weights[key].shape == gptqs.weights[key].shape
+        assert found.weights[key] != gptqs.weights[key]
+
+
+def test_formats_that_cannot_be_trained_are_refused(tmp_path):
+    with pytest.raises(FormatError, match=r"hqq4:g64 with method learned.*allowed: int, uint, affine, q4_0"):
+        TrainableWeight(weight_of(), quantize(weight_of().numpy(), "hqq4"))
+    write_model(tmp_path / "in", "llama", hidden_size=256, head_dim=64)
+    text = write_text(tmp_path / "text.txt")
+    with pytest.raises(FormatError, match="tq2_0"):
+        learned(tmp_path / "in", text, "gguf:tq2_0", steps=1)
