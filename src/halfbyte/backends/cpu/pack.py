@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...numerics.activations import INTEGRAL_TABLES, LONGEST_SEGMENT, SCALE_BITS, activation_span, segment_length
 from ...numerics.exact import bfloat16
 from ...numerics.minifloat import MINIFLOATS, element_significant_bits, element_table
 from ...spec import Format
@@ -29,7 +30,6 @@ HUGE_PAGE = 1 << 21
 SHARED_PAGES = 4  # huge pages of which one allocation of several small weights consists
 SMALL = 1 << 14  # bytes from which an array is put on them
 CHUNK = 32  # inputs in which the planes of every width have whole units
-LONGEST_SEGMENT = 128  # inputs summed before a scale is applied; also the most an activation scale covers
 SHORTEST_GROUP = 8  # shorter groups would be mostly padding
 
 _SCALE = {
@@ -39,10 +39,7 @@ _SCALE = {
 """Scale words of a Format -> `_native.Scale`."""
 _ENUMERATIONS = {"element": "Element", "scale": "Scale", "grouping": "Grouping", "global_op": "Global"}
 """Fields that are members of an enumeration of the core, spelled by name here."""
-_INTEGRAL_TABLES = {"e2m1": (0.5, 12), "iq4_nl": (1.0, 127)}
-"""Tables of small whole numbers: their unit, and minus the smallest entry in units."""
 _LAST_FINITE = {"e4m3": 0x7E, "e5m2": 0x7B}
-_SCALE_BITS = {"e8m0": 1, "e4m3": 4, "ue4m3": 4, "float16": 11, "bfloat16": 8, "float32": 24}
 _ENTRIES = ("scales", "zeros", "biases", "mins", "super_scales", "super_mins")
 
 
@@ -168,7 +165,7 @@ def fits_panels(fmt: Format) -> bool:
     if fmt.group_size != -1 and fmt.group_size < SHORTEST_GROUP:
         return False
     if fmt.global_op or fmt.divisor != 1.0:
-        bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + _SCALE_BITS.get(fmt.scale, 24)
+        bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + SCALE_BITS.get(fmt.scale, 24)
         return bits <= 24 and not fmt.super_size and not fmt.bias
     return True
 
@@ -184,8 +181,8 @@ def element_fields(fmt: Format) -> dict[str, Any]:
         unit = 2.0 ** -(fmt.bits - 2) if fmt.bits > 1 else 1.0
         return {"element": "integer", "offset": half, "flip": half, "integral": True, "unit": unit}
     if fmt.bits == 4:
-        unit, low = _INTEGRAL_TABLES.get(fmt.element, (1.0, 0))
-        return {"element": "table", "integral": fmt.element in _INTEGRAL_TABLES, "unit": unit, "table_low": low}
+        unit, low = INTEGRAL_TABLES.get(fmt.element, (1.0, 0))
+        return {"element": "table", "integral": fmt.element in INTEGRAL_TABLES, "unit": unit, "table_low": low}
     f = MINIFLOATS[fmt.element]
     return {
         "element": "minifloat",
@@ -207,7 +204,7 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
     if index is not None:
         longest = int(np.bincount(index, minlength=groups).max(initial=1))
     padded = -(-longest // 8) * 8 if longest <= LONGEST_SEGMENT else -(-longest // 32) * 32
-    segment = padded if padded <= LONGEST_SEGMENT else next(s for s in (128, 64, 32) if padded % s == 0)
+    segment = segment_length(longest)
     if index is None and padded == size:
         return groups, padded, segment, None
     gather = np.full((groups, padded), -1, np.int32)
@@ -220,20 +217,6 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
         first = np.searchsorted(group, np.arange(groups))
         gather[group, np.arange(k) - first[group]] = order
     return groups, padded, segment, gather.reshape(-1)
-
-
-def activation_span(fmt: Format, segment: int) -> int:
-    """Inputs that one scale of 8-bit activations covers: whole segments, up to 128 inputs, or one
-    segment.
-
-    The sums of several segments are in units of that scale, 127 times the product of element and
-    scale for a one-hot row. That must be exact in float32, or the row would not return the weight.
-    Elements of more than 4 bits keep one scale a segment, whose error is smaller.
-    """
-    if fmt.bits > 4 or fmt.super_size or fmt.bias or fmt.minimum:
-        return segment
-    bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + _SCALE_BITS.get(fmt.scale, 24) + 7
-    return segment * max(1, LONGEST_SEGMENT // segment) if bits <= 24 else segment
 
 
 def to_lanes(a: NDArray[Any]) -> NDArray[Any]:

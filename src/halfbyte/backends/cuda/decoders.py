@@ -381,3 +381,88 @@ def pair_constraints(bits: int, element: str, addend: int) -> str:
     """Constraints of `pair_assembly`."""
     results = 4 if bits == 2 else 2
     return ",".join(["=&r"] * results + ["r"] * (2 * results * len(pair_inputs(bits, element, addend))))
+
+
+# ---- BYTES: (bits, element, mode of the activations) ----
+
+
+class ByteDecoder(NamedTuple):
+    """Words of fragment order to two registers of four bytes, $0 of row g and $1 of row g + 8, as
+    products of 8 bits take them; `unit`: what the bytes are multiples of.
+
+    Of 4 bits the word is $2. Of 8 bits $2 and $4 are the words of i = 0 and 1.
+    """
+
+    code: str
+    unit: float = 1.0
+
+
+def _signs(down: int) -> str:
+    """Signs of the E2M1 codes of row g (down 0) or g + 8 (1) in bits 7, 15, 23 and 31 of s."""
+    if down:
+        return "shl.b32 s, $2, 3; and.b32 s, s, 0x80008000; shr.u32 t, $2, 6; lop3.b32 s, t, 0x00800080, s, 0xea; "
+    return "and.b32 s, $2, 0x80008000; shr.u32 t, $2, 7; lop3.b32 s, t, 0x00800080, s, 0xea; "
+
+
+def _e2m1_whole(down: int) -> str:
+    """E2M1 codes as whole numbers of 1/2, by two tables of eight bytes: 0 1 2 3 4 6 8 12, and their
+    negatives.
+    """
+    index = (
+        "and.b32 i, $2, 0x00070007; shr.u32 t, $2, 2; "
+        if down
+        else "shr.u32 i, $2, 3; and.b32 i, i, 0x00070007; shr.u32 t, $2, 5; "
+    )
+    return (
+        _signs(down) + index + "lop3.b32 i, t, 0x00700070, i, 0xea; shr.u32 t, i, 8; or.b32 i, i, t;"
+        " mov.b32 v, 0x03020100; mov.b32 n, 0x0c080604; prmt.b32 v, v, n, i;"
+        " mov.b32 n, 0xfdfeff00; mov.b32 t, 0xf4f8fafc; prmt.b32 n, n, t, i;"
+        f" prmt.b32 s, s, 0, 0xba98; lop3.b32 ${down}, s, n, v, 0xca; "
+    )
+
+
+def _e2m1_e4m3(down: int) -> str:
+    """E2M1 codes as E4M3 times 2^-6: sign, and three bits two places up."""
+    first, second = ("shl.b32 t, $2, 2;", "shl.b32 t, $2, 4;") if down else ("shr.u32 t, $2, 1;", "shl.b32 t, $2, 1;")
+    return (
+        _signs(down) + first + " lop3.b32 s, t, 0x001c001c, s, 0xea; " + second + f" lop3.b32 ${down}, t, 0x1c001c00, s, 0xea; "
+    )
+
+
+def _int4_e4m3(down: int) -> str:
+    """int4 codes as E4M3 times 2^-9: n = code ^ 8 is the value, or 16 more of a negative one, whose
+    byte is 0x80 and 16 − n.
+    """
+    word = "shr.u32 n, $2, 4; lop3.b32 n, n, 0x0f0f0f0f, 0x08080808, 0x6a; " if down else (
+        "lop3.b32 n, $2, 0x0f0f0f0f, 0x08080808, 0x6a; ")  # fmt: skip
+    return (
+        word + "sub.u32 v, 0x90909090, n; shr.u32 t, n, 3; and.b32 t, t, 0x01010101; mul.lo.u32 t, t, 255;"
+        f" lop3.b32 ${down}, t, v, n, 0xca; "
+    )
+
+
+def _bytes_decoders() -> dict[tuple[int, str, str], ByteDecoder]:
+    """The rows of `BYTES`."""
+    both = "{{ .reg .b32 s, t, i, v, n; {} }}".format
+    nibbles = "{ .reg .b32 t; and.b32 $0, $2, 0x0f0f0f0f; shr.u32 t, $2, 4; and.b32 $1, t, 0x0f0f0f0f; }"
+    plain = "{ prmt.b32 $0, $2, $4, 0x5410; prmt.b32 $1, $2, $4, 0x7632; }"
+    signed = (
+        "{ prmt.b32 $0, $2, $4, 0x5410; prmt.b32 $1, $2, $4, 0x7632;"
+        " xor.b32 $0, $0, 0x80808080; xor.b32 $1, $1, 0x80808080; }"
+    )
+    return {
+        (4, "uint", "int8"): ByteDecoder(nibbles),
+        (4, "int", "int8"): ByteDecoder(  # 16 times the value
+            "{ .reg .b32 t; shl.b32 t, $2, 4; lop3.b32 $0, t, 0xf0f0f0f0, 0x80808080, 0x6a;"
+            " lop3.b32 $1, $2, 0xf0f0f0f0, 0x80808080, 0x6a; }", 1 / 16),
+        (4, "e2m1", "int8"): ByteDecoder(both(_e2m1_whole(0) + _e2m1_whole(1)), 0.5),
+        (8, "int", "int8"): ByteDecoder(signed),
+        (8, "uint", "int8"): ByteDecoder(signed),  # less 128
+        (4, "uint", "fp8"): ByteDecoder(nibbles, 512.0),  # the bytes 0 to 15 are E4M3's multiples of 2^-9
+        (4, "int", "fp8"): ByteDecoder(both(_int4_e4m3(0) + _int4_e4m3(1)), 512.0),
+        (4, "e2m1", "fp8"): ByteDecoder(both(_e2m1_e4m3(0) + _e2m1_e4m3(1)), 64.0),
+        (8, "e4m3", "fp8"): ByteDecoder(plain),
+    }  # fmt: skip
+
+
+BYTES: dict[tuple[int, str, str], ByteDecoder] = _bytes_decoders()

@@ -136,7 +136,7 @@ def _e4m3_halves(v):
 
 
 @gluon.jit
-def _byte_f32(b, SCALE: gl.constexpr):
+def byte_f32(b, SCALE: gl.constexpr):
     """A scale byte (in an int32) as float32."""
     if SCALE == E8M0:
         bits = gl.where(b == 0, 0x00400000, b << 23)
@@ -173,14 +173,14 @@ def scales(
         low = b & 255
         high = (b >> 8) & 255
         if ARITHMETIC == BFLOAT:
-            s = gl.join(_pair_of(_byte_f32(low, SCALE), True), _pair_of(_byte_f32(high, SCALE), True))
+            s = gl.join(_pair_of(byte_f32(low, SCALE), True), _pair_of(byte_f32(high, SCALE), True))
         elif ARITHMETIC >= FLOAT32:
-            s = gl.join(_byte_f32(low, SCALE), _byte_f32(high, SCALE)).to(gl.int32, bitcast=True)
+            s = gl.join(byte_f32(low, SCALE), byte_f32(high, SCALE)).to(gl.int32, bitcast=True)
         elif SCALE == E4M3S:
             low, high = _e4m3_halves(b)
             s = gl.join(low, high)
         elif SCALE == UE4M3:
-            s = gl.join(_pair_of(_byte_f32(low, SCALE) * 64.0, False), _pair_of(_byte_f32(high, SCALE) * 64.0, False))
+            s = gl.join(_pair_of(byte_f32(low, SCALE) * 64.0, False), _pair_of(byte_f32(high, SCALE) * 64.0, False))
         else:
             base = 98 + shift
             s = gl.join((gl.maximum(low, base + 1) - base) * 0x04000400, (gl.maximum(high, base + 1) - base) * 0x04000400)

@@ -1,0 +1,429 @@
+"""The product of rounded activations on Hopper: yᵀ = W xᵀ by wgmma of 8 bits, weights in fragment
+order as its register operand.
+
+One word a lane of fragment order becomes two registers of operand A: the codes of row g, of row
+g + 8, four inputs each. Which four is a matter of x alone, whose codes `quantize.py` stores in the
+order in which the words meet them. A producer warp copies x and words of 128 inputs, a unit, to a
+stage of shared memory; consumer warpgroups decode, multiply, and apply scales to the sums of a
+segment, 32 to 128 inputs, while products of the other warpgroups run. Every sum is made as in
+`product.py`, so int8 results have the same bits. Tiles are never cut in parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from ..decode import E2M1, FLOAT
+from ..portable.decode_tile import BIAS, NONE, ZERO
+from ..wgmma.gluon_compat import aggregate, block_barrier, copy_in, copy_out
+from ..wgmma.kernel import registers_of, tile_position, warps_of
+from ..wgmma.operand import byte_f32
+from .quantize import INT8
+
+UNIT = gl.constexpr(128)
+"""Inputs of a stage."""
+
+
+class Pointers(NamedTuple):
+    """What a launch reads and writes other than by tensor maps: y, the weight's scales and addends,
+    bias, tensor's factor, scales of x (spans, m) or (m,), sums of its codes (segments, m).
+    """
+
+    y: Any
+    scales: Any
+    addends: Any
+    bias: Any
+    global_scale: Any
+    x_scales: Any
+    x_sums: Any
+
+
+class Work(NamedTuple):
+    """Tokens m and outputs n, blocks of rows and tokens, units and groups of a row, stride of x's
+    scales and sums.
+    """
+
+    m: Any
+    n: Any
+    rows: Any
+    tokens: Any
+    units: Any
+    groups: Any
+    stride: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory: a stage's x and words; outputs; barriers of full and empty stages."""
+
+    x: Any
+    words: Any
+    y: Any
+    full: Any
+    empty: Any
+
+
+class Maps(NamedTuple):
+    """Tensor maps."""
+
+    y: Any
+    x: Any
+    words: Any
+
+
+@aggregate
+class Arguments:
+    """Everything that the partitions of a kernel share."""
+
+    maps: gl.tuple
+    pointers: gl.tuple
+    shared: gl.tuple
+    work: gl.tuple
+
+
+class Config(NamedTuple):
+    """What a kernel is compiled for.
+
+    mode              INT8 or FP8
+    tokens, row_blocks, row_groups    of a tile; blocks of 64 rows of a warpgroup; warpgroups
+    stages            stages of shared memory
+    segment, group    inputs of a sum; inputs that share a scale
+    spans             segments share a scale of x (int8)
+    bits, kind        of a code
+    scale, addend     kinds of scale and addend (decode.py)
+    unit              what the integers of the operand are multiples of
+    plus              what a byte was lessened by: 128 for UINT, else 0
+    decoder, registers    assembly and its constraints
+    global_op, divide, divisor    the tensor's factor
+    has_bias, half    a bias is added; y is float16 (else bfloat16)
+    adjacent          token blocks that neighbouring programs take for the same rows
+    store             2: the copy engine writes y; 1: every lane writes what it has
+    """
+
+    mode: int
+    tokens: int
+    row_blocks: int
+    row_groups: int
+    stages: int
+    segment: int
+    group: int
+    spans: bool
+    bits: int
+    kind: int
+    scale: int
+    addend: int
+    unit: float
+    plus: float
+    decoder: str
+    registers: str
+    global_op: int
+    divide: bool
+    divisor: float
+    has_bias: bool
+    half: bool
+    adjacent: int
+    store: int
+
+    def constants(self) -> Config:
+        """Itself; called in a kernel, the record whose fields are compile-time constants."""
+        return self
+
+
+@gluon.constexpr_function
+def _bits(values):
+    """1, 2, 4, ... below `values`."""
+    return [1 << i for i in range(values.bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def words_layout(r, bits):
+    """[4 R tiles, 2 · bits rows of 128 bytes, 32 words]: the sixteen bytes that a lane has of each
+    unit of fragment order (of 8 bits, of each half of one).
+    """
+    regs = [[0, 0, 1], [0, 0, 2], [0, 4, 0]] + ([[0, 8, 0]] if bits == 8 else []) + [[4 * v, 0, 0] for v in _bits(r)]
+    lanes = [[0, 0, 4], [0, 0, 8], [0, 0, 16], [0, 1, 0], [0, 2, 0]]
+    return gl.DistributedLinearLayout(regs, lanes, [[1, 0, 0], [2, 0, 0]], [], [r * 4, 2 * bits, 32])
+
+
+@gluon.constexpr_function
+def operand_layout(r):
+    """[R, warp, g, u, s, b, t, row + 8, two, two]: 16 bytes a lane and 32 inputs, in wgmma's order."""
+    return gl.BlockedLayout(
+        [r, 1, 1, 2, 2, 2, 1, 2, 2, 2], [1, 1, 8, 1, 1, 1, 4, 1, 1, 1], [1, 4, 1, 1, 1, 1, 1, 1, 1, 1],
+        [9, 8, 7, 5, 4, 3, 0, 6, 2, 1],
+    )  # fmt: skip
+
+
+@gluon.jit
+def decoded(words, C: gl.constexpr):
+    """Words of a unit to bytes [R, 4, 8, u, s, b, t, row + 8, 2, 2]."""
+    R: gl.constexpr = C.row_blocks
+    L: gl.constexpr = operand_layout(R)
+    like = gl.zeros([R, 4, 8, 2, 2, 2, 4, 2, 2, 2], gl.int32, layout=L)
+    if C.bits == 8:  # u s, g's high bits; g's low bit, t, b, i
+        w = gl.reshape(words, [R, 4, 2, 2, 4, 2, 4, 2, 2])
+        w = gl.permute(w, [0, 1, 4, 5, 2, 3, 7, 6, 8])
+        w = gl.reshape(w, [R, 4, 8, 2, 2, 2, 4, 1, 2, 1])
+    else:  # u, g's high bits; g's low bit, t, s, b
+        w = gl.reshape(words, [R, 4, 2, 4, 2, 4, 2, 2])
+        w = gl.permute(w, [0, 1, 3, 4, 2, 6, 7, 5])
+        w = gl.reshape(w, [R, 4, 8, 2, 2, 2, 4, 1, 1, 1])
+    w = gl.convert_layout(w, L)
+    w, _ = gl.broadcast(w, like)
+    return gl.inline_asm_elementwise(C.decoder, C.registers, [w], dtype=gl.int8, is_pure=True, pack=8)
+
+
+@gluon.jit
+def _as_operand(v, SIZE: gl.constexpr, A: gl.constexpr, C: gl.constexpr):
+    """Bytes [R, 4, g, ..., b, t, row + 8, 2, 2] of SIZE inputs as operand A."""
+    EACH: gl.constexpr = SIZE // 32
+    v = gl.reshape(v, [C.row_blocks, 4, 8, EACH, 2, 4, 2, 4])
+    v = gl.reshape(gl.permute(v, [0, 1, 6, 2, 3, 4, 5, 7]), [64 * C.row_blocks, SIZE])
+    v = gl.convert_layout(v, A, assert_trivial=True)
+    if C.mode == INT8:
+        return v
+    else:
+        return v.to(gl.float8e4nv, bitcast=True)
+
+
+@gluon.jit
+def _halves(v, AXIS: gl.constexpr):
+    """v split along an axis of two, which stays as one of size 1."""
+    if AXIS == 3:
+        return gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 8, 9, 3]))
+    else:  # v without axis 3
+        return gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 8, 3]))
+
+
+@gluon.jit
+def operands(words, A: gl.constexpr, C: gl.constexpr):
+    """Words of a unit to the operand of each segment."""
+    v = decoded(words, C)
+    if C.segment == 128:
+        return (_as_operand(v, 128, A, C),)
+    else:
+        first, second = _halves(v, 3)
+        if C.segment == 64:
+            return (_as_operand(first, 64, A, C), _as_operand(second, 64, A, C))
+        else:
+            a, b = _halves(first, 4)
+            c, d = _halves(second, 4)
+            return (_as_operand(a, 32, A, C), _as_operand(b, 32, A, C), _as_operand(c, 32, A, C), _as_operand(d, 32, A, C))
+
+
+@gluon.jit
+def row_terms(pointers, r, n, at, groups, C: gl.constexpr):
+    """Scale and addend of the group of input `at` for rows r, float32."""
+    g = gl.minimum(at // C.group, groups - 1)
+    line = ((r // 16) * groups + g) * 16 + r % 8 * 2 + r % 16 // 8
+    raw = gl.load(pointers.scales + line, mask=r < n, other=0)
+    if C.scale == FLOAT:
+        s = raw.to(gl.float32)
+    else:
+        s = byte_f32(raw.to(gl.int32), C.scale)
+    a = s
+    if C.addend != NONE:
+        a = gl.load(pointers.addends + line, mask=r < n, other=0).to(gl.float32)
+    return s * C.unit, a
+
+
+@gluon.jit
+def produce(args, C: gl.constexpr):
+    """The producer warp: every unit of the program's tiles, a stage as soon as all warpgroups have
+    left it.
+    """
+    BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
+    COUNT: gl.constexpr = UNIT // C.segment
+    BYTES: gl.constexpr = C.tokens * UNIT + BN * 16 * C.bits
+    maps = args.maps
+    shared = args.shared
+    work = args.work
+    p = gl.program_id(0)
+    stage = 0 * p
+    phase = 1 + 0 * p
+    for tile in range(p, work.rows * work.tokens, gl.num_programs(0)):
+        row, token = tile_position(tile, work.rows, work.tokens, C.adjacent)
+        for k in range(work.units):
+            bar = shared.full.index(stage)
+            mbarrier.wait(shared.empty.index(stage), phase)
+            mbarrier.expect(bar, BYTES)
+            copy_in(maps.words, [row * (BN // 16), k * (2 * C.bits), 0], bar, shared.words.index(stage))
+            for i in gl.static_range(COUNT):
+                copy_in(maps.x, [token * C.tokens, k * UNIT + i * C.segment], bar, shared.x.index(stage * COUNT + i))
+            stage += 1
+            if stage == C.stages:
+                stage = 0 * p
+                phase ^= 1
+
+
+@gluon.jit
+def column_terms(pointers, t, m, s, span, stride, C: gl.constexpr):
+    """Scale of x of a span, and sum of its codes of segment s, for tokens t."""
+    scale = 0.0
+    sum = 0.0
+    if C.mode == INT8:
+        scale = gl.load(pointers.x_scales + span * stride + t, mask=t < m, other=0)
+    if (C.addend != NONE) or (C.plus != 0):
+        sum = gl.load(pointers.x_sums + s * stride + t, mask=t < m, other=0)
+    return scale, sum
+
+
+@gluon.jit
+def add_segment(total, part, acc, row, column, C: gl.constexpr):
+    """Sums of a segment under its scales, added to those of the span (`part`) or to all: the order
+    of product.py.
+    """
+    scale, added = row
+    x_scale, x_sum = column
+    sum = acc.to(gl.float32)
+    if (C.addend != NONE) or (C.plus != 0):
+        x_sum = gl.expand_dims(x_sum, 0)
+        if C.plus != 0:
+            sum = sum + C.plus * x_sum
+    if (C.mode == INT8) and not C.spans:
+        x_scale = gl.expand_dims(x_scale, 0)
+        sum = sum * x_scale
+        if C.addend != NONE:
+            x_sum = x_sum * x_scale
+    if C.addend == ZERO:
+        z, _ = gl.broadcast(-gl.expand_dims(added, 1), sum)
+        y, _ = gl.broadcast(x_sum, sum)
+        sum = gl.fma(z, y, sum)
+    if C.spans:
+        s, _ = gl.broadcast(gl.expand_dims(scale * 0.0078125, 1), sum)
+        part = gl.fma(sum, s, part)
+    else:
+        if C.addend == BIAS:
+            b, _ = gl.broadcast(gl.expand_dims(added, 1), sum)
+            y, _ = gl.broadcast(x_sum, sum)
+            total = gl.fma(b, y, total)
+        s, _ = gl.broadcast(gl.expand_dims(scale, 1), sum)
+        total = gl.fma(sum, s, total)
+    return total, part
+
+
+@gluon.jit
+def consume(args, C: gl.constexpr, WG: gl.constexpr):
+    """Consumer WG: its rows of every tile of the program."""
+    R: gl.constexpr = C.row_blocks
+    ROWS: gl.constexpr = 64 * R
+    COUNT: gl.constexpr = UNIT // C.segment
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.tokens, 32])
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
+    TYPE: gl.constexpr = gl.int32 if C.mode == INT8 else gl.float32
+    shared = args.shared
+    work = args.work
+    pointers = args.pointers
+    p = gl.program_id(0)
+    stage = 0 * p
+    phase = 0 * p
+    for tile in range(p, work.rows * work.tokens, gl.num_programs(0)):
+        row, token = tile_position(tile, work.rows, work.tokens, C.adjacent)
+        r = row * (ROWS * C.row_groups) + WG * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+        t = token * C.tokens + gl.arange(0, C.tokens, layout=gl.SliceLayout(0, ACC))
+        total = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
+        for k in range(work.units):
+            mbarrier.wait(shared.full.index(stage), phase)
+            words = shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(words_layout(R, C.bits))
+            a = operands(words, A, C)
+            part = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
+            column = column_terms(pointers, t, work.m, k * COUNT, k, work.stride, C)
+            for i in gl.static_range(COUNT):
+                zero = gl.zeros([ROWS, C.tokens], TYPE, layout=ACC)
+                x = shared.x.index(stage * COUNT + i).permute((1, 0))
+                acc = warpgroup_mma(a[i], x, zero, use_acc=False, is_async=True)
+                terms = row_terms(pointers, r, work.n, k * UNIT + i * C.segment, work.groups, C)
+                if (COUNT > 1 and not C.spans) or i > 0:
+                    column = column_terms(
+                        pointers, t, work.m, k * COUNT + i, k if C.spans else k * COUNT + i, work.stride, C
+                    )  # fmt: skip
+                acc = warpgroup_mma_wait(0, deps=[acc])
+                if i == COUNT - 1:
+                    mbarrier.arrive(shared.empty.index(stage))
+                total, part = add_segment(total, part, acc, terms, column, C)
+            if C.spans:
+                y, _ = gl.broadcast(gl.expand_dims(column[0] * 128.0, 0), total)
+                total = gl.fma(part, y, total)
+            stage += 1
+            if stage == C.stages:
+                stage = 0 * p
+                phase ^= 1
+        write_tile(args, total, r, t, row, token, WG, C)
+    if C.store == 2:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def write_tile(args, total, r, t, row, token, WG: gl.constexpr, C: gl.constexpr):
+    """Sums of a warpgroup's rows of a tile to y."""
+    ROWS: gl.constexpr = 64 * C.row_blocks
+    pointers = args.pointers
+    work = args.work
+    if C.mode != INT8:
+        total = total * gl.expand_dims(gl.load(pointers.x_scales + t, mask=t < work.m, other=0), 0)
+    if C.global_op:
+        g = gl.load(pointers.global_scale).to(gl.float64)
+        d = total.to(gl.float64)
+        if C.global_op == 1:
+            d = d * g
+        else:
+            d = d / g
+        if C.divide:
+            d = d / C.divisor
+        total = d.to(gl.float32)
+    if C.has_bias:
+        total = total + gl.expand_dims(gl.load(pointers.bias + r, mask=r < work.n, other=0).to(gl.float32), 1)
+    if C.store == 2:
+        tile_y = args.shared.y.index(WG)
+        tma.store_wait(0)
+        block_barrier()
+        tile_y.permute((1, 0)).store(total.to(gl.float16 if C.half else gl.bfloat16))
+        fence_async_shared()
+        block_barrier()
+        copy_out(args.maps.y, [token * C.tokens, row * (ROWS * C.row_groups) + WG * ROWS], tile_y)
+    else:
+        at = gl.expand_dims(t, 0).to(gl.int64) * work.n + gl.expand_dims(r, 1)
+        keep = gl.expand_dims(t < work.m, 0) & gl.expand_dims(r < work.n, 1)
+        gl.store(pointers.y + at, total.to(pointers.y.dtype.element_ty), mask=keep)
+
+
+@gluon.jit
+def partition(args, C: gl.constexpr, NUMBER: gl.constexpr):
+    """Consumer NUMBER, or after them the producer."""
+    if NUMBER < C.row_groups:
+        consume(args, C, NUMBER)
+    else:
+        produce(args, C)
+
+
+@gluon.jit(do_not_specialize=["m", "n", "units", "groups", "stride"])
+def rounded_wgmma_kernel(y_map, x_map, w_map, pointers, m, n, units, groups, stride, config: gl.constexpr):
+    """y (m, n), one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens."""
+    C: gl.constexpr = config.constants()
+    BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
+    COUNT: gl.constexpr = UNIT // C.segment
+    maps = Maps(y_map, x_map, w_map)
+    work = Work(m, n, (n + (BN - 1)) // BN, (m + (C.tokens - 1)) // C.tokens, units, groups, stride)
+    x_type: gl.constexpr = gl.int8 if C.mode == INT8 else gl.float8e4nv
+    dtype: gl.constexpr = gl.float16 if C.half else gl.bfloat16
+    x = gl.allocate_shared_memory(x_type, [C.stages * COUNT, C.tokens, C.segment], maps.x.layout)
+    words = gl.allocate_shared_memory(gl.int32, [C.stages, BN // 16, 2 * C.bits, 32], maps.words.layout)
+    y = words
+    if C.store == 2:
+        y = gl.allocate_shared_memory(dtype, [C.row_groups, C.tokens, 64 * C.row_blocks], maps.y.layout)
+    full = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(C.stages):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=C.row_groups)
+    args = Arguments(maps, pointers, Shared(x, words, y, full, empty), work)  # type: ignore[call-arg] # made by `aggregate`
+    fence_async_shared()
+    block_barrier()
+    gl.warp_specialize(
+        [(partition, (args, C, number)) for number in (0, 1, 2, 3, 4)[: C.row_groups + 1]],
+        warps_of(C.row_groups),
+        registers_of(C.row_groups),
+    )
