@@ -23,8 +23,8 @@ from halfbyte.backends.cuda.mma import accumulate, epilogue, kernel, operands
 from support import ptx
 
 DTYPES = {
-    "int32": np.int32, "int64": np.int64, "int16": np.int16, "uint8": np.uint8, "float16": np.float16, "float32": np.float32,
-    "float64": np.float64, "bfloat16": ml_dtypes.bfloat16,
+    "int32": np.int32, "int64": np.int64, "int16": np.int16, "int8": np.int8, "uint8": np.uint8, "float16": np.float16,
+    "float32": np.float32, "float64": np.float64, "bfloat16": ml_dtypes.bfloat16,
 }  # fmt: skip
 
 
@@ -231,13 +231,13 @@ def assembly(asm: str, args: list[T], dtype: Any) -> Any:
 
 
 def packed_assembly(asm: str, args: list[T], dtype: Any, pack: int) -> T:
-    """Assembly that makes registers of two 16-bit results: elements are the last axes in order, one
+    """Assembly that makes registers of two 16-bit results or four of 8 bits: elements are the last axes in order, one
     input register an element.
     """
     shape = np.broadcast_shapes(*(t.a.shape for t in args))
     given = [_bits(np.broadcast_to(t.a, shape)).reshape(-1, pack) for t in args]
     inputs = [column for a in given for column in a.T]
-    count = pack // 2
+    count = pack * np.dtype(dtype).itemsize // 4
     env = ptx.run(asm, {f"${count + i}": column.copy() for i, column in enumerate(inputs)})
     out = np.stack([env[f"${i}"].astype(np.uint32) for i in range(count)], -1)
     return T(np.ascontiguousarray(out).view(dtype).reshape(shape))

@@ -103,10 +103,13 @@ def _execute(statement, registers, size):
         out = FORMULA[kind](*(v.astype(np.uint64) for v in a)).astype(np.uint32)
     elif operation == "prmt.b32":
         both = a[0].astype(np.uint64) | (a[1].astype(np.uint64) << np.uint64(32))
-        picks = [(int(names[2], 0) >> (4 * i)) & 15 for i in range(4)]
-        assert max(picks) < 8
-        moved = [((both >> np.uint64(8 * pick)) & np.uint64(255)) << np.uint64(8 * i) for i, pick in enumerate(picks)]
-        out = (moved[0] | moved[1] | moved[2] | moved[3]).astype(np.uint32)
+        out = np.zeros(size, np.uint64)
+        for i in range(4):
+            pick = (a[2] >> np.uint32(4 * i)).astype(np.uint64)
+            byte = (both >> (np.uint64(8) * (pick & np.uint64(7)))) & np.uint64(255)
+            sign = np.where(byte > 127, np.uint64(255), np.uint64(0))  # bit 3 of a selector spreads the sign
+            out |= np.where(pick & np.uint64(8), sign, byte) << np.uint64(8 * i)
+        out = out.astype(np.uint32)
     elif operation == "cvt.rn.f16x2.e4m3x2":
         low, high = ((a[0] >> np.uint32(s)).astype(np.uint8).view(E4M3).astype(np.float64) for s in (0, 8))
         out = joined(low, high, np.dtype(np.float16))

@@ -15,9 +15,10 @@ from ..spec import Format
 from ..tensor.qtensor import QTensor
 
 OPERATIONS = ("dequantize", "linear", "embedding", "experts")
-ACTIVATIONS = ("exact", "int8")
-"""Activation modes. `exact`: products and sums in float32. `int8`: activations rounded to 8 bits a
-group at a time.
+ACTIVATIONS = ("exact", "int8", "fp8")
+"""Activation modes. `exact`: products and sums in float32. `int8`: activations rounded to 8-bit
+integers a group at a time. `fp8`: activations rounded to E4M3 under a scale a token
+(`numerics/activations.py`).
 """
 SCHEDULES = ("single-stage", "double-buffered", "striped", "fused", "dequantize_then_gemm")
 X_DTYPES = ("float32", "float16", "bfloat16")

@@ -4,6 +4,9 @@ linear: y[:, r] = x · W[r]ᵀ for blocks r of rows, each block decoded exactly 
 in float32 by NumPy's BLAS and dropped. There is never a dense copy of the weight: a block is
 `BLOCK_ELEMENTS` elements or one row.
 
+With rounded activations x is replaced by its rounded values, as `numerics/activations.py` defines
+them, and multiplied in the same way.
+
 Within one call the order of summation is BLAS's, so a row's result may differ in its last bits
 between batch sizes.
 """
@@ -15,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..numerics.activations import refusal as activations_refusal
+from ..numerics.activations import rounded
 from ..numerics.exact import dtype_named
 from ..tensor.qtensor import BLOCK_ELEMENTS, QTensor
 from .base import Backend, Call, Prepared
@@ -30,8 +35,8 @@ class ReferenceBackend(Backend):
         return None
 
     def refuses(self, call: Call) -> str | None:
-        if call.activations != "exact":
-            return f"the reference backend computes exact activations only, not {call.activations!r}"
+        if call.activations != "exact" and (why := activations_refusal(call.format, call.activations)):
+            return why
         if call.schedule not in (None, "dequantize_then_gemm"):
             return (
                 f"the reference backend has one schedule, 'dequantize_then_gemm' a block of rows at a time, not {call.schedule!r}"
@@ -47,6 +52,8 @@ class ReferenceBackend(Backend):
         q: QTensor = w.data
         n, k = q.shape
         x32 = np.ascontiguousarray(x, dtype=np.float32)
+        if activations != "exact":
+            x32 = rounded(x32, q.format, activations, q.parts.get("group_index"))
         y = np.empty((x.shape[0], n), np.float32)
         step = max(1, BLOCK_ELEMENTS // max(1, k))
         for start in range(0, n, step):

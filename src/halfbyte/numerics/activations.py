@@ -81,6 +81,8 @@ def refusal(fmt: Format, activations: str) -> str | None:
     """Why weights of this format have no product with activations rounded so, or None."""
     if fmt.opaque:
         return f"{fmt.name} is kept as {fmt.kept_as}, whose values are no codes under scales; use activations='exact'"
+    if fmt.grouping not in ("row", "block"):
+        return f"{fmt.name} has {fmt.grouping} groups; rounded activations take groups along a row"
     if activations == "int8" and not is_integral(fmt):
         return f"{fmt.name} has elements {fmt.element!r}, which are not whole numbers of 8 bits; use activations='exact' or 'fp8'"
     if activations == "fp8" and not exact_in_e4m3(fmt.element, fmt.bits):
@@ -131,28 +133,32 @@ def _e4m3_bytes(y: F32) -> NDArray[np.uint8]:
     return (code | ((whole >> 24) & 0x80)).astype(np.uint8)
 
 
-def rounded(x: F32, fmt: Format, activations: str, order: NDArray[Any] | None = None) -> F32:
-    """x (m, k) as a product with a weight of this format sees it in mode "int8" or "fp8"; `order`
-    are its inputs sorted by group, where the weight has a group for each input.
+def rounded(x: F32, fmt: Format, activations: str, group_index: NDArray[Any] | None = None) -> F32:
+    """x (m, k) as a product with a weight of this format sees it in mode "int8" or "fp8";
+    `group_index` is the group of each input where groups are not in order.
     """
     if activations == "fp8":
         codes8, scale = round_e4m3(x)
         table = element_table("e4m3", 8).astype(np.float32)
         return table[codes8] * scale[:, None]
     k = x.shape[1]
-    size = k if fmt.group_size == -1 else min(fmt.group_size, k)
+    groups = max(fmt.groups(k), 1)
+    index = np.arange(k) // max(fmt.group_size, 1) if group_index is None and groups > 1 else group_index
+    counts = np.array([k]) if index is None else np.bincount(index, minlength=groups)
+    size = k if groups == 1 else int(counts.max()) if group_index is not None else fmt.group_size
     segment = segment_length(size)
-    if segment != size and size < LONGEST_SEGMENT and fmt.groups(k) > 1:
-        raise ValueError(f"groups of {size} inputs are no whole segments")
-    sorted_x = x if order is None else x[:, order]
+    length = -(-size // segment) * segment  # groups as the segments see them, padded
+    at = np.zeros(k, np.int64) if index is None else np.asarray(index, np.int64)
+    order = np.argsort(at, kind="stable")
+    place = np.empty(k, np.int64)
+    place[order] = np.arange(k) - np.repeat(np.cumsum(counts) - counts, counts)
+    place += at * length
+    padded = np.zeros((x.shape[0], groups * length), np.float32)
+    padded[:, place] = x
     span = activation_span(fmt, segment)
-    codes, scales = round_int8(np.ascontiguousarray(sorted_x), span)
-    values = codes.astype(np.float32) * np.repeat(scales, span, axis=1)[:, :k]
-    if order is None:
-        return values
-    out = np.empty_like(values)
-    out[:, order] = values
-    return out
+    codes, scales = round_int8(padded, span)
+    values = codes.astype(np.float32) * np.repeat(scales, span, axis=1)[:, : padded.shape[1]]
+    return np.ascontiguousarray(values[:, place])
 
 
 __all__ = [

@@ -36,6 +36,7 @@ from ..base import X_DTYPES, Backend, Call, Prepared
 from .pack import PackedWeight, aligned_empty, pack_weight
 
 _SCHEDULES = (None, "fused")
+ACTIVATIONS = ("exact", "int8")
 
 
 @cache
@@ -154,6 +155,8 @@ class CPUBackend(Backend):
 
     def refuses(self, call: Call) -> str | None:
         fmt = call.format
+        if call.activations not in ACTIVATIONS:
+            return f"the native core computes {' and '.join(ACTIVATIONS)} activations, not {call.activations!r}"
         if fmt.opaque:
             return f"{fmt.name} is kept as {fmt.kept_as}, which the native core does not decode"
         if fmt.bits != 4 and fmt.element not in ("int", "uint", "mxint", *MINIFLOATS):
@@ -234,6 +237,6 @@ def _words(a: NDArray[Any]) -> NDArray[Any]:
 
 
 __all__ = [
-    "CPUBackend", "activations_named", "aligned_empty", "at_once", "instruction_sets", "native", "set_threads",
+    "ACTIVATIONS", "CPUBackend", "activations_named", "aligned_empty", "at_once", "instruction_sets", "native", "set_threads",
     "use_instruction_set",
 ]  # fmt: skip

@@ -4,6 +4,7 @@
     wgmma/      products on Hopper from 17 tokens on, where they are faster than those of mma/
     portable/   every format and any GPU: products, dequantize
     fallback/   formats without a packed product
+    rounded/    products of activations of 8 bits: int8, fp8
     invariant   products whose rows have the same bits for any m
     moe/        experts        tuning/     tiles of each kernel and GPU
     decoders    codes to values: the assembly that mma/ and wgmma/ execute
@@ -20,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import BackendError, ShapeError
+from ...numerics.activations import refusal as activations_refusal
 from ...tensor.qtensor import QTensor
 from ..base import Backend, Call, Prepared
 from .fallback import weight as fallback_weight
@@ -64,7 +66,7 @@ class CUDABackend(Backend):
 
     def refuses(self, call: Call) -> str | None:
         if call.activations != "exact":
-            return f"the CUDA backend computes exact activations only, not {call.activations!r}"
+            return _refuses_rounded(call)
         if call.schedule not in SCHEDULES:
             return f"schedule {call.schedule!r} has no CUDA kernel yet; there are {', '.join(s for s in SCHEDULES if s)}"
         why = refusal(call.format)
@@ -98,6 +100,12 @@ class CUDABackend(Backend):
             y = x.new_zeros((m, w.shape[0]))
             return y if bias is None else y + bias.to(y.dtype)
         launch, fallback, fused = _modules()
+        if activations != "exact":
+            from .rounded import launch as rounded
+
+            if isinstance(packed, CanonicalWeight):
+                raise BackendError(f"[linear] {w.format} is decoded as a whole; activations={activations!r} need packed codes")
+            return rounded.linear(x, packed, bias, activations, invariant=w.invariant)
         if w.invariant:
             from . import invariant
 
@@ -201,6 +209,15 @@ class CUDABackend(Backend):
             raise ShapeError(f"[{op}] x is on {x.device}, the weight on {where}; move one of them")
         if bias is not None and bias.device != where:
             raise ShapeError(f"[{op}] bias is on {bias.device}, the weight on {where}; move one of them")
+
+
+def _refuses_rounded(call: Call) -> str | None:
+    """`CUDABackend.refuses` of activations that are rounded."""
+    if call.op == "experts":
+        return f"experts on CUDA compute exact activations only, not {call.activations!r}"
+    if call.schedule is not None:
+        return f"activations={call.activations!r} choose their own kernel; leave schedule={call.schedule!r} out"
+    return refusal(call.format) or activations_refusal(call.format, call.activations)
 
 
 def _capturing() -> bool:

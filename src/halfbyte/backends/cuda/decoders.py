@@ -396,6 +396,11 @@ class ByteDecoder(NamedTuple):
     code: str
     unit: float = 1.0
 
+    @property
+    def registers(self) -> str:
+        """Constraints: eight values a word in two registers."""
+        return ",".join(["=&r"] * 2 + ["r"] * 8)
+
 
 def _signs(down: int) -> str:
     """Signs of the E2M1 codes of row g (down 0) or g + 8 (1) in bits 7, 15, 23 and 31 of s."""
@@ -447,8 +452,7 @@ def _bytes_decoders() -> dict[tuple[int, str, str], ByteDecoder]:
     nibbles = "{ .reg .b32 t; and.b32 $0, $2, 0x0f0f0f0f; shr.u32 t, $2, 4; and.b32 $1, t, 0x0f0f0f0f; }"
     plain = "{ prmt.b32 $0, $2, $4, 0x5410; prmt.b32 $1, $2, $4, 0x7632; }"
     signed = (
-        "{ prmt.b32 $0, $2, $4, 0x5410; prmt.b32 $1, $2, $4, 0x7632;"
-        " xor.b32 $0, $0, 0x80808080; xor.b32 $1, $1, 0x80808080; }"
+        "{ prmt.b32 $0, $2, $4, 0x5410; prmt.b32 $1, $2, $4, 0x7632; xor.b32 $0, $0, 0x80808080; xor.b32 $1, $1, 0x80808080; }"
     )
     return {
         (4, "uint", "int8"): ByteDecoder(nibbles),

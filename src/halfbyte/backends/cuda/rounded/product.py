@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..decode import E2M1, E4M3, INT, MXINT, TABLE, UINT, code, element
+from ..decode import E2M1, E4M3, INT, MXINT, UINT, code, element
 from ..portable.decode_tile import BIAS, MIN, NONE, ZERO, apply_global_scale, group_terms, interleave8, load_planes
 from .quantize import INT8, e4m3_byte
 

@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from ..decode import E2M1, FLOAT
+from ..decode import FLOAT
 from ..portable.decode_tile import BIAS, NONE, ZERO
 from ..wgmma.gluon_compat import aggregate, block_barrier, copy_in, copy_out
 from ..wgmma.kernel import registers_of, tile_position, warps_of
@@ -92,7 +92,7 @@ class Config(NamedTuple):
     stages            stages of shared memory
     segment, group    inputs of a sum; inputs that share a scale
     spans             segments share a scale of x (int8)
-    bits, kind        of a code
+    bits              of a code
     scale, addend     kinds of scale and addend (decode.py)
     unit              what the integers of the operand are multiples of
     plus              what a byte was lessened by: 128 for UINT, else 0
@@ -112,7 +112,6 @@ class Config(NamedTuple):
     group: int
     spans: bool
     bits: int
-    kind: int
     scale: int
     addend: int
     unit: float

@@ -1,0 +1,55 @@
+"""Products with rounded activations, as far as no GPU is needed: the bytes that wgmma multiplies,
+by the kernel's own source on NumPy (gluon_numpy.py), and the order of x that meets them.
+
+The portable kernel runs in test_interpreter.py, both compile in test_compile.py and
+test_wgmma_compile.py, and test_rounded_gpu.py needs a GPU.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("torch")
+
+from halfbyte.backends.cuda import decoders, order
+from halfbyte.backends.cuda.rounded import launch, quantize, wgmma
+from halfbyte.numerics.bits import pack
+from halfbyte.numerics.minifloat import element_table
+from support.gluon_numpy import Source, T
+
+
+@pytest.fixture(scope="module")
+def source():
+    return Source(wgmma)
+
+
+def stored_at(j, way):
+    """Where x's input j is stored, by the kernel's own source."""
+    space = {name: getattr(value, "value", value) for name, value in vars(quantize).items()}
+    return FunctionType(quantize.stored_at.fn.__code__, space)(j, way)
+
+
+@pytest.mark.parametrize("key", decoders.BYTES, ids=str)
+def test_operands_are_the_elements_in_the_order_of_x(source, key):
+    bits, element, mode = key
+    row, n, k = decoders.BYTES[key], 64, 256
+    codes = np.random.default_rng(1).permutation(n * k).reshape(n, k).astype(np.uint8) & np.uint8((1 << bits) - 1)
+    words = order.to_fragments(codes if bits == 8 else pack(codes, bits), k, False, element, bits).reshape(n // 16, -1, 32)
+    config = SimpleNamespace(row_blocks=1, bits=bits, decoder=row.code, registers="", mode=launch.MODES[mode], segment=128)
+    got = []
+    for unit in range(k // 128):
+        v = source.function("decoded")(T(words[:, unit * 2 * bits : (unit + 1) * 2 * bits]), config)
+        v = np.ascontiguousarray(v.a.reshape(4, 8, 4, 2, 4, 2, 4).transpose(0, 5, 1, 2, 3, 4, 6)).reshape(64, 128)
+        got.append(v)
+    table = element_table("e4m3", 8) if mode == "fp8" else np.arange(256.0)
+    got = np.concatenate(got, 1)
+    values = table[got.view(np.uint8)] if mode == "fp8" else got.astype(np.float64)
+    less = 128 if (element, mode) == ("uint", "int8") and bits == 8 else 0
+    want = element_table(element, bits)[codes] - less
+    at = stored_at(np.arange(k), launch.order_of(bits, element))
+    assert sorted(at) == list(range(k))
+    np.testing.assert_array_equal(values[:, at] * row.unit, want)
