@@ -7,7 +7,7 @@ test_wgmma_compile.py, and test_rounded_gpu.py needs a GPU.
 
 from __future__ import annotations
 
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,12 +27,6 @@ def source():
     return Source(wgmma)
 
 
-def stored_at(j, way):
-    """Where x's input j is stored, by the kernel's own source."""
-    space = {name: getattr(value, "value", value) for name, value in vars(quantize).items()}
-    return FunctionType(quantize.stored_at.fn.__code__, space)(j, way)
-
-
 @pytest.mark.parametrize("key", decoders.BYTES, ids=str)
 def test_operands_are_the_elements_in_the_order_of_x(source, key):
     bits, element, mode = key
@@ -50,6 +44,6 @@ def test_operands_are_the_elements_in_the_order_of_x(source, key):
     values = table[got.view(np.uint8)] if mode == "fp8" else got.astype(np.float64)
     less = 128 if (element, mode) == ("uint", "int8") and bits == 8 else 0
     want = element_table(element, bits)[codes] - less
-    at = stored_at(np.arange(k), launch.order_of(bits, element))
+    at = Source(quantize).function("stored_at")(np.arange(k), launch.order_of(bits, element))
     assert sorted(at) == list(range(k))
     np.testing.assert_array_equal(values[:, at] * row.unit, want)
