@@ -130,7 +130,8 @@ def _e4m3_bytes(y: F32) -> NDArray[np.uint8]:
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
     small = np.rint(np.abs(y) * np.float32(512)).astype(np.int32)  # below 2^-6: multiples of 2^-9
     code = np.where(size < (121 << 23), small, normal)
-    return (code | ((whole >> 24) & 0x80)).astype(np.uint8)
+    out: NDArray[np.uint8] = (code | ((whole >> 24) & 0x80)).astype(np.uint8)
+    return out
 
 
 def rounded(x: F32, fmt: Format, activations: str, group_index: NDArray[Any] | None = None) -> F32:

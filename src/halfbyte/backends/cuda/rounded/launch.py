@@ -183,7 +183,7 @@ def _portable(
             return y
         config = RoundedTile(
             mode=MODES[mode], half=half, has_bias=bias is not None, tokens=tile.tokens, rows=tile.rows, segment=s.segment,
-            count=s.span // s.segment, unit=unit_of(w) if mode == "int8" else 1.0, stages=tile.stages,
+            each=s.span // s.segment, unit=unit_of(w) if mode == "int8" else 1.0, stages=tile.stages,
         )  # fmt: skip
         grid = (triton.cdiv(n, tile.rows) * triton.cdiv(m, tile.tokens),)
         sizes = Sizes(s.padded, -(-k // s.span), -(-k // s.segment))

@@ -44,7 +44,7 @@ class RoundedTile(NamedTuple):
     mode, half       INT8 or FP8; FP8 is multiplied in float16, for GPUs without E4M3 products
     has_bias         a bias is added
     tokens, rows     of a tile
-    segment, count   inputs of a segment; segments of a span
+    segment, each    inputs of a segment; segments of a span
     unit             value of one step of the integer elements
     stages           steps whose loads are in flight
     """
@@ -55,7 +55,7 @@ class RoundedTile(NamedTuple):
     tokens: int
     rows: int
     segment: int
-    count: int
+    each: int
     unit: float
     stages: int
 
@@ -161,8 +161,8 @@ def rounded_kernel(Y, x, BIAS_VALUES, weight, m, n, sizes, G, divisor, format: t
         part = tl.zeros((T.rows, T.tokens), tl.float32)
         if T.mode == INT8:
             x_scale = tl.load(x.scales + t * spans + span, mask=t < m, other=0)
-        for i in tl.static_range(T.count):
-            s = span * T.count + i
+        for i in tl.static_range(T.each):
+            s = span * T.each + i
             at = s * T.segment
             sum = segment_sum(Q, weight, t, r, at, m, n, padded, F, T)
             live = (r < n) & (s < segments)
@@ -172,19 +172,19 @@ def rounded_kernel(Y, x, BIAS_VALUES, weight, m, n, sizes, G, divisor, format: t
                 if (F.kind == UINT) and (F.bits == 8):
                     sum += 128.0 * x_sum[None, :]
             scale = scale * T.unit
-            if T.mode == INT8 and T.count == 1:
+            if T.mode == INT8 and T.each == 1:
                 sum = sum * x_scale[None, :]
                 if F.addend != NONE:
                     x_sum = x_scale * x_sum
             if F.addend == ZERO:
                 sum = tl.math.fma(-added[:, None] + tl.zeros_like(sum), x_sum[None, :] + tl.zeros_like(sum), sum)
-            if T.mode == INT8 and T.count > 1:
+            if T.mode == INT8 and T.each > 1:
                 part = tl.math.fma(sum, (scale * 0.0078125)[:, None] + tl.zeros_like(sum), part)
             else:
                 if (F.addend == BIAS) or (F.addend == MIN):
                     total = tl.math.fma(added[:, None] + tl.zeros_like(sum), x_sum[None, :] + tl.zeros_like(sum), total)
                 total = tl.math.fma(sum, scale[:, None] + tl.zeros_like(sum), total)
-        if T.mode == INT8 and T.count > 1:
+        if T.mode == INT8 and T.each > 1:
             total = tl.math.fma(part, (x_scale * 128.0)[None, :] + tl.zeros_like(part), total)
     if T.mode != INT8:
         total = total * tl.load(x.scales + t, mask=t < m, other=0)[None, :]

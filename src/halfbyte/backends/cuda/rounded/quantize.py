@@ -88,6 +88,7 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
     `by_token` SCALES (spans, m) and SUMS (segments, m), `stride` from row to row.
     """
     R: tl.constexpr = rounding.constants()
+    EACH: tl.constexpr = R.block // R.segment
     token = tl.program_id(0).to(tl.int64)
     if R.mode == INT8:
         SPANS: tl.constexpr = R.block // R.span
@@ -108,7 +109,6 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
         s = tl.program_id(1) * SPANS + tl.arange(0, SPANS)
         tl.store(SCALES + (token * spans + s if R.by_token else s * stride + token), scale, mask=s < spans)
         if R.sums:
-            EACH: tl.constexpr = R.block // R.segment
             total = tl.sum(tl.reshape(q, (EACH, R.segment)), 1)
             e = tl.program_id(1) * EACH + tl.arange(0, EACH)
             tl.store(SUMS + (token * segments + e if R.by_token else e * stride + token), total.to(tl.float32), mask=e < segments)
@@ -131,8 +131,7 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
             code = e4m3_byte(x * inverse)
             tl.store(Q + token * padded + stored_at(j, R.order), code.to(tl.int8), mask=j < padded)
             if R.sums:
-                EACH: tl.constexpr = R.block // R.segment
-                total = tl.sum(tl.reshape(e4m3_value(code), (EACH, R.segment)), 1)
+                    total = tl.sum(tl.reshape(e4m3_value(code), (EACH, R.segment)), 1)
                 e = first // R.segment + tl.arange(0, EACH)
                 tl.store(SUMS + (token * segments + e if R.by_token else e * stride + token), total, mask=e < segments)
 
