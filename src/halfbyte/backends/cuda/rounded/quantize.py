@@ -131,7 +131,7 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
             code = e4m3_byte(x * inverse)
             tl.store(Q + token * padded + stored_at(j, R.order), code.to(tl.int8), mask=j < padded)
             if R.sums:
-                    total = tl.sum(tl.reshape(e4m3_value(code), (EACH, R.segment)), 1)
+                total = tl.sum(tl.reshape(e4m3_value(code), (EACH, R.segment)), 1)
                 e = first // R.segment + tl.arange(0, EACH)
                 tl.store(SUMS + (token * segments + e if R.by_token else e * stride + token), total, mask=e < segments)
 
