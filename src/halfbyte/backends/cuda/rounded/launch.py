@@ -139,7 +139,7 @@ def quantized(
 ) -> Rounded:  # fmt: skip
     """x (m, k), inner stride 1, to codes, scales and sums of codes (quantize.py)."""
     m, k = x.shape
-    spans, segments = -(-k // s.span), -(-k // s.segment)
+    spans, segments = s.padded // s.span, s.padded // s.segment
     q = torch.empty((m, s.padded), dtype=torch.int8, device=x.device)
     shapes = ((m, spans), (m, segments)) if by_token else ((spans, m), (segments, m))
     scales = torch.empty(shapes[0] if mode == "int8" else (m,), dtype=torch.float32, device=x.device)
@@ -171,7 +171,7 @@ def _portable(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: str, s: Segments, tile: PortableTile, half: bool
 ) -> torch.Tensor:
     """y (m, n) by product.py."""
-    (m, k), n = x.shape, w.shape[0]
+    m, n = x.shape[0], w.shape[0]
     rounded = quantized(x, mode, s, needs_sums(w), launches=w.launches)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     first = y, rounded, w.scales if bias is None else bias
@@ -186,7 +186,7 @@ def _portable(
             each=s.span // s.segment, unit=unit_of(w) if mode == "int8" else 1.0, stages=tile.stages,
         )  # fmt: skip
         grid = (triton.cdiv(n, tile.rows) * triton.cdiv(m, tile.tokens),)
-        sizes = Sizes(s.padded, -(-k // s.span), -(-k // s.segment))
+        sizes = Sizes(s.padded, s.padded // s.span, s.padded // s.segment)
         rest = pointers_of(w), m, n, sizes, scale_groups(w), float(w.format.divisor)
         constants = {"format": format_of(w, False), "tile": config}
         compiled = rounded_kernel[grid](*first, *rest, **constants, num_warps=tile.warps, enable_fp_fusion=False)

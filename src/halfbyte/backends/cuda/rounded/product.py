@@ -165,10 +165,10 @@ def rounded_kernel(Y, x, BIAS_VALUES, weight, m, n, sizes, G, divisor, format: t
             s = span * T.each + i
             at = s * T.segment
             sum = segment_sum(Q, weight, t, r, at, m, n, padded, F, T)
-            live = (r < n) & (s < segments)
-            scale, added = group_terms(weight, r, tl.minimum(at // F.group, G - 1), G, live, F)
+            g = at // F.group
+            scale, added = group_terms(weight, r, tl.minimum(g, G - 1), G, (r < n) & (g < G), F)
             if (F.addend != NONE) or ((F.kind == UINT) and (F.bits == 8)):
-                x_sum = tl.load(x.sums + t * segments + s, mask=(t < m) & (s < segments), other=0)
+                x_sum = tl.load(x.sums + t * segments + s, mask=t < m, other=0)
                 if (F.kind == UINT) and (F.bits == 8):
                     sum += 128.0 * x_sum[None, :]
             scale = scale * T.unit

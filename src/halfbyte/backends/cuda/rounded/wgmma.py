@@ -216,16 +216,17 @@ def operands(words, A: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def row_terms(pointers, r, n, at, groups, C: gl.constexpr):
     """Scale and addend of the group of input `at` for rows r, float32."""
-    g = gl.minimum(at // C.group, groups - 1)
-    line = ((r // 16) * groups + g) * 16 + r % 8 * 2 + r % 16 // 8
-    raw = gl.load(pointers.scales + line, mask=r < n, other=0)
+    g = at // C.group
+    line = ((r // 16) * groups + gl.minimum(g, groups - 1)) * 16 + r % 8 * 2 + r % 16 // 8
+    live = (r < n) & (g < groups)
+    raw = gl.load(pointers.scales + line, mask=live, other=0)
     if C.scale == FLOAT:
         s = raw.to(gl.float32)
     else:
         s = byte_f32(raw.to(gl.int32), C.scale)
     a = s
     if C.addend != NONE:
-        a = gl.load(pointers.addends + line, mask=r < n, other=0).to(gl.float32)
+        a = gl.load(pointers.addends + line, mask=live, other=0).to(gl.float32)
     return s * C.unit, a
 
 
@@ -277,7 +278,9 @@ def add_segment(total, part, acc, row, column, C: gl.constexpr):
     """
     scale, added = row
     x_scale, x_sum = column
-    sum = acc.to(gl.float32)
+    sum = acc
+    if C.mode == INT8:
+        sum = acc.to(gl.float32, bitcast=True) - 12582912.0
     if (C.addend != NONE) or (C.plus != 0):
         x_sum = gl.expand_dims(x_sum, 0)
         if C.plus != 0:
@@ -288,6 +291,7 @@ def add_segment(total, part, acc, row, column, C: gl.constexpr):
         if C.addend != NONE:
             x_sum = x_sum * x_scale
     if C.addend == ZERO:
+        x_sum = x_sum * (1.0 / C.unit)
         z, _ = gl.broadcast(-gl.expand_dims(added, 1), sum)
         y, _ = gl.broadcast(x_sum, sum)
         sum = gl.fma(z, y, sum)
@@ -305,6 +309,30 @@ def add_segment(total, part, acc, row, column, C: gl.constexpr):
 
 
 @gluon.jit
+def start(ROWS: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
+    """Where sums begin: integers as the mantissa of 1.5 · 2^23, so that no conversion is needed."""
+    if C.mode == INT8:
+        return gl.full([ROWS, C.tokens], 0x4B400000, gl.int32, layout=ACC)
+    else:
+        return gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
+
+
+@gluon.jit
+def unit_terms(pointers, r, t, k, work, C: gl.constexpr):
+    """`row_terms` and `column_terms` of every segment of unit k, loaded before its words are waited
+    for.
+    """
+    COUNT: gl.constexpr = UNIT // C.segment
+    terms = ()
+    columns = ()
+    for i in gl.static_range(COUNT):
+        s = k * COUNT + i
+        terms = terms + (row_terms(pointers, r, work.n, s * C.segment, work.groups, C),)
+        columns = columns + (column_terms(pointers, t, work.m, s, k if C.spans else s, work.stride, C),)
+    return terms, columns
+
+
+@gluon.jit
 def consume(args, C: gl.constexpr, WG: gl.constexpr):
     """Consumer WG: its rows of every tile of the program."""
     R: gl.constexpr = C.row_blocks
@@ -312,7 +340,6 @@ def consume(args, C: gl.constexpr, WG: gl.constexpr):
     COUNT: gl.constexpr = UNIT // C.segment
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.tokens, 32])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
-    TYPE: gl.constexpr = gl.int32 if C.mode == INT8 else gl.float32
     shared = args.shared
     work = args.work
     pointers = args.pointers
@@ -325,26 +352,20 @@ def consume(args, C: gl.constexpr, WG: gl.constexpr):
         t = token * C.tokens + gl.arange(0, C.tokens, layout=gl.SliceLayout(0, ACC))
         total = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
         for k in range(work.units):
+            terms, columns = unit_terms(pointers, r, t, k, work, C)
             mbarrier.wait(shared.full.index(stage), phase)
             words = shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(words_layout(R, C.bits))
             a = operands(words, A, C)
             part = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
-            column = column_terms(pointers, t, work.m, k * COUNT, k, work.stride, C)
             for i in gl.static_range(COUNT):
-                zero = gl.zeros([ROWS, C.tokens], TYPE, layout=ACC)
                 x = shared.x.index(stage * COUNT + i).permute((1, 0))
-                acc = warpgroup_mma(a[i], x, zero, use_acc=False, is_async=True)
-                terms = row_terms(pointers, r, work.n, k * UNIT + i * C.segment, work.groups, C)
-                if (COUNT > 1 and not C.spans) or i > 0:
-                    column = column_terms(
-                        pointers, t, work.m, k * COUNT + i, k if C.spans else k * COUNT + i, work.stride, C
-                    )  # fmt: skip
+                acc = warpgroup_mma(a[i], x, start(ROWS, ACC, C), use_acc=C.mode == INT8, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=[acc])
                 if i == COUNT - 1:
                     mbarrier.arrive(shared.empty.index(stage))
-                total, part = add_segment(total, part, acc, terms, column, C)
+                total, part = add_segment(total, part, acc, terms[i], columns[i], C)
             if C.spans:
-                y, _ = gl.broadcast(gl.expand_dims(column[0] * 128.0, 0), total)
+                y, _ = gl.broadcast(gl.expand_dims(columns[0][0] * 128.0, 0), total)
                 total = gl.fma(part, y, total)
             stage += 1
             if stage == C.stages:
