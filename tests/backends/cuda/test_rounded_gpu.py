@@ -18,9 +18,9 @@ from support.gpu_weights import DTYPES, cuda, make, numpy_dtype, served
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-FP8_ERROR = 2.0**-12
-"""Of a row's absolute sum: Hopper's matrix unit adds products of E4M3 with 13 bits below the largest
-one, 128 inputs at a time.
+FP8_ERROR = 2.0**-13
+"""Of a row's absolute sum: Hopper's matrix unit adds products of E4M3 with 13 bits below the
+largest one, 128 inputs at a time (2^-15.4 of it was seen on an H200).
 """
 
 
@@ -103,13 +103,13 @@ def test_activations_are_rounded_as_defined(mode, name):
             np.testing.assert_array_equal(got.codes.cpu().numpy()[:, at].view(codes.dtype), codes)
             found = got.scales.cpu().numpy()
             if mode == "int8":
-                found = found if by_token else found.T
-                scales = scales[:, : found.shape[1]]
-            np.testing.assert_array_equal(found, scales)
+                found = found if by_token else found.T[:9]
+                assert scales.shape == found.shape
+            np.testing.assert_array_equal(found[:9], scales)
             values = codes.astype(np.float64) if mode == "int8" else element_table("e4m3", 8)[codes]
             sums = got.sums.cpu().numpy()
-            sums = sums if by_token else sums.T
-            want = values.reshape(9, -1, segments.segment).sum(-1)[:, : sums.shape[1]]
+            sums = sums if by_token else sums.T[:9]
+            want = values.reshape(9, -1, segments.segment).sum(-1)
             np.testing.assert_allclose(sums, want, rtol=1e-6, atol=0 if mode == "int8" else 1e-3)
 
 

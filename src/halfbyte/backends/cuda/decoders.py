@@ -395,11 +395,18 @@ class ByteDecoder(NamedTuple):
 
     code: str
     unit: float = 1.0
+    inputs: int = 1
 
     @property
     def registers(self) -> str:
         """Constraints: eight values a word in two registers."""
-        return ",".join(["=&r"] * 2 + ["r"] * 8)
+        return ",".join(["=&r"] * 2 + ["r"] * (8 * self.inputs))
+
+
+FOLDED = "fp8, scales folded"
+"""The mode whose decoder takes the group's power of two too."""
+FOLDED_SPREAD = 11
+"""Largest difference of E8M0 bytes for which E2M1 · scale is a normal E4M3 value or 0."""
 
 
 def _signs(down: int) -> str:
@@ -409,20 +416,25 @@ def _signs(down: int) -> str:
     return "and.b32 s, $2, 0x80008000; shr.u32 t, $2, 7; lop3.b32 s, t, 0x00800080, s, 0xea; "
 
 
-def _e2m1_whole(down: int) -> str:
-    """E2M1 codes as whole numbers of 1/2, by two tables of eight bytes: 0 1 2 3 4 6 8 12, and their
-    negatives.
-    """
-    index = (
+def _index(down: int) -> str:
+    """Magnitudes of the E2M1 codes of row g (down 0) or g + 8 (1) as the four selectors of i."""
+    fields = (
         "and.b32 i, $2, 0x00070007; shr.u32 t, $2, 2; "
         if down
         else "shr.u32 i, $2, 3; and.b32 i, i, 0x00070007; shr.u32 t, $2, 5; "
     )
+    return fields + "lop3.b32 i, t, 0x00700070, i, 0xea; shr.u32 t, i, 8; or.b32 i, i, t; "
+
+
+def _e2m1_whole(down: int) -> str:
+    """E2M1 codes as whole numbers of 1/2, by two tables of eight bytes: 0 1 2 3 4 6 8 12, and their
+    negatives.
+    """
     return (
-        _signs(down) + index + "lop3.b32 i, t, 0x00700070, i, 0xea; shr.u32 t, i, 8; or.b32 i, i, t;"
-        " mov.b32 v, 0x03020100; mov.b32 n, 0x0c080604; prmt.b32 v, v, n, i;"
-        " mov.b32 n, 0xfdfeff00; mov.b32 t, 0xf4f8fafc; prmt.b32 n, n, t, i;"
-        f" prmt.b32 s, s, 0, 0xba98; lop3.b32 ${down}, s, n, v, 0xca; "
+        _index(down) + "mov.b32 v, 0x03020100; mov.b32 n, 0x0c080604; prmt.b32 v, v, n, i;"
+        " mov.b32 n, 0xfdfeff00; mov.b32 t, 0xf4f8fafc; prmt.b32 n, n, t, i; "
+        + _signs(down)
+        + f"prmt.b32 s, s, 0, 0xba98; lop3.b32 ${down}, s, n, v, 0xca; "
     )
 
 
@@ -431,6 +443,18 @@ def _e2m1_e4m3(down: int) -> str:
     first, second = ("shl.b32 t, $2, 2;", "shl.b32 t, $2, 4;") if down else ("shr.u32 t, $2, 1;", "shl.b32 t, $2, 1;")
     return (
         _signs(down) + first + " lop3.b32 s, t, 0x001c001c, s, 0xea; " + second + f" lop3.b32 ${down}, t, 0x1c001c00, s, 0xea; "
+    )
+
+
+def _e2m1_scaled(down: int) -> str:
+    """E2M1 codes times 2^d as E4M3, d of row g in $10, of g + 8 in $14, from −5 to 6: tables of the
+    bytes of 0 to 6, whose exponents are d more.
+    """
+    return (
+        _index(down) + f"mul.lo.u32 v, ${14 if down else 10}, 0x08080800; add.u32 v, v, 0x3c383000;"
+        f" mul.lo.u32 n, ${14 if down else 10}, 0x08080808; add.u32 n, n, 0x4c484440; prmt.b32 v, v, n, i; "
+        + _signs(down)
+        + f"or.b32 ${down}, v, s; "
     )
 
 
@@ -465,6 +489,7 @@ def _bytes_decoders() -> dict[tuple[int, str, str], ByteDecoder]:
         (4, "uint", "fp8"): ByteDecoder(nibbles, 512.0),  # the bytes 0 to 15 are E4M3's multiples of 2^-9
         (4, "int", "fp8"): ByteDecoder(both(_int4_e4m3(0) + _int4_e4m3(1)), 512.0),
         (4, "e2m1", "fp8"): ByteDecoder(both(_e2m1_e4m3(0) + _e2m1_e4m3(1)), 64.0),
+        (4, "e2m1", FOLDED): ByteDecoder(both(_e2m1_scaled(0) + _e2m1_scaled(1)), inputs=2),
         (8, "e4m3", "fp8"): ByteDecoder(plain),
     }  # fmt: skip
 

@@ -116,6 +116,7 @@ class CudaWeight:
                   on the data
     top           largest E8M0 byte where all lie within NEAR of it (E2M1: element · 2^(b - top + 1)
                   is exact in float16), else -1
+    spread        largest less smallest E8M0 byte
     """
 
     format: Format
@@ -133,6 +134,7 @@ class CudaWeight:
     scales_half: bool
     plain_scales: bool = False
     top: int = -1
+    spread: int = 255
     launches: Launches = field(default_factory=Launches, init=False, repr=False, compare=False)
 
     @cached_property
@@ -194,7 +196,7 @@ class CudaWeight:
         return CudaWeight(
             self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
             take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,
-            self.normal_scales, self.scales_half, self.plain_scales, self.top,
+            self.normal_scales, self.scales_half, self.plain_scales, self.top, self.spread,
         )  # fmt: skip
 
 
@@ -257,6 +259,12 @@ def _top(q: QTensor) -> int:
     return top if top - int(scales.min()) <= NEAR.get(q.format.element, 24) else -1
 
 
+def _spread(q: QTensor) -> int:
+    """The largest less the smallest E8M0 byte; 255 of other scales."""
+    scales = q.parts["scales"]
+    return int(scales.max()) - int(scales.min()) if q.format.scale == "e8m0" and scales.size else 255
+
+
 def _scales_half(q: QTensor) -> bool:
     """True when a 4-bit weight may be finished in float16 arithmetic: scales that are float16 and
     far from both ends, or products that are exact.
@@ -305,7 +313,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     packed = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
         None if order is None else tensor_of(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
-        _plain_scales(q), _top(q),
+        _plain_scales(q), _top(q), _spread(q),
     )  # fmt: skip
     synchronize(device)
     return packed

@@ -1,4 +1,4 @@
-"""Launches of the products with rounded activations: which kernel, which tile, and how x is rounded.
+"""Launches of the products with rounded activations: which kernel, which tile, how x is rounded.
 
 As elsewhere (relaunch.py), what does not change from call to call is kept with the weight.
 """
@@ -19,7 +19,7 @@ from ....numerics.activations import refusal as format_refusal
 from ....spec import Format
 from .. import device as gpu
 from ..decode import E8M0_NORMAL, SCALES
-from ..decoders import BYTES
+from ..decoders import BYTES, FOLDED, FOLDED_SPREAD
 from ..launch import GLOBAL_OPS, addend_kind, format_of, pointers_of
 from ..relaunch import Relaunch, TensorMap, cached
 from ..weight import CudaWeight, group_elements, scale_groups
@@ -30,6 +30,8 @@ from .wgmma import UNIT, Config, Pointers, rounded_wgmma_kernel
 MODES = {"int8": INT8.value, "fp8": FP8.value}
 WHOLE = UNIT.value
 """Inputs of which rounded rows are whole multiples."""
+WHOLE_TOKENS = 256
+"""Tokens of which the scales of x are whole multiples where a span's are adjacent: no tile has more."""
 SEGMENTS = (16, 32, 64, 128)
 
 
@@ -86,8 +88,8 @@ def linear(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: str, tile: PortableTile | WgmmaTile | None = None,
     half: bool | None = None, invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """y (m, n) = x wᵀ + bias with x rounded to 8 bits, m ≥ 1. `half`: E4M3 is multiplied in float16;
-    None where the GPU has no other product.
+    """y (m, n) = x wᵀ + bias with x rounded to 8 bits, m ≥ 1. `half`: E4M3 is multiplied in
+    float16; None where the GPU has no other product.
     """
     s = segments_of(mode, w.format, w.shape[1])
     if isinstance(s, str):
@@ -141,8 +143,9 @@ def quantized(
     m, k = x.shape
     spans, segments = s.padded // s.span, s.padded // s.segment
     q = torch.empty((m, s.padded), dtype=torch.int8, device=x.device)
-    shapes = ((m, spans), (m, segments)) if by_token else ((spans, m), (segments, m))
-    scales = torch.empty(shapes[0] if mode == "int8" else (m,), dtype=torch.float32, device=x.device)
+    stride = -(-m // WHOLE_TOKENS) * WHOLE_TOKENS
+    shapes = ((m, spans), (m, segments)) if by_token else ((spans, stride), (segments, stride))
+    scales = torch.empty(shapes[0] if mode == "int8" else (stride,), dtype=torch.float32, device=x.device)
     total = torch.empty(shapes[1], dtype=torch.float32, device=x.device) if sums else scales
     key = "rounded x", mode, m, x.stride(0), x.dtype, x.data_ptr() % 16, order, by_token
     again = None if launches is None else launches.get(key)
@@ -153,7 +156,7 @@ def quantized(
         block = min(1024 if mode == "int8" else 4096, triton.next_power_of_2(s.padded))
         grid = (m, triton.cdiv(s.padded, block)) if mode == "int8" else (m,)
         rounding = Rounding(MODES[mode], s.span, s.segment, block, sums, order, by_token)
-        rest = k, s.padded, x.stride(0), spans, segments, m
+        rest = k, s.padded, x.stride(0), spans, segments, stride
         compiled = quantize_kernel[grid](q, scales, total, x, *rest, rounding=rounding, num_warps=4, enable_fp_fusion=False)
         if launches is not None and compiled is not None:
             launches[key] = cached(compiled, grid, (*rest, rounding))
@@ -196,13 +199,20 @@ def _portable(
 
 
 def serves_wgmma(w: CudaWeight, mode: str, s: Segments) -> bool:
-    """True where the kernel of wgmma.py takes the weight: fragment order, a decoder to bytes, groups
-    of 32 and more, one level of scales.
+    """True where the kernel of wgmma.py takes the weight: fragment order, a decoder to bytes,
+    groups of 32 and more, one level of scales.
     """
     f = w.format
     if (f.bits, f.element, mode) not in BYTES or s.segment < 32 or w.super_scales is not None or f.minimum:
         return False
     return bool(w.fragments)
+
+
+def folds(w: CudaWeight, mode: str) -> bool:
+    """True where E2M1 · scale is an E4M3 value for every group of 32: scales near each other."""
+    f = w.format
+    near = f.scale == "e8m0" and w.normal_scales and w.spread <= FOLDED_SPREAD
+    return mode == "fp8" and f.element == "e2m1" and f.group_size == 32 and near and f.groups(w.shape[-1]) > 1
 
 
 def order_of(bits: int, element: str) -> int:
@@ -216,12 +226,15 @@ class CachedProduct:
 
     words: TensorMap
     config: Config
+    folded: tuple[int, float]
     again: Relaunch | None = None
 
 
 def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: str, s: Segments, tile: WgmmaTile) -> torch.Tensor:
     """y (m, n) by wgmma.py."""
     m, n, f = x.shape[0], w.shape[0], w.format
+    if folds(w, mode):
+        s = Segments(WHOLE, WHOLE, s.padded)
     rounded = quantized(x, mode, s, needs_sums(w), order_of(f.bits, f.element), False, w.launches)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     engine = n % 8 == 0 and x.element_size() == 2
@@ -238,7 +251,7 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
         y if w.global_scale is None else w.global_scale, rounded.scales, rounded.sums,
     )  # fmt: skip
     programs = min(gpu.multiprocessors(x.device), triton.cdiv(n, rows) * triton.cdiv(m, tile.tokens))
-    rest = m, n, s.padded // WHOLE, scale_groups(w), m
+    rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS) * WHOLE_TOKENS, *kernel.folded
     with gpu.use(x.device):
         if kernel.again is not None:
             kernel.again((programs, 1, 1), (y_map, x_map, kernel.words, pointers), (*rest, kernel.config))
@@ -258,15 +271,17 @@ def _product(
 ) -> CachedProduct:
     """The arguments that depend on no token."""
     f, rows = w.format, 64 * tile.rows * tile.groups
-    decoder = BYTES[f.bits, f.element, mode]
+    fold = folds(w, mode)
+    decoder = BYTES[f.bits, f.element, FOLDED if fold else mode]
     words = w.planes[f.bits].view(torch.int32)
     tiles = words.numel() // (w.tiled * 32 * f.bits)
     config = Config(
         mode=MODES[mode], tokens=tile.tokens, row_blocks=tile.rows, row_groups=tile.groups, stages=tile.stages, segment=s.segment,
-        group=group_elements(w), spans=mode == "int8" and s.span != s.segment, bits=f.bits,
+        group=group_elements(w), spans=mode == "int8" and s.span != s.segment, fold=fold, bits=f.bits,
         scale=E8M0_NORMAL.value if w.normal_scales else SCALES[f.scale], addend=addend_kind(w), unit=decoder.unit,
         plus=128.0 if f.bits == 8 and f.element == "uint" else 0.0, decoder=decoder.code, registers=decoder.registers,
         global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, divisor=float(f.divisor), has_bias=has_bias,
         half=dtype == torch.float16, adjacent=tile.together, store=2 if engine else 1,
     )  # fmt: skip
-    return CachedProduct(TensorMap(words.reshape(tiles, f.bits * w.tiled, 32), (rows // 16, 2 * f.bits, 32)), config)
+    folded = (w.top - 6, 2.0 ** (w.top - 6 - 127)) if fold else (0, 1.0)
+    return CachedProduct(TensorMap(words.reshape(tiles, f.bits * w.tiled, 32), (rows // 16, 2 * f.bits, 32)), config, folded)

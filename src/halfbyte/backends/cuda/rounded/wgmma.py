@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from ..decode import FLOAT
+from ..mma.operands import axis
 from ..portable.decode_tile import BIAS, NONE, ZERO
 from ..wgmma.gluon_compat import aggregate, block_barrier, copy_in, copy_out
 from ..wgmma.kernel import registers_of, tile_position, warps_of
@@ -44,7 +45,8 @@ class Pointers(NamedTuple):
 
 class Work(NamedTuple):
     """Tokens m and outputs n, blocks of rows and tokens, units and groups of a row, stride of x's
-    scales and sums.
+    scales and sums, which have whole tiles of tokens; the E8M0 byte that is 1 where scales are
+    folded, and the power of two that sums of FP8 lack.
     """
 
     m: Any
@@ -54,6 +56,8 @@ class Work(NamedTuple):
     units: Any
     groups: Any
     stride: Any
+    lowest: Any
+    power: Any
 
 
 class Shared(NamedTuple):
@@ -92,6 +96,7 @@ class Config(NamedTuple):
     stages            stages of shared memory
     segment, group    inputs of a sum; inputs that share a scale
     spans             segments share a scale of x (int8)
+    fold              E8M0 scales of groups of 32 are part of the operand's E4M3 values
     bits              of a code
     scale, addend     kinds of scale and addend (decode.py)
     unit              what the integers of the operand are multiples of
@@ -111,6 +116,7 @@ class Config(NamedTuple):
     segment: int
     group: int
     spans: bool
+    fold: bool
     bits: int
     scale: int
     addend: int
@@ -157,8 +163,24 @@ def operand_layout(r):
 
 
 @gluon.jit
-def decoded(words, C: gl.constexpr):
-    """Words of a unit to bytes [R, 4, 8, u, s, b, t, row + 8, 2, 2]."""
+def exponents(pointers, tile, k, tiles, work, C: gl.constexpr):
+    """E8M0 bytes of groups of 32 of unit k, less `work.lowest`, of the row tiles from `tile` on, as
+    `decoded` takes them: [R, 4, 8, u, s, 1, 1, row + 8, 1, 1].
+    """
+    R: gl.constexpr = C.row_blocks
+    L: gl.constexpr = operand_layout(R)
+    at = tile + 4 * axis(0, R, L, 10) + axis(1, 4, L, 10)
+    group = 4 * k + 2 * axis(3, 2, L, 10) + axis(4, 2, L, 10)
+    line = (at * work.groups + group) * 16 + 2 * axis(2, 8, L, 10) + axis(7, 2, L, 10)
+    b = gl.load(pointers.scales + line, mask=(at < tiles) & (group < work.groups), other=0)
+    return b.to(gl.int32) - work.lowest
+
+
+@gluon.jit
+def decoded(words, scales, C: gl.constexpr):
+    """Words of a unit to bytes [R, 4, 8, u, s, b, t, row + 8, 2, 2]; `scales` is read where they are
+    folded into the bytes.
+    """
     R: gl.constexpr = C.row_blocks
     L: gl.constexpr = operand_layout(R)
     like = gl.zeros([R, 4, 8, 2, 2, 2, 4, 2, 2, 2], gl.int32, layout=L)
@@ -172,7 +194,11 @@ def decoded(words, C: gl.constexpr):
         w = gl.reshape(w, [R, 4, 8, 2, 2, 2, 4, 1, 1, 1])
     w = gl.convert_layout(w, L)
     w, _ = gl.broadcast(w, like)
-    return gl.inline_asm_elementwise(C.decoder, C.registers, [w], dtype=gl.int8, is_pure=True, pack=8)
+    arguments = [w]
+    if C.fold:
+        scales, _ = gl.broadcast(scales, like)
+        arguments = [w, scales]
+    return gl.inline_asm_elementwise(C.decoder, C.registers, arguments, dtype=gl.int8, is_pure=True, pack=8)
 
 
 @gluon.jit
@@ -198,9 +224,9 @@ def _halves(v, AXIS: gl.constexpr):
 
 
 @gluon.jit
-def operands(words, A: gl.constexpr, C: gl.constexpr):
+def operands(words, scales, A: gl.constexpr, C: gl.constexpr):
     """Words of a unit to the operand of each segment."""
-    v = decoded(words, C)
+    v = decoded(words, scales, C)
     if C.segment == 128:
         return (_as_operand(v, 128, A, C),)
     else:
@@ -216,18 +242,21 @@ def operands(words, A: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def row_terms(pointers, r, n, at, groups, C: gl.constexpr):
     """Scale and addend of the group of input `at` for rows r, float32."""
-    g = at // C.group
-    line = ((r // 16) * groups + gl.minimum(g, groups - 1)) * 16 + r % 8 * 2 + r % 16 // 8
-    live = (r < n) & (g < groups)
-    raw = gl.load(pointers.scales + line, mask=live, other=0)
-    if C.scale == FLOAT:
-        s = raw.to(gl.float32)
+    if C.fold:
+        return 1.0, 0.0
     else:
-        s = byte_f32(raw.to(gl.int32), C.scale)
-    a = s
-    if C.addend != NONE:
-        a = gl.load(pointers.addends + line, mask=live, other=0).to(gl.float32)
-    return s * C.unit, a
+        g = at // C.group
+        line = ((r // 16) * groups + gl.minimum(g, groups - 1)) * 16 + r % 8 * 2 + r % 16 // 8
+        live = (r < n) & (g < groups)
+        raw = gl.load(pointers.scales + line, mask=live, other=0)
+        if C.scale == FLOAT:
+            s = raw.to(gl.float32)
+        else:
+            s = byte_f32(raw.to(gl.int32), C.scale)
+        a = s
+        if C.addend != NONE:
+            a = gl.load(pointers.addends + line, mask=live, other=0).to(gl.float32)
+        return s * C.unit, a
 
 
 @gluon.jit
@@ -260,14 +289,14 @@ def produce(args, C: gl.constexpr):
 
 
 @gluon.jit
-def column_terms(pointers, t, m, s, span, stride, C: gl.constexpr):
+def column_terms(pointers, t, s, span, stride, C: gl.constexpr):
     """Scale of x of a span, and sum of its codes of segment s, for tokens t."""
     scale = 0.0
     sum = 0.0
     if C.mode == INT8:
-        scale = gl.load(pointers.x_scales + span * stride + t, mask=t < m, other=0)
+        scale = gl.load(pointers.x_scales + span * stride + t)
     if (C.addend != NONE) or (C.plus != 0):
-        sum = gl.load(pointers.x_sums + s * stride + t, mask=t < m, other=0)
+        sum = gl.load(pointers.x_sums + s * stride + t)
     return scale, sum
 
 
@@ -276,36 +305,39 @@ def add_segment(total, part, acc, row, column, C: gl.constexpr):
     """Sums of a segment under its scales, added to those of the span (`part`) or to all: the order
     of product.py.
     """
-    scale, added = row
-    x_scale, x_sum = column
-    sum = acc
-    if C.mode == INT8:
-        sum = acc.to(gl.float32, bitcast=True) - 12582912.0
-    if (C.addend != NONE) or (C.plus != 0):
-        x_sum = gl.expand_dims(x_sum, 0)
-        if C.plus != 0:
-            sum = sum + C.plus * x_sum
-    if (C.mode == INT8) and not C.spans:
-        x_scale = gl.expand_dims(x_scale, 0)
-        sum = sum * x_scale
-        if C.addend != NONE:
-            x_sum = x_sum * x_scale
-    if C.addend == ZERO:
-        x_sum = x_sum * (1.0 / C.unit)
-        z, _ = gl.broadcast(-gl.expand_dims(added, 1), sum)
-        y, _ = gl.broadcast(x_sum, sum)
-        sum = gl.fma(z, y, sum)
-    if C.spans:
-        s, _ = gl.broadcast(gl.expand_dims(scale * 0.0078125, 1), sum)
-        part = gl.fma(sum, s, part)
+    if C.fold:
+        return total + acc, part
     else:
-        if C.addend == BIAS:
-            b, _ = gl.broadcast(gl.expand_dims(added, 1), sum)
+        scale, added = row
+        x_scale, x_sum = column
+        sum = acc
+        if C.mode == INT8:
+            sum = acc.to(gl.float32, bitcast=True) - 12582912.0
+        if (C.addend != NONE) or (C.plus != 0):
+            x_sum = gl.expand_dims(x_sum, 0)
+            if C.plus != 0:
+                sum = sum + C.plus * x_sum
+        if (C.mode == INT8) and not C.spans:
+            x_scale = gl.expand_dims(x_scale, 0)
+            sum = sum * x_scale
+            if C.addend != NONE:
+                x_sum = x_sum * x_scale
+        if C.addend == ZERO:
+            x_sum = x_sum * (1.0 / C.unit)
+            z, _ = gl.broadcast(-gl.expand_dims(added, 1), sum)
             y, _ = gl.broadcast(x_sum, sum)
-            total = gl.fma(b, y, total)
-        s, _ = gl.broadcast(gl.expand_dims(scale, 1), sum)
-        total = gl.fma(sum, s, total)
-    return total, part
+            sum = gl.fma(z, y, sum)
+        if C.spans:
+            s, _ = gl.broadcast(gl.expand_dims(scale * 0.0078125, 1), sum)
+            part = gl.fma(sum, s, part)
+        else:
+            if C.addend == BIAS:
+                b, _ = gl.broadcast(gl.expand_dims(added, 1), sum)
+                y, _ = gl.broadcast(x_sum, sum)
+                total = gl.fma(b, y, total)
+            s, _ = gl.broadcast(gl.expand_dims(scale, 1), sum)
+            total = gl.fma(sum, s, total)
+        return total, part
 
 
 @gluon.jit
@@ -328,7 +360,7 @@ def unit_terms(pointers, r, t, k, work, C: gl.constexpr):
     for i in gl.static_range(COUNT):
         s = k * COUNT + i
         terms = terms + (row_terms(pointers, r, work.n, s * C.segment, work.groups, C),)
-        columns = columns + (column_terms(pointers, t, work.m, s, k if C.spans else s, work.stride, C),)
+        columns = columns + (column_terms(pointers, t, s, k if C.spans else s, work.stride, C),)
     return terms, columns
 
 
@@ -353,9 +385,13 @@ def consume(args, C: gl.constexpr, WG: gl.constexpr):
         total = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
         for k in range(work.units):
             terms, columns = unit_terms(pointers, r, t, k, work, C)
+            scales = k
+            if C.fold:
+                first = row * (4 * R * C.row_groups) + WG * 4 * R
+                scales = exponents(pointers, first, k, (work.n + 15) // 16, work, C)
             mbarrier.wait(shared.full.index(stage), phase)
             words = shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(words_layout(R, C.bits))
-            a = operands(words, A, C)
+            a = operands(words, scales, A, C)
             part = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
             for i in gl.static_range(COUNT):
                 x = shared.x.index(stage * COUNT + i).permute((1, 0))
@@ -383,7 +419,7 @@ def write_tile(args, total, r, t, row, token, WG: gl.constexpr, C: gl.constexpr)
     pointers = args.pointers
     work = args.work
     if C.mode != INT8:
-        total = total * gl.expand_dims(gl.load(pointers.x_scales + t, mask=t < work.m, other=0), 0)
+        total = total * (gl.expand_dims(gl.load(pointers.x_scales + t), 0) * work.power)
     if C.global_op:
         g = gl.load(pointers.global_scale).to(gl.float64)
         d = total.to(gl.float64)
@@ -419,14 +455,14 @@ def partition(args, C: gl.constexpr, NUMBER: gl.constexpr):
         produce(args, C)
 
 
-@gluon.jit(do_not_specialize=["m", "n", "units", "groups", "stride"])
-def rounded_wgmma_kernel(y_map, x_map, w_map, pointers, m, n, units, groups, stride, config: gl.constexpr):
+@gluon.jit(do_not_specialize=["m", "n", "units", "groups", "lowest"])
+def rounded_wgmma_kernel(y_map, x_map, w_map, pointers, m, n, units, groups, stride, lowest, power, config: gl.constexpr):
     """y (m, n), one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens."""
     C: gl.constexpr = config.constants()
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
     COUNT: gl.constexpr = UNIT // C.segment
     maps = Maps(y_map, x_map, w_map)
-    work = Work(m, n, (n + (BN - 1)) // BN, (m + (C.tokens - 1)) // C.tokens, units, groups, stride)
+    work = Work(m, n, (n + (BN - 1)) // BN, (m + (C.tokens - 1)) // C.tokens, units, groups, stride, lowest, power)
     x_type: gl.constexpr = gl.int8 if C.mode == INT8 else gl.float8e4nv
     dtype: gl.constexpr = gl.float16 if C.half else gl.bfloat16
     x = gl.allocate_shared_memory(x_type, [C.stages * COUNT, C.tokens, C.segment], maps.x.layout)
