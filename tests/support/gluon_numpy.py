@@ -231,8 +231,8 @@ def assembly(asm: str, args: list[T], dtype: Any) -> Any:
 
 
 def packed_assembly(asm: str, args: list[T], dtype: Any, pack: int) -> T:
-    """Assembly that makes registers of two 16-bit results or four of 8 bits: elements are the last axes in order, one
-    input register an element.
+    """Assembly that makes registers of two 16-bit results or four of 8 bits: elements are the last
+    axes in order, one input register an element.
     """
     shape = np.broadcast_shapes(*(t.a.shape for t in args))
     given = [_bits(np.broadcast_to(t.a, shape)).reshape(-1, pack) for t in args]

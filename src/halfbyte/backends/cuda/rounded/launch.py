@@ -22,16 +22,16 @@ from ..decode import E8M0_NORMAL, SCALES
 from ..decoders import BYTES, FOLDED, FOLDED_SPREAD
 from ..launch import GLOBAL_OPS, addend_kind, format_of, pointers_of
 from ..relaunch import Relaunch, TensorMap, cached
-from ..weight import CudaWeight, group_elements, scale_groups
+from ..weight import CudaWeight, by_16, group_elements, scale_groups
 from .product import Rounded, RoundedTile, Sizes, rounded_kernel
-from .quantize import BY_BYTES, BY_E2M1, BY_NIBBLES, FP8, INT8, STRAIGHT, Rounding, quantize_kernel
+from .quantize import BY_16, BY_BYTES, BY_E2M1, BY_NIBBLES, FP8, INT8, STRAIGHT, Rounding, quantize_kernel
 from .wgmma import UNIT, Config, Pointers, rounded_wgmma_kernel
 
 MODES = {"int8": INT8.value, "fp8": FP8.value}
 WHOLE = UNIT.value
 """Inputs of which rounded rows are whole multiples."""
 WHOLE_TOKENS = 256
-"""Tokens of which the scales of x are whole multiples where a span's are adjacent: no tile has more."""
+"""Tokens of which the scales of x are whole multiples where those of a span are adjacent."""
 SEGMENTS = (16, 32, 64, 128)
 
 
@@ -200,12 +200,12 @@ def _portable(
 
 def serves_wgmma(w: CudaWeight, mode: str, s: Segments) -> bool:
     """True where the kernel of wgmma.py takes the weight: fragment order, a decoder to bytes,
-    groups of 32 and more, one level of scales.
+    groups of 16 (of 4 bits), 32 and more, one level of scales.
     """
     f = w.format
-    if (f.bits, f.element, mode) not in BYTES or s.segment < 32 or w.super_scales is not None or f.minimum:
+    if (f.bits, f.element, mode) not in BYTES or w.super_scales is not None or f.minimum:
         return False
-    return bool(w.fragments)
+    return bool(w.fragments) and (s.segment >= 32 or (f.bits == 4 and by_16(f, w.shape[-1])))
 
 
 def folds(w: CudaWeight, mode: str) -> bool:
@@ -215,9 +215,9 @@ def folds(w: CudaWeight, mode: str) -> bool:
     return mode == "fp8" and f.element == "e2m1" and f.group_size == 32 and near and f.groups(w.shape[-1]) > 1
 
 
-def order_of(bits: int, element: str) -> int:
+def order_of(bits: int, element: str, sixteen: bool = False) -> int:
     """The order of x's codes that words of fragment order meet (`quantize.stored_at`)."""
-    return int((BY_BYTES if bits == 8 else BY_E2M1 if element == "e2m1" else BY_NIBBLES).value)
+    return (BY_BYTES if bits == 8 else BY_E2M1 if element == "e2m1" else BY_NIBBLES).value + (BY_16.value if sixteen else 0)
 
 
 @dataclass
@@ -235,7 +235,7 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
     m, n, f = x.shape[0], w.shape[0], w.format
     if folds(w, mode):
         s = Segments(WHOLE, WHOLE, s.padded)
-    rounded = quantized(x, mode, s, needs_sums(w), order_of(f.bits, f.element), False, w.launches)
+    rounded = quantized(x, mode, s, needs_sums(w), order_of(f.bits, f.element, s.segment == 16), False, w.launches)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     engine = n % 8 == 0 and x.element_size() == 2
     rows = 64 * tile.rows * tile.groups
@@ -244,7 +244,7 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
     if kernel is None:
         kernel = w.launches[key] = _product(w, bias is not None, x.dtype, mode, s, tile, engine)
     codes = rounded.codes if mode == "int8" else rounded.codes.view(torch.float8_e4m3fn)
-    x_map = TensorMap(codes, (tile.tokens, s.segment))
+    x_map = TensorMap(codes, (tile.tokens, max(s.segment, 32)))
     y_map = TensorMap(y, (tile.tokens, 64 * tile.rows)) if engine else x_map
     pointers = Pointers(
         y, w.scales, w.scales if w.addend is None else w.addend, y if bias is None else bias,

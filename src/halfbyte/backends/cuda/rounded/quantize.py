@@ -20,6 +20,7 @@ STRAIGHT = tl.constexpr(0)
 BY_NIBBLES = tl.constexpr(1)
 BY_BYTES = tl.constexpr(2)
 BY_E2M1 = tl.constexpr(3)
+BY_16 = tl.constexpr(4)  # added to one of these: words of groups of 16
 
 
 class Rounding(NamedTuple):
@@ -67,7 +68,8 @@ def whole_number(y):
 @triton.jit
 def stored_at(j, ORDER: tl.constexpr):
     """Where input j is stored: of 32 inputs, 8 t + 4 b + 2 i + p comes to 16 b + 4 t + 2 p + i in
-    BY_NIBBLES, to 16 b + 4 t + 2 i + p in BY_BYTES, to 16 b + 4 t + 2 p + 1 − i in BY_E2M1.
+    BY_NIBBLES, to 16 b + 4 t + 2 i + p in BY_BYTES, to 16 b + 4 t + 2 p + 1 − i in BY_E2M1;
+    BY_16 more, input 16 b + 4 t + 2 i + p does.
     """
     if ORDER == STRAIGHT:
         return j
@@ -75,10 +77,12 @@ def stored_at(j, ORDER: tl.constexpr):
         t = (j >> 3) & 3
         b = (j >> 2) & 1
         low = j & 3
-        if ORDER == BY_NIBBLES:
+        if ORDER % BY_16 == BY_NIBBLES:
             low = ((low & 1) << 1) | (low >> 1)
-        elif ORDER == BY_E2M1:
+        elif ORDER % BY_16 == BY_E2M1:
             low = ((low & 1) << 1) | (1 - (low >> 1))
+        if ORDER >= BY_16:
+            return (j & -4) | low
         return (j & -32) | (b << 4) | (t << 2) | low
 
 

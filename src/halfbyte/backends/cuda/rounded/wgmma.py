@@ -178,8 +178,8 @@ def exponents(pointers, tile, k, tiles, work, C: gl.constexpr):
 
 @gluon.jit
 def decoded(words, scales, C: gl.constexpr):
-    """Words of a unit to bytes [R, 4, 8, u, s, b, t, row + 8, 2, 2]; `scales` is read where they are
-    folded into the bytes.
+    """Words of a unit to bytes [R, 4, 8, u, s, b, t, row + 8, 2, 2]; `scales` is read where they
+    are folded into the bytes.
     """
     R: gl.constexpr = C.row_blocks
     L: gl.constexpr = operand_layout(R)
@@ -224,6 +224,18 @@ def _halves(v, AXIS: gl.constexpr):
 
 
 @gluon.jit
+def _alone(v, C: gl.constexpr):
+    """Bytes of 32 inputs [R, 4, g, b, t, row + 8, 2, 2] with the second group of 16 zero, and with
+    the first.
+    """
+    first, second = gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 3]))
+    none = gl.zeros_like(first)
+    low = gl.permute(gl.join(first, none), [0, 1, 2, 7, 3, 4, 5, 6])
+    high = gl.permute(gl.join(none, second), [0, 1, 2, 7, 3, 4, 5, 6])
+    return low, high
+
+
+@gluon.jit
 def operands(words, scales, A: gl.constexpr, C: gl.constexpr):
     """Words of a unit to the operand of each segment."""
     v = decoded(words, scales, C)
@@ -236,7 +248,17 @@ def operands(words, scales, A: gl.constexpr, C: gl.constexpr):
         else:
             a, b = _halves(first, 4)
             c, d = _halves(second, 4)
-            return (_as_operand(a, 32, A, C), _as_operand(b, 32, A, C), _as_operand(c, 32, A, C), _as_operand(d, 32, A, C))
+            if C.segment == 16:
+                a0, a1 = _alone(a, C)
+                b0, b1 = _alone(b, C)
+                c0, c1 = _alone(c, C)
+                d0, d1 = _alone(d, C)
+                return (
+                    _as_operand(a0, 32, A, C), _as_operand(a1, 32, A, C), _as_operand(b0, 32, A, C), _as_operand(b1, 32, A, C),
+                    _as_operand(c0, 32, A, C), _as_operand(c1, 32, A, C), _as_operand(d0, 32, A, C), _as_operand(d1, 32, A, C),
+                )  # fmt: skip
+            else:
+                return (_as_operand(a, 32, A, C), _as_operand(b, 32, A, C), _as_operand(c, 32, A, C), _as_operand(d, 32, A, C))
 
 
 @gluon.jit
@@ -265,7 +287,8 @@ def produce(args, C: gl.constexpr):
     left it.
     """
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
-    COUNT: gl.constexpr = UNIT // C.segment
+    WIDTH: gl.constexpr = max(C.segment, 32)
+    COUNT: gl.constexpr = UNIT // WIDTH
     BYTES: gl.constexpr = C.tokens * UNIT + BN * 16 * C.bits
     maps = args.maps
     shared = args.shared
@@ -281,7 +304,7 @@ def produce(args, C: gl.constexpr):
             mbarrier.expect(bar, BYTES)
             copy_in(maps.words, [row * (BN // 16), k * (2 * C.bits), 0], bar, shared.words.index(stage))
             for i in gl.static_range(COUNT):
-                copy_in(maps.x, [token * C.tokens, k * UNIT + i * C.segment], bar, shared.x.index(stage * COUNT + i))
+                copy_in(maps.x, [token * C.tokens, k * UNIT + i * WIDTH], bar, shared.x.index(stage * COUNT + i))
             stage += 1
             if stage == C.stages:
                 stage = 0 * p
@@ -370,6 +393,7 @@ def consume(args, C: gl.constexpr, WG: gl.constexpr):
     R: gl.constexpr = C.row_blocks
     ROWS: gl.constexpr = 64 * R
     COUNT: gl.constexpr = UNIT // C.segment
+    BOXES: gl.constexpr = UNIT // max(C.segment, 32)
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.tokens, 32])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
     shared = args.shared
@@ -394,7 +418,7 @@ def consume(args, C: gl.constexpr, WG: gl.constexpr):
             a = operands(words, scales, A, C)
             part = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
             for i in gl.static_range(COUNT):
-                x = shared.x.index(stage * COUNT + i).permute((1, 0))
+                x = shared.x.index(stage * BOXES + i * BOXES // COUNT).permute((1, 0))
                 acc = warpgroup_mma(a[i], x, start(ROWS, ACC, C), use_acc=C.mode == INT8, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=[acc])
                 if i == COUNT - 1:
@@ -460,12 +484,12 @@ def rounded_wgmma_kernel(y_map, x_map, w_map, pointers, m, n, units, groups, str
     """y (m, n), one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens."""
     C: gl.constexpr = config.constants()
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
-    COUNT: gl.constexpr = UNIT // C.segment
+    WIDTH: gl.constexpr = max(C.segment, 32)
     maps = Maps(y_map, x_map, w_map)
     work = Work(m, n, (n + (BN - 1)) // BN, (m + (C.tokens - 1)) // C.tokens, units, groups, stride, lowest, power)
     x_type: gl.constexpr = gl.int8 if C.mode == INT8 else gl.float8e4nv
     dtype: gl.constexpr = gl.float16 if C.half else gl.bfloat16
-    x = gl.allocate_shared_memory(x_type, [C.stages * COUNT, C.tokens, C.segment], maps.x.layout)
+    x = gl.allocate_shared_memory(x_type, [C.stages * (UNIT // WIDTH), C.tokens, WIDTH], maps.x.layout)
     words = gl.allocate_shared_memory(gl.int32, [C.stages, BN // 16, 2 * C.bits, 32], maps.words.layout)
     y = words
     if C.store == 2:
