@@ -47,7 +47,7 @@ def test_variables_decode_to_what_is_packed(codec):
     w = weight_of()
     fmt = codec if isinstance(codec, Format) else format_named(codec)
     start = mse(w.numpy(), fmt)
-    trained = TrainableWeight(w, start)
+    trained = TrainableWeight(start, w)
     assert np.array_equal(trained.packed().dequantize("float32"), start.dequantize("float32"))
     assert np.array_equal(trained.value().detach().numpy(), start.dequantize("float32"))
     generator = torch.Generator().manual_seed(1)
@@ -68,11 +68,11 @@ def test_gradients_pass_straight_through_the_rounding(codec):
     scale's derivative is that of the rounding error, and of the whole value where x is cut off.
     """
     w = weight_of()
-    trained = TrainableWeight(w, mse(w.numpy(), codec))
+    trained = TrainableWeight(mse(w.numpy(), codec), w)
     trained.value().sum().backward()
     stored = trained._stored()
     scale = trained._each(stored["scales"] * trained._by_group(stored["super_scales"]) if "q4" in codec else stored["scales"])
-    inside = (trained._shifted(stored).detach() % (len(trained._table) - 1) != 0) & (trained._position(stored) % 1 != 0)
+    inside = (trained._shifted(stored).detach() % (len(trained._table) - 1) != 0) & (trained._position(w, stored) % 1 != 0)
     steps = trained.rounding.grad / scale.detach()
     possible = {0.5, 1.0, 2.0} if codec == "mxfp4" else {1.0}
     assert set(steps[inside].round(decimals=4).tolist()) <= possible
@@ -187,7 +187,7 @@ def test_experts_are_trained_and_those_without_tokens_stay_as_they_start(tmp_pat
 
 def test_formats_that_cannot_be_trained_are_refused(tmp_path):
     with pytest.raises(FormatError, match=r"hqq4:g64 with method learned.*allowed: int, uint, affine, q4_0"):
-        TrainableWeight(weight_of(), quantize(weight_of().numpy(), "hqq4"))
+        TrainableWeight(quantize(weight_of().numpy(), "hqq4"), weight_of())
     write_model(tmp_path / "in", "llama", hidden_size=256, head_dim=64)
     text = write_text(tmp_path / "text.txt")
     with pytest.raises(FormatError, match="tq2_0"):

@@ -15,9 +15,10 @@ import torch
 from ..checkpoints import Checkpoint
 from ..conversion.importance import ImportanceMatrix, InputSquares, gguf_modules
 from .matrices import layer_matrices
+from .running import first_inputs, run_layer
 from .sources import layer_source
 from .statistics import InputCollector, InputStatistics
-from .walk import first_inputs, multiplying, run_layer, token_sequences
+from .walk import multiplying, token_sequences
 
 Progress = Callable[[int, int, str], None]
 

@@ -18,7 +18,7 @@ result is never worse than either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ from ..tensor.qtensor import QTensor
 from .trainable import TrainableWeight
 
 STEPS = 200
+DISTILL = 60
 BATCH = 8
 """Sequences of a step."""
 TRAVEL = 0.3
@@ -60,9 +61,13 @@ class Weight:
 
 @dataclass(frozen=True)
 class Options:
-    """steps  of descent; seed  of the choice of sequences"""
+    """steps       of descent for a layer
+    distill     steps of descent for the scales of the whole model, afterwards (`distill`)
+    seed        of the choice of sequences
+    """
 
     steps: int = STEPS
+    distill: int = DISTILL
     seed: int = 0
 
 
@@ -83,7 +88,7 @@ def train_layer(
     least = min(errors)
     best = states[errors.index(least)]
     checks = {options.steps * (i + 1) // CHECKS for i in range(CHECKS)}
-    with torch.enable_grad(), _deterministic():
+    with torch.enable_grad(), deterministic():
         for step in range(options.steps):
             training.step(_chosen(len(inputs), generator), 1 - step / options.steps, options.steps)
             if step + 1 in checks:
@@ -100,44 +105,47 @@ def _chosen(count: int, generator: torch.Generator) -> list[int]:
     return chosen
 
 
-def _deterministic() -> AbstractContextManager[None]:
+def deterministic() -> AbstractContextManager[None]:
     """Attention whose gradients are summed in one order."""
     found: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
     return found
+
+
+def backpropagate(layer: nn.Module, views: Sequence[Tensor], values: Sequence[Tensor], backward: Callable[[], None]) -> None:
+    """Run `backward` with values in a layer's parameters, and pass the gradients of the parameters on
+    to what the values are functions of; so a layer may use its parameters in any way.
+
+    views  matrices within parameters, where values go
+    """
+    storages = {p.untyped_storage().data_ptr(): p for p in layer.parameters()}
+    parameters = [storages[view.untyped_storage().data_ptr()] for view in views]
+    with torch.no_grad():
+        for view, value in zip(views, values, strict=True):
+            view.copy_(value)
+    for p in parameters:
+        p.requires_grad_()
+        p.grad = None
+    backward()
+    for view, value, p in zip(views, values, parameters, strict=True):
+        if p.grad is not None and value.requires_grad:
+            value.backward(p.grad.as_strided(view.shape, view.stride(), view.storage_offset()))
+    for p in parameters:
+        p.requires_grad_(False)
+        p.grad = None
 
 
 class _Training:
     def __init__(
         self, layer: nn.Module, weights: Sequence[Weight], inputs: Sequence[Tensor], targets: Sequence[Tensor], run: Any
     ) -> None:
-        self.weights, self.inputs, self.targets, self.run = weights, inputs, targets, run
-        self.trained = [TrainableWeight(w.dense, w.start) for w in weights if w.dense is not None and w.start is not None]
-        storages = {p.untyped_storage().data_ptr(): p for p in layer.parameters()}
-        self.parameters = [storages[w.view.untyped_storage().data_ptr()] for w in weights]
+        self.layer, self.weights, self.inputs, self.targets, self.run = layer, weights, inputs, targets, run
+        self.trained = [TrainableWeight(w.start, w.dense) for w in weights if w.dense is not None and w.start is not None]
 
     def step(self, chosen: Sequence[int], rate: float, steps: int) -> None:
-        """One step of descent on some sequences.
-
-        The layer's parameters receive the decoded values and a gradient, which goes on to the
-        variables; so a layer may use its parameters in any way.
-        """
-        values = [t.value() for t in self.trained]
-        with torch.no_grad():
-            for w, value in zip(self.weights, values, strict=True):
-                w.view.copy_(value)
-        own = list({id(p): p for p in self.parameters}.values())
-        for p in own:
-            p.requires_grad_()
-            p.grad = None
+        """One step of descent on some sequences."""
         x, y = (torch.cat([tensors[i] for i in chosen]) for tensors in (self.inputs, self.targets))
-        relative_error(self.run(x), y).backward()
-        for w, parameter, value in zip(self.weights, self.parameters, values, strict=True):
-            if parameter.grad is not None:
-                view = w.view
-                value.backward(parameter.grad.as_strided(view.shape, view.stride(), view.storage_offset()))
-        for p in own:
-            p.requires_grad_(False)
-            p.grad = None
+        values = [t.value() for t in self.trained]
+        backpropagate(self.layer, [w.view for w in self.weights], values, lambda: relative_error(self.run(x), y).backward())
         with torch.no_grad():
             for t in self.trained:
                 for variable, travel in ((t.rounding, TRAVEL), *((u, RANGE_TRAVEL) for u in t.ranges.values())):

@@ -22,8 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,9 +45,10 @@ from ..quantizers import METHODS
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .matrices import Matrix, layer_matrices
+from .running import first_inputs, run_layer, without_layers
 from .sources import Source, layer_source
 from .statistics import InputCollector
-from .walk import InputRounder, Progress, first_inputs, multiplying, run_layer, token_sequences
+from .walk import InputRounder, Progress, multiplying, token_sequences
 
 ROWS = 48
 """Rows of a matrix that are rounded to every candidate."""
@@ -409,38 +409,6 @@ class _Sample:
         total = sum(float((g * difference).sum(1).square().sum(dtype=torch.float64)) for g in self._gradients)
         share = float(self._share[self.rows].sum())
         return total / 2 * (float(self._share.sum()) / share if share else 1.0)
-
-
-@contextmanager
-def without_layers(source: Source) -> Iterator[Callable[[list[int], Tensor], Tensor]]:
-    """A function that gives the logits for the hidden states behind the last layer."""
-    layers = source.model.get_submodule(source.prefix)
-    real = list(layers)
-    given: list[Tensor] = []
-
-    class Last(nn.Module):  # type: ignore[misc] # torch is not type-checked
-        """Returns the given states in place of a layer's."""
-
-        def __init__(self, layer: nn.Module) -> None:
-            super().__init__()
-            self.attention_type = getattr(layer, "attention_type", None)
-
-        def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return given[0]
-
-    for i, layer in enumerate(real):
-        layers[i] = Last(layer)
-
-    def run(sequence: list[int], hidden: Tensor) -> Tensor:
-        given[:] = [hidden]
-        logits: Tensor = source.model(input_ids=torch.tensor([sequence], device=hidden.device), use_cache=False).logits
-        return logits
-
-    try:
-        yield run
-    finally:
-        for i, layer in enumerate(real):
-            layers[i] = layer
 
 
 def table_rows(checkpoint: Checkpoint, key: str | None, rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -81,18 +81,23 @@ def check_trainable(fmt: Format) -> None:
 
 
 class TrainableWeight:
-    """The variables of one weight [n, k], on the device of `weight`.
+    """The variables of one weight [n, k].
 
-    weight  float32 [n, k], what is approximated
-    start   a packed weight of the same shape, whose codes and parameters training starts from
+    start   a packed weight, whose codes and parameters training starts from
+    weight  float32 [n, k], what is approximated; None where codes stay those of the start
+    ranges  u of the parts that change, for the same start; all parts without it
+    device  of the variables; that of `weight` where there is one
 
-    `rounding` is v [n, k]; `ranges` are u, by part. FormatError as `check_trainable`.
+    `rounding` is v [n, k], or all positions where codes stay; `ranges` are u, by part. FormatError as
+    `check_trainable`.
     """
 
-    def __init__(self, weight: Tensor, start: QTensor) -> None:
+    def __init__(
+        self, start: QTensor, weight: Tensor | None, ranges: dict[str, Tensor] | None = None, device: Any = "cpu"
+    ) -> None:
         check_trainable(start.format)
         self.weight, self.start, self.format = weight, start, start.format
-        fmt, device = start.format, weight.device
+        fmt, device = start.format, device if weight is None else weight.device
         values = element_table(fmt.element, fmt.bits)
         finite = np.flatnonzero(np.isfinite(values))
         table, first = np.unique(values[finite], return_index=True)
@@ -112,13 +117,17 @@ class TrainableWeight:
             self._units["zeros"] = torch.full_like(self._starts["zeros"], levels)
         if "biases" in self._starts:
             self._units["biases"] = levels * self._units["scales"]
-        self.ranges = {part: torch.zeros_like(s, requires_grad=True) for part, s in self._starts.items()}
+        self.ranges = (
+            ranges if ranges is not None else {part: torch.zeros_like(s, requires_grad=True) for part, s in self._starts.items()}
+        )
         codes = unpack(start.parts["codes"], fmt.bits, start.shape[-1])
         at = torch.from_numpy(np.searchsorted(table, values[codes]).astype(np.float32)).to(device)
-        with torch.no_grad():
-            plain = self._position(self._stored())
-            self.rounding = at + (plain - at).clamp_(-EDGE, EDGE) - plain
-        self.rounding.requires_grad_()
+        self.rounding = at
+        if weight is not None:
+            with torch.no_grad():
+                plain = self._position(weight, self._stored())
+                self.rounding = at + (plain - at).clamp_(-EDGE, EDGE) - plain
+            self.rounding.requires_grad_()
 
     def value(self) -> Tensor:
         """The decoded weight, float32 [n, k], differentiable."""
@@ -149,6 +158,9 @@ class TrainableWeight:
         """Parameters of groups as the format stores them."""
         out = {}
         for part, start in self._starts.items():
+            if part not in self.ranges:
+                out[part] = start
+                continue
             wanted = start + self.ranges[part] * self._units[part]
             out[part] = _StraightThrough.apply(wanted, self._nearest(part, wanted.detach()))
         return out
@@ -185,13 +197,13 @@ class TrainableWeight:
 
     def _each(self, x: Tensor) -> Tensor:
         """[n, groups] -> [n, k]"""
-        size = self.weight.shape[1] if self.format.group_size == -1 else self.format.group_size
-        return x[:, :, None].expand(*x.shape, size).reshape(len(x), -1)[:, : self.weight.shape[1]]
+        size = self.start.shape[1] if self.format.group_size == -1 else self.format.group_size
+        return x[:, :, None].expand(*x.shape, size).reshape(len(x), -1)[:, : self.start.shape[1]]
 
-    def _position(self, stored: dict[str, Tensor]) -> Tensor:
+    def _position(self, weight: Tensor, stored: dict[str, Tensor]) -> Tensor:
         """Positions of x, saturating, before v."""
         scale, offset, zero = self._terms(stored)
-        x = self.weight if offset is None else self.weight - offset
+        x = weight if offset is None else weight - offset
         fmt = self.format
         factor = 1 / self._global if fmt.global_op == "divide" else self._global / fmt.divisor if fmt.global_op else 1.0
         whole = scale * factor
@@ -207,7 +219,9 @@ class TrainableWeight:
         return t.clamp(0, len(table) - 1)
 
     def _shifted(self, stored: dict[str, Tensor]) -> Tensor:
-        return (self._position(stored) + self.rounding).clamp(0, len(self._table) - 1)
+        if self.weight is None:
+            return self.rounding
+        return (self._position(self.weight, stored) + self.rounding).clamp(0, len(self._table) - 1)
 
     def _rounded(self, stored: dict[str, Tensor]) -> Tensor:
         return self._shifted(stored).round()

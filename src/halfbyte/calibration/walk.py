@@ -42,8 +42,10 @@ from ..tensor.concat import stack
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
+from .distill import Distillation
 from .learned import Options, Weight, train_layer
 from .matrices import Matrix, layer_matrices
+from .running import first_inputs, run_layer
 from .scaling import Scaling
 from .sources import Source, layer_source
 from .spool import LayerResult, Spool, job_key
@@ -134,8 +136,9 @@ def calibrate(
     calibration = _Calibration(checkpoint, source, recipe, method, act_order, learning)
     with torch.no_grad():
         hidden, arguments = first_inputs(source, ids, where)
+        before = hidden
         if learning is not None:
-            hidden = [*hidden, *hidden]
+            hidden = [*before, *before]
         layers = [] if spool is None else spool.resume(job_key(checkpoint, recipe, result.name))
         result.resumed = len(layers)
         if spool is not None and layers:
@@ -145,6 +148,8 @@ def calibrate(
                 progress(number, source.count, f"layer {number}")
             done, hidden = calibration.layer(number, hidden, arguments[number])
             layers.append(done if spool is None else spool.add(done, hidden))
+        if learning is not None:
+            layers = calibration.distill(layers, ids, before, hidden[len(before) :], arguments, learning)
     if progress is not None:
         progress(source.count, source.count, "")
     for done in layers:
@@ -169,45 +174,6 @@ def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> lis
     count = min(count, len(ids) // size)
     step = (len(ids) - size) // max(count - 1, 1)
     return [start + ids[i * step : i * step + size] for i in range(count)]
-
-
-class _Recorder(nn.Module):  # type: ignore[misc] # torch is not type-checked
-    """Placeholder of a layer that records its arguments and returns its input."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.arguments: tuple[Any, dict[str, Any]] = ((), {})
-        # Some models read a layer's attention type before they call it.
-        self.attention_type = getattr(layer, "attention_type", None)
-
-    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.arguments = (args, kwargs)
-        return hidden
-
-
-def first_inputs(
-    source: Source, ids: list[list[int]], device: str, *, again: bool = False
-) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
-    """Hidden states before the first layer, and the other arguments of each layer.
-
-    again  what lies outside the layers is there already
-    """
-    if not again:
-        source.start()
-    layers = source.model.get_submodule(source.prefix)
-    real = list(layers)
-    recorders = [_Recorder(layer) for layer in real]
-    for i, recorder in enumerate(recorders):
-        layers[i] = recorder
-    inner = source.model.get_submodule(source.prefix.rpartition(".")[0]) if "." in source.prefix else source.model
-    firsts: list[Tensor] = []
-    handle = recorders[0].register_forward_pre_hook(lambda module, args: firsts.append(args[0]))
-    for sequence in ids:
-        inner(input_ids=torch.tensor([sequence], device=device), use_cache=False)
-    handle.remove()
-    for i, layer in enumerate(real):
-        layers[i] = layer
-    return firsts, [recorder.arguments for recorder in recorders]
 
 
 class InputRounder:
@@ -273,7 +239,7 @@ class _Calibration:
         self._done = LayerResult()
         layer = self.source.layer(number)
         prefix = f"{self.source.prefix}.{number}"
-        matrices = layer_matrices(layer, prefix, self.source.slots, lambda key: self.checkpoint.info(key).shape[-2])
+        matrices = self._matrices(layer, number)
         wanted = {key: fmt for key in {m.key for m in matrices} if (fmt := self._wanted(key)) is not None}
         targets: list[Tensor] = []
         if self._learning is not None:
@@ -300,6 +266,47 @@ class _Calibration:
         out = [run_layer(layer, h, arguments) for h in hidden]
         self.source.drop(number)
         return self._done, [*out, *targets]
+
+    def _matrices(self, layer: nn.Module, number: int) -> list[Matrix]:
+        prefix = f"{self.source.prefix}.{number}"
+        return layer_matrices(layer, prefix, self.source.slots, lambda key: self.checkpoint.info(key).shape[-2])
+
+    def distill(
+        self,
+        layers: list[LayerResult],
+        ids: list[list[int]],
+        inputs: list[Tensor],
+        targets: list[Tensor],
+        arguments: list[tuple[Any, dict[str, Any]]],
+        learning: Options,
+    ) -> list[LayerResult]:
+        """The layers' results with scales trained for the whole model (`distill`)."""
+        found = [self._packed_of(number, done) for number, done in enumerate(layers)]
+        training = Distillation(
+            self.source, lambda layer, number: [m for m in self._matrices(layer, number) if self._wanted(m.key) is not None],
+            [[q for _, q in layer] for layer in found], ids, inputs, targets, arguments,
+        )  # fmt: skip
+        out = []
+        for done, layer, trained in zip(layers, found, training.train(learning.distill, learning.seed), strict=True):
+            self._done = LayerResult({}, done.replaced, done.notes, done.uncalibrated)
+            self._keep([(m, Weight(m.view, q)) for (m, _), q in zip(layer, trained, strict=True)])
+            out.append(self._done)
+        return out
+
+    def _packed_of(self, number: int, done: LayerResult) -> list[tuple[Matrix, QTensor]]:
+        """The matrices of a layer that are packed, with their weights in the model's order of rows."""
+        out = []
+        layer = self.source.layer(number)
+        for m in self._matrices(layer, number):
+            module = module_of(self.checkpoint.info(m.key))
+            if self._wanted(m.key) is None or module is None:
+                continue
+            q = done.weights[module]
+            q = q if m.expert is None else q[m.expert]
+            order = self.source.rows(m.key, q.shape[0])
+            out.append((m, q if order is None else _rows(q, order)))
+        self.source.drop(number)
+        return out
 
     def _wanted(self, key: str) -> Format | None:
         """The target format of a weight, None to keep it."""
@@ -365,9 +372,7 @@ class _Calibration:
         order = self.source.rows(key, q.shape[0])
         if order is None:
             return q
-        back = np.argsort(order)
-        parts = {p: a if p == "global_scale" else np.ascontiguousarray(a[back]) for p, a in q.parts.items()}
-        return QTensor(q.format, q.shape, parts, origin=q.origin)
+        return _rows(q, np.argsort(order))
 
     def report_uncalibrated(self, result: Calibrated, uncalibrated: list[str]) -> None:
         """Note which weights of the recipe no token reached, and which are in no layer."""
@@ -384,14 +389,13 @@ class _Calibration:
                 )
 
 
+def _rows(q: QTensor, order: NDArray[np.int64]) -> QTensor:
+    """The rows of a matrix in another order."""
+    parts = {p: a if p == "global_scale" else np.ascontiguousarray(a[order]) for p, a in q.parts.items()}
+    return QTensor(q.format, q.shape, parts, origin=q.origin)
+
+
 def multiplying(layer: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """(linear modules, experts modules) of a layer, by path."""
     linear = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
     return linear, {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate")}
-
-
-def run_layer(layer: nn.Module, hidden: Tensor, arguments: tuple[Any, dict[str, Any]]) -> Tensor:
-    """The outputs of a layer, under the arguments that the model gives it."""
-    out = layer(hidden, *arguments[0], **arguments[1])
-    result: Tensor = out[0] if isinstance(out, tuple) else out
-    return result

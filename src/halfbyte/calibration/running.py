@@ -1,0 +1,92 @@
+"""Parts of a model that run on their own: what is before its layers, one layer, and what is behind
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .sources import Source
+
+
+class _Recorder(nn.Module):  # type: ignore[misc] # torch is not type-checked
+    """Placeholder of a layer that records its arguments and returns its input."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.arguments: tuple[Any, dict[str, Any]] = ((), {})
+        # Some models read a layer's attention type before they call it.
+        self.attention_type = getattr(layer, "attention_type", None)
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.arguments = (args, kwargs)
+        return hidden
+
+
+def first_inputs(
+    source: Source, ids: list[list[int]], device: str, *, again: bool = False
+) -> tuple[list[Tensor], list[tuple[Any, dict[str, Any]]]]:
+    """Hidden states before the first layer, and the other arguments of each layer.
+
+    again  what lies outside the layers is there already
+    """
+    if not again:
+        source.start()
+    layers = source.model.get_submodule(source.prefix)
+    real = list(layers)
+    recorders = [_Recorder(layer) for layer in real]
+    for i, recorder in enumerate(recorders):
+        layers[i] = recorder
+    inner = source.model.get_submodule(source.prefix.rpartition(".")[0]) if "." in source.prefix else source.model
+    firsts: list[Tensor] = []
+    handle = recorders[0].register_forward_pre_hook(lambda module, args: firsts.append(args[0]))
+    for sequence in ids:
+        inner(input_ids=torch.tensor([sequence], device=device), use_cache=False)
+    handle.remove()
+    for i, layer in enumerate(real):
+        layers[i] = layer
+    return firsts, [recorder.arguments for recorder in recorders]
+
+
+def run_layer(layer: nn.Module, hidden: Tensor, arguments: tuple[Any, dict[str, Any]]) -> Tensor:
+    """The outputs of a layer, under the arguments that the model gives it."""
+    out = layer(hidden, *arguments[0], **arguments[1])
+    result: Tensor = out[0] if isinstance(out, tuple) else out
+    return result
+
+
+@contextmanager
+def without_layers(source: Source) -> Iterator[Callable[[list[int], Tensor], Tensor]]:
+    """A function that gives the logits for the hidden states behind the last layer."""
+    layers = source.model.get_submodule(source.prefix)
+    real = list(layers)
+    given: list[Tensor] = []
+
+    class Last(nn.Module):  # type: ignore[misc] # torch is not type-checked
+        """Returns the given states in place of a layer's."""
+
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.attention_type = getattr(layer, "attention_type", None)
+
+        def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return given[0]
+
+    for i, layer in enumerate(real):
+        layers[i] = Last(layer)
+
+    def run(sequence: list[int], hidden: Tensor) -> Tensor:
+        given[:] = [hidden]
+        logits: Tensor = source.model(input_ids=torch.tensor([sequence], device=hidden.device), use_cache=False).logits
+        return logits
+
+    try:
+        yield run
+    finally:
+        for i, layer in enumerate(real):
+            layers[i] = layer
