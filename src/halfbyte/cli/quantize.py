@@ -74,7 +74,12 @@ def quantize(
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="learned: steps of descent for each layer; 200 without it.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="learned: order in which it sees sequences; 0 without it.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="learned: order in which it sees sequences; of --rotate too. 0 without it.")
+    ] = None,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Rotate hidden states first, which spreads outliers; the model computes the same.")
+    ] = False,
     device: Annotated[
         str, typer.Option(help="Where calibration runs, and rounding with it: cpu, cuda; auto takes a GPU if there is one.")
     ] = "auto",
@@ -154,10 +159,16 @@ def quantize(
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
     learning = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
-    if learning and method != "learned":
+    if rotate and imatrix is not None:
+        raise FormatError("[quantize] --rotate with --imatrix, whose inputs are not rotated; give --calibration")
+    if learning and method != "learned" and not (rotate and "steps" not in learning):
         raise FormatError(f"[quantize] --{next(iter(learning))} with --method {method}; it belongs to learned")
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_with(path, config, allow_unknown))
+        if rotate:
+            from ..calibration.rotation import checked_rotation
+
+            checkpoint = checked_rotation(checkpoint, seed or 0)
         allocation, source = None, checkpoint.path
         if recipe is None:
             from ..calibration import allocate
