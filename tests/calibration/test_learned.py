@@ -10,6 +10,7 @@ import pytest
 import halfbyte
 import torch
 from halfbyte.calibration import Options, calibrate
+from halfbyte.calibration.distill import Distillation
 from halfbyte.calibration.learned import Weight, relative_error, train_layer
 from halfbyte.calibration.statistics import InputCollector
 from halfbyte.calibration.trainable import TrainableWeight
@@ -23,6 +24,7 @@ from halfbyte.quantizers import gptq, mse
 from halfbyte.spec import Format
 from halfbyte.tensor.quantize import quantize
 from support.calibration_models import WORDS, write_model, write_text
+from support.gguf_models import VOCABULARY, dense_model, write
 
 FORMATS = (
     "int4:g32", "int3:channel", "uint4:g32", "affine4:g64", "mxfp4", "mxfp6_e3m2", "mxint4", "nvfp4", "nvfp4_ue4m3", "fp4",
@@ -192,3 +194,43 @@ def test_formats_that_cannot_be_trained_are_refused(tmp_path):
     text = write_text(tmp_path / "text.txt")
     with pytest.raises(FormatError, match="tq2_0"):
         learned(tmp_path / "in", text, "gguf:tq2_0", steps=1)
+
+
+def test_scales_of_the_whole_model_bring_its_predictions_nearer(tmp_path, monkeypatch):
+    """Less divergence on sequences left out; codes stay, scales change; equal runs give equal
+    weights.
+    """
+    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
+    text = write_text(tmp_path / "text.txt", 1200)
+    seen: list[float] = []
+    divergence = Distillation.divergence
+    monkeypatch.setattr(Distillation, "divergence", lambda self, at: seen.append(divergence(self, at)) or seen[-1])
+    plain = learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1)
+    assert seen == []
+    found = [learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1, distill=12) for _ in range(2)]
+    assert min(seen[1:5]) < 0.99 * seen[0]
+    assert seen[5:] == seen[:5]
+    assert found[0].weights == found[1].weights
+    for key, q in found[0].weights.items():
+        assert np.array_equal(q.parts["codes"], plain.weights[key].parts["codes"])
+        assert q != plain.weights[key]
+
+
+def test_layers_read_in_every_pass_give_the_same_and_powers_of_two_stay(tmp_path, monkeypatch):
+    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
+    text = write_text(tmp_path / "text.txt")
+    whole = learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1, distill=2)
+    monkeypatch.setattr("halfbyte.calibration.distill.KEPT_IN_MEMORY", 0)
+    assert learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1, distill=2).weights == whole.weights
+    powers = [learned(tmp_path / "in", text, "halfbyte:mxfp4", steps=1, distill=n).weights for n in (0, 4)]
+    assert powers[0] == powers[1]
+
+
+def test_a_gguf_is_distilled_in_its_own_row_order(tmp_path, monkeypatch):
+    """Rows of q and k lie in llama.cpp's order: trained scales go back to their rows."""
+    source = write(tmp_path / "in.gguf", "llama", dense_model("llama"), False)
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (10, 32)).tolist()
+    monkeypatch.setattr("halfbyte.calibration.walk.token_sequences", lambda *a: ids)
+    monkeypatch.setattr("halfbyte.calibration.distill.RATE", 1e-9)  # scales stay, and so do rows
+    plain, same = (learned(source, "", "gguf:q4_0", steps=1, distill=n).weights for n in (0, 2))
+    assert plain == same

@@ -2,7 +2,7 @@
 
     minimize  Σ over tokens  Σ p ln(p / q)        p the dense model's distribution of the next token, q the packed model's
 
-Codes stay; scales, biases and minimums are trained, straight through their rounding to what the
+Codes stay; scales and biases (of K-quants the second level) are trained, straight through their rounding to what the
 format stores (quantization parameters end to end: EfficientQAT, Chen et al. 2024, arXiv
 2407.11062; distilled from the dense model: DWQ of mlx-lm). Steps are Adam's (Kingma and Ba 2014,
 arXiv 1412.6980) under a rate that falls linearly to 0. One sequence of `LEFT_OUT` is not trained on,
@@ -41,10 +41,11 @@ Ranges = dict[str, Tensor]
 
 
 def trained_parts(q: QTensor) -> list[str]:
-    """Parts that may change under fixed codes: not zero points and powers of two, whose steps are
-    as large as those of codes.
+    """Parts that may change under fixed codes: floats and E4M3. Zero points, powers of two and the
+    small integers of K-quants stay, for their steps are too large.
     """
-    return [p for p in ("scales", "super_scales", "mins", "super_mins", "biases") if p in q.parts and q.format.scale != "e8m0"]
+    fixed = ("scales", "mins") if q.format.super_size or q.format.scale == "e8m0" else ()
+    return [p for p in ("scales", "super_scales", "super_mins", "biases") if p in q.parts and p not in fixed]
 
 
 class Distillation:

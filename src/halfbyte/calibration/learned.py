@@ -32,7 +32,6 @@ from ..tensor.qtensor import QTensor
 from .trainable import TrainableWeight
 
 STEPS = 200
-DISTILL = 60
 BATCH = 8
 """Sequences of a step."""
 TRAVEL = 0.3
@@ -67,7 +66,7 @@ class Options:
     """
 
     steps: int = STEPS
-    distill: int = DISTILL
+    distill: int = 0
     seed: int = 0
 
 

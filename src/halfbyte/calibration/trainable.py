@@ -8,7 +8,8 @@ x is the dense weight. Codes are positions 0 … N − 1 in the format's values 
 `position` is linear between neighbours, so that rounding p to the nearest integer is rounding to
 the nearest value, for integers and for tables. Variables are v (an offset a weight) and, for each
 parameter of a group that the format stores, u: stored = nearest(start + u · unit), where a scale's
-unit is its own start, and a zero point's or bias's is the whole range of codes. Rounding passes
+unit is its own start, and a zero point's or bias's is the whole range of codes (one step of a bias
+where codes stay). Rounding passes
 gradients straight through (Bengio et al. 2013, arXiv 1308.3432).
 
 | variable | from |
@@ -116,7 +117,7 @@ class TrainableWeight:
         if "zeros" in self._starts:
             self._units["zeros"] = torch.full_like(self._starts["zeros"], levels)
         if "biases" in self._starts:
-            self._units["biases"] = levels * self._units["scales"]
+            self._units["biases"] = (1 if weight is None else levels) * self._units["scales"]
         self.ranges = (
             ranges if ranges is not None else {part: torch.zeros_like(s, requires_grad=True) for part, s in self._starts.items()}
         )

@@ -74,6 +74,10 @@ def quantize(
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="learned: steps of descent for each layer; 200 without it.")] = None,
+    distill: Annotated[
+        int | None,
+        typer.Option(min=0, help="learned: steps for the scales of the whole model, afterwards; 0 without it."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="learned: order in which it sees sequences; of --rotate too. 0 without it.")
     ] = None,
@@ -158,10 +162,10 @@ def quantize(
     walked: dict[str, int] = {}
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
-    learning = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
+    learning = {name: value for name, value in (("steps", steps), ("distill", distill), ("seed", seed)) if value is not None}
     if rotate and imatrix is not None:
         raise FormatError("[quantize] --rotate with --imatrix, whose inputs are not rotated; give --calibration")
-    if learning and method != "learned" and not (rotate and "steps" not in learning):
+    if learning and method != "learned" and not (rotate and learning.keys() == {"seed"}):
         raise FormatError(f"[quantize] --{next(iter(learning))} with --method {method}; it belongs to learned")
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_with(path, config, allow_unknown))
