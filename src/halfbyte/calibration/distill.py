@@ -2,12 +2,12 @@
 
     minimize  Σ over tokens  Σ p ln(p / q)        p the dense model's distribution of the next token, q the packed model's
 
-Codes stay; scales and biases (of K-quants the second level) are trained, straight through their rounding to what the
-format stores (quantization parameters end to end: EfficientQAT, Chen et al. 2024, arXiv
-2407.11062; distilled from the dense model: DWQ of mlx-lm). Steps are Adam's (Kingma and Ba 2014,
-arXiv 1412.6980) under a rate that falls linearly to 0. One sequence of `LEFT_OUT` is not trained on,
-and of the states seen at every quarter the one of least divergence on those is kept, the start
-included.
+Codes stay; scales and biases (of K-quants the second level) are trained, straight through their
+rounding to what the format stores (quantization parameters end to end: EfficientQAT, Chen et al.
+2024, arXiv 2407.11062; distilled from the dense model: DWQ of mlx-lm). Steps are Adam's (Kingma and
+Ba 2014, arXiv 1412.6980) under a rate that falls linearly to 0. One sequence of `LEFT_OUT` is not
+trained on, and of the states seen at every quarter the one of least divergence on those is kept,
+the start included.
 
 A step passes through the model forward and backward, one layer in memory at a time beside the
 hidden states of its sequences and three numbers a group.

@@ -111,8 +111,8 @@ def deterministic() -> AbstractContextManager[None]:
 
 
 def backpropagate(layer: nn.Module, views: Sequence[Tensor], values: Sequence[Tensor], backward: Callable[[], None]) -> None:
-    """Run `backward` with values in a layer's parameters, and pass the gradients of the parameters on
-    to what the values are functions of; so a layer may use its parameters in any way.
+    """Run `backward` with values in a layer's parameters, and pass the gradients of the parameters
+    on to what the values are functions of; so a layer may use its parameters in any way.
 
     views  matrices within parameters, where values go
     """

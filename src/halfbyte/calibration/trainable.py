@@ -89,8 +89,8 @@ class TrainableWeight:
     ranges  u of the parts that change, for the same start; all parts without it
     device  of the variables; that of `weight` where there is one
 
-    `rounding` is v [n, k], or all positions where codes stay; `ranges` are u, by part. FormatError as
-    `check_trainable`.
+    `rounding` is v [n, k], or all positions where codes stay; `ranges` are u, by part. FormatError
+    as `check_trainable`.
     """
 
     def __init__(

@@ -13,10 +13,10 @@ With Q orthogonal and hidden states x' = x Q (R1), and H orthogonal on the value
 | o, columns of a head W | W H |
 
 RMSNorm without a weight commutes with rotations (Ashkboos et al. 2024, SliceGPT, arXiv 2401.15024;
-QuaRot, arXiv 2404.00456; R1 and R2 as SpinQuant names them, Liu et al. 2024, arXiv 2405.16406). Q is
-a Hadamard matrix of the largest power of two in the width, times a random orthogonal matrix of the
-odd rest, under random signs. A tied head becomes a tensor of its own, for it takes the last norm's
-weight.
+QuaRot, arXiv 2404.00456; R1 and R2 as SpinQuant names them, Liu et al. 2024, arXiv 2405.16406). Q
+is a Hadamard matrix of the largest power of two in the width, times a random orthogonal matrix of
+the odd rest, under random signs. A tied head becomes a tensor of its own, for it takes the last
+norm's weight.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Rotated(View):
                 raise UnsupportedError(f"[quantize] {source.path}: --rotate, and {info.key} {why}; quantize without --rotate")
         self._dtype = dtype
         heads = int(source.config["num_attention_heads"])
-        self.hidden = Orthogonal.of(int(source.config["hidden_size"]), seed)
-        self.values = Orthogonal.of(int(source.config.get("head_dim") or source.config["hidden_size"] // heads), seed)
+        self._hidden = Orthogonal.of(int(source.config["hidden_size"]), seed)
+        self._head = Orthogonal.of(int(source.config.get("head_dim") or source.config["hidden_size"] // heads), seed)
         self._tied = bool(source.config.get("tie_word_embeddings")) or HEAD not in source
         self.config = {**source.config, "tie_word_embeddings": False, "halfbyte_rotation": {"seed": seed}}
 
@@ -140,23 +140,23 @@ class Rotated(View):
         if name in ("q_norm", "k_norm"):
             return x
         if name == "embed_tokens":
-            return self.hidden(x)
+            return self._hidden(x)
         if name == "lm_head":
-            return self.hidden(x * self._norm("model.norm"))
+            return self._hidden(x * self._norm("model.norm"))
         layer = f"model.layers.{key['layer']}"
-        d = len(self.values.signs)
+        d = len(self._head.signs)
         if name == "v_proj":
             columns = x if key["leaf"] == "bias" else x.T
-            x = self.values(columns.reshape(*columns.shape[:-1], -1, d)).reshape(columns.shape)
+            x = self._head(columns.reshape(*columns.shape[:-1], -1, d)).reshape(columns.shape)
             x = x if key["leaf"] == "bias" else x.T
         if key["leaf"] == "bias":
-            return self.hidden(x) if name in ("o_proj", "down_proj") else x
+            return self._hidden(x) if name in ("o_proj", "down_proj") else x
         if name == "o_proj":
-            x = self.values(x.reshape(len(x), -1, d)).reshape(x.shape)
+            x = self._head(x.reshape(len(x), -1, d)).reshape(x.shape)
         if name in ("o_proj", "down_proj"):
-            return self.hidden(x.T).T
+            return self._hidden(x.T).T
         norm = next(norm for norm, readers in _NORMS.items() if name in readers)
-        return self.hidden(x * self._norm(f"{layer}.{norm}"))
+        return self._hidden(x * self._norm(f"{layer}.{norm}"))
 
     def _norm(self, path: str) -> F64:
         return np.asarray(self.source[f"{path}.weight"], np.float64)
