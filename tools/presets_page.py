@@ -28,8 +28,6 @@ files are converted and not loaded: `load_model` reads no ONNX graphs.
 
 {unchecked}
 
-Of GPTQModel only the schemes below were run (GPTQ, not AWQ and the others).
-
 Refused: by name, with the reason. Not run: the producer does not run what it wrote, so there are no
 values of its own to compare. Not written: the producer itself does not write it on a machine
 without a GPU or without its optional packages, with the first words of its error. Run by `make

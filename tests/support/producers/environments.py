@@ -27,7 +27,11 @@ TESTS = HERE.parents[1]
 TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.24.0"
 
 ENVIRONMENTS: dict[str, list[list[str]]] = {
-    "gptqmodel": [[TORCH, "setuptools", "wheel", "ninja", "requests"], [TORCH, "gptqmodel==7.5.0", "--no-build-isolation"]],
+    "gptqmodel": [
+        [TORCH, "setuptools", "wheel", "ninja", "requests"],
+        [TORCH, "gptqmodel==7.5.0", "--no-build-isolation"],
+        ["--no-deps", "bitsandbytes==0.50.2"],
+    ],
     "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
     "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
     "compressed-tensors": [[TORCH, TRANSFORMERS, "compressed-tensors==0.20.0", "accelerate"]],
