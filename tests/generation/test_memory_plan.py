@@ -11,8 +11,8 @@ import pytest
 import torch
 from halfbyte.cli.app import main
 from halfbyte.errors import CheckpointError
-from halfbyte.formats import format_named
-from halfbyte.generation.memory_plan import Planner, packed_nbytes
+from halfbyte.formats import format_named, packed_nbytes
+from halfbyte.generation.memory_plan import Planner
 from halfbyte.transformers import load_model, model_size
 from support.tiny_models import write_tiny
 

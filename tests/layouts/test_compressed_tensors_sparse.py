@@ -58,7 +58,9 @@ def test_dense_weights_are_the_decompressors(name: str, tmp_path: Path):
         assert ckpt.ledger().problems == ()
         claimed = {e.name.rpartition(".")[2] for e in ckpt.ledger().entries if e.status == "claimed"}
         assert claimed == set(stored(name))
-        assert [(f.severity, f.code) for f in ckpt.findings()] == [("note", "sparse-expanded")]
+        (note,) = ckpt.findings()
+        assert (note.severity, note.code) == ("note", "sparse-expanded")
+        assert f"{ckpt.info(f'{NAME}.weight').nbytes:,} bytes here, {want.nbytes:,} when read" in note.message
         dequantize_checkpoint(ckpt, tmp_path / "dense", dtype="float32")
     with hb.open(tmp_path / "dense") as dense:
         assert np.array_equal(dense[f"{NAME}.weight"], want.astype(np.float32))
@@ -183,7 +185,10 @@ def test_marlin_opens_converts_and_loads_as_integers(tmp_path: Path):
     groups = {"group_0": {"targets": ["Linear"], **args_of(name)}}
     path = folder(tmp_path / "in", {"model.safetensors": whole}, config(None, format="marlin-24", config_groups=groups))
     with hb.open(path) as ckpt:
-        assert (ckpt.info(NAME).layout, ckpt.findings(), ckpt.ledger().problems) == (MARLIN.name, [], ())
+        assert (ckpt.info(NAME).layout, ckpt.ledger().problems) == (MARLIN.name, ())
+        read = sum(part.nbytes for part in ckpt[NAME].parts.values())
+        assert [f.code for f in ckpt.findings()] == ["sparse-expanded"]
+        assert f"{sum(a.nbytes for a in whole.values()):,} bytes here, {read:,} when read" in ckpt.findings()[0].message
         want = ckpt[NAME].dequantize("float64")
         for to in ("gptq", "mlx", "compressed-tensors"):
             convert_checkpoint(ckpt, tmp_path / to, to)

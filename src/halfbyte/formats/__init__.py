@@ -5,7 +5,9 @@ code that handles it.
 from __future__ import annotations
 
 import difflib
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import FormatError
@@ -55,6 +57,12 @@ _COMPOSITES: dict[str, Composite] = {name: Composite(family) for name, family in
 def family_of(fmt: Format) -> Family:
     """The family that encodes and decodes `fmt`."""
     return (_COMPOSITES if fmt.extra in EXTRA_PARTS else FAMILIES)[fmt.family]
+
+
+def packed_nbytes(fmt: Format, shape: Sequence[int], rows: int = 1) -> int:
+    """Bytes of the canonical parts of a weight, its rows padded to a multiple of `rows`."""
+    padded = (*shape[:-2], -(-shape[-2] // rows) * rows, shape[-1])
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in family_of(fmt).geometry(fmt, padded).values())
 
 
 def codec_names() -> list[str]:

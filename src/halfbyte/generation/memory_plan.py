@@ -30,7 +30,7 @@ from .. import checkpoints
 from ..backends.cuda import padded_rows
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, HalfbyteError
-from ..formats import family_of, format_named
+from ..formats import format_named, packed_nbytes
 from ..spec import Format
 from .single import prompt_chunk
 
@@ -238,12 +238,6 @@ def _stores_scores(config: Any) -> bool:
 
     kind = type(config)
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING and not MODEL_FOR_CAUSAL_LM_MAPPING[kind]._supports_sdpa
-
-
-def packed_nbytes(fmt: Format, shape: Sequence[int], rows: int = 1) -> int:
-    """Bytes of the canonical parts of a weight, its rows padded to a multiple of `rows`."""
-    padded = (*shape[:-2], -(-shape[-2] // rows) * rows, shape[-1])
-    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in family_of(fmt).geometry(fmt, padded).values())
 
 
 def _loading(sizes: Iterable[int]) -> int:

@@ -106,6 +106,7 @@ class Layout(ABC):
     parts          suffix -> the part of a QTensor that the tensor becomes, where the two names
                    differ
     harmless       suffix -> what it is, of tensors beside the weight that do not enter its values
+    sparse         it holds no zeros of a 2:4 sparse weight, which its `unpack` restores
     separator      the character between the module's path and a suffix (`.`; gpt-oss writes
                    `gate_up_proj_blocks`, so `_`)
     """
@@ -122,6 +123,7 @@ class Layout(ABC):
     peek: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[Mapping[str, str]] = {}
     harmless: ClassVar[Mapping[str, str]] = {}
+    sparse: ClassVar[bool] = False
     separator: ClassVar[str] = "."
 
     def matches(self, suffixes: Collection[str]) -> bool:

@@ -5,6 +5,7 @@ modules, and each module is read by its layout.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, HalfbyteError
+from ...formats import packed_nbytes
 from ...layouts import Layout, safetensors_layouts
 from ...layouts.quant_config.reader import ConfigReader
 from ...layouts.unsupported import RECOGNISED, refuse_recognised
@@ -523,10 +525,21 @@ class SafetensorsCheckpoint(Checkpoint):
         ]
 
     def _sparse_findings(self) -> Iterator[Finding]:
-        if self.shards.sparse:
-            count = f"{len(self.shards.sparse)} weights are" if len(self.shards.sparse) > 1 else "1 weight is"
-            text = "stored as the values of a sparse matrix and a mask; expanded when read, products use the expanded weight"
+        """What 2:4 sparse weights take in the file, and when they are read."""
+        modules = {name.removesuffix(".weight") for name in self.shards.sparse}
+        infos = [self.info(key) for key in self._keys if key.removesuffix(".weight") in modules or self._is_sparse(key)]
+        if infos:
+            count = f"{len(infos)} weights are" if len(infos) > 1 else "1 weight is"
+            read = sum(
+                packed_nbytes(i.format, i.shape) if i.format else math.prod(i.shape) * self.shards.header(i.key).dtype.itemsize
+                for i in infos
+            )
+            text = f"sparse: {sum(i.nbytes for i in infos):,} bytes here, {read:,} when read; products use the expanded weight"
             yield Finding("note", "sparse-expanded", "", f"{count} {text}")
+
+    def _is_sparse(self, key: str) -> bool:
+        reading = self.reading_or_error(key) if key in self._modules else None
+        return isinstance(reading, Reading) and reading.layout.sparse
 
     def close(self) -> None:
         self.shards.close()

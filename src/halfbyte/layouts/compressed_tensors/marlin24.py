@@ -62,6 +62,7 @@ class Marlin24(Layout):
     """marlin-24 of compressed-tensors; only read, and written back where the zeros allow it."""
 
     name = "compressed-tensors-marlin-24"
+    sparse = True
     holds: ClassVar[Holds | None] = None
     config_reader = CompressedTensorsConfig
     required: ClassVar[tuple[str, ...]] = ("weight_packed", "meta", "scale_packed")
