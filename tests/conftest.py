@@ -5,11 +5,15 @@ HALFBYTE_NO_SKIPS=1 (continuous integration) turns a skipped test, and a module 
 collected, into a failure. HALFBYTE_ECOSYSTEM=NAME selects the tests marked `ecosystem("NAME")`,
 those that need that environment (`make test-ecosystem`). HALFBYTE_HYPOTHESIS=explore draws new
 examples at random (`make test-explore`); without it every run draws the same ones.
+HALFBYTE_EVERY_COMMAND=1 runs every command on what the tests of the published cases open, 0 on
+nothing; without it on a sample.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -47,6 +51,35 @@ def _no_terminal_width(monkeypatch):
     wants a width sets its own.
     """
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+CASE = re.compile(r"test_case_(\d\d)_")
+FIRST_CASE, LAST_CASE = 1, 85
+SAMPLE = 16
+"""Of so many tests of published cases one runs every command."""
+
+
+@pytest.fixture(autouse=True)
+def _every_command(request, tmp_path_factory):
+    """Every command on each checkpoint that the test of a published case opens, as its reporter
+    would have met it (`support/every_command.py`).
+    """
+    match, wanted = CASE.match(request.node.name), os.environ.get("HALFBYTE_EVERY_COMMAND", "")
+    chosen = wanted == "1" or (not wanted and zlib.crc32(request.node.name.encode()) % SAMPLE == 0)
+    if match is None or not FIRST_CASE <= int(match[1]) <= LAST_CASE or not chosen:
+        yield
+        return
+    from support import every_command
+
+    folder = tmp_path_factory.mktemp("every-command")
+    with every_command.recorded(folder / "in", 3) as opened:
+        yield
+    found = []
+    for i, path in enumerate(opened):
+        whole = every_command.completed(path, folder / f"whole{i}")
+        work = folder / f"out{i}"
+        found += every_command.model_faults(*whole, work) if whole else every_command.faults(path, work)
+    assert not found, "\n".join(found)
 
 
 def environments_of(item: pytest.Item) -> set[str]:

@@ -190,7 +190,14 @@ def sort_tensor(name: str, dtype: str, shape: Sequence[int], owner: str, tensors
 
 
 def _matrix_beside(name: str, path: str, last: str, tensors: Mapping[str, Sequence[int]]) -> str:
-    """The matrix that a scale-like tensor belongs to by its name, "" for none."""
+    """The matrix that a tensor belongs to: it lies beside or below the `weight` of a module and is
+    no bias, or its name is that of a scale; "" for none.
+    """
+    parts = name.split(".")
+    for i in range(len(parts) - 1, 0, -1):
+        weight = ".".join([*parts[:i], "weight"])
+        if weight != name and len(tensors.get(weight, ())) >= 2 and parts[i:] != ["bias"]:
+            return weight
     found = ""
     if SCALE_NAMES.fullmatch(last):
         found = f"{path}.weight"
