@@ -95,6 +95,21 @@ def test_what_is_allowed_by_name_is_let_through_with_a_warning() -> None:
         LEDGER.require("open", "model", ["m.norm"])
 
 
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("bias", True), ("expert_bias", True), ("input_scale", True),
+        ("lora_A.default.weight", False), ("lora_magnitude_vector", False),
+        ("parametrizations.weight.original0", False), ("smooth_scale", False), ("weight_g", False),
+        ("rotation", False), ("zero_points", False), ("adapter.down.weight", False),
+    ],
+)  # fmt: skip
+def test_what_lies_beside_or_below_a_dense_matrix_is_its_bias_or_is_unknown(name, known) -> None:
+    tensors = {"m.x.weight": (4, 4), f"m.x.{name}": (4,), "m.norm.weight": (4,), "m.norm.scale_shift": (4,)}
+    assert (sort_tensor(f"m.x.{name}", "float16", (4,), "", tensors).status != UNKNOWN) == known
+    assert sort_tensor("m.norm.scale_shift", "float16", (4,), "", tensors).status != UNKNOWN, "a norm has no matrix"
+
+
 def test_what_a_layout_calls_harmless_is_no_weight_to_any_command() -> None:
     """`load_model`, `dequantize`, `verify` and the findings go by the ledger's names."""
     named = {part.rpartition(".")[2] for layout in LAYOUTS.values() for part in layout.harmless}

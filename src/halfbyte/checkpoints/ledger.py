@@ -196,7 +196,7 @@ def _matrix_beside(name: str, path: str, last: str, tensors: Mapping[str, Sequen
     parts = name.split(".")
     for i in range(len(parts) - 1, 0, -1):
         weight = ".".join([*parts[:i], "weight"])
-        if weight != name and len(tensors.get(weight, ())) >= 2 and parts[i:] != ["bias"]:
+        if weight != name and len(tensors.get(weight, ())) >= 2 and not (parts[i:] == parts[-1:] and parts[-1].endswith("bias")):
             return weight
     found = ""
     if SCALE_NAMES.fullmatch(last):
